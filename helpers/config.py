@@ -1,0 +1,116 @@
+"""Presets, folders, seed and device: the only place that reads environment variables.
+
+==================== =====================================================================
+variable             meaning
+==================== =====================================================================
+``COURSE_PRESET``    how much to run: ``ci``, ``workshop`` (the default) or ``full``
+``COURSE_DATA``      folder of the images; a class may share one (default: ``data``)
+``COURSE_RUNS``      folder of your traces and scoreboard (default: ``runs``)
+``CIFAR10_ARCHIVE``  a CIFAR-10 archive or extracted folder that you already have
+==================== =====================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+SEED = 2021  # any fixed number: two runs draw the same images, the same weights, the same order
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How much a notebook runs; the code is the same in all presets.
+
+    Attributes
+    ----------
+    name : str
+    steps : int
+        Training steps in one timed run.
+    rounds : int
+        How often each variant is timed, in turn with the others.
+    train_images : int
+        Images in one training epoch, where an epoch is trained; all there are, if fewer.
+    drawn_images : tuple of int
+        Training and test images to draw where CIFAR-10 itself cannot be had.
+    worker_counts : tuple of int
+        Loader workers to sweep, where workers are swept.
+    """
+
+    name: str
+    steps: int
+    rounds: int
+    train_images: int
+    drawn_images: tuple[int, int]
+    worker_counts: tuple[int, ...]
+
+
+PRESETS = {
+    preset.name: preset
+    for preset in (
+        Preset("ci", 6, 2, 2_560, (5_000, 1_000), (0, 1, 2)),
+        Preset("workshop", 20, 5, 12_800, (50_000, 10_000), (0, 1, 2, 4, 8)),
+        Preset("full", 60, 9, 50_000, (50_000, 10_000), (0, 1, 2, 3, 4, 6, 8, 12, 16)),
+    )
+}
+
+
+class UnknownPreset(ValueError):
+    """``COURSE_PRESET`` names no preset."""
+
+
+def preset() -> Preset:
+    """Return the preset that ``COURSE_PRESET`` names, ``workshop`` by default.
+
+    Raises
+    ------
+    UnknownPreset
+        If there is no such preset.
+    """
+    name = os.environ.get("COURSE_PRESET") or "workshop"
+    if name not in PRESETS:
+        raise UnknownPreset(f"COURSE_PRESET is {name!r}, but there is only {', '.join(PRESETS)}; set one of these.")
+    return PRESETS[name]
+
+
+def data_dir() -> Path:
+    """Folder of the images, absolute; it need not exist yet."""
+    return _folder("COURSE_DATA", PROJECT / "data")
+
+
+def runs_dir() -> Path:
+    """Folder of this reader's traces and scoreboard, absolute; it need not exist yet."""
+    return _folder("COURSE_RUNS", PROJECT / "runs")
+
+
+def cifar10_archive() -> Path | None:
+    """The archive or folder that ``CIFAR10_ARCHIVE`` names, absolute, or None."""
+    return _folder("CIFAR10_ARCHIVE", None)
+
+
+def hub_base_url() -> str | None:
+    """URL path of this reader's server behind JupyterHub (``/user/ada/``), or None without a hub."""
+    prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX")
+    return None if not prefix else f"/{prefix.strip('/')}/"
+
+
+def device():
+    """The ``torch.device`` to train on: the first CUDA GPU, or else the CPU."""
+    import torch  # here, because traces, the shell and the set-up need the folders but not torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def cores() -> int:
+    """Processor cores this process may run on: a shared machine often grants fewer than it has."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows cannot restrict a process to some cores
+        return os.cpu_count() or 1
+
+
+def _folder(variable: str, default: Path | None) -> Path | None:
+    value = os.environ.get(variable)
+    return Path(value).expanduser().resolve() if value else default
