@@ -103,6 +103,14 @@ def device():
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def describe() -> str:
+    """Return one line that names the device, the cores and the preset: the first output of every notebook."""
+    import torch
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU only, no CUDA GPU found"
+    return f"Device: {name}. Cores: {cores()}. PyTorch {torch.__version__}. Preset: {preset().name}."
+
+
 def cores() -> int:
     """Processor cores this process may run on: a shared machine often grants fewer than it has."""
     try:

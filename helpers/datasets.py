@@ -1,0 +1,152 @@
+"""Map-style datasets over files. They live here, not in a notebook, so that spawned workers can import them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, get_worker_info
+
+
+class UnreadableImage(OSError):
+    """An image file is missing, damaged or no image."""
+
+
+class BadLabels(ValueError):
+    """``labels.csv`` and the images beside it do not fit together."""
+
+
+class PngDataset(Dataset):
+    """One PNG an image, opened and decoded whenever it is asked for: simple, and slow.
+
+    Parameters
+    ----------
+    folder : path
+        Holds the PNG files and ``labels.csv`` with the columns ``file`` and ``label``.
+    transform : callable, optional
+        Takes the decoded `PIL.Image.Image` (RGB); what it returns becomes the item's image.
+    storage : simulate.SlowStorage, optional
+        Reads the files late, as a slow disk would.
+
+    Raises
+    ------
+    BadLabels
+        If a label is missing or no number, or if the files in the folder are not those in the table.
+    """
+
+    def __init__(self, folder: str | Path, transform: Callable | None = None, storage=None):
+        self.folder = str(folder)
+        self.transform = transform
+        self.storage = storage
+        # Arrays, not lists of Python objects: workers share them with us for good (measured in notebook 03).
+        self.files, self.labels = _read_labels(Path(folder))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int):
+        path = os.path.join(self.folder, self.files[index].decode())
+        image = _decode(path, self.storage.read if self.storage else _read)
+        if self.transform:
+            image = self.transform(image)
+        return image, int(self.labels[index])
+
+
+class SleepDataset(Dataset):
+    """Items that take a known time and no processor: shows what the loader does, undisturbed by any work.
+
+    An item is a float64 tensor of shape (3,), with the number of the worker that made it (-1: no worker), its start
+    and its end, and then the item's index, in the place of a label. Times are seconds of ``time.monotonic()``, which
+    all processes of a machine share.
+
+    Parameters
+    ----------
+    count : int
+        Number of items.
+    seconds : float
+        Time that an item takes.
+    hiccup_every : int, optional
+        Every so many items, one takes longer.
+    hiccup_seconds : float
+        Time that such an item takes.
+    """
+
+    def __init__(self, count: int, seconds: float, hiccup_every: int | None = None, hiccup_seconds: float = 0.0):
+        self.count, self.seconds = count, seconds
+        self.hiccup_every, self.hiccup_seconds = hiccup_every, hiccup_seconds
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        worker = get_worker_info()
+        start = time.monotonic()
+        hiccup = self.hiccup_every and index % self.hiccup_every == self.hiccup_every - 1
+        time.sleep(self.hiccup_seconds if hiccup else self.seconds)
+        return torch.tensor([worker.id if worker else -1, start, time.monotonic()], dtype=torch.float64), index
+
+
+class FileNames(Dataset):
+    """Nothing but file names, read and given back: shows what workers do to the memory of a list.
+
+    Parameters
+    ----------
+    count : int
+        Number of names.
+    kind : {"list", "array"}
+        A Python list of strings, or one NumPy array of bytes.
+    """
+
+    def __init__(self, count: int, kind: str):
+        names = [f"train/{index:08d}.png" for index in range(count)]
+        self.names = {"list": lambda: names, "array": lambda: np.array(names, dtype="S")}[kind]()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> int:
+        return len(self.names[index])
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _decode(path: str, read: Callable[[str], bytes]) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(read(path))).convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow reports damage as any of these
+        raise UnreadableImage(
+            f"{path}: expected a readable image, but: {error}. Delete the folder of prepared images and run "
+            "`python -m helpers prepare` to make it anew."
+        ) from error
+
+
+def _read_labels(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    table = folder / "labels.csv"
+    try:
+        with open(table, newline="") as file:
+            rows = {row["file"]: row["label"] for row in csv.DictReader(file)}
+    except FileNotFoundError:
+        raise BadLabels(f"{table}: no such file. Run `python -m helpers prepare` to make the images.") from None
+    except (KeyError, csv.Error, UnicodeDecodeError) as error:
+        raise BadLabels(f"{table}: expected a table with the columns file and label, but: {error!r}.") from error
+    if not rows:
+        raise BadLabels(f"{table}: expected a row for each image, found none.")
+    for name, label in rows.items():
+        if not (label or "").isdigit():
+            raise BadLabels(f"{table}: expected a class number for {name}, found {label!r}.")
+    images = {entry.name for entry in os.scandir(folder) if entry.name.endswith(".png")}
+    for name in sorted(images - rows.keys())[:1]:
+        raise BadLabels(f"{folder / name}: this image has no label in {table}.")
+    for name in sorted(rows.keys() - images)[:1]:
+        raise BadLabels(f"{folder / name}: no such image, but {table} has a label for it.")
+    return np.array(list(rows), dtype="S"), np.array([int(label) for label in rows.values()])

@@ -1,0 +1,247 @@
+"""The stopwatch: throughput without the profiler, variants timed in turn, the phases of a step.
+
+The profile explains, the stopwatch decides: all the course's figures of speed come from here.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+import psutil
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from helpers import training
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One timed run of a training loop.
+
+    Attributes
+    ----------
+    images : int
+        Images that went through, all steps together.
+    seconds : float
+        Wall-clock time of all steps; the device had finished its work before either end was read.
+    waits, durations : tuple of float
+        For each step, in seconds: the time that the loop waited for its mini-batch, and the whole step with it. On
+        a GPU a step's own duration is the host's: the device may still be at work when the next one begins.
+    """
+
+    images: int
+    seconds: float
+    waits: tuple[float, ...]
+    durations: tuple[float, ...]
+
+    @property
+    def images_per_second(self) -> float:
+        """Throughput."""
+        return self.images / self.seconds
+
+    @property
+    def step_ms(self) -> float:
+        """Mean wall-clock time of a step, in milliseconds."""
+        return self.seconds / len(self.durations) * 1e3
+
+    @property
+    def loading_share(self) -> float:
+        """Share of the wall-clock time that the loop waited for mini-batches, 0 to 1."""
+        return sum(self.waits) / self.seconds
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Variants timed in turn (A B A B …): one `Timing` a round for each. The first variant is what it is about.
+
+    Spread is always the lowest and the highest of the rounds. A ratio is taken within each round, so that a machine
+    that is slower for a while slows both of its sides.
+    """
+
+    timings: Mapping[str, tuple[Timing, ...]]
+
+    @property
+    def names(self) -> list[str]:
+        """The variants, in the order they were given."""
+        return list(self.timings)
+
+    def median(self, name: str) -> Timing:
+        """Return the run of variant `name` with the median throughput (of an even number, the lower middle one)."""
+        ordered = sorted(self.timings[name], key=lambda timing: timing.images_per_second)
+        return ordered[(len(ordered) - 1) // 2]
+
+    def throughputs(self, name: str) -> list[float]:
+        """Return the images per second of every round of variant `name`."""
+        return [timing.images_per_second for timing in self.timings[name]]
+
+    def ratios(self, name: str, to: str | None = None) -> list[float]:
+        """Return, round by round, the throughput of variant `name` over that of variant `to`, the first by default."""
+        base = self.throughputs(to or self.names[0])
+        return [mine / other for mine, other in zip(self.throughputs(name), base, strict=True)]
+
+    def table(self) -> pd.DataFrame:
+        """Return medians, ratios to the first variant and their spread, one variant a row."""
+        rows = {}
+        for name in self.names:
+            rates, ratios = self.throughputs(name), self.ratios(name)
+            median = self.median(name)
+            rows[name] = {
+                "images/s": f"{statistics.median(rates):,.0f}",
+                "lowest – highest": f"{min(rates):,.0f} – {max(rates):,.0f}",
+                "ms a step": f"{median.step_ms:.1f}",
+                "waiting for data": f"{median.loading_share:.0%}",
+                "ratio": f"{statistics.median(ratios):.2f}×" if name != self.names[0] else "1×",
+                "its spread": f"{min(ratios):.2f} – {max(ratios):.2f}" if name != self.names[0] else "",
+            }
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    def verdict(self, name: str, to: str | None = None) -> str:
+        """Say in one sentence what variant `name` gained over variant `to`, the first by default."""
+        to = to or self.names[0]
+        ratios = self.ratios(name, to)
+        ratio, spread = statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds"
+        if min(ratios) <= 1 <= max(ratios):
+            return f"{name} against {to}: no measurable effect here ({ratio:.2f}×; {spread})."
+        word = "faster" if ratio > 1 else "slower"
+        return f"{name} against {to}: {ratio:.2f}× the throughput, {word} in every round ({spread})."
+
+
+def warmup_steps(loader: Iterable) -> int:
+    """Steps until a loader runs evenly: its workers are up and what they had prefetched at the start is used up."""
+    workers = getattr(loader, "num_workers", 0)
+    return 2 + workers * (getattr(loader, "prefetch_factor", None) or 0)
+
+
+def loop(loader: Iterable, step: training.Step, steps: int, warmup: int | None = None) -> Timing:
+    """Time `steps` training steps after a warm-up; the loader starts anew when an epoch ends.
+
+    Parameters
+    ----------
+    loader : iterable of (images, labels)
+        A DataLoader, or anything that yields mini-batches; `images` has the batch as its first dimension.
+    step : callable
+        Called with images and labels.
+    steps : int
+        Steps to time.
+    warmup : int, optional
+        Steps before that; `warmup_steps` by default.
+    """
+    batches = training.endless(loader)
+    for _ in range(warmup_steps(loader) if warmup is None else warmup):
+        step(*next(batches))
+    _synchronize()
+    images, waits, durations = 0, [], []
+    begin = now = time.perf_counter()
+    for _ in range(steps):
+        start = now
+        batch = next(batches)
+        waits.append(time.perf_counter() - start)
+        step(*batch)
+        images += len(batch[0])
+        now = time.perf_counter()
+        durations.append(now - start)
+    _synchronize()
+    seconds = time.perf_counter() - begin
+    batches.close()  # ends the workers
+    return Timing(images, seconds, tuple(waits), tuple(durations))
+
+
+def in_turn(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Comparison:
+    """Time variants in turn, A B A B …: what else the machine does meanwhile then meets all of them alike."""
+    timings = {name: [] for name in variants}
+    with tqdm(total=rounds * len(variants), desc="timing in turn", unit="run") as bar:
+        for _ in range(rounds):
+            for name, run in variants.items():
+                bar.set_postfix_str(name)
+                timings[name].append(run())
+                bar.update()
+    return Comparison({name: tuple(runs) for name, runs in timings.items()})
+
+
+def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> dict[str, float]:
+    """Split a training step: mean milliseconds for loading, copy, forward, backward and optimizer.
+
+    The device is waited for between the phases, since otherwise a GPU would do the work of one in the time of the
+    next. That costs a little: the phases together are no throughput.
+    """
+    device = training.device_of(model)
+    batches = training.endless(loader)
+    spent = dict.fromkeys(("loading", "copy", "forward", "backward", "optimizer"), 0.0)
+    warmup = warmup_steps(loader)
+    for number in range(warmup + steps):
+        if number == warmup:
+            spent = dict.fromkeys(spent, 0.0)
+        marks = [_mark()]
+        images, labels = next(batches)
+        marks.append(_mark())
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        marks.append(_mark())
+        loss = nn.functional.cross_entropy(model(images), labels)
+        marks.append(_mark())
+        loss.backward()
+        marks.append(_mark())
+        optimizer.step()
+        optimizer.zero_grad()
+        marks.append(_mark())
+        for name, start, end in zip(spent, marks, marks[1:], strict=False):
+            spent[name] += end - start
+    batches.close()
+    return {name: seconds / steps * 1e3 for name, seconds in spent.items()}
+
+
+def call_ms(function: Callable[[], object], repeats: int = 20) -> float:
+    """Median milliseconds of one call, the device's work included, after one call as warm-up."""
+    function()
+    times = []
+    for _ in range(repeats):
+        start = _mark()
+        function()
+        times.append(_mark() - start)
+    return statistics.median(times) * 1e3
+
+
+def worker_memory_mb() -> list[float]:
+    """Memory of each worker that runs now, in MB (10⁶ bytes).
+
+    Pages that several processes share are charged to each in equal parts (PSS) where the system tells, on Linux;
+    elsewhere only the pages that a process has alone count (USS).
+    """
+    return [getattr(info, "pss", info.uss) / 1e6 for info in _workers()]
+
+
+def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
+    """Memory that one forked worker gains in a pass over `dataset`, in MB (10⁶ bytes).
+
+    Counts the pages that the worker has for itself alone (USS), from its first mini-batch of 1,000 items to the end
+    of the pass. Works where processes can be forked: on Linux, and on macOS.
+    """
+    loader = torch.utils.data.DataLoader(
+        dataset, 1_000, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+    )
+    batches = iter(loader)
+    next(batches)
+    before = max(info.uss for info in _workers())
+    for _ in batches:
+        pass
+    return (max(info.uss for info in _workers()) - before) / 1e6
+
+
+def _workers() -> list:
+    # Only what multiprocessing started here: other children, such as TensorBoard, are no workers.
+    return [psutil.Process(child.pid).memory_full_info() for child in multiprocessing.active_children()]
+
+
+def _mark() -> float:
+    _synchronize()
+    return time.perf_counter()
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

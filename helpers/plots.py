@@ -1,0 +1,284 @@
+"""Every figure of the course.
+
+Each function returns a `Picture`: shown in a notebook it is an image with an alternative text for those who cannot
+see it. Colours are those of Okabe and Ito, which people with any kind of colour vision can tell apart; a category
+has the same colour in every figure.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from helpers import measure, scoreboard
+
+# Okabe and Ito, Color Universal Design, 2008: https://jfly.uni-koeln.de/color/
+BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#BBBBBB"
+NEUTRAL, PALE = "#8C9BA5", "#DCE3E8"  # for what belongs to no category
+COLOURS = {
+    "Kernel": GREEN,
+    "Memcpy": YELLOW,
+    "Memset": PURPLE,
+    "Communication": BLACK,
+    "Runtime": SKY,
+    "DataLoader": VERMILION,
+    "CPU Exec": BLUE,
+    "Other": GREY,
+    "loading": VERMILION,
+    "copy": YELLOW,
+    "forward": BLUE,
+    "backward": SKY,
+    "optimizer": PURPLE,
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, and in words what it shows."""
+
+    figure: Figure
+    alt: str
+
+    def png(self) -> bytes:
+        """Return the figure as a PNG file."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, dpi=150)
+        return buffer.getvalue()
+
+    def save(self, path: str | Path) -> None:
+        """Write the figure as a PNG file."""
+        Path(path).write_bytes(self.png())
+
+    def _repr_html_(self) -> str:
+        data = base64.b64encode(self.png()).decode()
+        width = int(self.figure.get_figwidth() * 96)
+        alt = html.escape(self.alt, quote=True)
+        return f'<img alt="{alt}" style="width: {width}px; max-width: 100%" src="data:image/png;base64,{data}">'
+
+
+def image_grid(images: Sequence, labels: Sequence[int], classes: Sequence[str], source: str) -> Picture:
+    """Draw some images with the names of their classes.
+
+    Parameters
+    ----------
+    images : sequence of PIL images or uint8 arrays (H, W, 3)
+    labels : sequence of int
+    classes : sequence of str
+    source : str
+        Where the images come from.
+    """
+    columns = min(len(images), 8)
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(8, 1.25 * rows + 0.5), layout="constrained")
+    for axes, image, label in zip(figure.subplots(rows, columns).flat, images, labels, strict=False):
+        axes.imshow(np.asarray(image))
+        axes.set_title(classes[label], fontsize=9)
+    for axes in figure.axes:
+        axes.axis("off")
+    figure.suptitle(source, fontsize=10)
+    shown = ", ".join(classes[label] for label in labels)
+    return Picture(figure, f"{len(images)} images from {source}, of the classes {shown}.")
+
+
+def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
+    """Draw the step breakdown of one or several traces side by side: a stacked bar a step.
+
+    Parameters
+    ----------
+    tables : mapping of str to DataFrame
+        Title of each panel, and its steps as `traces.breakdown` gives them, in µs.
+    source : str
+        Source of the images, and what a step is.
+    """
+    used = [name for name in COLOURS if any(name in table and table[name].sum() > 0 for table in tables.values())]
+    figure = Figure(figsize=(min(4.2 * len(tables) + 1.6, 11), 3.6), layout="constrained")
+    for axes, (title, table) in zip(_row(figure, len(tables)), tables.items(), strict=True):
+        bottom = np.zeros(len(table))
+        for name in used:
+            milliseconds = table[name].to_numpy() / 1e3
+            axes.bar([str(step) for step in table.index], milliseconds, bottom=bottom, color=COLOURS[name], label=name)
+            bottom += milliseconds
+        axes.set(xlabel="step", title=title)
+        _quiet(axes)
+    figure.axes[0].set_ylabel("time in ms")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, reverse=True)
+    _foot(figure, source)
+    means = (
+        f"{title}: " + ", ".join(f"{name} {table[name].mean() / 1e3:.1f}" for name in used)
+        for title, table in tables.items()
+    )
+    return Picture(figure, f"Stacked bars, one a step; mean milliseconds. {'; '.join(means)}. {source}.")
+
+
+def comparison(result: measure.Comparison, source: str) -> Picture:
+    """Draw the throughput of variants timed in turn: a bar for the median, a dot for every round."""
+    figure = Figure(figsize=(7, 0.55 * len(result.names) + 1.3), layout="constrained")
+    axes = figure.subplots()
+    medians = [statistics.median(result.throughputs(name)) for name in result.names]
+    axes.barh(result.names, medians, color=NEUTRAL, height=0.6)
+    for row, name in enumerate(result.names):
+        axes.plot(result.throughputs(name), [row] * len(result.throughputs(name)), "o", color=BLACK, markersize=4)
+    axes.set(xlabel="throughput in images per second (bar: median, dots: rounds)")
+    axes.invert_yaxis()
+    _quiet(axes, "x")
+    _foot(figure, source)
+    words = ", ".join(f"{name} {median:,.0f}" for name, median in zip(result.names, medians, strict=True))
+    return Picture(figure, f"Bars of median images per second: {words}. {source}.")
+
+
+def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
+    """Draw the training loss of one or several runs over their steps."""
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplots()
+    styles = ["-", "--", ":", "-."]
+    for (name, values), colour, style in zip(losses.items(), (BLUE, ORANGE, GREEN, PURPLE), styles, strict=False):
+        axes.plot(values, color=colour, linestyle=style, label=name)
+    axes.set(xlabel="step", ylabel="cross-entropy in nats")
+    axes.legend(frameon=False)
+    _quiet(axes)
+    _foot(figure, source)
+    ends = ", ".join(f"{name} from {values[0]:.2f} to {values[-1]:.2f}" for name, values in losses.items())
+    return Picture(figure, f"Lines of the training loss: {ends}, over {max(map(len, losses.values()))} steps. {source}.")
+
+
+def item_timeline(items: Mapping[str, np.ndarray]) -> Picture:
+    """Draw when each item of a `datasets.SleepDataset` was made, by which worker: one panel a loader.
+
+    Parameters
+    ----------
+    items : mapping of str to ndarray
+        Title of each panel, and its items, shape (count, 3): worker, start and end in seconds.
+    """
+    figure = Figure(figsize=(8, 1 + sum(0.6 + 0.3 * len(set(made[:, 0])) for made in items.values())), layout="constrained")
+    lanes = [len(set(made[:, 0])) for made in items.values()]
+    panels = figure.subplots(len(items), 1, sharex=True, height_ratios=lanes, squeeze=False)[:, 0]
+    for axes, (title, made) in zip(panels, items.items(), strict=True):
+        begin = made[:, 1].min()
+        for number, (worker, start, end) in enumerate(made):
+            axes.barh(worker, end - start, left=start - begin, color=PALE, edgecolor=BLACK, height=0.7)
+            axes.text((start + end) / 2 - begin, worker, str(number), ha="center", va="center", fontsize=8)
+        workers = sorted(set(made[:, 0]))
+        axes.set(title=title, yticks=workers, yticklabels=[f"worker {worker:.0f}" for worker in workers])
+        axes.invert_yaxis()
+        _quiet(axes, "x")
+    panels[-1].set_xlabel("time in s")
+    words = ", ".join(f"{title}: {np.ptp(made[:, 1:]):.2f} s" for title, made in items.items())
+    return Picture(figure, f"Timeline of items by worker; from the first item's start to the last one's end, {words}.")
+
+
+def phases(table: pd.DataFrame, source: str) -> Picture:
+    """Draw the phases of a step, for one image of its mini-batch: a stacked horizontal bar a row.
+
+    Parameters
+    ----------
+    table : DataFrame
+        A row a setting, named by the index; a column a phase, in µs per image.
+    source : str
+    """
+    figure = Figure(figsize=(8, 0.32 * len(table) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    left = np.zeros(len(table))
+    for name in table.columns:
+        axes.barh(table.index, table[name], left=left, color=COLOURS[name], label=name)
+        left += table[name].to_numpy()
+    axes.set(xlabel="time per image in µs")
+    axes.invert_yaxis()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
+    _quiet(axes, "x")
+    _foot(figure, source)
+    words = "; ".join(
+        f"{row}: " + ", ".join(f"{name} {value:.0f}" for name, value in values.items()) for row, values in table.iterrows()
+    )
+    return Picture(figure, f"Stacked bars of microseconds per image. {words}. {source}.")
+
+
+def memory(growth: Mapping[str, Mapping[int, float]]) -> Picture:
+    """Draw how much memory a worker gains in one pass over file names, by how many there are and how they are kept.
+
+    Parameters
+    ----------
+    growth : mapping of str to mapping of int to float
+        For each kind of container, the worker's growth in MB by number of names.
+    """
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for (kind, points), colour, marker in zip(growth.items(), (VERMILION, BLUE), "os", strict=False):
+        axes.plot(list(points), list(points.values()), f"{marker}-", color=colour, label=kind)
+    axes.set(xlabel="number of file names", ylabel="growth of a worker in MB")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(frameon=False)
+    _quiet(axes)
+    words = "; ".join(
+        f"{kind}: " + ", ".join(f"{value:.0f} MB at {count:,}" for count, value in points.items())
+        for kind, points in growth.items()
+    )
+    return Picture(figure, f"Lines of a worker's growth in memory over the number of file names. {words}.")
+
+
+def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]]) -> Picture:
+    """Draw an accelerator's kernels over time, as high as the share of its multiprocessors that each one fills.
+
+    Parameters
+    ----------
+    kernels : sequence of (start, end, share)
+        Times in ms; share of the multiprocessors, 0 to 1.
+    """
+    figure = Figure(figsize=(7, 2.6), layout="constrained")
+    axes = figure.subplots()
+    for start, end, share in kernels:
+        axes.bar(start, share * 100, width=end - start, align="edge", color=COLOURS["Kernel"], edgecolor=BLACK)
+    axes.set(xlabel="time in ms", ylabel="busy multiprocessors in %", ylim=(0, 105))
+    _quiet(axes)
+    words = ", ".join(f"{start:g} to {end:g} ms at {share:.0%}" for start, end, share in kernels)
+    return Picture(figure, f"Blocks, one a kernel, over time; busy multiprocessors: {words}.")
+
+
+def ladder(table: pd.DataFrame | None = None) -> Picture:
+    """Draw the ladder so far: a bar a rung, with the share of its time spent waiting for data.
+
+    Parameters
+    ----------
+    table : DataFrame, optional
+        As `scoreboard.ladder` returns it, which is also the default.
+    """
+    table = scoreboard.ladder() if table is None else table
+    figure = Figure(figsize=(8, 0.5 * len(table) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(table.rung, table.images_per_second, color=NEUTRAL, height=0.6)
+    for row, result in enumerate(table.itertuples()):
+        ratio = "" if pd.isna(result.ratio) else f", {result.ratio:.2f}× the rung above"
+        text = f" {result.images_per_second:,.0f}/s, {result.loading_share:.0%} waiting{ratio}"
+        axes.text(result.highest, row, text, va="center", fontsize=9)
+    errors = [table.images_per_second - table.lowest, table.highest - table.images_per_second]
+    axes.errorbar(table.images_per_second, table.rung, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
+    axes.set(xlabel="throughput in images per second", xlim=(0, table.highest.max() * 1.6 if len(table) else 1))
+    axes.invert_yaxis()
+    _quiet(axes, "x")
+    _foot(figure, "\n".join(scoreboard.provenance(table)))
+    words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f}" for row in table.itertuples())
+    return Picture(figure, f"Bars of images per second, one a rung. {words}.")
+
+
+def _row(figure: Figure, count: int) -> Sequence[Axes]:
+    return figure.subplots(1, count, sharey=True, squeeze=False)[0]
+
+
+def _quiet(axes: Axes, grid: str = "y") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color="0.85", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _foot(figure: Figure, source: str) -> None:
+    figure.supxlabel(source, fontsize=8, color="0.35")

@@ -1,0 +1,86 @@
+"""Records a profile of a few training steps and writes a small trace for TensorBoard."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+from helpers import config, measure, training
+
+
+def record(
+    loader: Iterable,
+    step: training.Step,
+    run: str,
+    *,
+    active: int = 6,
+    spans: int = 1,
+    record_shapes: bool = False,
+    profile_memory: bool = False,
+    with_stack: bool = False,
+) -> Path:
+    """Profile `active` training steps, `spans` times, and return the folder of the traces.
+
+    Each span waits until the loader runs evenly, profiles one step as a warm-up whose events are thrown away, and
+    then records. The traces are gzip files, one a span, and replace those of an earlier recording of the same run.
+
+    Light by default. The options add to every step: with two workers and a tiny network, activities alone cost 4 %
+    of the step and 57 kB before gzip; shapes 12 % and 88 kB, memory 5 % and 95 kB, stacks 40 % and 335 kB.
+
+    Parameters
+    ----------
+    loader : iterable of (images, labels)
+    step : callable
+        Called with images and labels.
+    run : str
+        Notebook and experiment, such as ``"01-first-profile/one-worker"``: the folder below ``COURSE_RUNS``.
+    active : int
+        Steps to record in each span.
+    spans : int
+        How often to wait, warm up and record.
+    record_shapes, profile_memory, with_stack : bool
+        Passed to `torch.profiler.profile`.
+    """
+    folder = config.runs_dir() / run
+    beside = config.runs_dir() / f".recording-{os.getpid()}"
+    shutil.rmtree(beside, ignore_errors=True)
+    plan = schedule(wait=measure.warmup_steps(loader), warmup=1, active=active, repeat=spans)
+    batches = training.endless(loader)
+    try:
+        with warnings.catch_warnings(), profile(
+            activities=activities(),
+            schedule=plan,
+            on_trace_ready=tensorboard_trace_handler(str(beside), use_gzip=True),
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+        ) as profiler:
+            # The profiler itself keeps only the last span; the others are in their traces by then.
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+            for _ in range(spans * (measure.warmup_steps(loader) + 1 + active)):
+                step(*next(batches))
+                profiler.step()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside.rename(folder)
+    finally:
+        batches.close()  # ends the workers
+        shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def activities() -> list[ProfilerActivity]:
+    """What there is to profile here: the CPU, and CUDA where there is a GPU."""
+    cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    return [ProfilerActivity.CPU, *cuda]
+
+
+def size_kb(folder: Path) -> float:
+    """Size of all traces in `folder`, in kB (10³ bytes)."""
+    return sum(file.stat().st_size for file in folder.glob("*.pt.trace.json*")) / 1e3

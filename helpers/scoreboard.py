@@ -1,0 +1,185 @@
+"""One JSON line a result, with its provenance; the ladder so far."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import statistics
+from dataclasses import asdict, dataclass, fields
+
+import pandas as pd
+import torch
+from filelock import FileLock
+
+from helpers import config, measure
+
+
+class DamagedScoreboard(ValueError):
+    """A line of the scoreboard is not a result."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One rung of the ladder, as measured by the stopwatch, and where the figures come from.
+
+    Attributes
+    ----------
+    rung : str
+        Number and name, such as ``"01 naive PNG files"``; rungs sort by it.
+    images_per_second, step_ms, loading_share : float
+        Median throughput, time of a step in milliseconds, share of it spent waiting for data (0 to 1).
+    lowest, highest : float
+        Spread of the throughput over the rounds.
+    rounds, steps : int
+        Timed runs, and steps in each.
+    workers : int
+        Worker processes of the loader.
+    step : str
+        What a step is: the network and its device, or a pretend accelerator.
+    data : str
+        Source of the images.
+    device, cores, torch, preset, date
+        Machine and circumstances.
+    """
+
+    rung: str
+    images_per_second: float
+    lowest: float
+    highest: float
+    step_ms: float
+    loading_share: float
+    rounds: int
+    steps: int
+    workers: int
+    step: str
+    data: str
+    device: str
+    cores: int
+    torch: str
+    preset: str
+    date: str
+
+
+def add(rung: str, comparison: measure.Comparison, variant: str, *, workers: int, step: object, data: str) -> Result:
+    """Store `variant` of a `comparison` as the latest result of `rung`, and return it.
+
+    Parameters
+    ----------
+    rung : str
+    comparison : measure.Comparison
+    variant : str
+        Which of its variants.
+    workers : int
+        Worker processes that its loader has.
+    step : object
+        Whose ``str()`` says what a step is.
+    data : str
+        Source of the images, as `cifar10.prepare` names it.
+    """
+    rates, median = comparison.throughputs(variant), comparison.median(variant)
+    result = Result(
+        rung=rung,
+        images_per_second=statistics.median(rates),
+        lowest=min(rates),
+        highest=max(rates),
+        step_ms=median.step_ms,
+        loading_share=median.loading_share,
+        rounds=len(rates),
+        steps=len(median.durations),
+        workers=workers,
+        step=str(step),
+        data=data,
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        cores=config.cores(),
+        torch=torch.__version__,
+        preset=config.preset().name,
+        date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+    path = _path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"), open(path, "a") as file:
+        file.write(json.dumps(asdict(result)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return result
+
+
+def read() -> list[Result]:
+    """Return all stored results, oldest first.
+
+    Raises
+    ------
+    DamagedScoreboard
+        If a line cannot be read; the error names the file and the line.
+    """
+    try:
+        lines = _path().read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    results = []
+    for number, line in enumerate(lines, 1):
+        try:
+            results.append(Result(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise DamagedScoreboard(
+                f"{_path()}, line {number}: expected a result with the fields "
+                f"{', '.join(field.name for field in fields(Result))}, but: {error}. Delete the line."
+            ) from error
+    return results
+
+
+def latest(rung: str) -> Result | None:
+    """Return the latest result of a rung whose name begins with `rung`, or None if there is none yet."""
+    return next((result for result in reversed(read()) if result.rung.startswith(rung)), None)
+
+
+def ladder() -> pd.DataFrame:
+    """Return the latest result of each rung, in order.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``rung``, ``images_per_second``, ``lowest``, ``highest``, ``step_ms``, ``loading_share``, ``ratio``
+        (throughput over that of the rung before; missing where the two are not comparable, since the machine, the
+        step, the images, the preset or the version of torch differ), ``step``, ``data``, ``device``, ``preset``.
+    """
+    latest = {result.rung: result for result in read()}
+    rows, before = [], None
+    for result in sorted(latest.values(), key=lambda result: result.rung):
+        comparable = before is not None and _circumstances(before) == _circumstances(result)
+        rows.append(asdict(result) | {"ratio": result.images_per_second / before.images_per_second if comparable else None})
+        before = result
+    columns = ["rung", "images_per_second", "lowest", "highest", "step_ms", "loading_share", "ratio"]
+    return pd.DataFrame(rows, columns=columns + ["step", "data", "device", "preset"])
+
+
+def ladder_text() -> str:
+    """Return the ladder as lines of text, one a rung, with what it was measured on below."""
+    table = ladder()
+    if table.empty:
+        return f"No result yet in {_path()}: run a notebook that measures, such as 01."
+    width = max(len(rung) for rung in table.rung)
+    lines = [f"{'':{width}}  images/s  ms a step  waiting for data  ratio to the rung before"]
+    for row in table.itertuples():
+        ratio = "–" if pd.isna(row.ratio) else f"{row.ratio:.2f}×"
+        rung = f"{row.rung:{width}}  {row.images_per_second:8,.0f}  {row.step_ms:9.1f}"
+        lines.append(f"{rung}  {row.loading_share:16.0%}  {ratio:>24}")
+    return "\n".join(lines + ["", *provenance(table)])
+
+
+def provenance(table: pd.DataFrame) -> list[str]:
+    """Say in a line each, without repeats, what the results in `table` were measured on."""
+    lines = (
+        f"{row.device}, {row.step}, {row.data}, preset {row.preset}"
+        for row in table[["device", "step", "data", "preset"]].itertuples()
+    )
+    return list(dict.fromkeys(lines))
+
+
+def _circumstances(result: Result) -> tuple:
+    return result.device, result.cores, result.step, result.data, result.preset, result.torch
+
+
+def _path():
+    return config.runs_dir() / "scoreboard.jsonl"

@@ -1,0 +1,108 @@
+import multiprocessing
+import os
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from helpers import datasets, measure, simulate
+
+
+def timing(images_per_second):
+    return measure.Timing(images=100, seconds=100 / images_per_second, waits=(0.0,), durations=(100 / images_per_second,))
+
+
+def comparison(**rates):
+    return measure.Comparison({name: tuple(map(timing, values)) for name, values in rates.items()})
+
+
+def test_a_loop_counts_the_images_of_the_timed_steps_only():
+    seen = []
+    batch = (torch.zeros(4, 1), torch.zeros(4))
+    result = measure.loop([batch], lambda images, labels: seen.append(len(images)), steps=5, warmup=3)
+    assert len(seen) == 8
+    assert result.images == 20
+    assert len(result.waits) == len(result.durations) == 5
+
+
+def test_waiting_for_a_slow_loader_is_told_from_the_step():
+    loader = DataLoader(datasets.SleepDataset(100, 0.004), batch_size=5)
+    result = measure.loop(loader, simulate.PretendAccelerator(5), steps=6)
+    assert sum(result.waits) >= 6 * 0.020
+    assert result.seconds - sum(result.waits) >= 6 * 0.005
+    assert result.seconds == pytest.approx(sum(result.durations), abs=0.005)
+
+
+def test_a_loop_leaves_no_worker_behind():
+    loader = DataLoader(datasets.SleepDataset(40, 0.0), batch_size=2, num_workers=2)
+    measure.loop(loader, lambda images, labels: None, steps=3)
+    assert multiprocessing.active_children() == []
+
+
+def test_warming_up_uses_what_the_workers_prefetched():
+    items = datasets.SleepDataset(8, 0.0)
+    assert measure.warmup_steps(DataLoader(items, num_workers=3, prefetch_factor=4)) == 2 + 12
+    assert measure.warmup_steps(DataLoader(items)) == 2
+    assert measure.warmup_steps([items]) == 2
+
+
+def test_variants_are_timed_in_turn():
+    order = []
+    variants = {name: lambda name=name: order.append(name) or timing(1) for name in "ab"}
+    measure.in_turn(variants, rounds=3)
+    assert "".join(order) == "ababab"
+
+
+def test_a_ratio_is_taken_round_by_round():
+    result = comparison(slow=[100, 50, 200], fast=[200, 100, 400])
+    assert result.ratios("fast") == [2, 2, 2]
+    assert result.verdict("fast").startswith("fast against slow: 2.00× the throughput, faster in every round")
+
+
+def test_a_ratio_inside_the_spread_is_no_effect():
+    assert "no measurable effect" in comparison(a=[100, 100], b=[101, 99]).verdict("b")
+
+
+def test_a_variant_that_is_slower_is_said_to_be():
+    assert "0.50× the throughput, slower in every round" in comparison(a=[100, 100], b=[50, 49.9]).verdict("b")
+
+
+def test_variants_can_be_compared_with_another_than_the_first():
+    assert comparison(a=[1], b=[2], c=[6]).ratios("c", to="b") == [3]
+
+
+def test_the_median_run_is_one_of_the_runs():
+    result = comparison(a=[3, 1, 2, 9])
+    assert result.median("a").images_per_second == pytest.approx(2)
+
+
+def test_the_table_has_a_row_for_every_variant():
+    table = comparison(a=[100, 120, 110], b=[220, 240, 230]).table()
+    assert table.loc["a", "images/s"] == "110"
+    assert table.loc["b", "lowest – highest"] == "220 – 240"
+    assert table.loc["b", "ratio"] == "2.09×"
+
+
+def test_phases_of_a_step_add_up_to_it():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
+    loader = [(torch.zeros(4, 3, 2, 2), torch.zeros(4, dtype=torch.long))]
+    start = time.perf_counter()
+    phases = measure.phases(loader, model, torch.optim.SGD(model.parameters(), lr=0.1), steps=5)
+    assert list(phases) == ["loading", "copy", "forward", "backward", "optimizer"]
+    assert 0 < sum(phases.values()) * 5 / 1e3 < time.perf_counter() - start
+    assert all(value > 0 for value in phases.values())
+
+
+def test_each_worker_is_counted_in_the_memory():
+    batches = iter(DataLoader(datasets.SleepDataset(40, 0.0), batch_size=2, num_workers=2))
+    next(batches)
+    memory = measure.worker_memory_mb()
+    assert len(memory) == 2
+    assert all(megabytes > 1 for megabytes in memory)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_a_list_of_names_grows_in_a_worker_and_an_array_does_not():
+    growth = {kind: measure.worker_growth_mb(datasets.FileNames(300_000, kind)) for kind in ("list", "array")}
+    assert growth["list"] > 10 > 4 > growth["array"]

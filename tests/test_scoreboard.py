@@ -1,0 +1,90 @@
+import json
+import multiprocessing
+
+import pytest
+
+from helpers import exercises, measure, scoreboard
+
+
+@pytest.fixture(autouse=True)
+def own_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
+    monkeypatch.setenv("COURSE_PRESET", "ci")
+    return tmp_path
+
+
+def add(rung, *rates, step="a step", workers=1):
+    runs = tuple(measure.Timing(100, 100 / rate, (25 / rate,), (100 / rate,)) for rate in rates)
+    return scoreboard.add(rung, measure.Comparison({"x": runs}), "x", workers=workers, step=step, data="CIFAR-10")
+
+
+def test_a_result_is_read_as_it_was_stored():
+    stored = add("01 naive", 100, 300, 200)
+    assert scoreboard.read() == [stored]
+    assert (stored.images_per_second, stored.lowest, stored.highest, stored.rounds) == (200, 100, 300, 3)
+    assert stored.loading_share == pytest.approx(0.25)
+
+
+def test_every_result_has_its_provenance():
+    stored = add("01 naive", 100)
+    assert stored.data == "CIFAR-10"
+    assert stored.preset == "ci"
+    assert all([stored.device, stored.cores, stored.torch, stored.date, stored.step])
+
+
+def test_the_ladder_has_the_latest_result_of_each_rung_in_order():
+    add("03 workers", 300)
+    add("01 naive", 50)
+    add("01 naive", 100)
+    table = scoreboard.ladder()
+    assert table.rung.tolist() == ["01 naive", "03 workers"]
+    assert table.images_per_second.tolist() == [100, 300]
+    assert table.ratio.tolist()[1] == pytest.approx(3)
+
+
+def test_rungs_with_different_steps_get_no_ratio():
+    add("01 naive", 100)
+    add("03 workers", 300, step="another step")
+    assert scoreboard.ladder().ratio.isna().all()
+
+
+def test_the_ladder_in_words_has_a_line_a_rung():
+    add("01 naive", 100)
+    add("03 workers", 300)
+    lines = scoreboard.ladder_text().splitlines()
+    assert lines[2].split()[:2] == ["03", "workers"]
+    assert lines[2].endswith("3.00×")
+    assert "25%" in lines[1]
+
+
+def test_the_latest_result_is_found_by_the_rungs_number():
+    add("03 workers", 300, workers=2)
+    assert scoreboard.latest("03").workers == 2
+    assert scoreboard.latest("04") is None
+
+
+def test_an_empty_scoreboard_says_what_to_do():
+    assert "run a notebook" in scoreboard.ladder_text()
+
+
+def test_a_damaged_line_is_named(own_runs):
+    add("01 naive", 100)
+    with open(own_runs / "scoreboard.jsonl", "a") as file:
+        file.write(json.dumps({"rung": "02"}) + "\n")
+    with pytest.raises(scoreboard.DamagedScoreboard, match=r"scoreboard\.jsonl, line 2"):
+        scoreboard.read()
+
+
+def test_processes_that_write_at_once_lose_nothing():
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        pool.starmap(add, [(f"{number:02d}", 100) for number in range(12)])
+    assert sorted(result.rung for result in scoreboard.read()) == [f"{number:02d}" for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "message"),
+    [(2.0, True, "Right"), (2.5, False, "Not yet: 2.5. Think."), (..., False, "fill in"), ("2", False, "a number")],
+)
+def test_an_exercise_answers_at_once(capsys, answer, right, message):
+    assert exercises.check(answer, 2.0, hint="Think.") is right
+    assert message in capsys.readouterr().out
