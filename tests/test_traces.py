@@ -1,0 +1,276 @@
+"""Tests of `helpers.traces`: on traces written by hand, whose truth is known, and on recorded ones."""
+
+import gc
+import gzip
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import recordings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import traces
+
+ZERO = dict.fromkeys(traces.CATEGORIES, 0.0)
+
+
+def event(category, name, start, end, *, thread=1, **arguments):
+    return {
+        "ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, "pid": 1, "tid": thread,
+        "args": arguments,
+    }  # fmt: skip
+
+
+def step(number, start, end):
+    return event("user_annotation", f"ProfilerStep#{number}", start, end)
+
+
+def loading(start, end):
+    return event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start, end)
+
+
+def write(path, events):
+    content = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def two_steps():
+    return [
+        step(7, 1000, 2000),
+        loading(1000, 1300),
+        event("cpu_op", "aten::mul", 1100, 1200),  # a transform, inside loading
+        event("cpu_op", "aten::conv2d", 1400, 1600),
+        event("cpu_op", "aten::_convolution", 1450, 1550),
+        event("cpu_op", "autograd::engine", 1550, 1700, thread=2),  # overlaps the forward pass
+        event("user_annotation", "Optimizer.step#SGD.step", 1800, 1900),
+        event("user_annotation", "of the reader's own", 1900, 1980),
+        step(8, 2000, 2500),
+        event("cpu_op", "aten::mm", 1990, 2100),  # straddles the steps
+    ]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    root = tmp_path_factory.mktemp("recorded")
+    return {workers: (root / str(workers), recordings.record(root / str(workers), workers)) for workers in (0, 2)}
+
+
+def test_breakdown_charges_each_moment_to_the_first_category_that_claims_it(tmp_path):
+    table = traces.breakdown(write(tmp_path / "trace.json", two_steps()))
+    assert table.loc[7].to_dict() == ZERO | {"DataLoader": 300, "CPU Exec": 410, "Other": 290}
+    assert table.loc[8].to_dict() == ZERO | {"CPU Exec": 100, "Other": 400}
+    assert list(table.columns) == traces.CATEGORIES
+    assert table.index.name == "step"
+    assert table.attrs["total"] == 1500
+
+
+intervals = st.lists(st.tuples(st.sampled_from(traces.CATEGORIES[:-1]), st.integers(0, 60), st.integers(0, 20)))
+names = {
+    "Kernel": ("kernel", "k"),
+    "Memcpy": ("gpu_memcpy", "c"),
+    "Memset": ("gpu_memset", "s"),
+    "Communication": ("cpu_op", "nccl:all_reduce"),
+    "Runtime": ("cuda_runtime", "cudaLaunchKernel"),
+    "DataLoader": ("user_annotation", "enumerate(DataLoader)#x.__next__"),
+    "CPU Exec": ("cpu_op", "aten::add"),
+}
+
+
+@given(intervals)
+def test_breakdown_equals_painting_the_steps_microsecond_by_microsecond(intervals):
+    events = [event(*names[category], start, start + length) for category, start, length in intervals]
+    table = traces._table([step(0, 10, 40), step(1, 45, 70), *events]).sort_values("start", ignore_index=True)
+    painted = np.full(100, traces.CATEGORIES.index("Other"))
+    for rank, category in reversed(list(enumerate(traces.CATEGORIES[:-1]))):
+        for each, start, length in intervals:
+            if each == category:
+                painted[start : start + length] = rank
+    expected = [np.bincount(painted[start:end], minlength=8) for start, end in ((10, 40), (45, 70))]
+    np.testing.assert_allclose(traces._breakdown(table).to_numpy(), expected)
+
+
+def test_a_gzip_trace_gives_what_the_plain_one_gives(tmp_path):
+    plain, packed = (write(tmp_path / name, two_steps()) for name in ("a.json", "a.json.gz"))
+    assert traces.breakdown(plain).equals(traces.breakdown(packed))
+
+
+def test_categories_of_torch_1_12_are_understood(tmp_path):
+    events = [
+        event("Operator", "ProfilerStep#3", 0, 100),
+        event("Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 30),
+        event("Operator", "aten::add", 40, 60),
+        event("Runtime", "cudaLaunchKernel", 50, 55),
+        event("Kernel", "add", 58, 70),
+    ]
+    table = traces.breakdown(write(tmp_path / "trace.json", events))
+    expected = {"Kernel": 12, "Runtime": 5, "DataLoader": 30, "CPU Exec": 13, "Other": 40}
+    assert table.loc[3].to_dict() == ZERO | expected
+
+
+def test_a_step_lasts_until_what_it_launched_on_the_gpu_has_ended(tmp_path):
+    events = [
+        step(1, 0, 100),
+        event("gpu_user_annotation", "ProfilerStep#1", 20, 150),
+        event("cpu_op", "aten::mm", 10, 30, **{"External id": 5}),
+        event("cuda_runtime", "cudaLaunchKernel", 15, 20, **{"External id": 5, "correlation": 1}),
+        event("kernel", "gemm", 60, 140, **{"External id": 5, "correlation": 1}),
+        event("cuda_runtime", "cudaMemcpyAsync", 30, 35, correlation=2),
+        event("gpu_memcpy", "HtoD", 130, 150, correlation=2),
+        step(2, 100, 220),
+        event("cuda_driver", "cuLaunchKernel", 120, 125, correlation=3),
+        event("kernel", "triton", 160, 170, correlation=3),
+        event("cuda_runtime", "cudaMemsetAsync", 180, 185, correlation=4),
+        event("gpu_memset", "Memset", 190, 195, correlation=4),
+    ]
+    path = write(tmp_path / "trace.json", events)
+    assert traces.steps(path).to_dict("index") == {1: {"start": 0, "end": 150}, 2: {"start": 150, "end": 220}}
+    table = traces.breakdown(path)
+    expected = {"Kernel": 80, "Memcpy": 10, "Runtime": 10, "CPU Exec": 15, "Other": 35}
+    assert table.loc[1].to_dict() == ZERO | expected
+    assert table.loc[2].to_dict() == ZERO | {"Kernel": 10, "Memset": 5, "Runtime": 5, "Other": 50}
+
+
+def test_the_spans_of_a_run_are_put_one_after_the_other(tmp_path):
+    write(tmp_path / "host_1.20.pt.trace.json", [step(8, 5000, 5100)])
+    write(tmp_path / "host_1.10.pt.trace.json.gz", [step(2, 1000, 1300), loading(1000, 1100)])
+    (tmp_path / "note.txt").write_text("not a trace")
+    assert list(traces.breakdown(tmp_path).index) == [2, 8]
+    assert list(traces.steps(tmp_path)["start"]) == [0, 4000]
+    assert traces.loading_share(tmp_path) == 100 / 400
+
+
+def test_several_workers_in_a_folder_are_named_in_the_error(tmp_path):
+    write(tmp_path / "one.10.pt.trace.json", two_steps())
+    write(tmp_path / "two.10.pt.trace.json", two_steps())
+    with pytest.raises(traces.SeveralRecordings, match=r"2 workers or recordings: one, two\."):
+        traces.load(tmp_path)
+
+
+def test_two_recordings_of_the_same_steps_cannot_be_told_apart(tmp_path):
+    write(tmp_path / "one.10.pt.trace.json", two_steps())
+    write(tmp_path / "one.20.pt.trace.json", two_steps())
+    with pytest.raises(traces.SeveralRecordings, match="step 7 more than once"):
+        traces.breakdown(tmp_path)
+
+
+def test_a_folder_of_runs_names_the_runs(tmp_path):
+    (tmp_path / "one-worker").mkdir()
+    write(tmp_path / "one-worker" / "a.pt.trace.json", two_steps())
+    with pytest.raises(traces.NoTraces, match="one-worker"):
+        traces.load(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_truncated_trace_is_called_truncated(tmp_path, name, kept):
+    path = write(tmp_path / name, two_steps())
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(traces.TruncatedTrace, match=name):
+        traces.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", traces.EmptyTrace),
+        (b'{"traceEvents": []}', traces.EmptyTrace),
+        (gzip.compress(b""), traces.EmptyTrace),
+        (b"\x89PNG\r\n", traces.ForeignFile),
+        (b"[1, 2, 3]", traces.ForeignFile),
+        (b'{"cells": []}', traces.ForeignFile),
+        (b'{"traceEvents": [1, 2]}', traces.ForeignFile),
+        (b'{"traceEvents": [{"ph": "X", "name": "a", "cat": "cpu_op", "ts": "now"}]}', traces.ForeignFile),
+    ],
+)
+def test_what_is_no_trace_is_refused_by_name(tmp_path, content, error):
+    path = tmp_path / "odd.json"
+    path.write_bytes(content)
+    with pytest.raises(error, match=r"odd\.json"):
+        traces.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(traces.NoTraces, match="nowhere"):
+        traces.load(tmp_path / "nowhere")
+
+
+def test_a_trace_without_steps_says_how_to_mark_them(tmp_path):
+    path = write(tmp_path / "trace.json", [event("cpu_op", "aten::add", 0, 10)])
+    with pytest.raises(traces.NoSteps, match=r"profiler\.step\(\)"):
+        traces.breakdown(path)
+    assert list(traces.top_operators(path).index) == ["aten::add"]
+
+
+def test_the_json_that_kineto_gets_wrong_is_read_all_the_same(tmp_path):
+    path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "a\tb", 0, 4, size="N/A")])
+    path.write_bytes(path.read_bytes().replace(b"\\t", b"\t").replace(b'"N/A"', b"N/A"))
+    assert traces.breakdown(path).loc[1, "CPU Exec"] == 4
+
+
+def test_top_operators_separates_own_time_from_that_of_operators_inside(tmp_path):
+    events = [
+        *two_steps(),
+        event("cpu_op", "aten::to", 2200, 2300),  # calls itself: one call
+        event("cpu_op", "aten::to", 2210, 2290),
+        event("cpu_op", "aten::copy_", 2220, 2250),
+    ]
+    table = traces.top_operators(write(tmp_path / "trace.json", events))
+    assert table.loc["aten::conv2d"].to_list() == [1, 100, 200]
+    assert table.loc["aten::to"].to_list() == [1, 70, 100]
+    assert not table.index.str.match("enumerate|Optimizer|ProfilerStep").any()
+    assert table["Host Self Duration (us)"].is_monotonic_decreasing
+
+
+def test_top_operators_counts_runtime_calls_as_time_of_others(tmp_path):
+    events = [
+        event("cpu_op", "aten::mm", 10, 30, **{"External id": 5}),
+        event("cuda_runtime", "cudaLaunchKernel", 15, 20, **{"External id": 5, "correlation": 1}),
+    ]
+    table = traces.top_operators(write(tmp_path / "trace.json", events))
+    assert table.loc["aten::mm"].to_list() == [1, 15, 20]
+
+
+def test_difference_is_told_in_words_largest_change_first(tmp_path):
+    def run(name, loaded, copied):
+        start = loaded + 1000
+        events = [step(1, 0, 100_000), loading(0, loaded), event("gpu_memcpy", "HtoD", start, start + copied)]
+        return write(tmp_path / name, events)
+
+    table = traces.difference(run("before.json", 62_000, 1000), run("after.json", 1000, 3500))
+    assert table.loc["DataLoader"].to_dict() == {"before": 62, "after": 1, "change": -61}
+    assert traces.sentence(table) == "loading −61 ms, other +58 ms, copies +2.5 ms"
+
+
+def test_difference_of_a_run_with_itself_is_none(tmp_path):
+    path = write(tmp_path / "trace.json", two_steps())
+    assert traces.sentence(traces.difference(path, path)) == "no change above 0.015 ms a step"
+
+
+def test_collection_of_garbage_goes_on_after_reading(tmp_path):
+    (tmp_path / "empty.json").touch()
+    with pytest.raises(traces.EmptyTrace):
+        traces.load(tmp_path / "empty.json")
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_breakdown_has_a_row_for_each_recorded_step(recorded, workers):
+    folder, waited = recorded[workers]
+    assert list(traces.breakdown(folder).index) == list(waited)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loading_equals_the_stopwatch(recorded, workers):
+    folder, waited = recorded[workers]
+    deviations = traces.breakdown(folder)["DataLoader"] / 1e3 - np.array(list(waited.values())) * 1e3
+    assert deviations.abs().median() < 1, "ms a step"
+
+
+def test_importing_traces_does_not_import_torch():
+    code = "import sys, helpers.traces; sys.exit('torch' in sys.modules or 'tensorboard' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
