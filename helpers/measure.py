@@ -15,7 +15,7 @@ import pandas as pd
 import psutil
 import torch
 from torch import nn
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from helpers import training
 

@@ -11,6 +11,7 @@ import base64
 import html
 import io
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from helpers import measure, scoreboard
 
@@ -130,6 +132,7 @@ def comparison(result: measure.Comparison, source: str) -> Picture:
     for row, name in enumerate(result.names):
         axes.plot(result.throughputs(name), [row] * len(result.throughputs(name)), "o", color=BLACK, markersize=4)
     axes.set(xlabel="throughput in images per second (bar: median, dots: rounds)")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
     _quiet(axes, "x")
     _foot(figure, source)
@@ -145,6 +148,7 @@ def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
     for (name, values), colour, style in zip(losses.items(), (BLUE, ORANGE, GREEN, PURPLE), styles, strict=False):
         axes.plot(values, color=colour, linestyle=style, label=name)
     axes.set(xlabel="step", ylabel="cross-entropy in nats")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
     _quiet(axes)
     _foot(figure, source)
@@ -245,7 +249,7 @@ def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]]) ->
 
 
 def ladder(table: pd.DataFrame | None = None) -> Picture:
-    """Draw the ladder so far: a bar a rung, with the share of its time spent waiting for data.
+    """Draw the ladder so far: a bar a rung, with the share of its time spent waiting, and the ratio to the rung before.
 
     Parameters
     ----------
@@ -257,16 +261,17 @@ def ladder(table: pd.DataFrame | None = None) -> Picture:
     axes = figure.subplots()
     axes.barh(table.rung, table.images_per_second, color=NEUTRAL, height=0.6)
     for row, result in enumerate(table.itertuples()):
-        ratio = "" if pd.isna(result.ratio) else f", {result.ratio:.2f}× the rung above"
-        text = f" {result.images_per_second:,.0f}/s, {result.loading_share:.0%} waiting{ratio}"
+        ratio = scoreboard.ratio_text(result).split(" ")[0]
+        text = f" {result.images_per_second:,.0f}/s, {result.loading_share:.0%} waiting{', ' * bool(ratio)}{ratio}"
         axes.text(result.highest, row, text, va="center", fontsize=9)
     errors = [table.images_per_second - table.lowest, table.highest - table.images_per_second]
     axes.errorbar(table.images_per_second, table.rung, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
-    axes.set(xlabel="throughput in images per second", xlim=(0, table.highest.max() * 1.6 if len(table) else 1))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set(xlabel="throughput in images per second", xlim=(0, table.highest.max() * 1.5 if len(table) else 1))
     axes.invert_yaxis()
     _quiet(axes, "x")
     _foot(figure, "\n".join(scoreboard.provenance(table)))
-    words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f}" for row in table.itertuples())
+    words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples())
     return Picture(figure, f"Bars of images per second, one a rung. {words}.")
 
 
@@ -281,4 +286,6 @@ def _quiet(axes: Axes, grid: str = "y") -> None:
 
 
 def _foot(figure: Figure, source: str) -> None:
-    figure.supxlabel(source, fontsize=8, color="0.35")
+    width = int(figure.get_figwidth() * 14)  # characters of this size that fit in a line
+    lines = [line for part in source.splitlines() for line in textwrap.wrap(part, width)]
+    figure.supxlabel("\n".join(lines), fontsize=8, color="0.35")

@@ -31,6 +31,9 @@ class Result:
         Median throughput, time of a step in milliseconds, share of it spent waiting for data (0 to 1).
     lowest, highest : float
         Spread of the throughput over the rounds.
+    ratio, ratio_lowest, ratio_highest : float or None
+        Throughput over that of the rung before, which was timed again, in turn with this one: median and spread of
+        the rounds. None for the first rung.
     rounds, steps : int
         Timed runs, and steps in each.
     workers : int
@@ -47,6 +50,9 @@ class Result:
     images_per_second: float
     lowest: float
     highest: float
+    ratio: float | None
+    ratio_lowest: float | None
+    ratio_highest: float | None
     step_ms: float
     loading_share: float
     rounds: int
@@ -61,7 +67,16 @@ class Result:
     date: str
 
 
-def add(rung: str, comparison: measure.Comparison, variant: str, *, workers: int, step: object, data: str) -> Result:
+def add(
+    rung: str,
+    comparison: measure.Comparison,
+    variant: str,
+    *,
+    control: str | None = None,
+    workers: int,
+    step: object,
+    data: str,
+) -> Result:
     """Store `variant` of a `comparison` as the latest result of `rung`, and return it.
 
     Parameters
@@ -70,6 +85,8 @@ def add(rung: str, comparison: measure.Comparison, variant: str, *, workers: int
     comparison : measure.Comparison
     variant : str
         Which of its variants.
+    control : str, optional
+        Which of its variants is the rung before; none for the first rung.
     workers : int
         Worker processes that its loader has.
     step : object
@@ -77,12 +94,16 @@ def add(rung: str, comparison: measure.Comparison, variant: str, *, workers: int
     data : str
         Source of the images, as `cifar10.prepare` names it.
     """
+    ratios = comparison.ratios(variant, to=control) if control else None
     rates, median = comparison.throughputs(variant), comparison.median(variant)
     result = Result(
         rung=rung,
         images_per_second=statistics.median(rates),
         lowest=min(rates),
         highest=max(rates),
+        ratio=statistics.median(ratios) if ratios else None,
+        ratio_lowest=min(ratios) if ratios else None,
+        ratio_highest=max(ratios) if ratios else None,
         step_ms=median.step_ms,
         loading_share=median.loading_share,
         rounds=len(rates),
@@ -135,23 +156,10 @@ def latest(rung: str) -> Result | None:
 
 
 def ladder() -> pd.DataFrame:
-    """Return the latest result of each rung, in order.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``rung``, ``images_per_second``, ``lowest``, ``highest``, ``step_ms``, ``loading_share``, ``ratio``
-        (throughput over that of the rung before; missing where the two are not comparable, since the machine, the
-        step, the images, the preset or the version of torch differ), ``step``, ``data``, ``device``, ``preset``.
-    """
-    latest = {result.rung: result for result in read()}
-    rows, before = [], None
-    for result in sorted(latest.values(), key=lambda result: result.rung):
-        comparable = before is not None and _circumstances(before) == _circumstances(result)
-        rows.append(asdict(result) | {"ratio": result.images_per_second / before.images_per_second if comparable else None})
-        before = result
-    columns = ["rung", "images_per_second", "lowest", "highest", "step_ms", "loading_share", "ratio"]
-    return pd.DataFrame(rows, columns=columns + ["step", "data", "device", "preset"])
+    """Return the latest result of each rung, in order: one row each, the fields of `Result` as columns."""
+    latest_of = {result.rung: result for result in read()}
+    rows = [asdict(latest_of[rung]) for rung in sorted(latest_of)]
+    return pd.DataFrame(rows, columns=[field.name for field in fields(Result)])
 
 
 def ladder_text() -> str:
@@ -159,13 +167,20 @@ def ladder_text() -> str:
     table = ladder()
     if table.empty:
         return f"No result yet in {_path()}: run a notebook that measures, such as 01."
-    width = max(len(rung) for rung in table.rung)
-    lines = [f"{'':{width}}  images/s  ms a step  waiting for data  ratio to the rung before"]
+    width = max(map(len, table.rung))
+    lines = [f"{'':{width}}  images/s  ms a step  waiting for data  ratio to the rung before (spread)"]
     for row in table.itertuples():
-        ratio = "–" if pd.isna(row.ratio) else f"{row.ratio:.2f}×"
         rung = f"{row.rung:{width}}  {row.images_per_second:8,.0f}  {row.step_ms:9.1f}"
-        lines.append(f"{rung}  {row.loading_share:16.0%}  {ratio:>24}")
-    return "\n".join(lines + ["", *provenance(table)])
+        lines.append(f"{rung}  {row.loading_share:16.0%}  {ratio_text(row) or '–'}")
+    return "\n".join([*lines, "", *provenance(table)])
+
+
+def ratio_text(result: Result) -> str:
+    """Return the ratio of a result to the rung before, with its spread; empty for a first rung."""
+    if pd.isna(result.ratio):
+        return ""
+    spread = f"{result.ratio:.2f}× ({result.ratio_lowest:.2f} to {result.ratio_highest:.2f})"
+    return f"{spread}: no measurable effect" if result.ratio_lowest <= 1 <= result.ratio_highest else spread
 
 
 def provenance(table: pd.DataFrame) -> list[str]:
@@ -175,10 +190,6 @@ def provenance(table: pd.DataFrame) -> list[str]:
         for row in table[["device", "step", "data", "preset"]].itertuples()
     )
     return list(dict.fromkeys(lines))
-
-
-def _circumstances(result: Result) -> tuple:
-    return result.device, result.cores, result.step, result.data, result.preset, result.torch
 
 
 def _path():

@@ -61,7 +61,7 @@ class PretendAccelerator:
         Duration of a step in milliseconds, whatever the batch.
     """
 
-    step_ms: float = 20.0
+    step_ms: float = 5.0
 
     def __str__(self) -> str:
         return f"pretend accelerator ({self.step_ms:g} ms a step)"

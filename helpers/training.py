@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from helpers import config, simulate
 

@@ -13,9 +13,14 @@ def own_runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-def add(rung, *rates, step="a step", workers=1):
-    runs = tuple(measure.Timing(100, 100 / rate, (25 / rate,), (100 / rate,)) for rate in rates)
-    return scoreboard.add(rung, measure.Comparison({"x": runs}), "x", workers=workers, step=step, data="CIFAR-10")
+def runs(*rates):
+    return tuple(measure.Timing(100, 100 / rate, (25 / rate,), (100 / rate,)) for rate in rates)
+
+
+def add(rung, *rates, before=None, workers=1):
+    comparison = measure.Comparison({"before": runs(*(before or rates)), "now": runs(*rates)})
+    control = "before" if before else None
+    return scoreboard.add(rung, comparison, "now", control=control, workers=workers, step="a step", data="CIFAR-10")
 
 
 def test_a_result_is_read_as_it_was_stored():
@@ -39,22 +44,21 @@ def test_the_ladder_has_the_latest_result_of_each_rung_in_order():
     table = scoreboard.ladder()
     assert table.rung.tolist() == ["01 naive", "03 workers"]
     assert table.images_per_second.tolist() == [100, 300]
-    assert table.ratio.tolist()[1] == pytest.approx(3)
 
 
-def test_rungs_with_different_steps_get_no_ratio():
-    add("01 naive", 100)
-    add("03 workers", 300, step="another step")
-    assert scoreboard.ladder().ratio.isna().all()
+def test_the_ratio_is_that_to_the_control_of_the_same_rounds():
+    stored = add("03 workers", 300, 100, before=[100, 50])
+    assert (stored.ratio, stored.ratio_lowest, stored.ratio_highest) == (2.5, 2, 3)
 
 
 def test_the_ladder_in_words_has_a_line_a_rung():
     add("01 naive", 100)
-    add("03 workers", 300)
+    add("03 workers", 300, 400, before=[100, 100])
+    add("04 device", 300, 400, before=[301, 399])
     lines = scoreboard.ladder_text().splitlines()
-    assert lines[2].split()[:2] == ["03", "workers"]
-    assert lines[2].endswith("3.00×")
-    assert "25%" in lines[1]
+    assert "25%" in lines[1] and lines[1].endswith("–")
+    assert lines[2].startswith("03 workers") and lines[2].endswith("3.50× (3.00 to 4.00)")
+    assert lines[3].endswith("no measurable effect")
 
 
 def test_the_latest_result_is_found_by_the_rungs_number():

@@ -24,10 +24,11 @@ def main(logdir: str, folder: Path, parent: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     tempfile.tempdir = str(folder)  # so that what the plugin leaves behind goes with the folder
     try:
+        owner = psutil.Process(parent)  # remembers its start, so that another process of this number is not taken for it
         address = _launch(logdir)
         (folder / "address.part").write_text(address)
         (folder / "address.part").rename(folder / "address")
-        while _lives(parent):
+        while _lives(owner):
             time.sleep(0.5)
     finally:
         _end(folder)
@@ -47,14 +48,14 @@ def _launch(logdir: str) -> str:
     return board.launch()
 
 
-def _lives(pid: int) -> bool:
-    """Whether the process `pid` still runs.
+def _lives(process: psutil.Process) -> bool:
+    """Whether `process` still runs.
 
     A pipe from the parent would not tell: its forks, such as the workers of a DataLoader, inherit the other end and
     may outlive it.
     """
     try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
 
