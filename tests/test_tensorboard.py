@@ -1,0 +1,379 @@
+"""Tests of `helpers.tensorboard`: running TensorBoards, asked over HTTP and by a browser without internet."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import nbformat
+import psutil
+import pytest
+import recordings
+from nbclient import NotebookClient
+from test_traces import event, step, write
+
+from helpers import config, tensorboard, traces
+from helpers.tensorboard import corrections
+
+RUNS = ["gpu", "two-workers", "zero-workers"]
+
+
+def on_a_gpu():
+    """Two training steps on a GPU, as torch writes them today."""
+    link = {"External id": 5, "correlation": 1, "device": 0, "stream": 7}
+    return [
+        step(1, 0, 100),
+        event("gpu_user_annotation", "ProfilerStep#1", 20, 150),
+        event("cpu_op", "aten::mm", 10, 30, **{"External id": 5}),
+        event("cuda_runtime", "cudaLaunchKernel", 15, 20, **link),
+        event("kernel", "gemm", 60, 140, **link),
+        event("cuda_runtime", "cudaMemcpyAsync", 30, 35, correlation=2, **{"External id": 0}),
+        event("gpu_memcpy", "HtoD", 130, 150, correlation=2, **{"External id": 0}),
+        step(2, 100, 220),
+        event("cuda_driver", "cuLaunchKernel", 120, 125, correlation=3, **{"External id": 0}),
+        event("kernel", "triton", 160, 170, correlation=3, **{"External id": 0}),
+        event("cuda_runtime", "cudaMemsetAsync", 180, 185, correlation=4, **{"External id": 0}),
+        event("gpu_memset", "Memset", 190, 195, correlation=4, **{"External id": 0}),
+    ]
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    recordings.record(root / "zero-workers", 0, spans=2)
+    recordings.record(root / "two-workers", 2)
+    (root / "gpu").mkdir()
+    write(root / "gpu" / "host_1.10.pt.trace.json", on_a_gpu())
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(logdir):
+    started = tensorboard.start(logdir)
+    yield started
+    started.stop()
+
+
+def overview(server, run):
+    """Return the Overview's µs of each category and step: {step: {category: µs}}, of all spans."""
+    (worker,) = server.get("workers", run=run, view="Overview")
+    spans = server.get("spans", run=run, worker=worker)
+    tables = [server.get("overview", run=run, worker=worker, span=span)["steps"] for span in spans]
+    return {
+        int(row[0]): {
+            column["name"]: row[index]
+            for index, column in enumerate(table["columns"])
+            if column.get("name") in traces.CATEGORIES
+        }
+        for table in tables
+        for row in table["rows"]
+    }
+
+
+def ends(url, seconds=15):
+    """Whether nobody answers at `url` any more, after waiting for it."""
+    for _ in range(seconds * 10):
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except (urllib.error.URLError, ConnectionError):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def python(code, *arguments, **options):
+    """Start a process that runs `code`, and return it once it has printed a line, with that line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
+    return process, process.stdout.readline().strip()
+
+
+# ----------------------------------------------------------------------------------------------------- the numbers
+
+
+def test_the_profiler_tab_lists_the_runs_and_is_done_loading(server):
+    assert server.get("runs") == {"runs": RUNS, "loading": False}
+
+
+def test_the_views_of_a_cpu_run_are_those_that_it_has_data_for(server):
+    assert server.get("views", run="zero-workers") == ["Overview", "Operator", "Trace"]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_overview_equals_traces(server, run):
+    shown, table = overview(server, run), traces.breakdown(server.logdir / run)
+    assert list(shown) == list(table.index)
+    for number, categories in shown.items():
+        assert categories == pytest.approx(table.loc[number, list(categories)].to_dict(), abs=1), f"step {number}"
+
+
+@pytest.mark.parametrize("run", ["zero-workers", "two-workers"])
+def test_the_stock_plugin_shows_no_loading_where_ours_does(server, run):
+    from torch_tb_profiler.profiler.data import RunProfileData
+
+    file = sorted((server.logdir / run).iterdir())[0]
+    stock = RunProfileData.parse("worker", None, str(file), str(server.logdir))
+    assert [costs.costs[5] for costs in stock.steps_costs] == [0] * 4
+    assert all(categories["DataLoader"] > 0 for categories in overview(server, run).values())
+
+
+@pytest.mark.parametrize("run", ["zero-workers", "two-workers"])
+def test_the_operator_view_equals_top_operators(server, run):
+    (worker,) = server.get("workers", run=run, view="Operator")
+    file = sorted((server.logdir / run).iterdir())[0]
+    table = traces.top_operators(file, 1000)
+    rows = server.get("operation/table", run=run, worker=worker, span="1", group_by="Operation")["data"]
+    calls = {row["name"]: row["calls"] for row in rows}
+    own = {row["name"]: row["host_self_duration"] for row in rows}
+    assert calls == table["Calls"].to_dict()
+    assert own == pytest.approx(table["Host Self Duration (us)"].to_dict(), abs=1)
+    assert not [name for name in calls if name.startswith(("enumerate", "Optimizer", "ProfilerStep"))]
+
+
+def test_processes_that_spawn_parse_with_the_corrections_too(logdir, tmp_path):
+    script = tmp_path / "spawn.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        from helpers.tensorboard import corrections
+
+        if __name__ == "__main__":
+            corrections.apply()
+            from torch_tb_profiler import io
+            from torch_tb_profiler.profiler import loader
+            run = loader.RunLoader("run", sys.argv[1], io.Cache(sys.argv[2])).load()
+            (worker,) = run.get_workers("Overview")
+            print(run.get_profile(worker, "1").overview["performance"])
+        """)
+    )
+    run = [sys.executable, str(script), str(logdir / "two-workers"), str(tmp_path)]
+    environment = os.environ | {"TORCH_PROFILER_START_METHOD": "spawn"}
+    shown = subprocess.run(run, capture_output=True, text=True, env=environment, check=True).stdout
+    expected = round(traces.breakdown(logdir / "two-workers")["DataLoader"].mean())
+    assert f"'name': 'DataLoader', 'description': '', 'value': {expected}," in shown
+
+
+def test_another_version_of_the_plugin_is_left_alone(monkeypatch):
+    from torch_tb_profiler.profiler import trace
+
+    stock = trace.create_trace_event
+    monkeypatch.setattr(corrections.metadata, "version", lambda package: "0.5.0")
+    corrections.apply.__wrapped__()
+    assert trace.create_trace_event is stock
+    assert "torch-tb-profiler 0.5.0 is installed" in corrections.uncorrectable()
+
+
+# ------------------------------------------------------------------------------------------------ starting and ending
+
+
+def test_a_folder_without_traces_is_refused(tmp_path):
+    with pytest.raises(tensorboard.NoTraces, match="Record a profile first"):
+        tensorboard.show(tmp_path)
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(tensorboard.NoTraces, match="nowhere does not exist"):
+        tensorboard.show(tmp_path / "nowhere")
+
+
+def test_a_damaged_trace_is_named(tmp_path, capsys):
+    write(tmp_path / "host_1.10.pt.trace.json", on_a_gpu())
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "host_1.10.pt.trace.json").write_text('{"traceEvents": [')
+    tensorboard.show(tmp_path)
+    tensorboard.stop()
+    assert "could not read the trace of broken:" in capsys.readouterr().out
+
+
+def test_a_tensorboard_that_does_not_start_shows_its_last_words(logdir, tmp_path, monkeypatch):
+    (tmp_path / "helpers").mkdir()
+    (tmp_path / "helpers" / "__init__.py").write_text("raise ImportError('not today')")
+    monkeypatch.setattr(config, "PROJECT", tmp_path)
+    with pytest.raises(tensorboard.TensorBoardFailed, match="not today"):
+        tensorboard.start(logdir)
+
+
+def test_a_tensorboard_that_takes_too_long_is_given_up_and_ended(logdir, monkeypatch):
+    before = psutil.Process().children()
+    monkeypatch.setattr(tensorboard, "TIMEOUT", 0)
+    with pytest.raises(tensorboard.TensorBoardFailed, match="did not start within 0 s"):
+        tensorboard.start(logdir)
+    assert psutil.Process().children() == before
+
+
+def test_ten_tensorboards_at_once_have_ten_ports(logdir):
+    with ThreadPoolExecutor(10) as pool:
+        servers = list(pool.map(tensorboard.start, [logdir] * 10))
+    try:
+        assert len({each.url for each in servers}) == 10
+        assert [each.get("runs")["runs"] for each in servers] == [RUNS] * 10
+    finally:
+        for each in servers:
+            each.stop()
+
+
+def test_stopping_one_leaves_the_others(logdir, server):
+    other = tensorboard.start(logdir)
+    other.stop()
+    assert ends(other.url)
+    assert not other.folder.exists()
+    assert server.get("runs")["runs"] == RUNS
+
+
+def test_showing_another_folder_replaces_the_one_before(logdir):
+    tensorboard.show(logdir)
+    before = tensorboard._shown
+    tensorboard.show(logdir / "two-workers")
+    after = tensorboard._shown
+    try:
+        assert ends(before.url)
+        assert after.get("runs")["runs"] == ["two-workers"]
+    finally:
+        tensorboard.stop()
+    assert ends(after.url)
+
+
+HOLDING = """
+    import os, sys, time
+    from helpers import tensorboard
+    server = tensorboard.start(sys.argv[1])
+    fork = os.fork()  # as a DataLoader's worker is
+    if fork == 0:
+        {fork}
+    {rest}
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_killing_the_notebook_ends_it_though_a_fork_lives_on(logdir):
+    code = HOLDING.format(fork="time.sleep(600)", rest="print(server.url, fork, flush=True); time.sleep(600)")
+    notebook, line = python(code, logdir)
+    url, fork = line.split()
+    try:
+        notebook.send_signal(signal.SIGKILL)
+        notebook.wait()
+        assert ends(url)
+        assert psutil.pid_exists(int(fork))
+    finally:
+        os.kill(int(fork), signal.SIGKILL)
+        notebook.stdout.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_fork_that_ends_or_stops_leaves_it_running(logdir):
+    fork = "tensorboard._shown = server; tensorboard.stop(); sys.exit()"
+    rest = "os.waitpid(fork, 0); time.sleep(1.5); print(server.get('runs')['runs'])"
+    notebook, line = python(HOLDING.format(fork=fork, rest=rest), logdir)
+    notebook.communicate()
+    assert line == str(RUNS)
+
+
+def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir):
+    cell = f"from helpers import tensorboard\ntensorboard.show({str(logdir)!r}, height=500)\nprint(tensorboard._shown.url)"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    NotebookClient(notebook, timeout=120).execute()
+    outputs = notebook.cells[0].outputs
+    line, url = "".join(each["text"] for each in outputs if each["output_type"] == "stream").splitlines()
+    page = next(each["data"]["text/html"] for each in outputs if each["output_type"] == "display_data")
+    assert f"{url}#pytorch_profiler" in line
+    assert f'<iframe src="{url}#pytorch_profiler"' in page
+    assert ends(url)
+
+
+def test_from_the_shell_it_runs_until_ctrl_c(logdir):
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "helpers.tensorboard", str(logdir)], stdout=subprocess.PIPE, text=True
+    )
+    url = shell.stdout.readline().split()[-1]
+    assert not ends(url, seconds=1)
+    shell.send_signal(signal.SIGINT)
+    assert shell.wait(20) == 0
+    assert ends(url)
+    shell.stdout.close()
+
+
+# --------------------------------------------------------------------------------------------------------- the pages
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A Jupyter server as JupyterHub gives one to the reader Ada; the address that her browser knows."""
+    folder = tmp_path_factory.mktemp("hub")
+    options = ["base_url=/user/ada/", "port=0", "open_browser=False", "allow_root=True", f"root_dir={folder}"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jupyter_server", "--IdentityProvider.token=", *(f"--ServerApp.{o}" for o in options)],
+            env=os.environ | {"JUPYTER_RUNTIME_DIR": str(folder), "JUPYTER_CONFIG_DIR": str(folder)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    for _ in range(600):
+        found = list(folder.glob("jpserver-*.json"))
+        if found and (text := found[0].read_text()):
+            break
+        assert process.poll() is None, (folder / "log").read_text()
+        time.sleep(0.1)
+    yield f"http://127.0.0.1:{json.loads(text)['port']}"
+    process.terminate()
+    process.wait(20)
+
+
+def test_behind_jupyterhub_the_link_goes_through_its_proxy(server, hub, monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
+    page, fragment = server.link.split("#")
+    assert page.startswith("/user/ada/proxy/")
+    assert fragment == "pytorch_profiler"
+    assert "<title>TensorBoard</title>" in urllib.request.urlopen(hub + page).read().decode()
+    runs = urllib.request.urlopen(f"{hub}{page}data/plugin/pytorch_profiler/runs").read().decode()
+    assert RUNS[0] in runs
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, which is refused every address but those of this machine."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def open_without_internet(browser, url):
+    """Open `url`, wait for the Overview, and return the text of its frame and the external addresses asked for."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1200})
+    refused = []
+
+    def route(request):
+        inside = request.request.url.startswith(("http://127.0.0.1", "data:", "blob:"))
+        return request.continue_() if inside else (refused.append(request.request.url), request.abort())
+
+    page.route("**/*", route)
+    page.goto(url)
+    frame = page.frame_locator("iframe")
+    frame.get_by_text("Average Step Time").wait_for(timeout=60_000)
+    frame.locator("svg rect").first.wait_for(timeout=20_000)
+    frame.get_by_role("button", name="gpu").click()
+    listed = frame.get_by_role("option").all_inner_texts()
+    page.close()
+    return listed, refused
+
+
+def test_without_internet_the_page_lists_the_runs_and_draws_the_overview(server, browser):
+    assert open_without_internet(browser, server.link) == (RUNS, [])
+
+
+def test_through_the_hubs_proxy_the_page_is_the_same(server, browser, hub, monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
+    assert open_without_internet(browser, hub + server.link) == (RUNS, [])
