@@ -68,11 +68,12 @@
     return svg(parent, "text", { x, y, "font-family": FONT, "font-size": 12, fill: "currentColor", ...attributes }, text);
   }
 
-  function ticks(largest) {
-    const rough = largest / 5 || 1;
+  function ticks(least, largest) {
+    const rough = (largest - least) / 5 || 1;
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough);
-    return Array.from({ length: Math.ceil(largest / step - 1e-9) + 1 }, (_, index) => index * step);
+    const [from, to] = [Math.floor(least / step + 1e-9), Math.ceil(largest / step - 1e-9)];
+    return Array.from({ length: to - from + 1 }, (_, index) => (from + index) * step);
   }
 
   class Chart {
@@ -155,13 +156,16 @@
       const series = this.table.series;
       const title = this.options.title ? 30 : 10;
       this.area = { left: 80, top: title, width: this.width - 100, height: this.height - title - 70 };
-      const tops = this.table.rows.map((row) => {
+      let [least, largest] = [0, 0];
+      for (const row of this.table.rows) {
         const numbers = series.map((each) => value(row[each.index]) || 0);
-        return this.stacked ? numbers.reduce((sum, number) => sum + number, 0) : Math.max(...numbers);
-      });
-      const marks = ticks(Math.max(...tops, 0) || 1);
-      const largest = marks.at(-1);
-      this.y = (number) => this.area.top + this.area.height * (1 - number / largest);
+        const sum = numbers.reduce((total, number) => total + number, 0);
+        least = Math.min(least, ...numbers);
+        largest = Math.max(largest, ...(this.stacked ? [sum] : numbers));
+      }
+      const marks = ticks(least, largest || 1);
+      const [bottom, range] = [marks[0], marks.at(-1) - marks[0]];
+      this.y = (number) => this.area.top + this.area.height * (1 - (number - bottom) / range);
       this.grid(marks);
       this.body(series);
       this.legend(series.map((each) => each.name), this.height - 8);
@@ -191,15 +195,20 @@
       const { left, width, top, height } = this.area;
       const rows = this.table.rows;
       const slot = width / Math.max(rows.length, 1);
-      const every = Math.ceil(rows.length / Math.max(width / 60, 1));
+      const line = (index) => this.options.series?.[index]?.type === "line";
+      const bars = this.stacked ? 1 : series.filter((_, index) => !line(index)).length;
+      const wide = (slot * 0.7) / bars;
+      const middle = (number) => left + slot * (number + 0.5);
+      const every = Math.ceil(rows.length / Math.max(width / 60, 1)); // label as many as there is room for
       rows.forEach((row, number) => {
         let base = 0;
         series.forEach((each, index) => {
+          if (line(index)) return;
           const amount = value(row[each.index]) || 0;
-          const wide = this.stacked ? slot * this.fill : (slot * this.fill) / series.length;
-          const x = left + slot * (number + (1 - this.fill) / 2) + (this.stacked ? 0 : wide * index);
+          const x = middle(number) - slot * 0.35 + (this.stacked ? 0 : wide * index);
+          const [from, to] = [this.y(base), this.y(base + amount)];
           const bar = svg(this.canvas, "rect", {
-            x, y: this.y(base + amount), width: Math.max(wide, 0.5), height: this.y(base) - this.y(base + amount),
+            x, y: Math.min(from, to), width: Math.max(wide, 0.5), height: Math.abs(from - to),
             fill: this.colour(each.name, index),
           });
           const text = each.tooltip ? plain(row[each.tooltip]) : `${row[0]}\n${each.name}: ${shown(row[each.index])}`;
@@ -208,12 +217,17 @@
         });
         if (number % every === 0) {
           const name = String(row[0]).slice(0, Math.max(Math.floor((slot * every) / 7), 3));
-          label(this.canvas, left + slot * (number + 0.5), top + height + 18, name, { "text-anchor": "middle" });
+          label(this.canvas, middle(number), top + height + 18, name, { "text-anchor": "middle" });
         }
+      });
+      series.forEach((each, index) => {
+        if (!line(index)) return;
+        const points = rows.map((row, number) => `${middle(number)},${this.y(value(row[each.index]) || 0)}`);
+        const stroke = this.colour(each.name, index);
+        svg(this.canvas, "polyline", { points: points.join(" "), fill: "none", stroke, "stroke-width": 2 });
       });
     }
   }
-  AxisChart.prototype.fill = 0.7; // share of its slot that a bar fills
 
   class ColumnChart extends AxisChart {}
   class SteppedAreaChart extends AxisChart {}
