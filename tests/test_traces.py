@@ -83,7 +83,7 @@ names = {
 @given(intervals)
 def test_breakdown_equals_painting_the_steps_microsecond_by_microsecond(intervals):
     events = [event(*names[category], start, start + length) for category, start, length in intervals]
-    table = traces._table([step(0, 10, 40), step(1, 45, 70), *events]).sort_values("start", ignore_index=True)
+    table = traces._table([{"traceEvents": [step(0, 10, 40), step(1, 45, 70), *events]}], accelerated=True)
     painted = np.full(100, traces.CATEGORIES.index("Other"))
     for rank, category in reversed(list(enumerate(traces.CATEGORIES[:-1]))):
         for each, start, length in intervals:
@@ -262,6 +262,14 @@ def test_collection_of_garbage_goes_on_after_reading(tmp_path):
 def test_breakdown_has_a_row_for_each_recorded_step(recorded, workers):
     folder, waited = recorded[workers]
     assert list(traces.breakdown(folder).index) == list(waited)
+
+
+def test_cutting_a_trace_into_pieces_loses_no_event(recorded):
+    (file,) = recorded[0][0].iterdir()
+    content = gzip.decompress(file.read_bytes())
+    pieces = [json.loads(piece)["traceEvents"] for piece in traces._pieces(content, size=10_000)]
+    assert len(pieces) > 10
+    assert sum(pieces, []) == json.loads(content)["traceEvents"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
