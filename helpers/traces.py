@@ -91,9 +91,10 @@ class Trace:
         The file or folder it was read from.
     spans : tuple of DataFrame
         The events of each span in the order of their start: `name`; `kind`, a category or "step"; `host`, whether
-        it ran in Python or an operator on the CPU; `operator`, whether it is an operator of PyTorch; `start` and `end` in µs since the first event; `thread`. With an
-        accelerator also `external`, a number that an operator shares with the runtime calls it makes, and
-        `correlation`, one that a runtime call shares with what it launches.
+        it ran on the CPU and is no call of the accelerator's runtime; `operator`, whether it is an operator of
+        PyTorch; `start` and `end` in µs since the first event; `thread`. With an accelerator also `external`, a
+        number that an operator shares with the runtime calls it makes, and `correlation`, one that a runtime call
+        shares with what it launches.
     """
 
     path: Path
@@ -436,7 +437,7 @@ def _breakdown(events: pd.DataFrame) -> pd.DataFrame:
         columns[category] = now - covered
         covered = now
     columns["Other"] = (table["end"] - table["start"]).to_numpy() - covered
-    return pd.DataFrame(columns, index=table.index)
+    return pd.DataFrame(columns, index=table.index).round(3) + 0.0  # the profiler counts in ns; no −0.0
 
 
 def _coverage(starts: np.ndarray, ends: np.ndarray, spans: pd.DataFrame) -> np.ndarray:
@@ -476,7 +477,7 @@ def _with_device_work(table: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame
         return table
     known = events[~events["host"] & events["correlation"].notna()]
     calls, device = known[known["kind"] == "Runtime"], known[known["kind"] != "Runtime"]
-    starts, ends = table["start"].to_numpy(), table["end"].to_numpy().copy()
+    starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
     step = np.searchsorted(starts, calls["start"], side="right") - 1
     inside = (step >= 0) & (calls["end"].to_numpy() <= ends[step])
     launched_in = pd.Series(step[inside], index=calls["correlation"][inside].to_numpy())
@@ -486,10 +487,10 @@ def _with_device_work(table: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame
     if not len(owned):
         return table
     count = owned.size().reindex(range(len(table)), fill_value=0).to_numpy()
-    begin = owned["start"].min().get(0, -np.inf)
-    earlier = device["end"][owner.isna() & (device["end"] < begin)]
-    ends[owned["end"].max().index] = np.maximum(ends[owned["end"].max().index], owned["end"].max())
-    ends = np.maximum.accumulate(np.r_[starts[0] if earlier.empty else max(starts[0], earlier.max()), ends])
+    ends = np.fmax(ends, owned["end"].max().reindex(range(len(table))).to_numpy())
+    # What was launched before the first step may delay it.
+    earlier = device["end"][owner.isna() & (device["end"] < owned["start"].min().get(0, -np.inf))]
+    ends = np.maximum.accumulate(np.r_[np.fmax(starts[0], earlier.max()), ends])
     result = pd.DataFrame({"start": np.maximum(starts, ends[:-1]), "end": ends[1:]}, index=table.index)
     last = int(np.flatnonzero(count)[-1])
     incomplete = last > 0 and 0.8 * count[last - 1] > count[last]

@@ -16,31 +16,12 @@ import psutil
 import pytest
 import recordings
 from nbclient import NotebookClient
-from test_traces import event, step, write
+from test_traces import on_a_gpu, write
 
 from helpers import config, tensorboard, traces
 from helpers.tensorboard import corrections
 
 RUNS = ["gpu", "two-workers", "zero-workers"]
-
-
-def on_a_gpu():
-    """Two training steps on a GPU, as torch writes them today."""
-    link = {"External id": 5, "correlation": 1, "device": 0, "stream": 7}
-    return [
-        step(1, 0, 100),
-        event("gpu_user_annotation", "ProfilerStep#1", 20, 150),
-        event("cpu_op", "aten::mm", 10, 30, **{"External id": 5}),
-        event("cuda_runtime", "cudaLaunchKernel", 15, 20, **link),
-        event("kernel", "gemm", 60, 140, **link),
-        event("cuda_runtime", "cudaMemcpyAsync", 30, 35, correlation=2, **{"External id": 0}),
-        event("gpu_memcpy", "HtoD", 130, 150, correlation=2, **{"External id": 0}),
-        step(2, 100, 220),
-        event("cuda_driver", "cuLaunchKernel", 120, 125, correlation=3, **{"External id": 0}),
-        event("kernel", "triton", 160, 170, correlation=3, **{"External id": 0}),
-        event("cuda_runtime", "cudaMemsetAsync", 180, 185, correlation=4, **{"External id": 0}),
-        event("gpu_memset", "Memset", 190, 195, correlation=4, **{"External id": 0}),
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +185,13 @@ def test_a_tensorboard_that_does_not_start_shows_its_last_words(logdir, tmp_path
         tensorboard.start(logdir)
 
 
+def test_a_failure_on_the_way_reaches_the_log(logdir, tmp_path):
+    command = [sys.executable, "-m", "helpers.tensorboard.child", logdir, tmp_path / "nowhere", str(os.getpid())]
+    child = subprocess.run(command, capture_output=True, text=True)
+    assert child.returncode == 1
+    assert "nowhere/address.part" in child.stderr
+
+
 def test_a_tensorboard_that_takes_too_long_is_given_up_and_ended(logdir, monkeypatch):
     before = psutil.Process().children()
     monkeypatch.setattr(tensorboard, "TIMEOUT", 0)
@@ -280,8 +268,9 @@ def test_a_fork_that_ends_or_stops_leaves_it_running(logdir):
 
 
 def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir):
-    cell = f"from helpers import tensorboard\ntensorboard.show({str(logdir)!r}, height=500)\nprint(tensorboard._shown.url)"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    show = f"from helpers import tensorboard\ntensorboard.show({str(logdir)!r}, height=500)"
+    cell = nbformat.v4.new_code_cell(f"{show}\nprint(tensorboard._shown.url)")
+    notebook = nbformat.v4.new_notebook(cells=[cell])
     NotebookClient(notebook, timeout=120).execute()
     outputs = notebook.cells[0].outputs
     line, url = "".join(each["text"] for each in outputs if each["output_type"] == "stream").splitlines()
@@ -310,10 +299,11 @@ def test_from_the_shell_it_runs_until_ctrl_c(logdir):
 def hub(tmp_path_factory):
     """A Jupyter server as JupyterHub gives one to the reader Ada; the address that her browser knows."""
     folder = tmp_path_factory.mktemp("hub")
-    options = ["base_url=/user/ada/", "port=0", "open_browser=False", "allow_root=True", f"root_dir={folder}"]
+    settings = ("base_url=/user/ada/", "port=0", "open_browser=False", "allow_root=True", f"root_dir={folder}")
+    options = [f"--ServerApp.{setting}" for setting in settings]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_server", "--IdentityProvider.token=", *(f"--ServerApp.{o}" for o in options)],
+            [sys.executable, "-m", "jupyter_server", "--IdentityProvider.token=", *options],
             env=os.environ | {"JUPYTER_RUNTIME_DIR": str(folder), "JUPYTER_CONFIG_DIR": str(folder)},
             stdout=log,
             stderr=subprocess.STDOUT,

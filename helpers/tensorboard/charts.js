@@ -65,7 +65,8 @@
   }
 
   function label(parent, x, y, text, attributes = {}) {
-    return svg(parent, "text", { x, y, "font-family": FONT, "font-size": 12, fill: "currentColor", ...attributes }, text);
+    const look = { "font-family": FONT, "font-size": 12, fill: "currentColor" };
+    return svg(parent, "text", { x, y, ...look, ...attributes }, text);
   }
 
   function ticks(least, largest) {
@@ -327,8 +328,9 @@
         const line = html(body, "tr", {});
         rows[number].forEach((each, index) => {
           const align = columns[index].type === "number" ? "right" : "left";
-          const field = html(line, "td", { ...cell, textAlign: align }, this.options.allowHtml ? plain(shown(each)) : shown(each));
-          field.setAttribute("style", `${field.getAttribute("style")};${properties.get(`${number},${index},style`) ?? ""}`);
+          const text = this.options.allowHtml ? plain(shown(each)) : shown(each);
+          const field = html(line, "td", { ...cell, textAlign: align }, text);
+          field.style.cssText += `;${properties.get(`${number},${index},style`) ?? ""}`;
         });
       }
       const pages = Math.ceil(rows.length / (size || 1));

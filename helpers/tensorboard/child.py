@@ -23,11 +23,10 @@ def main(logdir: str, folder: Path, parent: int) -> None:
     """Run TensorBoard over `logdir` until the process `parent` ends, or this one is terminated."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     tempfile.tempdir = str(folder)  # so that what the plugin leaves behind goes with the folder
+    owner = psutil.Process(parent)  # with its start: a later process of the same number is another one
+    (folder / "address.part").write_text(_launch(logdir))
+    (folder / "address.part").rename(folder / "address")
     try:
-        owner = psutil.Process(parent)  # remembers its start, so that another process of this number is not taken for it
-        address = _launch(logdir)
-        (folder / "address.part").write_text(address)
-        (folder / "address.part").rename(folder / "address")
         while _lives(owner):
             time.sleep(0.5)
     finally:
