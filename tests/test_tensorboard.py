@@ -261,10 +261,10 @@ def test_killing_the_notebook_ends_it_though_a_fork_lives_on(logdir):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_fork_that_ends_or_stops_leaves_it_running(logdir):
     fork = "tensorboard._shown = server; tensorboard.stop(); sys.exit()"
-    rest = "os.waitpid(fork, 0); time.sleep(1.5); print(server.get('runs')['runs'])"
+    rest = "os.waitpid(fork, 0); time.sleep(1.5); print(server.get('runs')['runs'], server.folder.exists())"
     notebook, line = python(HOLDING.format(fork=fork, rest=rest), logdir)
     notebook.communicate()
-    assert line == str(RUNS)
+    assert line == f"{RUNS} True"
 
 
 def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir):

@@ -224,10 +224,14 @@ def test_top_operators_separates_own_time_from_that_of_operators_inside(tmp_path
         event("cpu_op", "aten::to", 2200, 2300),  # calls itself: one call
         event("cpu_op", "aten::to", 2210, 2290),
         event("cpu_op", "aten::copy_", 2220, 2250),
+        event("cpu_op", "aten::pad", 2300, 2400),  # calls itself and another: two calls
+        event("cpu_op", "aten::pad", 2310, 2340),
+        event("cpu_op", "aten::fill_", 2350, 2360),
     ]
     table = traces.top_operators(write(tmp_path / "trace.json", events))
     assert table.loc["aten::conv2d"].to_list() == [1, 100, 200]
     assert table.loc["aten::to"].to_list() == [1, 70, 100]
+    assert table.loc["aten::pad"].to_list() == [2, 90, 130]
     assert not table.index.str.match("enumerate|Optimizer|ProfilerStep").any()
     assert table["Host Self Duration (us)"].is_monotonic_decreasing
 

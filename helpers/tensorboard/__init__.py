@@ -183,7 +183,7 @@ def _runs(logdir: Path) -> set[str]:
             f"There is nothing to show: the folder {logdir} {found} (*.pt.trace.json or *.pt.trace.json.gz). "
             "Record a profile first, or name the folder it was written to."
         )
-    return {logdir.name if folder == logdir else folder.relative_to(logdir).as_posix() for folder in folders}
+    return {logdir.name if folder == logdir else str(folder.relative_to(logdir)) for folder in folders}
 
 
 def _launch(logdir: Path, folder: Path) -> subprocess.Popen:
