@@ -1,18 +1,18 @@
 # Thin on purpose: every target is a line or two; the work is done by helpers and pytest.
 PYTHON ?= python3
 BIN := .venv/bin
+FIRST := notebooks/00-start-here.ipynb
 
 .PHONY: lab test run bench clean
 
 lab: .venv/installed
 	$(BIN)/python -m helpers prepare
-	$(BIN)/jupyter lab notebooks/00-start-here.ipynb
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/$(FIRST) $(LAB)
 
 test: .venv/installed
 	$(BIN)/python -m pytest
 
 run: .venv/installed
-	$(BIN)/python -m helpers prepare
 	$(BIN)/python -m helpers run
 
 bench: .venv/installed
@@ -21,10 +21,16 @@ bench: .venv/installed
 clean:
 	rm -rf .venv runs
 
+# The file is the last thing made, so an interrupted installation is taken up again.
 .venv/installed: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"This course needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: name a newer one, as in  make lab PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"This course needs Python 3.11 or newer, but $(PYTHON) is {v[0]}.{v[1]}. Name a newer one:  make lab PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)"
+ifdef TORCH_BACKEND
+	grep -vE '^(nvidia-[^m]|cuda-|triton)' requirements.lock > .venv/requirements.txt
+	$(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH_BACKEND) -r .venv/requirements.txt
+else
 	$(BIN)/uv pip install --python $(BIN)/python -r requirements.lock
-	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
+endif
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -e .
 	@touch $@

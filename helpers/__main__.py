@@ -1,0 +1,77 @@
+"""The shell's door: ``python -m helpers check · prepare · run · ladder · tensorboard``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, or 1 if there is a problem."""
+    parser = argparse.ArgumentParser(prog="python -m helpers", description="What the course offers in a shell.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="is this machine ready, and how long will the course take?")
+    commands.add_parser("prepare", help="get the images, or check those that are there")
+    run = commands.add_parser("run", help="execute all notebooks and write them as HTML pages")
+    run.add_argument("--record-times", action="store_true", help="store how long they took, for the estimate of check")
+    commands.add_parser("ladder", help="print the results so far")
+    tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
+    tensorboard.add_argument("logdir", help="folder of the traces")
+    options = parser.parse_args(arguments)
+    try:
+        return _COMMANDS[options.command](options)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if not type(error).__module__.startswith("helpers."):
+            raise  # a fault of ours: its traceback is needed
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+# The imports are in the functions so that each command starts as quickly as it can: PyTorch alone takes seconds.
+
+
+def _check(options: argparse.Namespace) -> int:
+    from helpers import preflight
+
+    report = preflight.check()
+    print(report)
+    return 1 if report.problems else 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from helpers import cifar10
+
+    cifar10.prepare()
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from helpers import cifar10, execute
+
+    data = cifar10.prepare()
+    seconds = execute.run()
+    if options.record_times:
+        execute.record_times(seconds, data.source)
+    return 0
+
+
+def _ladder(options: argparse.Namespace) -> int:
+    from helpers import scoreboard
+
+    print(scoreboard.ladder_text())
+    return 0
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    from helpers import tensorboard
+
+    tensorboard.serve(options.logdir)
+    return 0
+
+
+_COMMANDS = {"check": _check, "prepare": _prepare, "run": _run, "ladder": _ladder, "tensorboard": _tensorboard}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Executes the notebooks in order, without a browser, and writes each as an HTML page."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from jinja2 import DictLoader
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbconvert import HTMLExporter
+from tqdm import tqdm
+
+from helpers import config, preflight, scoreboard
+
+NOTEBOOKS = config.PROJECT / "notebooks"
+
+# The page must open without internet: nothing of it comes from elsewhere.
+OFFLINE = """{% extends 'lab/index.html.j2' %}
+{% block html_head_js %}{% endblock %}
+{% block html_head_js_mathjax %}{% endblock %}
+{% block html_head_js_mermaidjs %}{% endblock %}"""
+
+
+class NotebookFailed(RuntimeError):
+    """A cell of a notebook raised an error."""
+
+
+def run(notebooks: Sequence[Path] | None = None) -> dict[str, float]:
+    """Execute notebooks in order, each in a kernel of its own, and print the ladder.
+
+    Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails.
+
+    Parameters
+    ----------
+    notebooks : sequence of Path, optional
+        By default all of the course.
+
+    Returns
+    -------
+    dict
+        Seconds that each notebook took, by its name.
+
+    Raises
+    ------
+    NotebookFailed
+        If a cell raises an error: no later notebook is executed then.
+    """
+    notebooks = sorted(NOTEBOOKS.glob("[0-9][0-9]-*.ipynb")) if notebooks is None else notebooks
+    folder = config.runs_dir() / "html"
+    print(f"Preset {config.preset().name}: {len(notebooks)} notebooks. Pages go to {folder}.", flush=True)
+    seconds = {}
+    for notebook in notebooks:
+        start = time.perf_counter()
+        execute(notebook, folder / f"{notebook.stem}.html")
+        seconds[notebook.stem] = round(time.perf_counter() - start, 1)
+    print(f"\n{scoreboard.ladder_text()}")
+    return seconds
+
+
+def execute(notebook: Path, page: Path) -> None:
+    """Execute one notebook and write it to `page`, with a progress bar over its cells.
+
+    Raises
+    ------
+    NotebookFailed
+        If a cell raises an error; the page is written all the same, up to that cell.
+    """
+    content = nbformat.read(notebook, as_version=4)
+    # This very interpreter, whatever the machine has registered under the kernel's name.
+    manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+    cells = sum(cell.cell_type == "code" for cell in content.cells)
+    with tqdm(total=cells, desc=notebook.stem, unit="cell", file=sys.stdout) as bar:
+        client = NotebookClient(
+            content,
+            km=manager,
+            timeout=None,
+            coalesce_streams=True,
+            resources={"metadata": {"path": str(notebook.parent)}},
+            on_cell_executed=lambda **_: bar.update(),
+        )
+        try:
+            client.execute()
+        except CellExecutionError as error:
+            raise NotebookFailed(f"{notebook}, cell {bar.n} of {cells}:\n{error}") from error
+        finally:
+            _write_page(content, page)
+
+
+def record_times(seconds: dict[str, float], data: str) -> None:
+    """Store how long the notebooks took, and this machine's calibration, for the estimate of `preflight`."""
+    path = preflight.RUN_TIMES
+    times = json.loads(path.read_text()) if path.exists() else {}
+    times[config.preset().name] = {
+        "seconds": seconds,
+        "calibration": preflight.calibrate(),
+        "machine": config.describe(),
+        "data": data,
+        "date": datetime.date.today().isoformat(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_whole(path, json.dumps(times, indent=2) + "\n")
+
+
+def _write_page(notebook: nbformat.NotebookNode, page: Path) -> None:
+    exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.html.j2": OFFLINE})], template_file="offline.html.j2")
+    for cell in notebook.cells:
+        cell.outputs = [_without_tensorboard(output) for output in cell.get("outputs", [])]
+    body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": page.stem}})
+    page.parent.mkdir(parents=True, exist_ok=True)
+    _write_whole(page, body)
+
+
+def _without_tensorboard(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """TensorBoard ends with the kernel: a page that embeds it would show an error."""
+    if "<iframe" in output.get("data", {}).get("text/html", ""):
+        note = "TensorBoard opens here when you run the notebook."
+        return nbformat.v4.new_output("display_data", {"text/plain": note, "text/html": f"<p><i>{note}</i></p>"})
+    return output
+
+
+def _write_whole(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}-{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)

@@ -1,0 +1,73 @@
+"""What several test files share: images from both sources, and the notebooks executed on them."""
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from helpers import cifar10, config
+
+# Real CIFAR-10 images that may lie beside the project; they are no part of it.
+REAL_IMAGES = config.PROJECT.parent / "shared" / "data" / "cifar-10-python-subset.tar.gz"
+SOURCES = ["real", "drawn"]
+
+
+@dataclass(frozen=True)
+class Executed:
+    """The notebooks after nbval executed them in order."""
+
+    runs: Path
+    passed: dict[str, int]  # cells that passed, by notebook
+    failed: dict[str, list[str]]  # messages of those that did not
+    log: str
+
+
+@pytest.fixture(scope="session", params=SOURCES)
+def images(request, tmp_path_factory):
+    """Environment variables for a folder with prepared images: real ones if they are there, and drawn ones."""
+    data, real = tmp_path_factory.mktemp(f"{request.param}-images"), request.param == "real"
+    if real and not REAL_IMAGES.exists():
+        pytest.skip(f"no real images at {REAL_IMAGES}")
+    cifar10.prepare(data_dir=data, archive=REAL_IMAGES if real else None, drawn=(5_000, 1_000), download=False)
+    return environment(data, tmp_path_factory.mktemp(f"{request.param}-runs"))
+
+
+@pytest.fixture(scope="session")
+def executed(images, tmp_path_factory):
+    """All notebooks, executed in order by nbval with the preset for CI."""
+    report = tmp_path_factory.mktemp("nbval") / "report.xml"
+    process = nbval(config.PROJECT / "notebooks", images, f"--junit-xml={report}")
+    passed, failed = {}, {}
+    for case in ET.parse(report).iter("testcase"):
+        notebook = case.get("classname").split(".")[-2]
+        problems = [problem.get("message") or problem.text for problem in case if problem.tag in ("failure", "error")]
+        failed.setdefault(notebook, []).extend(problems)
+        passed[notebook] = passed.get(notebook, 0) + (not problems)
+    return Executed(Path(images["COURSE_RUNS"]), passed, failed, process.stdout)
+
+
+@pytest.fixture(scope="session")
+def executed_runs(executed):
+    """Folder of the traces and the scoreboard that the executed notebooks left."""
+    return executed.runs
+
+
+def environment(data: Path, runs: Path) -> dict[str, str]:
+    """Environment variables of a reader with these folders, and none of the machine's own settings."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("COURSE_", "CIFAR10_"))}
+    return inherited | {"COURSE_PRESET": "ci", "COURSE_DATA": str(data), "COURSE_RUNS": str(runs)}
+
+
+def nbval(path: Path, environment: dict[str, str], *options: str) -> subprocess.CompletedProcess:
+    """Execute a notebook, or a folder of them, by nbval in the running interpreter; compare the outputs marked so."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300"]
+        + ["-p", "no:cacheprovider", f"--rootdir={path if path.is_dir() else path.parent}", *options, str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )

@@ -1,0 +1,130 @@
+"""A reader's first minutes, in a real browser without internet: JupyterLab opens 00, runs it, TensorBoard shows the run."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from urllib.parse import urlsplit
+
+import pytest
+
+from helpers import config
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+OPTIONS += ["--disable-background-networking", "--disable-component-update"]
+CODE_CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
+    .filter(cell => cell.cell_type === 'code')
+    .map(cell => ({count: cell.execution_count, outputs: cell.outputs.map(output => output.output_type)}))"""
+
+
+@pytest.fixture(scope="module")
+def page():
+    if BROWSER is None:
+        message = "no Chromium: install it from your system's packages"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=OPTIONS)
+        yield browser.new_page(viewport={"width": 1400, "height": 1000})
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def refused(page):
+    """Addresses outside this machine that a page asked for; all of them are refused."""
+    addresses = []
+
+    def decide(route):
+        if urlsplit(route.request.url).hostname in ("127.0.0.1", "localhost"):
+            return route.continue_()
+        addresses.append(route.request.url)
+        return route.abort()
+
+    page.context.route("**/*", decide)
+    return addresses
+
+
+@pytest.fixture(scope="module")
+def lab(images, tmp_path_factory):
+    """JupyterLab as `make lab` starts it, over a copy of the notebooks and with nobody's own settings."""
+    folder = tmp_path_factory.mktemp("lab")
+    ignored = shutil.ignore_patterns(".ipynb_checkpoints", "__pycache__")
+    shutil.copytree(config.PROJECT / "notebooks", folder / "notebooks", ignore=ignored)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "jupyterlab", "--LabApp.default_url=/lab/tree/notebooks/00-start-here.ipynb"]
+    command += ["--no-browser", "--allow-root", f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="]
+    own = {name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
+    with open(folder / "log", "w") as log:
+        server = subprocess.Popen(
+            [*command, "--expose-app-in-browser"], cwd=folder, env=images | own, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        url = f"http://127.0.0.1:{port}/"
+        wait_for(lambda: answers(f"{url}api"), 60, lambda: (folder / "log").read_text())
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def opened(page, refused, lab):
+    """The notebook 00 in JupyterLab, after `Run All Cells` has come to its end."""
+    page.goto(lab)
+    page.locator(".jp-Notebook").wait_for(timeout=60_000)
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'")
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    cells = []
+
+    def done():
+        cells[:] = page.evaluate(CODE_CELLS)
+        return all(cell["count"] for cell in cells) or any("error" in cell["outputs"] for cell in cells)
+
+    wait_for(done, 240, lambda: f"not all cells were executed: {cells}")
+    return page
+
+
+def test_jupyterlab_opens_the_first_notebook_and_runs_it_to_the_end(opened):
+    assert opened.evaluate("() => window.jupyterapp.shell.currentWidget.context.path") == "notebooks/00-start-here.ipynb"
+    cells = opened.evaluate(CODE_CELLS)
+    assert len(cells) > 10
+    assert [cell for cell in cells if "error" in cell["outputs"]] == []
+
+
+def test_every_figure_in_the_page_has_an_alternative_text(opened):
+    pictures = opened.evaluate("() => [...document.querySelectorAll('.jp-OutputArea img')].map(image => image.alt)")
+    assert pictures and all(len(text) > 20 for text in pictures)
+
+
+def test_the_profiler_tab_lists_the_run_and_draws_its_numbers(opened, refused):
+    opened.locator("iframe[title=TensorBoard]").scroll_into_view_if_needed()
+    texts = []
+
+    def shown():
+        texts[:] = [frame.locator("body").inner_text() for frame in opened.frames if "pytorch_profiler" in frame.url]
+        return any("hello" in text and "Average Step Time" in text for text in texts)
+
+    wait_for(shown, 60, lambda: f"TensorBoard shows {texts}")
+    assert [address for address in refused if "127.0.0.1" not in address] == []
+
+
+def answers(url):
+    try:
+        return urllib.request.urlopen(url, timeout=5).status == 200
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds, explain):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.2)

@@ -1,0 +1,66 @@
+import re
+import sys
+
+import nbformat
+import pytest
+
+from helpers import execute
+
+
+@pytest.fixture(autouse=True)
+def own_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("COURSE_PRESET", "ci")
+    return tmp_path / "runs"
+
+
+def notebook(path, *sources):
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources]), path)
+    return path
+
+
+def test_notebooks_are_executed_in_order_by_this_interpreter_and_written_as_pages(tmp_path, own_runs, capsys):
+    first = notebook(tmp_path / "00-a.ipynb", "import sys; print('by', sys.executable)", "import os; os.getcwd()")
+    second = notebook(tmp_path / "01-b.ipynb", "40 + 2")
+    seconds = execute.run([first, second])
+    assert list(seconds) == ["00-a", "01-b"]
+    pages = [(own_runs / "html" / f"{name}.html").read_text() for name in seconds]
+    assert f"by {sys.executable}" in pages[0] and str(tmp_path) in pages[0]
+    assert "42" in pages[1]
+    assert "No result yet" in capsys.readouterr().out  # the ladder comes last
+
+
+def test_a_page_needs_nothing_from_elsewhere(tmp_path, own_runs):
+    execute.run([notebook(tmp_path / "00-a.ipynb", "from IPython.display import Markdown; Markdown('**bold**')")])
+    page = (own_runs / "html" / "00-a.html").read_text()
+    assert re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(?!data:)[^"]*"', page) == []
+    assert "<strong>bold</strong>" in page
+
+
+def test_a_page_does_not_embed_a_tensorboard_that_has_ended(tmp_path, own_runs):
+    frame = "<iframe src=http://127.0.0.1:1/></iframe>"
+    execute.run([notebook(tmp_path / "00-a.ipynb", f"from IPython.display import HTML; HTML('''{frame}''')")])
+    page = (own_runs / "html" / "00-a.html").read_text()
+    assert "TensorBoard opens here when you run the notebook" in page
+    assert "<iframe src=http" not in page
+
+
+def test_a_failing_cell_stops_the_run_and_is_named_and_the_page_shows_it(tmp_path, own_runs):
+    bad = notebook(tmp_path / "00-bad.ipynb", "print('before')", "1 / 0", "print('after')")
+    never = notebook(tmp_path / "01-never.ipynb", "1")
+    with pytest.raises(execute.NotebookFailed, match=r"(?s)00-bad\.ipynb, cell 2 of 3.*ZeroDivisionError"):
+        execute.run([bad, never])
+    page = (own_runs / "html" / "00-bad.html").read_text()
+    assert "before" in page and "ZeroDivisionError" in page
+    assert not (own_runs / "html" / "01-never.html").exists()
+
+
+def test_recorded_times_keep_those_of_other_presets(tmp_path, monkeypatch):
+    path = tmp_path / "reference" / "run-times.json"
+    monkeypatch.setattr(execute.preflight, "RUN_TIMES", path)
+    execute.record_times({"00-a": 1.0}, "drawn images")
+    monkeypatch.setenv("COURSE_PRESET", "workshop")
+    execute.record_times({"00-a": 2.0}, "drawn images")
+    times = execute.json.loads(path.read_text())
+    assert {name: run["seconds"]["00-a"] for name, run in times.items()} == {"ci": 1.0, "workshop": 2.0}
+    assert all(run["calibration"] and run["machine"] and run["date"] and run["data"] for run in times.values())

@@ -1,0 +1,54 @@
+"""What the executed notebooks left behind: each trace is right, here, in TensorBoard and by the stopwatch."""
+
+import json
+
+import pandas as pd
+import pytest
+from test_tensorboard import overview
+
+from helpers import profiling, tensorboard, traces
+
+
+@pytest.fixture(scope="module")
+def server(executed_runs):
+    server = tensorboard.start(executed_runs)
+    yield server
+    server.stop()
+
+
+def test_the_profiler_tab_lists_all_runs_of_all_notebooks(server, executed_runs):
+    written = {file.parent.relative_to(executed_runs).as_posix() for file in executed_runs.rglob("*.pt.trace.json.gz")}
+    assert set(server.get("runs")["runs"]) == written
+    assert {run.split("/")[0][:2] for run in written} == {"00", "01", "03", "04"}
+
+
+def test_the_overview_equals_our_own_breakdown_of_every_trace(server, executed_runs):
+    for run in server.runs:
+        ours = traces.breakdown(executed_runs / run)
+        shown = pd.DataFrame.from_dict(overview(server, run), orient="index")
+        assert shown.index.tolist() == ours.index.tolist(), run
+        assert (abs(ours[shown.columns] - shown) <= 1).all(axis=None), run  # µs
+
+
+def test_every_trace_agrees_with_the_stopwatch_that_ran_along(executed_runs):
+    checked = 0
+    for clock_file in executed_runs.rglob(profiling.STOPWATCH):
+        clock, ours = profiling.stopwatch(clock_file.parent), traces.breakdown(clock_file.parent)
+        assert ours.index.tolist() == clock.index.tolist()
+        assert abs(ours["DataLoader"] - clock["wait"]).median() < 1000, clock_file  # µs
+        assert abs(ours[traces.CATEGORIES].sum(axis=1) - clock["step"]).median() < 1000, clock_file
+        checked += 1
+    assert checked >= 8
+
+
+def test_the_first_profile_shows_that_the_loop_waits_for_data(executed_runs):
+    assert (traces.breakdown(executed_runs / "01-first-profile" / "one-worker")["DataLoader"] > 0).all()
+
+
+def test_the_scoreboard_has_a_line_with_its_provenance_for_every_rung(executed_runs):
+    results = [json.loads(line) for line in (executed_runs / "scoreboard.jsonl").read_text().splitlines()]
+    assert [result["rung"][:2] for result in results] == ["01", "03", "04"]
+    for result in results:
+        assert result["preset"] == "ci"
+        assert "images" in result["data"] or "CIFAR-10" in result["data"]
+        assert result["images_per_second"] > 0

@@ -1,0 +1,82 @@
+"""The notebooks are executed by nbval, on real images and on drawn ones, and keep to the course's form."""
+
+import re
+
+import nbformat
+import pytest
+from conftest import environment, nbval
+
+from helpers import config
+
+NOTEBOOKS = sorted((config.PROJECT / "notebooks").glob("*.ipynb"))
+NAMES = [path.stem for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_of_the_notebook_executes(executed, name):
+    assert name in executed.passed, executed.log
+    assert not executed.failed[name], "\n".join(executed.failed[name])
+    code = [cell for cell in nbformat.read(config.PROJECT / "notebooks" / f"{name}.ipynb", 4).cells if cell.cell_type == "code"]
+    assert executed.passed[name] == len(code)
+
+
+@pytest.mark.parametrize(
+    ("source", "stored"), [("1 / 0", None), ("# NBVAL_CHECK_OUTPUT\nprint(2)", "1\n"), ("import missing_module", None)]
+)
+def test_a_notebook_that_is_wrong_fails(tmp_path, source, stored):
+    outputs = [] if stored is None else [nbformat.v4.new_output("stream", text=stored)]
+    cell = nbformat.v4.new_code_cell(source, outputs=outputs, execution_count=1 if outputs else None)
+    write(tmp_path / "wrong.ipynb", cell)
+    process = nbval(tmp_path / "wrong.ipynb", environment(tmp_path, tmp_path))
+    assert process.returncode == 1, process.stdout
+    assert "1 failed" in process.stdout
+
+
+def test_a_cell_that_is_silent_for_six_seconds_passes(tmp_path):
+    write(tmp_path / "slow.ipynb", nbformat.v4.new_code_cell("import time; print(1); time.sleep(6); print(2)"))
+    (tmp_path / "conftest.py").write_text((config.PROJECT / "notebooks" / "conftest.py").read_text())
+    process = nbval(tmp_path / "slow.ipynb", environment(tmp_path, tmp_path))
+    assert process.returncode == 0, process.stdout
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_the_notebook_is_stored_without_outputs_but_those_that_are_compared(path):
+    for cell in code_cells(path):
+        assert not cell.outputs or "NBVAL_CHECK_OUTPUT" in cell.source, cell.id
+        assert cell.outputs or "NBVAL_CHECK_OUTPUT" not in cell.source, cell.id
+        assert cell.execution_count is None or cell.outputs, cell.id
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_no_cell_is_longer_than_25_lines(path):
+    assert {cell.id: len(cell.source.splitlines()) for cell in code_cells(path) if cell.source.count("\n") >= 25} == {}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_no_cell_defines_what_a_spawned_worker_could_not_import(path):
+    assert [cell.id for cell in code_cells(path) if "Dataset)" in cell.source and "class " in cell.source] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_the_notebook_has_the_parts_that_every_notebook_has(path):
+    cells = nbformat.read(path, 4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    parts = ["# ", "**The question.**", "*Minutes:", "## Predict", "## Measure", "## Exercise", "## In this notebook we saw"]
+    assert [part for part in parts if part not in text] == []
+    solutions = [cell for cell in cells if "solution" in cell.metadata.get("tags", [])]
+    assert solutions and all(cell.metadata.jupyter.source_hidden for cell in solutions)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_links_between_files_of_the_project_lead_somewhere(path):
+    text = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def code_cells(path):
+    return [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+
+
+def write(path, *cells):
+    nbformat.write(nbformat.v4.new_notebook(cells=list(cells)), path)
