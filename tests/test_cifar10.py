@@ -70,8 +70,8 @@ def test_all_60000_images_are_cifar10(tmp_path):
 
 
 def test_batches_are_taken_in_the_order_of_their_numbers(tmp_path):
-    write_archive(tmp_path / "a.tar", train=[1] * 11, test=1, labels=lambda name: [int("0" + name[11:]) % 10])
-    prepared = prepare(tmp_path / "data", archive=tmp_path / "a.tar")
+    write_folder(tmp_path / "mine", train=[1] * 11, test=1, labels=lambda name: [int("0" + name[11:]) % 10])
+    prepared = prepare(tmp_path / "data", archive=tmp_path / "mine")  # read by name: 1, 10, 11, 2, …
     labels = [row.split(",")[1] for row in prepared.train.joinpath("labels.csv").read_text().split()[1:]]
     assert labels == list("12345678901")
 
@@ -567,9 +567,9 @@ def write_archive(path, **options):
     return path
 
 
-def write_folder(path):
+def write_folder(path, **options):
     path.mkdir(parents=True)
-    for name, content in batches().items():
+    for name, content in batches(**options).items():
         path.joinpath(name).write_bytes(content)
 
 
