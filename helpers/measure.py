@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ def loop(loader: Iterable, step: training.Step, steps: int, warmup: int | None =
 def in_turn(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Comparison:
     """Time variants in turn, A B A B …: what else the machine does meanwhile then meets all of them alike."""
     timings = {name: [] for name in variants}
-    with tqdm(total=rounds * len(variants), desc="timing in turn", unit="run") as bar:
+    with tqdm(total=rounds * len(variants), desc="timing in turn", unit="run", file=sys.stdout) as bar:
         for _ in range(rounds):
             for name, run in variants.items():
                 bar.set_postfix_str(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -98,7 +99,8 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iter
     model.train()
     accuracy = new_accuracy(device_of(model))
     step = TrainingStep(model, optimizer, accuracy)
-    losses = [step(images, labels) for images, labels in tqdm(loader, "training", unit="step", disable=not progress)]
+    bar = tqdm(loader, "training", unit="step", file=sys.stdout, disable=not progress)
+    losses = [step(images, labels) for images, labels in bar]
     return Epoch(torch.stack(losses).cpu().numpy(), accuracy.compute().item())
 
 

@@ -29,11 +29,15 @@ class Executed:
 @pytest.fixture(scope="session", params=SOURCES)
 def images(request, tmp_path_factory):
     """Environment variables for a folder with prepared images: real ones if they are there, and drawn ones."""
-    data, real = tmp_path_factory.mktemp(f"{request.param}-images"), request.param == "real"
-    if real and not REAL_IMAGES.exists():
+    if request.param == "real" and not REAL_IMAGES.exists():
         pytest.skip(f"no real images at {REAL_IMAGES}")
-    cifar10.prepare(data_dir=data, archive=REAL_IMAGES if real else None, drawn=(5_000, 1_000), download=False)
-    return environment(data, tmp_path_factory.mktemp(f"{request.param}-runs"))
+    return prepared(tmp_path_factory, REAL_IMAGES if request.param == "real" else None)
+
+
+@pytest.fixture(scope="session")
+def drawn_images(tmp_path_factory):
+    """Environment variables for a folder with drawn images, and for empty runs."""
+    return prepared(tmp_path_factory, None)
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +60,12 @@ def executed_runs(executed):
     return executed.runs
 
 
+def prepared(tmp_path_factory: pytest.TempPathFactory, archive: Path | None) -> dict[str, str]:
+    data = tmp_path_factory.mktemp("images")
+    cifar10.prepare(data_dir=data, archive=archive, drawn=(5_000, 1_000), download=False)
+    return environment(data, tmp_path_factory.mktemp("runs"))
+
+
 def environment(data: Path, runs: Path) -> dict[str, str]:
     """Environment variables of a reader with these folders, and none of the machine's own settings."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("COURSE_", "CIFAR10_"))}
@@ -66,8 +76,8 @@ def nbval(path: Path, environment: dict[str, str], *options: str) -> subprocess.
     """Execute a notebook, or a folder of them, by nbval in the running interpreter; compare the outputs marked so."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300"]
-        + ["-p", "no:cacheprovider", f"--rootdir={path if path.is_dir() else path.parent}", *options, str(path)],
-        env=environment,
+        + ["-p", "patient_nbval", "-p", "no:cacheprovider", f"--rootdir={path if path.is_dir() else path.parent}", *options, str(path)],
+        env=environment | {"PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
     )

@@ -50,7 +50,7 @@ def refused(page):
 
 
 @pytest.fixture(scope="module")
-def lab(images, tmp_path_factory):
+def lab(drawn_images, tmp_path_factory):
     """JupyterLab as `make lab` starts it, over a copy of the notebooks and with nobody's own settings."""
     folder = tmp_path_factory.mktemp("lab")
     ignored = shutil.ignore_patterns(".ipynb_checkpoints", "__pycache__")
@@ -63,7 +63,7 @@ def lab(images, tmp_path_factory):
     own = {name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
     with open(folder / "log", "w") as log:
         server = subprocess.Popen(
-            [*command, "--expose-app-in-browser"], cwd=folder, env=images | own, stdout=log, stderr=subprocess.STDOUT
+            [*command, "--expose-app-in-browser"], cwd=folder, env=drawn_images | own, stdout=log, stderr=subprocess.STDOUT
         )
     try:
         url = f"http://127.0.0.1:{port}/"

@@ -34,7 +34,6 @@ def test_a_notebook_that_is_wrong_fails(tmp_path, source, stored):
 
 def test_a_cell_that_is_silent_for_six_seconds_passes(tmp_path):
     write(tmp_path / "slow.ipynb", nbformat.v4.new_code_cell("import time; print(1); time.sleep(6); print(2)"))
-    (tmp_path / "conftest.py").write_text((config.PROJECT / "notebooks" / "conftest.py").read_text())
     process = nbval(tmp_path / "slow.ipynb", environment(tmp_path, tmp_path))
     assert process.returncode == 0, process.stdout
 

@@ -25,6 +25,7 @@ from helpers.tensorboard import corrections
 from helpers.traces import TRACE_FILE, NoTraces
 
 TIMEOUT = 120  # seconds: thirty readers may start theirs at once, each taking 2 s of the machine's cores
+SCALE = 0.72  # the Overview needs 1,200 pixels, and a notebook has about 880: narrower, its panels overlap
 PLUGIN = "data/plugin/pytorch_profiler"
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy for the internet cannot see 127.0.0.1
@@ -109,7 +110,9 @@ def show(logdir: str | Path, *, height: int = 800) -> None:
         display(
             HTML(
                 f'<p><a href="{link}" target="_blank">Open TensorBoard in a tab of its own</a></p>'
-                f'<iframe src="{link}" title="TensorBoard" width="100%" height="{height}" style="border: 0"></iframe>'
+                f'<div style="height: {height}px; overflow: hidden"><iframe src="{link}" title="TensorBoard" '
+                f'style="border: 0; width: {1 / SCALE:.2%}; height: {height / SCALE:.0f}px; '
+                f'transform: scale({SCALE}); transform-origin: 0 0"></iframe></div>'
             )
         )
 

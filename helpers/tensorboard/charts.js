@@ -123,7 +123,7 @@
       const rows = this.table.rows;
       const total = rows.reduce((sum, row) => sum + value(row[1]), 0) || 1;
       const top = this.options.title ? 30 : 10;
-      const radius = Math.min(this.height - top - 10, this.width / 2 - 20) / 2;
+      const radius = Math.min(this.height - top - 10, this.width * 0.32) / 2; // leaves room for the legend
       const [x, y] = [radius + 12, top + radius];
       let angle = -Math.PI / 2;
       rows.forEach((row, index) => {

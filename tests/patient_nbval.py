@@ -1,4 +1,4 @@
-"""For `pytest --nbval-lax`: a cell that prints nothing for a while is no failure."""
+"""A plugin for nbval: a cell that prints nothing for a while is no failure."""
 
 
 def pytest_collection_modifyitems(items):
