@@ -11,7 +11,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m helpers", description="What the course offers in a shell.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="is this machine ready, and how long will the course take?")
-    commands.add_parser("prepare", help="get the images, or check those that are there")
+    prepare = commands.add_parser("prepare", help="get the images, or check those that are there")
+    prepare.add_argument("--verify", action="store_true", help="then also read every byte of them")
     run = commands.add_parser("run", help="execute all notebooks and write them as HTML pages")
     run.add_argument("--record-times", action="store_true", help="store how long they took, for the estimate of check")
     commands.add_parser("ladder", help="print the results so far")
@@ -43,7 +44,10 @@ def _check(options: argparse.Namespace) -> int:
 def _prepare(options: argparse.Namespace) -> int:
     from helpers import cifar10
 
-    cifar10.prepare()
+    images = cifar10.prepare()
+    if options.verify:
+        cifar10.verify(images.train.parent)
+        print(f"Every byte of the {images.train_images + images.test_images:,} images is as it was written.")
     return 0
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 from PIL import Image
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from helpers import config, synthetic
 

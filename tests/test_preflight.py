@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 
 from helpers import __main__ as shell
-from helpers import config, preflight
+from helpers import cifar10, config, preflight
 
 
 @pytest.fixture
@@ -116,6 +116,17 @@ def test_an_error_of_the_course_is_one_line_in_the_shell(folders):
     )
     assert process.returncode == 1
     assert "nothing-here.tar.gz" in process.stderr and "Traceback" not in process.stderr
+
+
+def test_verifying_finds_the_byte_that_the_quick_check_does_not_look_at(folders, capsys):
+    images = cifar10.prepare(drawn=(20, 10), download=False)
+    path = images.train / "00007.png"
+    content = bytearray(path.read_bytes())
+    content[-30] ^= 1
+    path.write_bytes(content)
+    cifar10.prepare(drawn=(20, 10), download=False)
+    with pytest.raises(cifar10.DamagedFolder, match="00007.png"):
+        cifar10.verify(images.train.parent)
 
 
 def test_an_unknown_preset_is_named_with_those_there_are(monkeypatch):
