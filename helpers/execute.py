@@ -30,6 +30,13 @@ OFFLINE = """{% extends 'lab/index.html.j2' %}
 {% block html_head_js_mermaidjs %}{% endblock %}"""
 
 
+class ThisInterpreter(AsyncKernelManager):
+    """Starts kernels with the running interpreter, whatever the machine has registered under the kernel's name."""
+
+    def _kernel_spec_manager_default(self) -> KernelSpecManager:
+        return KernelSpecManager(kernel_dirs=[])
+
+
 class NotebookFailed(RuntimeError):
     """A cell of a notebook raised an error."""
 
@@ -69,26 +76,29 @@ def run(notebooks: Sequence[Path] | None = None) -> dict[str, float]:
 def execute(notebook: Path, page: Path) -> None:
     """Execute one notebook and write it to `page`, with a progress bar over its cells.
 
+    What its kernel writes to the terminal goes into a file beside the page, with the ending ``log``.
+
     Raises
     ------
     NotebookFailed
         If a cell raises an error; the page is written all the same, up to that cell.
     """
     content = nbformat.read(notebook, as_version=4)
-    # This very interpreter, whatever the machine has registered under the kernel's name.
-    manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+    page.parent.mkdir(parents=True, exist_ok=True)
     cells = sum(cell.cell_type == "code" for cell in content.cells)
-    with tqdm(total=cells, desc=notebook.stem, unit="cell", file=sys.stdout) as bar:
+    bar = tqdm(total=cells, desc=notebook.stem, unit="cell", file=sys.stdout)
+    with bar, open(page.with_suffix(".log"), "w") as log:
         client = NotebookClient(
             content,
-            km=manager,
+            kernel_manager_class=ThisInterpreter,
+            kernel_name="python3",
             timeout=None,
             coalesce_streams=True,
             resources={"metadata": {"path": str(notebook.parent)}},
             on_cell_executed=lambda **_: bar.update(),
         )
         try:
-            client.execute()
+            client.execute(stdout=log, stderr=log)
         except CellExecutionError as error:
             raise NotebookFailed(f"{notebook}, cell {bar.n} of {cells}:\n{error}") from error
         finally:
@@ -115,7 +125,6 @@ def _write_page(notebook: nbformat.NotebookNode, page: Path) -> None:
     for cell in notebook.cells:
         cell.outputs = [_without_tensorboard(output) for output in cell.get("outputs", [])]
     body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": page.stem}})
-    page.parent.mkdir(parents=True, exist_ok=True)
     _write_whole(page, body)
 
 

@@ -18,6 +18,11 @@ from helpers import config, measure, training
 
 STOPWATCH = "stopwatch.json"  # beside the traces
 
+# The profiler's own log: on a machine without a GPU all it says is that it started, stopped and found no GPU. With one
+# it may say why it sees no kernels, so it is left on there. It is read when the first profile starts.
+if not torch.cuda.is_available():
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
 
 def record(
     loader: Iterable,

@@ -2,6 +2,7 @@ import re
 import sys
 
 import nbformat
+import psutil
 import pytest
 
 from helpers import execute
@@ -53,6 +54,17 @@ def test_a_failing_cell_stops_the_run_and_is_named_and_the_page_shows_it(tmp_pat
     page = (own_runs / "html" / "00-bad.html").read_text()
     assert "before" in page and "ZeroDivisionError" in page
     assert not (own_runs / "html" / "01-never.html").exists()
+
+
+def test_no_kernel_is_left_behind(tmp_path):
+    execute.run([notebook(tmp_path / "00-a.ipynb", "1"), notebook(tmp_path / "01-b.ipynb", "1 + 1")])
+    assert [child for child in psutil.Process().children() if "ipykernel" in " ".join(child.cmdline())] == []
+
+
+def test_what_a_kernel_writes_to_the_terminal_is_kept_in_a_file(tmp_path, own_runs, capfd):
+    execute.run([notebook(tmp_path / "00-a.ipynb", "import os; os.write(2, b'from below')")])
+    assert "from below" in (own_runs / "html" / "00-a.log").read_text()
+    assert "from below" not in capfd.readouterr().err
 
 
 def test_recorded_times_keep_those_of_other_presets(tmp_path, monkeypatch):
