@@ -116,6 +116,6 @@ def test_items_of_the_sleeping_dataset_say_who_made_them_and_when():
 
 
 def test_a_hiccup_takes_its_own_time():
-    dataset = datasets.SleepDataset(4, 0.0, hiccup_every=4, hiccup_seconds=0.02)
+    dataset = datasets.SleepDataset(4, 0.0, hiccup_every=4, hiccup_seconds=0.2)
     durations = [float(item[2] - item[1]) for item, _ in (dataset[index] for index in range(4))]
-    assert durations[3] >= 0.02 > max(durations[:3])
+    assert durations[3] >= 0.2 > max(durations[:3])
