@@ -107,10 +107,15 @@ class Comparison:
         to = to or self.names[0]
         ratios = self.ratios(name, to)
         ratio, spread = statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds"
-        if min(ratios) <= 1 <= max(ratios):
+        if no_effect(min(ratios), max(ratios)):
             return f"{name} against {to}: no measurable effect here ({ratio:.2f}×; {spread})."
         word = "faster" if ratio > 1 else "slower"
         return f"{name} against {to}: {ratio:.2f}× the throughput, {word} in every round ({spread})."
+
+
+def no_effect(lowest: float, highest: float) -> bool:
+    """Whether the spread of a ratio reaches 1, within the 1 % that two runs of the same loop differ by anyway."""
+    return lowest <= 1.01 and highest >= 0.99
 
 
 def warmup_steps(loader: Iterable) -> int:

@@ -180,7 +180,8 @@ def ratio_text(result: Result) -> str:
     if pd.isna(result.ratio):
         return ""
     spread = f"{result.ratio:.2f}× ({result.ratio_lowest:.2f} to {result.ratio_highest:.2f})"
-    return f"{spread}: no measurable effect" if result.ratio_lowest <= 1 <= result.ratio_highest else spread
+    none = measure.no_effect(result.ratio_lowest, result.ratio_highest)
+    return f"{spread}: no measurable effect" if none else spread
 
 
 def provenance(table: pd.DataFrame) -> list[str]:

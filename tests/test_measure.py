@@ -64,6 +64,11 @@ def test_a_ratio_inside_the_spread_is_no_effect():
     assert "no measurable effect" in comparison(a=[100, 100], b=[101, 99]).verdict("b")
 
 
+def test_a_ratio_that_differs_by_less_than_a_percent_is_no_effect_however_steady():
+    assert "no measurable effect" in comparison(a=[100, 100], b=[100.4, 100.5]).verdict("b")
+    assert "faster in every round" in comparison(a=[100, 100], b=[102, 103]).verdict("b")
+
+
 def test_a_variant_that_is_slower_is_said_to_be():
     assert "0.50× the throughput, slower in every round" in comparison(a=[100, 100], b=[50, 49.9]).verdict("b")
 
