@@ -225,7 +225,7 @@ def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
     """Memory that one forked worker gains in a pass over `dataset`, in MB (10⁶ bytes).
 
     Counts the pages that the worker has for itself alone (USS), from its first mini-batch of 1,000 items to the end
-    of the pass. Works where processes can be forked: on Linux, and on macOS.
+    of the pass. For Linux: elsewhere processes cannot be forked safely, or not at all.
     """
     loader = torch.utils.data.DataLoader(
         dataset, 1_000, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
