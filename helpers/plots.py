@@ -85,7 +85,7 @@ def image_grid(images: Sequence, labels: Sequence[int], classes: Sequence[str], 
     figure = Figure(figsize=(8, 1.25 * rows + 0.5), layout="constrained")
     for axes, image, label in zip(figure.subplots(rows, columns).flat, images, labels, strict=False):
         axes.imshow(np.asarray(image))
-        axes.set_title(classes[label], fontsize=9)
+        axes.set_title(classes[label].removeprefix("drawn: "), fontsize=9)  # the source says that they are drawn
     for axes in figure.axes:
         axes.axis("off")
     figure.suptitle(source, fontsize=10)
