@@ -1,0 +1,81 @@
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from helpers import measure, plots, scoreboard, traces
+
+SOURCE = "a pretend accelerator, drawn images"
+
+
+def steps(loading, step_time):
+    table = pd.DataFrame(0.0, index=pd.Index([5, 6], name="step"), columns=traces.CATEGORIES)
+    table["DataLoader"], table["CPU Exec"] = loading, step_time
+    return table
+
+
+def comparison():
+    def runs(*rates):
+        return tuple(measure.Timing(100, 100 / rate, (0.0,), (100 / rate,)) for rate in rates)
+
+    return measure.Comparison({"slow": runs(100, 120, 110), "fast": runs(300, 310, 320)})
+
+
+def board(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
+    scoreboard.add("03 more workers", comparison(), "fast", control="slow", workers=2, step="a step", data="CIFAR-10")
+    return scoreboard.ladder()
+
+
+PICTURES = {
+    "image_grid": lambda: plots.image_grid(np.zeros((3, 32, 32, 3), np.uint8), [0, 1, 1], ["cat", "dog"], SOURCE),
+    "breakdown": lambda: plots.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
+    "comparison": lambda: plots.comparison(comparison(), SOURCE),
+    "curves": lambda: plots.curves({"training": [2.3, 2.1, 1.9]}, SOURCE),
+    "item_timeline": lambda: plots.item_timeline({"1 worker": np.array([[0, 1.0, 1.5], [0, 1.5, 2.0]])}),
+    "phases": lambda: plots.phases(pd.DataFrame({"loading": [5.0], "forward": [7.0]}, ["batch 32"]), SOURCE),
+    "memory": lambda: plots.memory({"list": {1000: 1.0, 9000: 8.0}, "array": {1000: 0.0, 9000: 0.0}}),
+    "utilization": lambda: plots.utilization_and_efficiency([(0, 6, 0.1), (7, 9, 1.0)]),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_figure_is_a_png_with_something_on_it_and_words_for_it(name):
+    picture = PICTURES[name]()
+    pixels = np.asarray(Image.open(io.BytesIO(picture.png())).convert("RGB"))
+    assert (pixels != 255).any(axis=2).mean() > 0.01
+    assert len(picture.alt) > 40 and picture.alt.endswith(".")
+    assert all(axes.get_xlabel() for axes in picture.figure.axes if axes.axison and axes.get_ylabel())
+
+
+@pytest.mark.parametrize("name", ["image_grid", "breakdown", "comparison", "curves", "phases"])
+def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_words(name):
+    picture = PICTURES[name]()
+    titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
+    assert SOURCE in titles and SOURCE in picture.alt
+
+
+def test_the_bars_of_a_step_are_as_high_as_its_parts():
+    axes = plots.breakdown({"one": steps(8000, 5000)}, SOURCE).figure.axes[0]
+    tops = [bar.get_y() + bar.get_height() for bar in axes.patches]
+    assert sorted(set(tops)) in ([5.0, 13.0], [8.0, 13.0])
+
+
+def test_a_category_has_the_same_colour_in_every_figure():
+    one = plots.breakdown({"x": steps(1, 1)}, SOURCE).figure.axes[0].patches[0].get_facecolor()
+    two = plots.breakdown({"x": steps(1, 0)}, SOURCE).figure.axes[0].patches[0].get_facecolor()
+    assert one == two
+
+
+def test_the_ladder_shows_throughput_waiting_and_ratio(tmp_path, monkeypatch):
+    picture = plots.ladder(board(tmp_path, monkeypatch))
+    (words,) = [text.get_text() for text in picture.figure.axes[0].texts]
+    assert words.strip() == "310/s, 0% waiting, 2.91×"
+    assert "a step, CIFAR-10, preset" in picture.figure.get_supxlabel().replace("\n", " ")
+
+
+def test_in_a_notebook_the_words_are_the_images_alternative_text():
+    picture = plots.Picture(PICTURES["curves"]().figure, 'a "quoted" <b>text</b>')
+    assert 'alt="a &quot;quoted&quot; &lt;b&gt;text&lt;/b&gt;"' in picture._repr_html_()
