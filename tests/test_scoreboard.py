@@ -80,7 +80,7 @@ def test_a_damaged_line_is_named(own_runs):
 
 
 def test_processes_that_write_at_once_lose_nothing():
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+    with multiprocessing.get_context("fork").Pool(4) as pool:
         pool.starmap(add, [(f"{number:02d}", 100) for number in range(12)])
     assert sorted(result.rung for result in scoreboard.read()) == [f"{number:02d}" for number in range(12)]
 
