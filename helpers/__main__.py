@@ -23,6 +23,15 @@ def main(arguments: list[str] | None = None) -> int:
         return _COMMANDS[options.command](options)
     except KeyboardInterrupt:
         return 130
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("helpers"):
+            raise
+        print(
+            f"{sys.executable} lacks {error.name}. Use the course's own Python, .venv/bin/python or that of your "
+            "conda environment; in the course's folder, `make lab` installs it.",
+            file=sys.stderr,
+        )
+        return 1
     except Exception as error:
         if not type(error).__module__.startswith("helpers."):
             raise  # a fault of ours: its traceback is needed

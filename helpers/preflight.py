@@ -11,16 +11,19 @@ import shutil
 import sys
 import textwrap
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from packaging.requirements import Requirement
 
 from helpers import config
 
 RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
-PACKAGES = ("torch", "torchvision", "torchmetrics", "tensorboard", "torch-tb-profiler", "jupyterlab")
+SHOWN_PACKAGES = ("torch", "torchvision", "torchmetrics", "tensorboard", "torch-tb-profiler", "jupyterlab")
+CONTROL_GROUPS, OWN_CONTROL_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 GB = 1e9
 # What the course needs, with room to spare: a notebook's kernel takes about 1 GB, each worker up to 0.3 GB, the
@@ -60,8 +63,9 @@ class Report:
     def __str__(self) -> str:
         width = max(len(row.name) for row in self.rows)
         lines = []
+        wrap = textwrap.TextWrapper(110, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
         for row in self.rows:
-            lines += textwrap.wrap(f"{row.name:{width}}  {row.value}", 110, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
+            lines += wrap.wrap(f"{row.name:{width}}  {row.value}")
             if row.problem:
                 lines += [f"{'':{width}}  PROBLEM: {row.problem}", f"{'':{width}}  → {row.remedy}"]
         return "\n".join([*lines, "", self._summary()])
@@ -84,8 +88,10 @@ class Report:
 
 def check() -> Report:
     """Look at this machine and return what was found, problems and remedies included."""
-    rows = (_python, _packages, _cores, _memory, _shared_memory, _disk, _open_files, _gpu, _hub, _data, _times)
-    return Report(tuple(row for function in rows for row in function()))
+    looks = [_python, _packages, _cores, _memory, _shared_memory, _disk, _open_files, _hub, _data, _preset]
+    if _version("torch") is not None:  # or else the row of the packages has a problem already
+        looks += [_gpu, _times]
+    return Report(tuple(row for look in looks for row in look()))
 
 
 def calibrate() -> dict[str, float]:
@@ -152,22 +158,38 @@ def _python() -> Iterator[Row]:
 
 
 def _packages() -> Iterator[Row]:
-    pinned = dict(
-        line.split(";")[0].strip().split("==")
-        for line in (config.PROJECT / "requirements.lock").read_text().splitlines()
-        if "==" in line and not line.startswith("#")
-    )
-    found, missing = [], []
-    for package in PACKAGES:
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(package)
-            continue
-        same = version.split("+")[0] == pinned[package]
-        found.append(f"{package} {version}" + ("" if same else f" (the course was tested with {pinned[package]})"))
-    remedy = "in the course's folder:  make lab" if missing else ""
-    yield Row("Packages", ", ".join(found), f"missing: {', '.join(missing)}" if missing else "", remedy)
+    pins = _pins()
+    shown = []
+    for package in SHOWN_PACKAGES:
+        version = _version(package)
+        if version is not None:
+            same = version.split("+")[0] == pins[package]
+            shown.append(f"{package} {version}" + ("" if same else f" (the course was tested with {pins[package]})"))
+    missing = [str(wanted) for wanted in _dependencies() if not _satisfied(wanted)]
+    problem = f"missing, or another version: {', '.join(missing)}" if missing else ""
+    yield Row("Packages", ", ".join(shown), problem, "in the course's folder:  make -B lab" if missing else "")
+
+
+def _dependencies() -> list[Requirement]:
+    project = tomllib.loads((config.PROJECT / "pyproject.toml").read_text())["project"]
+    return [Requirement(line) for line in project["dependencies"]]
+
+
+def _pins() -> dict[str, str]:
+    lines = (config.PROJECT / "requirements.lock").read_text().splitlines()
+    return dict(line.split(";")[0].strip().split("==") for line in lines if "==" in line and not line.startswith("#"))
+
+
+def _satisfied(wanted: Requirement) -> bool:
+    version = _version(wanted.name)
+    return version is not None and wanted.specifier.contains(version, prereleases=True)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _cores() -> Iterator[Row]:
@@ -225,49 +247,85 @@ def _open_files() -> Iterator[Row]:
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < LEAST_OPEN_FILES:
-        yield Row("Open files", f"{limit} at most", "loaders with many workers need more", "before  make lab:  ulimit -n 4096")
+        problem, remedy = "loaders with many workers need more", "before  make lab:  ulimit -n 4096"
+        yield Row("Open files", f"{limit} at most", problem, remedy)
     else:
         yield Row("Open files", f"{limit:,} at most")
 
 
 def _gpu() -> Iterator[Row]:
+    import pynvml
     import torch
 
-    driver, names = _nvidia()
+    try:
+        driver, driver_cuda, names = _nvidia()
+    except pynvml.NVMLError as error:
+        yield Row("GPU", "unknown", f"its driver does not answer: {error}", "restart the machine, or ask who runs it")
+        return
+    value = f"{', '.join(names)}, driver {driver}"
+    other_build = "make -B lab TORCH_BACKEND=cu126  (see README)"
     if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        name = f"{torch.cuda.get_device_name()}, {free / GB:.0f} of {total / GB:.0f} GB free"
-        yield Row("GPU", f"{name}, driver {driver or 'unknown'}, CUDA {torch.version.cuda or torch.version.hip}")
+        yield _usable_gpu(f"driver {driver or 'unknown'}, CUDA {torch.version.cuda or torch.version.hip}", other_build)
     elif not names:
         yield Row("GPU", "none; every notebook runs all the same, with a pretended accelerator where it needs one")
     elif torch.version.cuda is None:
-        yield Row("GPU", f"{', '.join(names)}", "this PyTorch was built without CUDA", "make clean  and then  make lab")
+        yield Row("GPU", value, "this PyTorch was built without CUDA", "make -B lab")
+    elif driver_cuda < int(torch.version.cuda.split(".")[0]):
+        problem = f"this PyTorch needs a driver for CUDA {torch.version.cuda}, this one is for CUDA {driver_cuda}"
+        yield Row("GPU", value, problem, f"update the driver, or  {other_build}")
     else:
-        yield Row(
-            "GPU",
-            f"{', '.join(names)}, driver {driver}",
-            f"this PyTorch cannot use it: it needs a driver for CUDA {torch.version.cuda}",
-            "update the driver, or  make clean  and then  make lab TORCH_BACKEND=cu126  (see README)",
-        )
+        yield Row("GPU", value, "it is hidden from PyTorch", "unset CUDA_VISIBLE_DEVICES, then start again")
+
+
+def _usable_gpu(versions: str, other_build: str) -> Row:
+    import torch
+
+    value = f"{torch.cuda.get_device_name()}, {versions}"
+    try:
+        torch.ones(1, device="cuda").item()
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        old = "no kernel image" in first_line  # CUDA 13 left out all GPUs before Turing, such as the V100
+        remedy = other_build if old else "end the programs that nvidia-smi lists, or wait for them"
+        return Row("GPU", value, f"PyTorch cannot compute on it: {first_line}", remedy)
+    return Row("GPU", f"{value}, {free / GB:.0f} of {total / GB:.0f} GB free")
 
 
 def _hub() -> Iterator[Row]:
     base = config.hub_base_url()
     if base is None:
         yield Row("JupyterHub", "no; TensorBoard opens on this machine's 127.0.0.1")
-        return
-    try:
-        version = importlib.metadata.version("jupyter-server-proxy")
-    except importlib.metadata.PackageNotFoundError:
-        yield Row("JupyterHub", base, "its proxy is missing, so TensorBoard cannot open", "pip install jupyter-server-proxy")
+    elif _version("jupyter-server-proxy") is None:
+        problem = "its proxy is missing, so TensorBoard cannot open"
+        yield Row("JupyterHub", base, problem, "pip install jupyter-server-proxy")
     else:
-        yield Row("JupyterHub", f"yes; TensorBoard opens through its proxy at {base}proxy/ ({version})")
+        yield Row("JupyterHub", f"yes; TensorBoard opens through its proxy at {base}proxy/")
 
 
 def _data() -> Iterator[Row]:
-    sources = [json.loads(manifest.read_text())["source"] for manifest in _manifests()]
+    sources = []
+    for manifest in _manifests():
+        try:
+            sources.append(json.loads(manifest.read_text())["source"])
+        except (ValueError, TypeError, KeyError):
+            remedy = f"delete the folder {manifest.parent}  and then  python -m helpers prepare"
+            yield Row("Images", str(manifest.parent), f"damaged: {manifest} has no source", remedy)
+            return
     todo = "not prepared yet:  python -m helpers prepare  (the notebooks do it too)"
     yield Row("Images", ", ".join(sources) if sources else todo)
+
+
+def _manifests() -> list[Path]:
+    found = config.data_dir().glob("cifar10*/manifest.json")
+    return sorted(manifest for manifest in found if ".preparing-" not in manifest.parent.name)
+
+
+def _preset() -> Iterator[Row]:
+    try:
+        yield Row("Preset", f"{config.preset().name}; COURSE_PRESET sets another: {', '.join(config.PRESETS)}")
+    except config.UnknownPreset as error:
+        yield Row("Preset", "unknown", str(error), "unset COURSE_PRESET")
 
 
 def _times() -> Iterator[Row]:
@@ -275,46 +333,55 @@ def _times() -> Iterator[Row]:
         yield Row("Time for all notebooks", f"unknown: {RUN_TIMES} is missing")
         return
     minutes = estimate_minutes(json.loads(RUN_TIMES.read_text()), calibrate())
-    known = (f"{name} about {max(minutes[name], 1):.0f} min" for name in config.PRESETS if name in minutes)
-    yield Row("Time for all notebooks", f"{', '.join(known)} (COURSE_PRESET is {config.preset().name} now)")
+    texts = {name: f"about {max(minute, 1):.0f} min" for name, minute in minutes.items()}
+    yield Row("Time for all notebooks", ", ".join(f"{name} {texts.get(name, 'unknown')}" for name in config.PRESETS))
 
 
-def _manifests() -> list[Path]:
-    return sorted(config.data_dir().glob("cifar10*/manifest.json"))
+def _nvidia() -> tuple[str | None, int, list[str]]:
+    """Ask the driver, which knows without PyTorch: its version, that of its CUDA (the major one), names of the GPUs.
 
-
-def _nvidia() -> tuple[str | None, list[str]]:
-    """Return the driver's version and the names of the GPUs, asked of the driver itself: it knows without PyTorch."""
+    Raises
+    ------
+    pynvml.NVMLError
+        If there is a driver, but it does not work, as when it was updated and not yet loaded anew.
+    """
     import pynvml
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None, []
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return None, 0, []
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return pynvml.nvmlSystemGetDriverVersion(), [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        return pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion() // 1000, names
     finally:
         pynvml.nvmlShutdown()
 
 
 def _cpu_quota() -> float | None:
-    """Return how many cores' time a container may use (control groups, version 2), or None without a limit."""
-    quota, _, period = _control_group("cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+    """Return how many cores' time this process may use, or None without a limit."""
+    quotas = [limit.split() for limit in _limits("cpu.max")]
+    return min((int(quota) / int(period) for quota, period in quotas if quota != "max"), default=None)
 
 
 def _container_memory() -> int | None:
-    """Return the memory that a container may use, in bytes, or None without a limit."""
-    limit = _control_group("memory.max")
-    return int(limit) if limit.isdigit() else None
+    """Return the memory that this process and others in its container or job may use, in bytes, or None."""
+    return min((int(limit) for limit in _limits("memory.max") if limit != "max"), default=None)
 
 
-def _control_group(name: str) -> str:
+def _limits(name: str) -> list[str]:
+    """Return what limits the control group (version 2) of this process, and all groups that it is part of.
+
+    A container sees its own group as the root; a batch job's or a hub's group lies deeper.
+    """
     try:
-        return Path("/sys/fs/cgroup", name).read_text().strip()
-    except OSError:  # no Linux, no version 2, or no limit at this level
-        return ""
+        groups = OWN_CONTROL_GROUP.read_text().splitlines()
+    except FileNotFoundError:  # no Linux
+        return []
+    own = CONTROL_GROUPS.joinpath(*(group.removeprefix("0::/") for group in groups if group.startswith("0::/")))
+    files = (folder / name for folder in (own, *own.parents) if folder.is_relative_to(CONTROL_GROUPS))
+    return [file.read_text().strip() for file in files if file.is_file()]
 
 
 def _seconds(function) -> float:

@@ -24,8 +24,22 @@ def row(name):
 
 def test_the_check_names_what_a_reader_needs_to_know(folders):
     text = str(preflight.check())
-    names = ["Python", "torch 2", "Cores", "Memory", "Disk for images", "GPU", "JupyterHub", "Images", "Time for all notebooks"]
+    names = ["Python", "torch 2", "Cores", "Memory", "Disk for images", "GPU", "JupyterHub", "Images", "Time for all"]
     assert [name for name in names if name not in text] == []
+
+
+def test_a_missing_package_is_a_problem_and_the_rest_is_looked_at_all_the_same(folders, monkeypatch):
+    installed = preflight._version
+    monkeypatch.setattr(preflight, "_version", lambda name: None if name == "torch" else installed(name))
+    assert "torch>=" in row("Packages").problem and "make" in row("Packages").remedy
+    assert row("Memory").value
+
+
+def test_a_plugin_that_cannot_be_corrected_is_a_problem(folders, monkeypatch):
+    installed = preflight._version
+    monkeypatch.setattr(preflight, "_version", lambda name: "0.4.4" if "profiler" in name else installed(name))
+    found = row("Packages")
+    assert "torch-tb-profiler==0.4.3" in found.problem and "0.4.4 (the course was tested with 0.4.3)" in found.value
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot restrict a process to some cores")
@@ -48,26 +62,113 @@ def test_a_small_shared_memory_is_a_problem_with_a_remedy(folders, monkeypatch):
     assert "64 MB" in found.value and "bus error" in found.problem and "--shm-size" in found.remedy
 
 
-def test_too_little_memory_in_a_container_is_a_problem(folders, monkeypatch):
-    monkeypatch.setattr(preflight, "_control_group", lambda name: "1000000000" if name == "memory.max" else "")
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Control groups as a batch system makes them: the function sets a limit of the job that this process is part of."""
+    groups = tmp_path / "cgroup"
+    (groups / "slurm" / "job_1" / "step_0").mkdir(parents=True)
+    (tmp_path / "own").write_text("1:name=systemd:/somewhere\n0::/slurm/job_1/step_0\n")
+    monkeypatch.setattr(preflight, "CONTROL_GROUPS", groups)
+    monkeypatch.setattr(preflight, "OWN_CONTROL_GROUP", tmp_path / "own")
+
+    def limit(name, job, step="max"):
+        (groups / "slurm" / "job_1" / name).write_text(f"{job}\n")
+        (groups / "slurm" / "job_1" / "step_0" / name).write_text(f"{step}\n")
+
+    return limit
+
+
+def test_too_little_memory_in_a_job_is_a_problem(folders, job):
+    job("memory.max", 1_000_000_000)
     found = row("Memory")
     assert "limited to 1.0 GB" in found.value and found.problem and found.remedy
 
 
-def test_a_quota_below_the_cores_is_told(folders, monkeypatch):
-    monkeypatch.setattr(preflight, "_control_group", lambda name: "150000 100000" if name == "cpu.max" else "")
+def test_a_quota_below_the_cores_is_told(folders, job):
+    job("cpu.max", "150000 100000", step="max 100000")
     found = row("Cores")
     assert "time of 1.5" in found.value and found.problem
 
 
-def test_a_gpu_that_torch_cannot_use_is_a_problem_with_a_remedy(folders, monkeypatch):
+def test_a_container_sees_its_own_limits_at_the_root(folders, job):
+    preflight.OWN_CONTROL_GROUP.write_text("0::/\n")
+    (preflight.CONTROL_GROUPS / "cpu.max").write_text("50000 100000\n")
+    assert "time of 0.5" in row("Cores").value
+
+
+def test_no_limit_is_no_problem(folders, job):
+    job("memory.max", "max")
+    job("cpu.max", "max 100000", step="max 100000")
+    assert "limited" not in row("Memory").value + row("Cores").value
+
+
+@pytest.fixture
+def unusable_gpu(monkeypatch):
+    """A machine with a GPU that PyTorch does not find, and a build for CUDA 13.2; the function sets the driver's CUDA."""
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(preflight, "_nvidia", lambda: ("535.1", ["NVIDIA A100"]))
     monkeypatch.setattr(torch.version, "cuda", "13.2")
+    return lambda cuda: monkeypatch.setattr(preflight, "_nvidia", lambda: ("535.1", cuda, ["NVIDIA A100"]))
+
+
+def test_a_driver_that_is_too_old_is_a_problem_with_a_remedy(folders, unusable_gpu):
+    unusable_gpu(12)
     found = row("GPU")
-    assert "A100" in found.value and "535.1" in found.value and "13.2" in found.problem and "TORCH_BACKEND" in found.remedy
+    assert "A100" in found.value and "535.1" in found.value
+    assert "13.2" in found.problem and "TORCH_BACKEND" in found.remedy
+
+
+def test_a_gpu_that_is_hidden_from_torch_is_not_blamed_on_its_driver(folders, unusable_gpu):
+    unusable_gpu(13)
+    assert "hidden" in row("GPU").problem and "CUDA_VISIBLE_DEVICES" in row("GPU").remedy
+
+
+def test_a_driver_that_does_not_answer_is_a_problem(folders, monkeypatch):
+    import pynvml
+
+    def mismatch():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", mismatch)
+    assert "does not answer" in row("GPU").problem and "restart" in row("GPU").remedy
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ("CUDA error: no kernel image is available for execution on the device", "TORCH_BACKEND"),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "nvidia-smi"),
+    ],
+)
+def test_a_gpu_that_cannot_compute_is_a_problem(folders, monkeypatch, message, remedy):
+    import torch
+
+    def fail(*arguments, **options):
+        raise RuntimeError(f"{message}\nmore lines")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
+    monkeypatch.setattr(torch, "ones", fail)
+    found = next(preflight._gpu())
+    assert found.problem.endswith(message) and remedy in found.remedy
+
+
+def test_damaged_images_are_a_problem_with_a_remedy(folders):
+    (folders / "data" / "cifar10").mkdir(parents=True)
+    (folders / "data" / "cifar10" / "manifest.json").write_text("{")
+    found = row("Images")
+    assert "manifest.json" in found.problem and "delete" in found.remedy
+
+
+def test_prepared_images_are_named_with_their_source(folders):
+    cifar10.prepare(drawn=(20, 10), download=False)
+    assert row("Images") == preflight.Row("Images", "drawn images (20 + 10)")
+
+
+def test_an_unknown_preset_is_a_problem_of_the_report(folders, monkeypatch):
+    monkeypatch.setenv("COURSE_PRESET", "quick")
+    assert "'quick'" in row("Preset").problem and row("Preset").remedy
 
 
 def test_behind_a_hub_the_proxy_is_named(folders, monkeypatch):
@@ -89,9 +190,10 @@ def test_the_estimate_scales_the_recorded_times_by_both_calibrations():
 
 def test_the_recorded_times_estimate_this_machines_presets(folders, monkeypatch, tmp_path):
     file = tmp_path / "run-times.json"
-    file.write_text(json.dumps({"workshop": {"seconds": {"00": 600}, "calibration": preflight.calibrate()}}))
+    file.write_text(json.dumps({"workshop": {"seconds": {"00": 600}, "calibration": {"loading": 1, "compute": 1}}}))
+    monkeypatch.setattr(preflight, "calibrate", lambda: {"loading": 1, "compute": 1})
     monkeypatch.setattr(preflight, "RUN_TIMES", file)
-    assert "workshop about" in row("Time for all notebooks").value
+    assert row("Time for all notebooks").value == "ci unknown, workshop about 10 min, full unknown"
 
 
 def test_the_shell_exits_with_1_only_if_there_is_a_problem(folders, monkeypatch, capsys):
@@ -116,6 +218,14 @@ def test_an_error_of_the_course_is_one_line_in_the_shell(folders):
     )
     assert process.returncode == 1
     assert "nothing-here.tar.gz" in process.stderr and "Traceback" not in process.stderr
+
+
+def test_a_python_without_the_courses_packages_is_told_where_they_are(folders):
+    process = subprocess.run(
+        [sys.executable, "-S", "-m", "helpers", "check"], cwd=config.PROJECT, capture_output=True, text=True
+    )
+    assert process.returncode == 1
+    assert "make lab" in process.stderr and "Traceback" not in process.stderr
 
 
 def test_verifying_finds_the_byte_that_the_quick_check_does_not_look_at(folders, capsys):
