@@ -15,7 +15,7 @@ from jinja2 import DictLoader
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
 from tqdm import tqdm
 
@@ -38,7 +38,7 @@ class ThisInterpreter(AsyncKernelManager):
 
 
 class NotebookFailed(RuntimeError):
-    """A cell of a notebook raised an error."""
+    """A cell of a notebook raised an error, or its kernel died."""
 
 
 def run(notebooks: Sequence[Path] | None = None) -> dict[str, float]:
@@ -59,7 +59,7 @@ def run(notebooks: Sequence[Path] | None = None) -> dict[str, float]:
     Raises
     ------
     NotebookFailed
-        If a cell raises an error: no later notebook is executed then.
+        If a cell raises an error or its kernel dies: no later notebook is executed then.
     """
     notebooks = sorted(NOTEBOOKS.glob("[0-9][0-9]-*.ipynb")) if notebooks is None else notebooks
     folder = config.runs_dir() / "html"
@@ -81,7 +81,7 @@ def execute(notebook: Path, page: Path) -> None:
     Raises
     ------
     NotebookFailed
-        If a cell raises an error; the page is written all the same, up to that cell.
+        If a cell raises an error or its kernel dies; the page is written all the same, up to that cell.
     """
     content = nbformat.read(notebook, as_version=4)
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +101,11 @@ def execute(notebook: Path, page: Path) -> None:
             client.execute(stdout=log, stderr=log)
         except CellExecutionError as error:
             raise NotebookFailed(f"{notebook}, cell {bar.n} of {cells}:\n{error}") from error
+        except DeadKernelError as error:  # it raised nothing, so its cell is not counted as executed
+            raise NotebookFailed(
+                f"{notebook}, cell {bar.n + 1} of {cells}: the kernel died. Most often memory ran out: see "
+                f"`python -m helpers check`, and {log.name} for the kernel's last words."
+            ) from error
         finally:
             _write_page(content, page)
 
@@ -123,7 +128,8 @@ def record_times(seconds: dict[str, float], data: str) -> None:
 def _write_page(notebook: nbformat.NotebookNode, page: Path) -> None:
     exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.html.j2": OFFLINE})], template_file="offline.html.j2")
     for cell in notebook.cells:
-        cell.outputs = [_without_tensorboard(output) for output in cell.get("outputs", [])]
+        if cell.cell_type == "code":
+            cell.outputs = [_without_tensorboard(output) for output in cell.outputs]
     body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": page.stem}})
     _write_whole(page, body)
 

@@ -31,6 +31,15 @@ def test_notebooks_are_executed_in_order_by_this_interpreter_and_written_as_page
     assert "No result yet" in capsys.readouterr().out  # the ladder comes last
 
 
+def test_a_kernel_that_the_machine_has_under_the_same_name_is_not_used(tmp_path, own_runs, monkeypatch):
+    other = tmp_path / "jupyter" / "kernels" / "python3"
+    other.mkdir(parents=True)
+    (other / "kernel.json").write_text('{"argv": ["another-python"], "display_name": "Another", "language": "python"}')
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    execute.run([notebook(tmp_path / "00-a.ipynb", "import sys; print('by', sys.executable)")])
+    assert f"by {sys.executable}" in (own_runs / "html" / "00-a.html").read_text()
+
+
 def test_a_page_needs_nothing_from_elsewhere(tmp_path, own_runs):
     execute.run([notebook(tmp_path / "00-a.ipynb", "from IPython.display import Markdown; Markdown('**bold**')")])
     page = (own_runs / "html" / "00-a.html").read_text()
@@ -54,6 +63,13 @@ def test_a_failing_cell_stops_the_run_and_is_named_and_the_page_shows_it(tmp_pat
     page = (own_runs / "html" / "00-bad.html").read_text()
     assert "before" in page and "ZeroDivisionError" in page
     assert not (own_runs / "html" / "01-never.html").exists()
+
+
+def test_a_kernel_that_dies_is_named_with_its_notebook_and_cell(tmp_path, own_runs):
+    deadly = notebook(tmp_path / "00-deadly.ipynb", "print('before')", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(execute.NotebookFailed, match=r"00-deadly\.ipynb, cell 2 of 2: the kernel died.*memory"):
+        execute.run([deadly])
+    assert "before" in (own_runs / "html" / "00-deadly.html").read_text()
 
 
 def test_no_kernel_is_left_behind(tmp_path):
