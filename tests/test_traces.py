@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import traces
+from helpers.traces import reading, timeline
 
 ZERO = dict.fromkeys(traces.CATEGORIES, 0.0)
 
@@ -103,14 +104,14 @@ names = {
 @given(intervals)
 def test_breakdown_equals_painting_the_steps_microsecond_by_microsecond(intervals):
     events = [event(*names[category], start, start + length) for category, start, length in intervals]
-    table = traces._table([{"traceEvents": [step(0, 10, 40), step(1, 45, 70), *events]}], accelerated=True)
+    span = reading._span([{"traceEvents": [step(0, 10, 40), step(1, 45, 70), *events]}], accelerated=True)
     painted = np.full(100, traces.CATEGORIES.index("Other"))
     for rank, category in reversed(list(enumerate(traces.CATEGORIES[:-1]))):
         for each, start, length in intervals:
             if each == category:
                 painted[start : start + length] = rank
     expected = [np.bincount(painted[start:end], minlength=8) for start, end in ((10, 40), (45, 70))]
-    np.testing.assert_allclose(traces._breakdown(table).to_numpy(), expected)
+    np.testing.assert_allclose(timeline._breakdown(span.events).to_numpy(), expected)
 
 
 def test_a_gzip_trace_gives_what_the_plain_one_gives(tmp_path):
@@ -277,7 +278,7 @@ def test_breakdown_has_a_row_for_each_recorded_step(recorded, workers):
 def test_cutting_a_trace_into_pieces_loses_no_event(recorded):
     (file,) = recorded[0][0].iterdir()
     content = gzip.decompress(file.read_bytes())
-    pieces = [json.loads(piece)["traceEvents"] for piece in traces._pieces(content, size=10_000)]
+    pieces = [json.loads(piece)["traceEvents"] for piece in reading._pieces(content, size=10_000)]
     assert len(pieces) > 10
     assert sum(pieces, []) == json.loads(content)["traceEvents"]
 

@@ -1,0 +1,59 @@
+"""Reads a profiler trace into tables: where each step's time went, the top operators, two runs compared.
+
+It needs no torch and no TensorBoard, and reads the traces of torch 1.12 and newer as they are. All definitions are
+those of TensorBoard's profiler tab (torch-tb-profiler 0.4.3, with the corrections of `helpers.tensorboard`), so that
+a table here and the page there show the same numbers.
+
+==============  =======================================================================================
+category        what the step did, while it did nothing of a line further up
+==============  =======================================================================================
+Kernel          ran kernels on an accelerator
+Memcpy          copied memory to, from or on an accelerator
+Memset          filled memory of an accelerator
+Communication   exchanged data with other processes (NCCL, Gloo)
+Runtime         called the accelerator's runtime: launched, allocated, waited
+DataLoader      waited for the next mini-batch
+CPU Exec        ran operators on the CPU
+Other           anything else: Python, mostly
+==============  =======================================================================================
+"""
+
+from helpers.traces.comparison import PLAIN_NAMES, difference, sentence
+from helpers.traces.operators import top_operators
+from helpers.traces.reading import (
+    CATEGORIES,
+    TRACE_FILE,
+    EmptyTrace,
+    ForeignFile,
+    NoSteps,
+    NoTraces,
+    SeveralRecordings,
+    Span,
+    Trace,
+    TraceError,
+    TruncatedTrace,
+    load,
+)
+from helpers.traces.timeline import breakdown, loading_share, steps
+
+__all__ = [
+    "CATEGORIES",
+    "PLAIN_NAMES",
+    "TRACE_FILE",
+    "EmptyTrace",
+    "ForeignFile",
+    "NoSteps",
+    "NoTraces",
+    "SeveralRecordings",
+    "Span",
+    "Trace",
+    "TraceError",
+    "TruncatedTrace",
+    "breakdown",
+    "difference",
+    "load",
+    "loading_share",
+    "sentence",
+    "steps",
+    "top_operators",
+]

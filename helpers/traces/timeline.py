@@ -1,0 +1,127 @@
+"""Where the time of each training step went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from helpers.traces.intervals import coverage
+from helpers.traces.reading import CATEGORIES, NoSteps, SeveralRecordings, Trace, load
+
+
+def steps(path: str | Path | Trace) -> pd.DataFrame:
+    """Return when each training step started and ended.
+
+    With an accelerator a step ends when all that it launched has ended, and the next one starts no earlier.
+
+    Returns
+    -------
+    DataFrame
+        Index `step`, the profiler's number of the step; columns `start` and `end` in µs since the first event.
+
+    Raises
+    ------
+    NoSteps
+        If the profiler was not told of steps by ``profiler.step()``.
+    SeveralRecordings
+        If two spans hold the same step.
+    """
+    trace = load(path)
+    return _concatenate(trace, [_steps(span.events) for span in trace.spans])
+
+
+def breakdown(path: str | Path | Trace) -> pd.DataFrame:
+    """Return where the time of each step went.
+
+    Returns
+    -------
+    DataFrame
+        Index `step`; one column a category (see the table at the top), float, in µs. The columns sum to the length
+        of the step. ``attrs["total"]`` is the length of all steps in µs.
+
+    Raises
+    ------
+    NoSteps, SeveralRecordings
+        As `steps`.
+    """
+    trace = load(path)
+    table = _concatenate(trace, [_breakdown(span.events) for span in trace.spans])
+    table.attrs = {"unit": "µs", "total": float(table.to_numpy().sum())}
+    return table
+
+
+def loading_share(path: str | Path | Trace) -> float:
+    """Return the share of the steps' time in which they waited for loading, from 0 to 1."""
+    table = breakdown(path)
+    return float(table["DataLoader"].sum() / table.attrs["total"])
+
+
+def _concatenate(trace: Trace, tables: list[pd.DataFrame]) -> pd.DataFrame:
+    table = pd.concat([table for table in tables if len(table)] or tables[:1])
+    if table.empty:
+        raise NoSteps(
+            f"{trace.path} marks no training steps, so its time cannot be told step by step. "
+            "Call profiler.step() after every step, inside `with torch.profiler.profile(...)`, and record it again."
+        )
+    if table.index.has_duplicates:
+        twice = table.index[table.index.duplicated()][0]
+        raise SeveralRecordings(
+            f"{trace.path} holds step {twice} more than once: traces of several recordings. Name one file, or remove "
+            "the older ones."
+        )
+    return table
+
+
+def _steps(events: pd.DataFrame) -> pd.DataFrame:
+    marks = events[events["kind"] == "step"]
+    numbers = marks["name"].str.removeprefix("ProfilerStep#").astype(int)
+    table = marks[["start", "end"]].set_index(numbers.rename("step"))
+    return _with_device_work(table, events)
+
+
+def _breakdown(events: pd.DataFrame) -> pd.DataFrame:
+    """Cover the steps with one category after the other: each is charged what it adds to those before it."""
+    table = _steps(events)
+    rank, starts, ends = events["kind"].cat.codes.to_numpy(), events["start"].to_numpy(), events["end"].to_numpy()
+    covered = np.zeros(len(table))
+    columns = {}
+    for number, category in enumerate(CATEGORIES[:-1]):
+        now = covered
+        if (rank == number).any():
+            now = coverage(starts[rank <= number], ends[rank <= number], table)
+        columns[category] = now - covered
+        covered = now
+    columns["Other"] = (table["end"] - table["start"]).to_numpy() - covered
+    return pd.DataFrame(columns, index=table.index).round(3) + 0.0  # the profiler counts in ns; no −0.0
+
+
+def _with_device_work(table: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
+    """Let each step end when what it launched on an accelerator has ended, and the next one start no earlier.
+
+    As in TensorBoard, the last step is dropped if it launched less than 80 % of what the one before it did: the
+    profiler may have ended before its kernels did.
+    """
+    if table.empty or "correlation" not in events:
+        return table
+    known = events[~events["host"] & events["correlation"].notna()]
+    calls, device = known[known["kind"] == "Runtime"], known[known["kind"] != "Runtime"]
+    starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
+    step = np.searchsorted(starts, calls["start"], side="right") - 1
+    inside = (step >= 0) & (calls["end"].to_numpy() <= ends[step])
+    launched_in = pd.Series(step[inside], index=calls["correlation"][inside].to_numpy())
+    launched_in = launched_in[~launched_in.index.duplicated()]
+    owner = device["correlation"].map(launched_in)
+    owned = device[owner.notna()].groupby(owner.dropna().astype(int))
+    if not len(owned):
+        return table
+    count = owned.size().reindex(range(len(table)), fill_value=0).to_numpy()
+    ends = np.fmax(ends, owned["end"].max().reindex(range(len(table))).to_numpy())
+    # What was launched before the first step may delay it.
+    earlier = device["end"][owner.isna() & (device["end"] < owned["start"].min().get(0, -np.inf))]
+    ends = np.maximum.accumulate(np.r_[np.fmax(starts[0], earlier.max()), ends])
+    result = pd.DataFrame({"start": np.maximum(starts, ends[:-1]), "end": ends[1:]}, index=table.index)
+    last = int(np.flatnonzero(count)[-1])
+    incomplete = last > 0 and 0.8 * count[last - 1] > count[last]
+    return result.iloc[: last if incomplete else last + 1] if len(table) > 1 else result
