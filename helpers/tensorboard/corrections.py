@@ -12,10 +12,10 @@ import gc
 import re
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
+
+from helpers.tensorboard import pages
 
 CORRECTED_VERSION = "0.4.3"
-CHARTS = Path(__file__).with_name("charts.js")
 
 
 def uncorrectable() -> str | None:
@@ -94,31 +94,10 @@ def _parse_corrected(target: Callable, *args) -> None:
     target(*args)
 
 
-def draw_without_internet() -> None:
-    """All views: without internet nothing is drawn, for the page waits for Google's chart loader; ours stands in."""
-    from torch_tb_profiler.plugin import TorchProfilerPlugin
-
-    stock = TorchProfilerPlugin.static_file_route
-    loader = b'<script src="https://www.gstatic.com/charts/loader.js"></script>'
-
-    def static_file_route(self, environ: dict, start_response: Callable) -> list[bytes]:
-        if not environ["PATH_INFO"].endswith("/index.html"):
-            return stock(self, environ, start_response)
-        head = []
-        page = b"".join(stock(self, environ, lambda *answer: head.extend(answer)))
-        page = page.replace(loader, b"<script>" + CHARTS.read_bytes() + b"</script>")
-        status, headers, *_ = head
-        headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
-        start_response(status, [*headers, ("Content-Length", str(len(page)))])
-        return [page]
-
-    TorchProfilerPlugin.static_file_route = static_file_route
-
-
 CORRECTIONS = (
     count_loader_and_optimizer,
     ignore_annotations_on_the_gpu,
     know_runtime_calls,
     correct_the_parsing_processes,
-    draw_without_internet,
+    pages.draw_without_internet,
 )
