@@ -25,29 +25,71 @@ class SlowImages(Dataset):
         return self.images[index] * 2 - 1, index % 10
 
 
-def record(folder: Path, workers: int, *, active: int = 4, spans: int = 1) -> dict[int, float]:
-    """Train a tiny CNN under the profiler, and return the seconds that ``next(it)`` took in each recorded step."""
+class Block(nn.Module):
+    """A convolution and what follows it."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 8, 3, padding=1)
+        self.act = nn.ReLU()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.act(self.conv(images))
+
+
+class Network(nn.Module):
+    """Modules in modules, two of them alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = Block(3)
+        self.second = Block(8)
+        self.head = nn.Linear(8 * 16 * 16, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(images)).flatten(1))
+
+
+OPTIONS = {
+    "activities": {},
+    "shapes": {"record_shapes": True},
+    "memory": {"profile_memory": True},
+    "stacks": {"with_stack": True},
+    "everything": {"record_shapes": True, "profile_memory": True, "with_stack": True},
+}
+
+
+def record(folder: Path, workers: int, *, active: int = 4, spans: int = 1, **options: bool) -> dict[int, dict[str, float]]:
+    """Train a tiny network under the profiler, and return what a stopwatch saw in each recorded step.
+
+    Returns
+    -------
+    dict
+        By the number of the step, the seconds of "wait", the call of ``next(it)``, and of "step", all of it.
+    """
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
+    model = Network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     cycle = 2 + active
     batches = iter(DataLoader(SlowImages(8 * cycle * spans), batch_size=8, num_workers=workers))
-    waited = {}
+    clock = {}
     with profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=1, warmup=1, active=active, repeat=spans),
         on_trace_ready=tensorboard_trace_handler(str(folder), use_gzip=True),
+        **options,
     ) as profiler:
         for step in range(cycle * spans):
             start = time.perf_counter()
             images, labels = next(batches)
-            if step % cycle >= 2:
-                waited[step] = time.perf_counter() - start
+            waited = time.perf_counter() - start
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
+            if step % cycle >= 2:
+                clock[step] = {"wait": waited, "step": time.perf_counter() - start}
             profiler.step()
     torch.set_num_threads(threads)
-    return waited
+    return clock
