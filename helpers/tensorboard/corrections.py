@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import gc
-import re
 from collections.abc import Callable
 from importlib import metadata
 
-from helpers.tensorboard import pages
+from helpers.tensorboard import data, pages
+
 
 CORRECTED_VERSION = "0.4.3"
 
@@ -38,42 +38,71 @@ def apply() -> None:
             correction()
 
 
-def count_loader_and_optimizer() -> None:
-    """Overview: the DataLoader's time is 0, and added to others.
+def correct_the_data() -> None:
+    """All views: the plugin misreads today's traces in the ways that `data` names."""
+    from torch_tb_profiler.profiler.data import RunProfileData
 
-    Since torch 1.12 waiting for a mini-batch and the optimizer's step are `user_annotation` events, which the plugin
-    drops; it still expects them among the operators. Other annotations stay out, or the reader's own
-    `record_function` would count as CPU time as a whole.
+    stock = RunProfileData.__init__
+
+    def __init__(self, worker: str, span: str, trace_json: dict) -> None:
+        stock(self, worker, span, data.correct(trace_json))
+
+    RunProfileData.__init__ = __init__
+
+
+def know_tensor_core_kernels() -> None:
+    """GPU Summary, Operator, Kernel: the Tensor-Core kernels of Hopper, and many of Ampere, count as others."""
+    from torch_tb_profiler.profiler.tensor_core import TC_Allowlist
+
+    TC_Allowlist.__contains__ = classmethod(lambda cls, kernel: tensor_cores.uses_tensor_cores(kernel))
+
+
+def count_communication_kernels() -> None:
+    """Overview, CUDA: NCCL's kernels count as computation.
+
+    They no longer carry the number of the operation that launched them, so the plugin does not know them for what
+    they are. Their names tell.
     """
-    from torch_tb_profiler.profiler import trace
+    from torch_tb_profiler.profiler.event_parser import ProfileRole, StepParser
+    from torch_tb_profiler.profiler.trace import EventTypes
 
-    counted = re.compile(r"enumerate\(DataLoader\)#.*\.__next__$|enumerate\(DataPipe\)#|Optimizer\.", re.DOTALL)
-    stock = trace.create_trace_event
+    stock = StepParser._parse_step
 
-    def create_trace_event(event: dict, is_pytorch_lightning: bool):
-        if event.get("cat") == "user_annotation" and counted.match(event.get("name", "")):
-            event = event | {"cat": "cpu_op"}
-        return stock(event, is_pytorch_lightning)
+    def _parse_step(self, event, comm_nodes: dict) -> None:
+        stock(self, event, comm_nodes)
+        if event.type == EventTypes.KERNEL and event.name.startswith("nccl"):
+            kernels, communication = (self.role_ranges[role] for role in (ProfileRole.Kernel, ProfileRole.Communication))
+            if event.external_id not in comm_nodes:
+                communication.append(kernels.pop())
 
-    trace.create_trace_event = create_trace_event
-
-
-def ignore_annotations_on_the_gpu() -> None:
-    """Overview, CUDA: every step is there twice, once more for its copy on the GPU's time line."""
-    from torch_tb_profiler.profiler import trace
-
-    del trace.EventTypeMap["gpu_user_annotation"]
+    StepParser._parse_step = _parse_step
 
 
-def know_runtime_calls() -> None:
-    """Overview, Operator, Kernel, CUDA: Runtime is 0, device times are 0, kernels have lost their operators.
+def name_no_operator_where_none_is_told() -> None:
+    """Kernel: kernels whose launch belongs to no operator are said to be launched by CallTreeRoot."""
+    from torch_tb_profiler.profiler import op_agg
 
-    The plugin expects runtime calls in the category `runtime`; today they are `cuda_runtime`, and `cuda_driver`
-    where Triton or nvjet launch.
-    """
-    from torch_tb_profiler.profiler import trace
+    stock = op_agg.aggregate_kernels
 
-    trace.EventTypeMap |= dict.fromkeys(["cuda_runtime", "cuda_driver"], trace.EventTypes.RUNTIME)
+    def aggregate_kernels(kernels: list) -> list:
+        for kernel in kernels:
+            kernel.op_name = None if kernel.op_name == "CallTreeRoot" else kernel.op_name  # shown as N/A
+        return stock(kernels)
+
+    op_agg.aggregate_kernels = aggregate_kernels
+
+
+def compare_only_memory_of_gpus_with_theirs() -> None:
+    """Overview, CUDA with memory: the CPU's peak is compared with the memory of the last GPU, and found at its limit."""
+    from torch_tb_profiler.profiler.memory_parser import MemorySnapshot
+    from torch_tb_profiler.profiler.trace import DeviceType
+
+    stock = MemorySnapshot.get_peak_memory
+
+    def get_peak_memory(self) -> dict:
+        return {device: peak for device, peak in stock(self).items() if device[0] == DeviceType.CUDA}
+
+    MemorySnapshot.get_peak_memory = get_peak_memory
 
 
 def correct_the_parsing_processes() -> None:
@@ -95,9 +124,11 @@ def _parse_corrected(target: Callable, *args) -> None:
 
 
 CORRECTIONS = (
-    count_loader_and_optimizer,
-    ignore_annotations_on_the_gpu,
-    know_runtime_calls,
+    correct_the_data,
+    # know_tensor_core_kernels,
+    count_communication_kernels,
+    name_no_operator_where_none_is_told,
+    compare_only_memory_of_gpus_with_theirs,
     correct_the_parsing_processes,
     pages.draw_without_internet,
 )

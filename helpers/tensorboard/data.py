@@ -1,0 +1,162 @@
+"""Corrects a trace as data, so that TensorBoard's profiler tab reads it as it was meant.
+
+Traces on disk stay as PyTorch wrote them: other tools need them so. `corrections` applies these in memory as the
+plugin reads a trace; `fix` writes corrected copies, for people with a plain TensorBoard. Each correction is a function
+from a trace, parsed from its JSON, to its corrected events, with the fault that it mends in its docstring.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+
+
+Event = dict  # as it stands in the JSON
+
+COUNTED = re.compile(r"enumerate\(DataLoader\)#.*\.__next__$|enumerate\(DataPipe\)#|Optimizer\.", re.DOTALL)
+
+
+def correct(trace: dict) -> dict:
+    """Return `trace` with all corrections; the one given stays as it is.
+
+    Parameters
+    ----------
+    trace : dict
+        A trace of PyTorch's profiler, parsed from its JSON.
+    """
+    for correction in CORRECTIONS:
+        trace = trace | {"traceEvents": list(correction(trace))}
+    return trace
+
+
+def count_loader_and_optimizer(trace: dict) -> Iterator[Event]:
+    """Overview: the DataLoader's time is 0, and added to others.
+
+    Since torch 1.12 waiting for a mini-batch and the optimizer's step are annotations, which the plugin drops; it
+    still expects them among the operators. Other annotations stay out, or the reader's own `record_function` would
+    count as CPU time as a whole.
+    """
+    for event in trace["traceEvents"]:
+        counted = event.get("cat") == "user_annotation" and COUNTED.match(event.get("name", ""))
+        yield event | {"cat": "cpu_op"} if counted else event
+
+
+def ignore_annotations_on_the_gpu(trace: dict) -> Iterator[Event]:
+    """Overview, CUDA: every step is there twice, once more for its copy on the GPU's time line.
+
+    In a category that the plugin does not know, the copies stay in the Trace view and nowhere else.
+    """
+    for event in trace["traceEvents"]:
+        yield event | {"cat": "annotation_on_gpu"} if event.get("cat") == "gpu_user_annotation" else event
+
+
+def know_runtime_calls(trace: dict) -> Iterator[Event]:
+    """Overview, Operator, Kernel, CUDA: Runtime is 0, device times are 0, kernels have lost their operators.
+
+    The plugin expects runtime calls in the category `runtime`; today they are `cuda_runtime`, and `cuda_driver`
+    where Triton or nvjet launch.
+    """
+    for event in trace["traceEvents"]:
+        yield event | {"cat": "runtime"} if event.get("cat") in ("cuda_runtime", "cuda_driver") else event
+
+
+def charge_no_module_with_unlinked_calls(trace: dict) -> Iterator[Event]:
+    """Module, CUDA: the first module is charged with all runtime calls that belong to no operator.
+
+    They come without an `External id`, as modules do, and the plugin takes the two for linked. 0 says: to nobody.
+    """
+    for event in trace["traceEvents"]:
+        arguments = event.get("args") or {}
+        linked = event.get("cat") != "runtime" or "External id" in arguments or "external id" in arguments
+        yield event if linked else event | {"args": arguments | {"External id": 0}}
+
+
+def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
+    """Memory, CPU: with workers the curve drops to 0 again and again.
+
+    Mapping a mini-batch that a worker has put into shared memory is recorded like an allocation, but with its own
+    size as the total reserved, and 0 as the total allocated. What the CPU's allocator does always has 0 reserved.
+    """
+    for event in trace["traceEvents"]:
+        arguments = event.get("args") or {}
+        on_cpu = event.get("name") == "[memory]" and arguments.get("Device Type") == 0
+        if not (on_cpu and arguments.get("Total Reserved")):
+            yield event
+
+
+def estimate_missing_occupancy(trace: dict) -> Iterator[Event]:
+    """GPU Summary, Kernel: the occupancy is 0 for every kernel with more than 48 KiB of shared memory.
+
+    PyTorch's profiler writes it so; `helpers.traces.occupancy` estimates what it left out.
+    """
+    devices = trace.get("deviceProperties") or []
+    for event in trace["traceEvents"]:
+        arguments = event.get("args") or {}
+        if event.get("cat", "").lower() == "kernel" and arguments.get(OCCUPANCY) == 0:
+            estimated = occupancy.of_launch(arguments, devices)
+            event = event | {"args": arguments | {OCCUPANCY: estimated}}
+        yield event
+
+
+OCCUPANCY = "est. achieved occupancy %"
+
+
+def tell_call_stacks(trace: dict) -> Iterator[Event]:
+    """Operator: the call stacks stay empty, though they were recorded.
+
+    With `with_stack` the Python frames are events of their own, and the plugin expects them as text beside each
+    operator. torch writes that text only with a private option, and traces two to three times as large.
+    """
+    events = trace["traceEvents"]
+    frames = {event["args"]["Python id"]: event for event in events if _is_frame(event)}
+    around = _innermost_frames(events) if frames else {}
+    for event in events:
+        frame = around.get(id(event))
+        if frame is None or "Call stack" in event["args"]:
+            yield event
+        else:
+            stack = sys.intern(_call_stack(frame, frames))  # each step calls the same: keep one copy
+            yield event | {"args": event["args"] | {"Call stack": stack}}
+
+
+def _call_stack(number: int, frames: dict[int, Event]) -> str:
+    """Return the names of the frame and of those that called it, innermost first, as torch writes them."""
+    names = []
+    while (frame := frames.get(number)) is not None:
+        names.append(f"{frame['name']};")
+        number = frame["args"].get("Python parent id")
+    return "".join(names)
+
+
+def _is_frame(event: Event) -> bool:
+    return event.get("cat") == "python_function" and "Python id" in (event.get("args") or {})
+
+
+def _innermost_frames(events: list[Event]) -> dict[int, int]:
+    """Return for each operator, by its `id`, the number of the innermost Python frame around it in its thread."""
+    nested = [event for event in events if _is_frame(event) or (event.get("cat") == "cpu_op" and "args" in event)]
+    nested.sort(key=lambda event: (str(event["tid"]), event["ts"], -event["dur"]))
+    around, open_frames, thread = {}, [], None
+    for event in nested:
+        if event["tid"] != thread:
+            thread, open_frames = event["tid"], []
+        while open_frames and open_frames[-1][0] < event["ts"] + event["dur"]:
+            open_frames.pop()
+        if _is_frame(event):
+            open_frames.append((event["ts"] + event["dur"], event["args"]["Python id"]))
+        elif open_frames:
+            around[id(event)] = open_frames[-1][1]
+    return around
+
+
+CORRECTIONS = (
+    count_loader_and_optimizer,
+    ignore_annotations_on_the_gpu,
+    know_runtime_calls,
+    charge_no_module_with_unlinked_calls,
+    ignore_memory_shared_with_workers,
+    # estimate_missing_occupancy,
+    tell_call_stacks,
+)
