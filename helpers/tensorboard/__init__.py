@@ -6,6 +6,7 @@ ends with the process that started it. `corrections` has what is corrected and w
 
 from __future__ import annotations
 
+import gzip
 import html
 import json
 import os
@@ -247,7 +248,8 @@ def _last_lines(folder: Path) -> str:
 def _get(url: str, page: str, **query: str):
     words = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
     with _direct.open(f"{url}{PLUGIN}/{page}?{words}", timeout=TIMEOUT) as answer:
-        return json.load(answer)
+        content = answer.read()
+        return json.loads(gzip.decompress(content) if answer.headers["Content-Encoding"] == "gzip" else content)
 
 
 def _end(process: subprocess.Popen, folder: Path) -> None:
