@@ -171,6 +171,13 @@ def start(logdir: str | Path) -> Server:
     return Server(logdir, tuple(sorted(runs)), url, process, folder, os.getpid())
 
 
+def load_ipython_extension(shell) -> None:
+    """Give a notebook the magic ``%tensorboard``: IPython calls this at ``%load_ext helpers.tensorboard``."""
+    from helpers.tensorboard import magic  # here, because a shell has no need of IPython
+
+    magic.register(shell)
+
+
 def _announce(server: Server) -> None:
     print(f"TensorBoard shows {len(server.runs)} run(s) of {server.logdir} at {server.link}", flush=True)
     for run in server.runs:
