@@ -17,8 +17,12 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--record-times", action="store_true", help="store how long they took, for the estimate of check")
     commands.add_parser("ladder", help="print the results so far")
     tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
-    tensorboard.add_argument("logdir", help="folder of the traces")
+    tensorboard.add_argument("logdir", metavar="LOGDIR", help="folder of the traces")
+    tensorboard.add_argument("out", metavar="OUT", nargs="?", help="with --fix: folder for the copies")
+    tensorboard.add_argument("--fix", action="store_true", help="write corrected copies, for a plain TensorBoard, instead")
     options = parser.parse_args(arguments)
+    if options.command == "tensorboard" and options.fix != (options.out is not None):
+        tensorboard.error("--fix needs LOGDIR and OUT; without it, name LOGDIR alone")
     try:
         return _COMMANDS[options.command](options)
     except KeyboardInterrupt:
@@ -80,8 +84,16 @@ def _ladder(options: argparse.Namespace) -> int:
 def _tensorboard(options: argparse.Namespace) -> int:
     from helpers import tensorboard
 
-    tensorboard.serve(options.logdir)
-    return 0
+    if not options.fix:
+        tensorboard.serve(options.logdir)
+        return 0
+    from helpers.tensorboard import fix
+
+    fixed = fix.fix(options.logdir, options.out)
+    for error in fixed.refused:
+        print(f"Not copied: {error}", file=sys.stderr)
+    print(f"{len(fixed.written)} corrected traces for a plain TensorBoard are in {options.out}.")
+    return 1 if fixed.refused else 0
 
 
 _COMMANDS = {"check": _check, "prepare": _prepare, "run": _run, "ladder": _ladder, "tensorboard": _tensorboard}
