@@ -1,0 +1,88 @@
+"""Writes copies of traces corrected as data, for people with a plain TensorBoard.
+
+What is wrong in the plugin itself cannot be corrected in a trace: NCCL's kernels count as computation, the Tensor-Core
+kernels of Hopper as others, and without internet the page does not draw. For that, see `helpers.tensorboard`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from helpers.tensorboard import data
+from helpers.traces import TRACE_FILE, NoTraces, TraceError, load, reading
+
+
+class InTheWay(RuntimeError):
+    """The corrected copies would come between the traces, or replace a file."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What `fix` did.
+
+    Attributes
+    ----------
+    written : tuple of Path
+        The corrected copies.
+    refused : tuple of TraceError
+        Why other traces could not be copied; each names its file.
+    """
+
+    written: tuple[Path, ...]
+    refused: tuple[TraceError, ...]
+
+
+def fix(logdir: str | Path, out: str | Path) -> Fixed:
+    """Write a corrected copy of every trace in `logdir` into `out`, in folders of the same names, as gzip files.
+
+    Parameters
+    ----------
+    logdir : str or Path
+        Folder of the traces of one or several runs. They stay as they are.
+    out : str or Path
+        Folder for the copies, outside of `logdir`: TensorBoard would show both.
+
+    Raises
+    ------
+    NoTraces
+        If there are no traces in `logdir`.
+    InTheWay
+        If `out` lies in `logdir`, or a file of a copy's name is there.
+    """
+    logdir, out = Path(logdir).resolve(), Path(out).resolve()
+    files = sorted(file for file in logdir.rglob("*.pt.trace.json*") if TRACE_FILE.fullmatch(file.name))
+    if not files:
+        raise NoTraces(f"There is nothing to correct: {logdir} holds no *.pt.trace.json or *.pt.trace.json.gz file.")
+    if out.is_relative_to(logdir):
+        raise InTheWay(f"The copies would lie in {out}, among the traces in {logdir}. Name a folder outside of it.")
+    targets = {file: (out / file.relative_to(logdir)).with_name(f"{file.name.removesuffix('.gz')}.gz") for file in files}
+    for target in targets.values():
+        if target.exists():
+            raise InTheWay(f"There is a file {target} already. Name another folder, or remove that one.")
+    written, refused = [], []
+    for file, target in targets.items():
+        try:
+            trace = _document(file)
+        except TraceError as error:
+            refused.append(error)
+        else:
+            _write(data.correct(trace), target)
+            written.append(target)
+    return Fixed(tuple(written), tuple(refused))
+
+
+def _document(file: Path) -> dict:
+    load(file)  # refuses what is no trace, or a damaged one, by name
+    return reading.document(file)
+
+
+def _write(trace: dict, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    part.write_bytes(gzip.compress(orjson.dumps(trace), 6))
+    part.rename(target)
