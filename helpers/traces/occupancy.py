@@ -1,0 +1,142 @@
+"""Estimates a kernel's occupancy: the share of a multiprocessor's threads that it keeps resident.
+
+PyTorch's profiler writes its own estimate into the trace. It is 0 for every kernel with more than 48 KiB of shared
+memory, which such a kernel must ask for: the profiler leaves out the asking, and finds that the kernel cannot run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+# Blocks that may be resident on a multiprocessor, by compute capability. CUDA C++ Programming Guide, "Technical
+# Specifications per Compute Capability": 12.9 for 5.0 to 7.2, 13.1 for 7.5 and later.
+MAX_BLOCKS = {
+    **dict.fromkeys([(5, 0), (5, 2), (5, 3), (6, 0), (6, 1), (6, 2), (7, 0), (7, 2)], 32),
+    (7, 5): 16,
+    (8, 0): 32,
+    (8, 6): 16,
+    (8, 7): 16,
+    (8, 9): 24,
+    **dict.fromkeys([(9, 0), (10, 0), (10, 3)], 32),
+    **dict.fromkeys([(11, 0), (12, 0), (12, 1)], 24),
+}
+
+# How registers and shared memory are given out, from compute capability 5.0 to 12.1: `cuda_occupancy.h` of CUDA.
+_REGISTERS_AT_ONCE = 256  # per warp
+_PARTITIONS = 4  # of a multiprocessor, each with its part of the registers
+_SHARED_MEMORY_AT_ONCE = {7: 256}  # bytes, by major compute capability; else
+_SHARED_MEMORY_AT_ONCE_ELSE = 128
+_RESERVED_SHARED_MEMORY = 1024  # bytes of each block, for the system, from compute capability 8.0 on
+
+
+def estimate(
+    grid: Sequence[int] | None,
+    block: Sequence[int] | None,
+    registers: float | None,
+    shared_memory: float | None,
+    device: dict | None,
+) -> float:
+    """Return a kernel's occupancy in %, or NaN if it cannot be told.
+
+    As many blocks are resident on a multiprocessor as there are for it, or as its threads, its registers, its shared
+    memory and its limit of blocks allow, whichever is least. The estimate takes the grid as evenly spread.
+
+    Parameters
+    ----------
+    grid, block : sequence of three int
+        Blocks of the grid, threads of a block.
+    registers : int
+        Per thread.
+    shared_memory : int
+        Per block, static and dynamic, in bytes.
+    device : dict
+        The device's entry of the trace's ``deviceProperties``.
+
+    Returns
+    -------
+    float
+        NaN if a parameter is None or NaN, if the entry lacks a property (AMD's do), if the compute capability is
+        unknown, or if the device could not run such a kernel.
+    """
+    launch = [*(grid or [None]), *(block or [None]), registers, shared_memory]
+    if device is None or any(value is None or math.isnan(value) for value in launch):
+        return math.nan
+    try:
+        limits = tuple(int(device[name]) for name in _LIMITS)
+    except (KeyError, TypeError, ValueError):
+        return math.nan
+    return _estimate(math.prod(grid), math.prod(block), int(registers), int(shared_memory), *limits)
+
+
+_LIMITS = (
+    "computeMajor",
+    "computeMinor",
+    "numSms",
+    "maxThreadsPerMultiprocessor",
+    "regsPerMultiprocessor",
+    "sharedMemPerMultiprocessor",
+    "warpSize",
+)
+
+
+@functools.lru_cache(maxsize=100_000)  # a training step launches the same again and again
+def _estimate(
+    blocks: int,
+    threads: int,
+    registers: int,
+    shared_memory: int,
+    major: int,
+    minor: int,
+    multiprocessors: int,
+    max_threads: int,
+    max_registers: int,
+    max_shared_memory: int,
+    warp: int,
+) -> float:
+    if (major, minor) not in MAX_BLOCKS or warp != 32 or min(multiprocessors, max_threads, blocks, threads) <= 0:
+        return math.nan
+    warps = math.ceil(threads / warp)
+    limits = [MAX_BLOCKS[major, minor], max_threads // (warp * warps)]
+    if registers > 0:
+        of_warp = _round_up(registers * warp, _REGISTERS_AT_ONCE)
+        limits.append(max_registers // _PARTITIONS // of_warp * _PARTITIONS // warps)
+    reserved = _RESERVED_SHARED_MEMORY if major >= 8 else 0
+    if shared_memory + reserved > 0:
+        at_once = _SHARED_MEMORY_AT_ONCE.get(major, _SHARED_MEMORY_AT_ONCE_ELSE)
+        limits.append(max_shared_memory // _round_up(shared_memory + reserved, at_once))
+    resident = min(blocks / multiprocessors, *limits)
+    return 100 * resident * threads / max_threads or math.nan
+
+
+def corrected(
+    occupancy: float | None,
+    grid: Sequence[int] | None,
+    block: Sequence[int] | None,
+    registers: float | None,
+    shared_memory: float | None,
+    device: dict | None,
+) -> float:
+    """Return the occupancy that the trace states, or `estimate` where that is falsely 0.
+
+    A kernel that ran was resident, so 0 is false unless the estimate, too, rounds to it. NaN if neither tells: the
+    trace states none, or 0 without what the estimate needs.
+
+    Parameters
+    ----------
+    occupancy : float or None
+        The kernel's ``est. achieved occupancy %``.
+    grid, block, registers, shared_memory, device
+        As in `estimate`.
+    """
+    if occupancy is None or math.isnan(occupancy) or occupancy < 0:
+        return math.nan
+    if occupancy > 0:
+        return float(occupancy)
+    estimated = estimate(grid, block, registers, shared_memory, device)
+    return 0.0 if estimated < 0.5 else estimated  # the profiler rounds to whole percents
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

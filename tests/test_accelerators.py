@@ -1,0 +1,211 @@
+"""Tests of what `helpers.traces` tells of accelerators."""
+
+import math
+
+import pytest
+
+from helpers.traces import occupancy
+from helpers.traces.tensor_cores import uses_tensor_cores
+
+# Kernels' names as other people's profiles show them, long ones cut at …, by the GPU's architecture.
+TENSOR_CORES = {
+    # Holistic Trace Analysis's test data; torch.cuda.amp's tutorials; TensorRT's logs and tactics; issues about cuDNN
+    "Volta": [
+        "volta_h884gemm_64x64_nt",
+        "volta_h884gemm_256x128_ldg8_nn",
+        "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn",
+        "volta_fp16_s884cudnn_fp16_256x128_ldg8_relu_f2f_exp_small_nhwc2nchw_tn_v1",
+        "volta_fp16_s884cudnn_fp16_128x128_ldg8_splitK_relu_f2f_exp_small_nhwc_tn_v1",
+        "volta_h884cudnn_256x128_ldg8_relu_exp_small_nhwc_tn_v1",
+        "Volta_hmma_implicit_gemm_fprop_fp32_nhwc_128x128x64x1_1x3x3x0x1",
+        "void cutlass::Kernel<cutlass_70_wmma_tensorop_f16_s161616gemm_f16_32x32_64x2_tn_align8>(cutlass_70_wmma_…)",
+    ],
+    # issues and posts with torch.profiler on T4; TensorRT's list of tactics
+    "Turing": [
+        "turing_h1688gemm_128x128_ldg8_stages_32x1_nn",
+        "turing_fp16_s1688gemm_fp16_256x128_ldg8_f2f_stages_32x1_tn",
+        "turing_fp16_s1688gemm_fp16_128x64_sliced1x2_ldg8_f2f_tn",
+        "turing_fp16_s1688cudnn_fp16_128x128_ldg8_relu_f2f_exp_medium_nhwc_gelu_tn_v1",
+        "fmha_cutlassF_f16_aligned_64x64_rf_sm75(PyTorchMemEffAttention::AttentionKernel<cutlass::half_t, …>::Params)",
+    ],
+    # Holistic Trace Analysis's test data (A100); nanochat's profile (RTX 3060); fmha_*.cu of PyTorch
+    "Ampere": [
+        "ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_nn",
+        "ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_32x3_nn",
+        "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_f2f_stages_64x5_tn",
+        "ampere_h16816gemm_256x128_ldg8_stages_32x3_nn",
+        "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_16x4_nn_align4>(cutlass_80_tensorop_s1688gemm…)",
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x64_32x4_nn_align8>(T1::Params)",
+        "void cutlass_cudnn_infer::Kernel<cutlass_tensorop_s1688dgrad_optimized_tf32_128x128_16x4_nhwc_unity_stride…>",
+        "void cutlass_cudnn_train::Kernel<cutlass_tensorop_s1688wgrad_optimized_tf32_256x64_16x4_nhwc_align4>(cutl…)",
+        "cutlass_80_tensorop_d884gemm_32x32_16x5_nn_align1",
+        "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16_stage4_warpsize2x2x1"
+        "_g1_tensor16x8x8_alignc4_execute_kernel__5x_cudnn",
+        "sm80_xmma_dgrad_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x128x32_stage5_warpsize2x2x1_g1"
+        "_tensor16x8x8_execute_kernel_cudnn_infer",
+        "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x64x64_stage4_warpsize2x2x1"
+        "_g1_tensor16x8x8_execute_kernel_cudnn_train",
+        "sm80_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x32_stage4",
+        "_ZN19cutlass_cudnn_train6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS1_11threadblock22ImplicitGemmMulti"
+        "stageINS_4gemm9GemmShapeILi64ELi128ELi32EEENS6_4warp11MmaTensorOpINS7_ILi32ELi64ELi32EEESC_SQ_SC_S11_fNSO_8",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::half_t> >",
+        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<96, 64, 128, 8> >",
+        "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, …>)",
+        "fmha_cutlassB_f16_aligned_64x64_k64_dropout_sm80(PyTorchMemEffAttention::AttentionBackwardKernel<…>::Params)",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, …>::Params)",
+        "cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16_knob_6_128x64x64_4x1x1_cga1x1x1_kernel0_0",
+    ],
+    # TraceLens's tests (H100); profiles with Nsight Systems; CUTLASS's changelog; issues of vLLM and SGLang
+    "Ada and Hopper": [
+        "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x64x64_stage4_warpsize2x2x1_tensor16x8x32_algo2_execute_"
+        "kernel__5x_cublas",
+        "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT",
+        "nvjet_tst_112x64_64x9_2x1_v_bz_bias_TNN",
+        "nvjet_sm90_hss_64x8_64x16_1x1_h_bz_splitK_NNT",
+        "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_warpgroupsize1x1x1_g1_"
+        "execute_segment_k_off_kernel__5x_cudnn",
+        "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x128x32_warpgroupsize1x1x1_g1",
+        "sm90_xmma_dgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64",
+        "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize128x128x16_stage3_warpsize4x2x1_tensor16x8x16",
+        "cutlass3x_sm90_tensorop_s64x128x16gemm_bf16_bf16_f32_void_bf16_128x128x64_1x1x1_0_tnn_align8_warpspecialized",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x256x64_4x1x1_cga1x1x1_kernel0_0",
+        "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwd…",
+        "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u, 128u, 112u, 128u, 128u, 4u, 8u, 128u, 1u>(…)",
+        "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>, cutlass::gemm"
+        "::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4, cute::tuple<…> > > > >(…)",
+    ],
+    # SGLang's profiles (B200); probes of cuBLASLt on B200; profiles on RTX 5090 and GB300
+    "Blackwell": [
+        "nvjet_sm100_tst_16x64_64x16_4x1_v_bz_TNN",
+        "nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_v_bz_bias_TNT",
+        "cutlass3x_sm100_tensorop_s128x256x16gemm_f16_f16_f32_f16_f16_128x256x64_0_tnn_align8_1sm_bias_f16_relu",
+        "cutlass3x_sm100_tensorop_s32x256x16_conv3d_fprop_weight_stationary_nq_2d_tiled_bf16_bf16_f32_void_bf16",
+        "cutlass3x_sm100_bstensorop_s128x128x64gemm_block_scaled_ue8m0xe2m1_ue8m0xe2m1_f32_void_f16_128x128x256",
+        "cudnn_generated_fort_native_sdpa_sm100_flash_bprop_f16_knob_2_128x128x256_1x4x1_cga2x1x1_kernel2_0",
+        "cudnn_generated_fort_native_sdpa_sm120_flash_fprop_f16_knob_3_64x64x128_4x1x1_cga1x1x1_kernel0_0",
+        "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object_at__tensorptrbf16gmem",
+    ],
+}
+NO_TENSOR_CORES = {
+    # Kineto's samples (V100); Holistic Trace Analysis's test data (V100)
+    "Volta": [
+        "volta_sgemm_128x64_nn",
+        "volta_sgemm_32x32_sliced1x4_tn",
+        "volta_gcgemm_32x32_nt",
+        "volta_scudnn_128x128_relu_interior_nn_v1",
+        "volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1",
+        "cudnn_infer_volta_scudnn_128x64_3dconv_fprop_medium_nn_v1",
+        "void implicit_convolve_sgemm<float, float, 1024, 6, 7, 3, 3, 5, 1, false, true, true>(int, int, int, float…)",
+        "void cudnn::cnn::wgrad_alg0_engine<float, 128, 6, 8, 3, 3, 5, false, 512>(int, int, int, float const*, int…)",
+        "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int, float const*, int, …)",
+        "cask_cudnn_train::computeWgradSplitKOffsetsKernel(cask_cudnn_train::ComputeSplitKOffsetsParams)",
+        "void magma_sgemmEx_kernel<float, float, float, true, false, 6, 4, 6, 3, 4>(int, int, int, Tensor, int, …)",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm70(PyTorchMemEffAttention::AttentionKernel<float, …>::Params)",
+    ],
+    # Holistic Trace Analysis's test data (A100); answers to a course's exercise in Nsight Systems; TensorRT's logs
+    "Ampere": [
+        "ampere_sgemm_128x64_nn",
+        "ampere_gcgemm_64x64_nt",
+        "cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1",
+        "void cutlass::Kernel<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(cutlass_80_simt_sgemm_128x32_8x5_nn_align1::…)",
+        "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nt_align1>(T1::Params)",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_"
+        "kernel__5x_cublas",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n...",
+        "sm80_xmma_fprop_implicit_gemm_indexed_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize64x64x8_stage3_warpsize1x4x1_g1_"
+        "ffma_aligna4_alignc4",
+        "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16_stage4_warpsize2x2x1"
+        "_g1_tensor16x8x8_execute_split_k_kernel_cudnn_train",
+        "void cutlass_cudnn_train::Kernel<cutlass_cudnn_train::reduction::kernel::ReduceSplitK<cutlass_cudnn_train::Ma…>",
+        "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct, float const*…)",
+        "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(cudnn::ops::nch…)",
+        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel<float, float>(long, long, float const*, …)",
+        "void fft2d_r2c_32x32<float, false, 5u, true>(float2*, float const*, int, int, int, int, int, int, int, int, …)",
+        "void gemmSN_TN_kernel_64addr<float, 128, 16, 2, 4, 8, 9, false, cublasGemvTensorStridedBatched<float const>…)",
+        "void gemmk1_kernel<float, 256, 5, false, false, false, false, cublasGemvTensorStridedBatched<__half const>…)",
+        "void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<96, 64, 128, 8, 2, 4, 4> >(…)",
+        "void pytorch_flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64, 64, 256, 4> >(…)",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::lgamma_kernel_cuda(at::TensorIteratorBase&)…>",
+        "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
+    ],
+    # issues and profiles on H100 and B200
+    "Hopper and Blackwell": [
+        "cutlass3x_sm100_simt_sgemm_f32_f32_f32_f32_f32_64x64x16_1x1x1_3_tnn_align1_bias_f32_relu",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, true, false>(…)",
+        "cutlass_80_splitKreduce_kernel",
+        "void gemv2T_kernel_val<int, int, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16, float, 128, 16, 4, 4, false>(…)",
+        "void flash::FlashAttnFwdCombine<cute::tuple<cute::C<8>, cute::C<128> >, 5, 256, 1, false, true, float>(…)",
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    ],
+    # torch.compile's and people's own kernels in Triton: whether they use Tensor Cores cannot be told from the name
+    "Triton": [
+        "triton_poi_fused_convolution_relu_3",
+        "triton_tem_fused_addmm_relu_t_1",
+        "matmul_kernel_tma_persistent",
+    ],
+}
+
+
+def named(names):
+    return [pytest.param(name, id=f"{group}-{name[:60]}") for group in names for name in names[group]]
+
+
+@pytest.mark.parametrize("kernel", named(TENSOR_CORES))
+def test_a_kernel_on_tensor_cores_is_known_by_its_name(kernel):
+    assert uses_tensor_cores(kernel)
+
+
+@pytest.mark.parametrize("kernel", named(NO_TENSOR_CORES))
+def test_a_kernel_that_does_not_say_so_is_not_taken_for_one_on_tensor_cores(kernel):
+    assert not uses_tensor_cores(kernel)
+
+
+A100 = {
+    "id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108, "warpSize": 32,
+    "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 167936,
+}  # fmt: skip
+V100 = A100 | {"name": "Tesla V100-SXM2-32GB", "computeMajor": 7, "numSms": 80, "sharedMemPerMultiprocessor": 98304}
+
+
+@pytest.mark.parametrize(
+    ("device", "grid", "block", "registers", "shared_memory", "expected"),
+    [
+        (A100, [108, 8, 1], [256, 1, 1], 16, 0, 100),  # all 8 blocks of a multiprocessor, 2048 threads
+        (A100, [27, 1, 1], [256, 1, 1], 16, 0, 3.125),  # a quarter of a block a multiprocessor: 64 threads of 2048
+        (A100, [9999, 1, 1], [32, 1, 1], 16, 0, 50),  # 32 blocks are the limit, of a warp each
+        (V100, [9999, 1, 1], [256, 1, 1], 128, 0, 25),  # 16384 registers for 4 warps, in each of 4 partitions
+        (V100, [9999, 1, 1], [128, 1, 1], 57, 0, 50),  # 57 × 32 registers are given out as 2048: 8 warps a partition
+        (V100, [9999, 1, 1], [128, 1, 1], 16, 24 << 10, 25),  # 96 KiB hold 24 KiB four times
+        (A100, [9999, 1, 1], [128, 1, 1], 16, 24 << 10, 37.5),  # 164 KiB hold 24 KiB and the system's 1 KiB six times
+        (A100, [9999, 1, 1], [128, 1, 1], 16, 80 << 10, 12.5),  # more than 48 KiB is possible: two blocks
+        (A100 | {"computeMinor": 9, "maxThreadsPerMultiprocessor": 1536}, [9999, 1, 1], [32, 1, 1], 16, 0, 50),
+    ],
+)
+def test_occupancy_is_what_the_scarcest_resource_allows(device, grid, block, registers, shared_memory, expected):
+    assert occupancy.estimate(grid, block, registers, shared_memory, device) == pytest.approx(expected)
+
+
+LAUNCH = ([9999, 1, 1], [128, 1, 1], 16, 80 << 10)
+
+
+def test_only_an_occupancy_that_is_falsely_0_is_corrected():
+    assert occupancy.corrected(13, *LAUNCH, A100) == 13
+    assert occupancy.corrected(0, *LAUNCH, A100) == 12.5
+    assert occupancy.corrected(0, [1, 1, 1], [32, 1, 1], 16, 0, A100) == 0  # 0.01 %, which the profiler rounds
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        None,
+        {"name": "AMD Radeon Graphics", "computeMajor": 9, "computeMinor": 0, "warpSize": 64, "numSms": 104},
+        A100 | {"computeMajor": 99},
+        A100 | {"warpSize": 64},
+        A100 | {"sharedMemPerMultiprocessor": 40 << 10},  # the kernel could not have run on it
+    ],
+    ids=["no properties", "AMD", "unknown architecture", "other warps", "another device"],
+)
+def test_without_the_devices_properties_occupancy_cannot_be_told(device):
+    assert math.isnan(occupancy.estimate(*LAUNCH, device))
+    assert math.isnan(occupancy.corrected(0, *LAUNCH, device))
+    assert math.isnan(occupancy.corrected(None, *LAUNCH, device))
