@@ -13,6 +13,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from helpers.tensorboard import data, pages
+from helpers.traces import tensor_cores
 
 
 CORRECTED_VERSION = "0.4.3"
@@ -55,6 +56,43 @@ def know_tensor_core_kernels() -> None:
     from torch_tb_profiler.profiler.tensor_core import TC_Allowlist
 
     TC_Allowlist.__contains__ = classmethod(lambda cls, kernel: tensor_cores.uses_tensor_cores(kernel))
+
+
+def know_todays_operators() -> None:
+    """Operator, recommendations, CUDA: the backward pass of convolutions, and attention, count as not for Tensor Cores.
+
+    The names are those of autocast's list in `ATen/autocast_mode.h` of torch 2.15, and what they call.
+    """
+    from torch_tb_profiler.profiler.tensor_core import TC_OP_Allowlist
+
+    TC_OP_Allowlist.allowlist += [f"aten::{name}" for name in TENSOR_CORE_OPERATORS]
+
+
+TENSOR_CORE_OPERATORS = """
+    convolution_backward einsum linalg_vecdot scaled_dot_product_attention _scaled_mm _grouped_mm _scaled_grouped_mm
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+    _flash_attention_forward _flash_attention_backward _efficient_attention_forward _efficient_attention_backward
+""".split()
+
+
+def count_all_kernels_for_tensor_cores() -> None:
+    """GPU Summary: the share of Tensor-Core time leaves out kernels of no operator, such as those of a CUDA graph."""
+    from torch_tb_profiler.profiler.data import RunProfileData
+    from torch_tb_profiler.profiler.trace import EventTypes
+
+    stock = RunProfileData.process
+
+    def process(self) -> None:
+        stock(self)
+        for gpu in self.gpu_metrics_parser.gpu_ids:
+            kernels = [event for event in self.events if event.type == EventTypes.KERNEL and event.device_id == gpu]
+            time = sum(kernel.duration for kernel in kernels)
+            on_tensor_cores = sum(each.duration for each in kernels if tensor_cores.uses_tensor_cores(each.name))
+            self.tc_ratio[gpu] = on_tensor_cores / time if time else 0.0
+
+    RunProfileData.process = process
 
 
 def count_communication_kernels() -> None:
@@ -125,7 +163,9 @@ def _parse_corrected(target: Callable, *args) -> None:
 
 CORRECTIONS = (
     correct_the_data,
-    # know_tensor_core_kernels,
+    know_tensor_core_kernels,
+    know_todays_operators,
+    count_all_kernels_for_tensor_cores,
     count_communication_kernels,
     name_no_operator_where_none_is_told,
     compare_only_memory_of_gpus_with_theirs,

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-
+from helpers.traces import occupancy
 
 Event = dict  # as it stands in the JSON
 
@@ -89,18 +89,18 @@ def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
 def estimate_missing_occupancy(trace: dict) -> Iterator[Event]:
     """GPU Summary, Kernel: the occupancy is 0 for every kernel with more than 48 KiB of shared memory.
 
-    PyTorch's profiler writes it so; `helpers.traces.occupancy` estimates what it left out.
+    PyTorch's profiler writes it so; `traces.occupancy` estimates what it left out.
     """
-    devices = trace.get("deviceProperties") or []
+    name = "est. achieved occupancy %"
+    devices = {device.get("id"): device for device in trace.get("deviceProperties") or []}
     for event in trace["traceEvents"]:
-        arguments = event.get("args") or {}
-        if event.get("cat", "").lower() == "kernel" and arguments.get(OCCUPANCY) == 0:
-            estimated = occupancy.of_launch(arguments, devices)
-            event = event | {"args": arguments | {OCCUPANCY: estimated}}
+        launch = event.get("args") or {}
+        if launch.get(name) == 0:
+            needed = (launch.get(key) for key in ("grid", "block", "registers per thread", "shared memory"))
+            estimated = occupancy.estimate(*needed, devices.get(launch.get("device")))
+            if estimated >= 0.5:  # else the writer rounded to 0, or it cannot be told
+                event = event | {"args": launch | {name: estimated}}
         yield event
-
-
-OCCUPANCY = "est. achieved occupancy %"
 
 
 def tell_call_stacks(trace: dict) -> Iterator[Event]:
@@ -157,6 +157,6 @@ CORRECTIONS = (
     know_runtime_calls,
     charge_no_module_with_unlinked_calls,
     ignore_memory_shared_with_workers,
-    # estimate_missing_occupancy,
+    estimate_missing_occupancy,
     tell_call_stacks,
 )
