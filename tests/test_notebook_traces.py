@@ -4,7 +4,7 @@ import json
 
 import pandas as pd
 import pytest
-from test_tensorboard import overview
+from asking import overview
 
 from helpers import profiling, tensorboard, traces
 
@@ -25,7 +25,7 @@ def test_the_profiler_tab_lists_all_runs_of_all_notebooks(server, executed_runs)
 def test_the_overview_equals_our_own_breakdown_of_every_trace(server, executed_runs):
     for run in server.runs:
         ours = traces.breakdown(executed_runs / run)
-        shown = pd.DataFrame.from_dict(overview(server, run), orient="index")
+        shown = pd.DataFrame.from_dict(dict(overview(server, run)), orient="index")
         assert shown.index.tolist() == ours.index.tolist(), run
         assert (abs(ours[shown.columns] - shown) <= 1).all(axis=None), run  # µs
 

@@ -41,22 +41,6 @@ def server(logdir):
     started.stop()
 
 
-def overview(server, run):
-    """Return the Overview's µs of each category and step: {step: {category: µs}}, of all spans."""
-    (worker,) = server.get("workers", run=run, view="Overview")
-    spans = server.get("spans", run=run, worker=worker)
-    tables = [server.get("overview", run=run, worker=worker, span=span)["steps"] for span in spans]
-    return {
-        int(row[0]): {
-            column["name"]: row[index]
-            for index, column in enumerate(table["columns"])
-            if column.get("name") in traces.CATEGORIES
-        }
-        for table in tables
-        for row in table["rows"]
-    }
-
-
 def ends(url, seconds=15):
     """Whether nobody answers at `url` any more, after waiting for it."""
     for _ in range(seconds * 10):
@@ -80,46 +64,7 @@ def python(code, *arguments, **options):
     return process, process.stdout.readline().strip()
 
 
-# ----------------------------------------------------------------------------------------------------- the numbers
-
-
-def test_the_profiler_tab_lists_the_runs_and_is_done_loading(server):
-    assert server.get("runs") == {"runs": RUNS, "loading": False}
-
-
-def test_the_views_of_a_cpu_run_are_those_that_it_has_data_for(server):
-    assert server.get("views", run="zero-workers") == ["Overview", "Operator", "Trace"]
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_the_overview_equals_traces(server, run):
-    shown, table = overview(server, run), traces.breakdown(server.logdir / run)
-    assert list(shown) == list(table.index)
-    for number, categories in shown.items():
-        assert categories == pytest.approx(table.loc[number, list(categories)].to_dict(), abs=1), f"step {number}"
-
-
-@pytest.mark.parametrize("run", ["zero-workers", "two-workers"])
-def test_the_stock_plugin_shows_no_loading_where_ours_does(server, run):
-    from torch_tb_profiler.profiler.data import RunProfileData
-
-    file = sorted((server.logdir / run).iterdir())[0]
-    stock = RunProfileData.parse("worker", None, str(file), str(server.logdir))
-    assert [costs.costs[5] for costs in stock.steps_costs] == [0] * 4
-    assert all(categories["DataLoader"] > 0 for categories in overview(server, run).values())
-
-
-@pytest.mark.parametrize("run", ["zero-workers", "two-workers"])
-def test_the_operator_view_equals_top_operators(server, run):
-    (worker,) = server.get("workers", run=run, view="Operator")
-    file = sorted((server.logdir / run).iterdir())[0]
-    table = traces.top_operators(file, 1000)
-    rows = server.get("operation/table", run=run, worker=worker, span="1", group_by="Operation")["data"]
-    calls = {row["name"]: row["calls"] for row in rows}
-    own = {row["name"]: row["host_self_duration"] for row in rows}
-    assert calls == table["Calls"].to_dict()
-    assert own == pytest.approx(table["Host Self Duration (us)"].to_dict(), abs=1)
-    assert not [name for name in calls if name.startswith(("enumerate", "Optimizer", "ProfilerStep"))]
+# ---------------------------------------------------------------------------------------------- starting with corrections
 
 
 def test_processes_that_spawn_parse_with_the_corrections_too(logdir, tmp_path):
@@ -267,8 +212,15 @@ def test_a_fork_that_ends_or_stops_leaves_it_running(logdir):
     assert line == f"{RUNS} True"
 
 
-def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir):
-    show = f"from helpers import tensorboard\ntensorboard.show({str(logdir)!r}, height=500)"
+IN_A_NOTEBOOK = {
+    "Python": "from helpers import tensorboard\ntensorboard.show({logdir!r}, height=500)",
+    "magic": "%load_ext helpers.tensorboard\n%tensorboard --logdir {logdir} --height 500\nfrom helpers import tensorboard",
+}
+
+
+@pytest.mark.parametrize("way", IN_A_NOTEBOOK)
+def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir, way):
+    show = IN_A_NOTEBOOK[way].format(logdir=str(logdir))
     cell = nbformat.v4.new_code_cell(f"{show}\nprint(tensorboard._shown.url)")
     notebook = nbformat.v4.new_notebook(cells=[cell])
     NotebookClient(notebook, timeout=120).execute()
@@ -278,6 +230,17 @@ def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir):
     assert f"{url}#pytorch_profiler" in line
     assert f'<iframe src="{url}#pytorch_profiler"' in page
     assert ends(url)
+
+
+@pytest.mark.parametrize(("line", "message"), [("", "LOGDIR"), ("nowhere", "does not exist"), ("--height x", "invalid int")])
+def test_the_magic_says_what_is_wrong_in_one_line(line, message, tmp_path, monkeypatch):
+    from IPython.core.error import UsageError
+
+    from helpers.tensorboard import magic
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        magic.show(line)
 
 
 def test_from_the_shell_it_runs_until_ctrl_c(logdir):
