@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import nbformat
 import psutil
 import pytest
 import recordings
+from asking import overview
 from nbclient import NotebookClient
 from test_traces import on_a_gpu, write
 
@@ -88,6 +90,26 @@ def test_processes_that_spawn_parse_with_the_corrections_too(logdir, tmp_path):
     shown = subprocess.run(run, capture_output=True, text=True, env=environment, check=True).stdout
     expected = round(traces.breakdown(logdir / "two-workers")["DataLoader"].mean())
     assert f"'name': 'DataLoader', 'description': '', 'value': {expected}," in shown
+
+
+def test_a_tensorboard_that_is_started_otherwise_is_corrected_too(logdir):
+    plain = subprocess.Popen(
+        [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir / "two-workers"), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"TORCH_PROFILER_START_METHOD": "fork", "PYTHONUNBUFFERED": "1"},
+        text=True,
+    )
+    try:
+        url = next(re.search(r"http://\S+", line)[0] for line in plain.stdout if " at http://" in line)
+        server = tensorboard.Server(logdir, ("two-workers",), url, plain, logdir, 0)
+        while not server.get("runs")["runs"]:
+            time.sleep(0.1)
+        assert all(categories["DataLoader"] > 0 for _, categories in overview(server, "two-workers"))
+    finally:
+        plain.terminate()
+        plain.wait(20)
+        plain.stdout.close()
 
 
 def test_another_version_of_the_plugin_is_left_alone(monkeypatch):
