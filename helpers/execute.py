@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
@@ -95,10 +98,11 @@ def execute(notebook: Path, page: Path) -> None:
             timeout=None,
             coalesce_streams=True,
             resources={"metadata": {"path": str(notebook.parent)}},
+            on_notebook_start=_leave_ctrl_c_alone,
             on_cell_executed=lambda **_: bar.update(),
         )
         try:
-            client.execute(stdout=log, stderr=log)
+            asyncio.run(client.async_execute(stdout=log, stderr=log))
         except CellExecutionError as error:
             raise NotebookFailed(f"{notebook}, cell {bar.n} of {cells}:\n{error}") from error
         except DeadKernelError as error:  # it raised nothing, so its cell is not counted as executed
@@ -123,6 +127,12 @@ def record_times(seconds: dict[str, float], data: str) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_whole(path, json.dumps(times, indent=2) + "\n")
+
+
+async def _leave_ctrl_c_alone(**_) -> None:
+    """Undo that nbclient, at Ctrl-C, ends the kernel and goes on, to report a dead kernel."""
+    with suppress(NotImplementedError):  # Windows, where it does not do so
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
 
 def _write_page(notebook: nbformat.NotebookNode, page: Path) -> None:

@@ -1,5 +1,9 @@
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 
 import nbformat
 import psutil
@@ -70,6 +74,21 @@ def test_a_kernel_that_dies_is_named_with_its_notebook_and_cell(tmp_path, own_ru
     with pytest.raises(execute.NotebookFailed, match=r"00-deadly\.ipynb, cell 2 of 2: the kernel died.*memory"):
         execute.run([deadly])
     assert "before" in (own_runs / "html" / "00-deadly.html").read_text()
+
+
+def test_ctrl_c_ends_the_run_and_the_kernel_and_is_called_nothing_else(tmp_path):
+    started = tmp_path / "started"
+    slow = notebook(tmp_path / "00-slow.ipynb", f"open({str(started)!r}, 'w').close(); import time; time.sleep(100)")
+    code = f"from pathlib import Path; from helpers import execute; execute.run([Path({str(slow)!r})])"
+    shell = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not started.exists():
+        assert shell.poll() is None
+        time.sleep(0.1)
+    (kernel,) = [child for child in psutil.Process(shell.pid).children() if "ipykernel" in " ".join(child.cmdline())]
+    os.killpg(shell.pid, signal.SIGINT)  # as a terminal does
+    last_line = shell.communicate(timeout=60)[1].strip().splitlines()[-1]
+    assert last_line == "KeyboardInterrupt"
+    kernel.wait(20)
 
 
 def test_no_kernel_is_left_behind(tmp_path):
