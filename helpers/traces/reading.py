@@ -232,7 +232,7 @@ def _kernel(event: dict) -> tuple:
     launch = event.get("args") or {}
     return (
         event["name"],
-        "Kernel",
+        _of_kernel(event["name"]),
         float(event["ts"]),
         float(event["ts"] + event["dur"]),
         launch.get("External id", launch.get("external id")),
@@ -246,6 +246,11 @@ def _kernel(event: dict) -> tuple:
         launch.get("blocks per SM"),
         launch.get("est. achieved occupancy %"),
     )
+
+
+def _of_kernel(name: str) -> str:
+    """Tell NCCL's kernels by their name: today they do not carry the number of the operation that launched them."""
+    return "Communication" if name.startswith("nccl") else "Kernel"
 
 
 def _of_host(name: str) -> str:
@@ -271,7 +276,7 @@ KERNELS = ["kernel", "Kernel"]
 CLASSIFIERS: dict[str, Callable[[str], str]] = {
     **dict.fromkeys([*OPERATORS, "python", "Python"], _of_host),
     "user_annotation": _of_annotation,
-    **dict.fromkeys(KERNELS, lambda name: "Kernel"),
+    **dict.fromkeys(KERNELS, _of_kernel),
     **dict.fromkeys(["gpu_memcpy", "memcpy", "Memcpy"], lambda name: "Memcpy"),
     **dict.fromkeys(["gpu_memset", "memset", "Memset"], lambda name: "Memset"),
     # cuda_driver: launches by Triton and nvjet
