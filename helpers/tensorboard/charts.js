@@ -2,24 +2,33 @@
 //
 // The page asks for six kinds of chart and one of table through `google.visualization`; here they are as SVG and
 // HTML, with no more of that interface than the page uses. All text is set as text, never as HTML: names in a trace
-// may be anyone's.
+// may be anyone's. Ink and paper are those of the page, light or dark.
 (() => {
   "use strict";
 
   // A category has the colour that it has in the notebooks' figures (Okabe and Ito's palette).
   const CATEGORIES = {
-    Kernel: "#009E73", Memcpy: "#F0E442", Memset: "#CC79A7", Communication: "#000000", Runtime: "#56B4E9",
+    Kernel: "#009E73", Memcpy: "#F0E442", Memset: "#CC79A7", Communication: "currentColor", Runtime: "#56B4E9",
     DataLoader: "#D55E00", "CPU Exec": "#0072B2", Other: "#BBBBBB",
   };
-  const PALETTE = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C9BA5"];
+  // Okabe and Ito's again, and two of Tol's: a pie has ten slices.
+  const PALETTE = [
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C9BA5", "#AA4499", "#999933",
+  ];
   const FONT = "Roboto, Helvetica, Arial, sans-serif";
+  const CHARACTER = 6.5; // pixels: about the width of one at 12 pixels
 
   const value = (cell) => (cell !== null && typeof cell === "object" && "v" in cell ? cell.v : cell);
+  const number = (cell) => value(cell) || 0;
+  const format = (amount) => amount.toLocaleString("en", { maximumFractionDigits: 2 });
   const shown = (cell) => {
     if (cell !== null && typeof cell === "object" && "f" in cell) return cell.f;
-    return typeof cell === "number" ? cell.toLocaleString("en", { maximumFractionDigits: 2 }) : String(cell ?? "");
+    return typeof cell === "number" ? format(cell) : String(cell ?? "");
   };
-  const plain = (markup) => String(markup ?? "").replace(/<br\s*\/?>/g, "\n").replace(/<[^>]*>/g, "");
+  const short = (text, room) => (text.length > room ? `${text.slice(0, Math.max(room - 1, 1))}…` : text);
+  // The plugin's own markup goes, and all but two decimals; what else looks like markup is part of a name.
+  const plain = (text) =>
+    String(text ?? "").replace(/<br>/g, "\n").replace(/<\/?b>|<\/?div( [^<>]*)?>/g, "").replace(/(\.\d\d)\d+/g, "$1");
 
   class DataTable {
     constructor() { this.columns = []; this.rows = []; this.properties = new Map(); }
@@ -69,6 +78,13 @@
     return svg(parent, "text", { x, y, ...look, ...attributes }, text);
   }
 
+  // Black or white, whichever is easier to read on `colour` (relative luminance, WCAG 2).
+  function inkOn(colour) {
+    const channels = [1, 3, 5].map((start) => parseInt(colour.slice(start, start + 2), 16) / 255);
+    const [r, g, b] = channels.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "black" : "white";
+  }
+
   function ticks(least, largest) {
     const rough = (largest - least) / 5 || 1;
     const power = 10 ** Math.floor(Math.log10(rough));
@@ -77,43 +93,74 @@
     return Array.from({ length: to - from + 1 }, (_, index) => (from + index) * step);
   }
 
+  const tip = {
+    show(event, text) {
+      this.box ??= html(document.body, "div", {
+        position: "fixed", zIndex: 2000, pointerEvents: "none", padding: "6px 10px", borderRadius: "4px",
+        background: "#424242", color: "#FFFFFF", font: `13px ${FONT}`, whiteSpace: "pre-line", maxWidth: "480px",
+        overflowWrap: "anywhere",
+      });
+      this.box.textContent = text;
+      this.box.hidden = false;
+      const { offsetWidth, offsetHeight } = this.box;
+      this.box.style.left = `${Math.max(Math.min(event.clientX + 14, innerWidth - offsetWidth - 4), 0)}px`;
+      this.box.style.top = `${Math.max(Math.min(event.clientY + 14, innerHeight - offsetHeight - 4), 0)}px`;
+    },
+    hide() { if (this.box) this.box.hidden = true; },
+  };
+
   class Chart {
     constructor(place) { this.place = place; this.listeners = {}; this.selection = []; }
     on(event, listener) { (this.listeners[event] ??= []).push(listener); }
     fire(event, detail) { (this.listeners[event] ?? []).forEach((listener) => listener(detail)); }
-    clearChart() { this.place.replaceChildren(); }
+    clearChart() { this.place.replaceChildren(); tip.hide(); }
     getSelection() { return this.selection; }
     setSelection(selection) { this.selection = selection ?? []; this.mark(); }
     mark() {}
 
     draw(table, options = {}) {
-      this.clearChart();
       this.table = table;
       this.options = options;
-      this.width = this.place.clientWidth || 600;
-      this.height = parseFloat(options.height) || this.place.clientHeight || 300;
-      this.canvas = svg(this.place, "svg", {
-        width: this.width, height: this.height, role: "img", "aria-label": options.title || "chart",
+      this.redraw();
+      this.place.chart = this; // the page may draw another in the same place
+      const observer = new ResizeObserver(() => {
+        if (this.place.chart !== this) observer.disconnect();
+        else if (this.place.clientWidth && this.place.clientWidth !== this.width) this.redraw();
       });
-      if (options.title) label(this.canvas, 8, 18, options.title, { "font-weight": "bold", "font-size": 14 });
-      this.paint();
+      observer.observe(this.place);
       this.fire("ready");
+    }
+
+    redraw() {
+      this.clearChart();
+      this.width = this.place.clientWidth || 600;
+      this.height = parseFloat(this.options.height) || this.place.clientHeight || 300;
+      this.canvas = svg(this.place, "svg", {
+        width: this.width, height: this.height, role: "img", "aria-label": this.options.title || "chart",
+        style: "display: block",
+      });
+      if (this.options.title) label(this.canvas, 8, 16, this.options.title, { "font-weight": "bold", "font-size": 14 });
+      this.paint();
     }
 
     colour(name, index) { return this.options.colors?.[index] ?? CATEGORIES[name] ?? PALETTE[index % PALETTE.length]; }
 
     hover(element, text, row, column) {
-      svg(element, "title", {}, text);
       element.addEventListener("mouseover", () => this.fire("onmouseover", { row, column }));
-      element.addEventListener("mouseout", () => this.fire("onmouseout", { row, column }));
+      element.addEventListener("mousemove", (event) => tip.show(event, text));
+      element.addEventListener("mouseout", () => { tip.hide(); this.fire("onmouseout", { row, column }); });
       element.addEventListener("click", () => { this.selection = [{ row, column }]; this.fire("select"); });
     }
 
+    key(x, y, name, index) {
+      svg(this.canvas, "rect", { x, y: y - 10, width: 12, height: 12, fill: this.colour(name, index) });
+    }
+
     legend(names, y) {
-      let x = this.area?.left ?? 8;
+      let x = this.area.left;
       names.forEach((name, index) => {
-        svg(this.canvas, "rect", { x, y: y - 10, width: 12, height: 12, fill: this.colour(name, index) });
-        x += 24 + label(this.canvas, x + 17, y, name).getComputedTextLength() + 10;
+        this.key(x, y, name, index);
+        x += 34 + label(this.canvas, x + 17, y, name).getComputedTextLength();
       });
     }
   }
@@ -121,156 +168,203 @@
   class PieChart extends Chart {
     paint() {
       const rows = this.table.rows;
-      const total = rows.reduce((sum, row) => sum + value(row[1]), 0) || 1;
+      const total = rows.reduce((sum, row) => sum + number(row[1]), 0) || 1;
       const top = this.options.title ? 30 : 10;
-      const radius = Math.min(this.height - top - 10, this.width * 0.32) / 2; // leaves room for the legend
+      const radius = Math.min(this.height - top - 10, this.width * 0.36) / 2; // leaves room for the legend
       const [x, y] = [radius + 12, top + radius];
+      const inner = radius * (this.options.pieHole ?? 0);
+      const point = (r, angle) => `${x + r * Math.cos(angle)} ${y + r * Math.sin(angle)}`;
       let angle = -Math.PI / 2;
       rows.forEach((row, index) => {
-        const [from, share] = [angle, value(row[1]) / total];
+        const [from, share] = [angle, number(row[1]) / total];
         angle += Math.min(share, 0.999999) * 2 * Math.PI; // an arc over the whole circle would be none
-        const point = (r, a) => `${x + r * Math.cos(a)} ${y + r * Math.sin(a)}`;
         const large = share > 0.5 ? 1 : 0;
-        const inner = radius * (this.options.pieHole ?? 0);
         const slice = svg(this.canvas, "path", {
           d: `M${point(radius, from)} A${radius} ${radius} 0 ${large} 1 ${point(radius, angle)} ` +
              `L${point(inner, angle)} A${inner} ${inner} 0 ${large} 0 ${point(inner, from)} Z`,
-          fill: this.colour(row[0], index), stroke: "white",
+          fill: this.colour(row[0], index), stroke: "var(--paper)",
         });
         const percent = `${(100 * share).toFixed(1)}%`;
-        this.hover(slice, `${row[0]}\n${shown(row[1])} (${percent})`, index);
+        const text = `${row[0]}\n${shown(row[1])} (${percent})`;
+        this.hover(slice, text, index);
         const line = top + 14 + 18 * index;
-        if (this.options.legend !== "none" && line < this.height) {
-          const left = 2 * radius + 30;
-          svg(this.canvas, "rect", { x: left, y: line - 10, width: 12, height: 12, fill: this.colour(row[0], index) });
-          const room = Math.max(Math.floor((this.width - left - 75) / 7), 8);
-          const name = String(row[0]).length > room ? `${String(row[0]).slice(0, room - 1)}…` : row[0];
-          svg(label(this.canvas, left + 17, line, `${name} ${percent}`), "title", {}, `${row[0]} ${percent}`);
-        }
+        if (this.options.legend === "none" || line > this.height) return;
+        const left = 2 * radius + 30;
+        this.key(left, line, row[0], index);
+        const name = short(String(row[0]), Math.floor((this.width - left - 62) / CHARACTER));
+        this.hover(label(this.canvas, left + 17, line, `${name} ${percent}`), text, index);
       });
     }
   }
 
-  // Charts with a category axis below and values to the left: bars beside or on top of each other, areas, lines.
+  // Charts with values to the left, and for some series to the right.
   class AxisChart extends Chart {
     paint() {
+      const top = this.options.title ? 30 : 10;
       const series = this.table.series;
-      const title = this.options.title ? 30 : 10;
-      this.area = { left: 80, top: title, width: this.width - 100, height: this.height - title - 70 };
-      let [least, largest] = [0, 0];
-      for (const row of this.table.rows) {
-        const numbers = series.map((each) => value(row[each.index]) || 0);
-        const sum = numbers.reduce((total, number) => total + number, 0);
-        least = Math.min(least, ...numbers);
-        largest = Math.max(largest, ...(this.stacked ? [sum] : numbers));
-      }
-      const marks = ticks(least, largest || 1);
-      const [bottom, range] = [marks[0], marks.at(-1) - marks[0]];
-      this.y = (number) => this.area.top + this.area.height * (1 - (number - bottom) / range);
-      this.grid(marks);
+      const right = series.some((_, index) => this.axis(index) === 1);
+      this.area = { left: 80, top, width: this.width - (right ? 160 : 100), height: this.height - top - 70 };
+      this.scales = [0, ...(right ? [1] : [])].map((axis) => this.scale(series.filter((_, i) => this.axis(i) === axis)));
+      this.grid();
       this.body(series);
       this.legend(series.map((each) => each.name), this.height - 8);
     }
 
     get stacked() { return this.options.isStacked; }
-
-    grid(marks) {
-      const { left, width, top, height } = this.area;
-      for (const mark of marks) {
-        const y = this.y(mark);
-        svg(this.canvas, "line", { x1: left, x2: left + width, y1: y, y2: y, stroke: "currentColor", opacity: 0.15 });
-        label(this.canvas, left - 6, y + 4, mark.toLocaleString("en"), { "text-anchor": "end" });
-      }
-      if (this.options.vAxis?.title) {
-        const middle = top + height / 2;
-        const turn = { transform: `rotate(-90 14 ${middle})`, "text-anchor": "middle", "font-style": "italic" };
-        label(this.canvas, 14, middle, this.options.vAxis.title, turn);
-      }
-      if (this.options.hAxis?.title) {
-        const below = { "text-anchor": "middle", "font-style": "italic" };
-        label(this.canvas, left + width / 2, top + height + 38, this.options.hAxis.title, below);
-      }
+    axis(index) { return this.options.series?.[index]?.targetAxisIndex ?? 0; }
+    y(amount, axis = 0) {
+      const marks = this.scales[axis];
+      return this.area.top + this.area.height * (1 - (amount - marks[0]) / (marks.at(-1) - marks[0]));
     }
 
-    body(series) {
+    scale(series) {
+      let [least, largest] = [0, 0];
+      for (const row of this.table.rows) {
+        const numbers = series.map((each) => number(row[each.index]));
+        least = Math.min(least, ...numbers);
+        largest = Math.max(largest, ...(this.stacked ? [numbers.reduce((total, each) => total + each, 0)] : numbers));
+      }
+      return ticks(least, largest || (least ? 0 : 1));
+    }
+
+    grid() {
       const { left, width, top, height } = this.area;
+      for (const mark of this.scales[0]) {
+        const y = this.y(mark);
+        svg(this.canvas, "line", { x1: left, x2: left + width, y1: y, y2: y, stroke: "currentColor", opacity: 0.15 });
+        label(this.canvas, left - 6, y + 4, format(mark), { "text-anchor": "end" });
+      }
+      for (const mark of this.scales[1] ?? []) label(this.canvas, left + width + 6, this.y(mark, 1) + 4, format(mark));
+      const middle = top + height / 2;
+      const turned = { transform: `rotate(-90 14 ${middle})`, "text-anchor": "middle", "font-style": "italic" };
+      label(this.canvas, 14, middle, this.options.vAxis?.title ?? "", turned);
+      const below = { "text-anchor": "middle", "font-style": "italic" };
+      label(this.canvas, left + width / 2, top + height + 38, this.options.hAxis?.title ?? "", below);
+    }
+
+    line(points, name, index) {
+      const stroke = this.colour(name, index);
+      svg(this.canvas, "polyline", { points: points.join(" "), fill: "none", stroke, "stroke-width": 2 });
+    }
+  }
+
+  // A category of the first column has bars beside or on top of each other; series of the type `line` join their points.
+  class BarChart extends AxisChart {
+    body(series) {
       const rows = this.table.rows;
-      const slot = width / Math.max(rows.length, 1);
-      const line = (index) => this.options.series?.[index]?.type === "line";
-      const bars = this.stacked ? 1 : series.filter((_, index) => !line(index)).length;
-      const wide = (slot * 0.7) / bars;
-      const middle = (number) => left + slot * (number + 0.5);
-      const every = Math.ceil(rows.length / Math.max(width / 60, 1)); // label as many as there is room for
-      rows.forEach((row, number) => {
+      const slot = this.area.width / Math.max(rows.length, 1);
+      const isLine = (index) => this.options.series?.[index]?.type === "line";
+      const wide = (slot * 0.7) / (this.stacked ? 1 : series.filter((_, index) => !isLine(index)).length);
+      const middle = (row) => this.area.left + slot * (row + 0.5);
+      const every = Math.ceil(60 / slot); // label as many as there is room for
+      rows.forEach((row, at) => {
         let base = 0;
         series.forEach((each, index) => {
-          if (line(index)) return;
-          const amount = value(row[each.index]) || 0;
-          const x = middle(number) - slot * 0.35 + (this.stacked ? 0 : wide * index);
-          const [from, to] = [this.y(base), this.y(base + amount)];
-          const bar = svg(this.canvas, "rect", {
-            x, y: Math.min(from, to), width: Math.max(wide, 0.5), height: Math.abs(from - to),
-            fill: this.colour(each.name, index),
-          });
           const text = each.tooltip ? plain(row[each.tooltip]) : `${row[0]}\n${each.name}: ${shown(row[each.index])}`;
-          this.hover(bar, text, number, each.index);
+          const [amount, axis, fill] = [number(row[each.index]), this.axis(index), this.colour(each.name, index)];
+          if (isLine(index)) {
+            const dot = svg(this.canvas, "circle", { cx: middle(at), cy: this.y(amount, axis), r: 4, fill });
+            return this.hover(dot, text, at, each.index);
+          }
+          const x = middle(at) - slot * 0.35 + (this.stacked ? 0 : wide * index);
+          const [from, to] = [this.y(base, axis), this.y(base + amount, axis)];
+          const bar = svg(this.canvas, "rect", {
+            x, y: Math.min(from, to), width: Math.max(wide, 0.5), height: Math.abs(from - to), fill,
+          });
+          this.hover(bar, text, at, each.index);
           if (this.stacked) base += amount;
         });
-        if (number % every === 0) {
-          const name = String(row[0]).slice(0, Math.max(Math.floor((slot * every) / 7), 3));
-          label(this.canvas, middle(number), top + height + 18, name, { "text-anchor": "middle" });
-        }
+        if (at % every) return;
+        const name = short(String(row[0]), Math.floor((slot * every) / CHARACTER));
+        const below = this.area.top + this.area.height + 18;
+        this.hover(label(this.canvas, middle(at), below, name, { "text-anchor": "middle" }), String(row[0]), at);
       });
       series.forEach((each, index) => {
-        if (!line(index)) return;
-        const points = rows.map((row, number) => `${middle(number)},${this.y(value(row[each.index]) || 0)}`);
-        const stroke = this.colour(each.name, index);
-        svg(this.canvas, "polyline", { points: points.join(" "), fill: "none", stroke, "stroke-width": 2 });
+        const points = rows.map((row, at) => `${middle(at)},${this.y(number(row[each.index]), this.axis(index))}`);
+        if (isLine(index)) this.line(points, each.name, index);
       });
     }
   }
 
-  class ColumnChart extends AxisChart {}
-  class SteppedAreaChart extends AxisChart {}
-  class ComboChart extends AxisChart {}
-
+  // The first column is a time. Dragging zooms in on what was dragged over, a right click shows the whole again.
   class LineChart extends AxisChart {
     get stacked() { return false; }
+
+    draw(table, options) { this.span = null; super.draw(table, options); }
 
     body(series) {
       const { left, width, top, height } = this.area;
       const rows = this.table.rows;
-      const times = rows.map((row) => value(row[0]));
-      this.span = [times[0] ?? 0, times.at(-1) ?? 1];
-      const range = this.span[1] - this.span[0] || 1;
-      this.x = (time) => left + (width * (time - this.span[0])) / range;
-      for (let mark = 0; mark <= 5; mark += 1) {
-        const time = this.span[0] + (range * mark) / 5;
-        label(this.canvas, this.x(time), top + height + 18, shown(time), { "text-anchor": "middle" });
+      const time = (row) => number(row[0]);
+      this.span ??= rows.length ? [time(rows[0]), time(rows.at(-1))] : [0, 1];
+      const [start, end] = this.span;
+      this.x = (at) => left + (width * (at - start)) / (end - start || 1);
+      for (const mark of ticks(start, end).filter((each) => each >= start && each <= end)) {
+        label(this.canvas, this.x(mark), top + height + 18, format(mark), { "text-anchor": "middle" });
       }
+      // Those within the span, and one to each side of it: the curve runs on to the edge, where it is cut.
+      const first = Math.max(rows.findIndex((row) => time(row) >= start) - 1, 0);
+      const last = rows.findLastIndex((row) => time(row) <= end) + 1;
+      const inside = rows.slice(first, last + 1);
+      svg(svg(this.canvas, "clipPath", { id: "area" }), "rect", { x: left, y: top - 2, width, height: height + 4 });
+      const whole = this.canvas;
+      this.canvas = svg(whole, "g", { "clip-path": "url(#area)" });
       series.forEach((each, index) => {
-        const points = rows.map((row) => `${this.x(value(row[0]))},${this.y(value(row[each.index]) || 0)}`);
-        const stroke = this.colour(each.name, index);
-        svg(this.canvas, "polyline", { points: points.join(" "), fill: "none", stroke, "stroke-width": 2 });
+        this.line(inside.map((row) => `${this.x(time(row))},${this.y(number(row[each.index]))}`), each.name, index);
       });
-      this.marks = svg(this.canvas, "g", {});
+      this.canvas = whole;
+      this.marks = svg(whole, "g", {});
+      this.listen(series, svg(whole, "rect", { x: left, y: top, width, height, fill: "transparent" }));
+    }
+
+    listen(series, surface) {
+      const left = this.area.left;
+      const place = (event) => event.clientX - this.canvas.getBoundingClientRect().left;
+      const brush = svg(this.canvas, "rect", { y: this.area.top, height: this.area.height, opacity: 0.2, "pointer-events": "none" });
+      let from = null;
+      surface.addEventListener("pointerdown", (event) => {
+        if (event.button !== 0) return;
+        from = place(event);
+        surface.setPointerCapture(event.pointerId);
+      });
+      surface.addEventListener("pointermove", (event) => {
+        const to = Math.min(Math.max(place(event), left), left + this.area.width);
+        if (from === null) return this.tell(event, series, to);
+        tip.hide();
+        brush.setAttribute("x", Math.min(from, to));
+        brush.setAttribute("width", Math.abs(to - from));
+      });
+      surface.addEventListener("pointerup", (event) => {
+        const to = Math.min(Math.max(place(event), left), left + this.area.width);
+        if (from !== null && Math.abs(to - from) > 5) this.zoom([from, to].sort((a, b) => a - b).map((x) => this.time(x)));
+        from = null;
+      });
+      surface.addEventListener("pointerleave", () => tip.hide());
+      surface.addEventListener("contextmenu", (event) => { event.preventDefault(); this.zoom(null); });
+    }
+
+    time(x) { return this.span[0] + ((x - this.area.left) / this.area.width) * (this.span[1] - this.span[0]); }
+
+    zoom(span) { this.span = span; this.redraw(); this.mark(); }
+
+    // What the curves are at the place of the mouse: what they were at the last row before it.
+    tell(event, series, x) {
+      const row = this.table.rows.findLast((each) => number(each[0]) <= this.time(x)) ?? this.table.rows[0];
+      const amounts = series.map((each) => `${each.name}: ${shown(row[each.index])}`);
+      tip.show(event, [`${this.table.columns[0].label}: ${shown(row[0])}`, ...amounts].join("\n"));
     }
 
     mark() {
       this.marks?.replaceChildren();
       for (const { row, column } of this.selection) {
         const cells = this.table.rows[row];
-        const place = { cx: this.x(value(cells[0])), cy: this.y(value(cells[column])) };
+        const place = { cx: this.x(number(cells[0])), cy: this.y(number(cells[column])) };
         svg(this.marks, "circle", { ...place, r: 5, fill: "none", stroke: "currentColor", "stroke-width": 2 });
       }
     }
 
     getChartLayoutInterface() {
-      const { left, top, width, height } = this.area;
-      return {
-        getChartAreaBoundingBox: () => ({ left, top, width, height }),
-        getHAxisValue: (x) => this.span[0] + ((x - left) / width) * (this.span[1] - this.span[0]),
-      };
+      return { getChartAreaBoundingBox: () => this.area, getHAxisValue: (x) => this.time(x) };
     }
   }
 
@@ -278,15 +372,15 @@
     paint() {
       const rows = this.table.rows;
       const layers = [...new Set(rows.map((row) => row[0]))];
-      const start = Math.min(...rows.map((row) => row[3]));
-      const scale = this.width / (Math.max(...rows.map((row) => row[4])) - start || 1);
+      const start = rows.reduce((least, row) => Math.min(least, row[3]), Infinity);
+      const scale = this.width / (rows.reduce((largest, row) => Math.max(largest, row[4]), -Infinity) - start || 1);
       rows.forEach((row, index) => {
         const bar = svg(this.canvas, "g", {});
         const [x, y] = [(row[3] - start) * scale, layers.indexOf(row[0]) * 40];
-        const wide = Math.max((row[4] - row[3]) * scale, 0.5);
-        svg(bar, "rect", { x, y, width: wide, height: 34, fill: PALETTE[index % PALETTE.length], stroke: "white" });
-        const room = Math.floor(wide / 7);
-        if (room > 3) label(bar, x + 4, y + 21, row[1].slice(0, room), { fill: "white" });
+        const [wide, fill] = [Math.max((row[4] - row[3]) * scale, 0.5), PALETTE[index % PALETTE.length]];
+        svg(bar, "rect", { x, y, width: wide, height: 34, fill, stroke: "var(--paper)" });
+        const room = Math.floor((wide - 8) / CHARACTER);
+        if (room > 3) label(bar, x + 4, y + 21, short(row[1], room), { fill: inkOn(fill) });
         this.hover(bar, plain(row[2]), index);
       });
     }
@@ -294,62 +388,67 @@
 
   class Table extends Chart {
     draw(table, options = {}) {
-      this.table = table;
-      this.options = options;
       this.page = 0;
       this.order = { column: options.sortColumn, ascending: options.sortAscending ?? true };
-      this.paint();
-      this.fire("ready");
+      super.draw(table, options);
     }
 
-    paint() {
+    redraw() {
       const { columns, rows, properties } = this.table;
       const size = this.options.pageSize ?? rows.length;
-      const numbers = rows.map((_, index) => index);
-      const { column, ascending } = this.order;
-      if (column !== undefined && column >= 0) {
-        const key = (number) => value(rows[number][column]);
-        numbers.sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (ascending ? 1 : -1));
-      }
       this.clearChart();
-      const grid = html(this.place, "table", { borderCollapse: "collapse", width: "100%", font: `13px ${FONT}` });
+      this.width = this.place.clientWidth;
+      Object.assign(this.place.style, { maxHeight: "100%", overflow: "auto" });
+      const grid = html(this.place, "table", { borderCollapse: "collapse", width: "100%", font: `12px ${FONT}` });
       const head = html(html(grid, "thead", {}), "tr", {});
-      const cell = { border: "1px solid #E0E0E0", padding: "4px 8px" };
+      const cell = { border: "1px solid var(--line)", padding: "1px 8px" };
       columns.forEach((each, index) => {
+        const { column, ascending } = this.order;
         const arrow = index === column ? (ascending ? " ▲" : " ▼") : "";
         const title = html(head, "th", { ...cell, cursor: "pointer", textAlign: "left" }, (each.label ?? "") + arrow);
         title.addEventListener("click", () => {
           this.order = { column: index, ascending: index === column ? !ascending : false };
-          this.paint();
+          this.redraw();
         });
       });
       const body = html(grid, "tbody", {});
-      for (const number of numbers.slice(this.page * size, (this.page + 1) * size)) {
+      for (const at of this.sorted().slice(this.page * size, (this.page + 1) * size)) {
         const line = html(body, "tr", {});
-        rows[number].forEach((each, index) => {
-          const align = columns[index].type === "number" ? "right" : "left";
-          const text = this.options.allowHtml ? plain(shown(each)) : shown(each);
-          const field = html(line, "td", { ...cell, textAlign: align }, text);
-          field.style.cssText += `;${properties.get(`${number},${index},style`) ?? ""}`;
+        rows[at].forEach((each, index) => {
+          const field = html(line, "td", cell, this.options.allowHtml ? plain(shown(each)) : shown(each));
+          field.style.textAlign = columns[index].type === "number" ? "right" : "left";
+          // The one style that the page asks for is a grey background, too light for a dark page.
+          if (properties.has(`${at},${index},style`)) field.style.background = "var(--shade)";
         });
       }
-      const pages = Math.ceil(rows.length / (size || 1));
-      if (pages > 1) {
-        const bar = html(this.place, "div", { font: `13px ${FONT}`, padding: "6px" });
-        for (const [text, change] of [["‹", -1], ["›", 1]]) {
-          const button = html(bar, "button", { margin: "0 6px" }, text);
-          button.disabled = this.page + change < 0 || this.page + change >= pages;
-          button.addEventListener("click", () => { this.page += change; this.paint(); });
-        }
-        html(bar, "span", {}, `page ${this.page + 1} of ${pages}`);
+      if (rows.length > size) this.turn(Math.ceil(rows.length / size));
+    }
+
+    sorted() {
+      const { column, ascending } = this.order;
+      const numbers = this.table.rows.map((_, index) => index);
+      if (!(column >= 0)) return numbers;
+      const key = (at) => value(this.table.rows[at][column]);
+      return numbers.sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (ascending ? 1 : -1));
+    }
+
+    turn(pages) {
+      const bar = html(this.place, "div", { font: `13px ${FONT}`, padding: "6px" });
+      for (const [text, name, change] of [["‹", "previous page", -1], ["›", "next page", 1]]) {
+        const button = html(bar, "button", { margin: "0 6px" }, text);
+        button.setAttribute("aria-label", name);
+        button.disabled = this.page + change < 0 || this.page + change >= pages;
+        button.addEventListener("click", () => { this.page += change; this.redraw(); });
       }
+      html(bar, "span", {}, `page ${this.page + 1} of ${pages}`);
     }
   }
 
   window.google = {
-    charts: { load: () => Promise.resolve(), setOnLoadCallback: (callback) => callback() },
+    charts: { load: () => Promise.resolve() },
     visualization: {
-      DataTable, arrayToDataTable, PieChart, ColumnChart, SteppedAreaChart, ComboChart, LineChart, Timeline, Table,
+      DataTable, arrayToDataTable, PieChart, LineChart, Timeline, Table,
+      ColumnChart: BarChart, SteppedAreaChart: BarChart, ComboChart: BarChart,
       events: { addListener: (chart, event, listener) => chart.on(event, listener) },
     },
   };

@@ -12,7 +12,7 @@ import gc
 from collections.abc import Callable
 from importlib import metadata
 
-from helpers.tensorboard import data, pages
+from helpers.tensorboard import data, pages, perfetto
 from helpers.traces import tensor_cores
 
 
@@ -171,4 +171,8 @@ CORRECTIONS = (
     compare_only_memory_of_gpus_with_theirs,
     correct_the_parsing_processes,
     pages.draw_without_internet,
+    pages.compare_operators_by_name,
+    pages.show_names_of_gpus_as_text,
+    pages.round_times_of_modules,
+    perfetto.show_traces_without_internet,
 )
