@@ -18,6 +18,7 @@ Other           anything else: Python, mostly
 ==============  =======================================================================================
 """
 
+from helpers.traces.accelerators import NoAccelerator, accelerators, gaps, kernels
 from helpers.traces.comparison import PLAIN_NAMES, difference, sentence
 from helpers.traces.operators import top_operators
 from helpers.traces.reading import (
@@ -42,6 +43,7 @@ __all__ = [
     "TRACE_FILE",
     "EmptyTrace",
     "ForeignFile",
+    "NoAccelerator",
     "NoSteps",
     "NoTraces",
     "SeveralRecordings",
@@ -49,8 +51,11 @@ __all__ = [
     "Trace",
     "TraceError",
     "TruncatedTrace",
+    "accelerators",
     "breakdown",
     "difference",
+    "gaps",
+    "kernels",
     "load",
     "loading_share",
     "sentence",

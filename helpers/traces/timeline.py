@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from helpers.traces.intervals import coverage
-from helpers.traces.reading import CATEGORIES, NoSteps, SeveralRecordings, Trace, load
+from helpers.traces.reading import CATEGORIES, NoSteps, SeveralRecordings, Span, Trace, load
 
 
 def steps(path: str | Path | Trace) -> pd.DataFrame:
@@ -56,6 +56,27 @@ def loading_share(path: str | Path | Trace) -> float:
     """Return the share of the steps' time in which they waited for loading, from 0 to 1."""
     table = breakdown(path)
     return float(table["DataLoader"].sum() / table.attrs["total"])
+
+
+def window(span: Span) -> pd.Series | None:
+    """Return from when to when shares of the time are told: from the first step's start to the last one's end.
+
+    Without steps: from the first operator's start to the end of the last one or of what they launched, as the plugin
+    has it. None if there are no operators either.
+
+    Returns
+    -------
+    Series or None
+        `start` and `end` in µs since the trace's first event.
+    """
+    table = _steps(span.events)
+    if table.empty:
+        host = span.events[span.events["host"]]
+        if host.empty:
+            return None
+        whole = pd.DataFrame({"start": [host["start"].min()], "end": [host["end"].max()]})
+        table = _with_device_work(whole, span.events)
+    return pd.Series({"start": table["start"].iat[0], "end": table["end"].iat[-1]})
 
 
 def _concatenate(trace: Trace, tables: list[pd.DataFrame]) -> pd.DataFrame:

@@ -1,0 +1,327 @@
+"""How much of an accelerator was used: its kernels, and the gaps between them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from helpers.traces import occupancy
+from helpers.traces.intervals import capped_sum, coverage, union
+from helpers.traces.operators import host_events, linked_calls
+from helpers.traces.reading import Span, Trace, TraceError, load
+from helpers.traces.tensor_cores import uses_tensor_cores
+from helpers.traces.timeline import window
+
+WAITS = r"Synchronize|^(?:cuda|hip)Memcpy$"  # runtime calls that return when the accelerator has done its work
+MEANWHILE = ["copying", "waiting", "launching", "loading", "operators", "other"]
+
+
+class NoAccelerator(TraceError):
+    """The trace holds no kernels of an accelerator."""
+
+
+def accelerators(path: str | Path | Trace) -> pd.DataFrame:
+    """Return how much of each accelerator was used: the GPU Summary of TensorBoard's Overview.
+
+    All shares are of the time from the start of the first step to the end of the last one. If the trace marks no
+    steps, they are of the time from its first operator to the end of the last one and what they launched.
+
+    Returns
+    -------
+    DataFrame
+        Index `device`, the profiler's number; columns
+
+        - `name`, None if not told
+        - `utilization`, the share of the time in which at least one kernel ran; copies do not count
+        - `sm_efficiency`, the share of the multiprocessors that had a block to run, on average over the time,
+          estimated: ∫ min(1, blocks per multiprocessor of the kernels running) dt, by the time
+        - `occupancy`, the share of a multiprocessor's threads that a kernel keeps resident, on average over the
+          kernels weighted with their durations; where the profiler falsely says 0, estimated from the launch
+        - `tensor_core_share`, the share of all kernels' durations that is spent in kernels known to use Tensor Cores
+        - `kernels`, int, how many the trace holds, and `kernel_time`, the sum of their durations in µs
+
+        Shares are floats from 0 to 1, NaN where the trace does not tell; ``attrs["cannot_tell"]`` says why, as a list
+        of sentences.
+
+    Raises
+    ------
+    NoAccelerator
+        If the trace has no kernels.
+    """
+    trace = load(path)
+    table = _kernels(trace)
+    windows = [window(span) for span in trace.spans]
+    length = sum(each["end"] - each["start"] for each in windows if each is not None) or math.nan
+    rows = {device: _use(trace, rows, windows, length) for device, rows in table.groupby("device")}
+    result = pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
+    result.attrs["cannot_tell"] = _cannot_tell(trace, table, result, length)
+    return result
+
+
+def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
+    """Return the kernels that took most time, with the operator that launched each: the Kernel view's table.
+
+    Kernels of all devices count, and those outside the steps. One kernel launched by two operators makes two rows.
+
+    Parameters
+    ----------
+    path : str, Path or Trace
+    count : int
+        How many to return.
+
+    Returns
+    -------
+    DataFrame
+        Index `Name`, the kernel's; columns `Operator`, the innermost one that launched it, NaN where this cannot be
+        told; `Calls`, int; `Total Duration (us)`, `Mean Duration (us)`, `Min Duration (us)`, `Max Duration (us)`;
+        `Share` of all kernels' durations, 0 to 1; `Mean Blocks Per SM` and `Mean Est. Achieved Occupancy (%)`,
+        weighted with the durations, NaN where not told; and `Tensor Cores Used`, whether its name says so (see
+        `uses_tensor_cores`). Sorted by total duration.
+
+    Raises
+    ------
+    NoAccelerator
+        If the trace has no kernels.
+    """
+    table = _kernels(load(path))
+    groups = table.groupby(["name", "operator"], dropna=False, sort=False)
+    result = groups["duration"].agg(["size", "sum", "mean", "min", "max"])
+    result.columns = ["Calls", *(f"{word} Duration (us)" for word in ("Total", "Mean", "Min", "Max"))]
+    result["Share"] = result["Total Duration (us)"] / result["Total Duration (us)"].sum()
+    result["Mean Blocks Per SM"] = groups[["blocks_per_sm", "duration"]].apply(_weighted_mean)
+    result["Mean Est. Achieved Occupancy (%)"] = groups[["occupancy", "duration"]].apply(_weighted_mean)
+    result["Tensor Cores Used"] = groups["tensor_cores"].first()
+    result = result.reset_index("operator").rename_axis("Name").rename(columns={"operator": "Operator"})
+    return result.sort_values("Total Duration (us)", ascending=False, kind="stable").head(count)
+
+
+def gaps(path: str | Path | Trace) -> pd.DataFrame:
+    """Return the times in which no kernel ran on an accelerator, and what happened meanwhile.
+
+    A gap lies between two kernels of the steps, whichever their streams. While memory is copied or filled there may be
+    a gap, too: the multiprocessors are idle. Many short gaps, filled with launching, operators and other, say that the
+    host cannot launch as fast as the accelerator computes.
+
+    Returns
+    -------
+    DataFrame
+        Index `device`; columns `count`; `total`, `median` and `longest` in µs; `share` of the time as in
+        `accelerators`, NaN if that is not told; and the parts of `total` in µs, in which moment by moment the first
+        that applies was going on:
+
+        - `copying`: an accelerator copied or filled memory
+        - `waiting`: the host waited for the accelerator
+        - `launching`: it made another call of the accelerator's runtime
+        - `loading`: it waited for the next mini-batch
+        - `operators`: it ran operators
+        - `other`: anything else; Python, mostly
+
+        `in_longest` names what took most of the longest gap: the call or operator, or one of the words above.
+
+    Raises
+    ------
+    NoAccelerator
+        If the trace has no kernels.
+    """
+    trace = load(path)
+    table = _kernels(trace)
+    windows = [window(span) for span in trace.spans]
+    length = sum(each["end"] - each["start"] for each in windows if each is not None) or math.nan
+    rows = {}
+    for device, of_device in table.groupby("device"):
+        found = [_gaps(of_device[of_device["span"] == number], each) for number, each in enumerate(windows)]
+        rows[device] = _gaps_row(trace, found, length)
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
+
+
+def _kernels(trace: Trace) -> pd.DataFrame:
+    """Return the kernels of all spans, with their `span`, `operator`, `duration`, `tensor_cores`; `occupancy` right."""
+    table = pd.concat([_of_span(span).assign(span=number) for number, span in enumerate(trace.spans)])
+    table = table[table["device"].notna()]
+    if table.empty:
+        names = sorted({device["name"] for span in trace.spans for device in span.devices if device.get("name")})
+        raise NoAccelerator(
+            f"{trace.path} has no kernels: it was recorded without a GPU, or without ProfilerActivity.CUDA"
+            + (f", or on an accelerator whose events are unknown here ({', '.join(names)})" if names else "")
+            + ". What an accelerator did cannot be told. Record it with activities=[ProfilerActivity.CPU, "
+            "ProfilerActivity.CUDA] on a machine with a GPU."
+        )
+    return table
+
+
+def _of_span(span: Span) -> pd.DataFrame:
+    table = span.kernels
+    names = {name: uses_tensor_cores(name) for name in table["name"].unique()}
+    return table.assign(
+        duration=table["end"] - table["start"],
+        operator=_operators(span),
+        tensor_cores=table["name"].map(names).astype(bool),
+        blocks_per_sm=pd.to_numeric(table["blocks_per_sm"]).astype(float),
+        occupancy=_occupancy(span),
+    )
+
+
+def _operators(span: Span) -> np.ndarray:
+    """Return for each kernel the name of the operator that launched it, or None."""
+    host = host_events(span.events)
+    calls = linked_calls(span.events, host)
+    launching = host.iloc[calls["operator"]]
+    told = (launching["kind"] != "step").to_numpy()
+    names = pd.Series(launching["name"].to_numpy()[told], index=calls["correlation"].to_numpy()[told], dtype=object)
+    names = names[~names.index.duplicated()]
+    found = span.kernels["correlation"].map(names)
+    return found.astype(object).where(found.notna(), None).to_numpy()
+
+
+def _occupancy(span: Span) -> np.ndarray:
+    """Return the occupancy of each kernel in %, corrected where falsely 0."""
+    told = pd.to_numeric(span.kernels["occupancy"]).to_numpy(float)
+    launch = ["grid", "block", "registers", "shared_memory", "device"]
+    for row in np.flatnonzero(told <= 0):
+        *arguments, device = (span.kernels[column].iat[row] for column in launch)
+        told[row] = occupancy.corrected(told[row], *arguments, _properties(span, device))
+    return told
+
+
+def _properties(span: Span, device: float) -> dict | None:
+    return next((each for each in span.devices if each.get("id") == device), None)
+
+
+def _use(trace: Trace, rows: pd.DataFrame, windows: list[pd.Series | None], length: float) -> dict:
+    """Return a row of `accelerators`: `rows` are the kernels of one device."""
+    device = rows["device"].iat[0]
+    properties = [each for span in trace.spans if (each := _properties(span, device)) is not None]
+    inside = _clip(rows, windows)
+    efficient = inside[inside["blocks_per_sm"] > 0]
+    by_span = [each for _, each in efficient.groupby("span")]
+    working = sum(capped_sum(each["start"], each["end"], each["blocks_per_sm"]) for each in by_span)
+    of_amd = any(each.get("warpSize") == AMD_WARP for each in properties)
+    return {
+        "name": properties[0].get("name") if properties else None,
+        "utilization": sum(_busy(each) for _, each in inside.groupby("span")) / length,
+        "sm_efficiency": working / length if rows["blocks_per_sm"].notna().any() else math.nan,
+        "occupancy": _weighted_mean(inside[["occupancy", "duration"]]) / 100,
+        "tensor_core_share": math.nan if of_amd else _share(rows["duration"], rows["tensor_cores"]),
+        "kernels": len(rows),
+        "kernel_time": rows["duration"].sum(),
+    }
+
+
+AMD_WARP = 64  # threads; NVIDIA's are 32
+
+
+def _clip(rows: pd.DataFrame, windows: list[pd.Series | None]) -> pd.DataFrame:
+    """Return what of the kernels lies in the window of their span."""
+    known = {number: each for number, each in enumerate(windows) if each is not None}
+    rows = rows[rows["span"].isin(known)]
+    low, high = (rows["span"].map({number: each[side] for number, each in known.items()}) for side in ("start", "end"))
+    rows = rows.assign(start=np.maximum(rows["start"], low), end=np.minimum(rows["end"], high))
+    return rows.assign(duration=rows["end"] - rows["start"])[rows["end"] > rows["start"]]
+
+
+def _busy(rows: pd.DataFrame) -> float:
+    starts, ends = union(rows["start"].to_numpy(), rows["end"].to_numpy())
+    return float((ends - starts).sum())
+
+
+def _share(durations: pd.Series, chosen: pd.Series) -> float:
+    total = durations.sum()
+    return durations[chosen].sum() / total if total else math.nan
+
+
+def _weighted_mean(table: pd.DataFrame) -> float:
+    """Return the mean of the first column, weighted with the second, over the rows where it is told."""
+    values, weights = (table[column].to_numpy(float) for column in table)
+    told = ~np.isnan(values)
+    return float(np.average(values[told], weights=weights[told])) if weights[told].sum() else math.nan
+
+
+def _cannot_tell(trace: Trace, table: pd.DataFrame, result: pd.DataFrame, length: float) -> list[str]:
+    """Say what of `accelerators` the trace does not tell, and why."""
+    reasons = []
+    if math.isnan(length):
+        reasons.append("Utilization and SM efficiency: the trace has neither steps nor operators, so no total time.")
+    elif not any((span.events["kind"] == "step").any() for span in trace.spans):
+        reasons.append("Which part was training: the trace marks no steps, so shares are of the whole recording.")
+    if result["sm_efficiency"].isna().any() and not math.isnan(length):
+        reasons.append("SM efficiency: the trace does not say how many blocks a kernel has. Only CUDA's profiler does.")
+    missing = _share(table["duration"], table["occupancy"].isna())
+    if missing == 1:
+        reasons.append("Occupancy: the trace does not state it. Only CUDA's profiler does.")
+    elif missing > 0:
+        reasons.append(
+            f"Occupancy of {missing:.1%} of the kernels' time: stated as 0, which is false, and without the device's "
+            "properties it cannot be estimated. The mean is that of the other kernels."
+        )
+    if result["tensor_core_share"].isna().any():
+        reasons.append("Tensor Cores: the kernels of AMD's libraries are not known by name here.")
+    if not any(span.devices for span in trace.spans):
+        reasons.append("The device's name: the trace holds no device properties.")
+    return reasons
+
+
+def _gaps(rows: pd.DataFrame, window: pd.Series | None) -> pd.DataFrame:
+    """Return the `start` and `end` of the gaps between one span's kernels on one device."""
+    if window is not None:
+        rows = _clip(rows.assign(span=0), [window])
+    starts, ends = union(rows["start"].to_numpy(), rows["end"].to_numpy())
+    return pd.DataFrame({"start": ends[:-1], "end": starts[1:]})
+
+
+def _gaps_row(trace: Trace, found: list[pd.DataFrame], length: float) -> dict:
+    """Return a row of `gaps`: `found` are the gaps in each span on one device."""
+    lengths = pd.concat([each["end"] - each["start"] for each in found], ignore_index=True)
+    parts = [_meanwhile(span.events, each) for span, each in zip(trace.spans, found, strict=True)]
+    return {
+        "count": len(lengths),
+        "total": lengths.sum(),
+        "share": lengths.sum() / length,
+        "median": lengths.median(),
+        "longest": lengths.max(),
+        **pd.concat(parts, ignore_index=True).sum().to_dict(),
+        "in_longest": _in_longest(trace, found, parts) if len(lengths) else None,
+    }
+
+
+def _meanwhile(events: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    """Return what of each gap was spent in which way: a row a gap, a column for each of `MEANWHILE`, in µs."""
+    way = _ways(events)
+    starts, ends = events["start"].to_numpy(), events["end"].to_numpy()
+    covered = np.zeros(len(found))
+    columns = {}
+    for number, name in enumerate(MEANWHILE[:-1]):
+        chosen = way <= number
+        now = coverage(starts[chosen], ends[chosen], found)
+        columns[name] = now - covered
+        covered = now
+    columns["other"] = (found["end"] - found["start"]).to_numpy() - covered
+    return pd.DataFrame(columns).round(3) + 0.0  # the profiler counts in ns; no −0.0
+
+
+def _ways(events: pd.DataFrame) -> np.ndarray:
+    """Return the place in `MEANWHILE` of what each event does, or 99 for what does not count."""
+    kind, host = events["kind"], events["host"]
+    runtime = kind == "Runtime"
+    waits = runtime & events["name"].str.contains(WAITS)
+    operators = host & kind.isin(["CPU Exec", "Communication"])
+    ways = [kind.isin(["Memcpy", "Memset"]), waits, runtime, kind == "DataLoader", operators]
+    return np.select(ways, range(len(ways)), default=99)
+
+
+def _in_longest(trace: Trace, found: list[pd.DataFrame], parts: list[pd.DataFrame]) -> str:
+    """Name what took most of the longest gap."""
+    longest = [(each["end"] - each["start"]).max() if len(each) else -1.0 for each in found]
+    number = int(np.argmax(longest))
+    row = int((found[number]["end"] - found[number]["start"]).argmax())
+    start, end = found[number].iloc[row]
+    way = parts[number].iloc[row].argmax()
+    events = trace.spans[number].events
+    events = events[(_ways(events) == way) & (events["start"] < end) & (events["end"] > start)]
+    if events.empty:
+        return MEANWHILE[way]
+    inside = np.minimum(events["end"], end) - np.maximum(events["start"], start)
+    length = events["end"] - events["start"]
+    return str(events["name"].iloc[np.lexsort((length, -inside))[0]])  # the innermost of those that took most of it
