@@ -1,9 +1,22 @@
 """Tests of what `helpers.traces` tells of accelerators."""
 
+import json
 import math
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
+import cuda_trace
+import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from helpers import traces
 from helpers.traces import occupancy
 from helpers.traces.tensor_cores import uses_tensor_cores
 
@@ -209,3 +222,233 @@ def test_without_the_devices_properties_occupancy_cannot_be_told(device):
     assert math.isnan(occupancy.estimate(*LAUNCH, device))
     assert math.isnan(occupancy.corrected(0, *LAUNCH, device))
     assert math.isnan(occupancy.corrected(None, *LAUNCH, device))
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    return traces.load(cuda_trace.write(tmp_path_factory.mktemp("gpu") / "host_1.1.pt.trace.json.gz"))
+
+
+def written(path, events, devices=(cuda_trace.DEVICE,)):
+    path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": list(devices), "traceEvents": events}))
+    return path
+
+
+def loaded(events):
+    with tempfile.TemporaryDirectory() as folder:
+        return traces.load(written(Path(folder) / "trace.json", events))
+
+
+def event(category, name, start, end, **arguments):
+    return {
+        "ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, "pid": 1, "tid": 1, "args": arguments
+    }  # fmt: skip
+
+
+def kernel(start, end, *, name="k", device=0, **arguments):
+    return event("kernel", name, start, end, device=device, stream=7, correlation=start, **arguments)
+
+
+def without(events, *keys):
+    return [
+        each | {"args": {key: value for key, value in each["args"].items() if key not in keys}} if "args" in each else each
+        for each in events
+    ]
+
+
+def test_each_moment_of_a_step_on_a_gpu_is_charged_once(gpu):
+    table = traces.breakdown(gpu)
+    assert list(table.index) == list(cuda_trace.NUMBERS)
+    assert table.drop_duplicates().to_dict("records") == [cuda_trace.BREAKDOWN]
+
+
+def test_how_much_of_a_gpu_was_used(gpu):
+    table = traces.accelerators(gpu)
+    assert table.index.to_list() == [0] and table.attrs["cannot_tell"] == []
+    used = table.loc[0]
+    assert used["name"] == "Made-up GPU"
+    assert used["utilization"] == pytest.approx(cuda_trace.UTILIZATION)
+    assert used["sm_efficiency"] == pytest.approx(cuda_trace.SM_EFFICIENCY)
+    assert used["occupancy"] == pytest.approx(cuda_trace.OCCUPANCY)
+    assert used["tensor_core_share"] == pytest.approx(cuda_trace.TENSOR_CORE_SHARE)
+    assert (used["kernels"], used["kernel_time"]) == (21, cuda_trace.KERNEL_TIME)
+
+
+def test_kernels_are_listed_with_the_operator_that_launched_each(gpu):
+    table = traces.kernels(gpu)
+    rows = table[["Operator", "Total Duration (us)"]].astype(object).replace(float("nan"), None)
+    assert {name: tuple(row) for name, row in rows.iterrows()} == cuda_trace.KERNELS
+    assert table["Total Duration (us)"].is_monotonic_decreasing
+    assert (table["Calls"] == 3).all() and table["Share"].sum() == pytest.approx(1)
+    assert table.index[table["Tensor Cores Used"]].to_list() == [cuda_trace.CONVOLUTION]
+    assert table.loc[cuda_trace.CONVOLUTION, "Mean Est. Achieved Occupancy (%)"] == 100 * cuda_trace.CONVOLUTION_OCCUPANCY
+    assert table.loc[cuda_trace.PRODUCT, "Mean Blocks Per SM"] == pytest.approx(0.8)
+
+
+def test_operators_are_charged_with_what_they_launched(gpu):
+    table = traces.top_operators(gpu, 100)[["Device Self Duration (us)", "Device Total Duration (us)"]]
+    assert {name: tuple(table.loc[name]) for name in cuda_trace.OPERATORS} == cuda_trace.OPERATORS
+
+
+def test_gaps_between_kernels_and_what_happened_meanwhile(gpu):
+    row = traces.gaps(gpu).loc[0]
+    assert row[list(cuda_trace.GAPS)].to_dict() == cuda_trace.GAPS
+    assert row[list(cuda_trace.IN_GAPS)].to_dict() == cuda_trace.IN_GAPS
+    assert row["share"] == cuda_trace.GAPS["total"] / cuda_trace.TOTAL
+    assert row["in_longest"] == cuda_trace.LOADING
+
+
+@pytest.mark.parametrize("waiting", ["cudaDeviceSynchronize", "cudaMemcpy"])
+def test_a_gap_in_which_the_host_waits_is_no_gap_of_launching(tmp_path, waiting):
+    wait = event("cuda_runtime", waiting, 20, 70, correlation=2)
+    row = traces.gaps(written(tmp_path / "trace.json", [event("cpu_op", "a", 0, 90), kernel(0, 10), kernel(80, 90), wait]))
+    assert row.loc[0, ["waiting", "launching", "operators"]].to_list() == [50, 0, 20]
+    assert row.loc[0, "in_longest"] == waiting
+
+
+launches = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 15), st.sampled_from([0.25, 0.5, 1.0, 7.0])), min_size=1)
+
+
+@given(launches)
+def test_utilization_and_efficiency_equal_painting_the_steps_microsecond_by_microsecond(launches):
+    events = [event("user_annotation", "ProfilerStep#1", 10, 70)]
+    events += [kernel(start, start + length, **{"blocks per SM": blocks}) for start, length, blocks in launches]
+    blocks = np.zeros(100)
+    for start, length, each in launches:
+        blocks[start : start + length] += each
+    inside = blocks[10:70]
+    used = traces.accelerators(loaded(events)).loc[0]
+    assert used["utilization"] == pytest.approx((inside > 0).mean())
+    assert used["sm_efficiency"] == pytest.approx(np.minimum(inside, 1).mean())
+
+
+@given(launches)
+def test_kernels_and_the_gaps_between_them_fill_the_time_from_the_first_to_the_last(launches):
+    events = [event("cpu_op", "a", 0, 100)] + [kernel(start, start + length) for start, length, _ in launches]
+    trace = loaded(events)
+    first, last = min(start for start, _, _ in launches), max(start + length for start, length, _ in launches)
+    row = traces.gaps(trace).loc[0]
+    assert row["total"] + traces.accelerators(trace).loc[0, "utilization"] * 100 == pytest.approx(last - first)
+    assert row[list(cuda_trace.IN_GAPS)].sum() == pytest.approx(row["total"])
+
+
+def test_each_gpu_of_a_trace_has_a_row_of_its_own(tmp_path):
+    events = [event("cpu_op", "a", 0, 100), kernel(0, 50), kernel(50, 100), kernel(0, 10, device=1), kernel(90, 100, device=1)]
+    trace = traces.load(written(tmp_path / "trace.json", events, [cuda_trace.DEVICE, cuda_trace.DEVICE | {"id": 1}]))
+    assert traces.accelerators(trace)["utilization"].to_dict() == {0: 1, 1: 0.2}
+    assert traces.gaps(trace)["total"].to_dict() == {0: 0, 1: 80}
+
+
+def test_several_spans_are_taken_together_without_the_time_between_them(tmp_path):
+    cuda_trace.write(tmp_path / "host_1.1.pt.trace.json")
+    later = cuda_trace.trace()
+    for each in later["traceEvents"]:
+        each["ts"] += 1e6
+        each["name"] = re.sub(r"(?<=^ProfilerStep#)\d+", lambda number: f"1{number[0]}", each["name"])
+    (tmp_path / "host_1.2.pt.trace.json").write_text(json.dumps(later))
+    used = traces.accelerators(tmp_path).loc[0]
+    assert used["utilization"] == pytest.approx(cuda_trace.UTILIZATION)
+    assert used["sm_efficiency"] == pytest.approx(cuda_trace.SM_EFFICIENCY)
+    assert traces.gaps(tmp_path).loc[0, "total"] == 2 * cuda_trace.GAPS["total"]
+    assert traces.kernels(tmp_path).loc[cuda_trace.PRODUCT, "Calls"] == 6
+
+
+@pytest.mark.parametrize("ask", [traces.accelerators, traces.kernels, traces.gaps])
+def test_a_trace_without_a_gpu_says_so(tmp_path, ask):
+    path = written(tmp_path / "trace.json", [event("cpu_op", "aten::add", 0, 10)], devices=[])
+    with pytest.raises(traces.NoAccelerator, match=r"no kernels: .* without ProfilerActivity\.CUDA\."):
+        ask(path)
+
+
+def test_an_accelerator_of_an_unknown_kind_is_named(tmp_path):
+    events = [event("cpu_op", "aten::add", 0, 10), event("mtia_ccp_events", "job", 0, 10)]
+    path = written(tmp_path / "trace.json", events, devices=[{"name": "ARTEMIS"}])
+    with pytest.raises(traces.NoAccelerator, match=r"unknown here \(ARTEMIS\)"):
+        traces.accelerators(path)
+
+
+def test_on_amd_what_can_be_told_is_told(tmp_path):
+    amd = {"id": 0, "name": "AMD Instinct MI250X", "warpSize": 64, "computeMajor": 9, "computeMinor": 0, "numSms": 104}
+    launch = ["blocks per SM", "warps per SM", "est. achieved occupancy %", "grid", "block", "registers per thread"]
+    events = without(cuda_trace.events(), *launch)
+    table = traces.accelerators(written(tmp_path / "trace.json", events, [amd]))
+    assert table.loc[0, "utilization"] == pytest.approx(cuda_trace.UTILIZATION)
+    assert table.loc[0, ["sm_efficiency", "occupancy", "tensor_core_share"]].isna().all()
+    assert [reason.split(":")[0] for reason in table.attrs["cannot_tell"]] == ["SM efficiency", "Occupancy", "Tensor Cores"]
+
+
+def test_without_device_properties_a_false_0_is_left_out_and_said_so(tmp_path):
+    table = traces.accelerators(written(tmp_path / "trace.json", cuda_trace.events(), devices=[]))
+    known = cuda_trace.OCCUPANCY * cuda_trace.KERNEL_TIME - 600 * cuda_trace.CONVOLUTION_OCCUPANCY
+    assert table.loc[0, "occupancy"] == pytest.approx(known / (cuda_trace.KERNEL_TIME - 600))
+    assert "Occupancy of 34.5% of the kernels' time" in table.attrs["cannot_tell"][0]
+
+
+def test_without_steps_shares_are_of_the_whole_recording_and_said_so(tmp_path):
+    events = [event("cpu_op", "a", 0, 100), kernel(0, 50)]
+    table = traces.accelerators(written(tmp_path / "trace.json", events))
+    assert table.loc[0, "utilization"] == 0.5
+    assert "marks no steps" in table.attrs["cannot_tell"][0]
+
+
+def test_with_kernels_alone_shares_of_the_time_cannot_be_told(tmp_path):
+    table = traces.accelerators(written(tmp_path / "trace.json", [kernel(0, 50), kernel(60, 70)]))
+    assert table.loc[0, ["utilization", "sm_efficiency"]].isna().all() and table.loc[0, "kernel_time"] == 60
+    assert "neither steps nor operators" in table.attrs["cannot_tell"][0]
+
+
+@pytest.mark.parametrize("asking", ["no External id", "External id 0", "that of an operator long past"])
+def test_a_kernel_that_cannot_be_linked_is_launched_by_nobody(tmp_path, asking):
+    ids = {"no External id": {}, "External id 0": {"External id": 0}, "that of an operator long past": {"External id": 7}}
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, 100, **{"External id": 1}),
+        event("cpu_op", "aten::empty", 0, 10, **{"External id": 7}),
+        event("cuda_runtime", "cudaLaunchKernel", 40, 45, correlation=50, **ids[asking]),
+        kernel(50, 60, **ids[asking]),
+    ]
+    trace = traces.load(written(tmp_path / "trace.json", events))
+    assert traces.kernels(trace)["Operator"].isna().all()
+    assert traces.top_operators(trace)["Device Total Duration (us)"].to_list() == [0]
+    assert traces.top_operators(trace)["Host Self Duration (us)"].to_list() == [10]
+
+
+def test_every_figure_equals_the_corrected_plugins(gpu):
+    metrics, tensor_core_share, shown_kernels, shown_operators = corrected_plugin(gpu.path)
+    used = traces.accelerators(gpu).loc[0]
+    assert metrics.gpu_utilization[0] == pytest.approx(used["utilization"])
+    assert metrics.avg_approximated_sm_efficiency_per_device[0] == pytest.approx(used["sm_efficiency"])
+    assert metrics.avg_occupancy_per_device[0] == pytest.approx(100 * used["occupancy"])
+    assert tensor_core_share == pytest.approx(used["tensor_core_share"])
+
+    kernels = traces.kernels(gpu, 100).reset_index().fillna({"Operator": "N/A"})
+    columns = [each["name"] for each in shown_kernels["data"]["columns"]]
+    shown = pd.DataFrame(shown_kernels["data"]["rows"], columns=columns)
+    same = ["Name", "Operator", "Calls", "Total Duration (us)", "Mean Blocks Per SM", "Mean Est. Achieved Occupancy (%)"]
+    pd.testing.assert_frame_equal(
+        kernels[same].sort_values("Name", ignore_index=True), shown[same].sort_values("Name", ignore_index=True),
+        check_dtype=False,
+    )  # fmt: skip
+
+    operators = traces.top_operators(gpu, 100)
+    shown = pd.DataFrame(shown_operators["data"]).set_index("name").loc[operators.index]
+    names = ["calls", "host_self_duration", "host_total_duration", "device_self_duration", "device_total_duration"]
+    np.testing.assert_allclose(operators.to_numpy(float), shown[names].to_numpy(float))
+
+
+PLUGIN = """
+import logging, pickle, sys, tempfile
+logging.disable(logging.ERROR)
+from helpers.tensorboard import corrections
+corrections.apply()
+from torch_tb_profiler.profiler.data import RunProfileData
+from torch_tb_profiler.profiler.run_generator import RunGenerator
+data = RunProfileData.parse("worker", None, sys.argv[1], tempfile.gettempdir())
+page = RunGenerator("worker", None, data).generate_run_profile()
+pickle.dump((data.gpu_metrics_parser, data.tc_used_ratio, page.kernel_op_table, page.operation_table_by_name), sys.stdout.buffer)
+"""
+
+
+def corrected_plugin(path):
+    """Return its GPU metrics, Tensor-Core share, kernels and operators; from a process of its own, which it corrects."""
+    done = subprocess.run([sys.executable, "-c", PLUGIN, str(path)], capture_output=True, check=True)
+    return pickle.loads(done.stdout)
