@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from helpers.tensorboard import data
-from helpers.traces import TRACE_FILE, NoTraces, TraceError, load, reading
+from helpers.traces import TRACE_FILE, NoTraces, TraceError, load
 
 
 class InTheWay(RuntimeError):
@@ -78,7 +78,8 @@ def fix(logdir: str | Path, out: str | Path) -> Fixed:
 
 def _document(file: Path) -> dict:
     load(file)  # refuses what is no trace, or a damaged one, by name
-    return reading.document(file)
+    content = file.read_bytes()
+    return orjson.loads(gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content)
 
 
 def _write(trace: dict, target: Path) -> None:
