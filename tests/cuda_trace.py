@@ -36,10 +36,10 @@ DEVICE = {
 }  # fmt: skip
 
 CONVOLUTION = (
-    "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16_stage4_warpsize2x2x1_g1_"
-    "tensor16x8x8_execute_kernel__5x_cudnn"
+    "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16_stage4_warpsize2x2x1"
+    "_g1_tensor16x8x8_execute_kernel__5x_cudnn"
 )
-RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::relu, std::array<char*, 2ul> >(int, at::native::relu)"
+RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::relu, std::array<char*, 2ul> >(int, …)"
 TRITON = "triton_poi_fused_add_0"
 PRODUCT = "ampere_sgemm_128x64_nn"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -296,6 +296,6 @@ def _names() -> list[dict]:
         ("thread_name", 0, 20, "stream 20"),
     ]
     return [
-        {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"labels" if "labels" in kind else "name": name}}
+        {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {kind.split("_")[1]: name}}
         for kind, pid, tid, name in names
     ]

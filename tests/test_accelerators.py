@@ -52,16 +52,16 @@ TENSOR_CORES = {
         "void cutlass_cudnn_infer::Kernel<cutlass_tensorop_s1688dgrad_optimized_tf32_128x128_16x4_nhwc_unity_stride…>",
         "void cutlass_cudnn_train::Kernel<cutlass_tensorop_s1688wgrad_optimized_tf32_256x64_16x4_nhwc_align4>(cutl…)",
         "cutlass_80_tensorop_d884gemm_32x32_16x5_nn_align1",
-        "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16_stage4_warpsize2x2x1"
-        "_g1_tensor16x8x8_alignc4_execute_kernel__5x_cudnn",
+        "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16_stage4"
+        "_warpsize2x2x1_g1_tensor16x8x8_alignc4_execute_kernel__5x_cudnn",
         "sm80_xmma_dgrad_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x128x32_stage5_warpsize2x2x1_g1"
         "_tensor16x8x8_execute_kernel_cudnn_infer",
-        "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x64x64_stage4_warpsize2x2x1"
-        "_g1_tensor16x8x8_execute_kernel_cudnn_train",
+        "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x64x64_stage4"
+        "_warpsize2x2x1_g1_tensor16x8x8_execute_kernel_cudnn_train",
         "sm80_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x32_stage4",
         "_ZN19cutlass_cudnn_train6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS1_11threadblock22ImplicitGemmMulti"
         "stageINS_4gemm9GemmShapeILi64ELi128ELi32EEENS6_4warp11MmaTensorOpINS7_ILi32ELi64ELi32EEESC_SQ_SC_S11_fNSO_8",
-        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::half_t> >",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::half_t>…",
         "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<96, 64, 128, 8> >",
         "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, …>)",
         "fmha_cutlassB_f16_aligned_64x64_k64_dropout_sm80(PyTorchMemEffAttention::AttentionBackwardKernel<…>::Params)",
@@ -84,8 +84,8 @@ TENSOR_CORES = {
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x256x64_4x1x1_cga1x1x1_kernel0_0",
         "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwd…",
         "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u, 128u, 112u, 128u, 128u, 4u, 8u, 128u, 1u>(…)",
-        "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>, cutlass::gemm"
-        "::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4, cute::tuple<…> > > > >(…)",
+        "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>, "
+        "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4, cute::tuple<…> > > > >(…)",
     ],
     # SGLang's profiles (B200); probes of cuBLASLt on B200; profiles on RTX 5090 and GB300
     "Blackwell": [
@@ -120,20 +120,20 @@ NO_TENSOR_CORES = {
         "ampere_sgemm_128x64_nn",
         "ampere_gcgemm_64x64_nt",
         "cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1",
-        "void cutlass::Kernel<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(cutlass_80_simt_sgemm_128x32_8x5_nn_align1::…)",
+        "void cutlass::Kernel<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(cutlass_80_simt_sgemm_128x32_8x5_nn_align1:…",
         "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nt_align1>(T1::Params)",
         "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_"
         "kernel__5x_cublas",
         "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n...",
         "sm80_xmma_fprop_implicit_gemm_indexed_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize64x64x8_stage3_warpsize1x4x1_g1_"
         "ffma_aligna4_alignc4",
-        "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16_stage4_warpsize2x2x1"
-        "_g1_tensor16x8x8_execute_split_k_kernel_cudnn_train",
-        "void cutlass_cudnn_train::Kernel<cutlass_cudnn_train::reduction::kernel::ReduceSplitK<cutlass_cudnn_train::Ma…>",
-        "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct, float const*…)",
-        "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(cudnn::ops::nch…)",
-        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel<float, float>(long, long, float const*, …)",
-        "void fft2d_r2c_32x32<float, false, 5u, true>(float2*, float const*, int, int, int, int, int, int, int, int, …)",
+        "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16_stage4"
+        "_warpsize2x2x1_g1_tensor16x8x8_execute_split_k_kernel_cudnn_train",
+        "void cutlass_cudnn_train::Kernel<cutlass_cudnn_train::reduction::kernel::ReduceSplitK<cutlass_cudnn_train::M…",
+        "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct, float const*…",
+        "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(cudnn::ops::nc…",
+        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel<float, float>(long, long, float const*, …",
+        "void fft2d_r2c_32x32<float, false, 5u, true>(float2*, float const*, int, int, int, int, int, int, int, int, …",
         "void gemmSN_TN_kernel_64addr<float, 128, 16, 2, 4, 8, 9, false, cublasGemvTensorStridedBatched<float const>…)",
         "void gemmk1_kernel<float, 256, 5, false, false, false, false, cublasGemvTensorStridedBatched<__half const>…)",
         "void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<96, 64, 128, 8, 2, 4, 4> >(…)",
@@ -251,8 +251,7 @@ def kernel(start, end, *, name="k", device=0, **arguments):
 
 def without(events, *keys):
     return [
-        each | {"args": {key: value for key, value in each["args"].items() if key not in keys}} if "args" in each else each
-        for each in events
+        each | {"args": {key: value for key, value in each["args"].items() if key not in keys}} for each in events
     ]
 
 
@@ -281,7 +280,8 @@ def test_kernels_are_listed_with_the_operator_that_launched_each(gpu):
     assert table["Total Duration (us)"].is_monotonic_decreasing
     assert (table["Calls"] == 3).all() and table["Share"].sum() == pytest.approx(1)
     assert table.index[table["Tensor Cores Used"]].to_list() == [cuda_trace.CONVOLUTION]
-    assert table.loc[cuda_trace.CONVOLUTION, "Mean Est. Achieved Occupancy (%)"] == 100 * cuda_trace.CONVOLUTION_OCCUPANCY
+    occupancy = table.loc[cuda_trace.CONVOLUTION, "Mean Est. Achieved Occupancy (%)"]
+    assert occupancy == 100 * cuda_trace.CONVOLUTION_OCCUPANCY
     assert table.loc[cuda_trace.PRODUCT, "Mean Blocks Per SM"] == pytest.approx(0.8)
 
 
@@ -301,12 +301,14 @@ def test_gaps_between_kernels_and_what_happened_meanwhile(gpu):
 @pytest.mark.parametrize("waiting", ["cudaDeviceSynchronize", "cudaMemcpy"])
 def test_a_gap_in_which_the_host_waits_is_no_gap_of_launching(tmp_path, waiting):
     wait = event("cuda_runtime", waiting, 20, 70, correlation=2)
-    row = traces.gaps(written(tmp_path / "trace.json", [event("cpu_op", "a", 0, 90), kernel(0, 10), kernel(80, 90), wait]))
+    events = [event("cpu_op", "a", 0, 90), kernel(0, 10), wait, kernel(80, 90)]
+    row = traces.gaps(written(tmp_path / "trace.json", events))
     assert row.loc[0, ["waiting", "launching", "operators"]].to_list() == [50, 0, 20]
     assert row.loc[0, "in_longest"] == waiting
 
 
-launches = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 15), st.sampled_from([0.25, 0.5, 1.0, 7.0])), min_size=1)
+blocks = st.sampled_from([0.25, 0.5, 1.0, 7.0])
+launches = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 15), blocks), min_size=1)
 
 
 @given(launches)
@@ -333,7 +335,8 @@ def test_kernels_and_the_gaps_between_them_fill_the_time_from_the_first_to_the_l
 
 
 def test_each_gpu_of_a_trace_has_a_row_of_its_own(tmp_path):
-    events = [event("cpu_op", "a", 0, 100), kernel(0, 50), kernel(50, 100), kernel(0, 10, device=1), kernel(90, 100, device=1)]
+    kernels = [kernel(0, 50), kernel(50, 100), kernel(0, 10, device=1), kernel(90, 100, device=1)]
+    events = [event("cpu_op", "a", 0, 100), *kernels]
     trace = traces.load(written(tmp_path / "trace.json", events, [cuda_trace.DEVICE, cuda_trace.DEVICE | {"id": 1}]))
     assert traces.accelerators(trace)["utilization"].to_dict() == {0: 1, 1: 0.2}
     assert traces.gaps(trace)["total"].to_dict() == {0: 0, 1: 80}
@@ -374,7 +377,8 @@ def test_on_amd_what_can_be_told_is_told(tmp_path):
     table = traces.accelerators(written(tmp_path / "trace.json", events, [amd]))
     assert table.loc[0, "utilization"] == pytest.approx(cuda_trace.UTILIZATION)
     assert table.loc[0, ["sm_efficiency", "occupancy", "tensor_core_share"]].isna().all()
-    assert [reason.split(":")[0] for reason in table.attrs["cannot_tell"]] == ["SM efficiency", "Occupancy", "Tensor Cores"]
+    reasons = [reason.split(":")[0] for reason in table.attrs["cannot_tell"]]
+    assert reasons == ["SM efficiency", "Occupancy", "Tensor Cores"]
 
 
 def test_without_device_properties_a_false_0_is_left_out_and_said_so(tmp_path):
@@ -397,14 +401,17 @@ def test_with_kernels_alone_shares_of_the_time_cannot_be_told(tmp_path):
     assert "neither steps nor operators" in table.attrs["cannot_tell"][0]
 
 
-@pytest.mark.parametrize("asking", ["no External id", "External id 0", "that of an operator long past"])
-def test_a_kernel_that_cannot_be_linked_is_launched_by_nobody(tmp_path, asking):
-    ids = {"no External id": {}, "External id 0": {"External id": 0}, "that of an operator long past": {"External id": 7}}
+@pytest.mark.parametrize(
+    "link",
+    [{}, {"External id": 0}, {"External id": 7}],
+    ids=["no External id", "External id 0", "that of an operator long past"],
+)
+def test_a_kernel_that_cannot_be_linked_is_launched_by_nobody(tmp_path, link):
     events = [
         event("user_annotation", "ProfilerStep#1", 0, 100, **{"External id": 1}),
         event("cpu_op", "aten::empty", 0, 10, **{"External id": 7}),
-        event("cuda_runtime", "cudaLaunchKernel", 40, 45, correlation=50, **ids[asking]),
-        kernel(50, 60, **ids[asking]),
+        event("cuda_runtime", "cudaLaunchKernel", 40, 45, correlation=50, **link),
+        kernel(50, 60, **link),
     ]
     trace = traces.load(written(tmp_path / "trace.json", events))
     assert traces.kernels(trace)["Operator"].isna().all()
@@ -423,7 +430,8 @@ def test_every_figure_equals_the_corrected_plugins(gpu):
     kernels = traces.kernels(gpu, 100).reset_index().fillna({"Operator": "N/A"})
     columns = [each["name"] for each in shown_kernels["data"]["columns"]]
     shown = pd.DataFrame(shown_kernels["data"]["rows"], columns=columns)
-    same = ["Name", "Operator", "Calls", "Total Duration (us)", "Mean Blocks Per SM", "Mean Est. Achieved Occupancy (%)"]
+    same = ["Name", "Operator", "Calls", "Total Duration (us)"]
+    same += ["Mean Blocks Per SM", "Mean Est. Achieved Occupancy (%)"]
     pd.testing.assert_frame_equal(
         kernels[same].sort_values("Name", ignore_index=True), shown[same].sort_values("Name", ignore_index=True),
         check_dtype=False,
@@ -444,11 +452,12 @@ from torch_tb_profiler.profiler.data import RunProfileData
 from torch_tb_profiler.profiler.run_generator import RunGenerator
 data = RunProfileData.parse("worker", None, sys.argv[1], tempfile.gettempdir())
 page = RunGenerator("worker", None, data).generate_run_profile()
-pickle.dump((data.gpu_metrics_parser, data.tc_used_ratio, page.kernel_op_table, page.operation_table_by_name), sys.stdout.buffer)
+told = data.gpu_metrics_parser, data.tc_used_ratio, page.kernel_op_table, page.operation_table_by_name
+pickle.dump(told, sys.stdout.buffer)
 """
 
 
 def corrected_plugin(path):
-    """Return its GPU metrics, Tensor-Core share, kernels and operators; from a process of its own, which it corrects."""
+    """Return its GPU metrics, Tensor-Core share, kernels and operators; from a process of its own."""
     done = subprocess.run([sys.executable, "-c", PLUGIN, str(path)], capture_output=True, check=True)
     return pickle.loads(done.stdout)
