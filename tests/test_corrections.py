@@ -21,7 +21,7 @@ from helpers import tensorboard, traces
 from helpers.tensorboard import data, fix
 
 RECORDED = [f"{option}-{workers}" for workers in (0, 2) for option in recordings.OPTIONS]
-RUNS = sorted([*RECORDED, "gpu", "gpu-runtime"])
+RUNS = sorted([*RECORDED, "gpu", "gpu-runtime", "no-steps"])
 STOCK = """
     import sys
     from pathlib import Path
@@ -41,15 +41,23 @@ def recorded(tmp_path_factory):
     for run in RECORDED:
         option, workers = run.split("-")
         clocks[run] = recordings.record(root / run, int(workers), **recordings.OPTIONS[option])
-    for run in ("gpu", "gpu-runtime"):
-        (root / run).mkdir()
-    cuda_trace.write(root / "gpu" / "host_1.10.pt.trace.json")
-    # With runtime calls in the category that the stock plugin knows, to see what it does with them.
+    write(root / "gpu", cuda_trace.trace())
+    # With runtime calls in the category that the stock plugin knows, to see what it does with them; and with more
+    # memory in use on the CPU than the GPU has.
     known = cuda_trace.trace()
     for correction in (data.ignore_annotations_on_the_gpu, data.know_runtime_calls):
         known["traceEvents"] = list(correction(known))
-    (root / "gpu-runtime" / "host_1.10.pt.trace.json").write_text(json.dumps(known))
+    memory = {"Bytes": 64, "Addr": 1, "Total Allocated": 64 << 30, "Total Reserved": 0, "Device Id": -1, "Device Type": 0}
+    known["traceEvents"].append({"ph": "i", "name": "[memory]", "pid": 100, "tid": 100, "ts": 1_000_300, "args": memory})
+    write(root / "gpu-runtime", known)
+    operators = [event for event in cuda_trace.events() if event.get("cat") == "cpu_op"]
+    write(root / "no-steps", {"traceEvents": operators})
     return root, clocks
+
+
+def write(folder, trace):
+    folder.mkdir()
+    (folder / "host_1.10.pt.trace.json").write_text(json.dumps(trace))
 
 
 @pytest.fixture(scope="module")
@@ -315,6 +323,23 @@ def test_call_stacks_are_missing_in_stock_and_told_in_ours(stock, ours, run):
 def test_the_module_view_has_the_tree_of_the_model(ours, run):
     tree = module_tree(ask(ours, "module", run, "Module")["data"])
     assert tree == named(recordings.Network(), Counter())
+
+
+def test_going_back_through_a_convolution_is_not_for_tensor_cores_in_stock_and_is_in_ours(stock, ours):
+    assert operators(stock, "activities-0")["aten::convolution_backward"]["tc_eligible"] == "No"
+    assert operators(ours, "activities-0")["aten::convolution_backward"]["tc_eligible"] == "Yes"
+
+
+def test_the_memory_of_the_cpu_is_compared_with_the_gpus_in_stock_and_not_in_ours(stock, ours):
+    advice = "Device memory usage is at the limit"
+    assert advice in ask(stock, "overview", "gpu-runtime")["recommendations"]
+    assert advice not in ask(ours, "overview", "gpu-runtime")["recommendations"]
+
+
+def test_a_recording_without_steps_passes_for_one_step_in_stock_and_is_told_in_ours(stock, ours):
+    assert [step for step, _ in overview(stock, "no-steps")] == [0]
+    assert "no training steps" not in ask(stock, "overview", "no-steps")["recommendations"]
+    assert "This trace marks no training steps." in ask(ours, "overview", "no-steps")["recommendations"]
 
 
 def test_operators_grouped_by_shape_have_shapes_where_they_were_recorded(ours):

@@ -143,6 +143,27 @@ def compare_only_memory_of_gpus_with_theirs() -> None:
     MemorySnapshot.get_peak_memory = get_peak_memory
 
 
+def say_that_no_steps_are_marked() -> None:
+    """Overview: of a trace without steps, the whole recording is shown as one step, number 0."""
+    from torch_tb_profiler.profiler.data import RunProfileData
+    from torch_tb_profiler.profiler.trace import EventTypes
+
+    stock = RunProfileData.analyze
+
+    def analyze(self) -> None:
+        stock(self)
+        if all(event.type != EventTypes.PROFILER_STEP for event in self.events):
+            self.recommendations.insert(0, NO_STEPS)
+
+    RunProfileData.analyze = analyze
+
+
+NO_STEPS = (
+    "This trace marks no training steps. What is shown as step 0 is the whole recording. "
+    "Call profiler.step() after every step and record it again."
+)
+
+
 def correct_the_parsing_processes() -> None:
     """All views: the plugin parses each trace in a process of its own, and a spawned one has the stock plugin."""
     from torch_tb_profiler.profiler import loader
@@ -169,6 +190,7 @@ CORRECTIONS = (
     count_communication_kernels,
     name_no_operator_where_none_is_told,
     compare_only_memory_of_gpus_with_theirs,
+    say_that_no_steps_are_marked,
     correct_the_parsing_processes,
     pages.draw_without_internet,
     pages.compare_operators_by_name,
