@@ -1,8 +1,9 @@
-"""The shell's door: ``python -m helpers check · prepare · run · ladder · tensorboard``."""
+"""The shell's door: ``python -m helpers check · prepare · run · ladder · tensorboard · traces``."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 
 
@@ -20,6 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
     tensorboard.add_argument("logdir", metavar="LOGDIR", help="folder of the traces")
     tensorboard.add_argument("out", metavar="OUT", nargs="?", help="with --fix: folder for the copies")
     tensorboard.add_argument("--fix", action="store_true", help="write corrected copies, for a plain TensorBoard, instead")
+    traces = commands.add_parser("traces", help="print what traces tell: steps, loading, accelerators, kernels, gaps")
+    traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
     options = parser.parse_args(arguments)
     if options.command == "tensorboard" and options.fix != (options.out is not None):
         tensorboard.error("--fix needs LOGDIR and OUT; without it, name LOGDIR alone")
@@ -96,7 +99,22 @@ def _tensorboard(options: argparse.Namespace) -> int:
     return 1 if fixed.refused else 0
 
 
-_COMMANDS = {"check": _check, "prepare": _prepare, "run": _run, "ladder": _ladder, "tensorboard": _tensorboard}
+def _traces(options: argparse.Namespace) -> int:
+    from helpers.traces import report
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names may hold any character, and Windows' consoles cannot show all
+    return 0 if report.show(options.path) else 1
+
+
+_COMMANDS = {
+    "check": _check,
+    "prepare": _prepare,
+    "run": _run,
+    "ladder": _ladder,
+    "tensorboard": _tensorboard,
+    "traces": _traces,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import traces
-from helpers.traces import occupancy
+from helpers.__main__ import main
+from helpers.traces import occupancy, report
 from helpers.traces.tensor_cores import uses_tensor_cores
 
 # Kernels' names as other people's profiles show them, long ones cut at …, by the GPU's architecture.
@@ -85,7 +86,7 @@ TENSOR_CORES = {
         "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwd…",
         "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u, 128u, 112u, 128u, 128u, 4u, 8u, 128u, 1u>(…)",
         "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>, "
-        "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4, cute::tuple<…> > > > >(…)",
+        "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4, cute::tuple<…> …",
     ],
     # SGLang's profiles (B200); probes of cuBLASLt on B200; profiles on RTX 5090 and GB300
     "Blackwell": [
@@ -461,3 +462,78 @@ def corrected_plugin(path):
     """Return its GPU metrics, Tensor-Core share, kernels and operators; from a process of its own."""
     done = subprocess.run([sys.executable, "-c", PLUGIN, str(path)], capture_output=True, check=True)
     return pickle.loads(done.stdout)
+
+
+def shown(capsys, *arguments):
+    """Return the exit status of ``python -m helpers traces`` and its output, with single blanks."""
+    status = main(["traces", *map(str, arguments)])
+    return status, re.sub(" +", " ", capsys.readouterr().out)
+
+
+def test_the_shell_prints_what_a_trace_tells(gpu, capsys):
+    status, output = shown(capsys, gpu.path)
+    assert status == 0
+    for line in [
+        "host_1.1.pt.trace.json.gz, rank 0",
+        "steps 3, on average 1.0 ms; loading took 15 % of the time",
+        "0 Made-up GPU 53 % 42 % 25 % 34 % 21",
+        "meanwhile other 31 %, loading 27 %, copying 22 %, operators 12 %, launching 6.3 %, waiting 1.4 %",
+        "ampere_sgemm_128x64_nn 300 µs 17 % 3 no aten::mm",
+        "my_extension::scale 180 µs 10 % 3 no cannot be told",
+    ]:
+        assert f"{line}\n" in output
+    assert max(map(len, output.splitlines())) <= 120
+
+
+def test_the_shell_prints_the_operators_of_a_trace_without_a_gpu(tmp_path, capsys):
+    events = [event("user_annotation", "ProfilerStep#1", 0, 100), event("cpu_op", "aten::add", 0, 10)]
+    _, output = shown(capsys, written(tmp_path / "trace.json", events))
+    assert "in a step operators on the CPU 10 %, other 90 %\n" in output
+    assert "aten::add 10 µs 10 µs 1\n" in output
+
+
+def test_the_shell_prints_what_cannot_be_told(tmp_path, capsys):
+    _, output = shown(capsys, written(tmp_path / "trace.json", [kernel(0, 50), kernel(60, 70)], devices=[]))
+    assert "marks no training steps" in output
+    assert "0 – – – 0 % 2\n" in output
+    assert "Cannot tell: Utilization and SM efficiency" in output
+
+
+def test_a_bad_trace_among_good_ones_is_named_and_the_others_are_printed(tmp_path, capsys):
+    for run in ("a", "b", "c"):
+        (tmp_path / run).mkdir()
+        cuda_trace.write(tmp_path / run / "host_1.1.pt.trace.json")
+    (tmp_path / "b" / "host_1.1.pt.trace.json").write_text("{")
+    status, output = shown(capsys, tmp_path)
+    assert status == 1
+    told = re.findall(r"^(?:[abc]\b.*| TruncatedTrace)", output, re.M)
+    assert told == ["a, rank 0", "b", " TruncatedTrace", "c, rank 0"]
+
+
+def test_each_rank_of_a_run_is_printed_by_itself(tmp_path, capsys):
+    for rank in (0, 1):
+        content = cuda_trace.trace()
+        content["distributedInfo"]["rank"] = rank
+        (tmp_path / f"rank{rank}.1.pt.trace.json").write_text(json.dumps(content))
+    _, output = shown(capsys, tmp_path)
+    assert "rank0.1.pt.trace.json, rank 0\n" in output and "rank1.1.pt.trace.json, rank 1\n" in output
+
+
+def test_no_name_in_a_trace_can_control_the_terminal(tmp_path, capsys):
+    evil = "\x1b[2J\x1b]0;title\x07\r\n\u202egemm\u2028\x9b"
+    link = {"External id": 7}
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, 100),
+        event("cpu_op", evil, 0, 90, **link),
+        event("cuda_runtime", evil, 5, 80, correlation=5, **link),
+        kernel(5, 10, name=evil, **link),
+        kernel(90, 95, name=evil),
+    ]
+    _, output = shown(capsys, written(tmp_path / "trace.json", events, [cuda_trace.DEVICE | {"name": evil}]))
+    assert "?[2J?]0;title????gemm" in output
+    assert {each for each in output if not each.isprintable()} == {"\n"}
+
+
+def test_a_long_name_is_cut_in_the_middle():
+    assert report._name("cutlass_80_tensorop_s1688gemm_128x128_16x4_nn_align4", 20) == "cutlass_80_t…_align4"
+    assert report._kernel("void scale<(int)4>(float*, void (*)(int))") == "scale<(int)4>"
