@@ -22,7 +22,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from helpers import measure, scoreboard
+from helpers import measure, scoreboard, traces
+from helpers.traces import report
+from helpers.traces.intervals import union
 
 # Okabe and Ito, Color Universal Design, 2008: https://jfly.uni-koeln.de/color/
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -273,6 +275,93 @@ def ladder(table: pd.DataFrame | None = None) -> Picture:
     _foot(figure, "\n".join(scoreboard.provenance(table)))
     words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples())
     return Picture(figure, f"Bars of images per second, one a rung. {words}.")
+
+
+def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
+    """Draw what host and accelerators did over the first three steps of a trace: a lane each, with its busy share.
+
+    Parameters
+    ----------
+    path : str, Path or Trace
+        Of a trace with kernels and steps. Of several spans the first is drawn.
+    source : str
+        What was recorded, and on which machine.
+
+    Raises
+    ------
+    NoAccelerator, NoSteps
+        If the trace has no kernels, or marks no steps.
+    """
+    trace = traces.load(path)
+    traces.accelerators(trace)  # raises NoAccelerator
+    steps = traces.steps(traces.Trace(trace.path, trace.spans[:1])).iloc[:3]
+    begin, end = steps["start"].iloc[0], steps["end"].iloc[-1]
+    lanes = _lanes(trace.spans[0])
+    figure = Figure(figsize=(8, 0.36 * len(lanes) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    shares = {}
+    for place, (lane, (colour, starts, ends)) in enumerate(lanes.items()):
+        starts, ends = union(np.clip(starts, begin, end), np.clip(ends, begin, end))
+        bars = np.c_[starts - begin, ends - starts] / 1e3
+        axes.broken_barh(bars, (place - 0.4, 0.8), color=colour, linewidth=0, label=lane)
+        shares[lane] = (ends - starts).sum() / (end - begin)
+        axes.text(1.01, place, f"{shares[lane]:.0%}", transform=axes.get_yaxis_transform(), va="center", fontsize=9)
+    for number, start in steps["start"].items():
+        axes.axvline((start - begin) / 1e3, color=BLACK, linewidth=0.8, linestyle=":")
+        axes.text((start - begin) / 1e3, -0.6, f" step {number}", fontsize=8, color="0.35")
+    axes.set(xlabel="time in ms; on the right, the share of it in which a lane is busy", xlim=(0, (end - begin) / 1e3))
+    axes.set(yticks=range(len(lanes)), yticklabels=list(lanes), ylim=(len(lanes) - 0.5, -1))
+    _quiet(axes, "x")
+    _foot(figure, source)
+    words = ", ".join(f"{lane} {share:.0%}" for lane, share in shares.items())
+    length = f"{len(steps)} steps, together {(end - begin) / 1e3:.1f} ms"
+    return Picture(figure, f"Lanes over time, and the share of it in which each is busy, in {length}: {words}. {source}.")
+
+
+def _lanes(span: traces.Span) -> dict[str, tuple[str, np.ndarray, np.ndarray]]:
+    """Return colour, starts and ends of each lane, in the order of the starts."""
+    events = {
+        "loading": ("DataLoader", span.events["kind"] == "DataLoader"),
+        "operators": ("CPU Exec", span.events["host"] & (span.events["kind"] == "CPU Exec")),
+        "runtime calls": ("Runtime", span.events["kind"] == "Runtime"),
+        "copies": ("Memcpy", span.events["kind"] == "Memcpy"),
+    }
+    rows = {name: (COLOURS[kind], span.events[chosen]) for name, (kind, chosen) in events.items()}
+    for (device, stream), kernels in span.kernels.groupby(["device", "stream"]):
+        for kind, word in (("Kernel", "kernels"), ("Communication", "communication")):
+            rows[f"GPU {device}, stream {stream}: {word}"] = (COLOURS[kind], kernels[kernels["kind"] == kind])
+    return {name: (colour, *row[["start", "end"]].to_numpy().T) for name, (colour, row) in rows.items() if len(row)}
+
+
+def kernels(table: pd.DataFrame, source: str) -> Picture:
+    """Draw the kernels that took most time: a horizontal bar each, coloured by whether it uses Tensor Cores.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `traces.kernels` returns it.
+    source : str
+        What was recorded, and on which machine.
+    """
+    figure = Figure(figsize=(8, 0.42 * len(table) + 1.6), layout="constrained")
+    axes = figure.subplots()
+    total, used = table["Total Duration (us)"].to_numpy() / 1e3, table["Tensor Cores Used"].to_numpy(bool)
+    for chosen, colour, label in ((used, BLUE, "on Tensor Cores"), (~used, NEUTRAL, "others")):
+        axes.barh(np.flatnonzero(chosen), total[chosen], color=colour, height=0.7, label=label)
+    names = [report.short(name, 46) for name in table.index]
+    launched = ["" if pd.isna(name) else f"\nby {report.printable(name)[:46]}" for name in table["Operator"]]
+    for place, share in enumerate(table["Share"]):
+        axes.text(total[place], place, f" {share:.0%}", va="center", fontsize=9)
+    axes.set(xlabel="time in ms, and share of all kernels' time", xlim=(0, total.max() * 1.1 if len(table) else 1))
+    labels = [name + by for name, by in zip(names, launched, strict=True)]
+    axes.set_yticks(range(len(table)), labels, fontsize=8, parse_math=False)  # a $ in a name is no formula
+    axes.invert_yaxis()
+    axes.legend(frameon=False, loc="lower right")
+    _quiet(axes, "x")
+    _foot(figure, source)
+    rows = zip(names, total, used, strict=True)
+    words = ", ".join(f"{name} {value:.2f} ms{' on Tensor Cores' * bool(core)}" for name, value, core in rows)
+    return Picture(figure, f"Bars of the time of the kernels that took most: {words}. {source}.")
 
 
 def _row(figure: Figure, count: int) -> Sequence[Axes]:

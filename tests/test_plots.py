@@ -1,5 +1,9 @@
 import io
+import json
+import tempfile
+from pathlib import Path
 
+import cuda_trace
 import numpy as np
 import pandas as pd
 import pytest
@@ -29,6 +33,16 @@ def board(tmp_path, monkeypatch):
     return scoreboard.ladder()
 
 
+def gpu(**renamed):
+    with tempfile.TemporaryDirectory() as folder:
+        content = json.dumps(cuda_trace.trace())
+        for old, new in renamed.items():
+            content = content.replace(getattr(cuda_trace, old), new)
+        path = Path(folder) / "trace.json"
+        path.write_text(content)
+        return traces.load(path)
+
+
 PICTURES = {
     "image_grid": lambda: plots.image_grid(np.zeros((3, 32, 32, 3), np.uint8), [0, 1, 1], ["cat", "dog"], SOURCE),
     "breakdown": lambda: plots.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
@@ -37,6 +51,8 @@ PICTURES = {
     "item_timeline": lambda: plots.item_timeline({"1 worker": np.array([[0, 1.0, 1.5], [0, 1.5, 2.0]])}),
     "phases": lambda: plots.phases(pd.DataFrame({"loading": [5.0], "forward": [7.0]}, ["batch 32"]), SOURCE),
     "memory": lambda: plots.memory({"list": {1000: 1.0, 9000: 8.0}, "array": {1000: 0.0, 9000: 0.0}}),
+    "accelerator": lambda: plots.accelerator(gpu(), SOURCE),
+    "kernels": lambda: plots.kernels(traces.kernels(gpu()), SOURCE),
     "utilization": lambda: plots.utilization_and_efficiency([(0, 6, 0.1), (7, 9, 1.0)]),
 }
 
@@ -50,7 +66,7 @@ def test_a_figure_is_a_png_with_something_on_it_and_words_for_it(name):
     assert all(axes.get_xlabel() for axes in picture.figure.axes if axes.axison and axes.get_ylabel())
 
 
-@pytest.mark.parametrize("name", ["image_grid", "breakdown", "comparison", "curves", "phases"])
+@pytest.mark.parametrize("name", ["image_grid", "breakdown", "comparison", "curves", "phases", "accelerator", "kernels"])
 def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_words(name):
     picture = PICTURES[name]()
     titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
@@ -67,6 +83,30 @@ def test_a_category_has_the_same_colour_in_every_figure():
     one = plots.breakdown({"x": steps(1, 1)}, SOURCE).figure.axes[0].patches[0].get_facecolor()
     two = plots.breakdown({"x": steps(1, 0)}, SOURCE).figure.axes[0].patches[0].get_facecolor()
     assert one == two
+
+
+def test_each_lane_of_an_accelerator_tells_how_busy_it_is():
+    picture = plots.accelerator(gpu(), SOURCE)
+    assert "GPU 0, stream 7: kernels 48%, GPU 0, stream 20: communication 10%" in picture.alt
+    (kernels,) = [bars for bars in picture.figure.axes[0].collections if bars.get_label() == "GPU 0, stream 7: kernels"]
+    assert sum(path.get_extents().width for path in kernels.get_paths()) == pytest.approx(3 * 0.480)
+
+
+def test_kernels_on_tensor_cores_have_a_colour_of_their_own():
+    bars = plots.kernels(traces.kernels(gpu()), SOURCE).figure.axes[0].patches
+    assert [bar.get_facecolor() for bar in bars].count(bars[0].get_facecolor()) == 1
+    assert bars[0].get_width() == pytest.approx(0.6)
+
+
+def test_a_kernels_name_is_drawn_as_it_is_and_no_formula():
+    plots.kernels(traces.kernels(gpu(TRITON=r"$\\frac{$\u001b[2J")), SOURCE).png()
+
+
+def test_without_kernels_there_is_no_accelerator_to_draw(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [each for each in cuda_trace.events() if each.get("cat") != "kernel"]}))
+    with pytest.raises(traces.NoAccelerator):
+        plots.accelerator(path, SOURCE)
 
 
 def test_the_ladder_shows_throughput_waiting_and_ratio(tmp_path, monkeypatch):

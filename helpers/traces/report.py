@@ -64,6 +64,18 @@ def printable(name: str) -> str:
     return "".join("?" if unicodedata.category(each) in _OBEYED else each for each in name)
 
 
+def short(kernel: str, width: int = 44) -> str:
+    """Return a kernel's name, printable, without result, arguments and PyTorch's namespaces, and cut to `width`."""
+    for prefix in ("void ", "at::native::", "(anonymous namespace)::"):
+        kernel = kernel.removeprefix(prefix)
+    depth = 0
+    for place in range(len(kernel) - 1, 0, -1) if kernel.endswith(")") else ():
+        depth += (kernel[place] == ")") - (kernel[place] == "(")
+        if depth == 0:
+            return _name(kernel[:place], width)
+    return _name(kernel, width)
+
+
 _OBEYED = {"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"}  # of Unicode: control, format, private, unassigned, separators
 
 
@@ -136,7 +148,7 @@ def _accelerators(trace: Trace) -> list[str]:
         lines += _wrapped("meanwhile  ", told)
     rows = [
         [
-            _kernel(name), _time(row["Total Duration (us)"]), _percent(row["Share"]), f"{row['Calls']:,}",
+            short(name), _time(row["Total Duration (us)"]), _percent(row["Share"]), f"{row['Calls']:,}",
             "yes" if row["Tensor Cores Used"] else "no",
             _name(row["Operator"], 26) if isinstance(row["Operator"], str) else "cannot be told",
         ]
@@ -198,17 +210,6 @@ def _name(name: str, width: int = 44) -> str:
         return name
     head = (width - 1) * 2 // 3
     return f"{name[:head]}…{name[head + 1 - width :]}"
-
-
-def _kernel(name: str) -> str:
-    """Return a kernel's name without its result and arguments."""
-    name = name.removeprefix("void ")
-    depth = 0
-    for place in range(len(name) - 1, 0, -1) if name.endswith(")") else ():
-        depth += (name[place] == ")") - (name[place] == "(")
-        if depth == 0:
-            return _name(name[:place])
-    return _name(name)
 
 
 def _paragraph(text: str) -> list[str]:
