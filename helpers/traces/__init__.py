@@ -33,7 +33,9 @@ from helpers.traces.reading import (
     Trace,
     TraceError,
     TruncatedTrace,
+    UnreadableFile,
     load,
+    ranks,
 )
 from helpers.traces.timeline import breakdown, loading_share, steps
 
@@ -51,6 +53,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "TruncatedTrace",
+    "UnreadableFile",
     "accelerators",
     "breakdown",
     "difference",
@@ -58,6 +61,7 @@ __all__ = [
     "kernels",
     "load",
     "loading_share",
+    "ranks",
     "sentence",
     "steps",
     "top_operators",

@@ -1,4 +1,4 @@
-"""Reads trace files into tables of events."""
+"""Reads trace files into tables of events, a piece at a time: the text is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class NoTraces(TraceError):
     """There is no trace at this place."""
 
 
+class UnreadableFile(TraceError):
+    """The system does not let the file be read."""
+
+
 class EmptyTrace(TraceError):
     """The file has no content, or no events."""
 
@@ -48,7 +52,7 @@ class NoSteps(TraceError):
 
 
 class SeveralRecordings(TraceError):
-    """The folder holds the traces of several workers or recordings."""
+    """The folder, or the file, holds the traces of several workers or recordings."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Span:
         CPU and is no call of the accelerator's runtime; `operator`, whether it is an operator of PyTorch; `start` and
         `end` in µs since the trace's first event; `thread`. With an accelerator also `external`, a number that an
         operator shares with the runtime calls it makes, and `correlation`, one that a runtime call shares with what
-        it launches.
+        it launches; NaN where there is none.
     kernels : DataFrame
         The kernels among them, in the order of their start: `name`, `kind` ("Kernel" or "Communication"), `start`,
         `end`, `external` and `correlation` as above; `device` and `stream`, numbers; and of their launch, NaN or None
@@ -107,10 +111,10 @@ def load(path: str | Path | Trace) -> Trace:
 
     Raises
     ------
-    NoTraces, EmptyTrace, TruncatedTrace, ForeignFile
+    NoTraces, UnreadableFile, EmptyTrace, TruncatedTrace, ForeignFile
         If there is no trace, or none that can be read.
     SeveralRecordings
-        If the folder holds the traces of more than one worker.
+        If the folder holds the traces of more than one worker, or a file has steps that overlap or repeat.
 
     Examples
     --------
@@ -119,8 +123,67 @@ def load(path: str | Path | Trace) -> Trace:
     if isinstance(path, Trace):
         return path
     path = Path(path)
+    workers = _files(path)
+    if len(workers) > 1:
+        raise SeveralRecordings(
+            f"The folder {path} holds traces of {len(workers)} workers or recordings: {', '.join(workers)}. "
+            "Which one is meant cannot be told: name one file, remove the older ones, or read them all with "
+            "traces.ranks, if they trained together."
+        )
+    (files,) = workers.values()
+    return _trace(path, files)
+
+
+def ranks(path: str | Path) -> dict[str, Trace]:
+    """Read the traces of processes that trained together: one trace a rank, or a worker.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder of a run, or a trace file.
+
+    Returns
+    -------
+    dict of str to Trace
+        By "rank 0" and so on, as the traces themselves tell, in this order; then by the first part of the file's name
+        those that do not tell. Times count from the first event of each.
+
+    Raises
+    ------
+    NoTraces, UnreadableFile, EmptyTrace, TruncatedTrace, ForeignFile
+        As `load`.
+    SeveralRecordings
+        If two workers say that they are the same rank.
+    """
+    found = {}
+    for worker, files in _files(Path(path)).items():
+        trace = _trace(Path(path) if Path(path).is_file() else files[0].with_name(worker), files)
+        rank = trace.spans[0].rank
+        key = (rank is None, rank or 0, worker if rank is None else f"rank {rank}")
+        if key in found:
+            raise SeveralRecordings(
+                f"In {path} both {found[key].path.name} and {worker} say that they are rank {rank}: "
+                "these are several recordings. Remove the older ones, or move them to a folder of their own."
+            )
+        found[key] = trace
+    return {name: found[_, number, name] for _, number, name in sorted(found)}
+
+
+def document(path: Path) -> dict:
+    """Return a trace file as it stands: the metadata and, in "traceEvents", all events.
+
+    Raises
+    ------
+    UnreadableFile, EmptyTrace, TruncatedTrace, ForeignFile
+        As `load`.
+    """
     with _no_garbage_collection():
-        spans = [_read(file) for file in _files(path)]
+        return _read(path, _joined)
+
+
+def _trace(path: Path, files: list[Path]) -> Trace:
+    with _no_garbage_collection():
+        spans = [_checked(_read(file, _span), file) for file in files]
     spans.sort(key=lambda span: span.events["start"].iat[0])
     origin = spans[0].events["start"].iat[0]
     for span in spans:
@@ -129,113 +192,219 @@ def load(path: str | Path | Trace) -> Trace:
     return Trace(path, tuple(spans))
 
 
-def _files(path: Path) -> list[Path]:
-    """Return the trace files of one worker at `path`."""
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise NoTraces(f"There is no file or folder {path}. Record a profile there first, or correct the path.")
-    matches = {file: TRACE_FILE.fullmatch(file.name) for file in sorted(path.iterdir()) if file.is_file()}
-    files = {file: match["worker"] for file, match in matches.items() if match}
-    if not files:
+def _files(path: Path) -> dict[str, list[Path]]:
+    """Return the trace files at `path`, by worker."""
+    try:
+        if path.is_file():
+            return {path.name: [path]}
+        if not path.is_dir():
+            raise NoTraces(f"There is no file or folder {path}. Record a profile there first, or correct the path.")
+        found = [file for file in sorted(path.iterdir()) if TRACE_FILE.fullmatch(file.name) and file.is_file()]
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not found:
         inside = sorted({str(file.parent) for file in path.rglob("*.pt.trace.json*")})
         hint = f"Name one of the runs in it: {', '.join(inside)}." if inside else "Record a profile there first."
         raise NoTraces(f"The folder {path} holds no *.pt.trace.json or *.pt.trace.json.gz file. {hint}")
-    workers = sorted(set(files.values()))
-    if len(workers) > 1:
-        raise SeveralRecordings(
-            f"The folder {path} holds traces of {len(workers)} workers or recordings: {', '.join(workers)}. "
-            "Which one is meant cannot be told: name one file, or remove the older ones."
-        )
-    return list(files)
+    workers = defaultdict(list)
+    for file in found:
+        workers[TRACE_FILE.fullmatch(file.name)["worker"]].append(file)
+    return dict(sorted(workers.items()))
 
 
-def _read(path: Path) -> Span:
-    """Return the span of one file; times as they stand in it."""
-    data = _content(path)
-    accelerated = b'"correlation"' in data
+# From a file to pieces of JSON.
+
+PIECE = 1 << 18  # bytes: a smaller one fits the processor's cache; 1 MiB takes 1.6 times the time, the whole 2.5 times
+_BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*:)')
+
+
+class _CannotBeCut(Exception):
+    """What looks like the end of an event is none."""
+
+
+def _read(path: Path, build: Callable[[Iterable[dict]], Span | dict]) -> Span | dict:
+    """Return what `build` makes of the parts of a trace file."""
     try:
         try:
-            span = _span((orjson.loads(piece) for piece in _pieces(data)), accelerated)
-        except orjson.JSONDecodeError:
-            span = _span([_parse_leniently(data, path)], accelerated)
+            return build(_parts(path, PIECE))
+        except _CannotBeCut:
+            return build(_parts(path, None))
     except TraceError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TruncatedTrace(
+            f"{path} is a gzip file that ends too early or is damaged ({error}). Copy it or record it again."
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise ForeignFile(
-            f"{path} is JSON, but no trace of PyTorch's profiler: {type(error).__name__} {error}. "
+            f"{path} is JSON, but no trace of PyTorch's profiler, or it is damaged: {type(error).__name__} {error}. "
             "Name a file that torch.profiler wrote."
         ) from error
-    if span.events.empty:
-        raise EmptyTrace(f"{path} holds no operator, kernel or step. Record it again, with at least one active step.")
-    return span
 
 
-def _pieces(data: bytes, size: int = 1 << 20) -> Iterator[bytes]:
-    """Cut a trace as Kineto lays it out into traces of about `size` bytes; yield any other JSON as a whole.
+def _parts(path: Path, size: int | None) -> Iterator[dict]:
+    """Parse a trace file; yield it as traces with a part of the events each, the metadata in the first or last."""
+    pieces = _pieces(_chunks(path), size)
+    piece = next(pieces, b"")
+    if not piece or piece.isspace():
+        raise EmptyTrace(f"{path} is empty. Did the profiler's process end while it wrote? Record it again.")
+    bare = piece.lstrip().startswith(b"[")  # a list of events, as Chrome once wrote
+    if not bare and not piece.lstrip().startswith(b"{"):
+        raise ForeignFile(f"{path} is no trace: it is not JSON. Name a file that torch.profiler wrote.")
+    opening, closing = (b"[", b"]") if bare else (b'{"traceEvents": [', b"]}")
+    before = b""
+    while piece:
+        following = next(pieces, b"")
+        part = _parse(before + piece + (closing if following else b""), path, last=not following)
+        part = {"traceEvents": part} if bare else part
+        if following and next(reversed(part), None) != "traceEvents":
+            raise _CannotBeCut  # what was cut is another list
+        yield part
+        before, piece = opening, following
 
-    A megabyte's objects take the memory of those before them. Parsing 66 MB at once takes twice the time, most of it
-    for the system to grant 500 MB of memory.
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        content = gzip.GzipFile(fileobj=file) if packed else file
+        while chunk := content.read(PIECE):
+            yield chunk
+
+
+def _pieces(chunks: Iterable[bytes], size: int | None) -> Iterator[bytes]:
+    """Cut JSON between two events, into pieces of about `size` bytes; leave it whole if `size` is None.
+
+    Parsing needs no more memory than a piece does, and half the time: the objects of one piece take the place, in the
+    processor's cache, of those before them.
     """
-    between, head, tail = b'},\n  {\n    "ph":', b'{"traceEvents": [{\n    "ph":', b"}]}"
-    start, cut = 0, data.find(between, size)
-    while cut >= 0:
-        yield (head if start else b"") + data[start:cut] + tail
-        start = cut + len(between)
-        cut = data.find(between, start + size)
-    yield head + data[start:] if start else data
+    text = bytearray()
+    for chunk in chunks:
+        unsearched = max(0, len(text) - 100)  # what stands between two events may lie in two chunks
+        text += chunk
+        cut = _BETWEEN_EVENTS.search(text, unsearched) if size and len(text) >= size else None
+        if cut:
+            yield bytes(text[: cut.start() + 1])
+            del text[: cut.end()]
+    if text:
+        yield bytes(text)
 
 
-def _span(documents: Iterable[dict], accelerated: bool) -> Span:
+def _parse(piece: bytes, path: Path, last: bool) -> dict | list:
+    try:
+        return orjson.loads(piece)
+    except orjson.JSONDecodeError:
+        pass
+    # Kineto now and then writes what is no JSON: raw control characters, bytes that are no UTF-8, a bare N/A.
+    text = re.sub(r"([:\[,]\s*)N/A(?=\s*[,\]}])", r'\1"N/A"', piece.decode("utf-8", errors="replace"))
+    try:
+        return json.loads(text, strict=False)
+    except RecursionError as error:
+        raise ForeignFile(f"{path} is no trace: lists in lists in lists. Name a file torch.profiler wrote.") from error
+    except json.JSONDecodeError as error:
+        if not last:
+            raise _CannotBeCut from error
+        raise TruncatedTrace(
+            f"{path} ends too early or is damaged: {error.msg}. Was the profiler's process ended while it wrote, "
+            "or the copy broken off? Copy it or record it again."
+        ) from error
+
+
+def _joined(parts: Iterable[dict]) -> dict:
+    trace, events = {}, []
+    for part in parts:
+        events += part["traceEvents"]
+        trace |= part
+    return trace | {"traceEvents": events}
+
+
+# From the events of a file to tables.
+
+OPERATORS = ["cpu_op", "operator", "Operator"]
+KERNELS = ["kernel", "Kernel"]
+KERNEL_COLUMNS = ["name", "kind", "start", "end", "external", "correlation", "device", "stream"]
+KERNEL_COLUMNS += ["grid", "block", "registers", "shared_memory", "blocks_per_sm", "occupancy"]
+
+
+def _span(parts: Iterable[dict]) -> Span:
     """Turn events as they stand in the file into tables with categories; drops the annotations that have none."""
-    keys = _Numbering()  # there are few different names: classify each of them once
+    keys, threads = _Numbering(), _Numbering()  # there are few different names: classify each of them once
     columns, kernels, head = defaultdict(list), [], {}
-    for document in documents:
-        events = [event for event in document["traceEvents"] if event["ph"] == "X" and event["cat"] in CLASSIFIERS]
-        head |= {key: document[key] for key in ("deviceProperties", "distributedInfo") if key in document}
-        count = len(events)
-        columns["code"].append(np.fromiter((keys[event["cat"], event["name"]] for event in events), int, count))
-        columns["start"].append(np.fromiter((event["ts"] for event in events), float, count))
-        columns["duration"].append(np.fromiter((event["dur"] for event in events), float, count))
-        columns["thread"].append(np.array([event["tid"] for event in events], object))
-        if accelerated:  # without an accelerator these say nothing
-            arguments = [event.get("args") or {} for event in events]
-            external = [each.get("External id", each.get("external id")) for each in arguments]
-            columns["external"].append(np.array(external, object))
-            columns["correlation"].append(np.array([each.get("correlation") for each in arguments], object))
-            kernels += [_kernel(event) for event in events if event["cat"] in KERNELS]
-    table = pd.DataFrame({name: np.concatenate(arrays) for name, arrays in columns.items()})
-    kinds = [CLASSIFIERS[category](name) for category, name in keys]
-    code = table.pop("code").to_numpy()
-    table["end"] = table["start"] + table.pop("duration")
-    table["name"] = np.array([name for _, name in keys], object)[code]
-    table["kind"] = pd.Categorical.from_codes([KINDS.index(kind) for kind in kinds] if kinds else [], KINDS)[code]
-    table["host"] = np.array([CLASSIFIERS[category] in (_of_host, _of_annotation) for category, _ in keys], bool)[code]
-    table["operator"] = np.array([category in OPERATORS for category, _ in keys], bool)[code]
+    for part in parts:
+        head |= {key: part[key] for key in ("deviceProperties", "distributedInfo") if key in part}
+        events = _complete(part["traceEvents"])
+        links = [event.get("args") or {} for event in events]
+        columns["code"].append(np.array([keys[event["cat"], event["name"]] for event in events], np.int32))
+        columns["start"].append(np.array([event["ts"] for event in events], float))
+        columns["duration"].append(np.array([event["dur"] for event in events], float))
+        columns["thread"].append(np.array([threads[event["tid"]] for event in events], np.int32))
+        columns["external"].append(np.array([_external(link) for link in links], float))
+        columns["correlation"].append(np.array([link.get("correlation") for link in links], float))
+        kernels += [_kernel(event) for event in events if event["cat"] in KERNELS]
+    table = _table({name: np.concatenate(columns.pop(name)) for name in list(columns)}, list(keys), list(threads))
     launched = pd.DataFrame(kernels, columns=KERNEL_COLUMNS)
-    if accelerated:
+    if "external" in table:
         exchanging = table.loc[table["kind"] == "Communication", "external"].dropna()
         table.loc[(table["kind"] == "Kernel") & table["external"].isin(exchanging), "kind"] = "Communication"
         launched.loc[launched["external"].isin(exchanging), "kind"] = "Communication"
-    table = table[table["kind"] != "dropped"].sort_values("start", kind="stable", ignore_index=True)
     launched = launched.sort_values("start", kind="stable", ignore_index=True)
     rank = (head.get("distributedInfo") or {}).get("rank")
-    return Span(table, launched, tuple(head.get("deviceProperties") or ()), rank)
+    return Span(table, launched, tuple(dict(device) for device in head.get("deviceProperties") or ()), rank)
 
 
-KERNEL_COLUMNS = ["name", "kind", "start", "end", "external", "correlation", "device", "stream"]
-KERNEL_COLUMNS += ["grid", "block", "registers", "shared_memory", "blocks_per_sm", "occupancy"]
+def _complete(events: list[dict]) -> list[dict]:
+    """Return the events that have a category and an end: those still open when the profiler stopped have none."""
+    try:
+        finished = [event for event in events if event["ph"] == "X" and event["cat"] in CLASSIFIERS]
+        return [event for event in finished if not event["dur"] < 0]
+    except (KeyError, TypeError):
+        pass  # PyTorch writes all of it, others do not
+    needed = {"ph", "cat", "name", "ts", "dur", "tid"}
+    events = [event for event in events if needed <= event.keys() and event["ph"] == "X"]
+    return [event for event in events if event["cat"] in CLASSIFIERS and not float(event["dur"]) < 0]
+
+
+def _table(columns: dict[str, np.ndarray], keys: list[tuple[str, str]], threads: list) -> pd.DataFrame:
+    """Return `Span.events`; `columns` has the number of each event's category and name in `keys`, and of its thread."""
+    classified = [CLASSIFIERS[category](name) for category, name in keys]
+    kind = np.array([KINDS.index(each) for each in classified], np.int8)
+    host = np.array([CLASSIFIERS[category] in (_of_host, _of_annotation) for category, _ in keys], bool)
+    operator = np.array([category in OPERATORS for category, _ in keys], bool)
+    name = np.array([name for _, name in keys], object)
+    order = np.argsort(columns["start"], kind="stable")
+    order = order[kind[columns["code"][order]] != KINDS.index("dropped")]
+    columns = {column: values[order] for column, values in columns.items()}
+    code = columns["code"]
+    table = {
+        "start": columns["start"],
+        "thread": pd.Categorical.from_codes(columns["thread"], threads),
+        "end": columns["start"] + columns["duration"],
+        "name": pd.Series(name[code], dtype=object),
+        "kind": pd.Categorical.from_codes(kind[code], KINDS),
+        "host": host[code],
+        "operator": operator[code],
+    }
+    if not np.isnan(columns["correlation"]).all():  # without an accelerator these say nothing
+        table |= {"external": columns["external"], "correlation": columns["correlation"]}
+    return pd.DataFrame(table)
+
+
+def _external(link: dict) -> int | None:
+    return link.get("External id", link.get("external id"))
 
 
 def _kernel(event: dict) -> tuple:
     """Return a row of `Span.kernels`."""
     launch = event.get("args") or {}
+    start = float(event["ts"])
     return (
         event["name"],
         _of_kernel(event["name"]),
-        float(event["ts"]),
-        float(event["ts"] + event["dur"]),
-        launch.get("External id", launch.get("external id")),
+        start,
+        start + float(event["dur"]),
+        _external(launch),
         launch.get("correlation"),
         launch.get("device"),
         launch.get("stream"),
@@ -271,8 +440,6 @@ def _of_annotation(name: str) -> str:
 
 
 # What a trace calls its events, and how to tell their category; the names in capitals are those of torch 1.12.
-OPERATORS = ["cpu_op", "operator", "Operator"]
-KERNELS = ["kernel", "Kernel"]
 CLASSIFIERS: dict[str, Callable[[str], str]] = {
     **dict.fromkeys([*OPERATORS, "python", "Python"], _of_host),
     "user_annotation": _of_annotation,
@@ -287,36 +454,35 @@ CLASSIFIERS: dict[str, Callable[[str], str]] = {
 class _Numbering(dict):
     """Numbers its keys in the order in which they are first asked for."""
 
-    def __missing__(self, key: tuple[str, str]) -> int:
+    def __missing__(self, key: object) -> int:
         self[key] = len(self)
         return self[key]
 
 
-def _content(path: Path) -> bytes:
-    data = path.read_bytes()
-    try:
-        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TruncatedTrace(
-            f"{path} is a gzip file that ends too early or is damaged ({error}). Copy it or record it again."
-        ) from error
-    if not data or data.isspace():
-        raise EmptyTrace(f"{path} is empty. Did the profiler's process end while it wrote? Record it again.")
-    return data
+# What is wrong with a file, though it can be parsed.
 
 
-def _parse_leniently(data: bytes, path: Path) -> dict:
-    """Parse what Kineto writes now and then, though it is no JSON: raw control characters, a bare N/A."""
-    text = re.sub(r'(?<!")\bN/A\b(?!")', '"N/A"', data.decode("utf-8", errors="replace"))
-    try:
-        return json.loads(text, strict=False)
-    except json.JSONDecodeError as error:
-        if not text.lstrip().startswith(("{", "[")):
-            raise ForeignFile(f"{path} is no trace: it is not JSON. Name a file that torch.profiler wrote.") from error
-        raise TruncatedTrace(
-            f"{path} ends too early or is damaged: {error}. Was the profiler's process ended while it wrote, "
-            "or the copy broken off? Copy it or record it again."
-        ) from error
+def _checked(span: Span, path: Path) -> Span:
+    """Return `span` if its times and steps can be right."""
+    events = span.events
+    if events.empty:
+        raise EmptyTrace(f"{path} holds no operator, kernel or step. Record it again, with at least one active step.")
+    if not np.isfinite(events[["start", "end"]].to_numpy()).all():
+        raise TruncatedTrace(f"{path} is damaged: a time in it is no number. Copy it or record it again.")
+    steps = events[events["kind"] == "step"]
+    # Older versions of PyTorch write whole µs, so that a step may seem to end one after the start of the next.
+    overlap = steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1] - 2
+    if steps["name"].duplicated().any() or overlap.any():
+        twice = steps["name"][1:][overlap | steps["name"].duplicated().to_numpy()[1:]].iat[0]
+        raise SeveralRecordings(
+            f"{path} holds steps that repeat or overlap, such as {twice}: those of several recordings, processes or "
+            "threads in one file. Name the trace of one of them, and call profiler.step() in one thread only."
+        )
+    return span
+
+
+def _unreadable(path: Path, error: OSError) -> UnreadableFile:
+    return UnreadableFile(f"{path} cannot be read: {error.strerror or error}. May you read it, and is the disk there?")
 
 
 @contextmanager
