@@ -13,7 +13,7 @@ import cuda_trace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import traces
@@ -308,10 +308,19 @@ def test_a_gap_in_which_the_host_waits_is_no_gap_of_launching(tmp_path, waiting)
     assert row.loc[0, "in_longest"] == waiting
 
 
+def test_the_innermost_of_what_fills_the_longest_gap_is_named(tmp_path):
+    events = [kernel(0, 10), kernel(90, 95), event("cpu_op", "start", 0, 20)]
+    events += [event("cpu_op", "around", 15, 100), event("cpu_op", "inner", 20, 90), event("cpu_op", "part", 20, 60)]
+    assert traces.gaps(written(tmp_path / "trace.json", events)).loc[0, "in_longest"] == "around"
+    events[3]["ts"], events[4]["ts"], events[4]["dur"] = 10, 10, 80
+    assert traces.gaps(written(tmp_path / "trace.json", events)).loc[0, "in_longest"] == "inner"
+
+
 blocks = st.sampled_from([0.25, 0.5, 1.0, 7.0])
 launches = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 15), blocks), min_size=1)
 
 
+@settings(deadline=None, max_examples=30)
 @given(launches)
 def test_utilization_and_efficiency_equal_painting_the_steps_microsecond_by_microsecond(launches):
     events = [event("user_annotation", "ProfilerStep#1", 10, 70)]
@@ -325,6 +334,7 @@ def test_utilization_and_efficiency_equal_painting_the_steps_microsecond_by_micr
     assert used["sm_efficiency"] == pytest.approx(np.minimum(inside, 1).mean())
 
 
+@settings(deadline=None, max_examples=30)
 @given(launches)
 def test_kernels_and_the_gaps_between_them_fill_the_time_from_the_first_to_the_last(launches):
     events = [event("cpu_op", "a", 0, 100)] + [kernel(start, start + length) for start, length, _ in launches]
@@ -404,20 +414,21 @@ def test_with_kernels_alone_shares_of_the_time_cannot_be_told(tmp_path):
 
 @pytest.mark.parametrize(
     "link",
-    [{}, {"External id": 0}, {"External id": 7}],
-    ids=["no External id", "External id 0", "that of an operator long past"],
+    [{}, {"External id": 0}, {"External id": 7}, {"External id": 1}],
+    ids=["no External id", "External id 0", "that of an operator long past", "that of the step"],
 )
 def test_a_kernel_that_cannot_be_linked_is_launched_by_nobody(tmp_path, link):
     events = [
         event("user_annotation", "ProfilerStep#1", 0, 100, **{"External id": 1}),
         event("cpu_op", "aten::empty", 0, 10, **{"External id": 7}),
+        event("cpu_op", "recorded without a number", 30, 80, **{"External id": 0}),
         event("cuda_runtime", "cudaLaunchKernel", 40, 45, correlation=50, **link),
         kernel(50, 60, **link),
     ]
     trace = traces.load(written(tmp_path / "trace.json", events))
     assert traces.kernels(trace)["Operator"].isna().all()
-    assert traces.top_operators(trace)["Device Total Duration (us)"].to_list() == [0]
-    assert traces.top_operators(trace)["Host Self Duration (us)"].to_list() == [10]
+    assert traces.top_operators(trace)["Device Total Duration (us)"].to_list() == [0, 0]
+    assert traces.top_operators(trace)["Host Self Duration (us)"].to_list() == [50, 10]
 
 
 def test_every_figure_equals_the_corrected_plugins(gpu):
@@ -535,5 +546,5 @@ def test_no_name_in_a_trace_can_control_the_terminal(tmp_path, capsys):
 
 
 def test_a_long_name_is_cut_in_the_middle():
-    assert report._name("cutlass_80_tensorop_s1688gemm_128x128_16x4_nn_align4", 20) == "cutlass_80_t…_align4"
-    assert report._kernel("void scale<(int)4>(float*, void (*)(int))") == "scale<(int)4>"
+    assert report.short("cutlass_80_tensorop_s1688gemm_128x128_16x4_nn_align4", 20) == "cutlass_80_t…_align4"
+    assert report.short("void scale<(int)4>(float*, void (*)(int))") == "scale<(int)4>"
