@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -179,10 +180,10 @@ def _operators(span: Span) -> np.ndarray:
 def _occupancy(span: Span) -> np.ndarray:
     """Return the occupancy of each kernel in %, corrected where falsely 0."""
     told = pd.to_numeric(span.kernels["occupancy"]).to_numpy(float)
-    launch = ["grid", "block", "registers", "shared_memory", "device"]
-    for row in np.flatnonzero(told <= 0):
-        *arguments, device = (span.kernels[column].iat[row] for column in launch)
-        told[row] = occupancy.corrected(told[row], *arguments, _properties(span, device))
+    doubtful = np.flatnonzero(told <= 0)
+    launches = span.kernels.iloc[doubtful][["grid", "block", "registers", "shared_memory", "device"]]
+    for row, (*launch, device) in zip(doubtful, launches.itertuples(index=False), strict=True):
+        told[row] = occupancy.corrected(told[row], *launch, _properties(span, device))
     return told
 
 
@@ -305,7 +306,7 @@ def _ways(events: pd.DataFrame) -> np.ndarray:
     """Return the place in `MEANWHILE` of what each event does, or 99 for what does not count."""
     kind, host = events["kind"], events["host"]
     runtime = kind == "Runtime"
-    waits = runtime & events["name"].str.contains(WAITS)
+    waits = runtime & events["name"].isin([name for name in events["name"][runtime].unique() if re.search(WAITS, name)])
     operators = host & kind.isin(["CPU Exec", "Communication"])
     ways = [kind.isin(["Memcpy", "Memset"]), waits, runtime, kind == "DataLoader", operators]
     return np.select(ways, range(len(ways)), default=99)
