@@ -86,7 +86,7 @@ TENSOR_CORES = {
         "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwd…",
         "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u, 128u, 112u, 128u, 128u, 4u, 8u, 128u, 1u>(…)",
         "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>, "
-        "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4, cute::tuple<…> …",
+        "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4, cute::tuple<…>…",
     ],
     # SGLang's profiles (B200); probes of cuBLASLt on B200; profiles on RTX 5090 and GB300
     "Blackwell": [
@@ -521,13 +521,38 @@ def test_a_bad_trace_among_good_ones_is_named_and_the_others_are_printed(tmp_pat
     assert told == ["a, rank 0", "b", " TruncatedTrace", "c, rank 0"]
 
 
-def test_each_rank_of_a_run_is_printed_by_itself(tmp_path, capsys):
+def write_ranks(folder):
     for rank in (0, 1):
         content = cuda_trace.trace()
         content["distributedInfo"]["rank"] = rank
-        (tmp_path / f"rank{rank}.1.pt.trace.json").write_text(json.dumps(content))
-    _, output = shown(capsys, tmp_path)
-    assert "rank0.1.pt.trace.json, rank 0\n" in output and "rank1.1.pt.trace.json, rank 1\n" in output
+        (folder / f"host{rank}.1.pt.trace.json").write_text(json.dumps(content))
+
+
+def test_each_rank_of_a_run_is_printed_by_itself(tmp_path, capsys):
+    write_ranks(tmp_path)
+    status, output = shown(capsys, tmp_path)
+    assert re.findall(r"^\S.*", output, re.M) == [f"{tmp_path.name}, rank 0", f"{tmp_path.name}, rank 1"]
+    assert status == 0
+
+
+def test_a_bad_rank_is_named_and_the_others_are_printed(tmp_path, capsys):
+    write_ranks(tmp_path)
+    (tmp_path / "host0.1.pt.trace.json").write_text("")
+    status, output = shown(capsys, tmp_path)
+    assert re.findall(r"^\S.*", output, re.M) == ["host0.1.pt.trace.json", "host1.1.pt.trace.json, rank 1"]
+    assert status == 1 and "EmptyTrace" in output
+
+
+def test_a_file_with_the_steps_of_two_recordings_is_named(tmp_path, capsys):
+    events = [event("user_annotation", "ProfilerStep#1", start, start + 10) for start in (0, 20)]
+    status, output = shown(capsys, written(tmp_path / "trace.json", events))
+    assert status == 1 and "SeveralRecordings" in output
+
+
+def test_the_shell_names_an_accelerator_of_which_nothing_can_be_told(tmp_path, capsys):
+    events = [event("user_annotation", "ProfilerStep#1", 0, 100), event("cpu_op", "aten::add", 0, 10)]
+    _, output = shown(capsys, written(tmp_path / "trace.json", events, [{"name": "ARTEMIS"}]))
+    assert "Cannot tell: " in output and "(ARTEMIS)" in output
 
 
 def test_no_name_in_a_trace_can_control_the_terminal(tmp_path, capsys):

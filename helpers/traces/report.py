@@ -13,7 +13,7 @@ import pandas as pd
 from helpers.traces.accelerators import MEANWHILE, NoAccelerator, accelerators, gaps, kernels
 from helpers.traces.comparison import PLAIN_NAMES
 from helpers.traces.operators import top_operators
-from helpers.traces.reading import TRACE_FILE, NoSteps, NoTraces, SeveralRecordings, Trace, TraceError, load
+from helpers.traces.reading import TRACE_FILE, NoSteps, NoTraces, SeveralRecordings, Trace, TraceError, load, ranks
 from helpers.traces.timeline import breakdown
 
 WIDTH = 110  # of a line, in characters
@@ -94,18 +94,32 @@ def _places(path: Path) -> list[Path]:
 
 def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | TraceError]]:
     """Yield the title and the trace of each rank or recording in one place, or why it cannot be read."""
+    title = printable(str(place.relative_to(root) if place != root else place.resolve().name))
     try:
-        trace: Trace | TraceError = load(place)
-    except SeveralRecordings:  # of the ranks of one run, say: each file for itself
+        trace = load(place)
+    except SeveralRecordings as error:
+        if place.is_dir():
+            yield from _ranks(place, root, title)
+        else:
+            yield title, error
+    except TraceError as error:
+        yield title, error
+    else:
+        told = sorted({span.rank for span in trace.spans} - {None})
+        yield title + "".join(f", rank {rank}" for rank in told), trace
+
+
+def _ranks(place: Path, root: Path, title: str) -> Iterator[tuple[str, Trace | TraceError]]:
+    """Yield each rank of a folder, or each file if the ranks cannot be told apart or one of them cannot be read."""
+    try:
+        found = ranks(place)
+    except TraceError:
         for file in sorted(place.iterdir()):
             if TRACE_FILE.fullmatch(file.name):
                 yield from _traces(file, root)
-        return
-    except TraceError as error:
-        trace = error
-    inside = place.relative_to(root) if place != root else place.resolve().name
-    ranks = {span.rank for span in trace.spans} - {None} if isinstance(trace, Trace) else set()
-    yield f"{printable(str(inside))}{''.join(f', rank {rank}' for rank in sorted(ranks))}", trace
+    else:
+        for name, trace in found.items():
+            yield f"{title}, {printable(name)}", trace
 
 
 def _steps(trace: Trace) -> list[str]:
@@ -131,8 +145,9 @@ def _steps(trace: Trace) -> list[str]:
 def _accelerators(trace: Trace) -> list[str]:
     try:
         used, idle, top = accelerators(trace), gaps(trace), kernels(trace, TOP)
-    except NoAccelerator:
-        return _operators(trace)
+    except NoAccelerator as error:
+        of_machine = any(span.devices for span in trace.spans)
+        return [*_operators(trace), *(["", *_paragraph(f"Cannot tell: {error}")] if of_machine else [])]
     rows = [
         [f"{device}  {_name(row['name'] or '')}", *(_percent(row[name]) for name in _SHARES), f"{row['kernels']:,}"]
         for device, row in used.iterrows()
