@@ -112,7 +112,7 @@
   class Chart {
     constructor(place) { this.place = place; this.listeners = {}; this.selection = []; }
     on(event, listener) { (this.listeners[event] ??= []).push(listener); }
-    fire(event, detail) { (this.listeners[event] ?? []).forEach((listener) => listener(detail)); }
+    fire(event) { (this.listeners[event] ?? []).forEach((listener) => listener()); }
     clearChart() { this.place.replaceChildren(); tip.hide(); }
     getSelection() { return this.selection; }
     setSelection(selection) { this.selection = selection ?? []; this.mark(); }
@@ -146,9 +146,8 @@
     colour(name, index) { return this.options.colors?.[index] ?? CATEGORIES[name] ?? PALETTE[index % PALETTE.length]; }
 
     hover(element, text, row, column) {
-      element.addEventListener("mouseover", () => this.fire("onmouseover", { row, column }));
       element.addEventListener("mousemove", (event) => tip.show(event, text));
-      element.addEventListener("mouseout", () => { tip.hide(); this.fire("onmouseout", { row, column }); });
+      element.addEventListener("mouseout", () => tip.hide());
       element.addEventListener("click", () => { this.selection = [{ row, column }]; this.fire("select"); });
     }
 
@@ -372,12 +371,15 @@
     paint() {
       const rows = this.table.rows;
       const layers = [...new Set(rows.map((row) => row[0]))];
+      const edges = []; // of each layer, where its last bar ends: those too thin to be seen beside it are left out
       const start = rows.reduce((least, row) => Math.min(least, row[3]), Infinity);
       const scale = this.width / (rows.reduce((largest, row) => Math.max(largest, row[4]), -Infinity) - start || 1);
       rows.forEach((row, index) => {
-        const bar = svg(this.canvas, "g", {});
-        const [x, y] = [(row[3] - start) * scale, layers.indexOf(row[0]) * 40];
+        const [x, layer] = [(row[3] - start) * scale, layers.indexOf(row[0])];
         const [wide, fill] = [Math.max((row[4] - row[3]) * scale, 0.5), PALETTE[index % PALETTE.length]];
+        if (x + wide < edges[layer] + 0.5) return;
+        edges[layer] = x + wide;
+        const [bar, y] = [svg(this.canvas, "g", {}), layer * 40];
         svg(bar, "rect", { x, y, width: wide, height: 34, fill, stroke: "var(--paper)" });
         const room = Math.floor((wide - 8) / CHARACTER);
         if (room > 3) label(bar, x + 4, y + 21, short(row[1], room), { fill: inkOn(fill) });
@@ -386,16 +388,15 @@
     }
   }
 
+  // All rows at once: the tables drawn here have a row for each category, or kind of communication.
   class Table extends Chart {
     draw(table, options = {}) {
-      this.page = 0;
       this.order = { column: options.sortColumn, ascending: options.sortAscending ?? true };
       super.draw(table, options);
     }
 
     redraw() {
       const { columns, rows, properties } = this.table;
-      const size = this.options.pageSize ?? rows.length;
       this.clearChart();
       this.width = this.place.clientWidth;
       Object.assign(this.place.style, { maxHeight: "100%", overflow: "auto" });
@@ -412,7 +413,7 @@
         });
       });
       const body = html(grid, "tbody", {});
-      for (const at of this.sorted().slice(this.page * size, (this.page + 1) * size)) {
+      for (const at of this.sorted()) {
         const line = html(body, "tr", {});
         rows[at].forEach((each, index) => {
           const field = html(line, "td", cell, this.options.allowHtml ? plain(shown(each)) : shown(each));
@@ -421,7 +422,6 @@
           if (properties.has(`${at},${index},style`)) field.style.background = "var(--shade)";
         });
       }
-      if (rows.length > size) this.turn(Math.ceil(rows.length / size));
     }
 
     sorted() {
@@ -430,17 +430,6 @@
       if (!(column >= 0)) return numbers;
       const key = (at) => value(this.table.rows[at][column]);
       return numbers.sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (ascending ? 1 : -1));
-    }
-
-    turn(pages) {
-      const bar = html(this.place, "div", { font: `13px ${FONT}`, padding: "6px" });
-      for (const [text, name, change] of [["‹", "previous page", -1], ["›", "next page", 1]]) {
-        const button = html(bar, "button", { margin: "0 6px" }, text);
-        button.setAttribute("aria-label", name);
-        button.disabled = this.page + change < 0 || this.page + change >= pages;
-        button.addEventListener("click", () => { this.page += change; this.redraw(); });
-      }
-      html(bar, "span", {}, `page ${this.page + 1} of ${pages}`);
     }
   }
 

@@ -107,12 +107,12 @@ def rearrange(content: bytes) -> bytes:
 
 def _rows(events: list[dict]) -> Iterator[tuple[dict, str]]:
     """Yield each event that cannot stay in its thread's row, with the name of its new row."""
-    with_stack = {(event["pid"], event["tid"]) for event in events if event.get("cat") == "python_function"}
+    with_stack = {(event.get("pid"), event.get("tid")) for event in events if event.get("cat") == "python_function"}
     slices = [event for event in events if event.get("ph") == "X" and "dur" in event]
     slices.sort(key=lambda event: (event["ts"], -event["dur"]))
     rows = {}  # the ends of the events that are open in each row, the outermost first
     for event in slices:
-        process, thread = event["pid"], event["tid"]
+        process, thread = event.get("pid"), event.get("tid")
         annotates = event.get("cat") == "user_annotation" and (process, thread) in with_stack
         # To Perfetto thread 0 is the processor at rest, and part of the main thread.
         name = f"{thread} annotations" if annotates else thread if thread != 0 else "0"
