@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-from helpers import config, measure, training
+from helpers import config, measure, traces, training
 
 STOPWATCH = "stopwatch.json"  # beside the traces
 
@@ -34,6 +34,7 @@ def record(
     record_shapes: bool = False,
     profile_memory: bool = False,
     with_stack: bool = False,
+    slim: bool = False,
 ) -> Path:
     """Profile `active` training steps, `spans` times, and return the folder of the traces.
 
@@ -58,6 +59,8 @@ def record(
         How often to wait, warm up and record.
     record_shapes, profile_memory, with_stack : bool
         Passed to `torch.profiler.profile`.
+    slim : bool
+        Leave out what happened inside loading, and short Python frames; see `traces.slim`.
     """
     folder = config.runs_dir() / run
     beside = config.runs_dir() / f".recording-{os.getpid()}"
@@ -83,6 +86,9 @@ def record(
                 if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
                     clock[profiler.step_num] = {"wait": waited * 1e6, "step": (time.perf_counter() - start) * 1e6}
                 profiler.step()
+        if slim:
+            for file in beside.glob("*.pt.trace.json.gz"):
+                traces.slim(file, file)
         (beside / STOPWATCH).write_text(json.dumps(clock))
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)

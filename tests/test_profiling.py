@@ -82,3 +82,13 @@ def test_the_stopwatch_that_runs_along_has_just_the_recorded_steps_of_the_traces
     recorded = [int(name.split("#")[1]) for file in traces_in(folder) for name in steps_in(file)]
     assert table.index.tolist() == recorded
     assert (table["step"] >= table["wait"] + 3000).all()
+
+
+def test_a_slim_trace_is_asked_for_and_leaves_out_what_happened_inside_loading():
+    sizes = {}
+    for slim in (False, True):
+        folder = profiling.record(loader(), simulate.PretendAccelerator(1), "nb/run", active=2, slim=slim)
+        (file,) = traces_in(folder)
+        assert len(steps_in(file)) == 2
+        sizes[slim] = len(gzip.decompress(file.read_bytes()))
+    assert sizes[True] < sizes[False]

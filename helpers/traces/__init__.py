@@ -37,6 +37,7 @@ from helpers.traces.reading import (
     load,
     ranks,
 )
+from helpers.traces.slimming import slim
 from helpers.traces.timeline import breakdown, loading_share, steps
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "loading_share",
     "ranks",
     "sentence",
+    "slim",
     "steps",
     "top_operators",
 ]
