@@ -76,14 +76,29 @@ def charge_no_module_with_unlinked_calls(trace: dict) -> Iterator[Event]:
 def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
     """Memory, CPU: with workers the curve drops to 0 again and again.
 
-    Mapping a mini-batch that a worker has put into shared memory is recorded like an allocation, but with its own
-    size as the total reserved, and 0 as the total allocated. What the CPU's allocator does always has 0 reserved.
+    Mapping a mini-batch that a worker has put into shared memory is recorded like an allocation, but with 0 as the
+    total allocated and its own size as the total reserved; unmapping it, with 0 as both. What the CPU's allocator
+    does always has 0 reserved, and a total allocated that follows from the one before.
     """
-    for event in trace["traceEvents"]:
-        arguments = event.get("args") or {}
-        on_cpu = event.get("name") == "[memory]" and arguments.get("Device Type") == 0
-        if not (on_cpu and arguments.get("Total Reserved")):
-            yield event
+    allocated = 0  # by the CPU's allocator
+    shared = set()
+    ignored = set()
+    for event in sorted(filter(_is_memory_of_cpu, trace["traceEvents"]), key=lambda event: event["ts"]):
+        memory = event["args"]
+        total, change, address = (memory.get(key, 0) for key in ("Total Allocated", "Bytes", "Addr"))
+        if memory.get("Total Reserved"):
+            shared.add(address)
+            ignored.add(id(event))
+        elif total == 0 > change and (address in shared or allocated + change != 0):
+            shared.discard(address)
+            ignored.add(id(event))
+        else:
+            allocated = total
+    return (event for event in trace["traceEvents"] if id(event) not in ignored)
+
+
+def _is_memory_of_cpu(event: Event) -> bool:
+    return event.get("name") == "[memory]" and (event.get("args") or {}).get("Device Type") == 0
 
 
 def estimate_missing_occupancy(trace: dict) -> Iterator[Event]:
