@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from helpers.tensorboard import data
-from helpers.traces import TRACE_FILE, NoTraces, TraceError, load
+from helpers.traces import TRACE_FILE, NoTraces, TraceError, reading
 
 
 class InTheWay(RuntimeError):
@@ -67,19 +67,13 @@ def fix(logdir: str | Path, out: str | Path) -> Fixed:
     written, refused = [], []
     for file, target in targets.items():
         try:
-            trace = _document(file)
+            trace = reading.document(file)
         except TraceError as error:
             refused.append(error)
         else:
             _write(data.correct(trace), target)
             written.append(target)
     return Fixed(tuple(written), tuple(refused))
-
-
-def _document(file: Path) -> dict:
-    load(file)  # refuses what is no trace, or a damaged one, by name
-    content = file.read_bytes()
-    return orjson.loads(gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content)
 
 
 def _write(trace: dict, target: Path) -> None:
