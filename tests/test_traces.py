@@ -5,6 +5,7 @@ import gzip
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -153,7 +154,7 @@ def test_the_spans_of_a_run_are_put_one_after_the_other(tmp_path):
 def test_several_workers_in_a_folder_are_named_in_the_error(tmp_path):
     write(tmp_path / "one.10.pt.trace.json", two_steps())
     write(tmp_path / "two.10.pt.trace.json", two_steps())
-    with pytest.raises(traces.SeveralRecordings, match=r"2 workers or recordings: one, two\."):
+    with pytest.raises(traces.SeveralRecordings, match=r"2 workers or recordings: one, two\..*traces\.ranks"):
         traces.load(tmp_path)
 
 
@@ -280,6 +281,176 @@ def test_cutting_a_trace_into_pieces_loses_nothing(recorded, monkeypatch):
     monkeypatch.setattr(reading, "PIECE", 10_000)
     assert len(list(reading._parts(file, reading.PIECE))) > 10
     assert reading.document(file) == json.loads(recordings.read(file))
+
+
+def with_events(change):
+    """Return a rewriting of a trace that replaces each of its finished events by what `change` makes of it."""
+    return lambda trace: json.dumps(
+        trace | {"traceEvents": [change(each) if each["ph"] == "X" else each for each in trace["traceEvents"]]}
+    )
+
+
+def with_more_events(*more):
+    return lambda trace: json.dumps(trace | {"traceEvents": [*trace["traceEvents"], *more, *trace["traceEvents"][:1]]})
+
+
+def with_argument(text):
+    """Return a rewriting of a trace that puts `text`, as it is, into one of its events."""
+    odd = '{"ph": "X", "cat": "other", "name": "a", "ts": 1, "dur": 1, "tid": 1, "args": {"odd": %s}}, '
+    return lambda trace: json.dumps(trace).replace('{"ph": "X"', odd % text + '{"ph": "X"', 1)
+
+
+LAYOUTS = {
+    "one line": json.dumps,
+    "no spaces": lambda trace: json.dumps(trace, separators=(",", ":")),
+    "other indentation": lambda trace: json.dumps(trace, indent=1),
+    "keys in another order": lambda trace: json.dumps(trace, sort_keys=True),
+    "metadata after the events": lambda trace: json.dumps({"traceEvents": trace["traceEvents"]} | trace | DEVICES),
+    "metadata before the events": lambda trace: json.dumps(DEVICES | trace | DEVICES),
+    "another list before the events": lambda trace: json.dumps({"others": trace["traceEvents"]} | trace),
+    "another list after the events": lambda trace: json.dumps(trace | {"others": trace["traceEvents"]}),
+    "a bare list of events": lambda trace: json.dumps(trace["traceEvents"]),
+    "no arguments": with_events(lambda each: {key: each[key] for key in each if key != "args"}),
+    "empty arguments": with_events(lambda each: each | {"args": None}),
+    "numbers as text": with_events(lambda each: each | {"ts": str(each["ts"]), "dur": str(each["dur"])}),
+    "an event still open": with_more_events({"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "tid": 1}),
+    "an event of no category": with_more_events({"ph": "X", "name": "a", "ts": 1, "dur": 1, "tid": 1}),
+    "an event of no name": with_more_events({"ph": "X", "cat": "cpu_op", "ts": 1, "dur": 1, "tid": 1}),
+    "an event that ends before it starts": with_more_events(event("cpu_op", "a", 5, 1)),
+    "a mark far in the future": with_more_events({"ph": "i", "s": "g", "name": "Record Window End", "ts": 1e18}),
+    "no number": with_argument("NaN"),
+    "an infinite number": with_argument("-Infinity"),
+    "a bare N/A": with_argument("N/A"),
+    "a raw control character": with_argument('"a\tb"'),
+    "text that looks like the next event": with_argument(json.dumps('}, {"ph": "X", ' * 2000)),
+    "a list that looks like events": with_argument(json.dumps([{"name": "a"}] * 2000)),
+}
+DEVICES = {"deviceProperties": [{"id": number, "name": "GPU"} for number in range(500)]}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_layouts_of_a_recorded_trace_give_the_same_breakdown(recorded, tmp_path, monkeypatch, layout, packed):
+    monkeypatch.setattr(reading, "PIECE", 20_000)
+    (file,) = recorded[2][0].iterdir()
+    content = LAYOUTS[layout](json.loads(recordings.read(file))).encode()
+    path = tmp_path / "other.json"
+    path.write_bytes(gzip.compress(content, 1) if packed else content)
+    assert traces.breakdown(path).equals(traces.breakdown(file))
+    if layout.startswith("metadata"):
+        assert traces.load(path).spans[0].devices == tuple(DEVICES["deviceProperties"])
+
+
+def test_a_name_that_is_no_text_in_utf_8_is_read_all_the_same(tmp_path):
+    path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "caf?", 0, 4)])
+    path.write_bytes(path.read_bytes().replace(b"caf?", b"caf\xe9"))
+    assert traces.breakdown(path).loc[1, "CPU Exec"] == 4
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_a_recorded_trace_cut_anywhere_is_refused(recorded, tmp_path, suffix):
+    (file,) = recorded[2][0].iterdir()
+    content = file.read_bytes() if suffix == ".json.gz" else recordings.read(file)
+    path = tmp_path / f"cut{suffix}"
+    for length in np.random.default_rng(0).integers(len(content), size=60):
+        path.write_bytes(content[:length])
+        with pytest.raises((traces.TruncatedTrace, traces.EmptyTrace, traces.ForeignFile), match="cut"):
+            traces.breakdown(path)
+
+
+def test_a_damaged_byte_gives_an_error_that_names_the_file_or_a_breakdown(recorded, tmp_path):
+    (file,) = recorded[2][0].iterdir()
+    content = recordings.read(file)
+    path = tmp_path / "damaged.json"
+    random = np.random.default_rng(0)
+    refused = 0
+    for position, byte in zip(random.integers(len(content), size=200), random.bytes(200), strict=True):
+        path.write_bytes(content[:position] + bytes([byte]) + content[position + 1 :])
+        try:
+            traces.breakdown(path)
+        except traces.TraceError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 20, "most of a trace is its structure"
+
+
+@pytest.mark.parametrize("events", [[step(1, 0, 10), step(1, 20, 30)], [step(1, 0, 10), step(2, 5, 15)]])
+def test_steps_that_repeat_or_overlap_in_one_file_are_refused(tmp_path, events):
+    path = write(tmp_path / "trace.json", events)
+    with pytest.raises(traces.SeveralRecordings, match=r"trace\.json.*ProfilerStep#[12]"):
+        traces.breakdown(path)
+
+
+def test_steps_in_whole_microseconds_may_touch_by_one(tmp_path):
+    assert len(traces.breakdown(write(tmp_path / "trace.json", [step(1, 0, 11), step(2, 10, 20)]))) == 2
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity", "1e999", "null", "[]", "{}", '"soon"'])
+def test_a_time_that_is_no_number_is_refused(tmp_path, odd):
+    path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "a", 4.25, 5)])
+    path.write_text(path.read_text().replace("4.25", odd))
+    with pytest.raises((traces.TruncatedTrace, traces.ForeignFile), match=r"trace\.json"):
+        traces.load(path)
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path):
+    path = write(tmp_path / "secret.json", two_steps())
+    tmp_path.chmod(0o755)
+    path.chmod(0)
+    code = f"""
+import os
+from helpers import traces
+if os.getuid() == 0:
+    os.setuid(65534)  # root may read everything
+try:
+    traces.load({str(path)!r})
+except traces.UnreadableFile as error:
+    print(error)
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert "secret.json" in told
+
+
+def test_a_folder_named_like_a_trace_is_none(tmp_path):
+    (tmp_path / "a.pt.trace.json").mkdir()
+    with pytest.raises(traces.NoTraces, match=r"a\.pt\.trace\.json"):
+        traces.load(tmp_path / "a.pt.trace.json")
+
+
+def test_memory_for_reading_is_a_fraction_of_the_file(recorded, tmp_path):
+    (file,) = recorded[0][0].iterdir()
+    trace = json.loads(recordings.read(file))
+    for each in trace["traceEvents"]:
+        each |= {"args": each.get("args", {}) | {"long": "x" * 5000}}
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps(trace))
+    tracemalloc.start()
+    traces.load(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert path.stat().st_size > 10 * reading.PIECE
+    assert peak < path.stat().st_size
+
+
+def ranked(path, rank):
+    path.write_text(json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": [step(rank + 1, 0, 10)]}))
+
+
+def test_ranks_are_told_by_the_traces_themselves_and_sorted_by_number(tmp_path):
+    for worker, rank in (("a", 10), ("b", 2)):
+        ranked(tmp_path / f"{worker}.1.pt.trace.json", rank)
+    write(tmp_path / "c.1.pt.trace.json", [step(5, 0, 10)])
+    write(tmp_path / "c.2.pt.trace.json", [step(6, 20, 30)])
+    found = traces.ranks(tmp_path)
+    assert list(found) == ["rank 2", "rank 10", "c"]
+    assert [list(traces.breakdown(trace).index) for trace in found.values()] == [[3], [11], [5, 6]]
+
+
+def test_two_workers_of_one_rank_are_two_recordings(tmp_path):
+    ranked(tmp_path / "old.1.pt.trace.json", 0)
+    ranked(tmp_path / "new.1.pt.trace.json", 0)
+    with pytest.raises(traces.SeveralRecordings, match="new and old say that they are rank 0"):
+        traces.ranks(tmp_path)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

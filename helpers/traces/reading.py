@@ -334,14 +334,14 @@ def _span(parts: Iterable[dict]) -> Span:
     columns, kernels, head = defaultdict(list), [], {}
     for part in parts:
         head |= {key: part[key] for key in ("deviceProperties", "distributedInfo") if key in part}
-        events = _complete(part["traceEvents"])
-        links = [event.get("args") or {} for event in events]
-        columns["code"].append(np.array([keys[event["cat"], event["name"]] for event in events], np.int32))
-        columns["start"].append(np.array([event["ts"] for event in events], float))
-        columns["duration"].append(np.array([event["dur"] for event in events], float))
-        columns["thread"].append(np.array([threads[event["tid"]] for event in events], np.int32))
-        columns["external"].append(np.array([_external(link) for link in links], float))
-        columns["correlation"].append(np.array([link.get("correlation") for link in links], float))
+        events = [each for each in part["traceEvents"] if each.get("ph") == "X" and each.get("cat") in CLASSIFIERS]
+        try:
+            arrays = _arrays(events, keys, threads)
+        except KeyError:  # an event was still open when the profiler stopped, or others than PyTorch wrote it
+            events = [event for event in events if {"name", "ts", "dur", "tid"} <= event.keys()]
+            arrays = _arrays(events, keys, threads)
+        for name, values in arrays.items():
+            columns[name].append(values)
         kernels += [_kernel(event) for event in events if event["cat"] in KERNELS]
     table = _table({name: np.concatenate(columns.pop(name)) for name in list(columns)}, list(keys), list(threads))
     launched = pd.DataFrame(kernels, columns=KERNEL_COLUMNS)
@@ -349,21 +349,23 @@ def _span(parts: Iterable[dict]) -> Span:
         exchanging = table.loc[table["kind"] == "Communication", "external"].dropna()
         table.loc[(table["kind"] == "Kernel") & table["external"].isin(exchanging), "kind"] = "Communication"
         launched.loc[launched["external"].isin(exchanging), "kind"] = "Communication"
+    launched = launched[~(launched["end"] < launched["start"])]
     launched = launched.sort_values("start", kind="stable", ignore_index=True)
     rank = (head.get("distributedInfo") or {}).get("rank")
     return Span(table, launched, tuple(dict(device) for device in head.get("deviceProperties") or ()), rank)
 
 
-def _complete(events: list[dict]) -> list[dict]:
-    """Return the events that have a category and an end: those still open when the profiler stopped have none."""
-    try:
-        finished = [event for event in events if event["ph"] == "X" and event["cat"] in CLASSIFIERS]
-        return [event for event in finished if not event["dur"] < 0]
-    except (KeyError, TypeError):
-        pass  # PyTorch writes all of it, others do not
-    needed = {"ph", "cat", "name", "ts", "dur", "tid"}
-    events = [event for event in events if needed <= event.keys() and event["ph"] == "X"]
-    return [event for event in events if event["cat"] in CLASSIFIERS and not float(event["dur"]) < 0]
+def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[str, np.ndarray]:
+    """Return a value for each event and column."""
+    links = [event.get("args") or {} for event in events]
+    return {
+        "code": np.array([keys[event["cat"], event["name"]] for event in events], np.int32),
+        "start": np.array([event["ts"] for event in events], float),
+        "duration": np.array([event["dur"] for event in events], float),
+        "thread": np.array([threads[event["tid"]] for event in events], np.int32),
+        "external": np.array([_external(link) for link in links], float),
+        "correlation": np.array([link.get("correlation") for link in links], float),
+    }
 
 
 def _table(columns: dict[str, np.ndarray], keys: list[tuple[str, str]], threads: list) -> pd.DataFrame:
@@ -375,6 +377,7 @@ def _table(columns: dict[str, np.ndarray], keys: list[tuple[str, str]], threads:
     name = np.array([name for _, name in keys], object)
     order = np.argsort(columns["start"], kind="stable")
     order = order[kind[columns["code"][order]] != KINDS.index("dropped")]
+    order = order[~(columns["duration"][order] < 0)]  # as Kineto writes now and then of an event that it saw no end of
     columns = {column: values[order] for column, values in columns.items()}
     code = columns["code"]
     table = {
