@@ -1,4 +1,4 @@
-"""The profiler tab in a browser without internet: what each view draws, light and dark, and that no name runs as script."""
+"""The profiler tab in a browser without internet: what each view draws, light and dark; that no name runs as script."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Tab:
         viewer.wait_for_function("() => window.ctx?.engine")
         return viewer.evaluate(
             """async () => {
-                const found = await ctx.engine.query("select name from slice where name glob 'ProfilerStep*' order by ts");
+                const found = await ctx.engine.query("select name from slice where name glob 'ProfilerStep*'");
                 const names = [];
                 for (const each = found.iter({ name: "str" }); each.valid(); each.next()) names.push(each.name);
                 return names;
@@ -185,7 +185,7 @@ def light(chromium, server):
     opened.page.context.close()
 
 
-# --------------------------------------------------------------------------------------------- the views, light and dark
+# -------------------------------------------------------------------------------------------- the views, light and dark
 
 
 def test_the_overview_has_a_bar_for_each_category_of_each_step(tab):
@@ -253,6 +253,17 @@ def test_the_diff_tells_what_one_run_called_and_the_other_did_not(tab):
     readable(tab)
 
 
+def test_the_stock_plugin_gives_the_diff_two_lists_that_do_not_match(server, tmp_path):
+    from torch_tb_profiler.profiler.data import RunProfileData
+    from torch_tb_profiler.profiler.diffrun import compare_op_tree
+
+    files = [next((server.logdir / run).iterdir()) for run in ("stacks", "plain")]
+    profiles = [RunProfileData.parse("worker", None, str(file), str(tmp_path)) for file in files]
+    node = compare_op_tree(*(next(iter(profile.tid2tree.values())) for profile in profiles))
+    baseline, experiment = ([operator.name for operator in side.aggregate_ops()] for side in (node.left, node.right))
+    assert baseline != experiment  # and the page compares the first with the first, the second with the second
+
+
 def test_no_view_fails_or_asks_for_anything_elsewhere(tab):
     """After all views were shown above, in the same page."""
     assert tab.errors == []
@@ -272,7 +283,7 @@ def readable(tab):
 def test_dragging_over_the_memory_curve_zooms_and_a_right_click_resets(light):
     light.show("stacks", "Memory")
     light.drawn.locator("polyline").first.wait_for()
-    first = light.drawn.locator("text[text-anchor=middle]").all_inner_texts()
+    first = light.drawn.locator("text[text-anchor=middle]").all_text_contents()
     area = light.drawn.bounding_box()
     middle = area["y"] + area["height"] / 2
     light.page.mouse.move(area["x"] + 300, middle)
@@ -280,9 +291,9 @@ def test_dragging_over_the_memory_curve_zooms_and_a_right_click_resets(light):
     light.page.mouse.move(area["x"] + 400, middle)
     with light.page.expect_response(lambda response: "start_ts" in response.url):
         light.page.mouse.up()
-    assert light.drawn.locator("text[text-anchor=middle]").all_inner_texts() != first
+    assert light.drawn.locator("text[text-anchor=middle]").all_text_contents() != first
     light.page.mouse.click(area["x"] + 350, middle, button="right")
-    assert light.drawn.locator("text[text-anchor=middle]").all_inner_texts() == first
+    assert light.drawn.locator("text[text-anchor=middle]").all_text_contents() == first
 
 
 def test_a_bar_tells_its_number_under_the_mouse(light):
@@ -320,11 +331,11 @@ def test_the_trace_view_works_through_the_hubs_proxy(chromium, server, hub, monk
 # ------------------------------------------------------------------------------------------------------- hostile names
 
 
-def hostile(content, key=None):
+def hostile(content):
     """Return `content`, from a trace, with markup that would run as script in each of its texts."""
     kept = ("ph", "cat", "backend")  # they say what an event is
     if isinstance(content, dict):
-        return {name: each if name in kept else hostile(each, name) for name, each in content.items()}
+        return {name: each if name in kept else hostile(each) for name, each in content.items()}
     if isinstance(content, list):
         return [hostile(each) for each in content]
     known = ("ProfilerStep#", "[memory]", "process_", "thread_", "cuda", "nccl:")

@@ -203,7 +203,8 @@
       const series = this.table.series;
       const right = series.some((_, index) => this.axis(index) === 1);
       this.area = { left: 80, top, width: this.width - (right ? 160 : 100), height: this.height - top - 70 };
-      this.scales = [0, ...(right ? [1] : [])].map((axis) => this.scale(series.filter((_, i) => this.axis(i) === axis)));
+      const axes = right ? [0, 1] : [0];
+      this.scales = axes.map((axis) => this.scale(series.filter((_, index) => this.axis(index) === axis)));
       this.grid();
       this.body(series);
       this.legend(series.map((each) => each.name), this.height - 8);
@@ -247,7 +248,7 @@
     }
   }
 
-  // A category of the first column has bars beside or on top of each other; series of the type `line` join their points.
+  // A category of the first column has bars beside or on top of each other; series of the type `line` join points.
   class BarChart extends AxisChart {
     body(series) {
       const rows = this.table.rows;
@@ -318,8 +319,12 @@
 
     listen(series, surface) {
       const left = this.area.left;
-      const place = (event) => event.clientX - this.canvas.getBoundingClientRect().left;
-      const brush = svg(this.canvas, "rect", { y: this.area.top, height: this.area.height, opacity: 0.2, "pointer-events": "none" });
+      const place = (event) => {
+        const x = event.clientX - this.canvas.getBoundingClientRect().left;
+        return Math.min(Math.max(x, left), left + this.area.width);
+      };
+      const brush = svg(this.canvas, "rect", { y: this.area.top, height: this.area.height, opacity: 0.2 });
+      brush.style.pointerEvents = "none";
       let from = null;
       surface.addEventListener("pointerdown", (event) => {
         if (event.button !== 0) return;
@@ -327,15 +332,15 @@
         surface.setPointerCapture(event.pointerId);
       });
       surface.addEventListener("pointermove", (event) => {
-        const to = Math.min(Math.max(place(event), left), left + this.area.width);
+        const to = place(event);
         if (from === null) return this.tell(event, series, to);
         tip.hide();
         brush.setAttribute("x", Math.min(from, to));
         brush.setAttribute("width", Math.abs(to - from));
       });
       surface.addEventListener("pointerup", (event) => {
-        const to = Math.min(Math.max(place(event), left), left + this.area.width);
-        if (from !== null && Math.abs(to - from) > 5) this.zoom([from, to].sort((a, b) => a - b).map((x) => this.time(x)));
+        const [start, end] = [from, place(event)].sort((a, b) => a - b);
+        if (from !== null && end - start > 5) this.zoom([this.time(start), this.time(end)]);
         from = null;
       });
       surface.addEventListener("pointerleave", () => tip.hide());

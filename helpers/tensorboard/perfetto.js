@@ -4,8 +4,10 @@
   const here = (address) => new URL(address, location).origin === location.origin;
 
   const fetchAnything = window.fetch;
-  window.fetch = (request, options) =>
-    here(request.url ?? request) ? fetchAnything(request, options) : Promise.reject(new TypeError(`not here: ${request}`));
+  window.fetch = async (request, options) => {
+    if (here(request.url ?? request)) return fetchAnything(request, options);
+    throw new TypeError(`not here: ${request}`);
+  };
 
   for (const name of ["append", "appendChild"]) {
     const add = document.head[name].bind(document.head);
