@@ -409,3 +409,10 @@ def test_in_each_row_of_the_trace_events_lie_in_one_another_or_apart(events):
 
 def test_a_trace_with_nan_reaches_the_viewer():
     assert b"NaN" in perfetto.rearrange(b'{"traceEvents": [], "value": NaN}')
+
+
+def test_no_file_but_perfettos_own_is_served():
+    status = []
+    path = "/data/plugin/pytorch_profiler/perfetto/../__init__.py"
+    perfetto.file_route({"PATH_INFO": path}, lambda *answer: status.extend(answer))
+    assert status[0] == "404 Not Found"

