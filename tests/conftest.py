@@ -1,8 +1,10 @@
 """What several test files share: images from both sources, and the notebooks executed on them."""
 
+import json
 import os
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +60,30 @@ def executed(images, tmp_path_factory):
 def executed_runs(executed):
     """Folder of the traces and the scoreboard that the executed notebooks left."""
     return executed.runs
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory):
+    """A Jupyter server as JupyterHub gives one to the reader Ada; the address that her browser knows."""
+    folder = tmp_path_factory.mktemp("hub")
+    settings = ("base_url=/user/ada/", "port=0", "open_browser=False", "allow_root=True", f"root_dir={folder}")
+    options = [f"--ServerApp.{setting}" for setting in settings]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jupyter_server", "--IdentityProvider.token=", *options],
+            env=os.environ | {"JUPYTER_RUNTIME_DIR": str(folder), "JUPYTER_CONFIG_DIR": str(folder)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    for _ in range(600):
+        found = list(folder.glob("jpserver-*.json"))
+        if found and (text := found[0].read_text()):
+            break
+        assert process.poll() is None, (folder / "log").read_text()
+        time.sleep(0.1)
+    yield f"http://127.0.0.1:{json.loads(text)['port']}"
+    process.terminate()
+    process.wait(20)
 
 
 def prepared(tmp_path_factory: pytest.TempPathFactory, archive: Path | None) -> dict[str, str]:

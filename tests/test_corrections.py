@@ -22,7 +22,7 @@ from helpers import tensorboard, traces
 from helpers.tensorboard import data, fix
 
 RECORDED = [f"{option}-{workers}" for workers in (0, 2) for option in recordings.OPTIONS]
-RUNS = sorted([*RECORDED, "gpu", "gpu-runtime", "no-steps"])
+RUNS = sorted([*RECORDED, "gpu", "gpu-runtime", "no-steps", "odd-step"])
 STOCK = """
     import sys
     from pathlib import Path
@@ -53,6 +53,8 @@ def recorded(tmp_path_factory):
     write(root / "gpu-runtime", known)
     operators = [event for event in cuda_trace.events() if event.get("cat") == "cpu_op"]
     write(root / "no-steps", {"traceEvents": operators})
+    like_a_step = operators[0] | {"name": "ProfilerStep#last"}
+    write(root / "odd-step", cuda_trace.trace() | {"traceEvents": [*cuda_trace.events(), like_a_step]})
     return root, clocks
 
 
@@ -337,6 +339,11 @@ def test_the_memory_of_the_cpu_is_compared_with_the_gpus_in_stock_and_not_in_our
     advice = "Device memory usage is at the limit"
     assert advice in ask(stock, "overview", "gpu-runtime")["recommendations"]
     assert advice not in ask(ours, "overview", "gpu-runtime")["recommendations"]
+
+
+def test_an_annotation_named_like_a_step_hides_the_run_in_stock_and_not_in_ours(stock, ours):
+    assert stock.get("views", run="odd-step") == []
+    assert [step for step, _ in overview(ours, "odd-step")] == list(cuda_trace.NUMBERS)
 
 
 def test_a_recording_without_steps_passes_for_one_step_in_stock_and_is_told_in_ours(stock, ours):

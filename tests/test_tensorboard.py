@@ -1,6 +1,5 @@
-"""Tests of `helpers.tensorboard`: running TensorBoards, asked over HTTP and by a browser without internet."""
+"""Tests of `helpers.tensorboard`: running TensorBoards, asked over HTTP."""
 
-import json
 import os
 import re
 import signal
@@ -277,31 +276,7 @@ def test_from_the_shell_it_runs_until_ctrl_c(logdir):
     shell.stdout.close()
 
 
-# --------------------------------------------------------------------------------------------------------- the pages
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    """A Jupyter server as JupyterHub gives one to the reader Ada; the address that her browser knows."""
-    folder = tmp_path_factory.mktemp("hub")
-    settings = ("base_url=/user/ada/", "port=0", "open_browser=False", "allow_root=True", f"root_dir={folder}")
-    options = [f"--ServerApp.{setting}" for setting in settings]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_server", "--IdentityProvider.token=", *options],
-            env=os.environ | {"JUPYTER_RUNTIME_DIR": str(folder), "JUPYTER_CONFIG_DIR": str(folder)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    for _ in range(600):
-        found = list(folder.glob("jpserver-*.json"))
-        if found and (text := found[0].read_text()):
-            break
-        assert process.poll() is None, (folder / "log").read_text()
-        time.sleep(0.1)
-    yield f"http://127.0.0.1:{json.loads(text)['port']}"
-    process.terminate()
-    process.wait(20)
+# ---------------------------------------------------------------------------------------------------- behind JupyterHub
 
 
 def test_behind_jupyterhub_the_link_goes_through_its_proxy(server, hub, monkeypatch):
@@ -312,43 +287,3 @@ def test_behind_jupyterhub_the_link_goes_through_its_proxy(server, hub, monkeypa
     assert "<title>TensorBoard</title>" in urllib.request.urlopen(hub + page).read().decode()
     runs = urllib.request.urlopen(f"{hub}{page}data/plugin/pytorch_profiler/runs").read().decode()
     assert RUNS[0] in runs
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium, which is refused every address but those of this machine."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-def open_without_internet(browser, url):
-    """Open `url`, wait for the Overview, and return the text of its frame and the external addresses asked for."""
-    page = browser.new_page(viewport={"width": 1400, "height": 1200})
-    refused = []
-
-    def route(request):
-        inside = request.request.url.startswith(("http://127.0.0.1", "data:", "blob:"))
-        return request.continue_() if inside else (refused.append(request.request.url), request.abort())
-
-    page.route("**/*", route)
-    page.goto(url)
-    frame = page.frame_locator("iframe")
-    frame.get_by_text("Average Step Time").wait_for(timeout=60_000)
-    frame.locator("svg rect").first.wait_for(timeout=20_000)
-    frame.get_by_role("button", name="gpu").click()
-    listed = frame.get_by_role("option").all_inner_texts()
-    page.close()
-    return listed, refused
-
-
-def test_without_internet_the_page_lists_the_runs_and_draws_the_overview(server, browser):
-    assert open_without_internet(browser, server.link) == (RUNS, [])
-
-
-def test_through_the_hubs_proxy_the_page_is_the_same(server, browser, hub, monkeypatch):
-    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
-    assert open_without_internet(browser, hub + server.link) == (RUNS, [])

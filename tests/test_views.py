@@ -14,7 +14,6 @@ import pytest
 import recordings
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tensorboard import hub  # noqa: F401
 
 from helpers import tensorboard
 from helpers.tensorboard import perfetto
@@ -319,7 +318,7 @@ def test_a_viewer_that_does_not_load_says_what_to_do(light):
     light.page.unroute("**/perfetto/index.html")
 
 
-def test_the_trace_view_works_through_the_hubs_proxy(chromium, server, hub, monkeypatch):  # noqa: F811
+def test_the_trace_view_works_through_the_hubs_proxy(chromium, server, hub, monkeypatch):
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
     tab = open_tab(chromium, hub + server.link)
     tab.show("stacks", "Trace")

@@ -43,6 +43,14 @@ def count_loader_and_optimizer(trace: dict) -> Iterator[Event]:
         yield event | {"cat": "cpu_op"} if counted else event
 
 
+def ignore_steps_without_a_number(trace: dict) -> Iterator[Event]:
+    """All views: a `record_function` of the reader's own, named like a step, makes the plugin refuse the trace."""
+    for event in trace["traceEvents"]:
+        name = event.get("name", "")
+        if not (name.startswith("ProfilerStep#") and not re.fullmatch(r"ProfilerStep#\d+", name)):
+            yield event
+
+
 def ignore_annotations_on_the_gpu(trace: dict) -> Iterator[Event]:
     """Overview, CUDA: every step is there twice, once more for its copy on the GPU's time line.
 
@@ -167,6 +175,7 @@ def _innermost_frames(events: list[Event]) -> dict[int, int]:
 
 
 CORRECTIONS = (
+    ignore_steps_without_a_number,
     count_loader_and_optimizer,
     ignore_annotations_on_the_gpu,
     know_runtime_calls,
