@@ -188,9 +188,9 @@ V100 = A100 | {"name": "Tesla V100-SXM2-32GB", "computeMajor": 7, "numSms": 80, 
         (A100, [27, 1, 1], [256, 1, 1], 16, 0, 3.125),  # a quarter of a block a multiprocessor: 64 threads of 2048
         (A100, [9999, 1, 1], [32, 1, 1], 16, 0, 50),  # 32 blocks are the limit, of a warp each
         (V100, [9999, 1, 1], [256, 1, 1], 128, 0, 25),  # 16384 registers for 4 warps, in each of 4 partitions
-        (V100, [9999, 1, 1], [128, 1, 1], 57, 0, 50),  # 57 × 32 registers are given out as 2048: 8 warps a partition
+        (V100, [9999, 1, 1], [128, 1, 1], 50, 0, 56.25),  # 50 × 32 registers are given out as 1792: 9 warps a partition
         (V100, [9999, 1, 1], [128, 1, 1], 16, 24 << 10, 25),  # 96 KiB hold 24 KiB four times
-        (A100, [9999, 1, 1], [128, 1, 1], 16, 24 << 10, 37.5),  # 164 KiB hold 24 KiB and the system's 1 KiB six times
+        (A100, [9999, 1, 1], [128, 1, 1], 16, 41 << 10, 18.75),  # 164 KiB hold 41 KiB and the system's 1 KiB 3 times
         (A100, [9999, 1, 1], [128, 1, 1], 16, 80 << 10, 12.5),  # more than 48 KiB is possible: two blocks
         (A100 | {"computeMinor": 9, "maxThreadsPerMultiprocessor": 1536}, [9999, 1, 1], [32, 1, 1], 16, 0, 50),
     ],
@@ -397,6 +397,24 @@ def test_without_device_properties_a_false_0_is_left_out_and_said_so(tmp_path):
     known = cuda_trace.OCCUPANCY * cuda_trace.KERNEL_TIME - 600 * cuda_trace.CONVOLUTION_OCCUPANCY
     assert table.loc[0, "occupancy"] == pytest.approx(known / (cuda_trace.KERNEL_TIME - 600))
     assert "Occupancy of 34.5% of the kernels' time" in table.attrs["cannot_tell"][0]
+
+
+@pytest.mark.parametrize("odd", [None, "N/A", [], {}, [1, "a", None]])
+@pytest.mark.parametrize("key", ["grid", "block", "registers per thread", "blocks per SM", "est. achieved occupancy %"])
+def test_what_is_no_number_is_not_told(tmp_path, key, odd):
+    events = cuda_trace.events()
+    odd_one = next(each for each in events if each["name"] == cuda_trace.CONVOLUTION)
+    odd_one["args"][key] = odd
+    used = traces.accelerators(written(tmp_path / "trace.json", events)).loc[0]
+    assert used["utilization"] == pytest.approx(cuda_trace.UTILIZATION)
+    assert used["sm_efficiency"] <= cuda_trace.SM_EFFICIENCY + 1e-9
+    assert used["occupancy"] == pytest.approx(cuda_trace.OCCUPANCY, abs=0.01)
+
+
+def test_a_kernel_on_no_device_does_not_count(tmp_path):
+    events = [event("cpu_op", "a", 0, 100), kernel(0, 50), kernel(50, 60, device=None), kernel(60, 70, device="GPU")]
+    table = traces.accelerators(written(tmp_path / "trace.json", events))
+    assert table.loc[:, ["utilization", "kernels"]].to_dict("index") == {0: {"utilization": 0.5, "kernels": 1}}
 
 
 def test_without_steps_shares_are_of_the_whole_recording_and_said_so(tmp_path):

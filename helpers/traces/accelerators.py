@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -141,9 +142,9 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
 def _kernels(trace: Trace) -> pd.DataFrame:
     """Return the kernels of all spans, with their `span`, `operator`, `duration`, `tensor_cores`; `occupancy` right."""
     table = pd.concat([_of_span(span).assign(span=number) for number, span in enumerate(trace.spans)])
-    table = table[table["device"].notna()]
+    table = table[np.isfinite(table["device"])].astype({"device": int})
     if table.empty:
-        names = sorted({device["name"] for span in trace.spans for device in span.devices if device.get("name")})
+        names = sorted({name for span in trace.spans for device in span.devices if (name := _name(device))})
         raise NoAccelerator(
             f"{trace.path} has no kernels: it was recorded without a GPU, or without ProfilerActivity.CUDA"
             + (f", or on an accelerator whose events are unknown here ({', '.join(names)})" if names else "")
@@ -160,9 +161,15 @@ def _of_span(span: Span) -> pd.DataFrame:
         duration=table["end"] - table["start"],
         operator=_operators(span),
         tensor_cores=table["name"].map(names).astype(bool),
-        blocks_per_sm=pd.to_numeric(table["blocks_per_sm"]).astype(float),
+        device=_numbers(table["device"]),
+        blocks_per_sm=_numbers(table["blocks_per_sm"]),
         occupancy=_occupancy(span),
     )
+
+
+def _numbers(column: pd.Series) -> np.ndarray:
+    """Return a column as floats, NaN for what is no number: a trace may hold anything."""
+    return np.array([each if isinstance(each, Real) else math.nan for each in column.to_list()], float)
 
 
 def _operators(span: Span) -> np.ndarray:
@@ -179,7 +186,7 @@ def _operators(span: Span) -> np.ndarray:
 
 def _occupancy(span: Span) -> np.ndarray:
     """Return the occupancy of each kernel in %, corrected where falsely 0."""
-    told = pd.to_numeric(span.kernels["occupancy"]).to_numpy(float)
+    told = _numbers(span.kernels["occupancy"])
     doubtful = np.flatnonzero(told <= 0)
     launches = span.kernels.iloc[doubtful][["grid", "block", "registers", "shared_memory", "device"]]
     for row, (*launch, device) in zip(doubtful, launches.itertuples(index=False), strict=True):
@@ -188,7 +195,13 @@ def _occupancy(span: Span) -> np.ndarray:
 
 
 def _properties(span: Span, device: float) -> dict | None:
-    return next((each for each in span.devices if each.get("id") == device), None)
+    return next((each for each in span.devices if isinstance(each.get("id"), Real) and each["id"] == device), None)
+
+
+def _name(properties: dict) -> str | None:
+    """Return the name of a device, None if it has none."""
+    name = properties.get("name")
+    return name if isinstance(name, str) else None
 
 
 def _use(trace: Trace, rows: pd.DataFrame, windows: list[pd.Series | None], length: float) -> dict:
@@ -201,7 +214,7 @@ def _use(trace: Trace, rows: pd.DataFrame, windows: list[pd.Series | None], leng
     working = sum(capped_sum(each["start"], each["end"], each["blocks_per_sm"]) for each in by_span)
     of_amd = any(each.get("warpSize") == AMD_WARP for each in properties)
     return {
-        "name": properties[0].get("name") if properties else None,
+        "name": _name(properties[0]) if properties else None,
         "utilization": sum(_busy(each) for _, each in inside.groupby("span")) / length,
         "sm_efficiency": working / length if rows["blocks_per_sm"].notna().any() else math.nan,
         "occupancy": _weighted_mean(inside[["occupancy", "duration"]]) / 100,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 # Blocks that may be resident on a multiprocessor, by compute capability. CUDA C++ Programming Guide, "Technical
 # Specifications per Compute Capability": 12.9 for 5.0 to 7.2, 13.1 for 7.5 and later.
@@ -57,17 +58,16 @@ def estimate(
     Returns
     -------
     float
-        NaN if a parameter is None or NaN, if the entry lacks a property (AMD's do), if the compute capability is
-        unknown, or if the device could not run such a kernel.
+        NaN if a parameter is None or no number, if the entry lacks a property (AMD's do), if the compute capability
+        is unknown, or if the device could not run such a kernel.
     """
-    launch = [*(grid or [None]), *(block or [None]), registers, shared_memory]
-    if device is None or any(value is None or math.isnan(value) for value in launch):
-        return math.nan
     try:
-        limits = tuple(int(device[name]) for name in _LIMITS)
-    except (KeyError, TypeError, ValueError):
+        numbers = (*grid, *block, registers, shared_memory, *(device[name] for name in _LIMITS))
+    except (KeyError, TypeError):
         return math.nan
-    return _estimate(math.prod(grid), math.prod(block), int(registers), int(shared_memory), *limits)
+    if len(numbers) != 8 + len(_LIMITS) or not all(isinstance(each, Real) and math.isfinite(each) for each in numbers):
+        return math.nan
+    return _estimate(math.prod(grid), math.prod(block), *map(int, numbers[6:]))
 
 
 _LIMITS = (

@@ -149,7 +149,7 @@ def _accelerators(trace: Trace) -> list[str]:
         of_machine = any(span.devices for span in trace.spans)
         return [*_operators(trace), *(["", *_paragraph(f"Cannot tell: {error}")] if of_machine else [])]
     rows = [
-        [f"{device}  {_name(row['name'] or '')}", *(_percent(row[name]) for name in _SHARES), f"{row['kernels']:,}"]
+        [f"{device}  {_name(row['name']) if isinstance(row['name'], str) else ''}", *(_percent(row[name]) for name in _SHARES), f"{row['kernels']:,}"]
         for device, row in used.iterrows()
     ]
     lines = ["", *_aligned(["GPU", "utilization", "SM efficiency", "occupancy", "Tensor Cores", "kernels"], rows)]
