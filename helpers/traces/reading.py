@@ -343,6 +343,8 @@ def _span(parts: Iterable[dict]) -> Span:
         for name, values in arrays.items():
             columns[name].append(values)
         kernels += [_kernel(event) for event in events if event["cat"] in KERNELS]
+    if not all(isinstance(name, str) for _, name in keys):
+        raise TypeError("the name of an event is no text")
     table = _table({name: np.concatenate(columns.pop(name)) for name in list(columns)}, list(keys), list(threads))
     launched = pd.DataFrame(kernels, columns=KERNEL_COLUMNS)
     if "external" in table:
