@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import math
 import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -359,14 +361,17 @@ def _span(parts: Iterable[dict]) -> Span:
 
 def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[str, np.ndarray]:
     """Return a value for each event and column."""
+    def column(values: Iterable, dtype: type) -> np.ndarray:
+        return np.fromiter(values, dtype, len(events))
+
     links = [event.get("args") or {} for event in events]
     return {
-        "code": np.array([keys[event["cat"], event["name"]] for event in events], np.int32),
-        "start": np.array([event["ts"] for event in events], float),
-        "duration": np.array([event["dur"] for event in events], float),
-        "thread": np.array([threads[event["tid"]] for event in events], np.int32),
-        "external": np.array([_external(link) for link in links], float),
-        "correlation": np.array([link.get("correlation") for link in links], float),
+        "code": column(map(keys.__getitem__, map(itemgetter("cat", "name"), events)), np.int32),
+        "start": column(map(itemgetter("ts"), events), float),
+        "duration": column(map(itemgetter("dur"), events), float),
+        "thread": column(map(threads.__getitem__, map(itemgetter("tid"), events)), np.int32),
+        "external": np.array([link.get("External id", link.get("external id", math.nan)) for link in links], float),
+        "correlation": np.array([link.get("correlation", math.nan) for link in links], float),
     }
 
 
