@@ -1,4 +1,4 @@
-"""Reads a profiler trace into tables: where each step's time went, the top operators, two runs compared.
+"""Reads a profiler trace into tables: where each step's time went, the top operators, what accelerators did, two runs.
 
 It needs no torch and no TensorBoard, and reads the traces of torch 1.12 and newer as they are. All definitions are
 those of TensorBoard's profiler tab (torch-tb-profiler 0.4.3, with the corrections of `helpers.tensorboard`), so that
