@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 
 
@@ -30,6 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _COMMANDS[options.command](options)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("helpers"):
             raise

@@ -591,3 +591,14 @@ def test_no_name_in_a_trace_can_control_the_terminal(tmp_path, capsys):
 def test_a_long_name_is_cut_in_the_middle():
     assert report.short("cutlass_80_tensorop_s1688gemm_128x128_16x4_nn_align4", 20) == "cutlass_80_t…_align4"
     assert report.short("void scale<(int)4>(float*, void (*)(int))") == "scale<(int)4>"
+
+
+def test_a_reader_who_has_read_enough_ends_the_command_quietly(tmp_path):
+    cuda_trace.write(tmp_path / "trace.json")
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "helpers", "traces", tmp_path / "trace.json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    shell.stdout.close()  # as `head` does
+    assert shell.stderr.read() == b""
+    shell.wait()
+    shell.stderr.close()

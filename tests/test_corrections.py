@@ -22,7 +22,7 @@ from helpers import tensorboard, traces
 from helpers.tensorboard import data, fix
 
 RECORDED = [f"{option}-{workers}" for workers in (0, 2) for option in recordings.OPTIONS]
-RUNS = sorted([*RECORDED, "gpu", "gpu-runtime", "no-steps", "odd-step"])
+RUNS = sorted([*RECORDED, "chance", "gpu", "gpu-runtime", "no-steps", "odd-step"])
 STOCK = """
     import sys
     from pathlib import Path
@@ -53,6 +53,10 @@ def recorded(tmp_path_factory):
     write(root / "gpu-runtime", known)
     operators = [event for event in cuda_trace.events() if event.get("cat") == "cpu_op"]
     write(root / "no-steps", {"traceEvents": operators})
+    chance = {"args": {"External id": 7}, "pid": 1, "tid": 1}
+    first = {"ph": "X", "cat": "cpu_op", "name": "aten::first", "ts": 0, "dur": 10} | chance
+    call = {"ph": "X", "cat": "runtime", "name": "cudaDeviceSynchronize", "ts": 100, "dur": 50} | chance
+    write(root / "chance", {"traceEvents": [first, call]})
     like_a_step = operators[0] | {"name": "ProfilerStep#last"}
     write(root / "odd-step", cuda_trace.trace() | {"traceEvents": [*cuda_trace.events(), like_a_step]})
     return root, clocks
@@ -350,6 +354,11 @@ def test_a_recording_without_steps_passes_for_one_step_in_stock_and_is_told_in_o
     assert [step for step, _ in overview(stock, "no-steps")] == [0]
     assert "no training steps" not in ask(stock, "overview", "no-steps")["recommendations"]
     assert "This trace marks no training steps." in ask(ours, "overview", "no-steps")["recommendations"]
+
+
+def test_calls_linked_by_chance_cost_other_operators_time_in_stock_and_not_in_ours(stock, ours):
+    assert operators(stock, "chance")["aten::first"]["host_self_duration"] == 10 - 50
+    assert operators(ours, "chance")["aten::first"]["host_self_duration"] == 10
 
 
 def test_operators_grouped_by_shape_have_shapes_where_they_were_recorded(ours):

@@ -76,9 +76,31 @@ def charge_no_module_with_unlinked_calls(trace: dict) -> Iterator[Event]:
     They come without an `External id`, as modules do, and the plugin takes the two for linked. 0 says: to nobody.
     """
     for event in trace["traceEvents"]:
-        arguments = event.get("args") or {}
-        linked = event.get("cat") != "runtime" or "External id" in arguments or "external id" in arguments
-        yield event if linked else event | {"args": arguments | {"External id": 0}}
+        unlinked = event.get("cat") == "runtime" and _external_id(event) is None
+        yield event | {"args": (event.get("args") or {}) | {"External id": 0}} if unlinked else event
+
+
+def link_no_call_by_chance(trace: dict) -> Iterator[Event]:
+    """Operator, Kernel, CUDA: operators are charged with calls of others, down to negative times.
+
+    In some traces a runtime call's `External id` is but its own number, which an operator happens to have, too. A call
+    belongs to an operator only if that was running.
+    """
+    running = {}
+    for event in trace["traceEvents"]:
+        if event.get("cat") in ("cpu_op", "user_annotation") and "dur" in event:
+            running[_external_id(event)] = (event["ts"], event["ts"] + event["dur"])
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "runtime" and _external_id(event) in running:
+            start, end = running[_external_id(event)]
+            if not start <= event["ts"] <= end:
+                event = event | {"args": event["args"] | {"External id": 0}}
+        yield event
+
+
+def _external_id(event: Event) -> int | None:
+    arguments = event.get("args") or {}
+    return arguments.get("External id", arguments.get("external id"))
 
 
 def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
@@ -180,6 +202,7 @@ CORRECTIONS = (
     ignore_annotations_on_the_gpu,
     know_runtime_calls,
     charge_no_module_with_unlinked_calls,
+    link_no_call_by_chance,
     ignore_memory_shared_with_workers,
     estimate_missing_occupancy,
     tell_call_stacks,
