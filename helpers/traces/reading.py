@@ -326,14 +326,22 @@ def _joined(parts: Iterable[dict]) -> dict:
 
 OPERATORS = ["cpu_op", "operator", "Operator"]
 KERNELS = ["kernel", "Kernel"]
-KERNEL_COLUMNS = ["name", "kind", "start", "end", "external", "correlation", "device", "stream"]
-KERNEL_COLUMNS += ["grid", "block", "registers", "shared_memory", "blocks_per_sm", "occupancy"]
+LAUNCH = {  # what a kernel's arguments tell of its launch
+    "device": "device",
+    "stream": "stream",
+    "grid": "grid",
+    "block": "block",
+    "registers": "registers per thread",
+    "shared_memory": "shared memory",
+    "blocks_per_sm": "blocks per SM",
+    "occupancy": "est. achieved occupancy %",
+}
 
 
 def _span(parts: Iterable[dict]) -> Span:
     """Turn events as they stand in the file into tables with categories; drops the annotations that have none."""
     keys, threads = _Numbering(), _Numbering()  # there are few different names: classify each of them once
-    columns, kernels, head = defaultdict(list), [], {}
+    columns, launches, head = defaultdict(list), {name: [] for name in LAUNCH}, {}
     for part in parts:
         head |= {key: part[key] for key in ("deviceProperties", "distributedInfo") if key in part}
         events = [each for each in part["traceEvents"] if each.get("ph") == "X" and each.get("cat") in CLASSIFIERS]
@@ -344,19 +352,22 @@ def _span(parts: Iterable[dict]) -> Span:
             arrays = _arrays(events, keys, threads)
         for name, values in arrays.items():
             columns[name].append(values)
-        kernels += [_kernel(event) for event in events if event["cat"] in KERNELS]
-    if not all(isinstance(name, str) for _, name in keys):
-        raise TypeError("the name of an event is no text")
+        arguments = [event.get("args") or {} for event in events if event["cat"] in KERNELS]
+        for name, key in LAUNCH.items():
+            launches[name] += [each.get(key) for each in arguments]
     table = _table({name: np.concatenate(columns.pop(name)) for name in list(columns)}, list(keys), list(threads))
-    launched = pd.DataFrame(kernels, columns=KERNEL_COLUMNS)
-    if "external" in table:
-        exchanging = table.loc[table["kind"] == "Communication", "external"].dropna()
-        table.loc[(table["kind"] == "Kernel") & table["external"].isin(exchanging), "kind"] = "Communication"
-        launched.loc[launched["external"].isin(exchanging), "kind"] = "Communication"
-    launched = launched[~(launched["end"] < launched["start"])]
-    launched = launched.sort_values("start", kind="stable", ignore_index=True)
+    exchanging = table.loc[table["kind"] == "Communication", "external"].dropna()
+    table.loc[(table["kind"] == "Kernel") & table["external"].isin(exchanging), "kind"] = "Communication"
+    launched = table[table["launch"] >= 0]
+    kernels = launched[["name", "kind", "start", "end", "external", "correlation"]].reset_index(drop=True)
+    for name, values in launches.items():
+        values = [*values, None]  # or numpy makes a matrix of lists of three
+        values = np.array(values, object) if name in ("grid", "block") else _numbers(values)
+        kernels[name] = values[launched["launch"]]
+    unneeded = ["launch"] if table["correlation"].notna().any() else ["launch", "external", "correlation"]
     rank = (head.get("distributedInfo") or {}).get("rank")
-    return Span(table, launched, tuple(dict(device) for device in head.get("deviceProperties") or ()), rank)
+    devices = tuple(dict(device) for device in head.get("deviceProperties") or ())
+    return Span(table.drop(columns=unneeded), kernels, devices, rank)
 
 
 def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[str, np.ndarray]:
@@ -370,9 +381,17 @@ def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[s
         "start": column(map(itemgetter("ts"), events), float),
         "duration": column(map(itemgetter("dur"), events), float),
         "thread": column(map(threads.__getitem__, map(itemgetter("tid"), events)), np.int32),
-        "external": np.array([link.get("External id", link.get("external id", math.nan)) for link in links], float),
-        "correlation": np.array([link.get("correlation", math.nan) for link in links], float),
+        "external": _numbers([link.get("External id", link.get("external id", math.nan)) for link in links]),
+        "correlation": _numbers([link.get("correlation", math.nan) for link in links]),
     }
+
+
+def _numbers(values: list) -> np.ndarray:
+    """Return `values` as float, NaN for what is no number."""
+    try:
+        return np.array(values, float)
+    except (TypeError, ValueError):
+        return np.array([value if isinstance(value, (int, float)) else math.nan for value in values], float)
 
 
 def _table(columns: dict[str, np.ndarray], keys: list[tuple[str, str]], threads: list) -> pd.DataFrame:
@@ -382,48 +401,26 @@ def _table(columns: dict[str, np.ndarray], keys: list[tuple[str, str]], threads:
     host = np.array([CLASSIFIERS[category] in (_of_host, _of_annotation) for category, _ in keys], bool)
     operator = np.array([category in OPERATORS for category, _ in keys], bool)
     name = np.array([name for _, name in keys], object)
+    launched = np.array([category in KERNELS for category, _ in keys], bool)[columns["code"]]
+    columns["launch"] = np.where(launched, np.cumsum(launched) - 1, -1).astype(np.int32)
     order = np.argsort(columns["start"], kind="stable")
     order = order[kind[columns["code"][order]] != KINDS.index("dropped")]
     order = order[~(columns["duration"][order] < 0)]  # as Kineto writes now and then of an event that it saw no end of
     columns = {column: values[order] for column, values in columns.items()}
     code = columns["code"]
-    table = {
-        "start": columns["start"],
-        "thread": pd.Categorical.from_codes(columns["thread"], threads),
-        "end": columns["start"] + columns["duration"],
-        "name": pd.Series(name[code], dtype=object),
-        "kind": pd.Categorical.from_codes(kind[code], KINDS),
-        "host": host[code],
-        "operator": operator[code],
-    }
-    if not np.isnan(columns["correlation"]).all():  # without an accelerator these say nothing
-        table |= {"external": columns["external"], "correlation": columns["correlation"]}
-    return pd.DataFrame(table)
-
-
-def _external(link: dict) -> int | None:
-    return link.get("External id", link.get("external id"))
-
-
-def _kernel(event: dict) -> tuple:
-    """Return a row of `Span.kernels`."""
-    launch = event.get("args") or {}
-    start = float(event["ts"])
-    return (
-        event["name"],
-        _of_kernel(event["name"]),
-        start,
-        start + float(event["dur"]),
-        _external(launch),
-        launch.get("correlation"),
-        launch.get("device"),
-        launch.get("stream"),
-        launch.get("grid"),
-        launch.get("block"),
-        launch.get("registers per thread"),
-        launch.get("shared memory"),
-        launch.get("blocks per SM"),
-        launch.get("est. achieved occupancy %"),
+    return pd.DataFrame(
+        {
+            "start": columns["start"],
+            "thread": pd.Categorical.from_codes(columns["thread"], threads),
+            "end": columns["start"] + columns["duration"],
+            "name": pd.Series(name[code], dtype=object),
+            "kind": pd.Categorical.from_codes(kind[code], KINDS),
+            "host": host[code],
+            "operator": operator[code],
+            "external": columns["external"],
+            "correlation": columns["correlation"],
+            "launch": columns["launch"],
+        }
     )
 
 

@@ -100,7 +100,7 @@ def _plan(parts: Iterable[dict]) -> _Plan:
             elif kind == "Frame" and _is_short(event):
                 plan.around[arguments.get("Python id")] = arguments.get("Python parent id")
             elif kind in ("Runtime", "Kernel", "Memcpy", "Memset"):
-                plan.launching.add(reading._external(arguments))
+                plan.launching.add(_external(arguments))
     plan.launching.discard(None)
     for thread, calls in plan.loading.items():
         plan.loading[thread] = _outermost(sorted(calls))
@@ -136,7 +136,7 @@ def _is_kept(event: dict, plan: _Plan) -> bool:
     if kind == "Frame":
         return not (_is_short(event) or plan.loading_around(event))
     if kind == "CPU Exec":
-        return not plan.loading_around(event) or reading._external(event.get("args") or {}) in plan.launching
+        return not plan.loading_around(event) or _external(event.get("args") or {}) in plan.launching
     if kind == "Memory":
         return not plan.loading_around(event) or _block(event, plan) in plan.kept_memory
     return True
@@ -170,6 +170,11 @@ def _kind(event: dict) -> str | None:
 
 def _is_short(frame: dict) -> bool:
     return float(frame["dur"]) < SHORT and not frame["name"].startswith("nn.Module:")
+
+
+def _external(arguments: dict) -> int | None:
+    """Return the number that an operator shares with the runtime calls it makes."""
+    return arguments.get("External id", arguments.get("external id"))
 
 
 def _thread(event: dict) -> tuple:
