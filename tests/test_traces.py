@@ -193,6 +193,7 @@ def test_a_truncated_trace_is_called_truncated(tmp_path, name, kept):
         (b'{"cells": []}', traces.ForeignFile),
         (b'{"traceEvents": [1, 2]}', traces.ForeignFile),
         (b'[{"ph": "X", "name": "a", "cat": "cpu_op", "ts": "now", "dur": 1, "tid": 1}]', traces.ForeignFile),
+        (b'[{"ph": "X", "name": 5, "cat": "gpu_memcpy", "ts": 1, "dur": 1, "tid": 1}]', traces.ForeignFile),
     ],
 )
 def test_what_is_no_trace_is_refused_by_name(tmp_path, content, error):

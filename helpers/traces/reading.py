@@ -355,6 +355,8 @@ def _span(parts: Iterable[dict]) -> Span:
         arguments = [event.get("args") or {} for event in events if event["cat"] in KERNELS]
         for name, key in LAUNCH.items():
             launches[name] += [each.get(key) for each in arguments]
+    if not all(isinstance(name, str) for _, name in keys):
+        raise TypeError("the name of an event is no text")
     table = _table({name: np.concatenate(columns.pop(name)) for name in list(columns)}, list(keys), list(threads))
     exchanging = table.loc[table["kind"] == "Communication", "external"].dropna()
     table.loc[(table["kind"] == "Kernel") & table["external"].isin(exchanging), "kind"] = "Communication"
