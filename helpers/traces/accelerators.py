@@ -55,8 +55,7 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
     """
     trace = load(path)
     table = _kernels(trace)
-    windows = [window(span) for span in trace.spans]
-    length = sum(each["end"] - each["start"] for each in windows if each is not None) or math.nan
+    windows, length = _windows(trace)
     rows = {device: _use(trace, rows, windows, length) for device, rows in table.groupby("device")}
     result = pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
     result.attrs["cannot_tell"] = _cannot_tell(trace, table, result, length)
@@ -130,13 +129,18 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
     """
     trace = load(path)
     table = _kernels(trace)
-    windows = [window(span) for span in trace.spans]
-    length = sum(each["end"] - each["start"] for each in windows if each is not None) or math.nan
+    windows, length = _windows(trace)
     rows = {}
     for device, of_device in table.groupby("device"):
         found = [_gaps(of_device[of_device["span"] == number], each) for number, each in enumerate(windows)]
         rows[device] = _gaps_row(trace, found, length)
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
+
+
+def _windows(trace: Trace) -> tuple[list, float]:
+    """Return the time of the steps in each span, and their length in all, NaN if it is not told."""
+    windows = [window(span) for span in trace.spans]
+    return windows, sum(each["end"] - each["start"] for each in windows if each is not None) or math.nan
 
 
 def _kernels(trace: Trace) -> pd.DataFrame:
