@@ -329,7 +329,7 @@ def _lanes(span: traces.Span) -> dict[str, tuple[str, np.ndarray, np.ndarray]]:
     rows = {name: (COLOURS[kind], span.events[chosen]) for name, (kind, chosen) in events.items()}
     for (device, stream), kernels in span.kernels.groupby(["device", "stream"]):
         for kind, word in (("Kernel", "kernels"), ("Communication", "communication")):
-            rows[f"GPU {device}, stream {stream}: {word}"] = (COLOURS[kind], kernels[kernels["kind"] == kind])
+            rows[f"GPU {device:g}, stream {stream:g}: {word}"] = (COLOURS[kind], kernels[kernels["kind"] == kind])
     return {name: (colour, *row[["start", "end"]].to_numpy().T) for name, (colour, row) in rows.items() if len(row)}
 
 
