@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
 import os
 import pickle
 import re
-import shutil
 import socket
 import tarfile
-import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 from PIL import Image
 from tqdm import tqdm
 
-from helpers import config, synthetic
+from helpers import config, disk, synthetic
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 """Names of the classes 0 to 9."""
@@ -59,14 +54,6 @@ _CONNECT_SECONDS = 10.0  # how long an offline classroom waits for the download
 
 class UnusableArchive(ValueError):
     """An archive or folder does not hold CIFAR-10 as it should, or more than that."""
-
-
-class DamagedFolder(ValueError):
-    """A folder of prepared images is not as it was made."""
-
-
-class NotEnoughDisk(OSError):
-    """The disk has no room for the images."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +114,9 @@ def prepare(
     ------
     UnusableArchive
         If the archive is damaged, or is not what it should be.
-    DamagedFolder
+    disk.DamagedFolder
         If prepared images are missing, were altered or added.
-    NotEnoughDisk
+    disk.NotEnoughDisk
         If the disk has no room.
     """
     data_dir = config.data_dir() if data_dir is None else Path(data_dir)
@@ -138,7 +125,7 @@ def prepare(
     found = _find_prepared(data_dir, archive, drawn)
     if found is None:
         data_dir.mkdir(parents=True, exist_ok=True)
-        with _only_one_process(data_dir):
+        with disk.only_one_process(data_dir):
             found = _find_prepared(data_dir, archive, drawn)
             if found is None:
                 return _make(data_dir, archive, drawn, download, progress)
@@ -170,7 +157,7 @@ def verify(folder: Path, progress: bool = True) -> None:
 
     Raises
     ------
-    DamagedFolder
+    disk.DamagedFolder
         With the name of the first file that is not as it was made.
     """
     folder = Path(folder)
@@ -206,9 +193,6 @@ def _find_prepared(data_dir: Path, archive: Path | None, drawn: tuple[int, int])
 
 
 def _make(data_dir: Path, archive: Path | None, drawn: tuple[int, int], download: bool, progress: bool) -> Prepared:
-    for leftover in data_dir.glob("cifar10*.preparing-*"):
-        # Of a process that was killed: we hold the lock, so nobody works on it. Another user's may resist; no harm.
-        shutil.rmtree(leftover, ignore_errors=True)
     archive = archive or _archive_lying_in(data_dir)
     why_not = ""
     if archive is None and download:
@@ -260,20 +244,6 @@ def _looks_like_cifar10(path: Path) -> bool:
     except (tarfile.TarError, OSError, EOFError, zlib.error):
         pass  # whatever it is, nobody said it were CIFAR-10
     return False
-
-
-@contextmanager
-def _only_one_process(data_dir: Path) -> Iterator[None]:
-    lock = FileLock(data_dir / ".preparing.lock", mode=0o666)  # other users of a shared folder need it too
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(f"Another process is preparing images in {data_dir}, waiting for it.", flush=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -477,11 +447,11 @@ def _download(data_dir: Path) -> tuple[Path | None, str]:
     timeout_before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_CONNECT_SECONDS)  # torchvision has no argument for it
     try:
-        with _aside(data_dir / "cifar10-download") as aside:
+        with disk.aside(data_dir / "cifar10-download") as aside:
             official = datasets.CIFAR10
             datasets.utils.download_url(official.url, aside, official.filename, official.tgz_md5)
             return (aside / official.filename).replace(data_dir / _OFFICIAL_ARCHIVE), ""
-    except NotEnoughDisk:
+    except disk.NotEnoughDisk:
         raise
     except (OSError, RuntimeError, HTTPException) as error:  # RuntimeError: the checksum
         return None, f", as CIFAR-10 could not be downloaded ({error})"
@@ -495,17 +465,17 @@ def _download(data_dir: Path) -> tuple[Path | None, str]:
 
 def _export(images: _Images, folder: Path, progress: bool) -> Prepared:
     total = sum(images.counts.values())
-    _check_free_disk(folder.parent, total)
+    disk.check_free(folder.parent, total, _BYTES_PER_IMAGE)
     manifest = {
         "format": _FORMAT,
         "source": images.source,
         "classes": images.classes,
         "made_from": images.made_from,
     }
-    with _aside(folder) as aside, tqdm(None, "writing", total, unit="image", disable=not progress) as bar:
+    with disk.aside(folder) as aside, tqdm(None, "writing", total, unit="image", disable=not progress) as bar:
         for part in _PARTS:
             manifest[part] = _write_part(images, part, aside / part, bar)
-        _write_durably(aside / "manifest.json", json.dumps(manifest))
+        disk.write_durably(aside / "manifest.json", json.dumps(manifest))
         aside.rename(folder)
     return _prepared(folder, manifest)
 
@@ -528,7 +498,7 @@ def _write_part(images: _Images, part: str, folder: Path, bar: tqdm) -> dict:
             bar.update(len(files))
     rows = [f"{_file_name(number)},{label}\n" for number, label in enumerate(labels)]
     table = "".join(["file,label\n", *rows])
-    _write_durably(folder / "labels.csv", table)
+    disk.write_durably(folder / "labels.csv", table)
     return {"labels_sha256": hashlib.sha256(table.encode()).hexdigest(), "bytes": sizes, "crc32": checksums}
 
 
@@ -539,44 +509,6 @@ def _write_png(path: Path, image: np.ndarray) -> tuple[int, int]:
     data = buffer.getvalue()
     path.write_bytes(data)
     return len(data), zlib.crc32(data)
-
-
-def _write_durably(path: Path, text: str) -> None:
-    """Write so that it survives a power cut. Images are not: were some lost, their sizes would tell."""
-    with open(path, "w", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _aside(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, gone afterwards unless it was renamed."""
-    aside = folder.with_name(f"{folder.name}.preparing-{uuid.uuid4().hex[:8]}")
-    try:
-        aside.mkdir()
-        yield aside
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise NotEnoughDisk(
-            error.errno, f"the disk of {folder.parent} became full while preparing; free some space and run again"
-        ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _check_free_disk(data_dir: Path, images: int) -> None:
-    needed, free = images * _BYTES_PER_IMAGE, shutil.disk_usage(data_dir).free
-    if free < needed:
-        raise NotEnoughDisk(
-            errno.ENOSPC, f"{data_dir}: {images:,} images need {needed / 1e6:,.0f} MB, found {free / 1e6:,.0f} MB free"
-        )
-    disk = os.statvfs(data_dir) if hasattr(os, "statvfs") else None
-    if disk and disk.f_files and disk.f_favail < images + 8:  # f_files is 0 where files are not counted
-        raise NotEnoughDisk(
-            errno.ENOSPC, f"{data_dir}: {images:,} images need as many inodes, found {disk.f_favail:,} free"
-        )
 
 
 def _check(folder: Path) -> tuple[Prepared, dict | None]:
@@ -618,8 +550,8 @@ def _read_manifest(folder: Path) -> dict:
     return manifest
 
 
-def _damaged(path: Path, folder: Path, what: str) -> DamagedFolder:
-    return DamagedFolder(f"{path}: {what}. Delete the folder {folder} and run `python -m helpers prepare`.")
+def _damaged(path: Path, folder: Path, what: str) -> disk.DamagedFolder:
+    return disk.DamagedFolder(f"{path}: {what}. Delete the folder {folder} and run `python -m helpers prepare`.")
 
 
 def _prepared(folder: Path, manifest: dict) -> Prepared:

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import cifar10, config, synthetic
+from helpers import cifar10, config, disk, synthetic
 
 # Its processes start at once, with the module loaded
 SERVER = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None)
@@ -376,7 +376,7 @@ def append(path):
 def test_a_damaged_folder_is_refused_with_the_file_and_the_remedy(tmp_path, damage, file):
     folder = prepare(tmp_path).train.parent
     damage(folder / file)
-    with pytest.raises(cifar10.DamagedFolder) as error:
+    with pytest.raises(disk.DamagedFolder) as error:
         prepare(tmp_path)
     assert str(error.value).startswith(str(folder / file))
     assert f"Delete the folder {folder} and run `python -m helpers prepare`" in str(error.value)
@@ -385,7 +385,7 @@ def test_a_damaged_folder_is_refused_with_the_file_and_the_remedy(tmp_path, dama
 def test_an_added_image_is_refused(tmp_path):
     folder = prepare(tmp_path).train
     shutil.copy(folder / "00000.png", folder / "00300.png")
-    with pytest.raises(cifar10.DamagedFolder, match="00300.png: this image was added"):
+    with pytest.raises(disk.DamagedFolder, match="00300.png: this image was added"):
         prepare(tmp_path)
 
 
@@ -393,21 +393,21 @@ def test_a_changed_label_is_refused(tmp_path):
     table = prepare(tmp_path).train / "labels.csv"
     text = table.read_text()
     table.write_text(text[:-2] + str((int(text[-2]) + 1) % 10) + "\n")
-    with pytest.raises(cifar10.DamagedFolder, match="labels.csv"):
+    with pytest.raises(disk.DamagedFolder, match="labels.csv"):
         prepare(tmp_path)
 
 
 def test_a_missing_part_is_refused(tmp_path):
     folder = prepare(tmp_path).train.parent
     shutil.rmtree(folder / "test")
-    with pytest.raises(cifar10.DamagedFolder, match="test.*missing"):
+    with pytest.raises(disk.DamagedFolder, match="test.*missing"):
         prepare(tmp_path)
 
 
 def test_a_folder_of_another_version_is_refused(tmp_path):
     manifest = prepare(tmp_path).train.parent / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 0}))
-    with pytest.raises(cifar10.DamagedFolder, match="another version of the course"):
+    with pytest.raises(disk.DamagedFolder, match="another version of the course"):
         prepare(tmp_path)
 
 
@@ -425,7 +425,7 @@ def test_verify_finds_a_flipped_bit_wherever_it_is(tmp_path):
     cifar10.verify(folder, progress=False)
     for place in range(0, len(data), 20):
         image.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        with pytest.raises(cifar10.DamagedFolder, match="00003.png"):
+        with pytest.raises(disk.DamagedFolder, match="00003.png"):
             cifar10.verify(folder, progress=False)
 
 
@@ -468,7 +468,7 @@ def test_of_eight_processes_one_does_the_work_and_the_others_wait_and_say_so(tmp
         "cifar10.prepare(data_dir=pathlib.Path(sys.argv[1]), drawn=(300, 100), download=False, progress=False)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    with cifar10._only_one_process(tmp_path):  # so that all are there before one of them begins
+    with disk.only_one_process(tmp_path):  # so that all are there before one of them begins
         processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=PROJECT) for _ in range(8)]
         for process in processes:
             assert process.stdout.readline().startswith("Another process is preparing images")
@@ -480,19 +480,19 @@ def test_of_eight_processes_one_does_the_work_and_the_others_wait_and_say_so(tmp
 
 
 def test_too_little_disk_is_said_before_anything_is_written(small_disk):
-    with pytest.raises(cifar10.NotEnoughDisk, match=r"60,000 images need 246 MB, found 2 MB free"):
+    with pytest.raises(disk.NotEnoughDisk, match=r"60,000 images need 246 MB, found 2 MB free"):
         prepare(small_disk, drawn=(50_000, 10_000))
     assert [path.name for path in small_disk.iterdir()] == [".preparing.lock"]
 
 
 def test_too_few_inodes_are_said_before_anything_is_written(small_disk):
-    with pytest.raises(cifar10.NotEnoughDisk, match=r"350 images need as many inodes, found \d+ free"):
+    with pytest.raises(disk.NotEnoughDisk, match=r"350 images need as many inodes, found \d+ free"):
         prepare(small_disk, drawn=(250, 100))
 
 
 def test_a_disk_that_becomes_full_leaves_nothing_behind(small_disk, monkeypatch):
-    monkeypatch.setattr(cifar10, "_check_free_disk", lambda *_: None)
-    with pytest.raises(cifar10.NotEnoughDisk, match="became full"):
+    monkeypatch.setattr(disk, "check_free", lambda *_: None)
+    with pytest.raises(disk.NotEnoughDisk, match="became full"):
         prepare(small_disk, drawn=(5_000, 1_000))
     assert [path.name for path in small_disk.iterdir()] == [".preparing.lock"]
     assert prepare(small_disk, drawn=(100, 20)).train_images == 100
@@ -502,7 +502,7 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cifar10, "_write_durably", interrupt)
+    monkeypatch.setattr(disk, "write_durably", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".preparing.lock"]

@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 
 from helpers import __main__ as shell
-from helpers import cifar10, config, preflight
+from helpers import cifar10, config, disk, preflight
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_verifying_finds_the_byte_that_the_quick_check_does_not_look_at(folders,
     content[-30] ^= 1
     path.write_bytes(content)
     cifar10.prepare(drawn=(20, 10), download=False)
-    with pytest.raises(cifar10.DamagedFolder, match="00007.png"):
+    with pytest.raises(disk.DamagedFolder, match="00007.png"):
         cifar10.verify(images.train.parent)
 
 
