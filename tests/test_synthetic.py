@@ -16,6 +16,8 @@ from helpers import synthetic
 
 # Of the first 1,000 images of seed 2021. If these change, so must the format number in helpers.cifar10
 PIXELS = "40546ae96fed8c7b5c7c67fcbcb82d091bdf2ab0b34357e1876a75596e4495b9"
+# Of the first 20 photos of seed 2021. If these change, so must the format number in helpers.photos
+PHOTOS = "36904de0202b75fa7c576bc3955b1c27b1d1c35e0fee2b9dd071bee456b46817"
 LABELS = [2, 8, 1, 5, 4, 9, 6, 7, 3, 0, 3, 8, 6, 1, 7, 2, 9, 5, 0, 4]
 
 # Of the 5,080 training images of the subset of CIFAR-10 that this project tests with, saved as Pillow saves PNG files
@@ -84,6 +86,36 @@ def test_a_small_network_learns_from_the_first_2560_images():
     assert 0.15 < float(torch.stack(right).mean()) < 0.9  # chance is 0.1, give or take 0.01
 
 
+def test_photos_are_the_same_as_ever(some_photos):
+    digest = hashlib.sha256()
+    for image, label in some_photos[:20]:
+        digest.update(repr((image.shape, label)).encode() + image.tobytes())
+    assert digest.hexdigest() == PHOTOS
+
+
+def test_photos_have_the_size_of_photos_and_stand_or_lie(some_photos):
+    shapes = np.array([image.shape for image, _ in some_photos])
+    longer, shorter = shapes[:, :2].max(axis=1), shapes[:, :2].min(axis=1)
+    assert longer.min() >= 450 and longer.max() <= 512 and len(set(longer)) > 30
+    assert shorter.min() >= 300 and shorter.max() <= 400 and len(set(shorter)) > 30
+    assert 15 < (shapes[:, 0] > shapes[:, 1]).sum() < 50  # of 100; a third, if chance rules
+
+
+def test_every_ten_photos_show_every_class_once(some_photos):
+    labels = np.array([label for _, label in some_photos])
+    assert (np.sort(labels.reshape(-1, 10)) == np.arange(10)).all()
+
+
+def test_photos_saved_as_jpeg_are_as_large_as_photos(some_photos):
+    sizes = [len(_encoded(image, "JPEG", quality=90)) for image, _ in some_photos]
+    assert 20_000 < min(sizes) and max(sizes) < 90_000
+    assert 40_000 < np.median(sizes) < 50_000
+
+
+def test_another_seed_draws_other_photos():
+    assert synthetic.draw_photo(0, seed=1)[0].tobytes() != synthetic.draw_photo(0, seed=2)[0].tobytes()
+
+
 def test_drawing_does_not_import_torch():
     code = "import sys; from helpers import synthetic; synthetic.draw(1, 0); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -92,12 +124,17 @@ def test_drawing_does_not_import_torch():
 @pytest.fixture(scope="module")
 def png_sizes():
     images, _ = synthetic.draw(4_000, seed=2021)
-    return np.array([len(_png(image)) for image in images])
+    return np.array([len(_encoded(image, "PNG")) for image in images])
 
 
-def _png(image):
+@pytest.fixture(scope="module")
+def some_photos():
+    return [synthetic.draw_photo(number, seed=2021) for number in range(100)]
+
+
+def _encoded(image, kind, **options):
     buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
+    Image.fromarray(image).save(buffer, kind, **options)
     return buffer.getvalue()
 
 
