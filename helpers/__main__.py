@@ -62,9 +62,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from helpers import cifar10
+    from helpers import cifar10, photos
 
     images = cifar10.prepare()
+    photos.prepare()
     if options.verify:
         cifar10.verify(images.train.parent)
         print(f"Every byte of the {images.train_images + images.test_images:,} images is as it was written.")

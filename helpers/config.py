@@ -7,6 +7,7 @@ variable             meaning
 ``COURSE_DATA``      folder of the images; a class may share one (default: ``data``)
 ``COURSE_RUNS``      folder of your traces and scoreboard (default: ``runs``)
 ``CIFAR10_ARCHIVE``  a CIFAR-10 archive or extracted folder that you already have
+``COURSE_PHOTOS``    photos of your own: a folder with a folder of images for each class
 ==================== =====================================================================
 """
 
@@ -37,6 +38,8 @@ class Preset:
         Training and test images to draw where CIFAR-10 itself cannot be had.
     worker_counts : tuple of int
         Loader workers to sweep, where workers are swept.
+    drawn_photos : int
+        Photos to draw where there are none of the reader's own.
     """
 
     name: str
@@ -45,14 +48,15 @@ class Preset:
     train_images: int
     drawn_images: tuple[int, int]
     worker_counts: tuple[int, ...]
+    drawn_photos: int
 
 
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("ci", 6, 2, 2_560, (5_000, 1_000), (0, 1, 2)),
-        Preset("workshop", 20, 5, 12_800, (50_000, 10_000), (0, 1, 2, 4, 8)),
-        Preset("full", 60, 9, 50_000, (50_000, 10_000), (0, 1, 2, 3, 4, 6, 8, 12, 16)),
+        Preset("ci", 6, 2, 2_560, (5_000, 1_000), (0, 1, 2), 120),
+        Preset("workshop", 20, 5, 12_800, (50_000, 10_000), (0, 1, 2, 4, 8), 600),
+        Preset("full", 60, 9, 50_000, (50_000, 10_000), (0, 1, 2, 3, 4, 6, 8, 12, 16), 2_000),
     )
 }
 
@@ -88,6 +92,11 @@ def runs_dir() -> Path:
 def cifar10_archive() -> Path | None:
     """The archive or folder that ``CIFAR10_ARCHIVE`` names, absolute, or None."""
     return _folder("CIFAR10_ARCHIVE", None)
+
+
+def photos() -> Path | None:
+    """The reader's own photos in class folders, as ``COURSE_PHOTOS`` names them, absolute, or None."""
+    return _folder("COURSE_PHOTOS", None)
 
 
 def hub_base_url() -> str | None:

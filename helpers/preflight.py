@@ -27,7 +27,8 @@ CONTROL_GROUPS, OWN_CONTROL_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgr
 
 GB = 1e9
 # What the course needs, with room to spare: a notebook's kernel takes about 1 GB, each worker up to 0.3 GB, the
-# prepared images 250 MB. Mini-batches pass from workers through shared memory, 1.5 MB each; Docker grants 64 MB.
+# prepared images 250 MB, drawn photos up to 90 MB. Mini-batches pass from workers through shared memory, 1.5 MB each
+# (in 05, 4.8 MB); Docker grants 64 MB.
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED_MEMORY, LEAST_OPEN_FILES = 4 * GB, 1 * GB, 0.25 * GB, 512
 
 
