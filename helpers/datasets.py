@@ -13,6 +13,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
+from torchvision import io as torchvision_io
+
+from helpers import photos
+
+# What Pillow reports damage as, and, last, torchvision
+_DAMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, RuntimeError)
 
 
 class UnreadableImage(OSError):
@@ -57,6 +63,58 @@ class PngDataset(Dataset):
         if self.transform:
             image = self.transform(image)
         return image, int(self.labels[index])
+
+
+class JpegDataset(Dataset):
+    """Images in class folders, opened and decoded whenever they are asked for, like torchvision's ImageFolder.
+
+    Whatever colours a file has (grey, palette, CMYK, transparent), its image is RGB.
+
+    Parameters
+    ----------
+    folder : path
+        Holds a folder of images for each class; see `photos.list_images`.
+    transform : callable, optional
+        Takes the decoded image, a `PIL.Image.Image` or, from the decoder ``"torchvision"``, a tensor; what it returns
+        becomes the item's image.
+    draft : int, optional
+        Let Pillow decode a JPEG at 1/2, 1/4 or 1/8 of its size, as long as the shorter side keeps this many pixels.
+        Cheaper, since a JPEG's 8 × 8 blocks are then never made whole; a photo too small for 1/2 is decoded whole.
+    decoder : {"pillow", "torchvision"}
+        Who decodes: Pillow, or torchvision into a uint8 tensor of shape (3, H, W). Both use libjpeg-turbo.
+        torchvision knows JPEG, PNG, WebP and GIF, and calls its decoders deprecated since 0.29 in favour of
+        TorchCodec's.
+
+    Raises
+    ------
+    photos.BadFolder
+        If there is no class folder, or no image in one of them.
+    """
+
+    def __init__(
+        self, folder: str | Path, transform: Callable | None = None, draft: int | None = None, decoder: str = "pillow"
+    ):
+        if decoder not in ("pillow", "torchvision") or (draft and decoder != "pillow"):
+            raise ValueError(f"Expected the decoder 'pillow' or, without draft, 'torchvision', not {decoder!r}.")
+        self.folder = str(folder)
+        self.transform = transform
+        self.draft = draft
+        self.decoder = decoder
+        # Arrays, not lists of Python objects: workers share them with us for good (measured in notebook 03).
+        self.classes, self.files, self.labels = photos.list_images(folder)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int):
+        image = decode(self.path(index), self.draft, self.decoder)
+        if self.transform:
+            image = self.transform(image)
+        return image, int(self.labels[index])
+
+    def path(self, index: int) -> Path:
+        """Return the path of an image."""
+        return Path(self.folder, os.fsdecode(self.files[index]))
 
 
 class SleepDataset(Dataset):
@@ -115,7 +173,31 @@ class FileNames(Dataset):
         return len(self.names[index])
 
 
-def _read(path: str) -> bytes:
+def decode(path: str | Path, draft: int | None = None, decoder: str = "pillow") -> Image.Image | torch.Tensor:
+    """Read and decode the image file `path` as RGB; parameters as those of `JpegDataset`.
+
+    Raises
+    ------
+    UnreadableImage
+        If the file is missing, damaged or no image. Damage that leaves a JPEG decodable is not found: it has no
+        checksum.
+    """
+    try:
+        content = _read(path)
+        if decoder == "torchvision":
+            data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            return torchvision_io.decode_image(data, mode="RGB")
+        image = Image.open(io.BytesIO(content))
+        if draft:
+            image.draft("RGB", (draft, draft))
+        return image.convert("RGB")
+    except _DAMAGE as error:
+        raise UnreadableImage(
+            f"{path}: expected a readable image, but: {error}. Remove the file, or put an intact one in its place."
+        ) from error
+
+
+def _read(path: str | Path) -> bytes:
     with open(path, "rb") as file:
         return file.read()
 
@@ -123,7 +205,7 @@ def _read(path: str) -> bytes:
 def _decode(path: str, read: Callable[[str], bytes]) -> Image.Image:
     try:
         return Image.open(io.BytesIO(read(path))).convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow reports damage as any of these
+    except _DAMAGE as error:
         raise UnreadableImage(
             f"{path}: expected a readable image, but: {error}. Delete the folder of prepared images and run "
             "`python -m helpers prepare` to make it anew."
