@@ -44,6 +44,11 @@ COLOURS = {
     "forward": BLUE,
     "backward": SKY,
     "optimizer": PURPLE,
+    "open and read": PURPLE,
+    "decode": VERMILION,
+    "resize": ORANGE,
+    "crop and flip": GREEN,
+    "to tensor": SKY,
 }
 
 
@@ -146,8 +151,8 @@ def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
     """Draw the training loss of one or several runs over their steps."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplots()
-    styles = ["-", "--", ":", "-."]
-    for (name, values), colour, style in zip(losses.items(), (BLUE, ORANGE, GREEN, PURPLE), styles, strict=False):
+    styles = zip((BLUE, ORANGE, GREEN, PURPLE, BLACK), ("-", "--", ":", "-.", (0, (8, 3))))
+    for (name, values), (colour, style) in zip(losses.items(), styles, strict=False):
         axes.plot(values, color=colour, linestyle=style, label=name)
     axes.set(xlabel="step", ylabel="cross-entropy in nats")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -184,7 +189,7 @@ def item_timeline(items: Mapping[str, np.ndarray]) -> Picture:
 
 
 def phases(table: pd.DataFrame, source: str) -> Picture:
-    """Draw the phases of a step, for one image of its mini-batch: a stacked horizontal bar a row.
+    """Draw the phases of a step, for one image of its mini-batch, or of loading: a stacked horizontal bar a row.
 
     Parameters
     ----------

@@ -99,6 +99,15 @@ def test_phases_of_a_step_add_up_to_it():
     assert all(value > 0 for value in phases.values())
 
 
+def test_each_stage_is_called_with_what_the_one_before_returned():
+    seen = []
+    functions = {"double": lambda item: 2 * item, "sleep": lambda item: time.sleep(0.003), "look": seen.append}
+    spent = measure.stages(functions, iter([1, 2]))
+    assert seen == [None] * 4  # two passes
+    assert list(spent) == ["double", "sleep", "look"]
+    assert spent["sleep"] >= 3_000 > spent["double"]  # µs an item
+
+
 def test_each_worker_is_counted_in_the_memory():
     batches = iter(DataLoader(datasets.SleepDataset(40, 0.0), batch_size=2, num_workers=2))
     next(batches)

@@ -66,6 +66,11 @@ def test_a_figure_is_a_png_with_something_on_it_and_words_for_it(name):
     assert all(axes.get_xlabel() for axes in picture.figure.axes if axes.axison and axes.get_ylabel())
 
 
+def test_of_five_runs_every_one_has_a_curve_of_its_own():
+    lines = plots.curves({str(run): [2.3, run] for run in range(5)}, SOURCE).figure.axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 5
+
+
 @pytest.mark.parametrize("name", ["image_grid", "breakdown", "comparison", "curves", "phases", "accelerator", "kernels"])
 def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_words(name):
     picture = PICTURES[name]()
