@@ -107,7 +107,8 @@ class _Array:
         blocks = indices // self._items
         for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
             found = reading.checksum(self._bytes[self._edges[block] : self._edges[block + 1]])
-            self._dataset._expect(int(self._checksums[block]), found, self._file, block * self._items)
+            first, last = block * self._items, min((block + 1) * self._items, len(self._images)) - 1
+            self._dataset._expect(int(self._checksums[block]), found, self._file, first, last)
             self._unchecked[block] = False
             self._left -= 1
 

@@ -116,14 +116,14 @@ class _Table:
         self._bytes = reading.mapped(Path(dataset.path, _FILE))
         self.firsts = self._rows["first"]
         self._checked = set()
-        self._check(len(self._rows) - 1, None)
+        self._check(len(self._rows) - 1)
         self._file = parquet.ParquetFile(pyarrow.BufferReader(pyarrow.py_buffer(self._bytes)))
         self._decoded = OrderedDict()
 
     def group(self, number: int) -> tuple:
         """Images and labels of a row group, each something to take a row of."""
         if number not in self._decoded:
-            self._check(number, int(self.firsts[number]))
+            self._check(number, int(self.firsts[number]), int(self.firsts[number + 1]) - 1)
             # No threads: those of Arrow do not survive a fork, and there are our own workers
             table = self._file.read_row_group(number, use_threads=False)
             labels = _Images(table, "label", "label_") if self._dataset.pairs else table["label"].to_numpy()
@@ -133,11 +133,11 @@ class _Table:
         self._decoded.move_to_end(number)
         return self._decoded[number]
 
-    def _check(self, number: int, item: int | None) -> None:
+    def _check(self, number: int, *items: int) -> None:
         if number not in self._checked:
             stop = self._rows["start"][number + 1] if number + 1 < len(self._rows) else None
             found = reading.checksum(self._bytes[self._rows["start"][number] : stop])
-            self._dataset._expect(int(self._rows["checksum"][number]), found, _FILE, item)
+            self._dataset._expect(int(self._rows["checksum"][number]), found, _FILE, *items)
             self._checked.add(number)
 
 

@@ -153,13 +153,13 @@ class PackedDataset(Dataset):
         """Map a .npy file of the pack that was checked as a whole."""
         return np.load(Path(self.path, name), mmap_mode="r").view(np.ndarray)
 
-    def _damaged(self, file: str | Path, what: str, index: int | None = None) -> DamagedPack:
-        return _damaged(Path(self.path), file, what, index)
+    def _damaged(self, file: str, what: str, items: Sequence[int] = ()) -> DamagedPack:
+        return _damaged(Path(self.path), file, what, items)
 
-    def _expect(self, expected: int, found: int, file: str | Path, index: int | None = None) -> None:
+    def _expect(self, expected: int, found: int, file: str, *items: int) -> None:
+        """Raise `DamagedPack` if a checksum is not as expected: of a file, of an item in it, or of a first and last."""
         if expected != found:
-            what = f"expected the checksum {expected:#010x}, found {found:#010x}"
-            raise self._damaged(file, what, index)
+            raise self._damaged(file, f"expected the checksum {expected:#010x}, found {found:#010x}", items)
 
     def _beyond(self, index: int) -> IndexError:
         return IndexError(f"{self.path}: there is no item {index}, only {len(self)} items.")
@@ -229,6 +229,8 @@ def _read_manifest(folder: Path, name: str) -> dict:
     return manifest
 
 
-def _damaged(folder: Path, file: str | Path, what: str, index: int | None = None) -> DamagedPack:
-    item = "" if index is None else f", item {index}"
-    return DamagedPack(f"{folder / file}{item}: {what}. The pack is damaged: copy it again, or delete {folder} and pack anew.")
+def _damaged(folder: Path, file: str, what: str, items: Sequence[int] = ()) -> DamagedPack:
+    where = {0: "", 1: ", item ", 2: ", items "}[len(items)] + " to ".join(map(str, items))
+    return DamagedPack(
+        f"{folder / file}{where}: {what}. The pack is damaged: copy it again, or delete {folder} and pack anew."
+    )
