@@ -204,6 +204,22 @@ def test_no_handle_crosses_a_fork(packed):
     assert packs.same(dataset[0], images[0], labels[0])
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_file_of_hdf5_that_was_open_before_a_fork_is_opened_anew(tmp_path):
+    """HDF5 gives out the handle that it has, if a file is open; it would have one of the other dataset's."""
+    formats.hdf5.pack([IMAGE], [1], tmp_path / "pack")
+    datasets = [formats.hdf5.PackedDataset(tmp_path / "pack") for _ in range(2)]
+    parents = datasets[0]._handle()[0].id.get_vfd_handle()
+    assert datasets[1][0][1] == 1
+    child = os.fork()
+    if child == 0:
+        mine = datasets[0]._handle()[0].id.get_vfd_handle()
+        os.lseek(mine, 77, os.SEEK_SET)  # who shares an open file shares its offset
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.lseek(parents, 0, os.SEEK_CUR) != 77
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_tensors_are_packed_as_arrays_are(tmp_path, name):
     images, labels = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2), torch.tensor([4, 5])
@@ -310,14 +326,16 @@ def test_a_killed_packing_leaves_nothing_under_the_name(tmp_path, name):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not limit a process's data")
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_stays_flat_while_packing(tmp_path, kind):
+def test_memory_stays_flat_while_packing_and_reading(tmp_path, kind):
     """100 MB of images, more than LMDB's first map, in a process that may take no more than half of that."""
     code = (
         "import pathlib, re, resource, sys, numpy as np\n"
         "from tests import packs\n"
         "def pack(name, count):\n"
         "    image = np.random.RandomState(0).randint(0, 256, (3, 200, 200), dtype=np.uint8)\n"
-        "    packs.pack(sys.argv[1], (image for _ in range(count)), range(count), pathlib.Path(sys.argv[2], name)).close()\n"
+        "    images, path = (image for _ in range(count)), pathlib.Path(sys.argv[2], name)\n"
+        "    with packs.pack(sys.argv[1], images, range(count), path) as dataset:\n"
+        "        for index in range(count): dataset[index]\n"
         "pack('little', 20)\n"
         "data = int(re.search(r'VmData:\\s*(\\d+) kB', pathlib.Path('/proc/self/status').read_text())[1]) * 1024\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (data + 50_000_000,) * 2)\n"

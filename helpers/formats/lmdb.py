@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import struct
 import weakref
 from collections.abc import Callable, Iterable
@@ -104,6 +103,26 @@ class PackedDataset(reading.PackedDataset):
         return decode(checked[_HEAD.size :], shape), label
 
 
+    def _read_batch(self, opened, indices):
+        if self._manifest["codec"] != "raw" or not self._one_shape:
+            return super()._read_batch(opened, indices)
+        images, labels = self._raw_images(opened, indices, 0, self._manifest["image_shape"])
+        return images, self._raw_images(opened, indices, 1, self._manifest["label_shape"])[0] if self.pairs else labels
+
+    def _raw_images(self, opened, indices: np.ndarray, part: int, shape: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Read values of one length into an array, with as little Python as possible for each: 1.3 µs, for 4."""
+        _, transaction, _ = opened
+        head, size = _CHECKSUM_BYTES + _HEAD.size, _CHECKSUM_BYTES + _HEAD.size + math.prod(shape)
+        values = np.empty((len(indices), size), np.uint8)
+        flat, get, key = memoryview(values).cast("B"), transaction.get, _KEY.pack
+        for row, index in enumerate(indices.tolist()):
+            flat[row * size : (row + 1) * size] = get(key(index, part))
+        expected = values[:, :_CHECKSUM_BYTES].copy().view("<u4")[:, 0]
+        self._expect_all(expected, values[:, _CHECKSUM_BYTES:], "data.mdb", indices)
+        labels = values[:, head - 8 : head].copy().view("<i8")[:, 0]
+        return np.ascontiguousarray(values[:, head:]).reshape(-1, *shape), labels
+
+
 class _Store:
     """Writes values in the order of their keys, some megabytes at a time, to a map that doubles when it is full."""
 
@@ -142,13 +161,12 @@ class _File:
     """The file, opened in this process."""
 
     def __init__(self, path: Path, readahead: bool):
-        self.process = os.getpid()
         self.environment = lmdb.open(
             str(path), subdir=False, readonly=True, create=False, lock=False, readahead=readahead
         )
 
 
-# LMDB refuses to open a file twice in a process, so that its datasets share it. When the last one closes it, it is gone.
+# LMDB refuses to open a file twice in a process, so its datasets share it. When the last one closes it, it is gone.
 _files: weakref.WeakValueDictionary[tuple[int, int], _File] = weakref.WeakValueDictionary()
 
 
@@ -156,10 +174,7 @@ def _opened(path: Path, readahead: bool) -> _File:
     status = path.stat()
     key = status.st_dev, status.st_ino
     file = _files.get(key)
-    if file and file.process != os.getpid():
-        file.environment.close()  # our copy of what was open when the process was forked
-        file = None
-    if not file:
+    if file is None:
         file = _files[key] = _File(path, readahead)
     return file
 

@@ -75,9 +75,9 @@ class PackedDataset(reading.PackedDataset):
         return images[index], labels[index]
 
     def _read_batch(self, opened, indices):
-        images, labels = opened
-        if not isinstance(images, _Array) or isinstance(labels, Images):
+        if not self._one_shape:
             return super()._read_batch(opened, indices)
+        images, labels = opened
         return images.take(indices, 0), labels.take(indices, 0)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import operator
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import google_crc32c
 import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
@@ -123,6 +125,11 @@ class PackedDataset(Dataset):
         """Whether labels are images."""
         return self._manifest["labels"] == "images"
 
+    @property
+    def _one_shape(self) -> bool:
+        """Whether all images have the same shape, and all labels that are images."""
+        return bool(self._manifest["image_shape"] and (self._manifest["label_shape"] or not self.pairs))
+
     # What a format adds
 
     def _open(self) -> object:
@@ -161,15 +168,23 @@ class PackedDataset(Dataset):
         if expected != found:
             raise self._damaged(file, f"expected the checksum {expected:#010x}, found {found:#010x}", items)
 
+    def _expect_all(self, expected: np.ndarray, rows: np.ndarray, files: str | Sequence[str], indices: np.ndarray) -> None:
+        """Compare the rows of a mini-batch, which are items of a file or of several files, with their checksums."""
+        found = list(map(google_crc32c.value, rows))
+        if found != expected.tolist():
+            row = next(row for row, crc in enumerate(found) if crc != expected[row])
+            self._expect(int(expected[row]), found[row], files if isinstance(files, str) else files[row], indices[row])
+
     def _beyond(self, index: int) -> IndexError:
         return IndexError(f"{self.path}: there is no item {index}, only {len(self)} items.")
 
     def _handle(self):
-        if self._pid != os.getpid():  # the first access, or the first after a fork
-            self.close()
+        pid = os.getpid()
+        if self._pid != pid:  # the first access, or the first after a fork
+            _close_inherited(pid)
             self._check_files()
-            self._opened = self._open()
-            self._pid = os.getpid()
+            self._opened, self._pid = self._open(), pid
+            _opened_here.add(self)
         return self._opened
 
     def _check_files(self) -> None:
@@ -201,6 +216,17 @@ class ByItem(Dataset):
 
     def __getitem__(self, index: int):
         return self.dataset[index]
+
+
+_opened_here: weakref.WeakSet[PackedDataset] = weakref.WeakSet()
+
+
+def _close_inherited(pid: int) -> None:
+    """Close what a fork left us, of all datasets: a library would use an old handle again for a file that it has open."""
+    for dataset in list(_opened_here):
+        if dataset._pid != pid:
+            dataset.close()
+            _opened_here.discard(dataset)
 
 
 def mapped(path: Path) -> np.ndarray:
