@@ -401,6 +401,8 @@ def test_batches_of_row_groups_have_each_index_once_and_read_few_groups(tmp_path
     assert sorted(np.concatenate(batches)) == list(range(200))
     assert all(len(np.unique(batch // 4)) <= 8 for batch in batches)
     assert np.concatenate(batches).tolist() != list(range(200))
+    loader = DataLoader(dataset, batch_sampler=parquet.RowGroupBatches(dataset, 32), collate_fn=dataset.collate)
+    assert sorted(torch.cat([labels for _, labels in loader]).tolist()) == list(range(200))
 
 
 def test_importing_the_package_imports_no_format():

@@ -1,9 +1,10 @@
 """HDF5: named arrays in one file, with a library in every language. Here ``data.h5`` with ``images`` and ``labels``.
 
-``images`` is contiguous, of shape (N, C, H, W); or of one dimension, with all bytes in a row, if shapes differ.
-``images.index.npy`` knows where each begins in that case, and has the CRC-32C of each image. HDF5 has a
-checksum of its own, Fletcher-32, but only for arrays in chunks: those are slower to read at random (measured, chunks
-of one image: 2,400 images/s in sorted batches, against 80,000).
+``images`` has N elements, each of HDF5's array type, a whole image of (C, H, W): that is read twice as fast as an array
+of (N, C, H, W), where HDF5 selects in four dimensions (measured, mini-batches of 128: 240,000 images/s and 100,000).
+``h5py`` shows both alike: ``file["images"][7]``. It is contiguous: of chunks of one image each, it read 2,400. If shapes differ, it has all bytes in a row.
+
+``images.index.npy`` has the CRC-32C of each image, and where it begins. HDF5's own checksum, Fletcher-32, is for chunks.
 
 A damaged header can make the library fail in any way. So all of the file that is no pixel of an image is compared with
 its checksum when it is opened, before HDF5 sees it.
@@ -91,29 +92,30 @@ class _Images:
 
     def __init__(self, dataset: PackedDataset, file: h5py.File, name: str, shape: list[int] | None):
         self._dataset, self._array, self._shape = dataset, file[name], shape
+        self._type, self._places = self._array.id.get_type(), self._array.id.get_space()
         self._rows = dataset._load(f"{name}.index.npy")
 
     def __getitem__(self, index: int) -> np.ndarray:
         if self._shape:
-            image = self._array[index]
-        else:
-            start, shape = int(self._rows["start"][index]) - HEADER_BYTES, self._rows["shape"][index]
-            image = self._array[start : start + int(shape.prod())].reshape(shape)
+            return self.take(np.array([index]))[0]
+        start, shape = int(self._rows["start"][index]) - HEADER_BYTES, self._rows["shape"][index]
+        image = self._array[start : start + int(shape.prod())].reshape(shape)
         self._dataset._expect(int(self._rows["checksum"][index]), reading.checksum(image), _FILE, index)
         return image
 
     def take(self, indices: np.ndarray) -> np.ndarray:
-        # HDF5 wants each place once, and in order
-        order, places = np.unique(indices, return_inverse=True)
-        images = self._array[order]
-        self._dataset._expect_all(self._rows["checksum"][order], images, _FILE, order)
-        return images.take(places, 0)
+        # h5py's array[indices] needs each index once, and in order, and is slower by a fifth
+        images = np.empty((len(indices), *self._shape), np.uint8)
+        self._places.select_elements(indices[:, None])
+        self._array.id.read(h5py.h5s.create_simple((len(indices),)), self._places, images, self._type)
+        self._dataset._expect_all(self._rows["checksum"][indices], images, _FILE, indices)
+        return images
 
 
 def _move(path: Path, file: h5py.File) -> h5py.Dataset:
-    """Copy a .npy file into an array of its name, and delete it."""
+    """Copy a .npy file into an array of its name, of which an element is an image, and delete it."""
     source = np.load(path, mmap_mode="r")
-    target = file.create_dataset(path.stem, source.shape, source.dtype)
+    target = file.create_dataset(path.stem, len(source), np.dtype((source.dtype, source.shape[1:])))
     rows = max(1, _COPIED_BYTES // (source.nbytes // len(source)))
     for start in range(0, len(source), rows):
         target[start : start + rows] = source[start : start + rows]
@@ -124,7 +126,7 @@ def _move(path: Path, file: h5py.File) -> h5py.Dataset:
 def _place(array: h5py.Dataset) -> tuple[int, int]:
     """Where in the file the bytes of a contiguous array begin and end."""
     start = array.id.get_offset()
-    return start, start + array.nbytes
+    return start, start + array.id.get_storage_size()
 
 
 def _rest_checksum(path: Path, places: Iterable[tuple[int, int]]) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from helpers.formats.reading import PackedDataset, mapped
 from helpers.formats.writing import HEADER_BYTES, ArrayFile, Samples, checksum, pack_folder, write_manifest
 
-_ROW = np.dtype([("file", "<u4"), ("checksum", "<u4"), ("start", "<u8"), ("shape", "<u4", 3)])
+_ROW = np.dtype([("file", "<u4"), ("checksum", "<u4"), ("start", "<i8"), ("shape", "<i4", 3)])
 
 
 class Shard(Protocol):

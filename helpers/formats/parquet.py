@@ -26,7 +26,7 @@ from helpers.formats.writing import ArrayFile, Samples, file_checksum, pack_fold
 _FILE = "data.parquet"
 _SHAPE = ("channels", "height", "width")
 _KEPT_GROUPS = 8  # decoded row groups that stay in memory
-_ROW = np.dtype([("start", "<u8"), ("checksum", "<u4"), ("first", "<u8")])
+_ROW = np.dtype([("start", "<i8"), ("checksum", "<u4"), ("first", "<i8")])
 
 
 def pack(
@@ -99,7 +99,7 @@ class RowGroupBatches(ShuffledBatches):
 
     def __init__(self, dataset: PackedDataset, batch_size: int):
         super().__init__(len(dataset), batch_size)
-        self._firsts = np.array(dataset.row_groups)
+        self._firsts = dataset.row_groups
 
     def _order(self) -> np.ndarray:
         groups = torch.randperm(len(self._firsts) - 1).split(_KEPT_GROUPS)

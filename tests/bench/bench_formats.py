@@ -1,0 +1,183 @@
+"""How fast each packed format is written and read: ``python -m tests.bench.bench_formats``.
+
+50,000 images of 32×32, drawn; shuffled mini-batches of 128 through a standard DataLoader without workers, with one
+thread of PyTorch: images a second and core. Naive is one PNG an image, with ToTensor and Normalize. The limit is the
+gather alone: index_select into a tensor kept. Every variant is timed for a moment in each round, in turn; ratios are
+medians of those of the rounds. Files are in the page cache; every checksum is on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from helpers import cifar10, config, datasets, formats, synthetic
+from helpers.formats import parquet
+from helpers.formats.sampling import ShuffledBatches
+
+COUNT, BATCH = 50_000, 128
+ROUNDS, SECONDS = 7, 0.3  # of one variant in a round
+WARMUP_BATCHES = 20
+
+KINDS = {
+    "npy": ("npy", {}),
+    "lmdb, raw": ("lmdb", {}),
+    "lmdb, lz4": ("lmdb", {"codec": "lz4"}),
+    "lmdb, png": ("lmdb", {"codec": "png"}),
+    "hdf5": ("hdf5", {}),
+    "tar": ("tar", {}),
+    "zip": ("zip", {}),
+    "tfrecord": ("tfrecord", {}),
+    "parquet": ("parquet", {}),
+}
+
+
+class InMemory(Dataset):
+    """Tensors in memory, mini-batches gathered by index."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor):
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, indices) -> tuple[torch.Tensor, torch.Tensor]:
+        places = torch.as_tensor(indices)
+        return self.images.index_select(0, places), self.labels[places]
+
+
+class Normalized:
+    """Collates to what the naive variant gives: normalized float32."""
+
+    def __init__(self):
+        mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (cifar10.MEAN, cifar10.STD))
+        self.scale, self.shift = 1 / std, -mean / std
+
+    def __call__(self, batch: formats.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.addcmul(self.shift, batch.images, self.scale), batch.labels
+
+
+def main() -> None:
+    """Print for each format how long packing took and its size, and for each way to read it images a second."""
+    torch.set_num_threads(1)
+    images, labels = synthetic.draw(COUNT, config.SEED)
+    images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = cifar10.prepare(data_dir=Path(folder), drawn=(COUNT, 10), download=False, progress=False)
+        print("Packing 50,000 images, medians of 3 where more than one is timed:")
+        packs = pack_all(images, labels, Path(folder), prepared.train)
+        variants = all_variants(packs, prepared.train, torch.from_numpy(images), torch.from_numpy(labels))
+        report(in_turn(variants))
+
+
+def pack_all(images: np.ndarray, labels: np.ndarray, folder: Path, naive: Path) -> dict[str, formats.PackedDataset]:
+    """Pack in every format; print time and size."""
+    packs = {}
+    print(f"{'PNG folder':12} {size(naive) / 1e6:6.1f} MB")
+    for kind, (name, options) in KINDS.items():
+        rates = []
+        for _ in range(3 if name in ("npy", "lmdb") and "png" not in kind else 1):
+            path = folder / kind.replace(", ", "-")
+            shutil.rmtree(path, ignore_errors=True)
+            begin = time.perf_counter()
+            formats.FORMATS[name].pack(images, labels, path, **options)
+            rates.append(COUNT / (time.perf_counter() - begin))
+        packs[kind] = formats.FORMATS[name].PackedDataset(path)
+        print(f"{kind:12} {size(path) / 1e6:6.1f} MB, packed {statistics.median(rates):9,.0f} images/s", flush=True)
+    return packs
+
+
+def all_variants(packs, naive: Path, images: torch.Tensor, labels: torch.Tensor) -> dict[str, Callable]:
+    """Name each way to read, and how to begin an epoch of it."""
+    normalize = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cifar10.MEAN, cifar10.STD)])
+    variants = {"naive": loader(datasets.PngDataset(naive, normalize))}
+    for kind, dataset in packs.items():
+        variants[f"{kind}, by item"] = loader(formats.ByItem(dataset))
+        variants[f"{kind}, batches"] = loader(dataset, dataset.collate)
+    npy = packs["npy"]
+    by_group = parquet.RowGroupBatches(packs["parquet"], BATCH)
+    variants["parquet, batches by row group"] = loader(packs["parquet"], npy.collate, by_group)
+    variants["npy, normalized float32"] = loader(npy, Normalized())
+    variants["npy, ShuffledBatches"] = loader(npy, npy.collate, ShuffledBatches(COUNT, BATCH))
+    in_memory = InMemory(images, labels)
+    variants["tensors in memory"] = loader(in_memory, lambda batch: batch)
+    variants["tensors, ShuffledBatches"] = loader(in_memory, lambda batch: batch, ShuffledBatches(COUNT, BATCH))
+    variants["DataLoader alone"] = loader(Nothing(), lambda batch: batch)
+    variants["gather alone (the limit)"] = lambda: gather(images)
+    return variants
+
+
+class Nothing(Dataset):
+    """Gives the indices back: what is left is the DataLoader."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitems__(self, indices: list[int]) -> tuple[list[int], None]:
+        return indices, None
+
+
+def loader(dataset: Dataset, collate: Callable | None = None, batches: Iterable | None = None) -> DataLoader:
+    if batches is not None:
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=collate)
+    return DataLoader(dataset, BATCH, shuffle=True, collate_fn=collate)
+
+
+def gather(images: torch.Tensor) -> Iterator[tuple[torch.Tensor, None]]:
+    kept = torch.empty(BATCH, *images.shape[1:], dtype=torch.uint8)
+    for places in torch.randperm(COUNT)[: COUNT // BATCH * BATCH].split(BATCH):
+        yield torch.index_select(images, 0, places, out=kept), None
+
+
+def in_turn(variants) -> dict[str, list[float]]:
+    """Images a second of every variant in every round; the first round is a warm-up, which checks npy's blocks."""
+    rates = {name: [] for name in variants}
+    for number in range(ROUNDS + 1):
+        for name, variant in variants.items():
+            rate = measured(variant)
+            if number:
+                rates[name].append(rate)
+    return rates
+
+
+def measured(variant) -> float:
+    """Images a second, for `SECONDS` of one epoch or of several."""
+    count, seconds, batches = 0, 0.0, iter(())
+    while seconds < SECONDS:
+        begin = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            batches = iter(variant() if callable(variant) else variant)
+            batch = next(batches)
+        seconds += time.perf_counter() - begin
+        count += len(batch[0])
+    return count / seconds
+
+
+def report(rates: dict[str, list[float]]) -> None:
+    """Print images a second, their spread, and the ratios to naive and to the limit."""
+    *_, limit = rates
+    print(f"\n{'medians of ' + str(ROUNDS) + ' rounds in turn':32} {'images/s':>10} {'lowest – highest':>24} {'naive':>8} {'limit':>6}")
+    for name, mine in rates.items():
+        to_naive, to_limit = (
+            statistics.median(a / b for a, b in zip(mine, rates[other])) for other in ("naive", limit)
+        )
+        spread = f"{min(mine):,.0f} – {max(mine):,.0f}"
+        print(f"{name:32} {statistics.median(mine):10,.0f} {spread:>24} {to_naive:7.1f}× {to_limit:6.2f}")
+
+
+def size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+if __name__ == "__main__":
+    main()
