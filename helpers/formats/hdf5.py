@@ -2,9 +2,10 @@
 
 ``images`` has N elements, each of HDF5's array type, a whole image of (C, H, W): that is read twice as fast as an array
 of (N, C, H, W), where HDF5 selects in four dimensions (measured, mini-batches of 128: 240,000 images/s and 100,000).
-``h5py`` shows both alike: ``file["images"][7]``. It is contiguous: of chunks of one image each, it read 2,400. If shapes differ, it has all bytes in a row.
+``h5py`` shows both alike: ``file["images"][7]``. The elements lie in a row: in chunks of one image each, 2,400 a second
+were read. If shapes differ, ``images`` has the bytes of all.
 
-``images.index.npy`` has the CRC-32C of each image, and where it begins. HDF5's own checksum, Fletcher-32, is for chunks.
+``images.index.npy`` has the CRC-32C of each image, and where it begins; HDF5's own checksum is for chunks only.
 
 A damaged header can make the library fail in any way. So all of the file that is no pixel of an image is compared with
 its checksum when it is opened, before HDF5 sees it.
@@ -92,7 +93,7 @@ class _Images:
 
     def __init__(self, dataset: PackedDataset, file: h5py.File, name: str, shape: list[int] | None):
         self._dataset, self._array, self._shape = dataset, file[name], shape
-        self._type, self._places = self._array.id.get_type(), self._array.id.get_space()
+        self._type = self._array.id.get_type()
         self._rows = dataset._load(f"{name}.index.npy")
 
     def __getitem__(self, index: int) -> np.ndarray:
@@ -106,8 +107,9 @@ class _Images:
     def take(self, indices: np.ndarray) -> np.ndarray:
         # h5py's array[indices] needs each index once, and in order, and is slower by a fifth
         images = np.empty((len(indices), *self._shape), np.uint8)
-        self._places.select_elements(indices[:, None])
-        self._array.id.read(h5py.h5s.create_simple((len(indices),)), self._places, images, self._type)
+        places = self._array.id.get_space()
+        places.select_elements(indices[:, None])
+        self._array.id.read(h5py.h5s.create_simple((len(indices),)), places, images, self._type)
         self._dataset._expect_all(self._rows["checksum"][indices], images, _FILE, indices)
         return images
 

@@ -52,7 +52,7 @@ class Index:
 
 
 class ImagesFile:
-    """Writes images one after the other to a .npy file, with an index. Only in the end is it known if they fit an array."""
+    """Writes images one after the other to a .npy file, with an index. Only the end tells if they make an array."""
 
     def __init__(self, folder: Path, name: str):
         self._pixels, self._index = ArrayFile(folder / f"{name}.npy", np.uint8), Index(folder, name)
@@ -77,7 +77,7 @@ def pack_shards(
     shard_bytes: int,
     shard_items: int | None = None,
 ) -> None:
-    """Write `samples` to one file after the other, each until it has `shard_bytes` or `shard_items`, and their index."""
+    """Write `samples` to files, each until it has `shard_bytes` or `shard_items`, and their index."""
     with pack_folder(path) as folder:
         images = Index(folder, "images")
         labels = Index(folder, "labels") if samples.pairs else ArrayFile(folder / "labels.npy", "<i8")

@@ -17,8 +17,8 @@ from helpers.formats import reading
 from helpers.formats.indexed import Images, ImagesFile
 from helpers.formats.writing import HEADER_BYTES, ArrayFile, Samples, file_checksum, pack_folder, write_manifest
 
-# Bytes that are checked together, in whole images. As many as Linux reads around a missing page of a map, so that a
-# check reads little more from the disk than the image would; with blocks of 1 MiB, a CIFAR-10 image takes 340 along.
+# Bytes that are checked together, in whole images. Linux reads as many around a missing page of a map, unless it is
+# set otherwise, so that a check reads no more from the disk; in blocks of 1 MiB, a CIFAR-10 image takes 340 along.
 _BLOCK_BYTES = 128 * 2**10
 
 
@@ -91,15 +91,15 @@ class _Array:
         self._images = self._bytes[HEADER_BYTES:].reshape(len(dataset), *shape)
         self._items, self._edges = _blocks(len(dataset), math.prod(shape))
         self._unchecked = np.ones(len(self._checksums), bool)
-        self._left = len(self._checksums)
+        self._some_unchecked = True
 
     def __getitem__(self, index: int) -> np.ndarray:
-        if self._left:
+        if self._some_unchecked:
             self._check(np.array([index]))
         return self._images[index]
 
     def take(self, indices: np.ndarray, axis: int) -> np.ndarray:
-        if self._left:  # once all blocks are checked, a mini-batch is the gather alone
+        if self._some_unchecked:  # once all blocks are checked, a mini-batch is the gather alone
             self._check(indices)
         return self._images.take(indices, axis)
 
@@ -110,7 +110,7 @@ class _Array:
             first, last = block * self._items, min((block + 1) * self._items, len(self._images)) - 1
             self._dataset._expect(int(self._checksums[block]), found, self._file, first, last)
             self._unchecked[block] = False
-            self._left -= 1
+        self._some_unchecked = bool(self._unchecked.any())
 
 
 def _write_checksums(folder: Path, name: str, count: int, shape: tuple[int, ...]) -> None:

@@ -10,7 +10,6 @@ footer is compared when the file is opened, before Arrow sees it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -118,20 +117,19 @@ class _Table:
         self._checked = set()
         self._check(len(self._rows) - 1)
         self._file = parquet.ParquetFile(pyarrow.BufferReader(pyarrow.py_buffer(self._bytes)))
-        self._decoded = OrderedDict()
+        self._decoded: dict[int, tuple] = {}
 
     def group(self, number: int) -> tuple:
         """Images and labels of a row group, each something to take a row of."""
-        if number not in self._decoded:
+        if (decoded := self._decoded.get(number)) is None:
             self._check(number, int(self.firsts[number]), int(self.firsts[number + 1]) - 1)
             # No threads: those of Arrow do not survive a fork, and there are our own workers
             table = self._file.read_row_group(number, use_threads=False)
             labels = _Images(table, "label", "label_") if self._dataset.pairs else table["label"].to_numpy()
-            self._decoded[number] = _Images(table, "image", ""), labels
+            decoded = self._decoded[number] = _Images(table, "image", ""), labels
             if len(self._decoded) > _KEPT_GROUPS:
-                self._decoded.popitem(last=False)
-        self._decoded.move_to_end(number)
-        return self._decoded[number]
+                self._decoded.pop(next(iter(self._decoded)), None)  # the first that came
+        return decoded
 
     def _check(self, number: int, *items: int) -> None:
         if number not in self._checked:
@@ -157,10 +155,10 @@ class _Images:
 
 def _schema(pairs: bool) -> pyarrow.Schema:
     shape = [(axis, pyarrow.int32()) for axis in _SHAPE]
-    fields = [("image", pyarrow.large_binary()), *shape]
-    if not pairs:
-        return pyarrow.schema([*fields, ("label", pyarrow.int64())])
-    return pyarrow.schema([*fields, ("label", pyarrow.large_binary()), *((f"label_{axis}", kind) for axis, kind in shape)])
+    label = [("label", pyarrow.int64())]
+    if pairs:
+        label = [("label", pyarrow.large_binary()), *((f"label_{axis}", kind) for axis, kind in shape)]
+    return pyarrow.schema([("image", pyarrow.large_binary()), *shape, *label])
 
 
 def _row(image: np.ndarray, label: int | np.ndarray) -> tuple:
@@ -169,7 +167,8 @@ def _row(image: np.ndarray, label: int | np.ndarray) -> tuple:
 
 
 def _table(rows: list[tuple], schema: pyarrow.Schema) -> pyarrow.Table:
-    return pyarrow.table([pyarrow.array(column, field.type) for column, field in zip(zip(*rows), schema)], schema=schema)
+    columns = [pyarrow.array(column, field.type) for column, field in zip(zip(*rows), schema, strict=True)]
+    return pyarrow.table(columns, schema=schema)
 
 
 def _write_row_groups(folder: Path) -> None:
@@ -177,10 +176,15 @@ def _write_row_groups(folder: Path) -> None:
     path = folder / _FILE
     metadata = parquet.read_metadata(path)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    ends = [max(group.column(c).data_page_offset + group.column(c).total_compressed_size for c in range(group.num_columns)) for group in groups]
+    ends = [max(_end(group.column(number)) for number in range(group.num_columns)) for group in groups]
     starts = [0, *ends]  # what is before the first row group belongs to it
     firsts = np.cumsum([0, *(group.num_rows for group in groups)])
     rows = ArrayFile(folder / "row-groups.npy", _ROW)
     for start, stop, first in zip(starts, [*ends, path.stat().st_size], firsts):
         rows.append(np.array((start, file_checksum(path, start, stop), first), _ROW))
     rows.close(-1)
+
+
+def _end(column: parquet.ColumnChunkMetaData) -> int:
+    """Where the bytes of a column of a row group end; without a dictionary, the first page of data begins it."""
+    return column.data_page_offset + column.total_compressed_size

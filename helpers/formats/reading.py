@@ -91,10 +91,11 @@ class PackedDataset(Dataset):
             raise IndexError(f"{self.path}: expected the indices of a mini-batch, found none.")
         if numbers.dtype.kind not in "iu":
             raise TypeError(f"{self.path}: expected whole numbers as indices, found {numbers.dtype}.")
-        if numbers.min() < 0:
+        lowest = numbers.min()
+        if lowest < -len(self) or numbers.max() >= len(self):
+            raise self._beyond(next(number for number in numbers.tolist() if not -len(self) <= number < len(self)))
+        if lowest < 0:
             numbers = np.where(numbers < 0, numbers + len(self), numbers)
-        if numbers.min() < 0 or numbers.max() >= len(self):
-            raise self._beyond(next(each for each in indices if not -len(self) <= each < len(self)))
         images, labels = self._read_batch(self._handle(), numbers)
         return Batch(_tensors(images), _tensors(labels))
 
@@ -168,7 +169,9 @@ class PackedDataset(Dataset):
         if expected != found:
             raise self._damaged(file, f"expected the checksum {expected:#010x}, found {found:#010x}", items)
 
-    def _expect_all(self, expected: np.ndarray, rows: np.ndarray, files: str | Sequence[str], indices: np.ndarray) -> None:
+    def _expect_all(
+        self, expected: np.ndarray, rows: np.ndarray, files: str | Sequence[str], indices: np.ndarray
+    ) -> None:
         """Compare the rows of a mini-batch, which are items of a file or of several files, with their checksums."""
         found = list(map(google_crc32c.value, rows))
         if found != expected.tolist():
@@ -222,7 +225,7 @@ _opened_here: weakref.WeakSet[PackedDataset] = weakref.WeakSet()
 
 
 def _close_inherited(pid: int) -> None:
-    """Close what a fork left us, of all datasets: a library would use an old handle again for a file that it has open."""
+    """Close what a fork left us, of all datasets: of a file that is open, a library gives out the old handle."""
     for dataset in list(_opened_here):
         if dataset._pid != pid:
             dataset.close()
@@ -231,7 +234,7 @@ def _close_inherited(pid: int) -> None:
 
 def mapped(path: Path) -> np.ndarray:
     """The bytes of a file, mapped into memory: uint8 of shape (bytes,), read-only."""
-    return np.memmap(path, np.uint8, "r").view(np.ndarray)  # the view: slices of a memmap itself are 3 times slower
+    return np.memmap(path, np.uint8, "r").view(np.ndarray)  # a slice of a memmap itself takes 10 times as long
 
 
 def _tensors(arrays: np.ndarray | list[np.ndarray]) -> torch.Tensor | list[torch.Tensor]:

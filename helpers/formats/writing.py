@@ -113,9 +113,6 @@ class ArrayFile:
         self._file.write(header.encode().ljust(length - 1) + b"\n")
         self._file.close()
 
-    def abandon(self) -> None:
-        self._file.close()
-
 
 @contextmanager
 def pack_folder(path: str | Path) -> Iterator[Path]:
@@ -199,7 +196,7 @@ def file_checksum(path: Path, start: int = 0, stop: int | None = None) -> int:
 
 def _refuse_existing(path: Path) -> None:
     if os.path.lexists(path):
-        raise PackExists(f"{path}: expected nothing here, but it exists. Delete it to pack anew, or choose another name.")
+        raise PackExists(f"{path}: expected nothing here, but it exists. Delete it, or choose another name.")
 
 
 def _pixels(image, name: str) -> np.ndarray:
