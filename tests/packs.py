@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +30,11 @@ def pack(kind: str, images, labels, path: Path):
     name, options = KINDS[kind]
     formats.FORMATS[name].pack(images, labels, path, **options)
     return formats.FORMATS[name].PackedDataset(path)
+
+
+def environment() -> dict[str, str]:
+    """Environment variables with which another Python finds all that this one does, and this file."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 
 
 def images(*shapes: tuple[int, int, int], seed: int = 0) -> list[np.ndarray]:

@@ -4,10 +4,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
+import packs
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +15,6 @@ from torch.utils.data import DataLoader, Subset
 
 from helpers import formats
 from helpers.formats import parquet
-from tests import packs
 
 COUNT = 30
 FIXED = [(3, 8, 6)] * COUNT
@@ -143,6 +141,7 @@ def test_indices_may_be_of_numpy_or_torch(packed):
     assert packs.same(dataset[torch.tensor(7)], images[7], labels[7])
     assert batch_is_right(dataset.__getitems__(torch.tensor([7, -1])), images, labels, [7, -1])
     assert batch_is_right(dataset.__getitems__(np.array([7, 8], np.uint8)), images, labels, [7, 8])
+    assert batch_is_right(dataset.__getitems__(np.array([7, -8], np.int8)), images, labels, [7, -8])
 
 
 def test_a_dataset_is_a_sequence(packed):
@@ -330,7 +329,7 @@ def test_memory_stays_flat_while_packing_and_reading(tmp_path, kind):
     """100 MB of images, more than LMDB's first map, in a process that may take no more than half of that."""
     code = (
         "import pathlib, re, resource, sys, numpy as np\n"
-        "from tests import packs\n"
+        "import packs\n"
         "def pack(name, count):\n"
         "    image = np.random.RandomState(0).randint(0, 256, (3, 200, 200), dtype=np.uint8)\n"
         "    images, path = (image for _ in range(count)), pathlib.Path(sys.argv[2], name)\n"
@@ -342,7 +341,7 @@ def test_memory_stays_flat_while_packing_and_reading(tmp_path, kind):
         "pack('much', 850)\n"
     )
     command = [sys.executable, "-c", code, kind, str(tmp_path)]
-    process = subprocess.run(command, capture_output=True, text=True)
+    process = subprocess.run(command, env=packs.environment(), capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
 
 

@@ -8,6 +8,7 @@ import zipfile
 
 import lmdb
 import numpy as np
+import packs
 import pandas as pd
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -15,7 +16,6 @@ from tensorboard.compat.tensorflow_stub import errors
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 
 from helpers import formats
-from tests import packs
 
 COUNT = 20
 IMAGES = packs.images(*[(3, 5, 4)] * COUNT)
@@ -130,9 +130,7 @@ def example_class():
     one, many = Field.LABEL_OPTIONAL, Field.LABEL_REPEATED
     message(file.message_type, "BytesList", (1, ("value", Field.TYPE_BYTES, many)))
     message(file.message_type, "Int64List", (1, ("value", Field.TYPE_INT64, many)))
-    message(
-        file.message_type, "Feature", (1, ("bytes_list", "BytesList", one)), (3, ("int64_list", "Int64List", one))
-    )
+    message(file.message_type, "Feature", (1, ("bytes_list", "BytesList", one)), (3, ("int64_list", "Int64List", one)))
     features = message(file.message_type, "Features", (1, ("feature", "Features.FeatureEntry", many)))
     entry = message(
         features.nested_type, "FeatureEntry", (1, ("key", Field.TYPE_STRING, one)), (2, ("value", "Feature", one))

@@ -12,20 +12,20 @@ in `FORMATS`   what it is                                                       
 ``parquet``    a table, for all data tools                                         a row group of images each
 =============  ==================================================================  =============================
 
-What else you will meet:
+What else you will meet, with its releases on PyPI as of November 2026:
 
-==================  ====================================================================  ================  ===========
-format              what it is for                                                        maintained        resembles
-==================  ====================================================================  ================  ===========
-Arrow IPC, Feather  tables mapped into memory; Hugging Face ``datasets`` keeps them       yes               npy
-Lance               tables in columns, with versions, made for random reads               yes               parquet
-Petastorm           Parquet for training, from Spark, by Uber                             hardly            parquet
-Zarr                arrays in chunks, each a file or an object in a store                 yes               hdf5
-MDS                 shards of MosaicML's ``streaming``, from object stores to a cache     yes               tar
-ArrayRecord         Google's records with an index, for Grain                             yes               tfrecord
-RecordIO            MXNet's records, with an index beside them                            no, since 2023    tfrecord
-Beton               FFCV's one file, read by compiled code that augments as well          hardly            npy
-==================  ====================================================================  ================  ===========
+==================  ==================================================================  ================  =========
+format              what it is for                                                      releases          resembles
+==================  ==================================================================  ================  =========
+Arrow IPC, Feather  tables mapped into memory; Hugging Face ``datasets`` keeps them     regular           npy
+Beton               FFCV's one file, read by compiled code that augments as well        none since 2023   npy
+Lance               tables in columns, with versions, made for random reads             regular           parquet
+Petastorm           Parquet for training, from Spark, by Uber                           one since 2023    parquet
+Zarr                arrays in chunks, each a file or an object in a store               regular           hdf5
+MDS                 shards of MosaicML's ``streaming``, from object stores to a cache   regular           tar
+ArrayRecord         Google's records with an index, for Grain                           regular           tfrecord
+RecordIO            MXNet's records, with an index beside them                          retired in 2023   tfrecord
+==================  ==================================================================  ================  =========
 """
 
 from __future__ import annotations
@@ -37,6 +37,18 @@ from types import ModuleType
 from helpers.formats.reading import Batch, ByItem, DamagedPack, PackedDataset, WrongFormat
 from helpers.formats.sampling import ShuffledBatches
 from helpers.formats.writing import PackExists, UnusableSamples
+
+__all__ = [
+    "FORMATS",
+    "Batch",
+    "ByItem",
+    "DamagedPack",
+    "PackExists",
+    "PackedDataset",
+    "ShuffledBatches",
+    "UnusableSamples",
+    "WrongFormat",
+]
 
 _MODULES = {
     "npy": "npy",

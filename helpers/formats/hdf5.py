@@ -22,7 +22,7 @@ import numpy as np
 
 from helpers.formats import reading
 from helpers.formats.indexed import ImagesFile
-from helpers.formats.writing import HEADER_BYTES, ArrayFile, Samples, pack_folder, write_manifest
+from helpers.formats.writing import HEADER_BYTES, ArrayFile, Samples, checksum, pack_folder, write_manifest
 
 _FILE = "data.h5"
 _COPIED_BYTES = 16 * 2**20  # at a time
@@ -101,7 +101,7 @@ class _Images:
             return self.take(np.array([index]))[0]
         start, shape = int(self._rows["start"][index]) - HEADER_BYTES, self._rows["shape"][index]
         image = self._array[start : start + int(shape.prod())].reshape(shape)
-        self._dataset._expect(int(self._rows["checksum"][index]), reading.checksum(image), _FILE, index)
+        self._dataset._expect(int(self._rows["checksum"][index]), checksum(image), _FILE, index)
         return image
 
     def take(self, indices: np.ndarray) -> np.ndarray:

@@ -39,9 +39,7 @@ _PAGE = struct.Struct("<QHHI")
 _OVERFLOW = 0x04
 
 
-def pack(
-    images: Iterable, labels: Iterable, path: str | Path, *, codec: str = "raw", progress: bool = False
-) -> None:
+def pack(images: Iterable, labels: Iterable, path: str | Path, *, codec: str = "raw", progress: bool = False) -> None:
     """Pack images into an LMDB file. Its map grows with it.
 
     Parameters
@@ -49,7 +47,7 @@ def pack(
     images, labels, path, progress
         As for `helpers.formats.npy.pack`.
     codec : {"raw", "png", "lz4"}
-        What to store: the pixels; a PNG of them, for images of 1, 3 or 4 channels; or the pixels as an LZ4 block.
+        What to store: the pixels; a PNG of them, for images of 1 to 4 channels; or the pixels as an LZ4 block.
 
     Raises
     ------
@@ -71,12 +69,16 @@ def pack(
 
 
 class PackedDataset(reading.PackedDataset):
-    __doc__ = reading.PackedDataset.__doc__ + """
+    __doc__ = (
+        reading.PackedDataset.__doc__
+        + """
     readahead : bool
         Let the system read more of the file than is asked for. Random reads of a file that was not in memory got 36,000
         images/s with it, since soon all of the file was, and 16,000 without. Of a file larger than memory, most of
-        what is read ahead is lost again before it is needed: then say False.
+        what is read ahead is lost again before it is needed: then say False. Of several datasets of a pack that are
+        open in a process, the first decides.
     """
+    )
     format = "lmdb"
 
     def __init__(self, path: str | Path, readahead: bool = True):
@@ -101,7 +103,6 @@ class PackedDataset(reading.PackedDataset):
         self._expect(int.from_bytes(value[:_CHECKSUM_BYTES], "little"), checksum(checked), "data.mdb", index)
         *shape, label = _HEAD.unpack_from(checked)
         return decode(checked[_HEAD.size :], shape), label
-
 
     def _read_batch(self, opened, indices):
         if self._manifest["codec"] != "raw" or not self._one_shape:

@@ -15,7 +15,15 @@ import numpy as np
 
 from helpers.formats import reading
 from helpers.formats.indexed import Images, ImagesFile
-from helpers.formats.writing import HEADER_BYTES, ArrayFile, Samples, file_checksum, pack_folder, write_manifest
+from helpers.formats.writing import (
+    HEADER_BYTES,
+    ArrayFile,
+    Samples,
+    checksum,
+    file_checksum,
+    pack_folder,
+    write_manifest,
+)
 
 # Bytes that are checked together, in whole images. Linux reads as many around a missing page of a map, unless it is
 # set otherwise, so that a check reads no more from the disk; in blocks of 1 MiB, a CIFAR-10 image takes 340 along.
@@ -106,7 +114,7 @@ class _Array:
     def _check(self, indices: np.ndarray) -> None:
         blocks = indices // self._items
         for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
-            found = reading.checksum(self._bytes[self._edges[block] : self._edges[block + 1]])
+            found = checksum(self._bytes[self._edges[block] : self._edges[block + 1]])
             first, last = block * self._items, min((block + 1) * self._items, len(self._images)) - 1
             self._dataset._expect(int(self._checksums[block]), found, self._file, first, last)
             self._unchecked[block] = False

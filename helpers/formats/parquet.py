@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from helpers.formats import reading
 from helpers.formats.sampling import ShuffledBatches
-from helpers.formats.writing import ArrayFile, Samples, file_checksum, pack_folder, write_manifest
+from helpers.formats.writing import ArrayFile, Samples, checksum, file_checksum, pack_folder, write_manifest
 
 _FILE = "data.parquet"
 _SHAPE = ("channels", "height", "width")
@@ -134,7 +134,7 @@ class _Table:
     def _check(self, number: int, *items: int) -> None:
         if number not in self._checked:
             stop = self._rows["start"][number + 1] if number + 1 < len(self._rows) else None
-            found = reading.checksum(self._bytes[self._rows["start"][number] : stop])
+            found = checksum(self._bytes[self._rows["start"][number] : stop])
             self._dataset._expect(int(self._rows["checksum"][number]), found, _FILE, *items)
             self._checked.add(number)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from helpers.formats.writing import MANIFEST, VERSION, checksum, file_checksum, manifest_checksum
+from helpers.formats.writing import MANIFEST, VERSION, file_checksum, manifest_checksum
 
 
 class DamagedPack(OSError):
@@ -53,7 +53,9 @@ class PackedDataset(Dataset):
     which lets them through as they are: the usual function takes them apart and puts them together again.
 
     The files are opened when they are first needed, in each process anew, so that no handle crosses a fork. The
-    pickled dataset is little more than its path.
+    pickled dataset is little more than its path. What is read is compared with its checksum: the small files when they
+    are opened, images with every read or, of npy and Parquet, with the first. Whoever cuts off a file that is open and
+    mapped into memory ends the process: nobody can catch that.
 
     Parameters
     ----------
@@ -91,6 +93,7 @@ class PackedDataset(Dataset):
             raise IndexError(f"{self.path}: expected the indices of a mini-batch, found none.")
         if numbers.dtype.kind not in "iu":
             raise TypeError(f"{self.path}: expected whole numbers as indices, found {numbers.dtype}.")
+        numbers = numbers.astype(np.int64, copy=False)
         lowest = numbers.min()
         if lowest < -len(self) or numbers.max() >= len(self):
             raise self._beyond(next(number for number in numbers.tolist() if not -len(self) <= number < len(self)))

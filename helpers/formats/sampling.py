@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 class ShuffledBatches(Sampler):
     """All indices in a random order, a mini-batch at a time, each an array.
 
-    What ``shuffle=True`` does, without a Python object for each index: for a mini-batch of 128, it takes 3 µs for 30.
+    What ``shuffle=True`` does, without a Python object for each index: a mini-batch of 128 comes 13 µs sooner.
 
     Parameters
     ----------
