@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import packs
+import pyarrow
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -141,7 +142,12 @@ def test_indices_may_be_of_numpy_or_torch(packed):
     assert packs.same(dataset[torch.tensor(7)], images[7], labels[7])
     assert batch_is_right(dataset.__getitems__(torch.tensor([7, -1])), images, labels, [7, -1])
     assert batch_is_right(dataset.__getitems__(np.array([7, 8], np.uint8)), images, labels, [7, 8])
-    assert batch_is_right(dataset.__getitems__(np.array([7, -8], np.int8)), images, labels, [7, -8])
+
+
+def test_indices_of_a_small_type_reach_the_end(tmp_path):
+    formats.npy.pack(np.zeros((300, 1, 1, 1), np.uint8), range(300), tmp_path / "pack")
+    dataset = formats.npy.PackedDataset(tmp_path / "pack")
+    assert dataset.__getitems__(np.array([-1], np.int8)).labels.tolist() == [299]
 
 
 def test_a_dataset_is_a_sequence(packed):
@@ -402,6 +408,14 @@ def test_batches_of_row_groups_have_each_index_once_and_read_few_groups(tmp_path
     assert np.concatenate(batches).tolist() != list(range(200))
     loader = DataLoader(dataset, batch_sampler=parquet.RowGroupBatches(dataset, 32), collate_fn=dataset.collate)
     assert sorted(torch.cat([labels for _, labels in loader]).tolist()) == list(range(200))
+
+
+def test_parquet_keeps_few_row_groups_in_memory(tmp_path):
+    parquet.pack(packs.images(*[(1, 100, 100)] * 200), range(200), tmp_path / "pack", rows_per_group=4)
+    with parquet.PackedDataset(tmp_path / "pack") as dataset:
+        before = pyarrow.total_allocated_bytes()
+        assert [label for _, label in dataset] == list(range(200))
+        assert pyarrow.total_allocated_bytes() - before < 1e6  # of 2 MB
 
 
 def test_importing_the_package_imports_no_format():
