@@ -126,8 +126,11 @@ def endless(loader: Iterable) -> Iterator:
         If the loader yields no mini-batch at all.
     """
     while True:
-        batch = None
-        for batch in loader:
-            yield batch
-        if batch is None:
-            raise ValueError("The loader yields no mini-batch: is the dataset smaller than one batch (drop_last)?")
+        batches = iter(loader)
+        try:
+            yield next(batches)  # without a name, which would keep it from being freed by who has it
+        except StopIteration:
+            raise ValueError(
+                "The loader yields no mini-batch: is the dataset smaller than one batch (drop_last)?"
+            ) from None
+        yield from batches
