@@ -14,6 +14,7 @@ import pytest
 import recordings
 from hypothesis import given
 from hypothesis import strategies as st
+from playwright.sync_api import expect
 
 from helpers import tensorboard
 from helpers.tensorboard import perfetto
@@ -21,6 +22,7 @@ from helpers.tensorboard import perfetto
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VIEWS = ["Overview", "Operator", "GPU Kernel", "Trace", "Distributed", "Memory", "Module", "Diff"]
 HOSTILE = '<img src=x onerror="top.ran=1"><script>top.ran=1</script><a href="javascript:top.ran=1">'
+PATIENCE = 20_000  # ms: two cores may have other work
 STEPS = [f"ProfilerStep#{number}" for number in cuda_trace.NUMBERS]
 
 TEXTS_TOO_FAINT = """() => {
@@ -191,7 +193,7 @@ def test_the_overview_has_a_bar_for_each_category_of_each_step(tab):
     tab.show("gpus", "Overview")
     bars = tab.frame.locator("svg[role=img] rect:not([width='12'])")
     bars.first.wait_for()
-    assert bars.count() == 3 * len(cuda_trace.BREAKDOWN)
+    expect(bars).to_have_count(3 * len(cuda_trace.BREAKDOWN), timeout=PATIENCE)
     summary = tab.frame.locator("tr", has_text="Communication").inner_text()
     assert summary.split() == ["Communication", "50", "5"]
     readable(tab)
@@ -200,15 +202,15 @@ def test_the_overview_has_a_bar_for_each_category_of_each_step(tab):
 def test_the_operator_view_has_the_operators(tab):
     tab.show("gpus", "Operator")
     tab.frame.get_by_role("cell", name="aten::cudnn_convolution", exact=True).wait_for()
-    assert tab.drawn.count() == 4
-    assert tab.drawn.first.locator("path").count() > 3
+    expect(tab.drawn).to_have_count(4, timeout=PATIENCE)
+    tab.drawn.first.locator("path").nth(3).wait_for(state="attached")
     readable(tab)
 
 
 def test_the_kernel_view_has_the_kernels(tab):
     tab.show("gpus", "GPU Kernel")
     tab.frame.get_by_role("cell", name=cuda_trace.TRITON, exact=True).first.wait_for()
-    assert tab.drawn.first.locator("path").count() == len(cuda_trace.KERNELS)
+    expect(tab.drawn.first.locator("path")).to_have_count(len(cuda_trace.KERNELS), timeout=PATIENCE)
     readable(tab)
 
 
@@ -217,13 +219,13 @@ def test_the_trace_view_has_the_steps_and_the_streams(tab):
     assert set(tab.steps_in_trace()) == set(STEPS)
     viewer = next(frame for frame in tab.page.frames if "/perfetto/" in frame.url)
     viewer.get_by_text("stream 7").first.wait_for()
-    assert viewer.locator(f".pf-theme-provider--{tab.look}").count() == 1
+    expect(viewer.locator(f".pf-theme-provider--{tab.look}")).to_have_count(1, timeout=PATIENCE)
 
 
 def test_the_distributed_view_has_the_ranks(tab):
     tab.show("gpus", "Distributed")
     tab.drawn.nth(1).locator("rect").first.wait_for()
-    assert tab.drawn.nth(0).get_by_text("host_1").count() == 1
+    expect(tab.drawn.nth(0).get_by_text("host_1")).to_have_count(1, timeout=PATIENCE)
     tab.frame.get_by_role("cell", name="nccl:all_reduce").first.wait_for()
     readable(tab)
 
@@ -231,7 +233,7 @@ def test_the_distributed_view_has_the_ranks(tab):
 def test_the_memory_view_has_the_curve_and_the_allocations(tab):
     tab.show("stacks", "Memory")
     tab.drawn.locator("polyline").first.wait_for()
-    assert tab.drawn.get_by_text("Peak Memory Usage").count() == 1
+    expect(tab.drawn.get_by_text("Peak Memory Usage")).to_have_count(1, timeout=PATIENCE)
     tab.frame.get_by_role("cell", name="aten::mkldnn_convolution").first.wait_for()
     readable(tab)
 
@@ -246,9 +248,11 @@ def test_the_module_view_has_the_modules(tab):
 def test_the_diff_tells_what_one_run_called_and_the_other_did_not(tab):
     tab.compare("stacks", "plain")
     tab.frame.get_by_role("columnheader", name="Exp Calls").click()  # the fewest first
-    row = tab.frame.locator("tr.ant-table-row").first.locator("td").all_inner_texts()
+    cells = tab.frame.locator("tr.ant-table-row").first.locator("td")
+    expect(cells.nth(2)).to_have_text("0", timeout=PATIENCE)
+    row = cells.all_inner_texts()
     assert (int(row[1]), row[2], row[4]) == (-int(row[3]), "0", "-100.00%")
-    assert tab.drawn.first.locator("polyline").count() == 2
+    expect(tab.drawn.first.locator("polyline")).to_have_count(2, timeout=PATIENCE)
     readable(tab)
 
 
@@ -282,7 +286,8 @@ def readable(tab):
 def test_dragging_over_the_memory_curve_zooms_and_a_right_click_resets(light):
     light.show("stacks", "Memory")
     light.drawn.locator("polyline").first.wait_for()
-    first = light.drawn.locator("text[text-anchor=middle]").all_text_contents()
+    ticks = light.drawn.locator("text[text-anchor=middle]")
+    first = ticks.all_text_contents()
     area = light.drawn.bounding_box()
     middle = area["y"] + area["height"] / 2
     light.page.mouse.move(area["x"] + 300, middle)
@@ -290,9 +295,9 @@ def test_dragging_over_the_memory_curve_zooms_and_a_right_click_resets(light):
     light.page.mouse.move(area["x"] + 400, middle)
     with light.page.expect_response(lambda response: "start_ts" in response.url):
         light.page.mouse.up()
-    assert light.drawn.locator("text[text-anchor=middle]").all_text_contents() != first
+    expect(ticks).not_to_have_text(first, timeout=PATIENCE)
     light.page.mouse.click(area["x"] + 350, middle, button="right")
-    assert light.drawn.locator("text[text-anchor=middle]").all_text_contents() == first
+    expect(ticks).to_have_text(first, timeout=PATIENCE)
 
 
 def test_a_bar_tells_its_number_under_the_mouse(light):
@@ -377,7 +382,7 @@ def test_names_are_shown_as_text_and_never_run(hostile_tab, view):
     shown = frame.get_by_text("<img src=x onerror=")
     shown.first.wait_for(state="attached")
     assert tab.page.evaluate("top.ran") is None
-    assert frame.locator("img[src=x]").count() == 0
+    expect(frame.locator("img[src=x]")).to_have_count(0, timeout=PATIENCE)
     assert tab.errors == []
 
 
