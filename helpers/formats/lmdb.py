@@ -33,6 +33,10 @@ _COMMIT_BYTES = 16 * 2**20  # LMDB keeps in memory what is not committed, and so
 _WAITING_BYTES = 250  # of a key and a value that wait, besides the value's content
 _FIRST_MAP_BYTES = 64 * 2**20
 
+# Up to here it is quicker to copy values twice, with less Python: 3.4 times as quick for 3 kB, 1.2 times for 49 kB. For
+# 150 kB it is slower, 0.8 times.
+_SMALL_BYTES = 2**16
+
 # Header of a page, in LMDB 0.9's mdb.c (struct MDB_page): its number, padding, flags, and how many pages it spans,
 # which counts where the flag of an overflow page is set
 _PAGE = struct.Struct("<QHHI")
@@ -105,9 +109,10 @@ class PackedDataset(reading.PackedDataset):
         return decode(checked[_HEAD.size :], shape), label
 
     def _read_batch(self, opened, indices):
-        if self._manifest["codec"] != "raw" or not self._one_shape:
+        shape = self._manifest["image_shape"]
+        if self._manifest["codec"] != "raw" or not self._one_shape or math.prod(shape) > _SMALL_BYTES:
             return super()._read_batch(opened, indices)
-        images, labels = self._raw_images(opened, indices, 0, self._manifest["image_shape"])
+        images, labels = self._raw_images(opened, indices, 0, shape)
         return images, self._raw_images(opened, indices, 1, self._manifest["label_shape"])[0] if self.pairs else labels
 
     def _raw_images(self, opened, indices: np.ndarray, part: int, shape: list[int]) -> tuple[np.ndarray, np.ndarray]:
