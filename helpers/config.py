@@ -30,6 +30,8 @@ class Preset:
     name : str
     steps : int
         Training steps in one timed run.
+    seconds : float
+        How long a loader alone is timed, in one run.
     rounds : int
         How often each variant is timed, in turn with the others.
     train_images : int
@@ -44,6 +46,7 @@ class Preset:
 
     name: str
     steps: int
+    seconds: float
     rounds: int
     train_images: int
     drawn_images: tuple[int, int]
@@ -54,9 +57,9 @@ class Preset:
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("ci", 6, 2, 2_560, (5_000, 1_000), (0, 1, 2), 120),
-        Preset("workshop", 20, 5, 12_800, (50_000, 10_000), (0, 1, 2, 4, 8), 600),
-        Preset("full", 60, 9, 50_000, (50_000, 10_000), (0, 1, 2, 3, 4, 6, 8, 12, 16), 2_000),
+        Preset("ci", 6, 0.1, 2, 2_560, (5_000, 1_000), (0, 1, 2), 120),
+        Preset("workshop", 20, 0.3, 5, 12_800, (50_000, 10_000), (0, 1, 2, 4, 8), 600),
+        Preset("full", 60, 0.5, 9, 50_000, (50_000, 10_000), (0, 1, 2, 3, 4, 6, 8, 12, 16), 2_000),
     )
 }
 

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
 from torchvision import io as torchvision_io
 
-from helpers import photos
+from helpers import photos, simulate
 
 # What Pillow reports damage as, and, last, torchvision
 _DAMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, RuntimeError)
@@ -115,6 +115,32 @@ class JpegDataset(Dataset):
     def path(self, index: int) -> Path:
         """Return the path of an image."""
         return Path(self.folder, os.fsdecode(self.files[index]))
+
+
+class OnSlowStorage(Dataset):
+    """Mini-batches of a packed dataset, as late as if its file lay on slow storage.
+
+    Images that lie side by side come with one request, all others with one each.
+
+    Parameters
+    ----------
+    dataset : formats.PackedDataset
+    storage : simulate.SlowStorage
+    image_bytes : float
+        What an image takes in the file.
+    """
+
+    def __init__(self, dataset: Dataset, storage, image_bytes: float):
+        self.dataset, self.storage, self.image_bytes = dataset, storage, image_bytes
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: Sequence[int]):
+        requests = 1 + np.count_nonzero(np.diff(np.sort(indices)) > 1)
+        seconds = self.storage.seconds(requests, len(indices) * self.image_bytes)
+        simulate.wait_until(time.perf_counter() + seconds)
+        return self.dataset.__getitems__(indices)
 
 
 class SleepDataset(Dataset):

@@ -85,6 +85,30 @@ def check_free(folder: Path, images: int, bytes_per_image: int) -> None:
         )
 
 
+def forget(folder: Path) -> bool:
+    """Ask the system to drop the files in `folder` from its page cache, so that they are read from the disk again.
+
+    Nothing else is dropped: neither the names and sizes of files, nor what the disk itself keeps in memory, nor pages
+    that a process has mapped. Works without special rights, on Linux.
+
+    Returns
+    -------
+    bool
+        Whether the system can be asked.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    os.sync()  # what is not yet on the disk would stay
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)
+    return True
+
+
 def write_durably(path: Path, text: str) -> None:
     """Write so that it survives a power cut. Images are not written so: were some lost, their sizes would tell."""
     with open(path, "w", newline="\n") as file:

@@ -6,11 +6,18 @@ The profile explains, the stopwatch decides: all the course's figures of speed c
 from __future__ import annotations
 
 import multiprocessing
+import re
+import shutil
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 import psutil
@@ -159,6 +166,25 @@ def loop(loader: Iterable, step: training.Step, steps: int, warmup: int | None =
     return Timing(images, seconds, tuple(waits), tuple(durations))
 
 
+def loading(loader: Iterable, seconds: float) -> Timing:
+    """Time loading alone, for so many `seconds`, after a warm-up; the loader starts anew when an epoch ends.
+
+    For loaders that need less than a millisecond for a mini-batch: some steps of them would be too short to time.
+    """
+    batches = training.endless(loader)
+    for _ in range(warmup_steps(loader)):
+        next(batches)
+    images, waits = 0, []
+    begin = now = time.perf_counter()
+    while now - begin < seconds:
+        start = now
+        images += len(next(batches)[0])
+        now = time.perf_counter()
+        waits.append(now - start)
+    batches.close()  # ends the workers
+    return Timing(images, now - begin, tuple(waits), tuple(waits))
+
+
 def in_turn(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Comparison:
     """Time variants in turn, A B A B …: what else the machine does meanwhile then meets all of them alike."""
     timings = {name: [] for name in variants}
@@ -235,6 +261,41 @@ def call_ms(function: Callable[[], object], repeats: int = 20) -> float:
     return statistics.median(times) * 1e3
 
 
+def system_calls(function: Callable[[], object]) -> pd.Series:
+    """Count what this thread asks of the operating system while `function` runs.
+
+    Returns
+    -------
+    Series of int
+        Its name says who counted: ``"strace"``, where that is installed and may watch this process (Linux): calls by
+        their name. Otherwise ``"psutil"``: ``read`` and ``write`` alone, together of all threads (Linux, Windows); or
+        nothing (macOS).
+    """
+    if counted := _by_strace(function):
+        return pd.Series(counted, name="strace")
+    process = psutil.Process()
+    if not hasattr(process, "io_counters"):
+        function()
+        return pd.Series(dtype=int, name="psutil")
+    before = process.io_counters()
+    function()
+    after = process.io_counters()
+    reads, writes = after.read_count - before.read_count, after.write_count - before.write_count
+    return pd.Series({"read": reads, "write": writes}, name="psutil")
+
+
+def read_from_disk_mb(function: Callable[[], object]) -> float | None:
+    """Megabytes (10⁶ bytes) that the disk delivers to this process while `function` runs; the page cache does not count.
+
+    None where the system does not tell: it does on Linux.
+    """
+    if sys.platform != "linux":
+        return None
+    before = psutil.Process().io_counters().read_bytes
+    function()
+    return (psutil.Process().io_counters().read_bytes - before) / 1e6
+
+
 def worker_memory_mb() -> list[float]:
     """Memory of each worker that runs now, in MB (10⁶ bytes).
 
@@ -259,6 +320,29 @@ def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
     for _ in batches:
         pass
     return (max(info.uss for info in _workers()) - before) / 1e6
+
+
+def _by_strace(function: Callable[[], object]) -> dict[str, int] | None:
+    """Let strace watch this thread meanwhile; None if it cannot."""
+    if not shutil.which("strace"):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "calls")
+        command = ["strace", "-c", "-o", str(table), "-p", str(threading.get_native_id())]
+        strace = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        if "attached" not in strace.stderr.readline():
+            strace.kill()
+            strace.communicate()
+            return None
+        try:
+            function()
+        finally:
+            strace.send_signal(signal.SIGINT)  # lets go of us and writes the table
+            strace.communicate()
+        # % time, seconds, µs a call, calls, errors if any, name; between two rulers
+        _, rows, _ = re.split(r"\n?[- ]*-{6}[- ]*\n", table.read_text())
+        calls = {row[-1]: int(row[3]) for row in map(str.split, rows.splitlines())}
+        return {name: count for name, count in calls.items() if name not in ("kill", "wait4")}  # those end strace
 
 
 def _workers() -> list:

@@ -45,6 +45,7 @@ COLOURS = {
     "backward": SKY,
     "optimizer": PURPLE,
     "open and read": PURPLE,
+    "header": YELLOW,
     "decode": VERMILION,
     "resize": ORANGE,
     "crop and flip": GREEN,
@@ -139,12 +140,44 @@ def comparison(result: measure.Comparison, source: str) -> Picture:
     for row, name in enumerate(result.names):
         axes.plot(result.throughputs(name), [row] * len(result.throughputs(name)), "o", color=BLACK, markersize=4)
     axes.set(xlabel="throughput in images per second (bar: median, dots: rounds)")
+    axes.xaxis.set_major_locator(MaxNLocator(6))  # more labels of millions would overlap
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
     _quiet(axes, "x")
     _foot(figure, source)
     words = ", ".join(f"{name} {median:,.0f}" for name, median in zip(result.names, medians, strict=True))
     return Picture(figure, f"Bars of median images per second: {words}. {source}.")
+
+
+def access(table: pd.DataFrame, limits: Mapping[str, float], source: str) -> Picture:
+    """Draw how fast packed formats are read, in several ways: a row a format, a mark a way.
+
+    Parameters
+    ----------
+    table : DataFrame
+        A row a format, a column a way to read; images per second, NaN where it was not measured.
+    limits : mapping of str to float
+        Other throughputs to compare with, drawn as lines across all rows.
+    source : str
+    """
+    figure = Figure(figsize=(8, 0.38 * len(table) + 2.2), layout="constrained")
+    axes = figure.subplots()
+    for way, colour, marker in zip(table, (VERMILION, BLUE, GREEN, PURPLE), "osD^", strict=False):
+        axes.plot(table[way], table.index, marker, color=colour, label=way, markersize=7, alpha=0.85)
+    for (name, value), style in zip(limits.items(), ("--", ":"), strict=False):
+        axes.axvline(value, color=BLACK, linestyle=style, linewidth=1.2, label=name)
+    axes.set(xscale="log", xlabel="throughput in images per second, each line ten times the last")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.invert_yaxis()
+    axes.grid(axis="y", color=PALE)
+    _quiet(axes, "x")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    _foot(figure, source)
+    words = "; ".join(
+        f"{kind}: " + ", ".join(f"{way} {value:,.0f}" for way, value in row.dropna().items()) for kind, row in table.iterrows()
+    )
+    others = ", ".join(f"{name} {value:,.0f}" for name, value in limits.items())
+    return Picture(figure, f"Marks of images per second, a row a format. {words}. For comparison: {others}. {source}.")
 
 
 def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:

@@ -39,8 +39,12 @@ class SlowStorage:
         """Return the content of the file `path`, not before this storage would have delivered it."""
         start = time.perf_counter()
         content = Path(path).read_bytes()
-        wait_until(start + self.seconds_per_open + len(content) / self.bytes_per_second)
+        wait_until(start + self.seconds(1, len(content)))
         return content
+
+    def seconds(self, requests: int, size: float) -> float:
+        """How long `requests`, one after the other, for `size` bytes together take. To open a file is one."""
+        return requests * self.seconds_per_open + size / self.bytes_per_second
 
 
 #: A file server that a whole class reads from at once: one network round trip and one metadata look-up an open.

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from helpers import datasets, photos, simulate
+from helpers import datasets, formats, photos, simulate
 
 COUNT = 12
 
@@ -224,6 +224,20 @@ def test_slow_storage_returns_the_bytes_on_disk_and_not_too_early(folder):
     content = storage.read(path)
     assert time.perf_counter() - start >= 0.02 + len(content) / 1e6
     assert content == path.read_bytes()
+
+
+@pytest.mark.parametrize(("indices", "requests"), [([4, 2, 3], 1), ([0, 2, 4], 3), ([5, 0, 1], 2), ([1, 1, 2], 1)])
+def test_neighbours_in_a_pack_on_slow_storage_come_with_one_request(tmp_path, monkeypatch, indices, requests):
+    images = np.arange(6 * 12, dtype=np.uint8).reshape(6, 3, 2, 2)
+    formats.npy.pack(images, range(6), tmp_path / "pack")
+    waited = []
+    monkeypatch.setattr(simulate, "wait_until", lambda moment: waited.append(moment - time.perf_counter()))
+    storage = simulate.SlowStorage(seconds_per_open=10, bytes_per_second=12)
+    late = datasets.OnSlowStorage(formats.npy.PackedDataset(tmp_path / "pack"), storage, image_bytes=12)
+    batch = late.__getitems__(indices)
+    assert np.array_equal(batch.images, images[indices])
+    assert waited == [pytest.approx(requests * 10 + 3, abs=0.1)]  # s
+    assert len(late) == 6
 
 
 def test_items_of_the_sleeping_dataset_say_who_made_them_and_when():

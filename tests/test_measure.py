@@ -1,4 +1,5 @@
 import multiprocessing
+import os
 import sys
 import time
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from helpers import datasets, measure, simulate
+from helpers import datasets, disk, measure, simulate
 
 
 def timing(images_per_second):
@@ -106,6 +107,68 @@ def test_each_stage_is_called_with_what_the_one_before_returned():
     assert seen == [None] * 4  # two passes
     assert list(spent) == ["double", "sleep", "look"]
     assert spent["sleep"] >= 3_000 > spent["double"]  # µs an item
+
+
+def test_loading_alone_goes_on_until_the_time_is_up():
+    loader = DataLoader(datasets.SleepDataset(4, seconds=0.005), batch_size=2)
+    timing = measure.loading(loader, seconds=0.1)
+    assert timing.seconds >= 0.1
+    assert timing.images == 2 * len(timing.durations)
+    assert sum(timing.durations[:-1]) < 0.1  # and not a mini-batch longer
+
+
+def test_loading_alone_leaves_no_worker_behind():
+    measure.loading(DataLoader(datasets.SleepDataset(8, seconds=0), batch_size=2, num_workers=2), seconds=0.01)
+    assert measure.worker_memory_mb() == []
+
+
+@pytest.mark.parametrize("counter", ["strace", "psutil"])
+def test_system_calls_are_counted(counter, tmp_path, monkeypatch):
+    if counter == "psutil":
+        monkeypatch.setattr(measure.shutil, "which", lambda name: None)
+    elif measure.system_calls(lambda: None).name != "strace":
+        pytest.skip("strace is not installed, or may not watch this process")
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+
+    def read_often():
+        for _ in range(200):
+            file = os.open(path, os.O_RDONLY)
+            os.read(file, 7)
+            os.close(file)
+
+    calls = measure.system_calls(read_often)
+    assert calls.name == counter
+    if calls.empty:
+        pytest.skip("this system counts no reads")
+    assert 200 <= calls["read"] < 300
+    if counter == "strace":
+        assert calls["openat"] == calls["close"] == 200
+        assert not {"kill", "wait4"} & set(calls.index)
+
+
+def test_where_nothing_counts_there_is_nothing_counted(monkeypatch):
+    monkeypatch.setattr(measure.shutil, "which", lambda name: None)
+    monkeypatch.delattr(measure.psutil.Process, "io_counters", raising=False)
+    called = []
+    assert measure.system_calls(lambda: called.append(1)).empty
+    assert called == [1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_a_forgotten_file_is_read_from_the_disk_and_then_from_memory(tmp_path):
+    path = tmp_path / "below" / "file"
+    path.parent.mkdir()
+    path.write_bytes(os.urandom(8_000_000))
+    if not measure.read_from_disk_mb(path.read_bytes) == 0 or not disk.forget(tmp_path):
+        pytest.skip("no page cache to forget")
+    assert measure.read_from_disk_mb(path.read_bytes) == pytest.approx(8, rel=0.05)
+    assert measure.read_from_disk_mb(path.read_bytes) == 0
+
+
+def test_where_files_cannot_be_forgotten_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    assert not disk.forget(tmp_path)
 
 
 def test_each_worker_is_counted_in_the_memory():

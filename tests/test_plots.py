@@ -47,6 +47,9 @@ PICTURES = {
     "image_grid": lambda: plots.image_grid(np.zeros((3, 32, 32, 3), np.uint8), [0, 1, 1], ["cat", "dog"], SOURCE),
     "breakdown": lambda: plots.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
     "comparison": lambda: plots.comparison(comparison(), SOURCE),
+    "access": lambda: plots.access(
+        pd.DataFrame({"by item": [1e4, 2e4], "cold": [5e3, np.nan]}, ["npy", "tar"]), {"PNG files": 3e3}, SOURCE
+    ),
     "curves": lambda: plots.curves({"training": [2.3, 2.1, 1.9]}, SOURCE),
     "item_timeline": lambda: plots.item_timeline({"1 worker": np.array([[0, 1.0, 1.5], [0, 1.5, 2.0]])}),
     "phases": lambda: plots.phases(pd.DataFrame({"loading": [5.0], "forward": [7.0]}, ["batch 32"]), SOURCE),
@@ -71,7 +74,7 @@ def test_of_five_runs_every_one_has_a_curve_of_its_own():
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 5
 
 
-@pytest.mark.parametrize("name", ["image_grid", "breakdown", "comparison", "curves", "phases", "accelerator", "kernels"])
+@pytest.mark.parametrize("name", ["image_grid", "breakdown", "comparison", "access", "curves", "phases", "accelerator", "kernels"])
 def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_words(name):
     picture = PICTURES[name]()
     titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
