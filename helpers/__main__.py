@@ -62,9 +62,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from helpers import cifar10, photos
+    from helpers import cifar10, packs, photos
 
     images = cifar10.prepare()
+    packs.prepare(images)
     photos.prepare()
     if options.verify:
         cifar10.verify(images.train.parent)
