@@ -1,4 +1,4 @@
-"""The training loop: one step, one epoch, evaluation. Nothing in a step waits for the device."""
+"""The training loop: one step, one epoch, evaluation; what is trained. Nothing in a step waits for the device."""
 
 from __future__ import annotations
 
@@ -15,6 +15,54 @@ from tqdm import tqdm
 from helpers import config, simulate
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
+
+# What ResNet-50 keeps of an image at 224 × 224 between forward and backward, in float32: 86 MB, summed over the tensors
+# that autograd saves. Weights, gradients, workspaces and a second model must find room beside it.
+_RESNET_BYTES_PER_IMAGE = 86e6
+_SHARE_FOR_ACTIVATIONS = 0.5
+_LARGEST_BATCH = 256  # a data-centre GPU has enough to compute with these; more only makes each measurement longer
+
+
+class OutOfMemory(RuntimeError):
+    """A mini-batch does not fit into the GPU's memory.
+
+    Parameters
+    ----------
+    batch : int
+        Images in it.
+    found : Exception
+        What PyTorch raised; says how much memory there is, and what takes it.
+    """
+
+    def __init__(self, batch: int, found: Exception):
+        super().__init__(
+            f"A step with {batch} images does not fit into the GPU's memory: {found}\n"
+            f"Try {max(batch // 2, 1)} images: give batch={max(batch // 2, 1)} where this notebook chooses its workload "
+            "(or to its DataLoader), restart the kernel, which frees the memory, and run all cells again. If another "
+            "program uses this GPU, nvidia-smi shows it."
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a step trains on.
+
+    Attributes
+    ----------
+    batch : int
+        Images in a mini-batch.
+    side : int
+        Height and width in pixels at which the network computes; see `models.resnet50`.
+    why : str
+        What the choice goes by.
+    """
+
+    batch: int
+    side: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.batch} images at {self.side} × {self.side} pixels a step ({self.why})"
 
 
 @dataclass(frozen=True)
@@ -39,6 +87,64 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed)
 
 
+def resnet_workload(batch: int | None = None) -> Workload:
+    """Return what ResNet-50 trains on here, so that a step is long enough to be worth making faster.
+
+    On a GPU at 224 × 224 pixels, where computing dominates. The mini-batch is the largest power of two, up to 256, whose
+    activations in float32 take at most half of the GPU's memory: 86 MB an image. That makes 32 with 8 GB, 64 with 16 GB,
+    256 from 48 GB on. On a CPU 32 images as they are, 32 × 32: about 0.15 s a step with two cores.
+
+    Parameters
+    ----------
+    batch : int, optional
+        Another mini-batch, if memory is short.
+    """
+    if config.device().type == "cpu":
+        return Workload(batch or 32, 32, "for a CPU" if batch is None else "as you chose")
+    memory = torch.cuda.get_device_properties(config.device()).total_memory
+    fitting = max(int(memory * _SHARE_FOR_ACTIVATIONS / _RESNET_BYTES_PER_IMAGE), 1)
+    largest = min(2 ** (fitting.bit_length() - 1), _LARGEST_BATCH)
+    return Workload(batch or largest, 224, f"for {memory / 1e9:.0f} GB" if batch is None else "as you chose")
+
+
+def launch_bound_workload() -> Workload:
+    """Return a workload whose kernels are so short that starting them takes longer than running them, on a GPU.
+
+    A CPU starts nothing elsewhere; there it is small, to be quick.
+    """
+    return Workload(16 if config.device().type == "cuda" else 8, 32, "small on purpose")
+
+
+class set_tf32:  # noqa: N801 a function to its user, as torch.set_grad_enabled, which is a class for the same reason
+    """Let a GPU round what it multiplies to TF32, or not; in a ``with`` statement until its end, or else for good.
+
+    Concerns matrix multiplications and convolutions in float32. PyTorch's own setting is a mixture: convolutions use
+    TF32, matrix multiplications do not. Without a GPU nothing changes.
+
+    Parameters
+    ----------
+    enabled : bool
+    """
+
+    def __init__(self, enabled: bool):
+        self._before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        _set_tf32("high" if enabled else "highest", enabled)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        _set_tf32(*self._before)
+
+
+def _set_tf32(matmul: str, convolutions: bool) -> None:
+    # These two set the newer fp32_precision of torch.backends as well. Set by itself, the newer one makes torch.compile
+    # raise ("mix of the legacy and new APIs") where it reads the older: in 2.15 in convolutions and batched products
+    # (pytorch issue 166387).
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = convolutions
+
+
 def new_accuracy(device: torch.device) -> MulticlassAccuracy:
     """Return an accuracy that stays on `device` until its ``compute()`` is asked for."""
     # validate_args looks at the labels' values in every update, which makes the host wait for a GPU
@@ -51,6 +157,11 @@ class TrainingStep:
 
     They are copied to the model's device. The loss comes back as a tensor without gradient on that device: reading
     its value is what would make the host wait for it.
+
+    Raises
+    ------
+    OutOfMemory
+        If the mini-batch is too large for the GPU's memory.
     """
 
     model: nn.Module
@@ -58,6 +169,12 @@ class TrainingStep:
     accuracy: MulticlassAccuracy | None = None
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        try:
+            return self._train(images, labels)
+        except torch.cuda.OutOfMemoryError as error:
+            raise OutOfMemory(len(images), error) from error
+
+    def _train(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         device = device_of(self.model)
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -71,8 +188,8 @@ class TrainingStep:
         return loss.detach()
 
     def __str__(self) -> str:
-        device = device_of(self.model)
-        return f"{type(self.model).__name__} on {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}"
+        device, name = device_of(self.model), getattr(self.model, "name", type(self.model).__name__)
+        return f"{name} on {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}"
 
 
 def accelerator_step(model: nn.Module) -> Step:

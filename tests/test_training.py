@@ -3,7 +3,7 @@ import pytest
 import torch
 from torchvision import transforms
 
-from helpers import cifar10, models, training
+from helpers import cifar10, config, models, training
 
 
 @pytest.fixture
@@ -85,3 +85,95 @@ def test_losses_are_the_same_in_every_run(batch):
         return training.train_epoch(model, torch.optim.SGD(model.parameters(), lr=0.1), [batch] * 3, False).losses
 
     assert np.array_equal(losses(), losses())
+
+
+@pytest.mark.parametrize("side", [32, 64])
+def test_resnet_takes_small_bytes_and_computes_at_the_size_asked_for(batch, side):
+    model, seen = models.resnet50(side), []
+    model[-1].conv1.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    assert model(batch[0]).shape == (8, 10)
+    assert seen[0].shape == (8, 3, side, side)
+    assert seen[0].dtype == torch.float32
+
+
+def test_normalizing_before_enlarging_equals_normalizing_after(batch):
+    normalize, enlarge, _ = models.resnet50(64)
+    torch.testing.assert_close(enlarge(normalize(batch[0])), normalize(enlarge(batch[0] / 255)), rtol=1e-4, atol=1e-4)
+
+
+def test_resnet_keeps_the_memory_format_of_its_images(batch):
+    model, seen = models.resnet50(64).to(memory_format=torch.channels_last), []
+    model[-1].conv1.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    model(batch[0].contiguous(memory_format=torch.channels_last))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_resnet_is_one_graph_to_the_compiler(batch):
+    torch._dynamo.reset()
+    explained = torch._dynamo.explain(models.resnet50(64))(batch[0])
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "expected"), [(4, 16), (8, 32), (16, 64), (24, 128), (40, 128), (48, 256), (141, 256)]
+)
+def test_the_mini_batch_follows_the_memory_of_the_gpu(monkeypatch, gigabytes, expected):
+    class Properties:
+        total_memory = gigabytes * 1e9
+
+    monkeypatch.setattr(config, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    workload = training.resnet_workload()
+    assert (workload.batch, workload.side) == (expected, 224)
+    assert f"{expected} images at 224 × 224 pixels a step (for {gigabytes} GB)" == str(workload)
+    assert training.resnet_workload(batch=8).batch == 8
+
+
+def test_resnet_keeps_as_many_bytes_as_the_mini_batch_is_chosen_by():
+    model, saved = models.resnet50(224).to("meta"), {}
+    weights = {id(each) for each in [*model.parameters(), *model.buffers()]}
+
+    def keep(tensor):
+        if id(tensor) not in weights:
+            saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.zeros(10, 3, 32, 32, dtype=torch.uint8, device="meta"))
+    kept = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 10
+    assert kept == pytest.approx(training._RESNET_BYTES_PER_IMAGE, rel=0.02)
+
+
+def test_tf32_concerns_products_and_convolutions_in_all_ways_to_ask(monkeypatch):
+    def asked():
+        return torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    def newly_asked():
+        return [each.fp32_precision == "tf32" for each in (torch.backends.cuda.matmul, torch.backends.cudnn.conv)]
+
+    before = asked()
+    with training.set_tf32(True):
+        assert asked() == ("high", True, True)
+        assert newly_asked() == [True, True]
+        with training.set_tf32(False):
+            assert asked() == ("highest", False, False)
+            assert newly_asked() == [False, False]
+        assert newly_asked() == [True, True]
+    assert asked() == before
+
+
+def test_out_of_memory_says_which_mini_batch_to_try(batch):
+    class Huge(torch.nn.Linear):
+        def forward(self, images):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. GPU 0 has a total capacity of 8 GiB.")
+
+    model = Huge(1, 1)
+    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(training.OutOfMemory, match=r"(?s)with 8 images .* 8 GiB.*Try 4 images: give batch=4") as raised:
+        step(*batch)
+    assert isinstance(raised.value.__cause__, torch.cuda.OutOfMemoryError)
+
+
+def test_a_step_is_named_after_its_network_also_when_compiled():
+    model = torch.compile(models.resnet50(64))
+    assert str(training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))) == "ResNet-50 at 64 × 64 on CPU"
