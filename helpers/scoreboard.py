@@ -7,12 +7,17 @@ import json
 import os
 import statistics
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 import pandas as pd
 import torch
 from filelock import FileLock
 
 from helpers import config, measure
+
+
+REFERENCE = config.PROJECT / "data" / "reference"
+"""Results of named machines, a folder each."""
 
 
 class DamagedScoreboard(ValueError):
@@ -126,16 +131,22 @@ def add(
     return result
 
 
-def read() -> list[Result]:
+def read(path: Path | None = None) -> list[Result]:
     """Return all stored results, oldest first.
+
+    Parameters
+    ----------
+    path : Path, optional
+        Another scoreboard than this reader's own.
 
     Raises
     ------
     DamagedScoreboard
         If a line cannot be read; the error names the file and the line.
     """
+    path = path or _path()
     try:
-        lines = _path().read_text().splitlines()
+        lines = path.read_text().splitlines()
     except FileNotFoundError:
         return []
     results = []
@@ -144,7 +155,7 @@ def read() -> list[Result]:
             results.append(Result(**json.loads(line)))
         except (ValueError, TypeError) as error:
             raise DamagedScoreboard(
-                f"{_path()}, line {number}: expected a result with the fields "
+                f"{path}, line {number}: expected a result with the fields "
                 f"{', '.join(field.name for field in fields(Result))}, but: {error}. Delete the line."
             ) from error
     return results
@@ -152,7 +163,41 @@ def read() -> list[Result]:
 
 def latest(rung: str) -> Result | None:
     """Return the latest result of a rung whose name begins with `rung`, or None if there is none yet."""
-    return next((result for result in reversed(read()) if result.rung.startswith(rung)), None)
+    return _latest(read(), rung)
+
+
+def reference(rung: str) -> pd.DataFrame:
+    """Return the latest result of a rung on this machine, and on each machine of ``data/reference`` that has one.
+
+    If none has, that is printed.
+
+    Parameters
+    ----------
+    rung : str
+        How its name begins, such as ``"08"``.
+
+    Returns
+    -------
+    DataFrame
+        A row a machine, in words.
+    """
+    boards = {"your machine": _path()} | {path.parent.name: path for path in sorted(REFERENCE.glob("*/scoreboard.jsonl"))}
+    found = {name: _latest(read(path), rung) for name, path in boards.items()}
+    found = {name: result for name, result in found.items() if result}
+    if not found.keys() - {"your machine"}:
+        print(f"No reference is recorded for rung {rung}: there is only your own machine to look at.")
+    rows = {
+        name: {
+            "images/s": f"{result.images_per_second:,.0f}",
+            "ms a step": f"{result.step_ms:.1f}",
+            "waiting for data": f"{result.loading_share:.0%}",
+            "ratio to the rung before (spread)": ratio_text(result) or "–",
+            "a step": result.step,
+            "torch": result.torch,
+        }
+        for name, result in found.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def ladder() -> pd.DataFrame:
@@ -193,5 +238,9 @@ def provenance(table: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _path():
+def _latest(results: list[Result], rung: str) -> Result | None:
+    return next((result for result in reversed(results) if result.rung.startswith(rung)), None)
+
+
+def _path() -> Path:
     return config.runs_dir() / "scoreboard.jsonl"

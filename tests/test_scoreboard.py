@@ -67,6 +67,19 @@ def test_the_latest_result_is_found_by_the_rungs_number():
     assert scoreboard.latest("04") is None
 
 
+def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, monkeypatch, capsys):
+    monkeypatch.setattr(scoreboard, "REFERENCE", own_runs / "reference")
+    add("08 ResNet-50", 100)
+    assert scoreboard.reference("08").index.tolist() == ["your machine"]
+    assert "No reference is recorded for rung 08" in capsys.readouterr().out
+    (own_runs / "reference" / "a GPU").mkdir(parents=True)
+    (own_runs / "scoreboard.jsonl").rename(own_runs / "reference" / "a GPU" / "scoreboard.jsonl")
+    add("08 ResNet-50", 50)
+    table = scoreboard.reference("08")
+    assert table["images/s"].to_dict() == {"your machine": "50", "a GPU": "100"}
+    assert capsys.readouterr().out == ""
+
+
 def test_an_empty_scoreboard_says_what_to_do():
     assert "run a notebook" in scoreboard.ladder_text()
 
