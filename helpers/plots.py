@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -22,9 +23,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from helpers import measure, scoreboard, traces
+from helpers import hardware, measure, scoreboard, traces
 from helpers.traces import report
 from helpers.traces.intervals import union
+
+if TYPE_CHECKING:
+    import torch
 
 # Okabe and Ito, Color Universal Design, 2008: https://jfly.uni-koeln.de/color/
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -288,8 +292,86 @@ def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]]) ->
     return Picture(figure, f"Blocks, one a kernel, over time; busy multiprocessors: {words}.")
 
 
+def roofline(steps: Mapping[str, hardware.Placed], source: str) -> Picture:
+    """Draw training steps below the two limits of their device: memory, which rises with the intensity, and computing.
+
+    Parameters
+    ----------
+    steps : mapping of str to hardware.Placed
+        Name of each step, and where it stands. Each has the limits that it was measured with.
+    source : str
+        What was measured, and on which machine.
+    """
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    least = min(step.limits.ridge / 30 for step in steps.values())
+    most = max(max(step.limits.ridge, step.work.intensity) * 30 for step in steps.values())
+    for (name, step), colour, marker in zip(steps.items(), (BLUE, ORANGE, GREEN, PURPLE), "osD^", strict=False):
+        limits, intensity = step.limits, step.work.intensity
+        corners = [least, limits.ridge, most]
+        axes.plot(corners, [min(x / limits.ridge, 1) * limits.tflops for x in corners], color=colour, linewidth=1.5)
+        axes.text(
+            most / 1.1, limits.tflops * 1.06, f"computing, {name}: {_three(limits.tflops)} TFLOP/s",
+            ha="right", va="bottom", fontsize=9,
+        )  # fmt: skip
+        label = f"{name}: {_three(step.tflops)} TFLOP/s, {step.share_of_peak:.0%} of its peak"
+        axes.plot(intensity, step.tflops, marker, color=colour, markersize=9, linestyle="", label=label)
+    axes.set(xscale="log", yscale="log", xlabel="floating-point operations per byte", ylabel="TFLOP/s", xlim=(least, most))
+    lowest = min(min(step.tflops, step.limits.tflops / 30) for step in steps.values())
+    axes.set_ylim(lowest / 3, max(step.limits.tflops for step in steps.values()) * 2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    bandwidth = next(iter(steps.values())).limits.gb_per_second
+    axes.text(
+        least * 1.5, bandwidth * least * 1.5e-3 * 1.3, f"memory: {_three(bandwidth)} GB/s",
+        rotation=_slope(figure, axes), rotation_mode="anchor", fontsize=9,
+    )  # fmt: skip
+    _quiet(axes, "both")
+    _foot(figure, source)
+    words = "; ".join(
+        f"{name}: {_three(step.tflops)} of {_three(step.limits.tflops)} TFLOP/s at {_three(step.work.intensity)} "
+        f"operations per byte, memory {_three(step.limits.gb_per_second)} GB/s"
+        for name, step in steps.items()
+    )
+    return Picture(figure, f"Roofline with a point a step. {words}. {source}.")
+
+
+def memory_formats(tensors: Mapping[str, torch.Tensor]) -> Picture:
+    """Draw where the elements of small images lie in memory: a box an element, coloured by its channel.
+
+    The boxes of the first pixel have a thick edge.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor, shape (1, 3, H, W)
+        Title of each row, and the tensor, whose shape and strides are drawn.
+    """
+    figure = Figure(figsize=(8, 1.25 * len(tensors) + 0.8), layout="constrained")
+    for axes, (title, tensor) in zip(figure.subplots(len(tensors), 1, sharex=True), tensors.items(), strict=True):
+        for index in np.ndindex(*tensor.shape):
+            place = int(np.dot(index, tensor.stride()))
+            _, channel, row, column = index
+            first = (row, column) == (0, 0)
+            colour, edge = (VERMILION, GREEN, SKY)[channel], 2.5 if first else 0.6
+            axes.bar(place, 1, 0.86, color=colour, edgecolor=BLACK, linewidth=edge, zorder=2 + first)
+            axes.text(place, 0.5, f"{'RGB'[channel]}\n{row},{column}", ha="center", va="center", fontsize=8, zorder=4)
+        axes.set_title(f"{title}: shape {tuple(tensor.shape)}, strides {tensor.stride()}", fontsize=10)
+        axes.set(yticks=[], ylim=(-0.05, 1.05), xticks=range(0, tensor.numel(), 4))
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_xlabel("place in memory, in elements; each box: channel, and row,column of its pixel")
+    words = "; ".join(
+        f"{title}, strides {tensor.stride()}: a pixel's channels are {tensor.stride(1)} elements apart"
+        for title, tensor in tensors.items()
+    )
+    return Picture(figure, f"Rows of boxes, one an element, in the order of memory. {words}.")
+
+
 def ladder(table: pd.DataFrame | None = None) -> Picture:
     """Draw the ladder so far: a bar a rung, with the share of its time spent waiting, and the ratio to the rung before.
+
+    A rung without a ratio is the first of what cannot be compared with the rungs before, such as another network. It
+    begins a panel of its own, with its own scale.
 
     Parameters
     ----------
@@ -297,8 +379,20 @@ def ladder(table: pd.DataFrame | None = None) -> Picture:
         As `scoreboard.ladder` returns it, which is also the default.
     """
     table = scoreboard.ladder() if table is None else table
-    figure = Figure(figsize=(8, 0.5 * len(table) + 1.5), layout="constrained")
-    axes = figure.subplots()
+    parts = [part for _, part in table.groupby(table.ratio.isna().cumsum())] or [table]
+    figure = Figure(figsize=(8, 0.5 * len(table) + 0.6 * len(parts) + 0.9), layout="constrained")
+    panels = figure.subplots(len(parts), 1, height_ratios=[len(part) + 0.3 for part in parts], squeeze=False)[:, 0]
+    for axes, part in zip(panels, parts, strict=True):
+        _rungs(axes, part)
+        if len(parts) > 1:
+            axes.set_title(f"a step: {part.step.iat[0]}", fontsize=10, loc="left")
+    panels[-1].set_xlabel("throughput in images per second" + "; each panel has its own scale" * (len(parts) > 1))
+    _foot(figure, "\n".join(scoreboard.provenance(table)))
+    words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples())
+    return Picture(figure, f"Bars of images per second, one a rung. {words}.")
+
+
+def _rungs(axes: Axes, table: pd.DataFrame) -> None:
     axes.barh(table.rung, table.images_per_second, color=NEUTRAL, height=0.6)
     for row, result in enumerate(table.itertuples()):
         ratio = scoreboard.ratio_text(result).split(" ")[0]
@@ -307,12 +401,9 @@ def ladder(table: pd.DataFrame | None = None) -> Picture:
     errors = [table.images_per_second - table.lowest, table.highest - table.images_per_second]
     axes.errorbar(table.images_per_second, table.rung, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set(xlabel="throughput in images per second", xlim=(0, table.highest.max() * 1.5 if len(table) else 1))
+    axes.set(xlim=(0, table.highest.max() * 1.5 if len(table) else 1))
     axes.invert_yaxis()
     _quiet(axes, "x")
-    _foot(figure, "\n".join(scoreboard.provenance(table)))
-    words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples())
-    return Picture(figure, f"Bars of images per second, one a rung. {words}.")
 
 
 def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
@@ -400,6 +491,18 @@ def kernels(table: pd.DataFrame, source: str) -> Picture:
     rows = zip(names, total, used, strict=True)
     words = ", ".join(f"{name} {value:.2f} ms{' on Tensor Cores' * bool(core)}" for name, value, core in rows)
     return Picture(figure, f"Bars of the time of the kernels that took most: {words}. {source}.")
+
+
+def _three(value: float) -> str:
+    """Return a number with three digits, or all those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _slope(figure: Figure, axes: Axes) -> float:
+    """Return the angle in degrees at which y = x rises, where both axes are logarithmic."""
+    figure.draw_without_rendering()  # the layout decides how large the axes are
+    box, (left, right), (low, high) = axes.get_window_extent(), axes.get_xlim(), axes.get_ylim()
+    return float(np.degrees(np.arctan2(box.height / np.log(high / low), box.width / np.log(right / left))))
 
 
 def _row(figure: Figure, count: int) -> Sequence[Axes]:

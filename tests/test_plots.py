@@ -7,9 +7,10 @@ import cuda_trace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
-from helpers import measure, plots, scoreboard, traces
+from helpers import hardware, measure, plots, scoreboard, traces
 
 SOURCE = "a pretend accelerator, drawn images"
 
@@ -43,6 +44,16 @@ def gpu(**renamed):
         return traces.load(path)
 
 
+def placed(tflops=0.5, seconds_of_work=0.01):
+    work = hardware.Work(flops=round(seconds_of_work * tflops * 1e12), bytes=10**8)
+    return hardware.Placed(work, hardware.Limits(2.0, 100.0), step_ms=seconds_of_work * 1e3, loading_share=0.0)
+
+
+def formats():
+    image = torch.zeros(1, 3, 2, 4)
+    return {"contiguous": image, "channels_last": image.contiguous(memory_format=torch.channels_last)}
+
+
 PICTURES = {
     "image_grid": lambda: plots.image_grid(np.zeros((3, 32, 32, 3), np.uint8), [0, 1, 1], ["cat", "dog"], SOURCE),
     "breakdown": lambda: plots.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
@@ -56,6 +67,8 @@ PICTURES = {
     "memory": lambda: plots.memory({"list": {1000: 1.0, 9000: 8.0}, "array": {1000: 0.0, 9000: 0.0}}),
     "accelerator": lambda: plots.accelerator(gpu(), SOURCE),
     "kernels": lambda: plots.kernels(traces.kernels(gpu()), SOURCE),
+    "roofline": lambda: plots.roofline({"float32": placed(), "TF32": placed(1.5)}, SOURCE),
+    "memory_formats": lambda: plots.memory_formats(formats()),
     "utilization": lambda: plots.utilization_and_efficiency([(0, 6, 0.1), (7, 9, 1.0)]),
 }
 
@@ -74,7 +87,7 @@ def test_of_five_runs_every_one_has_a_curve_of_its_own():
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 5
 
 
-@pytest.mark.parametrize("name", ["image_grid", "breakdown", "comparison", "access", "curves", "phases", "accelerator", "kernels"])
+@pytest.mark.parametrize("name", ["image_grid", "breakdown", "comparison", "access", "curves", "phases", "accelerator", "kernels", "roofline"])
 def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_words(name):
     picture = PICTURES[name]()
     titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
@@ -122,6 +135,35 @@ def test_the_ladder_shows_throughput_waiting_and_ratio(tmp_path, monkeypatch):
     (words,) = [text.get_text() for text in picture.figure.axes[0].texts]
     assert words.strip() == "310/s, 0% waiting, 2.91×"
     assert "a step, CIFAR-10, preset" in picture.figure.get_supxlabel().replace("\n", " ")
+
+
+def test_a_rung_that_cannot_be_compared_begins_a_panel_of_its_own(tmp_path, monkeypatch):
+    board(tmp_path, monkeypatch)
+    for rung, control in (("08 ResNet-50", None), ("09 channels_last", "slow")):
+        scoreboard.add(rung, comparison(), "fast", control=control, workers=0, step="ResNet-50", data="CIFAR-10")
+    first, second = plots.ladder().figure.axes
+    assert [len(axes.patches) for axes in (first, second)] == [1, 2]
+    assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("a step: a step", "a step: ResNet-50")
+
+
+def test_a_ladder_without_rungs_can_be_drawn(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
+    plots.ladder().png()
+
+
+def test_a_step_stands_in_the_roofline_where_its_figures_say_below_its_limits():
+    axes = plots.roofline({"float32": placed(tflops=0.5)}, SOURCE).figure.axes[0]
+    roof, point = axes.lines
+    assert (point.get_xdata()[0], point.get_ydata()[0]) == (50, 0.5)
+    assert list(roof.get_xdata())[1] == 20 and list(roof.get_ydata())[1:] == [2, 2]
+    assert roof.get_ydata()[0] == pytest.approx(roof.get_xdata()[0] * 0.1)  # 100 GB/s, in TFLOP/s
+    assert "25% of its peak" in axes.get_legend().get_texts()[0].get_text()
+
+
+def test_elements_are_drawn_where_they_lie_in_memory():
+    for axes, neighbours in zip(plots.memory_formats(formats()).figure.axes, ("R\n0,1", "G\n0,0"), strict=True):
+        words = {round(text.get_position()[0]): text.get_text() for text in axes.texts}
+        assert len(words) == 24 and (words[0], words[1]) == ("R\n0,0", neighbours)
 
 
 def test_in_a_notebook_the_words_are_the_images_alternative_text():
