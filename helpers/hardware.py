@@ -7,15 +7,15 @@ and B / (memory bandwidth).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers import config, training
+from helpers import config, measure, training
 
 _FIRST_SHARE = 1 / 3  # of the step's time: a limit that accounts for less does not explain the step
 
@@ -147,7 +147,7 @@ def matmul_tflops(dtype: torch.dtype = torch.float32) -> float:
     device = config.device()
     n = 8192 if device.type == "cuda" else 1024  # 1 TFLOP, 20 ms on an H200 without TF32; or 2 GFLOP, 20 ms on 2 cores
     left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    return 2 * n**3 / _fastest("left @ right", left=left, right=right) / 1e12
+    return 2 * n**3 / _fastest(lambda: left @ right) / 1e12
 
 
 def bandwidth() -> float:
@@ -158,13 +158,12 @@ def bandwidth() -> float:
     """
     source = torch.zeros(256 * 2**20, dtype=torch.uint8, device=config.device())
     target = torch.empty_like(source)
-    return 2 * source.nbytes / _fastest("target.copy_(source)", source=source, target=target) / 1e9
+    return 2 * source.nbytes / _fastest(lambda: target.copy_(source)) / 1e9
 
 
-def _fastest(statement: str, **names: object) -> float:
-    """Seconds of the fastest of the calls that fit into 0.4 s: a limit is what the device does when left alone."""
-    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
-    return min(timer.blocked_autorange(min_run_time=0.4).times)
+def _fastest(function: Callable[[], object]) -> float:
+    """Seconds of the fastest of 20 calls: a limit is what the device does when nothing disturbs it."""
+    return min(measure.each_call_ms(function)) / 1e3
 
 
 def work_of(step: training.Step, images: torch.Tensor, labels: torch.Tensor) -> Work:

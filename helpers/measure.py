@@ -252,13 +252,18 @@ def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, floa
 
 def call_ms(function: Callable[[], object], repeats: int = 20) -> float:
     """Median milliseconds of one call, the device's work included, after one call as warm-up."""
+    return statistics.median(each_call_ms(function, repeats))
+
+
+def each_call_ms(function: Callable[[], object], repeats: int = 20) -> list[float]:
+    """Milliseconds of each call, the device's work included, after one call as warm-up."""
     function()
     times = []
     for _ in range(repeats):
         start = _mark()
         function()
-        times.append(_mark() - start)
-    return statistics.median(times) * 1e3
+        times.append((_mark() - start) * 1e3)
+    return times
 
 
 def system_calls(function: Callable[[], object]) -> pd.Series:
