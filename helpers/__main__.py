@@ -1,4 +1,4 @@
-"""The shell's door: ``python -m helpers check · prepare · run · ladder · tensorboard · traces``."""
+"""The shell's door: ``python -m helpers check · prepare · run · record · ladder · tensorboard · traces``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def main(arguments: list[str] | None = None) -> int:
     prepare.add_argument("--verify", action="store_true", help="then also read every byte of them")
     run = commands.add_parser("run", help="execute all notebooks and write them as HTML pages")
     run.add_argument("--record-times", action="store_true", help="store how long they took, for the estimate of check")
+    record = commands.add_parser("record", help="time and trace every rung without Jupyter, as a reference for others")
+    record.add_argument("--out", metavar="DIR", required=True, help="folder to write; an interrupted recording goes on")
     commands.add_parser("ladder", help="print the results so far")
     tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
     tensorboard.add_argument("logdir", metavar="LOGDIR", help="folder of the traces")
@@ -83,6 +85,16 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _record(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from helpers import record, rungs
+
+    left_out = record.record(rungs.GROUPS, Path(options.out))
+    print((Path(options.out) / "README.md").read_text())
+    return 1 if left_out else 0
+
+
 def _ladder(options: argparse.Namespace) -> int:
     from helpers import scoreboard
 
@@ -117,6 +129,7 @@ _COMMANDS = {
     "check": _check,
     "prepare": _prepare,
     "run": _run,
+    "record": _record,
     "ladder": _ladder,
     "tensorboard": _tensorboard,
     "traces": _traces,

@@ -72,7 +72,7 @@ class Result:
     date: str
 
 
-def add(
+def result(
     rung: str,
     comparison: measure.Comparison,
     variant: str,
@@ -82,7 +82,7 @@ def add(
     step: object,
     data: str,
 ) -> Result:
-    """Store `variant` of a `comparison` as the latest result of `rung`, and return it.
+    """Return `variant` of a `comparison` as a result of `rung`.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def add(
     """
     ratios = comparison.ratios(variant, to=control) if control else None
     rates, median = comparison.throughputs(variant), comparison.median(variant)
-    result = Result(
+    return Result(
         rung=rung,
         images_per_second=statistics.median(rates),
         lowest=min(rates),
@@ -122,13 +122,18 @@ def add(
         preset=config.preset().name,
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     )
+
+
+def add(rung: str, comparison: measure.Comparison, variant: str, **provenance) -> Result:
+    """Store a `result`, which takes the same arguments, as the latest of its rung, and return it."""
+    added = result(rung, comparison, variant, **provenance)
     path = _path()
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"), open(path, "a") as file:
-        file.write(json.dumps(asdict(result)) + "\n")
+        file.write(json.dumps(asdict(added)) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    return result
+    return added
 
 
 def read(path: Path | None = None) -> list[Result]:

@@ -83,7 +83,9 @@ def test_a_slim_trace_has_the_same_breakdown(trace, slimmed):
 
 def test_a_slim_trace_has_the_same_metadata(trace, slimmed):
     before, after = (json.loads(recordings.read(file)) for file in (trace, slimmed))
+    private = {before.pop("host_name"), before.pop("traceName")}
     assert after | {"traceEvents": []} == before | {"traceEvents": []}
+    assert all(private) and not private & set(map(str, after.values()))
     assert len(after["traceEvents"]) < len(before["traceEvents"])
 
 
@@ -126,6 +128,12 @@ def test_short_frames_are_dropped_save_those_of_modules(tmp_path):
         outer,
         frame("nn.Module: A", 11, 13, 3, 1),  # called, as far as can be seen, by the frame around the short one
     ]
+
+
+def test_the_file_of_a_compiled_kernel_is_not_named(tmp_path):
+    kernel = event("triton_poi_fused_0", 60, 70, grid=[1, 1, 1])
+    named = event("triton_poi_fused_0", 60, 70, grid=[1, 1, 1], kernel_file="/home/ada/cache/kernel.py")
+    assert kept(tmp_path, [step(0, 100), named]) == [step(0, 100), kernel]
 
 
 def test_memory_that_outlives_loading_stays(tmp_path):

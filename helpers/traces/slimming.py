@@ -14,6 +14,8 @@ import orjson
 
 from helpers.traces import reading
 
+_PRIVATE = {"host_name", "traceName"}
+
 # µs. With everything on, two thirds of the Python frames outside of loading are shorter, and a third of the text that
 # loading leaves goes with them; 20 µs would take 3 % more.
 SHORT = 5.0
@@ -28,6 +30,7 @@ def slim(path: str | Path, out: str | Path) -> Path:
     - inside the calls of the DataLoader's ``__next__``, in the same thread: operators, annotations, Python frames, and
       memory that is allocated and freed there. Calls of an accelerator's runtime stay, and operators that made some.
     - Python frames of less than 5 µs, save those of an ``nn.Module``. Call stacks skip them.
+    - the names of the machine, of the file and of files with compiled kernels: a copy may be for others to see
 
     Parameters
     ----------
@@ -88,7 +91,7 @@ class _Plan:
 def _plan(parts: Iterable[dict]) -> _Plan:
     plan, memory = _Plan(), []
     for part in parts:
-        plan.head |= {key: value for key, value in part.items() if key != "traceEvents"}
+        plan.head |= {key: value for key, value in part.items() if key not in _PRIVATE | {"traceEvents"}}
         for event in part["traceEvents"]:
             kind = _kind(event)
             arguments = event.get("args") or {}
@@ -143,8 +146,11 @@ def _is_kept(event: dict, plan: _Plan) -> bool:
 
 
 def _bridged(event: dict, plan: _Plan) -> dict:
-    """Let a frame name the next frame around it that is kept."""
+    """Return the event without the names of files, and below the nearest frame around it that is kept."""
     arguments = event.get("args") or {}
+    if "kernel_file" in arguments:
+        arguments = {key: value for key, value in arguments.items() if key != "kernel_file"}
+        event = event | {"args": arguments}
     parent = arguments.get("Python parent id")
     if parent not in plan.around:
         return event

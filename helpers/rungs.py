@@ -1,0 +1,67 @@
+"""The rungs of the ladder as the notebooks time them, for `record`: each function prepares those of one workload."""
+
+from __future__ import annotations
+
+import torchvision
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision import transforms
+from torchvision.transforms import v2
+
+from helpers import cifar10, config, datasets, measure, models, photos, preprocess, simulate, training
+from helpers.record import Group, Rung
+
+_BATCH = 128
+_SIZE, _CROP, _PHOTOS = 256, 224, 32  # pixels, pixels, photos in a mini-batch: as in notebook 05
+
+
+def loading() -> Group:
+    """Notebooks 01 to 06, with CIFAR-10: how the small network is fed."""
+    from helpers import packs  # needs a package that computes checksums
+
+    data, preset = cifar10.prepare(), config.preset()
+    plain, normalizing = (training.accelerator_step(models.SmallCNN(normalize=each)) for each in (False, True))
+    normalize = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cifar10.MEAN, cifar10.STD)])
+    as_floats, as_bytes = (datasets.PngDataset(data.train, each) for each in (normalize, transforms.PILToTensor()))
+
+    def loader(images: datasets.PngDataset, workers: int) -> DataLoader:
+        return DataLoader(images, _BATCH, shuffle=True, num_workers=workers)
+
+    counts = [count for count in preset.worker_counts if 0 < count <= 2 * config.cores()]
+    rates = {n: measure.loop(loader(as_floats, n), plain, preset.steps).images_per_second for n in counts}
+    best = max(rates, key=rates.get)
+    rungs = (
+        Rung("01 naive PNG files", loader(as_floats, 1), plain),
+        Rung("03 more workers", loader(as_floats, best), plain, "01 naive PNG files"),
+        Rung("04 normalize on the device", loader(as_bytes, best), normalizing, "03 more workers"),
+        Rung("06 packed in one file", packs.loader(packs.prepare(data), _BATCH), normalizing, "04 normalize on the device"),
+    )
+    return Group(rungs, data.source, preset.steps)
+
+
+def preprocessing() -> Group:
+    """Notebook 05, with photos: resized in every epoch, or once."""
+    data = photos.prepare()
+    copies = preprocess.resize_ahead(data.folder, config.runs_dir() / f"photos-{_SIZE}", _SIZE)
+    crop = [v2.RandomCrop(_CROP), v2.RandomHorizontalFlip(), v2.PILToTensor()]
+    naive = datasets.JpegDataset(data.folder, v2.Compose([v2.Resize(_SIZE), *crop]))
+    ahead = datasets.JpegDataset(copies.folder, v2.Compose(crop))
+    if config.device().type == "cuda":
+        network = torchvision.models.resnet50(num_classes=len(data.classes))
+        network.conv1 = nn.Sequential(models.Normalize(), network.conv1)
+        step = training.accelerator_step(network)
+    else:
+        step = simulate.PretendAccelerator(20)
+
+    def loader(images: datasets.JpegDataset) -> DataLoader:
+        order = RandomSampler(images, num_samples=100 * len(images))  # epoch after epoch, without a pause
+        return DataLoader(images, _PHOTOS, sampler=order, num_workers=1)
+
+    rungs = (
+        Rung("05 photos as they are", loader(naive), step),
+        Rung("05 photos resized ahead", loader(ahead), step, "05 photos as they are"),
+    )
+    return Group(rungs, data.source, config.preset().steps)
+
+
+GROUPS = (loading, preprocessing)
