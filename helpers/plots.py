@@ -8,12 +8,13 @@ has the same colour in every figure.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html
 import io
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -390,6 +391,27 @@ def ladder(table: pd.DataFrame | None = None) -> Picture:
     _foot(figure, "\n".join(scoreboard.provenance(table)))
     words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples())
     return Picture(figure, f"Bars of images per second, one a rung. {words}.")
+
+
+def reference(rung: str) -> Picture:
+    """Draw a rung on this machine beside the recorded ones: a bar a machine.
+
+    Parameters
+    ----------
+    rung : str
+        How its name begins, such as ``"08"``.
+    """
+    found = scoreboard.references(rung)
+    fields = [field.name for field in dataclasses.fields(scoreboard.Result)]
+    table = pd.DataFrame(map(asdict, found.values()), columns=fields).assign(rung=list(found))
+    figure = Figure(figsize=(8, 0.5 * len(table) + 1.3), layout="constrained")
+    axes = figure.subplots()
+    _rungs(axes, table)
+    axes.set(xlabel="throughput in images per second", title=f"rung {rung}")
+    lines = [f"{name}: {result.device}, {result.step}, {result.data}" for name, result in found.items()]
+    _foot(figure, "\n".join(lines))
+    words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f}" for row in table.itertuples())
+    return Picture(figure, f"Bars of images per second, one a machine. {words}. {'; '.join(lines)}.")
 
 
 def _rungs(axes: Axes, table: pd.DataFrame) -> None:

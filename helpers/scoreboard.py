@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
 import statistics
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -171,7 +172,7 @@ def latest(rung: str) -> Result | None:
     return _latest(read(), rung)
 
 
-def reference(rung: str) -> pd.DataFrame:
+def references(rung: str) -> dict[str, Result]:
     """Return the latest result of a rung on this machine, and on each machine of ``data/reference`` that has one.
 
     If none has, that is printed.
@@ -180,17 +181,17 @@ def reference(rung: str) -> pd.DataFrame:
     ----------
     rung : str
         How its name begins, such as ``"08"``.
-
-    Returns
-    -------
-    DataFrame
-        A row a machine, in words.
     """
     boards = {"your machine": _path()} | {path.parent.name: path for path in sorted(REFERENCE.glob("*/scoreboard.jsonl"))}
     found = {name: _latest(read(path), rung) for name, path in boards.items()}
     found = {name: result for name, result in found.items() if result}
     if not found.keys() - {"your machine"}:
         print(f"No reference is recorded for rung {rung}: there is only your own machine to look at.")
+    return found
+
+
+def reference(rung: str) -> pd.DataFrame:
+    """Return `references` as a table: a row a machine, in words."""
     rows = {
         name: {
             "images/s": f"{result.images_per_second:,.0f}",
@@ -200,9 +201,34 @@ def reference(rung: str) -> pd.DataFrame:
             "a step": result.step,
             "torch": result.torch,
         }
-        for name, result in found.items()
+        for name, result in references(rung).items()
     }
     return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def borrow_traces(rung: str, run: str) -> None:
+    """Put the traces that GPUs recorded of a rung beside your own, if you have no GPU: TensorBoard shows both.
+
+    Prints a line for each.
+
+    Parameters
+    ----------
+    rung : str
+        How its name begins, such as ``"08"``.
+    run : str
+        Folder below ``COURSE_RUNS`` with your own traces, such as ``"08-resnet50-baseline"``.
+    """
+    if torch.cuda.is_available():
+        return
+    for board in sorted(REFERENCE.glob("*/scoreboard.jsonl")):
+        result = _latest(read(board), rung)
+        if result and result.device != "CPU":
+            machine = board.parent
+            (trace,) = machine.glob(f"traces/{result.rung.replace(' ', '-')}/*.pt.trace.json.gz")
+            target = config.runs_dir() / run / machine.name
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copy(trace, target)
+            print(f"The run {machine.name} beside yours was recorded on {result.device}.")
 
 
 def ladder() -> pd.DataFrame:

@@ -166,6 +166,25 @@ def test_elements_are_drawn_where_they_lie_in_memory():
         assert len(words) == 24 and (words[0], words[1]) == ("R\n0,0", neighbours)
 
 
+def test_a_rung_is_drawn_beside_that_of_recorded_machines(tmp_path, monkeypatch):
+    board(tmp_path, monkeypatch)
+    machine = tmp_path / "reference" / "a-machine"
+    machine.mkdir(parents=True)
+    (machine / "scoreboard.jsonl").write_bytes((tmp_path / "scoreboard.jsonl").read_bytes())
+    monkeypatch.setattr(scoreboard, "REFERENCE", tmp_path / "reference")
+    picture = plots.reference("03")
+    assert "your machine: 310; a-machine: 310" in picture.alt
+    assert [label.get_text() for label in picture.figure.axes[0].get_yticklabels()] == ["your machine", "a-machine"]
+    assert "a-machine: CPU, a step, CIFAR-10" in picture.figure.get_supxlabel()
+
+
+def test_a_rung_that_nobody_has_measured_is_an_empty_figure(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
+    monkeypatch.setattr(scoreboard, "REFERENCE", tmp_path / "reference")
+    assert plots.reference("03").figure.axes[0].get_title() == "rung 03"
+    assert "No reference is recorded" in capsys.readouterr().out
+
+
 def test_in_a_notebook_the_words_are_the_images_alternative_text():
     picture = plots.Picture(PICTURES["curves"]().figure, 'a "quoted" <b>text</b>')
     assert 'alt="a &quot;quoted&quot; &lt;b&gt;text&lt;/b&gt;"' in picture._repr_html_()

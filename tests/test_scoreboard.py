@@ -80,6 +80,31 @@ def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, monkeypatch, c
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(("device", "borrowed"), [("NVIDIA H200", ["a-machine"]), ("CPU", [])])
+def test_without_a_gpu_the_traces_of_recorded_ones_lie_beside_ones_own(own_runs, monkeypatch, capsys, device, borrowed):
+    machine = own_runs / "reference" / "a-machine"
+    trace = machine / "traces" / "08-ResNet-50" / "reference.pt.trace.json.gz"
+    trace.parent.mkdir(parents=True)
+    trace.write_bytes(b"a trace")
+    add("08 ResNet-50", 100)
+    line = (own_runs / "scoreboard.jsonl").read_text().replace('"device": "CPU"', f'"device": "{device}"')
+    (machine / "scoreboard.jsonl").write_text(line)
+    monkeypatch.setattr(scoreboard, "REFERENCE", own_runs / "reference")
+    monkeypatch.setattr(scoreboard.torch.cuda, "is_available", lambda: False)
+    for _ in range(2):
+        scoreboard.borrow_traces("08", "08-resnet50-baseline")
+    files = [path for path in (own_runs / "08-resnet50-baseline").rglob("*") if path.is_file()]
+    assert [path.parent.name for path in files] == borrowed
+    assert all(path.read_bytes() == b"a trace" for path in files)
+    assert capsys.readouterr().out.count("was recorded on NVIDIA H200") == 2 * len(borrowed)
+
+
+def test_with_a_gpu_no_trace_is_borrowed(own_runs, monkeypatch):
+    monkeypatch.setattr(scoreboard.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(scoreboard, "REFERENCE", None)
+    scoreboard.borrow_traces("08", "08-resnet50-baseline")
+
+
 def test_an_empty_scoreboard_says_what_to_do():
     assert "run a notebook" in scoreboard.ladder_text()
 
