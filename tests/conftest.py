@@ -22,6 +22,7 @@ SOURCES = ["real", "drawn"]
 class Executed:
     """The notebooks after nbval executed them in order."""
 
+    notebooks: list[Path]
     runs: Path
     passed: dict[str, int]  # cells that passed, by notebook
     failed: dict[str, list[str]]  # messages of those that did not
@@ -29,11 +30,17 @@ class Executed:
 
 
 @pytest.fixture(scope="session", params=SOURCES)
-def images(request, tmp_path_factory):
-    """Environment variables for a folder with prepared images: real ones if they are there, and drawn ones."""
+def source(request):
+    """Where images come from: "real", if there are such, and "drawn"."""
     if request.param == "real" and not REAL_IMAGES.exists():
         pytest.skip(f"no real images at {REAL_IMAGES}")
-    return prepared(tmp_path_factory, REAL_IMAGES if request.param == "real" else None)
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def images(source, tmp_path_factory):
+    """Environment variables for a folder with prepared images."""
+    return prepared(tmp_path_factory, REAL_IMAGES if source == "real" else None)
 
 
 @pytest.fixture(scope="session")
@@ -43,17 +50,23 @@ def drawn_images(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def executed(images, tmp_path_factory):
-    """All notebooks, executed in order by nbval with the preset for CI."""
+def executed(source, images, tmp_path_factory):
+    """The notebooks, executed in order by nbval with the preset for CI: once all of them.
+
+    Where there are real images, only the first half is executed with drawn ones again: the second half reads a pack.
+    """
+    notebooks = sorted((config.PROJECT / "notebooks").glob("*.ipynb"))
+    if REAL_IMAGES.exists() and source == "drawn":
+        notebooks = [path for path in notebooks if path.name < "07"]
     report = tmp_path_factory.mktemp("nbval") / "report.xml"
-    process = nbval(config.PROJECT / "notebooks", images, f"--junit-xml={report}")
+    process = nbval(notebooks, images, f"--junit-xml={report}")
     passed, failed = {}, {}
     for case in ET.parse(report).iter("testcase"):
         notebook = case.get("classname").split(".")[-2]
         problems = [problem.get("message") or problem.text for problem in case if problem.tag in ("failure", "error")]
         failed.setdefault(notebook, []).extend(problems)
         passed[notebook] = passed.get(notebook, 0) + (not problems)
-    return Executed(Path(images["COURSE_RUNS"]), passed, failed, process.stdout)
+    return Executed(notebooks, Path(images["COURSE_RUNS"]), passed, failed, process.stdout)
 
 
 @pytest.fixture(scope="session")
@@ -98,11 +111,12 @@ def environment(data: Path, runs: Path) -> dict[str, str]:
     return inherited | {"COURSE_PRESET": "ci", "COURSE_DATA": str(data), "COURSE_RUNS": str(runs)}
 
 
-def nbval(path: Path, environment: dict[str, str], *options: str) -> subprocess.CompletedProcess:
-    """Execute a notebook, or a folder of them, by nbval in the running interpreter; compare the outputs marked so."""
+def nbval(notebooks: list[Path], environment: dict[str, str], *options: str) -> subprocess.CompletedProcess:
+    """Execute notebooks of a folder by nbval in the running interpreter; compare the outputs marked so."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300"]
-        + ["-p", "patient_nbval", "-p", "no:cacheprovider", f"--rootdir={path if path.is_dir() else path.parent}", *options, str(path)],
+        + ["-p", "patient_nbval", "-p", "no:cacheprovider", f"--rootdir={notebooks[0].parent}", *options]
+        + list(map(str, notebooks)),
         env=environment | {"PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,

@@ -14,6 +14,8 @@ NAMES = [path.stem for path in NOTEBOOKS]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_of_the_notebook_executes(executed, name):
+    if name not in [path.stem for path in executed.notebooks]:
+        pytest.skip("executed with real images")
     assert name in executed.passed, executed.log
     assert not executed.failed[name], "\n".join(executed.failed[name])
     code = [cell for cell in nbformat.read(config.PROJECT / "notebooks" / f"{name}.ipynb", 4).cells if cell.cell_type == "code"]
@@ -27,14 +29,14 @@ def test_a_notebook_that_is_wrong_fails(tmp_path, source, stored):
     outputs = [] if stored is None else [nbformat.v4.new_output("stream", text=stored)]
     cell = nbformat.v4.new_code_cell(source, outputs=outputs, execution_count=1 if outputs else None)
     write(tmp_path / "wrong.ipynb", cell)
-    process = nbval(tmp_path / "wrong.ipynb", environment(tmp_path, tmp_path))
+    process = nbval([tmp_path / "wrong.ipynb"], environment(tmp_path, tmp_path))
     assert process.returncode == 1, process.stdout
     assert "1 failed" in process.stdout
 
 
 def test_a_cell_that_is_silent_for_six_seconds_passes(tmp_path):
     write(tmp_path / "slow.ipynb", nbformat.v4.new_code_cell("import time; print(1); time.sleep(6); print(2)"))
-    process = nbval(tmp_path / "slow.ipynb", environment(tmp_path, tmp_path))
+    process = nbval([tmp_path / "slow.ipynb"], environment(tmp_path, tmp_path))
     assert process.returncode == 0, process.stdout
 
 
