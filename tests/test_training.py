@@ -3,7 +3,7 @@ import pytest
 import torch
 from torchvision import transforms
 
-from helpers import cifar10, config, models, training
+from helpers import cifar10, config, models, precision, training
 
 
 @pytest.fixture
@@ -189,3 +189,70 @@ def test_out_of_memory_says_which_mini_batch_to_try(batch):
 def test_a_step_is_named_after_its_network_also_when_compiled():
     model = torch.compile(models.resnet50(64))
     assert str(training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))) == "ResNet-50 at 64 × 64 on CPU"
+
+
+def test_autocast_runs_the_forward_pass_in_the_type_it_is_given(batch):
+    model, seen = models.SmallCNN(normalize=True), []
+    model[1].register_forward_hook(lambda layer, inputs, output: seen.append(output.dtype))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for autocast in (None, torch.bfloat16):
+        step = training.TrainingStep(model, optimizer, autocast=autocast)
+        loss = step(*batch)
+    assert seen == [torch.float32, torch.bfloat16]
+    assert loss.dtype == torch.float32
+    assert str(step) == "SmallCNN on CPU, autocast to bfloat16"
+
+
+def test_a_loss_scale_does_not_change_what_is_learned(batch):
+    def losses(**options):
+        training.seed_everything(0)
+        model = models.SmallCNN(normalize=True)
+        step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05), **options)
+        return [step(*batch).item() for _ in range(5)]
+
+    assert losses(scaler=torch.amp.GradScaler("cpu")) == pytest.approx(losses(), abs=1e-5)
+
+
+def test_a_step_whose_gradients_overflow_is_skipped_and_the_scale_halved(batch):
+    model = models.SmallCNN(normalize=True)
+    before = [weights.clone() for weights in model.parameters()]
+    precision.round_gradients(model, torch.float16)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05), scaler=scaler)(*batch)
+    assert scaler.get_scale() == 2.0**39
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_only_a_model_on_a_gpu_can_be_recorded_as_a_graph(batch):
+    model = models.SmallCNN(normalize=True)
+    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    with pytest.raises(ValueError, match="on a GPU, found it on the cpu"):
+        training.graphed(step, *batch)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_a_recorded_graph_learns_what_the_step_learns(batch, autocast):
+    other = (batch[0].flip(0), batch[1].flip(0))
+
+    def trained(recorded):
+        training.seed_everything(0)
+        model = models.SmallCNN(normalize=True).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+        step = training.TrainingStep(model, optimizer, autocast=autocast)
+        if recorded:
+            step = training.graphed(step, *batch)  # trains three times on the first mini-batch
+        else:
+            for _ in range(3):
+                step(*batch)
+        return [step(*each).item() for each in (batch, other, batch, other)]
+
+    assert trained(True) == pytest.approx(trained(False), abs=1e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_recorded_graph_takes_no_mini_batch_of_another_shape(batch):
+    model = models.SmallCNN(normalize=True).cuda()
+    step = training.graphed(training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05)), *batch)
+    with pytest.raises(ValueError, match="shape"):
+        step(batch[0][:1], batch[1][:1])
