@@ -20,6 +20,7 @@ Other           anything else: Python, mostly
 
 from helpers.traces.accelerators import NoAccelerator, accelerators, gaps, kernels
 from helpers.traces.comparison import PLAIN_NAMES, difference, sentence
+from helpers.traces.memory import NoMemory, memory_curve
 from helpers.traces.operators import top_operators
 from helpers.traces.reading import (
     CATEGORIES,
@@ -47,6 +48,7 @@ __all__ = [
     "EmptyTrace",
     "ForeignFile",
     "NoAccelerator",
+    "NoMemory",
     "NoSteps",
     "NoTraces",
     "SeveralRecordings",
@@ -62,6 +64,7 @@ __all__ = [
     "kernels",
     "load",
     "loading_share",
+    "memory_curve",
     "ranks",
     "sentence",
     "slim",
