@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from helpers import hardware, measure, scoreboard, traces
+from helpers import hardware, measure, precision, scoreboard, traces
 from helpers.traces import report
 from helpers.traces.intervals import union
 
@@ -513,6 +513,104 @@ def kernels(table: pd.DataFrame, source: str) -> Picture:
     rows = zip(names, total, used, strict=True)
     words = ", ".join(f"{name} {value:.2f} ms{' on Tensor Cores' * bool(core)}" for name, value, core in rows)
     return Picture(figure, f"Bars of the time of the kernels that took most: {words}. {source}.")
+
+
+def number_formats() -> Picture:
+    """Draw the bits of `precision.FORMATS`, and from where to where their numbers go."""
+    formats = precision.FORMATS
+    figure = Figure(figsize=(8, 0.8 * len(formats) + 1.6), layout="constrained")
+    bits, reach = figure.subplots(2, 1)
+    parts = {"sign": GREY, "exponent: the range": ORANGE, "mantissa: the precision": SKY}
+    for row, each in enumerate(formats):
+        start = 0
+        for (label, colour), count in zip(parts.items(), (1, each.exponent, each.mantissa), strict=True):
+            boxes = [(start + bit, 1) for bit in range(count)]
+            bits.broken_barh(boxes, (row - 0.35, 0.7), facecolor=colour, edgecolor="white", label=label if row == 0 else None)
+            bits.text(start + count / 2, row, str(count), ha="center", va="center", fontsize=9)
+            start += count
+        low, normal, high = np.log2(each.range)
+        reach.barh(row, high - normal, left=normal, color=ORANGE, height=0.5)
+        reach.barh(row, normal - low, left=low, color=PALE, edgecolor=ORANGE, hatch="///", height=0.5)
+        reach.text(high, row, f"  after 1 comes 1 + 2$^{{-{each.mantissa}}}$", va="center", fontsize=9)
+    bits.set(xlabel="bits", xlim=(0, 33))
+    bits.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 0.97), fontsize=9)
+    reach.set(xlabel="numbers above 0, as powers of 2 (hatched: with fewer bits of precision)", xlim=(-155, 215))
+    reach.set_xticks(range(-150, 151, 50))
+    for axes in (bits, reach):
+        axes.set_yticks(range(len(formats)), [each.name for each in formats])
+        axes.invert_yaxis()
+        _quiet(axes, "x")
+    words = "; ".join(
+        f"{each.name}: sign 1, exponent {each.exponent}, mantissa {each.mantissa} bits, "
+        f"from {each.smallest_normal:.1e} to {each.largest:.1e}"
+        for each in formats
+    )
+    return Picture(figure, f"Boxes for the bits of number formats, and bars from the smallest to the largest number. {words}.")
+
+
+def gradients(samples: Mapping[str, Mapping[str, torch.Tensor]], scale: float, source: str) -> Picture:
+    """Draw how large gradients are, above the range of float16 without and with a loss scale.
+
+    Parameters
+    ----------
+    samples : mapping of str to mapping of str to Tensor
+        Title of each panel, and its gradients by kind, as `precision.gradients` returns them.
+    scale : float
+        Factor of the loss.
+    source : str
+        Of which network and images.
+    """
+    figure = Figure(figsize=(8, 2.1 * len(samples) + 0.8), layout="constrained")
+    panels = figure.subplots(len(samples), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    bins, top, words = np.arange(-50, 21), 0.0, []
+    for axes, (title, kinds) in zip(panels, samples.items(), strict=True):
+        for (kind, values), (colour, style) in zip(kinds.items(), ((BLUE, "-"), (VERMILION, "--")), strict=False):
+            sizes = np.log2(np.abs(values[values != 0].numpy().astype(float)))
+            counts, _ = np.histogram(sizes.clip(bins[0], bins[-1]), bins)
+            shares = counts / counts.sum() * 100
+            axes.stairs(shares, bins, color=colour, linestyle=style, label=kind)
+            top = max(top, shares.max())
+            words.append(f"{title}, {kind}: half of them below 2^{np.median(sizes):.0f}")
+        axes.set(title=title, ylabel="share in %")
+        _quiet(axes)
+    for axes in panels:
+        for place, (factor, label) in enumerate(((1, "float16"), (scale, f"float16, loss × {scale:,.0f}"))):
+            low, normal, high = np.log2([each / factor for each in precision.FLOAT16.range])
+            height, y = top * 0.16, top * (1.15 + 0.22 * place)
+            axes.barh(y, high - normal, left=normal, height=height, color=GREEN)
+            axes.barh(y, normal - low, left=low, height=height, color=PALE, edgecolor=GREEN, hatch="///")
+            axes.text(low - 0.5, y, label, ha="right", va="center", fontsize=8)
+        axes.set_ylim(0, top * 1.5)
+    panels[0].legend(frameon=False, fontsize=9, loc="center right")
+    panels[-1].set_xlabel("size of a gradient's element, as a power of 2 (bars: what float16 can hold)")
+    _foot(figure, source)
+    return Picture(figure, f"Histograms of the size of gradients, below the range of float16. {'; '.join(words)}. {source}.")
+
+
+def memory_curves(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
+    """Draw the memory of tensors over time, as traces tell it.
+
+    Parameters
+    ----------
+    tables : mapping of str to DataFrame
+        For each recording its rows of one device, as `traces.memory_curve` returns them.
+    source : str
+        What was recorded, and on which machine.
+    """
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for (name, table), (colour, style) in zip(tables.items(), ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":")), strict=False):
+        axes.step(table["time"], table["allocated"], where="post", color=colour, linestyle=style, label=name)
+    axes.set(xlabel="time since the start of the first recorded step in ms", ylabel="memory of tensors in MB")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(frameon=False)
+    _quiet(axes)
+    _foot(figure, source)
+    words = (
+        f"{name}: between {table['allocated'].min():,.0f} and {table['allocated'].max():,.0f} MB"
+        for name, table in tables.items()
+    )
+    return Picture(figure, f"Lines of the memory of tensors over time. {'; '.join(words)}. {source}.")
 
 
 def _three(value: float) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from helpers import hardware, measure, plots, scoreboard, traces
@@ -54,6 +55,10 @@ def formats():
     return {"contiguous": image, "channels_last": image.contiguous(memory_format=torch.channels_last)}
 
 
+def curve(*allocated):
+    return pd.DataFrame({"time": range(len(allocated)), "device": "CPU", "allocated": allocated})
+
+
 PICTURES = {
     "image_grid": lambda: plots.image_grid(np.zeros((3, 32, 32, 3), np.uint8), [0, 1, 1], ["cat", "dog"], SOURCE),
     "breakdown": lambda: plots.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
@@ -69,6 +74,9 @@ PICTURES = {
     "kernels": lambda: plots.kernels(traces.kernels(gpu()), SOURCE),
     "roofline": lambda: plots.roofline({"float32": placed(), "TF32": placed(1.5)}, SOURCE),
     "memory_formats": lambda: plots.memory_formats(formats()),
+    "number_formats": plots.number_formats,
+    "gradients": lambda: plots.gradients({"start": {"weights": 2.0 ** -torch.arange(30)}}, 2.0**16, SOURCE),
+    "memory_curves": lambda: plots.memory_curves({"one": curve(5.0, 90.0), "two": curve(40.0, 90.0)}, SOURCE),
     "utilization": lambda: plots.utilization_and_efficiency([(0, 6, 0.1), (7, 9, 1.0)]),
 }
 
@@ -87,7 +95,10 @@ def test_of_five_runs_every_one_has_a_curve_of_its_own():
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 5
 
 
-@pytest.mark.parametrize("name", ["image_grid", "breakdown", "comparison", "access", "curves", "phases", "accelerator", "kernels", "roofline"])
+OF_MEASUREMENTS = ["image_grid", "breakdown", "comparison", "access", "curves", "phases", "accelerator", "kernels"]
+
+
+@pytest.mark.parametrize("name", [*OF_MEASUREMENTS, "roofline", "gradients", "memory_curves"])
 def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_words(name):
     picture = PICTURES[name]()
     titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
@@ -188,3 +199,14 @@ def test_a_rung_that_nobody_has_measured_is_an_empty_figure(tmp_path, monkeypatc
 def test_in_a_notebook_the_words_are_the_images_alternative_text():
     picture = plots.Picture(PICTURES["curves"]().figure, 'a "quoted" <b>text</b>')
     assert 'alt="a &quot;quoted&quot; &lt;b&gt;text&lt;/b&gt;"' in picture._repr_html_()
+
+
+def test_the_range_of_float16_is_drawn_where_it_is_and_where_a_loss_scale_moves_it():
+    bars = plots.gradients({"start": {"weights": 2.0 ** -torch.arange(30)}}, 2.0**10, SOURCE).figure.axes[0].patches
+    edges = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars if isinstance(bar, Rectangle)]
+    assert edges == [pytest.approx(each, abs=1e-3) for each in ((-14, 16), (-24, -14), (-24, 6), (-34, -24))]
+
+
+def test_the_bits_of_a_format_are_drawn_one_by_one():
+    boxes = plots.number_formats().figure.axes[0].collections
+    assert [len(each.get_paths()) for each in boxes] == [1, 8, 23, 1, 8, 10, 1, 8, 7, 1, 5, 10]
