@@ -168,6 +168,8 @@ class TrainingStep:
         Runs the forward pass in mixed precision: in this type where that is fast and safe enough, else in float32.
     scaler : GradScaler, optional
         Multiplies the loss, so that no gradient becomes 0 in float16, and divides the gradients again.
+    memory_format : torch.memory_format
+        How the images shall lie in the device's memory; by default as they come.
 
     Raises
     ------
@@ -180,6 +182,7 @@ class TrainingStep:
     accuracy: MulticlassAccuracy | None = None
     autocast: torch.dtype | None = None
     scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler(enabled=False))
+    memory_format: torch.memory_format = torch.preserve_format
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         try:
@@ -189,7 +192,7 @@ class TrainingStep:
 
     def _train(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         device = device_of(self.model)
-        images = images.to(device, non_blocking=True)
+        images = images.to(device, non_blocking=True, memory_format=self.memory_format)
         labels = labels.to(device, non_blocking=True)
         with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
             logits = self.model(images)

@@ -34,6 +34,17 @@ def test_a_step_lowers_the_loss_on_its_own_batch(batch):
     assert losses[-1] < losses[0] - 0.1
 
 
+@pytest.mark.parametrize("memory_format", [torch.preserve_format, torch.contiguous_format, torch.channels_last])
+def test_images_reach_the_network_in_the_memory_format_asked_for(batch, memory_format):
+    model, seen = models.SmallCNN(normalize=True), []
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].stride()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    images = batch[0].contiguous(memory_format=torch.channels_last)
+    training.TrainingStep(model, optimizer, memory_format=memory_format)(images, batch[1])
+    contiguous = memory_format == torch.contiguous_format
+    assert seen == [batch[0].stride() if contiguous else images.stride()]
+
+
 def test_a_step_never_asks_a_tensor_for_its_value(batch, monkeypatch):
     model = models.SmallCNN(normalize=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
