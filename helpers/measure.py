@@ -136,33 +136,32 @@ def loop(loader: Iterable, step: training.Step, steps: int, warmup: int | None =
 
     Parameters
     ----------
-    loader : iterable of (images, labels)
-        A DataLoader, or anything that yields mini-batches; `images` has the batch as its first dimension.
+    loader : iterable
+        A DataLoader, or anything that yields mini-batches; see `training.batch_size` for what counts as images.
     step : callable
-        Called with images and labels.
+        Called with a mini-batch as `training.call` does: with images and labels, if it is a pair of them.
     steps : int
         Steps to time.
     warmup : int, optional
         Steps before that; `warmup_steps` by default.
     """
-    batches = training.endless(loader)
-    for _ in range(warmup_steps(loader) if warmup is None else warmup):
-        step(*next(batches))
-    _synchronize()
-    images, waits, durations = 0, [], []
-    begin = now = time.perf_counter()
-    for _ in range(steps):
-        start = now
-        batch = next(batches)
-        waits.append(time.perf_counter() - start)
-        step(*batch)
-        images += len(batch[0])
-        del batch  # to free a mini-batch of photos takes a millisecond, which is no waiting
-        now = time.perf_counter()
-        durations.append(now - start)
-    _synchronize()
-    seconds = time.perf_counter() - begin
-    batches.close()  # ends the workers
+    with training.batches(loader) as batches:
+        for _ in range(warmup_steps(loader) if warmup is None else warmup):
+            training.call(step, next(batches))
+        _synchronize()
+        images, waits, durations = 0, [], []
+        begin = now = time.perf_counter()
+        for _ in range(steps):
+            start = now
+            batch = next(batches)
+            waits.append(time.perf_counter() - start)
+            training.call(step, batch)
+            images += training.batch_size(batch)
+            del batch  # to free a mini-batch of photos takes a millisecond, which is no waiting
+            now = time.perf_counter()
+            durations.append(now - start)
+        _synchronize()
+        seconds = time.perf_counter() - begin
     return Timing(images, seconds, tuple(waits), tuple(durations))
 
 
@@ -171,17 +170,16 @@ def loading(loader: Iterable, seconds: float) -> Timing:
 
     For loaders that need less than a millisecond for a mini-batch: some steps of them would be too short to time.
     """
-    batches = training.endless(loader)
-    for _ in range(warmup_steps(loader)):
-        next(batches)
-    images, waits = 0, []
-    begin = now = time.perf_counter()
-    while now - begin < seconds:
-        start = now
-        images += len(next(batches)[0])
-        now = time.perf_counter()
-        waits.append(now - start)
-    batches.close()  # ends the workers
+    with training.batches(loader) as batches:
+        for _ in range(warmup_steps(loader)):
+            next(batches)
+        images, waits = 0, []
+        begin = now = time.perf_counter()
+        while now - begin < seconds:
+            start = now
+            images += training.batch_size(next(batches))
+            now = time.perf_counter()
+            waits.append(now - start)
     return Timing(images, now - begin, tuple(waits), tuple(waits))
 
 

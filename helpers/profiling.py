@@ -48,9 +48,9 @@ def record(
 
     Parameters
     ----------
-    loader : iterable of (images, labels)
+    loader : iterable
     step : callable
-        Called with images and labels.
+        Called with a mini-batch as `training.call` does.
     run : str
         Notebook and experiment, such as ``"01-first-profile/one-worker"``: the folder below ``COURSE_RUNS``.
     active : int
@@ -66,9 +66,9 @@ def record(
     beside = config.runs_dir() / f".recording-{os.getpid()}"
     shutil.rmtree(beside, ignore_errors=True)
     plan = schedule(wait=measure.warmup_steps(loader), warmup=1, active=active, repeat=spans)
-    batches, clock = training.endless(loader), {}
+    clock = {}
     try:
-        with warnings.catch_warnings(), profile(
+        with training.batches(loader) as batches, warnings.catch_warnings(), profile(
             activities=activities(),
             schedule=plan,
             on_trace_ready=tensorboard_trace_handler(str(beside), use_gzip=True),
@@ -82,7 +82,7 @@ def record(
                 start = time.perf_counter()
                 batch = next(batches)
                 waited = time.perf_counter() - start
-                step(*batch)
+                training.call(step, batch)
                 del batch  # to free a mini-batch of photos takes a millisecond, which is no waiting
                 if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
                     clock[profiler.step_num] = {"wait": waited * 1e6, "step": (time.perf_counter() - start) * 1e6}
@@ -95,7 +95,6 @@ def record(
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside.rename(folder)
     finally:
-        batches.close()  # ends the workers
         shutil.rmtree(beside, ignore_errors=True)
     return folder
 
