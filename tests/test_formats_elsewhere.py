@@ -92,6 +92,29 @@ def test_webdataset_reads_tar_shards(tmp_path, pairs):
         assert np.array_equal(sample["label.npy"], OTHERS[index]) if pairs else sample["cls"] == LABELS[index]
 
 
+def dali_batch(read):
+    """All samples as a pipeline of DALI on the CPU reads them."""
+    dali = pytest.importorskip("nvidia.dali")  # of the extra "peers"
+    pipeline = dali.pipeline_def(batch_size=COUNT, num_threads=1, device_id=None)(read)()
+    pipeline.build()
+    return [[np.array(sample) for sample in output] for output in pipeline.run()]
+
+
+def test_dali_reads_tar_shards(tmp_path):
+    folder = packed(tmp_path, "tar", VARYING, LABELS)
+    shards = [str(shard) for shard in sorted(folder.glob("*.tar"))]
+
+    def read():
+        from nvidia.dali import fn
+
+        arrays, labels = fn.readers.webdataset(paths=shards, ext=["npy", "cls"])
+        return fn.decoders.numpy(arrays), labels
+
+    images, labels = dali_batch(read)
+    assert all(np.array_equal(image, expected) for image, expected in zip(images, VARYING, strict=True))
+    assert [int(label.tobytes()) for label in labels] == LABELS
+
+
 def test_any_zip_program_and_numpy_read_zip(tmp_path):
     folder = packed(tmp_path, "zip", IMAGES, LABELS)
     with zipfile.ZipFile(folder / "shard-000000.zip") as archive:
@@ -168,6 +191,35 @@ def test_tfrecords_of_pairs_are_examples_with_two_images(tmp_path):
         assert np.array_equal(pixels(example, "label", "label_shape"), other)
 
 
+def test_dali_reads_tfrecords(tmp_path):
+    folder = packed(tmp_path, "tfrecord", VARYING, LABELS, shard_bytes=1_000)
+    shards = [str(shard) for shard in sorted(folder.glob("*.tfrecord"))]
+
+    def read():
+        from nvidia.dali import fn, tfrecord
+
+        features = {
+            "image": tfrecord.FixedLenFeature((), tfrecord.string, ""),
+            "shape": tfrecord.FixedLenFeature([3], tfrecord.int64, 0),
+            "label": tfrecord.FixedLenFeature([1], tfrecord.int64, 0),
+        }
+        found = fn.readers.tfrecord(path=shards, index_path=[f"{shard}.idx" for shard in shards], features=features)
+        return fn.reshape(found["image"], shape=found["shape"]), found["label"]
+
+    images, labels = dali_batch(read)
+    assert all(np.array_equal(image, expected) for image, expected in zip(images, VARYING, strict=True))
+    assert [label.item() for label in labels] == LABELS
+
+
+def test_the_package_tfrecord_reads_tfrecords(tmp_path):
+    tfrecord = pytest.importorskip("tfrecord")  # of the extra "peers"
+    folder = packed(tmp_path, "tfrecord", VARYING, LABELS)
+    found = list(tfrecord.tfrecord_loader(str(folder / "shard-000000.tfrecord"), None))
+    for example, image, label in zip(found, VARYING, LABELS, strict=True):
+        assert np.array_equal(np.frombuffer(example["image"], np.uint8).reshape(example["shape"]), image)
+        assert example["label"].tolist() == [label]
+
+
 def test_the_index_beside_tfrecords_has_begin_and_length_of_each_record(tmp_path):
     """As DALI's tfrecord2idx writes it."""
     folder = packed(tmp_path, "tfrecord", VARYING, LABELS, shard_bytes=1_000)
@@ -185,6 +237,16 @@ def test_pandas_reads_parquet(tmp_path):
     assert table["label"].tolist() == LABELS
     for row, image in zip(table.itertuples(), VARYING, strict=True):
         assert np.array_equal(np.frombuffer(row.image, np.uint8).reshape(row.channels, row.height, row.width), image)
+
+
+def test_hugging_face_datasets_reads_parquet(tmp_path):
+    huggingface = pytest.importorskip("datasets")  # of the extra "peers"
+    folder = packed(tmp_path, "parquet", VARYING, LABELS, rows_per_group=6)
+    rows = huggingface.Dataset.from_parquet(str(folder / "data.parquet"), cache_dir=str(tmp_path / "cache"))
+    assert rows["label"] == LABELS
+    for row, image in zip(rows, VARYING, strict=True):
+        shape = row["channels"], row["height"], row["width"]
+        assert np.array_equal(np.frombuffer(row["image"], np.uint8).reshape(shape), image)
 
 
 def test_the_manifest_says_what_is_in_a_pack(tmp_path):
