@@ -1,9 +1,10 @@
 """How fast each packed format is written and read: ``python -m tests.bench.bench_formats``.
 
 50,000 images of 32×32, drawn; shuffled mini-batches of 128 through a standard DataLoader without workers, with one
-thread of PyTorch: images a second and core. Naive is one PNG an image, with ToTensor and Normalize. The limit is the
-gather alone: index_select into a tensor kept. Every variant is timed for a moment in each round, in turn; ratios are
-medians of those of the rounds. Files are in the page cache; every checksum is on.
+thread of PyTorch, on one core: images a second and core. Naive is one PNG an image, with ToTensor and Normalize. The
+limit is the gather alone: index_select into a tensor kept. Every variant is timed for a moment in each round, in turn;
+ratios are medians of those of the rounds. Files are in the page cache; every checksum is on. The libraries of the extra
+``peers`` that are installed are timed in the same rounds.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from torchvision import transforms
 from helpers import cifar10, config, datasets, formats, synthetic
 from helpers.formats import parquet
 from helpers.formats.sampling import ShuffledBatches
+from tests.bench import peers, timing
+from tests.bench.timing import BATCH, Variant
 
-COUNT, BATCH = 50_000, 128
-ROUNDS, SECONDS = 7, 0.3  # of one variant in a round
-WARMUP_BATCHES = 20
+COUNT = 50_000
+PACKAGES = ("torch", "torchvision", "numpy", "pillow", "lmdb", "h5py", "pyarrow")
 
 KINDS = {
     "npy": ("npy", {}),
@@ -34,7 +36,7 @@ KINDS = {
     "lmdb, lz4": ("lmdb", {"codec": "lz4"}),
     "lmdb, png": ("lmdb", {"codec": "png"}),
     "hdf5": ("hdf5", {}),
-    "tar": ("tar", {}),
+    "tar": ("tar", {"shard_bytes": 2**25}),  # several, for WebDataset to shuffle
     "zip": ("zip", {}),
     "tfrecord": ("tfrecord", {}),
     "parquet": ("parquet", {}),
@@ -70,14 +72,21 @@ class Normalized:
 def main() -> None:
     """Print for each format how long packing took and its size, and for each way to read it images a second."""
     torch.set_num_threads(1)
+    print(timing.provenance([*PACKAGES, *(name for name in peers.installed() if name not in PACKAGES)]))
     images, labels = synthetic.draw(COUNT, config.SEED)
     images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     with tempfile.TemporaryDirectory() as folder:
         prepared = cifar10.prepare(data_dir=Path(folder), drawn=(COUNT, 10), download=False, progress=False)
         print("Packing 50,000 images, medians of 3 where more than one is timed:")
         packs = pack_all(images, labels, Path(folder), prepared.train)
-        variants = all_variants(packs, prepared.train, torch.from_numpy(images), torch.from_numpy(labels))
-        report(in_turn(variants))
+        with timing.one_core(), peers.contained(Path(folder)):
+            theirs = peers.variants(peers.Source(images, labels, prepared.train, packs, Path(folder)))
+            ours = all_variants(packs, prepared.train, torch.from_numpy(images), torch.from_numpy(labels))
+            limit = {"gather alone (the limit)": Variant(lambda: gather(torch.from_numpy(images)))}
+            variants = ours | theirs | limit
+            rates = timing.in_turn(variants)
+        timing.report(rates, variants)
+        timing.report_beside(rates, variants)
 
 
 def pack_all(images: np.ndarray, labels: np.ndarray, folder: Path, naive: Path) -> dict[str, formats.PackedDataset]:
@@ -97,23 +106,24 @@ def pack_all(images: np.ndarray, labels: np.ndarray, folder: Path, naive: Path) 
     return packs
 
 
-def all_variants(packs, naive: Path, images: torch.Tensor, labels: torch.Tensor) -> dict[str, Callable]:
-    """Name each way to read, and how to begin an epoch of it."""
+def all_variants(packs, naive: Path, images: torch.Tensor, labels: torch.Tensor) -> dict[str, Variant]:
+    """Name each of our ways to read, naive first."""
     normalize = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cifar10.MEAN, cifar10.STD)])
-    variants = {"naive": loader(datasets.PngDataset(naive, normalize))}
+    variants = {"naive": Variant(loader(datasets.PngDataset(naive, normalize)), "float32")}
     for kind, dataset in packs.items():
-        variants[f"{kind}, by item"] = loader(formats.ByItem(dataset))
-        variants[f"{kind}, batches"] = loader(dataset, dataset.collate)
+        variants[f"{kind}, by item"] = Variant(loader(formats.ByItem(dataset)))
+        variants[f"{kind}, batches"] = Variant(loader(dataset, dataset.collate))
     npy = packs["npy"]
     by_group = parquet.RowGroupBatches(packs["parquet"], BATCH)
-    variants["parquet, batches by row group"] = loader(packs["parquet"], npy.collate, by_group)
-    variants["npy, normalized float32"] = loader(npy, Normalized())
-    variants["npy, ShuffledBatches"] = loader(npy, npy.collate, ShuffledBatches(COUNT, BATCH))
+    variants["parquet, batches by row group"] = Variant(loader(packs["parquet"], npy.collate, by_group))
+    variants["npy, normalized"] = Variant(loader(npy, Normalized()), "float32")
+    variants["lmdb, png, normalized"] = Variant(loader(packs["lmdb, png"], Normalized()), "float32")
+    variants["npy, ShuffledBatches"] = Variant(loader(npy, npy.collate, ShuffledBatches(COUNT, BATCH)))
     in_memory = InMemory(images, labels)
-    variants["tensors in memory"] = loader(in_memory, lambda batch: batch)
-    variants["tensors, ShuffledBatches"] = loader(in_memory, lambda batch: batch, ShuffledBatches(COUNT, BATCH))
-    variants["DataLoader alone"] = loader(Nothing(), lambda batch: batch)
-    variants["gather alone (the limit)"] = lambda: gather(images)
+    variants["tensors in memory"] = Variant(loader(in_memory, lambda batch: batch))
+    by_array = ShuffledBatches(COUNT, BATCH)
+    variants["tensors, ShuffledBatches"] = Variant(loader(in_memory, lambda batch: batch, by_array))
+    variants["DataLoader alone"] = Variant(loader(Nothing(), lambda batch: batch), "indices")
     return variants
 
 
@@ -137,44 +147,6 @@ def gather(images: torch.Tensor) -> Iterator[tuple[torch.Tensor, None]]:
     kept = torch.empty(BATCH, *images.shape[1:], dtype=torch.uint8)
     for places in torch.randperm(COUNT)[: COUNT // BATCH * BATCH].split(BATCH):
         yield torch.index_select(images, 0, places, out=kept), None
-
-
-def in_turn(variants) -> dict[str, list[float]]:
-    """Images a second of every variant in every round; the first round is a warm-up, which checks npy's blocks."""
-    rates = {name: [] for name in variants}
-    for number in range(ROUNDS + 1):
-        for name, variant in variants.items():
-            rate = measured(variant)
-            if number:
-                rates[name].append(rate)
-    return rates
-
-
-def measured(variant) -> float:
-    """Images a second, for `SECONDS` of one epoch or of several."""
-    count, seconds, batches = 0, 0.0, iter(())
-    while seconds < SECONDS:
-        begin = time.perf_counter()
-        batch = next(batches, None)
-        if batch is None:
-            batches = iter(variant() if callable(variant) else variant)
-            batch = next(batches)
-        seconds += time.perf_counter() - begin
-        count += len(batch[0])
-    return count / seconds
-
-
-def report(rates: dict[str, list[float]]) -> None:
-    """Print images a second, their spread, and the ratios to naive and to the limit."""
-    *_, limit = rates
-    head = f"medians of {ROUNDS} rounds in turn"
-    print(f"\n{head:32} {'images/s':>10} {'lowest – highest':>24} {'naive':>8} {'limit':>6}")
-    for name, mine in rates.items():
-        to_naive, to_limit = (
-            statistics.median(a / b for a, b in zip(mine, rates[other])) for other in ("naive", limit)
-        )
-        spread = f"{min(mine):,.0f} – {max(mine):,.0f}"
-        print(f"{name:32} {statistics.median(mine):10,.0f} {spread:>24} {to_naive:7.1f}× {to_limit:6.2f}")
 
 
 def size(folder: Path) -> int:
