@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 
 def check(answer: float | None, expected: float, *, tolerance: float = 0.05, hint: str) -> bool:
     """Say whether `answer` is right.
@@ -30,3 +32,37 @@ def check(answer: float | None, expected: float, *, tolerance: float = 0.05, hin
     right = abs(answer - expected) <= tolerance * abs(expected)
     print(f"Right: {answer:.4g}." if right else f"Not yet: {answer:.4g}. {hint}")
     return right
+
+
+def check_names(answers: Mapping[str, str | None], expected: Mapping[str, str], *, names: Collection[str], hint: str) -> bool:
+    """Say of each question whether the name in `answers` is right.
+
+    Parameters
+    ----------
+    answers : mapping of str to str or None
+        For each question a name; None where nothing has been filled in yet.
+    expected : mapping of str to str
+        The right ones.
+    names : collection of str
+        All names to choose from.
+    hint : str
+        Printed with a wrong answer.
+
+    Returns
+    -------
+    bool
+        Whether all answers are right.
+    """
+    right = []
+    for question, name in expected.items():
+        answer = answers.get(question)
+        if answer is None or answer is ...:
+            print(f"{question}: nothing to check yet.")
+        elif answer not in names:
+            print(f"{question}: expected one of {', '.join(map(repr, names))}, found {answer!r}.")
+        elif answer != name:
+            print(f"{question}: not yet: {answer}. {hint}")
+        else:
+            print(f"{question}: right: {answer}.")
+            right.append(question)
+    return len(right) == len(expected)

@@ -55,6 +55,11 @@ COLOURS = {
     "resize": ORANGE,
     "crop and flip": GREEN,
     "to tensor": SKY,
+    "normalize": GREEN,
+    "collate": BLUE,
+    "hand over": BLACK,
+    "the rest": GREY,
+    "compute": BLUE,
 }
 
 
@@ -152,6 +157,98 @@ def comparison(result: measure.Comparison, source: str) -> Picture:
     _foot(figure, source)
     words = ", ".join(f"{name} {median:,.0f}" for name, median in zip(result.names, medians, strict=True))
     return Picture(figure, f"Bars of median images per second: {words}. {source}.")
+
+
+def two_clocks(results: Mapping[str, measure.TwoClocks], source: str) -> Picture:
+    """Draw, for each loader, the two clocks as they were expected to run, and below them the loop as it was measured.
+
+    Parameters
+    ----------
+    results : mapping of str to TwoClocks
+        One a loader, by its name.
+    source : str
+    """
+    figure = Figure(figsize=(8, 0.85 * len(results) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    for place, clocks in enumerate(results.values()):
+        start = 0 if clocks.workers else clocks.predicted_ms - clocks.compute_ms
+        rounds = [timing.step_ms for timing in clocks.loop]
+        bars = {
+            "loading alone": (place - 0.27, clocks.loading_ms, 0, COLOURS["loading"]),
+            "compute alone": (place, clocks.compute_ms, start, COLOURS["compute"]),
+            "the loop, measured": (place + 0.27, clocks.loop_ms, 0, NEUTRAL),
+        }
+        for name, (y, width, left, colour) in bars.items():
+            axes.barh(y, width, left=left, height=0.24, color=colour, label=name if place == 0 else None)
+        axes.plot(rounds, [place + 0.27] * len(rounds), "o", color=BLACK, markersize=3)
+        axes.plot([clocks.predicted_ms] * 2, [place - 0.4, place + 0.42], color=BLACK, linestyle="--", linewidth=1.2)
+        end = max(clocks.predicted_ms, *rounds)
+        axes.text(end, place + 0.27, f"  {clocks.error:+.0%}", va="center", fontsize=9)
+    axes.plot([], [], color=BLACK, linestyle="--", linewidth=1.2, label="predicted")
+    axes.set(xlabel="time per mini-batch in ms (dots: rounds; on the right: how far off the prediction is)")
+    axes.set_yticks(range(len(results)), list(results))
+    axes.margins(x=0.1)
+    axes.set_xlim(left=0)
+    axes.invert_yaxis()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    _quiet(axes, "x")
+    _foot(figure, source)
+    words = "; ".join(
+        f"{name}: loading {clocks.loading_ms:.1f} ms, compute {clocks.compute_ms:.1f} ms, predicted "
+        f"{clocks.predicted_ms:.1f} ms, measured {clocks.loop_ms:.1f} ms ({clocks.error:+.0%})"
+        for name, clocks in results.items()
+    )
+    return Picture(figure, f"For each loader bars of the two clocks and of the loop. {words}. {source}.")
+
+
+def monitored(table: pd.DataFrame, timing: measure.Timing, source: str) -> Picture:
+    """Draw what a monitor saw while a loop ran, under the steps of the loop.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `monitor.Monitor.table` returns it.
+    timing : Timing
+        The loop; time 0 is when its first step began.
+    source : str
+    """
+    table = table.loc[timing.begin : timing.begin + timing.seconds]
+    panels = {
+        "CPU in %": {name.removesuffix(" in %").removesuffix(", CPU"): name for name in table if "core" in name or "CPU" in name},
+        "GPU in %": {name.removesuffix(" in %"): name for name in table if name.startswith("GPU") and name.endswith("%")},
+        "MB/s": {name.removesuffix(" in MB/s"): name for name in table if name.endswith("MB/s")},
+        "memory in MB": {name.removesuffix(" in MB"): name for name in table if name.endswith(" in MB")},
+    }
+    panels = {unit: lines for unit, lines in panels.items() if lines}
+    figure = Figure(figsize=(8, 1.4 * len(panels) + 1.6), layout="constrained")
+    steps, *others = figure.subplots(1 + len(panels), 1, sharex=True, height_ratios=[0.5, *[1.4] * len(panels)])
+    starts = np.cumsum([0, *timing.durations[:-1]])
+    waits, durations = np.array(timing.waits), np.array(timing.durations)
+    steps.broken_barh(np.c_[starts, waits], (0, 1), color=COLOURS["loading"], label="waiting for data")
+    steps.broken_barh(np.c_[starts + waits, durations - waits], (0, 1), color=COLOURS["compute"], label="the step itself")
+    steps.set(yticks=[], ylabel="steps", ylim=(0, 1))
+    _quiet(steps)
+    steps.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8, borderaxespad=0)
+    for axes, (unit, lines) in zip(others, panels.items(), strict=True):
+        colours = iter((VERMILION, BLUE, GREEN, PURPLE))
+        for label, name in lines.items():
+            values = table[name].dropna()
+            pale = name.startswith("core")
+            style = {"color": GREY, "linewidth": 1} if pale else {"color": next(colours), "marker": "o", "markersize": 3}
+            axes.plot(values.index - timing.begin, values, label=None if pale else label, **style)
+        if unit == "CPU in %":
+            axes.plot([], [], color=GREY, label="each core")
+        axes.set(ylabel=unit, ylim=(0, None))
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+        _quiet(axes)
+    others[-1].set_xlabel("time in s")
+    _foot(figure, source)
+    words = ", ".join(f"{name} {table[name].mean():.0f}" for lines in panels.values() for name in lines.values())
+    return Picture(
+        figure,
+        f"Lines over {timing.seconds:.1f} s of a loop of {len(durations)} steps, which waits {timing.loading_share:.0%} of it; "
+        f"their means: {words}. {source}.",
+    )
 
 
 def access(table: pd.DataFrame, limits: Mapping[str, float], source: str) -> Picture:

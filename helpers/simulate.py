@@ -62,16 +62,22 @@ class PretendAccelerator:
     Parameters
     ----------
     step_ms : float
-        Duration of a step in milliseconds, whatever the batch.
+        Duration of a step in milliseconds.
+    full_at : int, optional
+        Images that keep all its multiprocessors busy: fewer take as long, more take proportionally longer. By default a
+        step takes as long whatever the batch.
     """
 
     step_ms: float = 5.0
+    full_at: int | None = None
 
     def __str__(self) -> str:
-        return f"pretend accelerator ({self.step_ms:g} ms a step)"
+        images = f" of up to {self.full_at} images" if self.full_at else ""
+        return f"pretend accelerator ({self.step_ms:g} ms a step{images})"
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        torch.ops.simulate.pretend_accelerator_step(images, self.step_ms)
+        longer = max(len(images) / self.full_at, 1) if self.full_at else 1
+        torch.ops.simulate.pretend_accelerator_step(images, self.step_ms * longer)
 
 
 def wait_until(moment: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection
 
@@ -345,15 +345,14 @@ def batches(loader: Iterable) -> Iterator[Iterator]:
     ValueError
         If the loader yields no mini-batch at all.
     """
-    endlessly = endless(loader)
     try:
-        yield endlessly
+        with closing(endless(loader)) as endlessly:
+            yield endlessly
     except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):  # PyTorch has no type for it, and interrupts a step by it
+        # PyTorch has no type for it, and raises it wherever this process is: in a step, or while the workers are ended
+        if not str(error).startswith("DataLoader worker (pid"):
             raise
         raise WorkerDied(str(error)) from error
-    finally:
-        endlessly.close()
 
 
 def endless(loader: Iterable) -> Iterator:
@@ -372,7 +371,8 @@ def endless(loader: Iterable) -> Iterator:
                 yield next(epoch)  # without a name, which would keep it from being freed by who has it
             except StopIteration:
                 raise ValueError(
-                    "The loader yields no mini-batch: is the dataset smaller than one batch (drop_last)?"
+                    "The loader yields no mini-batch: is the dataset smaller than one batch (drop_last)? Or is it a "
+                    "generator, which can be gone through only once? Then give the DataLoader itself."
                 ) from None
             yield from epoch
     except Exception as error:

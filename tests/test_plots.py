@@ -29,6 +29,19 @@ def comparison():
     return measure.Comparison({"slow": runs(100, 120, 110), "fast": runs(300, 310, 320)})
 
 
+def clocks(workers):
+    def rounds(*milliseconds):
+        return tuple(measure.Timing(1, ms / 1e3, (0.0,), (ms / 1e3,)) for ms in milliseconds)
+
+    return measure.TwoClocks(rounds(30, 32), rounds(10, 10), rounds(44, 45), workers)
+
+
+def watched():
+    columns = ["core 0 in %", "core 1 in %", "workers, CPU in %", "GPU 0 in %", "read in MB/s", "workers, PSS in MB"]
+    table = pd.DataFrame(50.0, index=[99.9, 100.1, 100.2, 100.3, 101.0], columns=columns)
+    return table, measure.Timing(384, 0.35, (0.2, 0.02, 0.08), (0.21, 0.05, 0.09), begin=100.0)
+
+
 def board(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
     scoreboard.add("03 more workers", comparison(), "fast", control="slow", workers=2, step="a step", data="CIFAR-10")
@@ -63,6 +76,8 @@ PICTURES = {
     "image_grid": lambda: plots.image_grid(np.zeros((3, 32, 32, 3), np.uint8), [0, 1, 1], ["cat", "dog"], SOURCE),
     "breakdown": lambda: plots.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
     "comparison": lambda: plots.comparison(comparison(), SOURCE),
+    "two_clocks": lambda: plots.two_clocks({"no workers": clocks(0), "2 workers": clocks(2)}, SOURCE),
+    "monitored": lambda: plots.monitored(*watched(), SOURCE),
     "access": lambda: plots.access(
         pd.DataFrame({"by item": [1e4, 2e4], "cold": [5e3, np.nan]}, ["npy", "tar"]), {"PNG files": 3e3}, SOURCE
     ),
@@ -87,7 +102,9 @@ def test_a_figure_is_a_png_with_something_on_it_and_words_for_it(name):
     pixels = np.asarray(Image.open(io.BytesIO(picture.png())).convert("RGB"))
     assert (pixels != 255).any(axis=2).mean() > 0.01
     assert len(picture.alt) > 40 and picture.alt.endswith(".")
-    assert all(axes.get_xlabel() for axes in picture.figure.axes if axes.axison and axes.get_ylabel())
+    for axes in picture.figure.axes:
+        panels = axes.get_shared_x_axes().get_siblings(axes)  # of panels one above the other the last one has the label
+        assert not (axes.axison and axes.get_ylabel()) or any(panel.get_xlabel() for panel in panels)
 
 
 def test_of_five_runs_every_one_has_a_curve_of_its_own():
@@ -95,7 +112,7 @@ def test_of_five_runs_every_one_has_a_curve_of_its_own():
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 5
 
 
-OF_MEASUREMENTS = ["image_grid", "breakdown", "comparison", "access", "curves", "phases", "accelerator", "kernels"]
+OF_MEASUREMENTS = ["image_grid", "breakdown", "comparison", "two_clocks", "monitored", "access", "curves", "phases", "accelerator", "kernels"]
 
 
 @pytest.mark.parametrize("name", [*OF_MEASUREMENTS, "roofline", "gradients", "memory_curves"])
@@ -210,3 +227,16 @@ def test_the_range_of_float16_is_drawn_where_it_is_and_where_a_loss_scale_moves_
 def test_the_bits_of_a_format_are_drawn_one_by_one():
     boxes = plots.number_formats().figure.axes[0].collections
     assert [len(each.get_paths()) for each in boxes] == [1, 8, 23, 1, 8, 10, 1, 8, 7, 1, 5, 10]
+
+
+def test_clocks_are_drawn_at_the_same_time_with_workers_and_in_turn_without():
+    axes = PICTURES["two_clocks"]().figure.axes[0]
+    compute = {bar.get_y() > 0.4: bar.get_x() for bar in axes.patches if bar.get_facecolor()[2] > 0.6 and bar.get_width() == 10}
+    assert compute == {False: 31, True: 0}
+
+
+def test_of_what_a_monitor_saw_only_the_loop_is_drawn():
+    steps, *panels = PICTURES["monitored"]().figure.axes
+    assert [axes.get_ylabel() for axes in panels] == ["CPU in %", "GPU in %", "MB/s", "memory in MB"]
+    times = np.concatenate([line.get_xdata() for axes in panels for line in axes.lines])
+    assert times.min() >= 0 and times.max() <= 0.35
