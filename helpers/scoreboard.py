@@ -206,7 +206,7 @@ def reference(rung: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def borrow_traces(rung: str, run: str) -> None:
+def borrow_traces(rung: str, run: str) -> dict[str, Path]:
     """Put the traces that GPUs recorded of a rung beside your own, if you have no GPU: TensorBoard shows both.
 
     Prints a line for each.
@@ -217,9 +217,15 @@ def borrow_traces(rung: str, run: str) -> None:
         How its name begins, such as ``"08"``.
     run : str
         Folder below ``COURSE_RUNS`` with your own traces, such as ``"08-resnet50-baseline"``.
+
+    Returns
+    -------
+    dict of str to Path
+        The folder of each, by the name of the machine.
     """
+    borrowed = {}
     if torch.cuda.is_available():
-        return
+        return borrowed
     for board in sorted(REFERENCE.glob("*/scoreboard.jsonl")):
         result = _latest(read(board), rung)
         if result and result.device != "CPU":
@@ -228,7 +234,9 @@ def borrow_traces(rung: str, run: str) -> None:
             target = config.runs_dir() / run / machine.name
             target.mkdir(parents=True, exist_ok=True)
             shutil.copy(trace, target)
+            borrowed[machine.name] = target
             print(f"The run {machine.name} beside yours was recorded on {result.device}.")
+    return borrowed
 
 
 def ladder() -> pd.DataFrame:

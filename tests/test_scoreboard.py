@@ -92,7 +92,8 @@ def test_without_a_gpu_the_traces_of_recorded_ones_lie_beside_ones_own(own_runs,
     monkeypatch.setattr(scoreboard, "REFERENCE", own_runs / "reference")
     monkeypatch.setattr(scoreboard.torch.cuda, "is_available", lambda: False)
     for _ in range(2):
-        scoreboard.borrow_traces("08", "08-resnet50-baseline")
+        folders = scoreboard.borrow_traces("08", "08-resnet50-baseline")
+    assert folders == {name: own_runs / "08-resnet50-baseline" / name for name in borrowed}
     files = [path for path in (own_runs / "08-resnet50-baseline").rglob("*") if path.is_file()]
     assert [path.parent.name for path in files] == borrowed
     assert all(path.read_bytes() == b"a trace" for path in files)
@@ -102,7 +103,7 @@ def test_without_a_gpu_the_traces_of_recorded_ones_lie_beside_ones_own(own_runs,
 def test_with_a_gpu_no_trace_is_borrowed(own_runs, monkeypatch):
     monkeypatch.setattr(scoreboard.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(scoreboard, "REFERENCE", None)
-    scoreboard.borrow_traces("08", "08-resnet50-baseline")
+    assert scoreboard.borrow_traces("08", "08-resnet50-baseline") == {}
 
 
 def test_an_empty_scoreboard_says_what_to_do():
