@@ -1,0 +1,42 @@
+import os
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import compiling
+
+
+@pytest.fixture
+def step():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+    model.compile()
+    return lambda images, labels: model(images)
+
+
+def test_without_a_compiler_it_says_what_to_install(step):
+    with torch._inductor.config.patch({"cpp.cxx": (None, "/no/such/compiler")}), compiling.empty_cache():
+        with pytest.raises(compiling.CannotCompile, match=r"No working C\+\+ compiler.*\n.*apt install"):
+            compiling.first_step(step, torch.rand(2, 4), None)
+
+
+def test_an_error_of_the_step_itself_stays_as_it_is(step):
+    with pytest.raises(RuntimeError) as raised:
+        compiling.first_step(step, torch.rand(2, 3), None)
+    assert not isinstance(raised.value, compiling.CannotCompile)
+
+
+@pytest.mark.skipif(not shutil.which("g++") and not shutil.which("clang++"), reason="needs a C++ compiler")
+def test_with_an_empty_cache_everything_is_compiled_and_what_was_compiled_can_be_called_afterwards(step):
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    images = torch.rand(2, 4)
+    with compiling.empty_cache():
+        cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        assert cache != before and not os.listdir(cache)
+        assert compiling.first_step(step, images, None) > 0
+        assert os.listdir(cache)
+        result = step(images, None)
+    assert not os.path.exists(cache)
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
+    torch.testing.assert_close(step(images, None), result)
