@@ -286,7 +286,8 @@ def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
     """Draw the training loss of one or several runs over their steps."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplots()
-    styles = zip((BLUE, ORANGE, GREEN, PURPLE, BLACK), ("-", "--", ":", "-.", (0, (8, 3))))
+    colours = (BLUE, ORANGE, GREEN, PURPLE, BLACK, VERMILION)
+    styles = zip(colours, ("-", "--", ":", "-.", (0, (8, 3)), (0, (4, 1, 1, 1, 1, 1))), strict=True)
     for (name, values), (colour, style) in zip(losses.items(), styles, strict=False):
         axes.plot(values, color=colour, linestyle=style, label=name)
     axes.set(xlabel="step", ylabel="cross-entropy in nats")
@@ -659,7 +660,7 @@ def gradients(samples: Mapping[str, Mapping[str, torch.Tensor]], scale: float, s
     """
     figure = Figure(figsize=(8, 2.1 * len(samples) + 0.8), layout="constrained")
     panels = figure.subplots(len(samples), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    bins, top, words = np.arange(-50, 21), 0.0, []
+    bins, top, words = np.arange(-60, 21), 0.0, []
     for axes, (title, kinds) in zip(panels, samples.items(), strict=True):
         for (kind, values), (colour, style) in zip(kinds.items(), ((BLUE, "-"), (VERMILION, "--")), strict=False):
             sizes = np.log2(np.abs(values[values != 0].numpy().astype(float)))

@@ -107,9 +107,9 @@ def test_a_figure_is_a_png_with_something_on_it_and_words_for_it(name):
         assert not (axes.axison and axes.get_ylabel()) or any(panel.get_xlabel() for panel in panels)
 
 
-def test_of_five_runs_every_one_has_a_curve_of_its_own():
-    lines = plots.curves({str(run): [2.3, run] for run in range(5)}, SOURCE).figure.axes[0].lines
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 5
+def test_of_six_runs_every_one_has_a_curve_of_its_own():
+    lines = plots.curves({str(run): [2.3, run] for run in range(6)}, SOURCE).figure.axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 6
 
 
 OF_MEASUREMENTS = ["image_grid", "breakdown", "comparison", "two_clocks", "monitored", "access", "curves", "phases", "accelerator", "kernels"]
