@@ -18,8 +18,9 @@ Other           anything else: Python, mostly
 ==============  =======================================================================================
 """
 
-from helpers.traces.accelerators import NoAccelerator, accelerators, gaps, kernels
+from helpers.traces.accelerators import NoAccelerator, accelerators, fill, gaps, idle, kernel_time, kernels
 from helpers.traces.comparison import PLAIN_NAMES, difference, sentence
+from helpers.traces.kernel_names import converts_layout, multiplies_float32
 from helpers.traces.memory import NoMemory, memory_curve
 from helpers.traces.operators import top_operators
 from helpers.traces.reading import (
@@ -40,6 +41,7 @@ from helpers.traces.reading import (
 )
 from helpers.traces.slimming import slim
 from helpers.traces.timeline import breakdown, loading_share, steps
+from helpers.traces.waiting import exposed_copies, waits
 
 __all__ = [
     "CATEGORIES",
@@ -59,15 +61,22 @@ __all__ = [
     "UnreadableFile",
     "accelerators",
     "breakdown",
+    "converts_layout",
     "difference",
+    "exposed_copies",
+    "fill",
     "gaps",
+    "idle",
+    "kernel_time",
     "kernels",
     "load",
     "loading_share",
     "memory_curve",
+    "multiplies_float32",
     "ranks",
     "sentence",
     "slim",
     "steps",
     "top_operators",
+    "waits",
 ]

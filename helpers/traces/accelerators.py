@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from helpers.traces.reading import Span, Trace, TraceError, load
 from helpers.traces.tensor_cores import uses_tensor_cores
 from helpers.traces.timeline import window
 
-WAITS = r"Synchronize|^(?:cuda|hip)Memcpy$"  # runtime calls that return when the accelerator has done its work
+# Runtime calls that return when the accelerator has done its work; the last one is AMD's blocking copy
+WAITS = r"Synchronize|^(?:cuda|hip)Memcpy$|^hipMemcpyWithStream$"
 MEANWHILE = ["copying", "waiting", "launching", "loading", "operators", "other"]
 
 
@@ -99,6 +101,64 @@ def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
     return result.sort_values("Total Duration (us)", ascending=False, kind="stable").head(count)
 
 
+def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> float:
+    """Return how long at least one of the kernels ran in the steps whose name `chosen` accepts, in µs.
+
+    Those that exchange data with other processes do not count. On several devices the times are added.
+
+    Raises
+    ------
+    NoAccelerator
+        If the trace has no kernels.
+    """
+    trace = load(path)
+    table = _computing(trace)
+    accepted = {name: chosen(name) for name in table["name"].unique()}
+    table = table[table["name"].map(accepted).astype(bool)]
+    return float(sum(_busy(each) for _, each in table.groupby(["device", "span"])))
+
+
+def fill(path: str | Path | Trace) -> float:
+    """Return the share of the multiprocessors that have a block to run, on average while kernels run in the steps.
+
+    It is SM efficiency by utilization, without the kernels that exchange data: those take few blocks on purpose. Near
+    1 for large mini-batches; small where a kernel has fewer blocks than the device has multiprocessors.
+
+    Returns
+    -------
+    float
+        From 0 to 1; NaN where the trace does not say how many blocks a kernel has.
+
+    Raises
+    ------
+    NoAccelerator
+        If the trace has no kernels.
+    """
+    table = _computing(load(path))
+    table = table[table["blocks_per_sm"] > 0]
+    groups = [each for _, each in table.groupby(["device", "span"])]
+    working = sum(capped_sum(each["start"], each["end"], each["blocks_per_sm"]) for each in groups)
+    return working / sum(map(_busy, groups)) if groups else math.nan
+
+
+def idle(path: str | Path | Trace) -> pd.DataFrame:
+    """Return each gap between kernels, as `gaps` counts them: `device`, `start`, `end`, and its parts, all in µs.
+
+    Raises
+    ------
+    NoAccelerator
+        If the trace has no kernels.
+    """
+    trace = load(path)
+    windows, _ = _windows(trace)
+    tables = []
+    for device, of_device in _kernels(trace).groupby("device"):
+        for number, (span, each) in enumerate(zip(trace.spans, windows, strict=True)):
+            found = _gaps(of_device[of_device["span"] == number], each)
+            tables.append(found.assign(device=device).join(_meanwhile(span.events, found)))
+    return pd.concat(tables, ignore_index=True)
+
+
 def gaps(path: str | Path | Trace) -> pd.DataFrame:
     """Return the times in which no kernel ran on an accelerator, and what happened meanwhile.
 
@@ -135,6 +195,13 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
         found = [_gaps(of_device[of_device["span"] == number], each) for number, each in enumerate(windows)]
         rows[device] = _gaps_row(trace, found, length)
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
+
+
+def _computing(trace: Trace) -> pd.DataFrame:
+    """Return the kernels that compute, cut to the steps."""
+    windows, _ = _windows(trace)
+    table = _clip(_kernels(trace), windows)
+    return table[table["kind"] == "Kernel"]
 
 
 def _windows(trace: Trace) -> tuple[list, float]:

@@ -83,7 +83,7 @@ def _on_device(events: pd.DataFrame) -> pd.Series:
 def _operators(events: pd.DataFrame) -> pd.DataFrame:
     """Return the calls, self and total times of each operator in one span, as the plugin counts them."""
     host = host_events(events)
-    parent = _parents(host)
+    parent = parents(host)
     inner = parent >= 0
     around = np.where(inner, parent, 0)
     name = host["name"].to_numpy()
@@ -130,7 +130,7 @@ def _launched(events: pd.DataFrame, correlations: pd.Series) -> np.ndarray:
     return correlations.map(total).fillna(0).to_numpy(float)
 
 
-def _parents(host: pd.DataFrame) -> np.ndarray:
+def parents(host: pd.DataFrame) -> np.ndarray:
     """Return for each event the row of the innermost event around it in its thread, or −1."""
     parents = np.full(len(host), -1)
     stack: list[int] = []

@@ -8,10 +8,10 @@ import json
 import math
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 
@@ -78,12 +78,18 @@ class Span:
         Properties of each accelerator as they stand in the trace: name, computeMajor, numSms, and so on.
     rank : int or None
         Rank of the process among those that train together.
+    settings : frozenset of str
+        What of `SETTINGS` the profiler was told to record as well.
+    counts : Counter of str
+        How many events of each category the file has, those that are not in `events` as well.
     """
 
     events: pd.DataFrame
     kernels: pd.DataFrame
     devices: tuple[dict, ...]
     rank: int | None
+    settings: frozenset[str] = frozenset()
+    counts: Counter = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -326,6 +332,7 @@ def _joined(parts: Iterable[dict]) -> dict:
 
 OPERATORS = ["cpu_op", "operator", "Operator"]
 KERNELS = ["kernel", "Kernel"]
+SETTINGS = ["record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"]  # 1 in the head if on
 LAUNCH = {  # what a kernel's arguments tell of its launch
     "device": "device",
     "stream": "stream",
@@ -341,9 +348,10 @@ LAUNCH = {  # what a kernel's arguments tell of its launch
 def _span(parts: Iterable[dict]) -> Span:
     """Turn events as they stand in the file into tables with categories; drops the annotations that have none."""
     keys, threads = _Numbering(), _Numbering()  # there are few different names: classify each of them once
-    columns, launches, head = defaultdict(list), {name: [] for name in LAUNCH}, {}
+    columns, launches, head, counts = defaultdict(list), {name: [] for name in LAUNCH}, {}, Counter()
     for part in parts:
-        head |= {key: part[key] for key in ("deviceProperties", "distributedInfo") if key in part}
+        head |= {key: part[key] for key in ("deviceProperties", "distributedInfo", *SETTINGS) if key in part}
+        counts.update([str(each.get("cat")) for each in part["traceEvents"]])
         events = [each for each in part["traceEvents"] if each.get("ph") == "X" and each.get("cat") in CLASSIFIERS]
         try:
             arrays = _arrays(events, keys, threads)
@@ -369,7 +377,8 @@ def _span(parts: Iterable[dict]) -> Span:
     unneeded = ["launch"] if table["correlation"].notna().any() else ["launch", "external", "correlation"]
     rank = (head.get("distributedInfo") or {}).get("rank")
     devices = tuple(dict(device) for device in head.get("deviceProperties") or ())
-    return Span(table.drop(columns=unneeded), kernels, devices, rank)
+    settings = frozenset(name for name in SETTINGS if head.get(name) == 1)
+    return Span(table.drop(columns=unneeded), kernels, devices, rank, settings, counts)
 
 
 def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[str, np.ndarray]:

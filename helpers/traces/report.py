@@ -39,15 +39,26 @@ def show(path: str | Path) -> bool:
         If there are none.
     """
     readable = True
-    for place in _places(Path(path)):
-        for title, trace in _traces(place, Path(path)):
-            if isinstance(trace, Trace):
-                print(f"{title}\n{text(trace)}\n", flush=True)
-            else:
-                readable = False
-                reason = "\n".join(_paragraph(f"{type(trace).__name__}: {trace}"))
-                print(f"{title}\n{textwrap.indent(reason, '  ')}\n", flush=True)
+    for title, trace in each(path):
+        if isinstance(trace, Trace):
+            print(f"{title}\n{text(trace)}\n", flush=True)
+        else:
+            readable = False
+            reason = "\n".join(_paragraph(f"{type(trace).__name__}: {trace}"))
+            print(f"{title}\n{textwrap.indent(reason, '  ')}\n", flush=True)
     return readable
+
+
+def each(path: str | Path) -> Iterator[tuple[str, Trace | TraceError]]:
+    """Yield the title and the trace of each run, rank or recording at `path`, or why it cannot be read.
+
+    Raises
+    ------
+    NoTraces
+        If there are none.
+    """
+    for place in _places(Path(path)):
+        yield from _traces(place, Path(path))
 
 
 def text(trace: Trace) -> str:

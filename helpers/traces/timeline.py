@@ -29,7 +29,7 @@ def steps(path: str | Path | Trace) -> pd.DataFrame:
         If two spans hold the same step.
     """
     trace = load(path)
-    return _concatenate(trace, [_steps(span.events) for span in trace.spans])
+    return concatenate(trace, [steps_of(span.events) for span in trace.spans])
 
 
 def breakdown(path: str | Path | Trace) -> pd.DataFrame:
@@ -47,7 +47,7 @@ def breakdown(path: str | Path | Trace) -> pd.DataFrame:
         As `steps`.
     """
     trace = load(path)
-    table = _concatenate(trace, [_breakdown(span.events) for span in trace.spans])
+    table = concatenate(trace, [_breakdown(span.events) for span in trace.spans])
     table.attrs = {"unit": "µs", "total": float(table.to_numpy().sum())}
     return table
 
@@ -69,7 +69,7 @@ def window(span: Span) -> pd.Series | None:
     Series or None
         `start` and `end` in µs since the trace's first event.
     """
-    table = _steps(span.events)
+    table = steps_of(span.events)
     if table.empty:
         host = span.events[span.events["host"]]
         if host.empty:
@@ -79,9 +79,10 @@ def window(span: Span) -> pd.Series | None:
     return pd.Series({"start": table["start"].iat[0], "end": table["end"].iat[-1]})
 
 
-def _concatenate(trace: Trace, tables: list[pd.DataFrame]) -> pd.DataFrame:
+def concatenate(trace: Trace, tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """Put the tables of all spans under each other, a row a step; errors as those of `steps`."""
     table = pd.concat([table for table in tables if len(table)] or tables[:1])
-    if table.empty:
+    if not len(table):
         raise NoSteps(
             f"{trace.path} marks no training steps, so its time cannot be told step by step. "
             "Call profiler.step() after every step, inside `with torch.profiler.profile(...)`, and record it again."
@@ -95,7 +96,8 @@ def _concatenate(trace: Trace, tables: list[pd.DataFrame]) -> pd.DataFrame:
     return table
 
 
-def _steps(events: pd.DataFrame) -> pd.DataFrame:
+def steps_of(events: pd.DataFrame) -> pd.DataFrame:
+    """Return the `steps` of one span; none if it marks none."""
     marks = events[events["kind"] == "step"]
     numbers = marks["name"].str.removeprefix("ProfilerStep#").astype(int)
     table = marks[["start", "end"]].set_index(numbers.rename("step"))
@@ -104,7 +106,7 @@ def _steps(events: pd.DataFrame) -> pd.DataFrame:
 
 def _breakdown(events: pd.DataFrame) -> pd.DataFrame:
     """Cover the steps with one category after the other: each is charged what it adds to those before it."""
-    table = _steps(events)
+    table = steps_of(events)
     rank, starts, ends = events["kind"].cat.codes.to_numpy(), events["start"].to_numpy(), events["end"].to_numpy()
     covered = np.zeros(len(table))
     columns = {}
