@@ -16,12 +16,15 @@ GPU, stream 20        ⑥ 660–760, while ⑤ runs
 
 The last kernel ends 40 µs after the host has begun the next step, so a step lasts from s + 40 to s + 1040. (The first
 one begins 40 µs late on the host.)
+
+At the end, simulated training loops with one fault each: the specification of `helpers.diagnosis`.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 
 BEGIN = 1_000_000  # of the trace, on the profiler's clock
@@ -299,3 +302,129 @@ def _names() -> list[dict]:
         {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {kind.split("_")[1]: name}}
         for kind, pid, tid, name in names
     ]
+
+
+# ---------------------------------------------------------------- loops with one fault, or none
+
+TENSOR_CORE_PRODUCT = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nn"
+CONVERSION = "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(cudnn::…)"
+CATEGORIES_OF_1_12 = {
+    "cpu_op": "Operator", "user_annotation": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel",
+    "gpu_memcpy": "Memcpy",
+}  # fmt: skip
+
+
+@dataclass
+class Loop:
+    """A training loop on a made-up GPU, simulated: the host launches, the GPU follows, and lags by up to a step.
+
+    As it stands nothing is wrong with it: kernels run for 97 % of the time, and the host's own work hides behind them.
+    All times are in µs.
+
+    Attributes
+    ----------
+    loading : float
+        Time until the next mini-batch is there; `loader` is the class of the DataLoader's iterator.
+    copy : float
+        Time of the copy to the GPU, from `memory`, "Pinned" or "Pageable"; if `blocking`, the host waits for it.
+    host_work : float
+        Time of Python between the copy and the first kernel; the profiler records `frames` of it.
+    kernels : list of (str, float)
+        Names and durations; each has `blocks`, and takes the host `launch` to launch.
+    exchange, within : float
+        Time of an all-reduce, and of a copy within the GPU, after the kernels.
+    read : str or None
+        The operator that reads a value from the GPU at the end of a step, or of the `read_in` first ones.
+    """
+
+    loading: float = 100
+    loader: str = "_MultiProcessingDataLoaderIter"
+    copy: float = 200
+    memory: str = "Pinned"
+    blocking: bool = False
+    host_work: float = 1500
+    frames: int = 0
+    kernels: tuple = ((TENSOR_CORE_PRODUCT, 975),) * 10
+    blocks: int = 400
+    launch: float = 20
+    exchange: float = 0
+    within: float = 0
+    read: str | None = None
+    read_in: int = 100
+    steps: int = 5
+    settings: tuple = ()
+    device: dict = field(default_factory=lambda: DEVICE)
+
+    def trace(self) -> dict:
+        """Return the trace, as it stands in its JSON."""
+        self.now, self.free, self.number, self.events = 0.0, 0.0, 0, []
+        for step in range(self.steps):
+            start, busy = self.now, self.free
+            self._step(step)
+            self._add("user_annotation", f"ProfilerStep#{step}", start, self.now)
+            self.now = max(self.now, busy)  # the queue of launches is full
+        head = {name: 1 for name in self.settings}
+        return head | {"schemaVersion": 1, "deviceProperties": [self.device], "traceEvents": self.events}
+
+    def write(self, path: Path, old: bool = False) -> Path:
+        """Write the trace to a file and return it; if `old`, with the names that torch 1.12 used."""
+        content = self.trace()
+        for event in content["traceEvents"] if old else ():
+            event["cat"] = CATEGORIES_OF_1_12.get(event["cat"], event["cat"])
+            event["args"] = {key.replace("External", "external"): value for key, value in event["args"].items()}
+        path.write_text(json.dumps(content))
+        return path
+
+    def _step(self, step: int) -> None:
+        begin = self.now
+        self.now += self.loading
+        self._add("user_annotation", f"enumerate(DataLoader)#{self.loader}.__next__", begin, self.now)
+        waits = self.blocking or self.memory == "Pageable"
+        self._copies("aten::to", f"Memcpy HtoD ({self.memory} -> Device)", self.copy, waits)
+        for frame in range(self.frames):
+            moment = self.now + self.host_work * frame / self.frames
+            self._add("python_function", "train.py(7): step", moment, moment)
+        self.now += self.host_work
+        for name, duration in self.kernels:
+            self._launches("aten::mm", name, duration, self.blocks)
+        if self.exchange:
+            self._launches("record_param_comms", ALL_REDUCE, self.exchange, 24)
+        if self.within:
+            self._copies("aten::clone", "Memcpy DtoD (Device -> Device)", self.within, False)
+        if self.read and step < self.read_in:
+            self._copies(self.read, "Memcpy DtoH (Device -> Pageable)", 2, True)
+
+    def _launches(self, operator: str, name: str, duration: float, blocks: int) -> None:
+        start, numbers = self.now, self._numbers()
+        self.now += self.launch
+        self._add("cpu_op", operator, start, self.now, **numbers)
+        self._add("cuda_runtime", "cudaLaunchKernel", self.now - 5, self.now - 1, **numbers)
+        shape = {"grid": [blocks, 1, 1], "block": [256, 1, 1], "blocks per SM": blocks / DEVICE["numSms"]}
+        self._runs("kernel", name, duration, **numbers, **shape)
+
+    def _copies(self, operator: str, name: str, duration: float, waits: bool) -> None:
+        """From or to pageable memory the call of the copy itself waits; else one after it does, if any."""
+        start, numbers = self.now, self._numbers()
+        self.now += 10
+        end = self._runs("gpu_memcpy", name, duration, **numbers)
+        copied = end if waits and "Pageable" in name else self.now + 4
+        self._add("cuda_runtime", "cudaMemcpyAsync", self.now, copied, **numbers)
+        self.now = max(copied, end) if waits else copied
+        if waits:
+            self._add("cuda_runtime", "cudaStreamSynchronize", copied, self.now + 2)
+        self.now += 4
+        self._add("cpu_op", operator, start, self.now, **numbers)
+        self._add("cpu_op", "aten::copy_", start + 5, self.now - 1)
+
+    def _runs(self, category: str, name: str, duration: float, **arguments) -> float:
+        start = max(self.free + 1, self.now)
+        self.free = start + duration
+        self._add(category, name, start, self.free, pid=0, tid=7, device=0, stream=7, **arguments)
+        return self.free
+
+    def _numbers(self) -> dict:
+        self.number += 1
+        return {"External id": self.number, "correlation": self.number}
+
+    def _add(self, category: str, name: str, start: float, end: float, **arguments) -> None:
+        self.events.append(_event(category, name, start, end, **arguments))
