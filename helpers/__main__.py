@@ -1,4 +1,4 @@
-"""The shell's door: ``python -m helpers check · prepare · run · record · ladder · tensorboard · traces``."""
+"""The shell's door: ``python -m helpers check · prepare · run · record · ladder · tensorboard · traces · diagnose``."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     tensorboard.add_argument("--fix", action="store_true", help="write corrected copies, for a plain TensorBoard, instead")
     traces = commands.add_parser("traces", help="print what traces tell: steps, loading, accelerators, kernels, gaps")
     traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
+    diagnose = commands.add_parser("diagnose", help="say where the bottleneck is in each trace, and what to change")
+    diagnose.add_argument("path", metavar="TRACE_OR_LOGDIR", help="a trace, the folder of a run, or a folder of runs")
     options = parser.parse_args(arguments)
     if options.command == "tensorboard" and options.fix != (options.out is not None):
         tensorboard.error("--fix needs LOGDIR and OUT; without it, name LOGDIR alone")
@@ -120,9 +122,21 @@ def _tensorboard(options: argparse.Namespace) -> int:
 def _traces(options: argparse.Namespace) -> int:
     from helpers.traces import report
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # names may hold any character, and Windows' consoles cannot show all
+    _show_any_name()
     return 0 if report.show(options.path) else 1
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from helpers import diagnosis
+
+    _show_any_name()
+    return 0 if diagnosis.show(options.path) else 1
+
+
+def _show_any_name() -> None:
+    """Names in traces may hold any character, and Windows' consoles cannot show all."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 _COMMANDS = {
@@ -133,6 +147,7 @@ _COMMANDS = {
     "ladder": _ladder,
     "tensorboard": _tensorboard,
     "traces": _traces,
+    "diagnose": _diagnose,
 }
 
 if __name__ == "__main__":

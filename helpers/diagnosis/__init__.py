@@ -1,0 +1,134 @@
+"""Says where the bottleneck of a training loop is, and what to change: of any loop, or of a trace of one.
+
+`diagnose` runs a loop: it looks at the loader, times some steps with the stopwatch and records some with the profiler.
+`of_trace` reads a trace that is there; ``python -m helpers diagnose PATH`` prints that for each trace in a folder.
+
+===============  ==================================================================================
+verdict          what it means
+===============  ==================================================================================
+loading          the loop waits for its mini-batches
+copies           copies between host and GPU hold the step up
+launches         the GPU waits until the host launches its next kernel
+compute          the kernels take the time, and could take less
+synchronization  the host waits for the GPU in every step, and then the GPU for the host
+communication    the GPU waits for the other processes
+nothing wrong    no change that is known here would gain 5 % of a step
+cannot tell      the evidence does not suffice
+===============  ==================================================================================
+
+The verdict is that of the finding that can gain most. A gain is at most the share of the step that the finding takes
+(Amdahl's law): of a step of K ms with a share s it is s · K ms, or 1 / (1 − s) times the speed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from helpers import traces
+from helpers.diagnosis import device
+from helpers.diagnosis import recorded as record
+from helpers.diagnosis.result import Diagnosis, Finding, conclude
+from helpers.traces import report
+
+__all__ = ["Diagnosis", "Finding", "diagnose", "of_trace", "show"]
+
+NEEDS_THE_LOADER = (
+    "why the loading is slow. The workers are not in the trace, nor are the sizes of files and the times of decoding. "
+    "In a notebook, helpers.diagnosis.diagnose(loader, step) looks at them."
+)
+
+
+def diagnose(loader: Iterable, step: Callable, *, steps: int = 20) -> Diagnosis:
+    """Find the bottleneck of a training loop.
+
+    The loop runs as it is: first with the stopwatch, then with the profiler, whose trace stays in ``runs/diagnosis``.
+    So `step` is called some dozens of times, and trains. Then some items of the dataset are loaded in this process, to
+    tell how long they take. Workers that were started here have ended afterwards.
+
+    Parameters
+    ----------
+    loader : iterable
+        A DataLoader; of another iterable, which yields mini-batches again and again, no items are loaded.
+    step : callable
+        One training step. It is called as ``step(*batch)`` if the mini-batch is a tuple or a list, as with images and
+        labels, and as ``step(batch)`` if it is anything else, such as a dict; see `training.call`.
+    steps : int
+        Steps to time.
+
+    Raises
+    ------
+    watching.LoaderFailed, watching.StepFailed
+        If the loader or the step raises an error; the first holds the traceback of the worker that raised it.
+    training.WorkerDied
+        If a worker is killed or exits.
+    watching.TooFewBatches
+        If the loader yields no mini-batches, or no more when it is started again.
+    watching.ProfilerRunning
+        If a profiler is active already.
+
+    Examples
+    --------
+    >>> diagnosis.diagnose(loader, lambda images, labels: train(images, labels))  # doctest: +SKIP
+    """
+    from helpers.diagnosis import loop  # here, because the shell needs no torch, which takes seconds
+
+    return loop.diagnose(loader, step, steps)
+
+
+def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
+    """Find the bottleneck of the training loop that a trace is of.
+
+    Parameters
+    ----------
+    path : str, Path or Trace
+        A trace of PyTorch 1.12 or newer, or the folder of a run.
+
+    Raises
+    ------
+    traces.TraceError
+        If there is no trace, if it cannot be read, or if it is of several processes or recordings.
+    """
+    trace = traces.load(path)
+    source = str(trace.path)
+    try:
+        recorded = record.read(trace)
+    except traces.NoSteps as error:
+        return conclude(source, float("nan"), (), (), unknown=str(error))
+    doubt, evidence = record.doubt(recorded), record.evidence(recorded)
+    loading = [] if doubt else list(record.loading(recorded))
+    findings = [] if doubt else [*device.findings(recorded), *loading]
+    cannot_tell = [NEEDS_THE_LOADER] if loading else []
+    otherwise = record.unexplained(recorded)
+    return conclude(source, recorded.step_ms, evidence, findings, cannot_tell, doubt, otherwise)
+
+
+def show(path: str | Path) -> bool:
+    """Print the diagnosis of each trace at `path`, and what each that cannot be read has wrong.
+
+    Parameters
+    ----------
+    path : str or Path
+        A trace file, the folder of a run, or a folder of such folders. Of processes that trained together each is
+        diagnosed on its own.
+
+    Returns
+    -------
+    bool
+        Whether all of them could be read.
+
+    Raises
+    ------
+    traces.NoTraces
+        If there are none.
+    """
+    readable = True
+    for title, trace in report.each(path):
+        try:
+            text = str(of_trace(trace)) if isinstance(trace, traces.Trace) else f"{type(trace).__name__}: {trace}"
+        except traces.TraceError as error:
+            trace, text = error, f"{type(error).__name__}: {error}"
+        readable = readable and isinstance(trace, traces.Trace)
+        print(f"{title}\n{textwrap.indent(text, '  ')}\n", flush=True)
+    return readable
