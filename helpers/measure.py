@@ -205,14 +205,11 @@ class TwoClocks:
         return pd.DataFrame.from_dict(columns, orient="index", columns=["ms a mini-batch", "lowest – highest"])
 
     def verdict(self) -> str:
-        """Say in one sentence what the two clocks predicted, and how much longer or shorter the loop took."""
-        rule = "the longer clock" if self.workers else "one after the other"
-        spread = f"{min(self.errors):+.0%} to {max(self.errors):+.0%} in {len(self.errors)} rounds"
+        """Say in one sentence what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""
         same = no_effect(1 + min(self.errors), 1 + max(self.errors))
-        word = "no measurable difference" if same else "longer" if self.error > 0 else "shorter"
         return (
-            f"{self.predicted_ms:.1f} ms predicted ({rule}), {self.loop_ms:.1f} ms measured: {word} "
-            f"({self.error:+.0%}; {spread})."
+            f"{self.predicted_ms:.1f} ms predicted, {self.loop_ms:.1f} ms measured: {self.error:+.0%} "
+            f"({min(self.errors):+.0%} to {max(self.errors):+.0%}){', no measurable difference' * same}."
         )
 
 
