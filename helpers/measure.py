@@ -6,6 +6,7 @@ The profile explains, the stopwatch decides: all the course's figures of speed c
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import shutil
 import signal
@@ -415,6 +416,36 @@ def system_calls(function: Callable[[], object]) -> pd.Series:
     after = process.io_counters()
     reads, writes = after.read_count - before.read_count, after.write_count - before.write_count
     return pd.Series({"read": reads, "write": writes}, name="psutil")
+
+
+def onednn(function: Callable[[], object]) -> pd.DataFrame:
+    """Count what oneDNN, PyTorch's library for networks on the CPU, does while `function` runs, by its own log.
+
+    The profiler shows a convolution as one operator. The log also shows what the library does inside it: above all
+    ``reorder``, which writes a tensor anew in the order that the library computes in.
+
+    Returns
+    -------
+    DataFrame
+        Index `primitive`, such as ``"convolution"``; columns `calls`, int, and `ms`, all of them together. Empty where
+        PyTorch has no oneDNN.
+    """
+    with tempfile.TemporaryFile() as log:
+        sys.stdout.flush()
+        terminal = os.dup(1)  # the library writes to the file descriptor, past Python
+        os.dup2(log.fileno(), 1)
+        try:
+            with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+                function()
+        finally:
+            os.dup2(terminal, 1)
+            os.close(terminal)
+        log.seek(0)
+        lines = [line.decode(errors="replace").strip().split(",") for line in log]
+    # onednn_verbose,v1,primitive,exec,cpu,reorder,…,milliseconds
+    calls = [(line[5], float(line[-1])) for line in lines if line[0] == "onednn_verbose" and line[2:4] == ["primitive", "exec"]]
+    table = pd.DataFrame(calls, columns=["primitive", "ms"]).groupby("primitive")["ms"].agg(["size", "sum"])
+    return table.set_axis(["calls", "ms"], axis=1)
 
 
 def read_from_disk_mb(function: Callable[[], object]) -> float | None:

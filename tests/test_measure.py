@@ -324,3 +324,25 @@ def test_a_list_of_names_grows_in_a_worker_and_an_array_does_not():
     growth = {kind: measure.worker_growth_mb(datasets.FileNames(300_000, kind)) for kind in ("list", "array")}
     assert growth["list"] > 10
     assert growth["array"] < growth["list"] / 3
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+def test_what_the_library_does_inside_a_convolution_is_counted(capfd):
+    convolution, images = torch.nn.Conv2d(16, 32, 3), torch.randn(4, 16, 20, 20)
+
+    def forward(memory_format):
+        def function():
+            convolution.to(memory_format=memory_format)(images.contiguous(memory_format=memory_format))
+
+        return function
+
+    contiguous, channels_last = measure.onednn(forward(torch.contiguous_format)), measure.onednn(forward(torch.channels_last))
+    assert contiguous.loc["convolution", "calls"] == channels_last.loc["convolution", "calls"] == 1
+    assert contiguous.loc["reorder", "calls"] > channels_last["calls"].get("reorder", 0)
+    assert (contiguous["ms"] > 0).all()
+    print("visible again")
+    assert capfd.readouterr().out == "visible again\n"
+
+
+def test_a_function_without_convolutions_asks_nothing_of_the_library():
+    assert measure.onednn(lambda: None).empty
