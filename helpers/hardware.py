@@ -130,7 +130,7 @@ class Placed:
                 f"Cannot tell what binds: no limit accounts for a third of the step ({figures}). Its operators reach "
                 "neither the peak nor the bandwidth; the trace shows which take the time."
             )
-        return f"Most of what explains the step is {self.binds} ({figures} of its time)."
+        return f"What binds is {self.binds} ({figures} of the step's time)."
 
 
 def limits(dtype: torch.dtype = torch.float32) -> Limits:
@@ -145,7 +145,7 @@ def matmul_tflops(dtype: torch.dtype = torch.float32) -> float:
     as many multiplications as additions.
     """
     device = config.device()
-    n = 8192 if device.type == "cuda" else 1024  # 1 TFLOP, 20 ms on an H200 without TF32; or 2 GFLOP, 20 ms on 2 cores
+    n = 8192 if device.type == "cuda" else 1024  # 1.1 TFLOP or 2 GFLOP: some milliseconds
     left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     return 2 * n**3 / _fastest(lambda: left @ right) / 1e12
 

@@ -54,13 +54,18 @@ def test_a_step_is_placed_by_operations_and_time():
 )
 def test_what_takes_the_largest_share_of_the_step_binds(step, binds):
     assert step.binds == binds
-    assert f"is {binds}" in step.verdict()
+    assert step.verdict().startswith(f"What binds is {binds} (")
 
 
 def test_if_no_limit_explains_the_step_that_is_said():
     step = placed(flops=2e9, moved=2e8, loading=0.1)
     assert step.binds is None
     assert step.verdict().startswith("Cannot tell") and "memory 20%" in step.verdict()
+
+
+def test_waiting_for_data_is_not_charged_to_launching():
+    assert placed(loading=0.1, kernels=0.3).shares["launches"] == pytest.approx(0.6)
+    assert placed(loading=0.5, kernels=0.6).shares["launches"] == 0
 
 
 def test_a_processor_without_a_gpu_launches_nothing():

@@ -340,7 +340,7 @@ def test_what_the_library_does_inside_a_convolution_is_counted(capfd):
     assert contiguous.loc["convolution", "calls"] == channels_last.loc["convolution", "calls"] == 1
     assert contiguous.loc["reorder", "calls"] > channels_last["calls"].get("reorder", 0)
     assert (contiguous["ms"] > 0).all()
-    print("visible again")
+    os.write(1, b"visible again\n")
     assert capfd.readouterr().out == "visible again\n"
 
 

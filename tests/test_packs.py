@@ -58,12 +58,18 @@ def test_of_processes_that_want_a_pack_at_once_one_makes_it(data):
     code = (
         "from helpers import cifar10, packs; "
         f"data = cifar10.prepare(data_dir={str(data.train.parents[1])!r}, drawn=(300, 10), download=False); "
-        "print(len(packs.prepare(data)))"
+        "input('ready'); packs.prepare(data)"
     )
+    pipe = subprocess.PIPE
     processes = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment())
+        subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=environment())
         for _ in range(3)
     ]
+    for process in processes:
+        process.stdout.readline()  # where the images were found: it is ready
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sum(output.count("Packed") for output in outputs) == 1
