@@ -130,7 +130,13 @@ class Placed:
                 f"Cannot tell what binds: no limit accounts for a third of the step ({figures}). Its operators reach "
                 "neither the peak nor the bandwidth; the trace shows which take the time."
             )
-        return f"What binds is {self.binds} ({figures} of the step's time)."
+        verdict = f"What binds is {self.binds} ({figures} of the step's time)."
+        if self.share_of_peak <= 1:
+            return verdict
+        return (
+            f"{verdict} More than all of it: the device was busy with something else when its limits were measured, or a "
+            "library computes with fewer operations than were counted (Winograd's convolutions). Measure again."
+        )
 
 
 def limits(dtype: torch.dtype = torch.float32) -> Limits:

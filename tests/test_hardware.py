@@ -63,6 +63,11 @@ def test_if_no_limit_explains_the_step_that_is_said():
     assert step.verdict().startswith("Cannot tell") and "memory 20%" in step.verdict()
 
 
+def test_a_step_above_the_peak_is_no_triumph():
+    assert "Measure again" in placed(flops=3e10).verdict()
+    assert "Measure again" not in placed(flops=1e10).verdict()
+
+
 def test_waiting_for_data_is_not_charged_to_launching():
     assert placed(loading=0.1, kernels=0.3).shares["launches"] == pytest.approx(0.6)
     assert placed(loading=0.5, kernels=0.6).shares["launches"] == 0
