@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import torchvision
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
@@ -64,4 +67,41 @@ def preprocessing() -> Group:
     return Group(rungs, data.source, config.preset().steps)
 
 
-GROUPS = (loading, preprocessing)
+def resnet() -> Group:
+    """Notebooks 08 to 11, with CIFAR-10: how a step of ResNet-50 becomes faster."""
+    from helpers import packs  # needs a package that computes checksums
+
+    data, workload = cifar10.prepare(), training.resnet_workload()
+    loader = packs.loader(packs.prepare(data), workload.batch)
+
+    def step(weights: torch.memory_format = torch.channels_last, **options: object) -> training.TrainingStep:
+        training.seed_everything(config.SEED)
+        model = models.resnet50(workload.side).to(config.device(), memory_format=weights)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return training.TrainingStep(model, optimizer, memory_format=weights, **options)
+
+    contiguous = step(torch.contiguous_format)
+    rungs = [Rung("08 ResNet-50", loader, WithTF32(contiguous, False))]
+    if torch.cuda.is_tf32_supported():
+        rungs.append(Rung("08 with TF32", loader, WithTF32(contiguous, True), rungs[-1].name))
+    rungs.append(Rung("09 channels_last", loader, WithTF32(step()), rungs[-1].name))
+    rungs.append(Rung("10 mixed precision", loader, WithTF32(step(autocast=torch.bfloat16)), rungs[-1].name))
+    return Group(tuple(rungs), data.source, config.preset().steps)
+
+
+@dataclass(frozen=True)
+class WithTF32:
+    """A step with TF32 or without, whatever the steps do that are timed in turn with it."""
+
+    step: training.Step
+    enabled: bool = True
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> object:
+        with training.set_tf32(self.enabled):
+            return self.step(images, labels)
+
+    def __str__(self) -> str:
+        return str(self.step)
+
+
+GROUPS = (loading, preprocessing, resnet)
