@@ -74,11 +74,14 @@ class Group:
         Source of the images.
     steps : int
         In one timed run.
+    left_out : tuple of str
+        What cannot be timed here, and why.
     """
 
     rungs: tuple[Rung, ...]
     data: str
     steps: int
+    left_out: tuple[str, ...] = ()
 
 
 def record(groups: Iterable[Callable[[], Group]], out: Path) -> list[str]:
@@ -109,6 +112,7 @@ def record(groups: Iterable[Callable[[], Group]], out: Path) -> list[str]:
         except ModuleNotFoundError as error:
             left_out.append(f"{prepare.__name__}: the package {error.name} is not installed")
             continue
+        left_out += group.left_out
         fitting = []
         for rung in group.rungs:
             try:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from helpers import cifar10, config, datasets, measure, models, photos, preprocess, simulate, training
+from helpers import cifar10, compiling, config, datasets, measure, models, photos, preprocess, simulate, training
 from helpers.record import Group, Rung
 
 _BATCH = 128
@@ -74,19 +74,37 @@ def resnet() -> Group:
     data, workload = cifar10.prepare(), training.resnet_workload()
     loader = packs.loader(packs.prepare(data), workload.batch)
 
-    def step(weights: torch.memory_format = torch.channels_last, **options: object) -> training.TrainingStep:
+    def step(weights: torch.memory_format = torch.channels_last, fused: bool = False, **options: object) -> WithTF32:
         training.seed_everything(config.SEED)
         model = models.resnet50(workload.side).to(config.device(), memory_format=weights)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        return training.TrainingStep(model, optimizer, memory_format=weights, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
+        return WithTF32(training.TrainingStep(model, optimizer, memory_format=weights, **options))
 
     contiguous = step(torch.contiguous_format)
-    rungs = [Rung("08 ResNet-50", loader, WithTF32(contiguous, False))]
+    rungs = [Rung("08 ResNet-50", loader, WithTF32(contiguous.step, False))]
     if torch.cuda.is_tf32_supported():
-        rungs.append(Rung("08 with TF32", loader, WithTF32(contiguous, True), rungs[-1].name))
-    rungs.append(Rung("09 channels_last", loader, WithTF32(step()), rungs[-1].name))
-    rungs.append(Rung("10 mixed precision", loader, WithTF32(step(autocast=torch.bfloat16)), rungs[-1].name))
+        rungs.append(Rung("08 with TF32", loader, contiguous, rungs[-1].name))
+    rungs.append(Rung("09 channels_last", loader, step(), rungs[-1].name))
+    rungs.append(Rung("10 mixed precision", loader, step(autocast=torch.bfloat16), rungs[-1].name))
+    # From here on without it, where it costs more than it gains: on processors without units for it
+    batch = next(iter(loader))
+    best = min(rungs[-2:], key=lambda rung: measure.call_ms(lambda: rung.step(*batch), repeats=3))
+    fused, compiled = (step(fused=True, autocast=best.step.step.autocast) for _ in range(2))
+    rungs.append(Rung("11 fused optimizer", loader, fused, best.name))
+    try:
+        _compile(compiled, batch)
+    except compiling.CannotCompile as reason:
+        return Group(tuple(rungs), data.source, config.preset().steps, (f"11 fewer launches: {reason}",))
+    rungs.append(Rung("11 fewer launches", loader, compiled, rungs[-1].name))
     return Group(tuple(rungs), data.source, config.preset().steps)
+
+
+def _compile(step: WithTF32, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Compile a step's network, on a GPU into CUDA graphs; with the preset ci on a CPU one block of it, as notebook 11."""
+    model, on_gpu = step.step.model, config.device().type == "cuda"
+    part = model if on_gpu or config.preset().name != "ci" else model[-1].layer4[-1]
+    part.compile(mode="reduce-overhead" if on_gpu else None)
+    compiling.first_step(step, *batch)
 
 
 @dataclass(frozen=True)
