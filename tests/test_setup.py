@@ -18,7 +18,8 @@ MODULES = sorted(
     ".".join(path.relative_to(config.PROJECT).with_suffix("").parts).removesuffix(".__init__")
     for path in (config.PROJECT / "helpers").rglob("*.py")
 )
-WITHOUT_TORCH = ["helpers", "helpers.config", "helpers.cifar10", "helpers.synthetic", "helpers.traces", "helpers.__main__"]
+WITHOUT_TORCH = ["helpers", "helpers.config", "helpers.cifar10", "helpers.synthetic", "helpers.traces"]
+WITHOUT_TORCH += ["helpers.diagnosis", "helpers.__main__"]
 
 
 @pytest.fixture(scope="module")

@@ -91,17 +91,16 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
         If there is no trace, if it cannot be read, or if it is of several processes or recordings.
     """
     trace = traces.load(path)
-    source = str(trace.path)
     try:
         recorded = record.read(trace)
     except traces.NoSteps as error:
-        return conclude(source, float("nan"), (), (), unknown=str(error))
+        return conclude(float("nan"), (), (), unknown=str(error))
     doubt, evidence = record.doubt(recorded), record.evidence(recorded)
     loading = [] if doubt else list(record.loading(recorded))
     findings = [] if doubt else [*device.findings(recorded), *loading]
     cannot_tell = [NEEDS_THE_LOADER] if loading else []
     otherwise = record.unexplained(recorded)
-    return conclude(source, recorded.step_ms, evidence, findings, cannot_tell, doubt, otherwise)
+    return conclude(recorded.step_ms, evidence, findings, cannot_tell, doubt, otherwise)
 
 
 def show(path: str | Path) -> bool:

@@ -154,12 +154,12 @@ def _copies(recorded: Recorded, waits: pd.DataFrame) -> Iterator[Finding]:
         )  # fmt: skip
     elif gain >= WORTH and blocked >= WORTH:
         yield Finding(
-            "copies that block", "copies", gain, f"Although the memory is pinned, {told}.",
-            'images.to("cuda", non_blocking=True)', "03-more-workers",
+            "copies that block", "copies", gain, f"{told[0].upper()}{told[1:]}, though the memory may be pinned.",
+            'images.to("cuda", non_blocking=True)  # from a DataLoader with pin_memory=True', "03-more-workers",
         )  # fmt: skip
     elif gain >= WORTH:
         yield Finding(
-            "large copies", "copies", gain, f"Of pinned memory {told}.",
+            "large copies", "copies", gain, f"{told[0].upper()}{told[1:]}.",
             "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the GPU",
             "04-normalize-on-device",
         )  # fmt: skip
@@ -210,7 +210,8 @@ _DOING = {"launching": "calls of the runtime", "operators": "operators on the CP
 def _kernels(recorded: Recorded) -> Iterator[Finding]:
     """Work of the GPU that could be less."""
     capability = _capability(recorded)
-    share = traces.kernel_time(recorded.trace, traces.multiplies_float32) / recorded.total
+    each = recorded.total * recorded.devices
+    share = traces.kernel_time(recorded.trace, traces.multiplies_float32) / each
     if share >= WORTH and capability and capability >= TENSOR_CORES:
         recent = capability >= BFLOAT16
         ratio = PEAK_RATIO[BFLOAT16 if recent else TENSOR_CORES]
@@ -222,7 +223,7 @@ def _kernels(recorded: Recorded) -> Iterator[Finding]:
             'with torch.autocast("cuda", torch.float16): …  # and torch.amp.GradScaler()',
             "10-mixed-precision",
         )  # fmt: skip
-    share = traces.kernel_time(recorded.trace, traces.converts_layout) / recorded.total
+    share = traces.kernel_time(recorded.trace, traces.converts_layout) / each
     if share >= WORTH:
         yield Finding(
             "layout conversions", "compute", share,

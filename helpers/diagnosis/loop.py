@@ -33,7 +33,7 @@ def diagnose(loader: Iterable, step: Callable, steps: int) -> Diagnosis:
         ("profile", str(watched.profile)),
     ]
     otherwise = recorded.doubt(record) or recorded.unexplained(record)
-    return conclude("a loop of this process", facts.whole, rows, found, cannot_tell, otherwise=otherwise)
+    return conclude(facts.whole, rows, found, cannot_tell, otherwise=otherwise)
 
 
 class _CannotLook(Exception):

@@ -33,8 +33,8 @@ class Recorded:
         Mean duration of a step in milliseconds.
     shares : Series
         Share of the steps' time of each category of `traces.breakdown`, 0 to 1.
-    on_device : bool
-        Whether an accelerator ran kernels.
+    devices : int
+        Accelerators that ran kernels.
     in_process : bool
         Whether the loop itself made the mini-batches, without workers.
     """
@@ -43,8 +43,13 @@ class Recorded:
     steps: int
     step_ms: float
     shares: pd.Series
-    on_device: bool
+    devices: int
     in_process: bool
+
+    @property
+    def on_device(self) -> bool:
+        """Whether an accelerator ran kernels."""
+        return self.devices > 0
 
     @property
     def total(self) -> float:
@@ -85,7 +90,7 @@ def read(trace: traces.Trace) -> Recorded:
         len(table),
         table.attrs["total"] / len(table) / 1e3,
         table.sum() / table.attrs["total"],
-        any(np.isfinite(span.kernels["device"].to_numpy(float)).any() for span in trace.spans),
+        len(set().union(*(span.kernels["device"].dropna() for span in trace.spans))),
         any("SingleProcess" in name for name in loading),
     )
 

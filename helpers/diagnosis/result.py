@@ -75,8 +75,6 @@ class Diagnosis:
 
     Attributes
     ----------
-    source : str
-        What was looked at.
     verdict : str
         One of `VERDICTS`.
     reason : str
@@ -91,7 +89,6 @@ class Diagnosis:
         What could not be looked at, and how to get it.
     """
 
-    source: str
     verdict: str
     reason: str
     step_ms: float
@@ -139,7 +136,6 @@ ONE_AT_A_TIME = "These gains do not add up. Mend the first, measure, and diagnos
 
 
 def conclude(
-    source: str,
     step_ms: float,
     evidence: Iterable[tuple[str, str]],
     findings: Iterable[Finding],
@@ -151,7 +147,7 @@ def conclude(
 
     Parameters
     ----------
-    source, step_ms, evidence, findings, cannot_tell
+    step_ms, evidence, findings, cannot_tell
         As those of `Diagnosis`; the findings in any order.
     unknown : str, optional
         Why there can be no verdict, whatever else.
@@ -168,7 +164,7 @@ def conclude(
         verdict, reason = worth[0].verdict, _sentence(VERDICTS[worth[0].verdict])
         if verdict == UNKNOWN:
             reason = f"{_sentence(worth[0].name)} Mend that first, and diagnose again."
-    return Diagnosis(source, verdict, reason, step_ms, tuple(evidence), tuple(ranked), tuple(cannot_tell))
+    return Diagnosis(verdict, reason, step_ms, tuple(evidence), tuple(ranked), tuple(cannot_tell))
 
 
 def milliseconds(value: float) -> str:

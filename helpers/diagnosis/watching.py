@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
+from tqdm import tqdm
 
 from helpers import measure, profiling, training
 
@@ -73,9 +75,12 @@ def watch(loader: Iterable, step: training.Step, steps: int) -> Watched:
     """
     if torch.autograd._profiler_enabled():
         raise ProfilerRunning("A profiler is running here already. Leave its `with` block, and call diagnose then.")
-    epochs, call = _Epochs(loader), _Call(step)
-    timed = _time(epochs, call, steps)
-    folder = profiling.record(epochs, call, RUN, active=max(PROFILED, epochs.num_workers))
+    epochs, active = _Epochs(loader), max(PROFILED, getattr(loader, "num_workers", 0))
+    count = steps + 1 + active + 2 * measure.warmup_steps(loader)
+    with tqdm(total=count, desc="diagnosing", unit="step", file=sys.stdout, delay=10, mininterval=1) as bar:
+        call = _Call(step, bar)
+        timed = _time(epochs, call, steps)
+        folder = profiling.record(epochs, call, RUN, active=active)
     return Watched(*timed, min(epochs.starts) * 1e3, epochs.length, folder)
 
 
@@ -183,6 +188,7 @@ class _Call:
     """Calls the step, and names what it raises."""
 
     step: training.Step
+    bar: tqdm  # moves on once a second at most: under 1 µs a step otherwise
 
     def __call__(self, *batch: object) -> None:
         try:
@@ -195,6 +201,7 @@ class _Call:
                 f"{'s' * (len(batch) != 1)}: a mini-batch that is a tuple or a list is unpacked, step(*batch), any other "
                 "is not, step(batch). Mend the step, and diagnose again."
             ) from error
+        self.bar.update()
 
 
 def _loader_failed(error: Exception) -> LoaderFailed:
