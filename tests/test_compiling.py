@@ -10,7 +10,7 @@ from helpers import compiling
 
 @pytest.fixture
 def step():
-    # Not model.compile(): in torch 2.11 that leaves an nn.Sequential as it is, without a word.
+    # Not model.compile(): of an nn.Sequential torch 2.11 then compiles what it calls, but no layer of PyTorch's own.
     model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()))
     return lambda images, labels: model(images)
 
