@@ -150,6 +150,7 @@ def comparison(result: measure.Comparison, source: str) -> Picture:
     for row, name in enumerate(result.names):
         axes.plot(result.throughputs(name), [row] * len(result.throughputs(name)), "o", color=BLACK, markersize=4)
     axes.set(xlabel="throughput in images per second (bar: median, dots: rounds)")
+    axes.set_yticks(range(len(result.names)), [textwrap.fill(name, 28) for name in result.names])
     axes.xaxis.set_major_locator(MaxNLocator(6))  # more labels of millions would overlap
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()

@@ -239,9 +239,15 @@ def borrow_traces(rung: str, run: str) -> dict[str, Path]:
     return borrowed
 
 
-def ladder() -> pd.DataFrame:
-    """Return the latest result of each rung, in order: one row each, the fields of `Result` as columns."""
-    latest_of = {result.rung: result for result in read()}
+def ladder(path: Path | None = None) -> pd.DataFrame:
+    """Return the latest result of each rung, in order: one row each, the fields of `Result` as columns.
+
+    Parameters
+    ----------
+    path : Path, optional
+        Another scoreboard than this reader's own.
+    """
+    latest_of = {result.rung: result for result in read(path)}
     rows = [asdict(latest_of[rung]) for rung in sorted(latest_of)]
     return pd.DataFrame(rows, columns=[field.name for field in fields(Result)])
 
