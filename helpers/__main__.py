@@ -1,4 +1,5 @@
-"""The shell's door: ``python -m helpers check · prepare · run · record · ladder · tensorboard · traces · diagnose``."""
+"""The shell's door: ``python -m helpers check · prepare · run · record · ladder · tensorboard · traces · diagnose ·
+exercise · grade``."""
 
 from __future__ import annotations
 
@@ -28,6 +29,12 @@ def main(arguments: list[str] | None = None) -> int:
     traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
     diagnose = commands.add_parser("diagnose", help="say where the bottleneck is in each trace, and what to change")
     diagnose.add_argument("path", metavar="TRACE_OR_LOGDIR", help="a trace, the folder of a run, or a folder of runs")
+    exercise = commands.add_parser("exercise", help="write a training script with six faults, as in notebook 13")
+    exercise.add_argument("--seed", type=int, required=True, help="any number; each stands for other faults")
+    exercise.add_argument("--out", metavar="FILE", required=True, help="the script to write, such as train.py")
+    grade = commands.add_parser("grade", help="time a mended script of `exercise`, and check that it trains the same")
+    grade.add_argument("--seed", type=int, required=True, help="the number that it was drawn with")
+    grade.add_argument("path", metavar="FILE", help="the script")
     options = parser.parse_args(arguments)
     if options.command == "tensorboard" and options.fix != (options.out is not None):
         tensorboard.error("--fix needs LOGDIR and OUT; without it, name LOGDIR alone")
@@ -133,6 +140,22 @@ def _diagnose(options: argparse.Namespace) -> int:
     return 0 if diagnosis.show(options.path) else 1
 
 
+def _exercise(options: argparse.Namespace) -> int:
+    from helpers import cifar10, faults
+
+    faults.write(options.out, faults.draw(options.seed), cifar10.prepare().train)
+    return 0
+
+
+def _grade(options: argparse.Namespace) -> int:
+    from helpers import cifar10
+    from helpers.faults import grading
+
+    grade = grading.grade(options.path, options.seed, cifar10.prepare().train)
+    print(grade)
+    return 0 if grade.passed else 1
+
+
 def _show_any_name() -> None:
     """Names in traces may hold any character, and Windows' consoles cannot show all."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -148,6 +171,8 @@ _COMMANDS = {
     "tensorboard": _tensorboard,
     "traces": _traces,
     "diagnose": _diagnose,
+    "exercise": _exercise,
+    "grade": _grade,
 }
 
 if __name__ == "__main__":
