@@ -7,6 +7,7 @@ import pytest
 from asking import overview
 
 from helpers import profiling, tensorboard, traces
+from helpers.diagnosis import watching
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,9 @@ def server(executed_runs):
 def test_the_profiler_tab_lists_all_runs_of_all_notebooks(server, executed, executed_runs):
     written = {file.parent.relative_to(executed_runs).as_posix() for file in executed_runs.rglob("*.pt.trace.json.gz")}
     assert set(server.get("runs")["runs"]) == written
-    assert {run.split("/")[0][:2] for run in written} == those_that_call("profiling.record", executed)
+    recorded = {run.split("/")[0][:2] for run in written if run != watching.RUN}
+    assert recorded == those_that_call("profiling.record", executed)
+    assert (watching.RUN in written) == bool(those_that_call("diagnosis.diagnose", executed))
 
 
 def test_the_overview_equals_our_own_breakdown_of_every_trace(server, executed_runs):
