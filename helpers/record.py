@@ -10,6 +10,9 @@
 ``traces/``          a folder for each rung, with a trace of two steps
 ``timings.jsonl``    every timed run: an interrupted recording goes on where it was
 ==================== ====================================================================
+
+It needs torch 2.11 or newer, torchvision, torchmetrics, pandas, orjson, google-crc32c, psutil, nvidia-ml-py, filelock and
+tqdm; neither Jupyter nor TensorBoard nor the libraries of the packed formats; Matplotlib for the figure only.
 """
 
 from __future__ import annotations
