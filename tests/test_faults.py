@@ -79,7 +79,7 @@ def test_a_seed_means_the_same_on_every_machine():
         "pixels copied row by row",
         "rows taken from a data frame",
         "anomaly detection left on",
-        "accuracy counted image by image",
+        "histograms of all weights in every step",
         "copies from pageable memory",
     ]
 

@@ -46,6 +46,13 @@ def test_the_ladder_has_the_latest_result_of_each_rung_in_order():
     assert table.images_per_second.tolist() == [100, 300]
 
 
+def test_the_ladder_of_another_scoreboard_has_none_of_ones_own_results(own_runs):
+    add("03 workers", 300)
+    other = (own_runs / "scoreboard.jsonl").rename(own_runs / "other.jsonl")
+    add("01 naive", 50)
+    assert scoreboard.ladder(other).rung.tolist() == ["03 workers"]
+
+
 def test_the_ratio_is_that_to_the_control_of_the_same_rounds():
     stored = add("03 workers", 300, 100, before=[100, 50])
     assert (stored.ratio, stored.ratio_lowest, stored.ratio_highest) == (2.5, 2, 3)

@@ -135,18 +135,16 @@ FAULTS = (
         ),
     ),
     Fault(
-        "mini-batch grown image by image", "loading",
-        "Each torch.cat copies all images before it; PyTorch's own collate function copies each image once.",
-        "06-packed-formats", None,
+        "mini-batch made of lists", "loading",
+        "Each pixel becomes a number of Python, and then a pixel again; PyTorch's own collate function copies whole images.",
+        "06-packed-formats", "collating item by item",
         (
             (
                 "def make_loader():\n",
                 "def collate(items):\n"
-                "    images, labels = items[0][0][None], torch.tensor([items[0][1]])\n"
-                "    for image, label in items[1:]:\n"
-                "        images = torch.cat([images, image[None]])\n"
-                "        labels = torch.cat([labels, torch.tensor([label])])\n"
-                "    return images, labels\n\n\n"
+                "    images = [image.tolist() for image, label in items]\n"
+                "    labels = [label for image, label in items]\n"
+                "    return torch.tensor(images, dtype=items[0][0].dtype), torch.tensor(labels)\n\n\n"
                 "def make_loader():\n",
             ),
             ("        batch_size=BATCH,\n", "        batch_size=BATCH,\n        collate_fn=collate,\n"),
@@ -211,27 +209,28 @@ FAULTS = (
         ),
     ),
     Fault(
-        "weights copied in every step", "loop",
-        "All weights are copied to the host's memory after each mini-batch; once an epoch suffices.",
+        "histograms of all weights in every step", "loop",
+        "All weights are copied to the host and counted after each mini-batch; once an epoch suffices.",
         "13-your-own-code", None,
         (
-            ("    for epoch in range(epochs):\n", "    history = []\n    for epoch in range(epochs):\n"),
+            ("    for epoch in range(epochs):\n", "    histograms = []\n    for epoch in range(epochs):\n"),
             (
                 "            right += correct\n",
                 "            right += correct\n"
-                "            history.append({name: weight.cpu().clone() for name, weight in model.state_dict().items()})\n",
+                "            histograms.append([weight.detach().cpu().histogram(50) for weight in model.parameters()])\n",
             ),
         ),
     ),
     Fault(
         "accuracy counted image by image", "loop",
-        "A few operators for each of 128 images, and the GPU is waited for as often; compare whole tensors, and sum.",
+        "Some operators for each class of each image, and the GPU is waited for as often; compare whole tensors, and sum.",
         "11-fewer-launches", "a synchronization in every step",
         (
             (
                 "    correct = (logits.argmax(1) == labels).sum()\n",
-                "    correct = 0\n    for scores, label in zip(logits, labels):\n"
-                "        if torch.softmax(scores, 0).argsort(descending=True)[0] == label:\n            correct += 1\n",
+                "    correct = 0\n    for scores, label in zip(logits, labels):\n        best = 0\n"
+                "        for index in range(len(scores)):\n            if scores[index] > scores[best]:\n"
+                "                best = index\n        if best == label:\n            correct += 1\n",
             ),
         ),
     ),
