@@ -1,6 +1,7 @@
 """A script with seeded faults: drawn, run, graded; scripts that are wrong are refused by name, and leave no process."""
 
 import itertools
+import multiprocessing
 import os
 import re
 import subprocess
@@ -117,6 +118,11 @@ def test_each_fault_that_diagnose_can_find_has_the_name_that_it_gives_it():
 def test_a_fault_changes_nothing_that_is_learned(fault, right, tmp_path, images):
     wrong = faults.write(tmp_path / "train.py", [fault], images)
     assert losses(wrong) == pytest.approx(right, rel=0, abs=grading.TOLERANCE)
+
+
+def test_a_script_runs_with_spawned_workers_as_on_macos_and_windows(changed, right, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "spawn")
+    assert losses(changed()) == pytest.approx(right, rel=0, abs=grading.TOLERANCE)
 
 
 CHANGES = {
@@ -260,6 +266,7 @@ def test_steps_are_kept_in_their_order_under_the_names_they_are_given(tmp_path):
         steps = faults.keep(path, name)
     assert {name: copy.read_text() for name, copy in steps.items()} == {"as drawn": "3", "more workers 4 (mended)": "2", "b": "4"}
     assert list(steps) == ["as drawn", "more workers 4 (mended)", "b"]
+    assert len(list((tmp_path / "steps").iterdir())) == 3
     with pytest.raises(ValueError, match="Expected a name"):
         faults.keep(path, "/")
 
