@@ -21,6 +21,11 @@ from helpers.faults import catalogue, child, grading, running
 NAMES = [fault.name for fault in faults.FAULTS]
 
 
+@pytest.fixture(autouse=True)
+def ci(monkeypatch):
+    monkeypatch.setenv("COURSE_PRESET", "ci")
+
+
 @pytest.fixture(scope="module")
 def images(drawn_images):
     """Folder of training images."""
@@ -151,8 +156,7 @@ def test_another_training_is_refused_however_fast_it_is(changed, images):
     assert re.match(r"Not the same training: in step \d of 8 the loss is", str(grade))
 
 
-def test_a_mended_script_is_the_same_training_and_is_timed_beside_both(changed, images, monkeypatch):
-    monkeypatch.setenv("COURSE_PRESET", "ci")
+def test_a_mended_script_is_the_same_training_and_is_timed_beside_both(changed, images):
     grade = grading.grade(changed(), 0, images)
     assert grade.same_training
     assert grade.timed.names == [grading.ORIGINAL, grading.YOURS, grading.MENDED]
