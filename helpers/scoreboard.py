@@ -245,10 +245,11 @@ def ladder(path: Path | None = None) -> pd.DataFrame:
     Parameters
     ----------
     path : Path, optional
-        Another scoreboard than this reader's own.
+        The scoreboard of a recording instead of this reader's own. A recording is in order as it is; notebooks may have
+        run in any order.
     """
     latest_of = {result.rung: result for result in read(path)}
-    rows = [asdict(latest_of[rung]) for rung in sorted(latest_of)]
+    rows = [asdict(latest_of[rung]) for rung in (latest_of if path else sorted(latest_of))]
     return pd.DataFrame(rows, columns=[field.name for field in fields(Result)])
 
 

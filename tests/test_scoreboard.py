@@ -46,11 +46,12 @@ def test_the_ladder_has_the_latest_result_of_each_rung_in_order():
     assert table.images_per_second.tolist() == [100, 300]
 
 
-def test_the_ladder_of_another_scoreboard_has_none_of_ones_own_results(own_runs):
-    add("03 workers", 300)
-    other = (own_runs / "scoreboard.jsonl").rename(own_runs / "other.jsonl")
+def test_the_ladder_of_a_recording_is_in_its_own_order_and_has_none_of_ones_own_results(own_runs):
+    add("06 packed", 300)
+    add("05 photos", 20)
+    recorded = (own_runs / "scoreboard.jsonl").rename(own_runs / "recorded.jsonl")
     add("01 naive", 50)
-    assert scoreboard.ladder(other).rung.tolist() == ["03 workers"]
+    assert scoreboard.ladder(recorded).rung.tolist() == ["06 packed", "05 photos"]
 
 
 def test_the_ratio_is_that_to_the_control_of_the_same_rounds():
