@@ -197,7 +197,7 @@ WRONG = {
 def test_a_script_that_is_wrong_is_refused_by_name_and_leaves_no_process(change, error, message, changed, images, monkeypatch):
     path, start = changed(change), time.time()
     if error is running.ScriptNeverEnds:
-        monkeypatch.setattr(running, "LIMIT", 15)
+        monkeypatch.setattr(running, "LIMIT", 5)
     with pytest.raises(error, match=re.escape(message)) as raised:
         grading.grade(path, 0, images)
     assert str(path) in str(raised.value)
