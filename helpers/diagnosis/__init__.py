@@ -22,7 +22,6 @@ The verdict is that of the finding that can gain most. A gain is at most the sha
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -122,12 +121,4 @@ def show(path: str | Path) -> bool:
     traces.NoTraces
         If there are none.
     """
-    readable = True
-    for title, trace in report.each(path):
-        try:
-            text = str(of_trace(trace)) if isinstance(trace, traces.Trace) else f"{type(trace).__name__}: {trace}"
-        except traces.TraceError as error:
-            trace, text = error, f"{type(error).__name__}: {error}"
-        readable = readable and isinstance(trace, traces.Trace)
-        print(f"{title}\n{textwrap.indent(text, '  ')}\n", flush=True)
-    return readable
+    return report.show(path, lambda trace: str(of_trace(trace)))

@@ -11,6 +11,7 @@ from helpers import traces
 from helpers.diagnosis.recorded import Recorded
 from helpers.diagnosis.result import UNKNOWN, WORTH, Finding, percent
 from helpers.traces.report import printable
+from helpers.traces.waiting import PAGEABLE, direction
 
 # Of the steps must do it, for it to be done in every step: what is printed every tenth step is no fault.
 EVERY = 0.8
@@ -138,15 +139,14 @@ _READS = {
 
 def _copies(recorded: Recorded, waits: pd.DataFrame) -> Iterator[Finding]:
     exposed = traces.exposed_copies(recorded.trace).sum() / recorded.total
-    way = {name: next((word for word in ("HtoD", "DtoH", "DtoD") if word in name), "") for name in exposed.index}
-    to_device = {name: float(exposed[name]) for name in exposed.index if way[name] == "HtoD"}
+    to_device = {name: float(share) for name, share in exposed.items() if direction(name) == "to the device"}
     copying, blocked = sum(to_device.values()), min(_shares(recorded, waits)[0], recorded.avoidable_idle)
     gain = copying + blocked
     told = (
         f"copies to the GPU take {percent(copying)} of the time while no kernel runs, and the host waits for them so "
         f"that the GPU idles up to {percent(blocked)} of it"
     )
-    pageable = sum(share for name, share in to_device.items() if "Pageable" in name)
+    pageable = sum(share for name, share in to_device.items() if PAGEABLE in name)
     if gain >= WORTH and pageable > copying / 2:
         yield Finding(
             "pageable copies", "copies", gain, f"From memory that is not pinned {told}.",
@@ -163,7 +163,7 @@ def _copies(recorded: Recorded, waits: pd.DataFrame) -> Iterator[Finding]:
             "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the GPU",
             "04-normalize-on-device",
         )  # fmt: skip
-    within = float(sum(share for name, share in exposed.items() if way[name] == "DtoD"))
+    within = float(sum(share for name, share in exposed.items() if direction(name) == "within the device"))
     if within >= WORTH:
         yield Finding(
             "copies within the GPU", "copies", within, f"They take {percent(within)} of the time, no kernel runs then.",

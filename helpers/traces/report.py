@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -20,13 +20,16 @@ WIDTH = 110  # of a line, in characters
 TOP = 5  # kernels or operators
 
 
-def show(path: str | Path) -> bool:
+def show(path: str | Path, tell: Callable[[Trace], str] | None = None) -> bool:
     """Print what each trace at `path` tells, and what each that cannot be read has wrong.
 
     Parameters
     ----------
     path : str or Path
-        A trace file, the folder of a run, or a folder of such folders.
+        A trace file, the folder of a run, or a folder of such folders. Of processes that trained together each is told
+        on its own.
+    tell : callable, optional
+        What to print of a trace; `text` by default. It may raise a TraceError.
 
     Returns
     -------
@@ -39,32 +42,22 @@ def show(path: str | Path) -> bool:
         If there are none.
     """
     readable = True
-    for title, trace in each(path):
-        if isinstance(trace, Trace):
-            print(f"{title}\n{text(trace)}\n", flush=True)
-        else:
-            readable = False
-            reason = "\n".join(_paragraph(f"{type(trace).__name__}: {trace}"))
-            print(f"{title}\n{textwrap.indent(reason, '  ')}\n", flush=True)
-    return readable
-
-
-def each(path: str | Path) -> Iterator[tuple[str, Trace | TraceError]]:
-    """Yield the title and the trace of each run, rank or recording at `path`, or why it cannot be read.
-
-    Raises
-    ------
-    NoTraces
-        If there are none.
-    """
     for place in _places(Path(path)):
-        yield from _traces(place, Path(path))
+        for title, trace in _traces(place, Path(path)):
+            try:
+                if isinstance(trace, TraceError):
+                    raise trace
+                told = (tell or text)(trace)
+            except TraceError as error:
+                readable = False
+                told = "\n".join(_paragraph(f"{type(error).__name__}: {error}"))
+            print(f"{title}\n{textwrap.indent(told, '  ')}\n", flush=True)
+    return readable
 
 
 def text(trace: Trace) -> str:
     """Return what a trace tells, in lines of text that a terminal can show as they are."""
-    lines = [*_steps(trace), *_accelerators(trace)]
-    return "\n".join(f"  {line}".rstrip() for line in lines)
+    return "\n".join(line.rstrip() for line in [*_steps(trace), *_accelerators(trace)])
 
 
 def printable(name: str) -> str:
