@@ -46,7 +46,7 @@ class Finding:
     change : str
         The line of code to change, as it should be.
     notebook : str or None
-        The notebook that explains it, without ``.ipynb``.
+        The notebook that explains it, without ``.ipynb``; shown as soon as there is one.
     """
 
     name: str
@@ -128,8 +128,7 @@ class Diagnosis:
     def _cells(self, finding: Finding) -> Iterable[str]:
         yield _cell(f"<b>{_words(finding.name)}</b><br>{_words(finding.evidence)}")
         yield _cell(_words(finding.bound(self.step_ms)))
-        link = f"<br>{_link(finding.notebook)}" if finding.notebook else ""
-        yield _cell(f"<code>{_words(finding.change)}</code>{link}")
+        yield _cell(f"<code>{_words(finding.change)}</code>{_link(finding.notebook)}")
 
 
 ONE_AT_A_TIME = "These gains do not add up. Mend the first, measure, and diagnose again."
@@ -181,8 +180,8 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _exists(notebook: str) -> bool:
-    return (config.PROJECT / "notebooks" / f"{notebook}.ipynb").exists()
+def _exists(notebook: str | None) -> bool:
+    return notebook is not None and (config.PROJECT / "notebooks" / f"{notebook}.ipynb").exists()
 
 
 def _title(notebook: str) -> str:
@@ -191,13 +190,11 @@ def _title(notebook: str) -> str:
 
 
 def _explained(notebook: str | None) -> str:
-    if notebook is None:
-        return ""
-    return f"→ notebooks/{notebook}.ipynb" if _exists(notebook) else f"→ notebook {_title(notebook)}"
+    return f"→ notebooks/{notebook}.ipynb" if _exists(notebook) else ""
 
 
-def _link(notebook: str) -> str:
-    return f'<a href="{notebook}.ipynb">{_title(notebook)}</a>' if _exists(notebook) else f"notebook {_title(notebook)}"
+def _link(notebook: str | None) -> str:
+    return f'<br><a href="{notebook}.ipynb">{_title(notebook)}</a>' if _exists(notebook) else ""
 
 
 def _words(text: str) -> str:
