@@ -52,7 +52,7 @@ class Rung:
     loader : iterable
     step : callable
     control : str or None
-        The rung before; None for the first of its kind.
+        The rung of the same group that it is compared with; None for the first of its kind.
     """
 
     name: str
@@ -108,7 +108,7 @@ def record(groups: Iterable[Callable[[], Group]], out: Path) -> list[str]:
         If the folder holds the recording of another machine, or with other settings.
     """
     _begin_or_continue(out)
-    results, left_out = [], []
+    results, left_out, controls = [], [], {}
     for prepare in groups:
         try:
             group = prepare()
@@ -125,9 +125,10 @@ def record(groups: Iterable[Callable[[], Group]], out: Path) -> list[str]:
                 torch.cuda.empty_cache()
                 left_out.append(f"{rung.name}: {str(error).splitlines()[0]}")
         results += _results(fitting, group, out)
+        controls |= {rung.name: rung.control for rung in fitting}
     (out / _RESULTS).write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
     left_out += _draw(results, out)
-    (out / "README.md").write_text(_page(out, results, left_out))
+    (out / "README.md").write_text(_page(out, results, controls, left_out))
     return left_out
 
 
@@ -270,17 +271,20 @@ def _draw(results: list[scoreboard.Result], out: Path) -> list[str]:
     return []
 
 
-def _page(out: Path, results: list[scoreboard.Result], left_out: list[str]) -> str:
+def _page(
+    out: Path, results: list[scoreboard.Result], controls: dict[str, str | None], left_out: list[str]
+) -> str:
     """Return the reference as a page of Markdown."""
     lines = [f"# Recorded on {json.loads((out / _MACHINE).read_text())['device']}", ""]
-    lines += ["| rung | images/s (spread) | ms a step | waiting for data | ratio to the rung before (spread) | trace |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines += ["| rung | images/s (spread) | ms a step | waiting for data | ratio (spread) | to | trace |"]
+    lines += ["|---|---|---|---|---|---|---|"]
     for result in results:
         rate = f"{result.images_per_second:,.0f} ({result.lowest:,.0f} to {result.highest:,.0f})"
-        ratio = scoreboard.ratio_text(result) or "–"
+        ratio = scoreboard.ratio_text(result)
+        compared = f"{ratio} | {controls[result.rung]}" if ratio else "– | –"
         size = profiling.size_kb(out / "traces" / result.rung.replace(" ", "-"))
         lines += [
-            f"| {result.rung} | {rate} | {result.step_ms:.2f} | {result.loading_share:.1%} | {ratio} | {size:.0f} kB |"
+            f"| {result.rung} | {rate} | {result.step_ms:.2f} | {result.loading_share:.1%} | {compared} | {size:.0f} kB |"
         ]
     lines += ["", f"Medians of {results[0].rounds} rounds, in turn; spread: the lowest and the highest." if results else ""]
     lines += ["", *(f"Left out: {each}." for each in left_out)] if left_out else []

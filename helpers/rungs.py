@@ -95,7 +95,7 @@ def resnet() -> Group:
         compiled = _compiled(to_compile, batch)
     except compiling.CannotCompile as reason:
         return Group(tuple(rungs), data.source, config.preset().steps, (f"11 fewer launches: {reason}",))
-    rungs.append(Rung("11 fewer launches", loader, compiled, rungs[-1].name))
+    rungs.append(Rung("11 fewer launches", loader, compiled, best.name))
     return Group(tuple(rungs), data.source, config.preset().steps)
 
 

@@ -62,6 +62,8 @@ def test_a_reference_has_a_result_and_a_light_trace_for_every_rung(tmp_path):
         assert trace.stat().st_size < 1e6
     page = (tmp_path / "out" / "README.md").read_text()
     assert f"| 01 rung | {results[1].images_per_second:,.0f} (" in page
+    first, second = (next(line for line in page.splitlines() if line.startswith(f"| {rung} ")) for rung in ("00", "01"))
+    assert "| – | – |" in first and "| 00 rung |" in second
     assert (tmp_path / "out" / "ladder.png").stat().st_size > 1000
 
 
