@@ -421,7 +421,7 @@ def roofline(steps: Mapping[str, hardware.Placed], source: str) -> Picture:
     axes.set_ylim(lowest / 3, max(step.limits.tflops for step in steps.values()) * 2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)  # inside, its marks look like steps
     bandwidth = next(iter(steps.values())).limits.gb_per_second
     axes.text(
         least * 1.5, bandwidth * least * 1.5e-3 * 1.3, f"memory: {_three(bandwidth)} GB/s",

@@ -180,12 +180,12 @@ def test_a_ladder_without_rungs_can_be_drawn(tmp_path, monkeypatch):
 
 
 def test_a_step_stands_in_the_roofline_where_its_figures_say_below_its_limits():
-    axes = plots.roofline({"float32": placed(tflops=0.5)}, SOURCE).figure.axes[0]
-    roof, point = axes.lines
+    figure = plots.roofline({"float32": placed(tflops=0.5)}, SOURCE).figure
+    roof, point = figure.axes[0].lines
     assert (point.get_xdata()[0], point.get_ydata()[0]) == (50, 0.5)
     assert list(roof.get_xdata())[1] == 20 and list(roof.get_ydata())[1:] == [2, 2]
     assert roof.get_ydata()[0] == pytest.approx(roof.get_xdata()[0] * 0.1)  # 100 GB/s, in TFLOP/s
-    assert "25% of its peak" in axes.get_legend().get_texts()[0].get_text()
+    assert "25% of its peak" in figure.legends[0].get_texts()[0].get_text()
 
 
 def test_elements_are_drawn_where_they_lie_in_memory():
