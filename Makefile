@@ -3,14 +3,28 @@ PYTHON ?= python3
 BIN := .venv/bin
 FIRST := notebooks/00-start-here.ipynb
 
-.PHONY: lab test run bench clean
+# One process a core, four at most; a notebook's tests stay together, and so does a file's.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
+
+.PHONY: lab quick test test-all prove run bench clean
 
 lab: .venv/installed
 	$(BIN)/python -m helpers prepare
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/$(FIRST) $(LAB)
 
+quick: .venv/installed
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not notebooks and not browser and not processes and not slow"
+
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow"
+
+test-all: test
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow
+
+# Five times, two of them beside a process that keeps a core busy; that process ends with the command, however it ends.
+prove:
+	for run in 1 2 3; do $(MAKE) test || exit; done
+	$(BIN)/python -c "while True: pass" & trap "kill $$!" EXIT INT TERM; for run in 4 5; do $(MAKE) test || exit; done
 
 run: .venv/installed
 	$(BIN)/python -m helpers run
