@@ -88,9 +88,9 @@ def _run(options: argparse.Namespace) -> int:
     from helpers import cifar10, execute
 
     data = cifar10.prepare()
-    seconds = execute.run()
+    took = execute.run()
     if options.record_times:
-        execute.record_times(seconds, data.source)
+        execute.record_times(took, data.source)
     return 0
 
 

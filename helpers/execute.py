@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
@@ -44,10 +45,26 @@ class NotebookFailed(RuntimeError):
     """A cell of a notebook raised an error, or its kernel died."""
 
 
-def run(notebooks: Sequence[Path] | None = None) -> dict[str, float]:
+@dataclass(frozen=True)
+class Took:
+    """How long a notebook took.
+
+    Attributes
+    ----------
+    seconds : float
+    working : float
+        Share of them in which a processor worked for it, 0 to 1; without the time in which all waited.
+    """
+
+    seconds: float
+    working: float
+
+
+def run(notebooks: Sequence[Path] | None = None) -> dict[str, Took]:
     """Execute notebooks in order, each in a kernel of its own, and print the ladder.
 
-    Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails.
+    Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails. How long it took is kept there
+    for the estimate of `preflight`.
 
     Parameters
     ----------
@@ -56,8 +73,8 @@ def run(notebooks: Sequence[Path] | None = None) -> dict[str, float]:
 
     Returns
     -------
-    dict
-        Seconds that each notebook took, by its name.
+    dict of str to Took
+        By the notebook's name.
 
     Raises
     ------
@@ -67,13 +84,16 @@ def run(notebooks: Sequence[Path] | None = None) -> dict[str, float]:
     notebooks = sorted(NOTEBOOKS.glob("[0-9][0-9]-*.ipynb")) if notebooks is None else notebooks
     folder = config.runs_dir() / "html"
     print(f"Preset {config.preset().name}: {len(notebooks)} notebooks. Pages go to {folder}.", flush=True)
-    seconds = {}
+    took = {}
     for notebook in notebooks:
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), _processor_seconds()
         execute(notebook, folder / f"{notebook.stem}.html")
-        seconds[notebook.stem] = round(time.perf_counter() - start, 1)
+        seconds = time.perf_counter() - start
+        # Several threads at once count as one: what they do takes as long as the longest of them
+        took[notebook.stem] = Took(round(seconds, 1), round(min((_processor_seconds() - worked) / seconds, 1), 2))
+        _keep(took)
     print(f"\n{scoreboard.ladder_text()}")
-    return seconds
+    return took
 
 
 def execute(notebook: Path, page: Path) -> None:
@@ -114,18 +134,32 @@ def execute(notebook: Path, page: Path) -> None:
             _write_page(content, page)
 
 
-def record_times(seconds: dict[str, float], data: str) -> None:
-    """Store how long the notebooks took, and this machine's calibration, for the estimate of `preflight`."""
+def record_times(took: dict[str, Took], data: str) -> None:
+    """Store how long the notebooks took, and this machine's calibration, for the estimate of `preflight` elsewhere."""
     path = preflight.RUN_TIMES
     times = json.loads(path.read_text()) if path.exists() else {}
     times[config.preset().name] = {
-        "seconds": seconds,
+        "seconds": {name: each.seconds for name, each in took.items()},
+        "working": {name: each.working for name, each in took.items()},
         "calibration": preflight.calibrate(),
         "machine": config.describe(),
         "data": data,
         "date": datetime.date.today().isoformat(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
+    _write_whole(path, json.dumps(times, indent=2) + "\n")
+
+
+def _processor_seconds() -> float:
+    """Processor time of the kernels that have ended, with the processes that they waited for; 0 on Windows."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _keep(took: dict[str, Took]) -> None:
+    path = preflight.own_times()
+    times = json.loads(path.read_text()) if path.exists() else {}
+    times.setdefault(config.preset().name, {}).update({name: each.seconds for name, each in took.items()})
     _write_whole(path, json.dumps(times, indent=2) + "\n")
 
 

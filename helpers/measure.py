@@ -26,7 +26,10 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from helpers import training
+from helpers import config, training
+
+
+_LEAST = 2  # steps, rounds and calls, however long they take
 
 
 @dataclass(frozen=True)
@@ -225,8 +228,10 @@ def warmup_steps(loader: Iterable) -> int:
     return 2 + workers * (getattr(loader, "prefetch_factor", None) or 0)
 
 
-def loop(loader: Iterable, step: training.Step, steps: int, warmup: int | None = None) -> Timing:
-    """Time `steps` training steps after a warm-up; the loader starts anew when an epoch ends.
+def loop(
+    loader: Iterable, step: training.Step, steps: int, warmup: int | None = None, longest: float | None = None
+) -> Timing:
+    """Time training steps after a warm-up; the loader starts anew when an epoch ends.
 
     Parameters
     ----------
@@ -235,13 +240,20 @@ def loop(loader: Iterable, step: training.Step, steps: int, warmup: int | None =
     step : callable
         Called with a mini-batch as `training.call` does: with images and labels, if it is a pair of them.
     steps : int
-        Steps to time.
+        Steps to time, at most.
     warmup : int, optional
-        Steps before that; `warmup_steps` by default.
+        Steps before that, at most; `warmup_steps` by default.
+    longest : float, optional
+        Seconds after which no further step begins, once two are timed, and no further one of the warm-up; by default
+        ``longest_run`` of the preset.
     """
+    longest = config.preset().longest_run if longest is None else longest
     with training.batches(loader) as batches:
+        begin = time.perf_counter()
         for _ in range(warmup_steps(loader) if warmup is None else warmup):
             training.call(step, next(batches))
+            if time.perf_counter() - begin >= longest:
+                break
         _synchronize()
         images, waits, durations = 0, [], []
         begin = now = time.perf_counter()
@@ -254,6 +266,8 @@ def loop(loader: Iterable, step: training.Step, steps: int, warmup: int | None =
             del batch  # to free a mini-batch of photos takes a millisecond, which is no waiting
             now = time.perf_counter()
             durations.append(now - start)
+            if now - begin >= longest and len(durations) >= _LEAST:
+                break
         _synchronize()
         seconds = time.perf_counter() - begin
     return Timing(images, seconds, tuple(waits), tuple(durations), begin)
@@ -314,15 +328,35 @@ def two_clocks(loader: Iterable, step: training.Step, steps: int, rounds: int) -
     return TwoClocks(*clocks.values(), workers, _host_ms(step, kept, steps))
 
 
-def in_turn(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Comparison:
-    """Time variants in turn, A B A B …: what else the machine does meanwhile then meets all of them alike."""
-    timings = {name: [] for name in variants}
+def in_turn(
+    variants: Mapping[str, Callable[[], Timing]], rounds: int, longest: float | None = None
+) -> Comparison:
+    """Time variants in turn, A B A B …: what else the machine does meanwhile then meets all of them alike.
+
+    Parameters
+    ----------
+    variants : mapping of str to callable
+        Each times one run, such as a `loop`.
+    rounds : int
+        How often to go through them, at most.
+    longest : float, optional
+        Seconds after which no further round begins, once there are two; by default ``longest_comparison`` of the
+        preset. If rounds are left out, that is printed.
+    """
+    longest = config.preset().longest_comparison if longest is None else longest
+    timings, begin = {name: [] for name in variants}, time.perf_counter()
     with tqdm(total=rounds * len(variants), desc="timing in turn", unit="run", file=sys.stdout) as bar:
-        for _ in range(rounds):
+        for done in range(rounds):
+            if done >= _LEAST and time.perf_counter() - begin >= longest:
+                break
             for name, run in variants.items():
                 bar.set_postfix_str(name)
                 timings[name].append(run())
                 bar.update()
+        else:
+            done = rounds
+    if done < rounds:
+        print(f"{done} rounds instead of {rounds}: they are slow here, and {longest:g} s were up.")
     return Comparison({name: tuple(runs) for name, runs in timings.items()})
 
 
@@ -330,15 +364,15 @@ def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer,
     """Split a training step: mean milliseconds for loading, copy, forward, backward and optimizer.
 
     The device is waited for between the phases, since otherwise a GPU would do the work of one in the time of the
-    next. That costs a little: the phases together are no throughput.
+    next. That costs a little: the phases together are no throughput. Of slow steps fewer are taken, as in `loop`.
     """
-    device = training.device_of(model)
+    device, longest = training.device_of(model), config.preset().longest_run
     batches = training.endless(loader)
     spent = dict.fromkeys(("loading", "copy", "forward", "backward", "optimizer"), 0.0)
-    warmup = warmup_steps(loader)
+    warmup, begin, done = warmup_steps(loader), 0.0, 0
     for number in range(warmup + steps):
         if number == warmup:
-            spent = dict.fromkeys(spent, 0.0)
+            spent, begin = dict.fromkeys(spent, 0.0), time.perf_counter()
         marks = [_mark()]
         images, labels = next(batches)
         marks.append(_mark())
@@ -353,8 +387,11 @@ def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer,
         marks.append(_mark())
         for name, start, end in zip(spent, marks, marks[1:], strict=False):
             spent[name] += end - start
+        done = number + 1 - warmup
+        if done >= _LEAST and marks[-1] - begin >= longest:
+            break
     batches.close()
-    return {name: seconds / steps * 1e3 for name, seconds in spent.items()}
+    return {name: seconds / done * 1e3 for name, seconds in spent.items()}
 
 
 def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, float]:
@@ -379,16 +416,20 @@ def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, floa
     return {name: seconds / len(items) * 1e6 for name, seconds in spent.items()}
 
 
-def call_ms(function: Callable[[], object], repeats: int = 20) -> float:
-    """Median milliseconds of one call, the device's work included, after one call as warm-up."""
-    return statistics.median(each_call_ms(function, repeats))
+def call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) -> float:
+    """Median milliseconds of one call, the device's work included; see `each_call_ms`."""
+    return statistics.median(each_call_ms(function, repeats, warmup))
 
 
-def each_call_ms(function: Callable[[], object], repeats: int = 20) -> list[float]:
-    """Milliseconds of each call, the device's work included, after one call as warm-up."""
-    function()
+def each_call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) -> list[float]:
+    """Milliseconds of each call, the device's work included, after some calls as warm-up.
+
+    Of slow calls there are fewer than `repeats`, as in `loop`.
+    """
+    for _ in range(warmup):
+        function()
     times = []
-    for _ in range(repeats):
+    while len(times) < repeats and (len(times) < _LEAST or sum(times) < config.preset().longest_run * 1e3):
         start = _mark()
         function()
         times.append((_mark() - start) * 1e3)

@@ -1,7 +1,8 @@
-"""Number formats: what fits into them, which of them operators use, and what rounding to them does to gradients."""
+"""Number formats: what fits into them, how fast training in them is here, which operators use them, what they lose."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
+
+from helpers import config, measure
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,92 @@ class Format:
 #: TF32 is no type of PyTorch: it is how Tensor Cores read a float32, in its place in memory.
 FORMATS = (Format("float32", 8, 23), Format("TF32", 8, 10), Format("bfloat16", 8, 7), Format("float16", 5, 10))
 FLOAT16 = FORMATS[-1]
+
+
+_TOO_SLOW = 3.0  # times as long as usual: then nobody trains that way
+_FIRST_PART = 16  # of a mini-batch, or two images: batch normalization needs more than one
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What `try_step` found.
+
+    Attributes
+    ----------
+    images, of : int
+        Images in the largest mini-batch that was tried, and in the one to train with.
+    ms, usual_ms : float
+        Milliseconds of a step with so many images, and of a usual step with all of them.
+    affordable : int
+        Images in the largest mini-batch whose step took at most three times as long as a usual step with all of them;
+        if none did, in the smallest that was tried.
+    seconds : float
+        How long it took to find out.
+    """
+
+    images: int
+    of: int
+    ms: float
+    usual_ms: float
+    affordable: int
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Times as long as a usual step; if not all images were tried, at least so many times."""
+        return self.ms / self.usual_ms
+
+    @property
+    def fast_enough(self) -> bool:
+        """Whether a step with all images was tried and takes at most three times as long as usual."""
+        return self.images == self.of and self.ratio <= _TOO_SLOW
+
+    def __str__(self) -> str:
+        if self.fast_enough:
+            return f"a step of {self.of} images takes {self.ms:,.0f} ms, {self.ratio:.2f} times as long as in float32."
+        tried = f"a step of {self.images} of the {self.of} images takes {self.ms:,.0f} ms"
+        usual = f"all of them in float32 {self.usual_ms:,.0f} ms"
+        if self.ratio > _TOO_SLOW:
+            return f"{tried}, {usual}: over {_TOO_SLOW:g} times as long, too slow to train in here."
+        return f"{tried}, {usual}; more were not tried, since {self.seconds:.0f} s were up: not trained in here."
+
+
+def try_step(
+    step: Callable[[torch.Tensor, torch.Tensor], object], batch: tuple, usual_ms: float, longest: float | None = None
+) -> Trial:
+    """Find out whether a training step is fast enough, in a time that is bounded however slow it is.
+
+    The step itself is asked, forward, backward and optimizer: first with a sixteenth of the mini-batch (two images at
+    least), then with twice as many, and so on. It ends when a part takes longer than three usual steps with the whole,
+    since the whole can only take longer. So a format that multiplies fast, but needs a hundred times as long for a
+    convolution's backward, costs two steps of two images.
+
+    Parameters
+    ----------
+    step : callable
+        Called with images and labels; it trains, twice with each part.
+    batch : tuple of Tensor
+        Images, shape (N, …), and labels, shape (N,), of the mini-batch to train with.
+    usual_ms : float
+        Milliseconds of the usual step with this mini-batch, such as the one in float32.
+    longest : float, optional
+        Seconds after which no further part is tried; by default four timed runs, as long as the preset lets them be.
+    """
+    longest = 4 * config.preset().longest_run if longest is None else longest
+    whole, begin = len(batch[0]), time.perf_counter()
+    images = affordable = min(max(whole // _FIRST_PART, 2), whole)
+    while True:
+        part = [each[:images] for each in batch]
+        ms = min(measure.call_ms(lambda: step(*part), repeats=1, warmup=0) for _ in range(2))  # the machine may be busy
+        seconds = time.perf_counter() - begin
+        if ms <= _TOO_SLOW * usual_ms:
+            affordable = images
+        else:
+            break
+        if images == whole or seconds + 2 * 2 * ms / 1e3 > longest:  # two calls with twice the images
+            break
+        images = min(2 * images, whole)
+    return Trial(images, whole, ms, usual_ms, affordable, seconds)
 
 
 def operator_types(call: Callable[[], object]) -> pd.DataFrame:
@@ -123,20 +212,22 @@ def lost(gradients: torch.Tensor, scale: float, dtype: torch.dtype = torch.float
     return (rounded == 0).double().mean().item(), rounded.isinf().double().mean().item()
 
 
-def round_gradients(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
-    """From now on, round every gradient in `model` to `dtype` where it leaves a layer, and each weight's gradient.
+def round_layers(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
+    """From now on, round to `dtype` what each layer of `model` gives, and all gradients.
 
-    The layers go on computing as before, so this is what the *format* does to gradients, on any device.
+    The layers go on computing as before, so this is what the *format* does to a training, on any device.
 
     Returns
     -------
     list of RemovableHandle
         ``handle.remove()`` ends it.
     """
-    def rounded(gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.to(dtype).to(gradient.dtype)
+    def rounded(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype).to(tensor.dtype)  # autograd sends the gradient the same way back
 
-    return [*_at_every_layer(model, rounded), *(weight.register_hook(rounded) for weight in model.parameters())]
+    layers = [layer for layer in model.modules() if not list(layer.children())]
+    of_layers = [layer.register_forward_hook(lambda layer, inputs, output: rounded(output)) for layer in layers]
+    return [*of_layers, *(weight.register_hook(rounded) for weight in model.parameters())]
 
 
 def _at_every_layer(model: nn.Module, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> list[RemovableHandle]:

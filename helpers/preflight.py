@@ -10,7 +10,6 @@ import platform
 import shutil
 import sys
 import textwrap
-import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from packaging.requirements import Requirement
 from helpers import config
 
 RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
+_FIRST_COMPUTING = "08"  # the notebooks before it load, those from it on compute
 SHOWN_PACKAGES = ("torch", "torchvision", "torchmetrics", "tensorboard", "torch-tb-profiler", "jupyterlab")
 CONTROL_GROUPS, OWN_CONTROL_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -96,13 +96,13 @@ def check() -> Report:
 
 
 def calibrate() -> dict[str, float]:
-    """Time two small pieces of the course's work: the speed of this machine in two numbers.
+    """Time two pieces of the course's work: the speed of this machine in two numbers.
 
     Returns
     -------
     dict
-        ``"loading"``, seconds to decode 400 small PNGs, and ``"compute"``, seconds of two training steps of the small
-        network; of each, the fastest of three.
+        ``"loading"``, seconds to decode 400 small PNGs, and ``"compute"``, seconds of a training step as notebook 08 takes
+        it (on a GPU with 32 images at most); of each, the fastest of three, after one as warm-up.
     """
     import io
 
@@ -110,7 +110,7 @@ def calibrate() -> dict[str, float]:
     import torch
     from PIL import Image
 
-    from helpers import models, synthetic
+    from helpers import measure, models, synthetic, training
 
     def encoded(image: np.ndarray) -> bytes:
         buffer = io.BytesIO()
@@ -118,39 +118,52 @@ def calibrate() -> dict[str, float]:
         return buffer.getvalue()
 
     files = [encoded(image) for image in synthetic.draw(50, config.SEED)[0]]
-    model = models.SmallCNN(normalize=True)
-    images = torch.zeros(64, 3, 32, 32)
+    workload = training.resnet_workload()
+    model = models.resnet50(workload.side).to(config.device())
+    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    count = min(workload.batch, 32)
+    batch = torch.zeros(count, 3, 32, 32, dtype=torch.uint8), torch.zeros(count, dtype=torch.long)
 
     def loading() -> None:
         for file in files * 8:
             np.asarray(Image.open(io.BytesIO(file)).convert("RGB"), dtype=np.float32) / 255
 
-    def compute() -> None:
-        for _ in range(2):
-            model(images).sum().backward()
-
-    return {function.__name__: min(_seconds(function) for _ in range(3)) for function in (loading, compute)}
+    work = {"loading": loading, "compute": lambda: step(*batch)}
+    return {kind: min(measure.each_call_ms(function, repeats=3)) / 1e3 for kind, function in work.items()}
 
 
-def estimate_minutes(times: dict, here: dict[str, float]) -> dict[str, float]:
-    """Estimate how long each preset takes on a machine, from how long it took on another one.
+def estimate_minutes(
+    recorded: dict, here: dict[str, float], measured: dict[str, dict[str, float]] | None = None
+) -> dict[str, float]:
+    """Estimate how long each preset takes on this machine.
+
+    A notebook that has run here takes as long as it did. Of the others it is known how long they took on another machine,
+    and for which share of that time a processor worked: this share is scaled by the two machines' calibrations, by that
+    of loading for notebooks 00 to 07, by that of compute from 08 on. The rest was waiting, which is as long everywhere.
 
     Parameters
     ----------
-    times : dict
-        What `execute.record_times` wrote: for each preset the machine's calibration and the seconds of each notebook.
+    recorded : dict
+        What `execute.record_times` wrote: for each preset the machine's calibration, and of each notebook the seconds
+        and the share of them in which a processor worked, 0 to 1.
     here : dict
         The calibration of this machine, by `calibrate`.
+    measured : dict, optional
+        For each preset, the seconds of each notebook that has run here.
 
     Returns
     -------
     dict
-        Minutes for each preset: those measured there, times the mean of the ratios of the two calibrations.
+        Minutes for each preset.
     """
     minutes = {}
-    for name, run in times.items():
-        ratios = [here[kind] / run["calibration"][kind] for kind in here]
-        minutes[name] = sum(run["seconds"].values()) / 60 * sum(ratios) / len(ratios)
+    for name, run in recorded.items():
+        ratios = {kind: here[kind] / run["calibration"][kind] for kind in here}
+        seconds = {}
+        for notebook, there in run["seconds"].items():
+            ratio = ratios["loading" if notebook < _FIRST_COMPUTING else "compute"]
+            seconds[notebook] = there * (1 + run["working"][notebook] * (ratio - 1))
+        minutes[name] = sum((seconds | (measured or {}).get(name, {})).values()) / 60
     return minutes
 
 
@@ -329,13 +342,24 @@ def _preset() -> Iterator[Row]:
         yield Row("Preset", "unknown", str(error), "unset COURSE_PRESET")
 
 
+def own_times() -> Path:
+    """The file in which `execute.run` keeps how long the notebooks took on this machine."""
+    return config.runs_dir() / "run-times.json"
+
+
 def _times() -> Iterator[Row]:
     if not RUN_TIMES.exists():
         yield Row("Time for all notebooks", f"unknown: {RUN_TIMES} is missing")
         return
-    minutes = estimate_minutes(json.loads(RUN_TIMES.read_text()), calibrate())
-    texts = {name: f"about {max(minute, 1):.0f} min" for name, minute in minutes.items()}
-    yield Row("Time for all notebooks", ", ".join(f"{name} {texts.get(name, 'unknown')}" for name in config.PRESETS))
+    recorded = json.loads(RUN_TIMES.read_text())
+    measured = json.loads(own_times().read_text()) if own_times().exists() else {}
+    minutes = estimate_minutes(recorded, calibrate(), measured)
+    texts = []
+    for name in config.PRESETS:
+        text = f"{name} about {max(minutes[name], 1):.0f} min" if name in minutes else f"{name} unknown"
+        count = len(recorded.get(name, {}).get("seconds", {}).keys() & measured.get(name, {}).keys())
+        texts.append(f"{text} ({count} of them timed here)" if count else text)
+    yield Row("Time for all notebooks", ", ".join(texts))
 
 
 def _nvidia() -> tuple[str | None, int, list[str]]:
@@ -383,9 +407,3 @@ def _limits(name: str) -> list[str]:
     own = CONTROL_GROUPS.joinpath(*(group.removeprefix("0::/") for group in groups if group.startswith("0::/")))
     files = (folder / name for folder in (own, *own.parents) if folder.is_relative_to(CONTROL_GROUPS))
     return [file.read_text().strip() for file in files if file.is_file()]
-
-
-def _seconds(function) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from helpers import cifar10, compiling, config, datasets, measure, models, photos, preprocess, simulate, training
+from helpers import cifar10, compiling, config, datasets, measure, models, photos, precision, preprocess, simulate
+from helpers import training
 from helpers.record import Group, Rung
 
 _BATCH = 128
@@ -85,18 +86,21 @@ def resnet() -> Group:
     if torch.cuda.is_tf32_supported():
         rungs.append(Rung("08 with TF32", loader, contiguous, rungs[-1].name))
     rungs.append(Rung("09 channels_last", loader, step(), rungs[-1].name))
-    rungs.append(Rung("10 mixed precision", loader, step(autocast=torch.bfloat16), rungs[-1].name))
-    # From here on without it, where it costs more than it gains: on processors without units for it
-    batch = next(iter(loader))
-    best = min(rungs[-2:], key=lambda rung: measure.call_ms(lambda: rung.step(*batch), repeats=3))
+    # Only where it is fast enough to be timed, and from there on only where it costs less than it gains
+    batch, mixed = next(iter(loader)), Rung("10 mixed precision", loader, step(autocast=torch.bfloat16), rungs[-1].name)
+    trial = precision.try_step(mixed.step, batch, measure.call_ms(lambda: rungs[-1].step(*batch), repeats=3))
+    left_out = () if trial.fast_enough else (f"{mixed.name}: {trial}",)
+    best = mixed if trial.ratio < 1 else rungs[-1]
+    if trial.fast_enough:
+        rungs.append(mixed)
     fused, to_compile = (step(fused=True, autocast=best.step.step.autocast) for _ in range(2))
     rungs.append(Rung("11 fused optimizer", loader, fused, best.name))
     try:
         compiled = _compiled(to_compile, batch)
     except compiling.CannotCompile as reason:
-        return Group(tuple(rungs), data.source, config.preset().steps, (f"11 fewer launches: {reason}",))
+        return Group(tuple(rungs), data.source, config.preset().steps, (*left_out, f"11 fewer launches: {reason}"))
     rungs.append(Rung("11 fewer launches", loader, compiled, best.name))
-    return Group(tuple(rungs), data.source, config.preset().steps)
+    return Group(tuple(rungs), data.source, config.preset().steps, left_out)
 
 
 def _compiled(step: WithTF32, batch: tuple[torch.Tensor, torch.Tensor]) -> WithTF32:

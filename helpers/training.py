@@ -135,7 +135,7 @@ def launch_bound_workload() -> Workload:
 
     A CPU starts nothing elsewhere; there it is small, to be quick.
     """
-    return Workload(16 if config.device().type == "cuda" else 8, 32, "small on purpose")
+    return Workload(16 if config.device().type == "cuda" else 4, 32, "small on purpose")
 
 
 class set_tf32:  # noqa: N801 a function to its user, as torch.set_grad_enabled, which is a class for the same reason

@@ -27,9 +27,9 @@ def notebook(path, *sources):
 def test_notebooks_are_executed_in_order_by_this_interpreter_and_written_as_pages(tmp_path, own_runs, capsys):
     first = notebook(tmp_path / "00-a.ipynb", "import sys; print('by', sys.executable)", "import os; os.getcwd()")
     second = notebook(tmp_path / "01-b.ipynb", "40 + 2")
-    seconds = execute.run([first, second])
-    assert list(seconds) == ["00-a", "01-b"]
-    pages = [(own_runs / "html" / f"{name}.html").read_text() for name in seconds]
+    took = execute.run([first, second])
+    assert list(took) == ["00-a", "01-b"]
+    pages = [(own_runs / "html" / f"{name}.html").read_text() for name in took]
     assert f"by {sys.executable}" in pages[0] and str(tmp_path) in pages[0]
     assert "42" in pages[1]
     assert "No result yet" in capsys.readouterr().out  # the ladder comes last
@@ -102,12 +102,27 @@ def test_what_a_kernel_writes_to_the_terminal_is_kept_in_a_file(tmp_path, own_ru
     assert "from below" not in capfd.readouterr().err
 
 
+def test_a_notebook_that_waits_works_less_than_one_that_computes(tmp_path):
+    waiting = notebook(tmp_path / "00-waiting.ipynb", "import time; time.sleep(8)")
+    computing = notebook(tmp_path / "01-computing.ipynb", "import time\nwhile time.process_time() < 8: pass")
+    took = execute.run([waiting, computing])
+    assert took["00-waiting"].seconds >= 8
+    assert took["00-waiting"].working < took["01-computing"].working
+
+
+def test_how_long_a_notebook_took_is_kept_for_the_estimate(tmp_path, own_runs, monkeypatch):
+    for name in ("00-a", "01-b"):
+        execute.run([notebook(tmp_path / f"{name}.ipynb", "1")])
+    kept = execute.json.loads(execute.preflight.own_times().read_text())
+    assert kept["ci"].keys() == {"00-a", "01-b"} and execute.preflight.own_times().parent == own_runs
+
+
 def test_recorded_times_keep_those_of_other_presets(tmp_path, monkeypatch):
     path = tmp_path / "reference" / "run-times.json"
     monkeypatch.setattr(execute.preflight, "RUN_TIMES", path)
-    execute.record_times({"00-a": 1.0}, "drawn images")
+    execute.record_times({"00-a": execute.Took(1.0, 0.5)}, "drawn images")
     monkeypatch.setenv("COURSE_PRESET", "workshop")
-    execute.record_times({"00-a": 2.0}, "drawn images")
+    execute.record_times({"00-a": execute.Took(2.0, 0.5)}, "drawn images")
     times = execute.json.loads(path.read_text())
     assert {name: run["seconds"]["00-a"] for name, run in times.items()} == {"ci": 1.0, "workshop": 2.0}
     assert all(run["calibration"] and run["machine"] and run["date"] and run["data"] for run in times.values())

@@ -80,20 +80,22 @@ def test_a_loss_scale_shifts_the_range_of_float16(exponent, power):
     assert bool(infinite) == (2.0 ** (exponent + power) >= 65_520)  # halfway between the largest number and 2¹⁶
 
 
-def test_rounded_gradients_are_numbers_of_the_format(model, loss):
-    handles = precision.round_gradients(model, torch.float16)
+def test_rounded_layers_give_numbers_of_the_format_and_so_do_their_gradients(model, loss):
+    given = []
+    handles = precision.round_layers(model, torch.float16)
+    model.register_forward_hook(lambda model, images, output: given.append(output.detach().clone()))
     loss().backward()
     rounded = [weight.grad.clone() for weight in model.parameters()]
-    assert all(torch.equal(each, each.half().float()) for each in rounded)
+    assert all(torch.equal(each, each.half().float()) for each in [*given, *rounded])
     for handle in handles:
         handle.remove()
     model.zero_grad()
     loss().backward()
     exact = [weight.grad for weight in model.parameters()]
-    assert not any(torch.equal(each, each.half().float()) for each in exact[:2])
+    assert not any(torch.equal(each, each.half().float()) for each in [given[1], *exact[:2]])
 
 
 def test_a_tiny_loss_scale_loses_the_gradients_where_they_leave_a_layer(model, loss):
-    precision.round_gradients(model, torch.float16)
+    precision.round_layers(model, torch.float16)
     (loss() * 2.0**-30).backward()
     assert all((weight.grad == 0).all() for weight in model.parameters())

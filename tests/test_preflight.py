@@ -18,6 +18,13 @@ def folders(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def calibration(request, monkeypatch):
+    """Most tests look at one row; to calibrate takes seconds."""
+    if "calibration" not in request.node.name:
+        monkeypatch.setattr(preflight, "calibrate", lambda: {"loading": 0.02, "compute": 0.2})
+
+
 def row(name):
     return next(row for row in preflight.check().rows if row.name == name)
 
@@ -182,18 +189,42 @@ def test_a_folder_that_cannot_be_written_is_a_problem(folders):
     assert "COURSE_RUNS" in row("Disk for runs").remedy
 
 
-def test_the_estimate_scales_the_recorded_times_by_both_calibrations():
-    run = {"seconds": {"00": 60, "01": 120}, "calibration": {"loading": 0.1, "compute": 0.2}}
-    minutes = preflight.estimate_minutes({"ci": run}, {"loading": 0.2, "compute": 0.8})
-    assert minutes == {"ci": pytest.approx(3 * (2 + 4) / 2)}
+RECORDED = {
+    "seconds": {"03": 60, "08": 120, "11": 180},
+    "working": {"03": 0.5, "08": 1.0, "11": 0.9},
+    "calibration": {"loading": 0.1, "compute": 0.2},
+}
+
+
+def test_the_estimate_scales_what_a_processor_did_by_the_calibrations_and_not_the_waiting():
+    minutes = preflight.estimate_minutes({"ci": RECORDED}, {"loading": 0.2, "compute": 0.8})
+    assert minutes == {"ci": pytest.approx((30 + 2 * 30 + 4 * 120 + 18 + 4 * 162) / 60)}
+    assert preflight.estimate_minutes({"ci": RECORDED}, RECORDED["calibration"]) == {"ci": pytest.approx(6)}
+
+
+def test_what_has_run_on_this_machine_is_not_estimated():
+    measured = {"ci": {"08": 6.0, "11": 6.0}, "workshop": {"03": 1.0}}
+    minutes = preflight.estimate_minutes({"ci": RECORDED}, {"loading": 0.1, "compute": 100.0}, measured)
+    assert minutes == {"ci": pytest.approx((60 + 6 + 6) / 60)}
 
 
 def test_the_recorded_times_estimate_this_machines_presets(folders, monkeypatch, tmp_path):
     file = tmp_path / "run-times.json"
-    file.write_text(json.dumps({"workshop": {"seconds": {"00": 600}, "calibration": {"loading": 1, "compute": 1}}}))
+    run = {"seconds": {"00": 600}, "working": {"00": 1}, "calibration": {"loading": 1, "compute": 1}}
+    file.write_text(json.dumps({"workshop": run}))
     monkeypatch.setattr(preflight, "calibrate", lambda: {"loading": 1, "compute": 1})
     monkeypatch.setattr(preflight, "RUN_TIMES", file)
     assert row("Time for all notebooks").value == "ci unknown, workshop about 10 min, full unknown"
+    preflight.own_times().parent.mkdir(parents=True, exist_ok=True)
+    preflight.own_times().write_text(json.dumps({"workshop": {"00": 1200}}))
+    found = row("Time for all notebooks").value
+    assert found == "ci unknown, workshop about 20 min (1 of them timed here), full unknown"
+
+
+def test_the_calibration_times_loading_and_a_training_step():
+    found = preflight.calibrate()
+    assert set(found) == {"loading", "compute"}
+    assert min(found.values()) > 0
 
 
 def test_the_shell_exits_with_1_only_if_there_is_a_problem(folders, monkeypatch, capsys):

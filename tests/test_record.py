@@ -1,8 +1,10 @@
 """A reference is recorded as the notebooks measure, goes on after an interruption, and tells nothing private."""
 
 import gzip
+import inspect
 import multiprocessing
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -150,10 +152,8 @@ def test_without_a_package_its_rungs_are_left_out_and_the_package_is_named(tmp_p
     assert [result.rung for result in scoreboard.read(tmp_path / "out" / "scoreboard.jsonl")] == ["00 rung"]
 
 
-def test_the_rungs_have_the_names_that_the_notebooks_give_them(tmp_path, drawn_images, monkeypatch):
-    for name in ("COURSE_DATA", "COURSE_RUNS"):
-        monkeypatch.setenv(name, drawn_images[name])
-    named = {rung.name for prepare in rungs.GROUPS for rung in prepare().rungs }
+def test_the_rungs_have_the_names_that_the_notebooks_give_them():
+    named = re.findall(r'Rung\("([^"]+)"', inspect.getsource(rungs))
     cells = [
         cell.source
         for path in (config.PROJECT / "notebooks").glob("*.ipynb")
@@ -163,6 +163,17 @@ def test_the_rungs_have_the_names_that_the_notebooks_give_them(tmp_path, drawn_i
     assert cells
     for cell in cells:
         assert any(f'"{name}"' in cell for name in named), cell
+
+
+@pytest.mark.slow
+def test_every_rung_is_prepared_or_left_out_with_a_reason(drawn_images, monkeypatch):
+    for name in ("COURSE_DATA", "COURSE_RUNS"):
+        monkeypatch.setenv(name, drawn_images[name])
+    named = set(re.findall(r'Rung\("([^"]+)"', inspect.getsource(rungs)))
+    groups = [prepare() for prepare in rungs.GROUPS]
+    prepared = {rung.name for group in groups for rung in group.rungs}
+    left_out = {reason.partition(":")[0] for group in groups for reason in group.left_out}
+    assert prepared | left_out == named - ({"08 with TF32"} if not torch.cuda.is_tf32_supported() else set())
 
 
 def test_the_command_records_and_goes_on(tmp_path, drawn_images, monkeypatch, capsys):

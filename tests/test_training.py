@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -58,7 +59,8 @@ def test_a_step_lowers_the_loss_on_its_own_batch(batch):
     model = models.SmallCNN(normalize=True)
     step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05))
     losses = [step(*batch).item() for _ in range(10)]
-    assert losses[-1] < losses[0] - 0.1
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.05
 
 
 @pytest.mark.parametrize("memory_format", [torch.preserve_format, torch.contiguous_format, torch.channels_last])
@@ -166,8 +168,7 @@ def test_a_worker_that_dies_during_a_step_is_named_too():
     with pytest.raises(training.WorkerDied, match="killed by signal: Killed"), training.batches(loader) as batches:
         next(batches)
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-        for _ in range(10**8):  # a step, which the news of the death interrupts
-            pass
+        time.sleep(600)  # a step, which the news of the death interrupts
     assert multiprocessing.active_children() == []
 
 
@@ -320,7 +321,7 @@ def test_a_loss_scale_does_not_change_what_is_learned(batch):
 def test_a_step_whose_gradients_overflow_is_skipped_and_the_scale_halved(batch):
     model = models.SmallCNN(normalize=True)
     before = [weights.clone() for weights in model.parameters()]
-    precision.round_gradients(model, torch.float16)
+    precision.round_layers(model, torch.float16)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05), scaler=scaler)(*batch)
     assert scaler.get_scale() == 2.0**39

@@ -1,0 +1,160 @@
+"""However slow a step is, what is measured ends: by simulated clocks, so these tests take no time themselves."""
+
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import config, measure, precision
+
+BATCH = torch.zeros(32, 3, 8, 8), torch.zeros(32, dtype=torch.long)
+
+
+class Clock:
+    """Stands for the time: it goes on only while something calls `takes`."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def takes(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setenv("COURSE_PRESET", "ci")
+    clock = Clock()
+    for module in (measure, precision):
+        monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=clock.perf_counter))
+    return clock
+
+
+def step_of(clock, seconds_per_image, seen):
+    def step(images, labels):
+        seen.append(len(images))
+        clock.takes(seconds_per_image * len(images))
+
+    return step
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.01, 20), (0.4, 5), (5.0, 2)])
+def test_a_timed_run_of_slow_steps_has_fewer_of_them_but_never_less_than_two(clock, seconds, steps):
+    timing = measure.loop([BATCH], lambda *batch: clock.takes(seconds), 20, warmup=0, longest=2)
+    assert len(timing.durations) == len(timing.waits) == steps
+    assert timing.step_ms == pytest.approx(1e3 * seconds)
+    assert timing.images == 32 * steps
+
+
+def test_the_warm_up_of_slow_steps_ends_early_too(clock):
+    seen = []
+    measure.loop([BATCH], step_of(clock, 1.0, seen), 20, warmup=10, longest=2)
+    assert len(seen) == 1 + 2
+
+
+def test_what_limits_a_run_is_the_preset_unless_something_else_is_said(clock):
+    longest = config.preset().longest_run
+    timing = measure.loop([BATCH], lambda *batch: clock.takes(longest / 3.5), 20)
+    assert len(timing.durations) == 4
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1, 9), (4, 3), (100, 2)])
+def test_a_comparison_of_slow_runs_has_fewer_rounds_but_never_less_than_two(clock, capsys, seconds, rounds):
+    def run():
+        clock.takes(seconds)
+        return measure.Timing(1, seconds, (0.0,), (seconds,))
+
+    found = measure.in_turn({"A": run, "B": run}, 9, longest=20)
+    assert {name: len(runs) for name, runs in found.timings.items()} == {"A": rounds, "B": rounds}
+    assert (f"{rounds} rounds instead of 9" in capsys.readouterr().out) == (rounds < 9)
+
+
+def test_a_comparison_of_one_round_stays_one_of_one_round(clock):
+    found = measure.in_turn({"A": lambda: measure.Timing(1, 1.0, (0.0,), (1.0,))}, 1)
+    assert found.throughputs("A") == [1.0]
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.001, 20), (0.5, 4), (30, 2)])
+def test_slow_calls_are_repeated_less_often(clock, seconds, calls):
+    assert config.preset().longest_run == 2
+    assert measure.each_call_ms(lambda: clock.takes(seconds)) == pytest.approx([1e3 * seconds] * calls)
+
+
+def test_phases_of_slow_steps_are_means_over_those_that_were_taken(clock):
+    class Slow(nn.Linear):
+        def forward(self, images):
+            clock.takes(1.5)
+            return super().forward(images.flatten(1))
+
+    model = Slow(3 * 8 * 8, 10)
+    phases = measure.phases([BATCH], model, torch.optim.SGD(model.parameters(), lr=0.1), 20)
+    assert phases == pytest.approx({"loading": 0, "copy": 0, "forward": 1500, "backward": 0, "optimizer": 0})
+
+
+def test_a_step_that_is_fast_enough_is_tried_with_all_images(clock):
+    seen = []
+    trial = precision.try_step(step_of(clock, 0.004, seen), BATCH, usual_ms=150)
+    assert sorted(set(seen)) == [2, 4, 8, 16, 32]
+    assert (trial.images, trial.affordable, trial.fast_enough) == (32, 32, True)
+    assert trial.ratio == pytest.approx(0.004 * 32 / 0.150)
+    assert str(trial) == "a step of 32 images takes 128 ms, 0.85 times as long as in float32."
+
+
+def test_a_step_that_takes_140_times_as_long_is_given_up_after_two_images(clock):
+    seen = []
+    trial = precision.try_step(step_of(clock, 140 * 0.150 / 32, seen), BATCH, usual_ms=150)
+    assert seen == [2, 2] and clock.now < 3  # seconds; a step with all images would take 21
+    assert (trial.images, trial.affordable, trial.fast_enough) == (2, 2, False)
+    assert str(trial) == (
+        "a step of 2 of the 32 images takes 1,312 ms, all of them in float32 150 ms: over 3 times as long, too slow to "
+        "train in here."
+    )
+
+
+def test_a_step_that_takes_eight_times_as_long_is_given_up_before_all_images(clock):
+    trial = precision.try_step(step_of(clock, 8 * 0.150 / 32, []), BATCH, usual_ms=150)
+    assert (trial.images, trial.affordable, trial.fast_enough) == (16, 8, False)
+
+
+def test_a_step_of_all_images_that_is_just_too_slow_says_so(clock):
+    trial = precision.try_step(step_of(clock, 3.1 * 0.150 / 32, []), BATCH, usual_ms=150)
+    assert (trial.images, trial.affordable, trial.fast_enough) == (32, 16, False)
+    assert "32 of the 32 images" in str(trial) and "too slow" in str(trial)
+
+
+@pytest.mark.parametrize("times", [0.5, 1, 2.9, 8, 140, 10_000])
+@pytest.mark.parametrize("usual", [0.01, 0.15, 3, 60])
+def test_to_find_out_takes_no_longer_than_said_but_for_the_first_part(clock, times, usual):
+    trial = precision.try_step(step_of(clock, times * usual / 32, []), BATCH, usual_ms=1e3 * usual, longest=8)
+    first_part = 2 * 2 * times * usual / 32
+    assert clock.now <= max(8, first_part)
+    assert trial.seconds == clock.now
+
+
+def test_a_machine_so_busy_that_the_time_is_up_is_not_trained_on_in_this_format(clock):
+    trial = precision.try_step(step_of(clock, 3 / 32, []), BATCH, usual_ms=3000, longest=8)
+    assert (trial.images, trial.affordable, trial.fast_enough) == (16, 16, False)
+    assert str(trial) == (
+        "a step of 16 of the 32 images takes 1,500 ms, all of them in float32 3,000 ms; more were not tried, since 6 s "
+        "were up: not trained in here."
+    )
+
+
+def test_a_call_that_something_else_delays_once_counts_by_the_other_one(clock):
+    delays = iter([0, 0, 9, *[0] * 20])
+
+    def step(images, labels):
+        clock.takes(0.001 * len(images) + next(delays))
+
+    assert precision.try_step(step, BATCH, usual_ms=150, longest=20).fast_enough
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 33])
+def test_a_mini_batch_of_any_size_is_tried_whole(clock, count):
+    seen = []
+    batch = torch.zeros(count, 1), torch.zeros(count)
+    assert precision.try_step(step_of(clock, 0.001, seen), batch, usual_ms=150).images == count
+    assert min(seen) == min(count, 2)
