@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,22 +12,43 @@ from pathlib import Path
 
 import pytest
 
-from helpers import cifar10, config
+if "PYTEST_XDIST_WORKER" in os.environ:  # side by side, threads on all cores would wait for each other; before torch is imported
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+from helpers import cifar10, config  # noqa: E402
 
 # Real CIFAR-10 images that may lie beside the project; they are no part of it.
 REAL_IMAGES = config.PROJECT.parent / "shared" / "data" / "cifar-10-python-subset.tar.gz"
 SOURCES = ["real", "drawn"]
 
 
+NOTEBOOKS = sorted((config.PROJECT / "notebooks").glob("[0-9][0-9]-*.ipynb"))
+REFERENCE = config.PROJECT / "data" / "reference" / "cpu-2-cores"
+
+
 @dataclass(frozen=True)
 class Executed:
-    """The notebooks after nbval executed them in order."""
+    """A notebook after nbval executed it."""
 
-    notebooks: list[Path]
-    runs: Path
-    passed: dict[str, int]  # cells that passed, by notebook
-    failed: dict[str, list[str]]  # messages of those that did not
+    notebook: Path
+    runs: Path  # the traces and the scoreboard that it left
+    passed: int  # cells
+    failed: list[str]  # messages of the other cells
     log: str
+
+    def calls(self, function: str) -> bool:
+        """Whether the notebook calls a function, such as ``"scoreboard.add"``."""
+        return f"{function}(" in self.notebook.read_text()
+
+
+def pytest_collection_modifyitems(items):
+    """With pytest-xdist, what is tested of one notebook stays together, and so does a file of tests."""
+    for item in items:
+        notebook = item.callspec.params.get("executed") if hasattr(item, "callspec") else None
+        item.add_marker(pytest.mark.xdist_group(notebook.stem if notebook else item.path.stem))
+        if notebook:
+            item.add_marker(pytest.mark.notebooks)
+            item.add_marker(pytest.mark.timeout(1200))
 
 
 @pytest.fixture(scope="session", params=SOURCES)
@@ -50,29 +72,33 @@ def drawn_images(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def executed(source, images, tmp_path_factory):
-    """The notebooks, executed in order by nbval with the preset for CI: once all of them.
-
-    Where there are real images, only the first half is executed with drawn ones again: the second half reads a pack.
-    """
-    notebooks = sorted((config.PROJECT / "notebooks").glob("*.ipynb"))
-    if REAL_IMAGES.exists() and source == "drawn":
-        notebooks = [path for path in notebooks if path.name < "07"]
-    report = tmp_path_factory.mktemp("nbval") / "report.xml"
-    process = nbval(notebooks, images, f"--junit-xml={report}")
-    passed, failed = {}, {}
-    for case in ET.parse(report).iter("testcase"):
-        notebook = case.get("classname").split(".")[-2]
-        problems = [problem.get("message") or problem.text for problem in case if problem.tag in ("failure", "error")]
-        failed.setdefault(notebook, []).extend(problems)
-        passed[notebook] = passed.get(notebook, 0) + (not problems)
-    return Executed(notebooks, Path(images["COURSE_RUNS"]), passed, failed, process.stdout)
+def any_images(tmp_path_factory):
+    """Environment variables for a folder with real images if there are such, or else with drawn ones."""
+    return prepared(tmp_path_factory, REAL_IMAGES if REAL_IMAGES.exists() else None)
 
 
-@pytest.fixture(scope="session")
-def executed_runs(executed):
-    """Folder of the traces and the scoreboard that the executed notebooks left."""
-    return executed.runs
+@pytest.fixture(scope="session", params=NOTEBOOKS, ids=lambda path: path.stem)
+def executed(request, any_images, tmp_path_factory):
+    """A notebook, executed by nbval with the preset for CI, where the ones before it have left recorded results."""
+    notebook, folder = request.param, tmp_path_factory.mktemp(request.param.stem)
+    runs = folder / "runs"
+    leave_results_before(notebook, runs)
+    report = folder / "report.xml"
+    process = nbval([notebook], any_images | {"COURSE_RUNS": str(runs)}, f"--junit-xml={report}")
+    problems = [
+        [problem.get("message") or problem.text for problem in case if problem.tag in ("failure", "error")]
+        for case in ET.parse(report).iter("testcase")
+    ]
+    return Executed(notebook, runs, problems.count([]), sum(problems, []), process.stdout)
+
+
+def leave_results_before(notebook: Path, runs: Path) -> None:
+    """Put recorded results and traces where the notebooks before this one would have left theirs."""
+    lines = (REFERENCE / "scoreboard.jsonl").read_text().splitlines(keepends=True)
+    runs.mkdir()
+    (runs / "scoreboard.jsonl").write_text("".join(line for line in lines if json.loads(line)["rung"] < notebook.stem[:2]))
+    if notebook.stem > "04":  # 06 compares with it
+        shutil.copytree(REFERENCE / "traces" / "03-more-workers", runs / "03-more-workers" / "best-number")
 
 
 @pytest.fixture(scope="session")
