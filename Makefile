@@ -4,7 +4,7 @@ BIN := .venv/bin
 FIRST := notebooks/00-start-here.ipynb
 
 # One process a core, four at most; a notebook's tests stay together, and so does a file's.
-SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
+SIDE_BY_SIDE := -n auto --maxprocesses 4
 
 .PHONY: lab quick test test-all prove run bench clean
 

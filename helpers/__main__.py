@@ -38,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "tensorboard" and options.fix != (options.out is not None):
         tensorboard.error("--fix needs LOGDIR and OUT; without it, name LOGDIR alone")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal can show all characters
     try:
         return _COMMANDS[options.command](options)
     except KeyboardInterrupt:
@@ -100,7 +102,7 @@ def _record(options: argparse.Namespace) -> int:
     from helpers import record, rungs
 
     left_out = record.record(rungs.GROUPS, Path(options.out))
-    print((Path(options.out) / "README.md").read_text())
+    print((Path(options.out) / "README.md").read_text(encoding="utf-8"))
     return 1 if left_out else 0
 
 
@@ -129,14 +131,12 @@ def _tensorboard(options: argparse.Namespace) -> int:
 def _traces(options: argparse.Namespace) -> int:
     from helpers.traces import report
 
-    _show_any_name()
     return 0 if report.show(options.path) else 1
 
 
 def _diagnose(options: argparse.Namespace) -> int:
     from helpers import diagnosis
 
-    _show_any_name()
     return 0 if diagnosis.show(options.path) else 1
 
 
@@ -154,12 +154,6 @@ def _grade(options: argparse.Namespace) -> int:
     grade = grading.grade(options.path, options.seed, cifar10.prepare().train)
     print(grade)
     return 0 if grade.passed else 1
-
-
-def _show_any_name() -> None:
-    """Names in traces may hold any character, and Windows' consoles cannot show all."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 _COMMANDS = {

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import getpass
 import logging
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -39,6 +45,7 @@ def empty_cache() -> Iterator[None]:
     time. That cache is left alone; one of our own takes its place, and is deleted at the end. What was compiled in the
     block can be called afterwards.
     """
+    _leave_the_folder_of_others()
     from torch._inductor.utils import fresh_cache  # not at the top: the compiler takes a second to import
 
     with fresh_cache():
@@ -55,6 +62,7 @@ def first_step(step: training.Step, images: torch.Tensor, labels: torch.Tensor) 
     CannotCompile
         If there is no compiler, or none for this GPU.
     """
+    _leave_the_folder_of_others()
     from torch._dynamo.exc import BackendCompilerFailed
     from torch._inductor.exc import CppCompileError, GPUTooOldForTriton, InvalidCxxCompiler, TritonMissing
 
@@ -75,3 +83,23 @@ def first_step(step: training.Step, images: torch.Tensor, labels: torch.Tensor) 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def _leave_the_folder_of_others() -> None:
+    """Where the compiler's folder is another user's, give this process a folder of its own for temporary files.
+
+    The compiler names its folder after the user, by variables that `su` and `sudo -E` leave as they were: what root
+    compiled then, nobody else may write. Its place can be set, but parts of it stay in the folder for temporary files. To
+    be called before the compiler is imported, which then remembers its folder.
+    """
+    try:
+        usual = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    except (KeyError, ImportError, OSError):  # a user without a name, as in some containers
+        return
+    folders = [usual, *(Path(place, name) for place, names, _ in os.walk(usual) for name in names)]
+    if usual.exists() and not all(os.access(folder, os.W_OK) for folder in folders):
+        own = tempfile.mkdtemp(prefix="compiling-")
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        tempfile.tempdir = os.environ["TMPDIR"] = own
+        if os.environ.get("TORCHINDUCTOR_CACHE_DIR") == str(usual):  # as torchvision leaves it when it is imported
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"]

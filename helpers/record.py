@@ -128,7 +128,7 @@ def record(groups: Iterable[Callable[[], Group]], out: Path) -> list[str]:
         controls |= {rung.name: rung.control for rung in fitting}
     (out / _RESULTS).write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
     left_out += _draw(results, out)
-    (out / "README.md").write_text(_page(out, results, controls, left_out))
+    (out / "README.md").write_text(_page(out, results, controls, left_out), encoding="utf-8")
     return left_out
 
 

@@ -5,6 +5,8 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import Dataset
 
 from helpers import accidents, formats
 
@@ -12,6 +14,7 @@ needs_fork = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork"
 )
 COUNT = 6
+NAMES = ("zip", "hdf5", "lmdb")
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +25,15 @@ def images():
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory, images):
     folder = tmp_path_factory.mktemp("packs")
-    for name in ("zip", "hdf5", "lmdb"):
+    for name in NAMES:
         formats.FORMATS[name].pack(images, range(COUNT), folder / name)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """On a busy machine it may take long until both workers are there."""
+    monkeypatch.setattr(accidents, "_PATIENCE", 120.0)
 
 
 @needs_fork
@@ -38,8 +47,8 @@ def test_a_zip_archive_opened_before_the_fork_gives_one_worker_the_others_bytes(
 @pytest.mark.parametrize("again", range(3))
 def test_an_hdf5_file_opened_before_the_fork_gives_wrong_images_and_no_error(packs, images, again):
     loaded = accidents.load_with_two_workers(accidents.Hdf5OpenedTooEarly(packs / "hdf5" / "data.h5"))
-    right = (loaded == images[:4]).all(axis=(1, 2, 3))
-    assert 1 <= right.sum() <= 3
+    assert loaded.shape == images[:4].shape
+    assert not (loaded == images[:4]).all()  # one worker's first image at least; what follows is left to chance
 
 
 @pytest.mark.parametrize(
@@ -57,17 +66,20 @@ def test_an_lmdb_environment_cannot_be_pickled(packs, images):
         pickle.dumps(dataset)
 
 
-@pytest.mark.parametrize("start", multiprocessing.get_all_start_methods())
-@pytest.mark.parametrize("name", ["zip", "hdf5", "lmdb"])
-def test_our_formats_opened_before_the_workers_start_give_the_right_images(packs, images, name, start):
-    dataset = formats.FORMATS[name].PackedDataset(packs / name)
-    dataset[0]
-    loaded = accidents.load_with_two_workers(ImagesOnly(dataset), start)
-    assert np.array_equal(loaded, images[:4])
+class SideBySide(Dataset):
+    """The images of several packs, without labels, as the accidents have them."""
 
-
-class ImagesOnly(formats.ByItem):
-    """Without labels, as the accidents have it."""
+    def __init__(self, datasets):
+        self.datasets = datasets
 
     def __getitem__(self, index):
-        return self.dataset[index][0]
+        return torch.stack([dataset[index][0] for dataset in self.datasets])
+
+
+@pytest.mark.parametrize("start", multiprocessing.get_all_start_methods())
+def test_our_formats_opened_before_the_workers_start_give_the_right_images(packs, images, start):
+    dataset = SideBySide([formats.FORMATS[name].PackedDataset(packs / name) for name in NAMES])
+    dataset[0]
+    loaded = accidents.load_with_two_workers(dataset, start)
+    for number, name in enumerate(NAMES):
+        assert np.array_equal(loaded[:, number], images[:4]), name

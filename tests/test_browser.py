@@ -24,7 +24,7 @@ CODE_CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.shared
 @pytest.fixture(scope="module")
 def page():
     if BROWSER is None:
-        message = "no Chromium: install it from your system's packages"
+        message = "no Chromium: `apt install chromium` (Debian), `snap install chromium` (Ubuntu), or Google Chrome"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
     from playwright.sync_api import sync_playwright
 
@@ -118,7 +118,7 @@ def test_the_profiler_tab_lists_the_run_and_draws_its_numbers(opened, refused):
 
 def answers(url):
     try:
-        return urllib.request.urlopen(url, timeout=5).status == 200
+        return urllib.request.urlopen(url, timeout=60).status == 200
     except OSError:
         return False
 

@@ -1,5 +1,6 @@
 import os
 import shutil
+import tempfile
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def test_an_error_of_the_step_itself_stays_as_it_is(step):
     assert not isinstance(raised.value, compiling.CannotCompile)
 
 
-@pytest.mark.skipif(not shutil.which("g++") and not shutil.which("clang++"), reason="needs a C++ compiler")
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler: `apt install g++`")
 def test_with_an_empty_cache_everything_is_compiled_and_what_was_compiled_can_be_called_afterwards(step):
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     images = torch.rand(2, 4)
@@ -40,3 +41,19 @@ def test_with_an_empty_cache_everything_is_compiled_and_what_was_compiled_can_be
     assert not os.path.exists(cache)
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
     torch.testing.assert_close(step(images, None), result)
+
+
+@pytest.mark.parametrize("theirs", ["", "fxgraph"])
+def test_a_folder_of_the_compiler_that_is_another_users_is_left_alone(theirs, tmp_path, monkeypatch):
+    usual = tmp_path / "torchinductor_ada"
+    (usual / "fxgraph").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(usual))
+    monkeypatch.setattr(compiling.getpass, "getuser", lambda: "ada")
+    compiling._leave_the_folder_of_others()
+    assert tempfile.gettempdir() == str(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != usual / theirs)  # root may write everywhere
+    compiling._leave_the_folder_of_others()
+    assert os.environ["TMPDIR"] == tempfile.gettempdir() != str(tmp_path)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

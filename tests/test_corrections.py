@@ -23,6 +23,7 @@ from helpers.tensorboard import data, fix
 
 RECORDED = [f"{option}-{workers}" for workers in (0, 2) for option in recordings.OPTIONS]
 RUNS = sorted([*RECORDED, "chance", "gpu", "gpu-runtime", "no-steps", "odd-step", "two-spans"])
+CLOCKS = 1e-4  # s by which the profiler's clock and that of Python may differ in a step
 STOCK = """
     import sys
     from pathlib import Path
@@ -112,7 +113,7 @@ def stock_tensorboard(logdir, folder):
         yield server
     finally:
         process.stdin.close()
-        process.wait(20)
+        process.wait(120)
         process.stdout.close()
 
 
@@ -178,12 +179,16 @@ def test_the_steps_are_those_recorded_and_their_categories_sum_to_them(ours, rec
 
 
 @pytest.mark.parametrize("run", RECORDED)
-def test_the_overview_equals_the_stopwatch_within_a_millisecond(ours, recorded, run):
-    clock = recorded[1][run]
-    differences = sorted(abs(µs["DataLoader"] / 1e6 - clock[step]["wait"]) for step, µs in overview(ours, run))
-    assert differences[len(differences) // 2] < 1e-3
-    differences = sorted(abs(sum(µs.values()) / 1e6 - clock[step]["step"]) for step, µs in overview(ours, run))
-    assert differences[len(differences) // 2] < 1e-3
+def test_the_overview_agrees_with_the_stopwatch(ours, recorded, run):
+    """Around a call of the loader the stopwatch runs a little longer, and within a step a little shorter.
+
+    On a busy machine it may be much, but not in each step.
+    """
+    clock, steps = recorded[1][run], overview(ours, run)
+    waits = [clock[step]["wait"] - µs["DataLoader"] / 1e6 for step, µs in steps]
+    others = [sum(µs.values()) / 1e6 - clock[step]["step"] for step, µs in steps]
+    for differences in (waits, others):
+        assert -CLOCKS < min(differences) < 2e-3
 
 
 @pytest.mark.parametrize("run", [*RECORDED, "gpu"])
@@ -205,12 +210,9 @@ def test_the_overview_equals_traces(ours, logdir, run):
 
 
 @pytest.mark.parametrize("option", recordings.OPTIONS)
-def test_loading_in_the_training_process_takes_a_larger_share_than_with_workers(ours, option):
-    def share(run):
-        steps = [µs for _, µs in overview(ours, run)]
-        return sum(µs["DataLoader"] for µs in steps) / sum(sum(µs.values()) for µs in steps)
-
-    assert share(f"{option}-0") > share(f"{option}-2")
+def test_loading_in_the_training_process_takes_as_long_as_its_images_at_least(ours, option):
+    for _, µs in overview(ours, f"{option}-0"):
+        assert µs["DataLoader"] / 1e6 > 8 * 0.002 - CLOCKS  # eight images, each of which takes 2 ms to read
 
 
 @pytest.mark.parametrize("run", RECORDED)

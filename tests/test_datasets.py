@@ -1,9 +1,9 @@
 import pickle
-import time
 
 import numpy as np
 import pytest
 import torch
+from clock import Clock
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import transforms
@@ -41,7 +41,7 @@ def test_png_dataset_returns_the_images_and_labels_on_disk(folder, pixels):
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_started_in_any_way_return_the_same_images(folder, pixels, method):
     dataset = datasets.PngDataset(folder, transforms.PILToTensor())
-    loader = DataLoader(dataset, batch_size=5, num_workers=2, multiprocessing_context=method)
+    loader = DataLoader(dataset, batch_size=5, num_workers=1, multiprocessing_context=method)
     images = torch.cat([images for images, _ in loader])
     assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), pixels)
 
@@ -128,7 +128,7 @@ def test_jpeg_dataset_returns_what_torchvisions_image_folder_returns(class_folde
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_started_in_any_way_return_the_same_jpegs(class_folders, method):
     images = datasets.JpegDataset(class_folders, transforms.CenterCrop(40), decoder="torchvision")
-    loader = DataLoader(images, batch_size=2, num_workers=2, multiprocessing_context=method)
+    loader = DataLoader(images, batch_size=2, num_workers=1, multiprocessing_context=method)
     assert torch.equal(torch.cat([images for images, _ in loader]), torch.stack([image for image, _ in images]))
 
 
@@ -217,12 +217,12 @@ def test_what_file_browsers_leave_is_passed_over(class_folders):
     assert len(datasets.JpegDataset(class_folders)) == 6
 
 
-def test_slow_storage_returns_the_bytes_on_disk_and_not_too_early(folder):
+def test_slow_storage_returns_the_bytes_on_disk_when_a_slow_disk_would(folder, monkeypatch):
+    clock = Clock(monkeypatch, simulate)
     storage = simulate.SlowStorage(seconds_per_open=0.02, bytes_per_second=1e6)
     path = folder / "00000.png"
-    start = time.perf_counter()
     content = storage.read(path)
-    assert time.perf_counter() - start >= 0.02 + len(content) / 1e6
+    assert clock.now == pytest.approx(0.02 + len(content) / 1e6)
     assert content == path.read_bytes()
 
 
@@ -230,13 +230,12 @@ def test_slow_storage_returns_the_bytes_on_disk_and_not_too_early(folder):
 def test_neighbours_in_a_pack_on_slow_storage_come_with_one_request(tmp_path, monkeypatch, indices, requests):
     images = np.arange(6 * 12, dtype=np.uint8).reshape(6, 3, 2, 2)
     formats.npy.pack(images, range(6), tmp_path / "pack")
-    waited = []
-    monkeypatch.setattr(simulate, "wait_until", lambda moment: waited.append(moment - time.perf_counter()))
+    clock = Clock(monkeypatch, datasets, simulate)
     storage = simulate.SlowStorage(seconds_per_open=10, bytes_per_second=12)
     late = datasets.OnSlowStorage(formats.npy.PackedDataset(tmp_path / "pack"), storage, image_bytes=12)
     batch = late.__getitems__(indices)
     assert np.array_equal(batch.images, images[indices])
-    assert waited == [pytest.approx(requests * 10 + 3, abs=0.1)]  # s
+    assert clock.now == requests * 10 + 3  # s
     assert len(late) == 6
 
 
@@ -247,7 +246,8 @@ def test_items_of_the_sleeping_dataset_say_who_made_them_and_when():
     assert (items[:, 2] - items[:, 1] >= 0.001).all()
 
 
-def test_a_hiccup_takes_its_own_time():
-    dataset = datasets.SleepDataset(4, 0.0, hiccup_every=4, hiccup_seconds=0.2)
-    durations = [float(item[2] - item[1]) for item, _ in (dataset[index] for index in range(4))]
-    assert durations[3] >= 0.2 > max(durations[:3])
+def test_a_hiccup_takes_its_own_time(monkeypatch):
+    Clock(monkeypatch, datasets)
+    dataset = datasets.SleepDataset(8, 0.25, hiccup_every=4, hiccup_seconds=3)
+    durations = [float(item[2] - item[1]) for item, _ in (dataset[index] for index in range(8))]
+    assert durations == [0.25, 0.25, 0.25, 3] * 2

@@ -1,5 +1,6 @@
 """Tests of `helpers.diagnosis`: each finding where there is just this fault, and none where there is none."""
 
+import cProfile
 import dataclasses
 import gzip
 import html
@@ -7,17 +8,21 @@ import json
 import os
 import re
 import time
+from collections import deque
+from contextlib import suppress
+from types import SimpleNamespace
 
 import cuda_trace
 import numpy as np
 import psutil
 import pytest
 import torch
+from clock import Clock
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torchvision.transforms import v2
 
-from helpers import config, datasets, diagnosis, simulate, traces, training
+from helpers import config, datasets, diagnosis, measure, simulate, traces, training
 from helpers.__main__ import main
 from helpers.diagnosis import items, loading, recorded, result, watching
 
@@ -476,26 +481,95 @@ def test_large_files_are_not_called_small():
 
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
-    """Look for a short time, and write the profile to a folder of the test."""
+    """Look for a short time, as on a machine without a GPU, and write the profile to a folder of the test."""
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr(items, "SECONDS", 0.2)
     monkeypatch.setattr(watching, "PROFILED", 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return tmp_path
 
 
-class Busy(Dataset):
-    """Items that take a core for some time."""
+@pytest.fixture
+def clock(quick, monkeypatch):
+    """A clock that all of a diagnosis goes by, its profiles too: what it finds is exact."""
+    clock = Clock(monkeypatch, watching, items, datasets, simulate)
+    monkeypatch.setattr(items, "_queued", lambda: 0.0)
+    monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda: cProfile.Profile(tick)))
+    monkeypatch.setattr(config, "cores", lambda: 8)
 
-    def __init__(self, seconds):
-        self.seconds = seconds
+    def tick():
+        """Tell the profiler the time, so that each call takes some, but hardly any."""
+        clock.sleep(1e-9)
+        return clock.now
+
+    def record(loader, step, run, active):
+        """Run the loop as the profiler does, and write the trace that it would write by this clock."""
+        warmup, moments = measure.warmup_steps(loader) + 1, []
+        with training.batches(loader) as batches:
+            for _ in range(warmup + active):
+                start = clock.now
+                batch = next(batches)
+                loaded = clock.now
+                training.call(step, batch)
+                moments.append((start, loaded, clock.now))
+        path = quick / "loop.pt.trace.json"
+        path.write_text(json.dumps(on_the_clock(moments[warmup:], WORKERS if loader.num_workers else ALONE)))
+        return path
+
+    monkeypatch.setattr(watching.profiling, "record", record)
+    return clock
+
+
+def on_the_clock(moments, class_):
+    """Return a trace of steps that load from the first to the second of three moments, and compute until the third."""
+    events = []
+    for number, (start, loaded, end) in enumerate(moments):
+        for name, category, begin, until in (
+            (f"ProfilerStep#{number}", "user_annotation", start, end),
+            (f"enumerate(DataLoader)#{class_}.__next__", "user_annotation", start, loaded),
+            ("simulate::pretend_accelerator_step", "cpu_op", loaded, end),
+        ):
+            events.append(cuda_trace._event(category, name, begin * 1e6, until * 1e6))
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
+class Simulated(DataLoader):
+    """Loads in this process, and by its clock takes the time that it would with workers, each of which has a core.
+
+    `starting` is the time that it takes to start them. What another loader would do with no workers, this does, too.
+    """
+
+    def __init__(self, clock, *arguments, starting=0.0, **settings):
+        super().__init__(*arguments, **settings)
+        self.clock, self.starting = clock, starting
+
+    def __iter__(self):
+        batches = iter(DataLoader(self.dataset, self.batch_size))
+        if not self.num_workers:
+            yield from batches
+            return
+        ready = [self.clock.now + self.starting] * self.num_workers
+        asked = deque([self.clock.now] * self.num_workers * self.prefetch_factor)
+        for number in range(len(self)):
+            now, worker = self.clock.now, number % self.num_workers
+            batch = next(batches)
+            ready[worker] = max(ready[worker], asked.popleft()) + self.clock.now - now
+            self.clock.now = max(now, ready[worker])
+            asked.append(self.clock.now)
+            yield batch
+
+
+class Busy(Dataset):
+    """Items that take a core for some time of a clock."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, seconds
 
     def __len__(self):
-        return 100_000
+        return 10_000
 
     def __getitem__(self, index):
-        end = time.process_time() + self.seconds
-        while time.process_time() < end:
-            pass
+        self.clock.work(self.seconds)
         return torch.zeros(1), index
 
 
@@ -518,9 +592,9 @@ def photos_folder(tmp_path_factory):
     """Two photos of 1600 × 1200 pixels in a class folder."""
     folder = tmp_path_factory.mktemp("photos")
     (folder / "noise").mkdir()
-    noise = np.random.default_rng(0).integers(0, 255, (1200, 1600, 3), dtype=np.uint8)
+    noise = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
     for number in range(2):
-        Image.fromarray(noise).save(folder / "noise" / f"{number}.jpg", quality=80)
+        Image.fromarray(noise).resize((1600, 1200)).save(folder / "noise" / f"{number}.jpg", quality=80)
     return folder
 
 
@@ -539,68 +613,100 @@ def watched(dataset, batch_size=8, step_ms=10, steps=6, **settings):
     return diagnosis.diagnose(DataLoader(dataset, batch_size, **settings), step, steps=steps)
 
 
+def simulated(clock, dataset, batch_size=8, step_ms=10, steps=6, **settings):
+    step = simulate.PretendAccelerator(step_ms)
+    return diagnosis.diagnose(Simulated(clock, dataset, batch_size, **settings), step, steps=steps)
+
+
 def corner(image):
     """Return a part of an image that takes no time to copy."""
     return v2.functional.pil_to_tensor(image.crop((0, 0, 8, 8)))
 
 
-def test_a_loop_that_keeps_up_is_accused_of_nothing(quick):
-    for _ in range(4):  # on a machine that is busy otherwise a loop may wait for a core, but not each time
-        found = watched(datasets.SleepDataset(1000, 0.0005), step_ms=100, num_workers=2)
-        if not found.findings:
-            break
+def test_a_loop_that_keeps_up_is_accused_of_nothing(clock):
+    found = simulated(clock, datasets.SleepDataset(1000, 0.0005), step_ms=100, num_workers=2)
     assert (found.verdict, found.findings, found.cannot_tell) == ("nothing wrong", (), ())
-    assert found.step_ms >= 100
+    assert found.step_ms == pytest.approx(100)
 
 
-def test_too_few_workers_are_found(quick):
-    found = watched(datasets.SleepDataset(1000, 0.004), num_workers=1)
-    assert (found.verdict, names(found)[0]) == ("loading", "too few workers")
-    assert set(names(found)) <= {"too few workers", "the dataset's own work"}
+def test_too_few_workers_are_found(clock):
+    found = simulated(clock, datasets.SleepDataset(1000, 0.004), num_workers=1)
+    assert (found.verdict, names(found)) == ("loading", ["too few workers", "the dataset's own work"])
+    assert found.step_ms == pytest.approx(32)
+    assert [finding.gain for finding in found.findings] == pytest.approx([22 / 32, 22 / 32])
+    assert found.findings[0].change == "DataLoader(…, num_workers=4)"
 
 
-def test_loading_in_the_loop_itself_is_found(quick):
-    found = watched(datasets.SleepDataset(1000, 0.004))
-    assert (found.verdict, names(found)[0]) == ("loading", "loading in the loop itself")
+def test_loading_in_the_loop_itself_is_found(clock):
+    found = simulated(clock, datasets.SleepDataset(1000, 0.004))
+    assert (found.verdict, names(found)) == ("loading", ["loading in the loop itself", "the dataset's own work"])
+    assert [finding.gain for finding in found.findings] == pytest.approx([32 / 42, 32 / 42], rel=1e-4)
+
+
+@pytest.mark.parametrize(("workers", "name"), [(0, "loading in the loop itself"), (1, "too few workers")])
+def test_loading_that_takes_long_by_the_clock_on_the_wall_is_found(quick, workers, name):
+    found = watched(datasets.SleepDataset(1000, 0.025), batch_size=2, step_ms=1, num_workers=workers)
+    assert found.verdict == "loading"
+    assert name in names(found)
+    assert found.step_ms >= 25
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_too_many_workers_are_found(quick, monkeypatch):
+def test_too_many_workers_are_found(clock, monkeypatch):
     monkeypatch.setattr(config, "cores", lambda: 1)
-    found = watched(Busy(0.0005), batch_size=2, step_ms=80, num_workers=4)
-    (finding,) = [each for each in found.findings if each.name == "too many workers"]
-    assert finding.change == "DataLoader(…, num_workers=1)"
+    found = simulated(clock, Busy(clock, 0.0005), batch_size=2, step_ms=80, num_workers=4)
+    assert names(found) == ["too many workers"]
+    assert found.findings[0].change == "DataLoader(…, num_workers=1)"
+
+
+def start_slowly(worker):
+    time.sleep(0.1)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_restarted_every_epoch_are_found(quick, persistent):
-    found = watched(datasets.SleepDataset(4, 0.0005), 2, num_workers=2, persistent_workers=persistent, step_ms=20)
+    settings = dict(num_workers=1, persistent_workers=persistent, worker_init_fn=start_slowly)
+    found = watched(datasets.SleepDataset(4, 0.0005), 2, step_ms=1, steps=2, **settings)
     assert ("workers restarted every epoch" in names(found)) is not persistent
 
 
-def test_decoding_is_found(quick, photos_folder):
-    found = watched(datasets.JpegDataset(photos_folder, corner), batch_size=2)
-    assert {"loading in the loop itself", "decoding at every read"} <= set(names(found))
-    assert not {"resizing at every read", "many small files"} & set(names(found))
+def test_restarting_workers_gains_what_it_adds_to_a_step(clock):
+    found = simulated(clock, datasets.SleepDataset(8, 0.001), 2, num_workers=2, starting=0.1, step_ms=25)
+    assert names(found)[0] == "workers restarted every epoch"
+    assert found.findings[0].gain == pytest.approx(25 / 50)  # 0.1 s for four steps of 25 ms
+    assert found.step_ms == pytest.approx(50)
 
 
-def test_resizing_is_found(quick):
-    found = watched(Resized(), batch_size=4, step_ms=1)
-    assert "resizing at every read" in names(found)
-    assert not {"decoding at every read", "many small files"} & set(names(found))
+def found_in_items(dataset, monkeypatch):
+    """Return what items are found to spend time on, the most first; of the processor's time, not that on the wall."""
+    monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda: cProfile.Profile(time.thread_time)))
+    parts = items.load(DataLoader(dataset, 2)).parts
+    found = of_loading(step=34, wait=24, workers=2, cores=2, parts=parts)
+    return sorted(found, key=lambda name: -found[name].gain)
 
 
-def test_many_small_files_are_found(quick, png_folder):
+def test_decoding_is_found(quick, photos_folder, monkeypatch):
+    found = found_in_items(datasets.JpegDataset(photos_folder, corner), monkeypatch)
+    assert found[0] == "decoding at every read"
+    assert not {"resizing at every read", "many small files"} & set(found)
+
+
+def test_resizing_is_found(quick, monkeypatch):
+    found = found_in_items(Resized(), monkeypatch)
+    assert found[0] == "resizing at every read"
+    assert not {"decoding at every read", "many small files"} & set(found)
+
+
+def test_many_small_files_are_found(clock, png_folder):
     slow = datasets.PngDataset(png_folder, corner, storage=simulate.SlowStorage(0.004, 50e6))
-    found = watched(slow, step_ms=20)
-    assert "many small files" in names(found)
-    assert "opens 1 file of 0 kB" in found.findings[names(found).index("many small files")].evidence
-    assert "decoding at every read" not in names(found)
+    found = simulated(clock, slow, step_ms=20)
+    assert names(found) == ["loading in the loop itself", "many small files"]
+    assert "opens 1 file of 0 kB" in found.findings[1].evidence
 
 
-def test_irregular_loading_is_found(quick):
+def test_irregular_loading_is_found(clock):
     irregular = datasets.SleepDataset(10_000, 0.0001, hiccup_every=32, hiccup_seconds=0.2)
-    found = watched(irregular, batch_size=4, step_ms=20, steps=24, num_workers=2)
+    found = simulated(clock, irregular, batch_size=4, step_ms=20, steps=24, num_workers=2)
     assert names(found) == ["irregular loading"]
 
 
@@ -669,7 +775,7 @@ def test_an_epoch_shorter_than_what_is_asked_for_is_begun_again(quick):
     assert calls[:4] == [2, 1, 2, 1]
 
 
-def test_loaders_that_are_none_of_torchs_are_watched_all_the_same(quick):
+def test_loaders_that_are_none_of_torchs_are_watched_all_the_same(clock):
     batches = [(torch.zeros(4), torch.zeros(4))] * 3
     found = diagnosis.diagnose(batches, simulate.PretendAccelerator(5), steps=4)
     assert found.verdict == "nothing wrong"
@@ -725,16 +831,18 @@ def test_items_are_loaded_with_one_thread_as_in_a_worker(quick):
 class SlowStart:
     """Epochs of four mini-batches that begin with a pause."""
 
+    def __init__(self, clock):
+        self.clock = clock
+
     def __iter__(self):
-        time.sleep(0.2)
+        self.clock.sleep(0.2)
         yield from [(torch.zeros(1), torch.zeros(1))] * 4
 
 
-def test_the_start_of_an_epoch_is_no_usual_wait(quick):
-    seen = watching.watch(SlowStart(), lambda images, labels: None, steps=9)
-    assert seen.start >= 200
-    assert seen.wait < 20
-    assert seen.epoch == 4
+def test_the_start_of_an_epoch_is_no_usual_wait(clock):
+    seen = watching.watch(SlowStart(clock), simulate.PretendAccelerator(5), steps=9)
+    assert (seen.start, seen.step) == pytest.approx((200, 5))
+    assert (seen.wait, seen.usual_wait, seen.epoch) == (0, 0, 4)
 
 
 # ---------------------------------------------------------------- what fails
@@ -763,28 +871,32 @@ def killed():
 
 def children():
     """Return the processes that this one started and that still run, those of multiprocessing's own left out."""
-    found = psutil.Process().children(recursive=True)
-    return [each for each in found if not re.search("resource_tracker|forkserver", " ".join(each.cmdline()))]
+    found = set()
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            if not re.search("resource_tracker|forkserver", " ".join(each.cmdline())):
+                found.add(each)
+    return found
 
 
 @pytest.fixture
-def no_child():
-    """Fail if a test leaves a process behind."""
-    before = set(children())
-    yield
-    assert set(children()) <= before
+def left():
+    """Tells the processes that a test has started and that still run; in the end there must be none."""
+    before = children()
+    yield lambda: children() - before
+    assert children() <= before
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
-def test_an_error_in_the_dataset_is_shown_with_its_own_traceback(quick, no_child, settings):
+def test_an_error_in_the_dataset_is_shown_with_its_own_traceback(quick, left, settings):
     with pytest.raises(watching.LoaderFailed, match="OSError: .*photo 40 is damaged") as caught:
         watched(Failing(damaged), step_ms=1, **settings)
     assert ("in damaged" in str(caught.value)) == bool(settings)  # without workers it is in the usual traceback
     assert isinstance(caught.value.__cause__, OSError)
-    assert set(children()) == set()  # though the error is kept
+    assert left() == set()  # though the error is kept
 
 
-def test_a_worker_that_dies_is_an_error_of_the_loader(quick, no_child):
+def test_a_worker_that_dies_is_an_error_of_the_loader(quick, left):
     with pytest.raises(training.WorkerDied, match="exit code 3"):
         watched(Failing(killed), step_ms=1, num_workers=2)
 
@@ -797,23 +909,23 @@ def test_a_worker_that_is_killed_during_a_step_is_no_error_of_the_step(quick):
         diagnosis.diagnose([(torch.zeros(1), torch.zeros(1))], step)
 
 
-def test_a_step_that_fails_is_named_and_no_worker_is_left(quick, no_child):
+def test_a_step_that_fails_is_named_and_no_worker_is_left(quick, left):
     def step(images, labels):
         raise ZeroDivisionError("the loss is gone")
 
     loader = DataLoader(Dicts(1000, pair_and_more), 4, num_workers=2, persistent_workers=True)
     with pytest.raises(watching.StepFailed, match="ZeroDivisionError: the loss is gone"):
         diagnosis.diagnose(loader, lambda images, labels, more: step(images, labels))
-    assert children() == []
+    assert left() == set()
     with pytest.raises(watching.StepFailed, match="called with 3 arguments"):
         diagnosis.diagnose(loader, step)
     assert len(list(loader)) == 250  # it still works
 
 
-def test_no_worker_is_left_and_a_persistent_loader_works_afterwards(quick, no_child):
+def test_no_worker_is_left_and_a_persistent_loader_works_afterwards(quick, left):
     loader = DataLoader(Dicts(400), 4, num_workers=2, persistent_workers=True)
     diagnosis.diagnose(loader, lambda batch: None, steps=3)
-    assert children() == []
+    assert left() == set()
     assert len(list(loader)) == 100
     loader._iterator._shutdown_workers()
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from helpers import formats
 from helpers.formats import parquet
@@ -57,8 +57,11 @@ def samples(draw):
     return some_images(0), labels, indices
 
 
+UNHURRIED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=UNHURRIED)
 @given(samples())
 def test_every_format_gives_back_what_was_packed_in_any_order(tmp_path, kind, sample):
     images, labels, indices = sample
@@ -70,17 +73,36 @@ def test_every_format_gives_back_what_was_packed_in_any_order(tmp_path, kind, sa
         assert batch_is_right(dataset.__getitems__(indices), images, labels, indices)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+class SideBySide(Dataset):
+    """The mini-batches of several packs of the same: to start workers for each of them would take long."""
+
+    def __init__(self, datasets):
+        self.datasets = datasets
+
+    def __len__(self):
+        return len(self.datasets[0])
+
+    def __getitems__(self, indices):
+        return [dataset.__getitems__(indices) for dataset in self.datasets]
+
+    def collate(self, mini_batches):
+        return [dataset.collate(batch) for dataset, batch in zip(self.datasets, mini_batches, strict=True)]
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_started_in_any_way_return_what_was_packed(tmp_path, name, method):
+def test_workers_started_in_any_way_return_what_was_packed(tmp_path, method):
     images = packs.images(*FIXED)
-    dataset = packs.pack(name if name in KINDS else f"{name} raw", images, LABELS, tmp_path / "pack")
-    assert packs.same(dataset[3], images[3], LABELS[3])  # so that there is a handle to inherit
-    loader = DataLoader(dataset, 4, num_workers=2, multiprocessing_context=method, collate_fn=dataset.collate)
-    found, labels = zip(*loader)
-    assert packs.equal(torch.cat(found), np.stack(images))
-    assert torch.cat(labels).tolist() == LABELS
-    assert packs.same(dataset[3], images[3], LABELS[3])
+    kinds = {name: name if name in KINDS else f"{name} raw" for name in FORMATS}
+    datasets = [packs.pack(kind, images, LABELS, tmp_path / name) for name, kind in kinds.items()]
+    for dataset in datasets:
+        assert packs.same(dataset[3], images[3], LABELS[3])  # so that there is a handle to inherit
+    together = SideBySide(datasets)
+    loader = DataLoader(together, 4, num_workers=2, multiprocessing_context=method, collate_fn=together.collate)
+    for name, dataset, batches in zip(kinds, datasets, zip(*loader), strict=True):
+        found, labels = zip(*batches)
+        assert packs.equal(torch.cat(found), np.stack(images)), name
+        assert torch.cat(labels).tolist() == LABELS, name
+        assert packs.same(dataset[3], images[3], LABELS[3]), name
 
 
 def test_torch_puts_samples_together_as_always(packed):
@@ -318,7 +340,7 @@ def test_a_killed_packing_leaves_nothing_under_the_name(tmp_path, name):
         "def images():\n"
         "    for _ in range(3000): yield np.zeros((3, 32, 32), np.uint8)\n"
         "    print('half', flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
         "formats.FORMATS[sys.argv[1]].pack(images(), range(6000), sys.argv[2])\n"
     )
     command = [sys.executable, "-c", code, name, str(tmp_path / "pack")]

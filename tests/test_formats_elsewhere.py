@@ -22,6 +22,7 @@ IMAGES = packs.images(*[(3, 5, 4)] * COUNT)
 OTHERS = packs.images(*[(3, 10, 8)] * COUNT, seed=1)
 VARYING = packs.images(*[(3, 1 + number, 4) for number in range(COUNT)])
 LABELS = [7 * number - 20 for number in range(COUNT)]
+MISSING_PEER = "not installed: `.venv/bin/uv pip install --override requirements.lock -e '.[peers]'`"
 
 
 def packed(folder, name, images, labels, **options):
@@ -82,7 +83,7 @@ def test_tar_shards_have_the_members_that_webdataset_wants(tmp_path):
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_webdataset_reads_tar_shards(tmp_path, pairs):
-    webdataset = pytest.importorskip("webdataset")  # of the extra "peers"
+    webdataset = pytest.importorskip("webdataset", reason=MISSING_PEER)
     folder = packed(tmp_path, "tar", VARYING, OTHERS if pairs else LABELS, shard_bytes=20_000)
     shards = sorted(str(shard) for shard in folder.glob("*.tar"))
     found = list(webdataset.WebDataset(shards, shardshuffle=False).decode())
@@ -94,7 +95,7 @@ def test_webdataset_reads_tar_shards(tmp_path, pairs):
 
 def dali_batch(read):
     """All samples as a pipeline of DALI on the CPU reads them."""
-    dali = pytest.importorskip("nvidia.dali")  # of the extra "peers"
+    dali = pytest.importorskip("nvidia.dali", reason=MISSING_PEER)
     pipeline = dali.pipeline_def(batch_size=COUNT, num_threads=1, device_id=None)(read)()
     pipeline.build()
     return [[np.array(sample) for sample in output] for output in pipeline.run()]
@@ -212,7 +213,7 @@ def test_dali_reads_tfrecords(tmp_path):
 
 
 def test_the_package_tfrecord_reads_tfrecords(tmp_path):
-    tfrecord = pytest.importorskip("tfrecord")  # of the extra "peers"
+    tfrecord = pytest.importorskip("tfrecord", reason=MISSING_PEER)
     folder = packed(tmp_path, "tfrecord", VARYING, LABELS)
     found = list(tfrecord.tfrecord_loader(str(folder / "shard-000000.tfrecord"), None))
     for example, image, label in zip(found, VARYING, LABELS, strict=True):
@@ -240,7 +241,7 @@ def test_pandas_reads_parquet(tmp_path):
 
 
 def test_hugging_face_datasets_reads_parquet(tmp_path):
-    huggingface = pytest.importorskip("datasets")  # of the extra "peers"
+    huggingface = pytest.importorskip("datasets", reason=MISSING_PEER)
     folder = packed(tmp_path, "parquet", VARYING, LABELS, rows_per_group=6)
     rows = huggingface.Dataset.from_parquet(str(folder / "data.parquet"), cache_dir=str(tmp_path / "cache"))
     assert rows["label"] == LABELS

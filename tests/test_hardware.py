@@ -77,8 +77,16 @@ def test_a_processor_without_a_gpu_launches_nothing():
     assert "launches" not in placed().shares
 
 
-def test_measured_limits_are_plausible(monkeypatch):
+def test_limits_are_those_of_the_fastest_call(monkeypatch):
+    called = []
+
+    def each_call_ms(function):
+        called.append(tuple(function().shape))
+        return [4.0, 2.0, 3.0]
+
     monkeypatch.setattr(config, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(hardware.measure, "each_call_ms", each_call_ms)
     found = hardware.limits()
-    assert 1e-3 < found.tflops < 1e3
-    assert 0.1 < found.gb_per_second < 1e5
+    assert called == [(1024, 1024), (256 * 2**20,)]
+    assert found.tflops == pytest.approx(2 * 1024**3 / 0.002 / 1e12)
+    assert found.gb_per_second == pytest.approx(2 * 256 * 2**20 / 0.002 / 1e9)

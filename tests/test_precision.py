@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -72,6 +72,7 @@ def test_only_what_is_too_small_or_too_large_for_float16_is_lost():
     assert precision.lost(sizes, 4) == pytest.approx((0, 2 / 5))
 
 
+@settings(deadline=None)
 @given(st.floats(-40, 15), st.integers(-20, 20))
 def test_a_loss_scale_shifts_the_range_of_float16(exponent, power):
     gradient = torch.tensor([2.0**exponent])

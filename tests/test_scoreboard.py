@@ -1,9 +1,13 @@
+import io
 import json
 import multiprocessing
+import re
+import sys
 
 import pytest
 
 from helpers import exercises, measure, scoreboard
+from helpers.__main__ import main
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +71,14 @@ def test_the_ladder_in_words_has_a_line_a_rung():
     assert "25%" in lines[1] and lines[1].endswith("–")
     assert lines[2].startswith("03 workers") and lines[2].endswith("3.50× (3.00 to 4.00)")
     assert lines[3].endswith("no measurable effect")
+
+
+def test_a_terminal_that_cannot_show_all_characters_shows_the_others(monkeypatch):
+    add("01 naive", 100)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(["ladder"]) == 0
+    sys.stdout.flush()
+    assert re.search(rb"01 naive .* \?\n", sys.stdout.buffer.getvalue())
 
 
 def test_the_latest_result_is_found_by_the_rungs_number():

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -30,7 +30,7 @@ def test_pixels_are_the_same_as_ever():
     assert labels[:20].tolist() == LABELS
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(first=st.integers(0, 2_000), count=st.integers(0, 600))
 def test_an_image_depends_on_its_number_only(first, count):
     images, labels = synthetic.draw(count, seed=7, first=first)

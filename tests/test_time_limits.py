@@ -1,9 +1,8 @@
 """However slow a step is, what is measured ends: by simulated clocks, so these tests take no time themselves."""
 
-import types
-
 import pytest
 import torch
+from clock import Clock
 from torch import nn
 
 from helpers import config, measure, precision
@@ -11,39 +10,23 @@ from helpers import config, measure, precision
 BATCH = torch.zeros(32, 3, 8, 8), torch.zeros(32, dtype=torch.long)
 
 
-class Clock:
-    """Stands for the time: it goes on only while something calls `takes`."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
-    def takes(self, seconds):
-        self.now += seconds
-
-
 @pytest.fixture
 def clock(monkeypatch):
     monkeypatch.setenv("COURSE_PRESET", "ci")
-    clock = Clock()
-    for module in (measure, precision):
-        monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=clock.perf_counter))
-    return clock
+    return Clock(monkeypatch, measure, precision)
 
 
 def step_of(clock, seconds_per_image, seen):
     def step(images, labels):
         seen.append(len(images))
-        clock.takes(seconds_per_image * len(images))
+        clock.sleep(seconds_per_image * len(images))
 
     return step
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0.01, 20), (0.4, 5), (5.0, 2)])
 def test_a_timed_run_of_slow_steps_has_fewer_of_them_but_never_less_than_two(clock, seconds, steps):
-    timing = measure.loop([BATCH], lambda *batch: clock.takes(seconds), 20, warmup=0, longest=2)
+    timing = measure.loop([BATCH], lambda *batch: clock.sleep(seconds), 20, warmup=0, longest=2)
     assert len(timing.durations) == len(timing.waits) == steps
     assert timing.step_ms == pytest.approx(1e3 * seconds)
     assert timing.images == 32 * steps
@@ -57,14 +40,14 @@ def test_the_warm_up_of_slow_steps_ends_early_too(clock):
 
 def test_what_limits_a_run_is_the_preset_unless_something_else_is_said(clock):
     longest = config.preset().longest_run
-    timing = measure.loop([BATCH], lambda *batch: clock.takes(longest / 3.5), 20)
+    timing = measure.loop([BATCH], lambda *batch: clock.sleep(longest / 3.5), 20)
     assert len(timing.durations) == 4
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(1, 9), (4, 3), (100, 2)])
 def test_a_comparison_of_slow_runs_has_fewer_rounds_but_never_less_than_two(clock, capsys, seconds, rounds):
     def run():
-        clock.takes(seconds)
+        clock.sleep(seconds)
         return measure.Timing(1, seconds, (0.0,), (seconds,))
 
     found = measure.in_turn({"A": run, "B": run}, 9, longest=20)
@@ -80,13 +63,13 @@ def test_a_comparison_of_one_round_stays_one_of_one_round(clock):
 @pytest.mark.parametrize(("seconds", "calls"), [(0.001, 20), (0.5, 4), (30, 2)])
 def test_slow_calls_are_repeated_less_often(clock, seconds, calls):
     assert config.preset().longest_run == 2
-    assert measure.each_call_ms(lambda: clock.takes(seconds)) == pytest.approx([1e3 * seconds] * calls)
+    assert measure.each_call_ms(lambda: clock.sleep(seconds)) == pytest.approx([1e3 * seconds] * calls)
 
 
 def test_phases_of_slow_steps_are_means_over_those_that_were_taken(clock):
     class Slow(nn.Linear):
         def forward(self, images):
-            clock.takes(1.5)
+            clock.sleep(1.5)
             return super().forward(images.flatten(1))
 
     model = Slow(3 * 8 * 8, 10)
@@ -147,7 +130,7 @@ def test_a_call_that_something_else_delays_once_counts_by_the_other_one(clock):
     delays = iter([0, 0, 9, *[0] * 20])
 
     def step(images, labels):
-        clock.takes(0.001 * len(images) + next(delays))
+        clock.sleep(0.001 * len(images) + next(delays))
 
     assert precision.try_step(step, BATCH, usual_ms=150, longest=20).fast_enough
 

@@ -10,7 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import recordings
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import traces
@@ -102,6 +102,7 @@ names = {
 }
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(intervals)
 def test_breakdown_equals_painting_the_steps_microsecond_by_microsecond(intervals):
     events = [event(*names[category], start, start + length) for category, start, length in intervals]
@@ -187,7 +188,7 @@ def test_a_truncated_trace_is_called_truncated(tmp_path, name, kept):
     [
         (b"", traces.EmptyTrace),
         (b'{"traceEvents": []}', traces.EmptyTrace),
-        (gzip.compress(b""), traces.EmptyTrace),
+        (gzip.compress(b"", mtime=0), traces.EmptyTrace),
         (b"\x89PNG\r\n", traces.ForeignFile),
         (b"[1, 2, 3]", traces.ForeignFile),
         (b'{"cells": []}', traces.ForeignFile),
@@ -461,10 +462,10 @@ def test_two_workers_of_one_rank_are_two_recordings(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_loading_equals_the_stopwatch(recorded, workers):
-    folder, waited = recorded[workers]
-    deviations = traces.breakdown(folder)["DataLoader"] / 1e3 - np.array([each["wait"] for each in waited.values()]) * 1e3
-    assert deviations.abs().median() < 1, "ms a step"
+def test_loading_agrees_with_the_stopwatch_around_it(recorded, workers):
+    folder, clock = recorded[workers]
+    longer = np.array([each["wait"] for each in clock.values()]) * 1e3 - traces.breakdown(folder)["DataLoader"] / 1e3
+    assert -0.1 < longer.min() < 2, "ms: on a busy machine it may be much longer, but not in each step"
 
 
 def test_importing_traces_does_not_import_torch():
