@@ -12,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # side by side, threads on all cores would wait for each other; before torch is imported
+# Before anything reads them: tests are those of a reader without settings, and what runs side by side has a core each
+# (threads on all cores would wait for each other).
+SETTINGS = ("COURSE_", "CIFAR10_", "JUPYTER", "IPYTHON", "PYTEST_ADDOPTS", "PYTHONSAFEPATH", "PYTHONWARNINGS", "MAKE")
+for name in list(os.environ):
+    if name.startswith(SETTINGS) or name.lower().endswith("_proxy"):
+        del os.environ[name]
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 from helpers import cifar10, config  # noqa: E402
@@ -38,17 +44,37 @@ class Executed:
 
     def calls(self, function: str) -> bool:
         """Whether the notebook calls a function, such as ``"scoreboard.add"``."""
-        return f"{function}(" in self.notebook.read_text()
+        return f"{function}(" in self.notebook.read_text(encoding="utf-8")
 
 
 def pytest_collection_modifyitems(items):
-    """With pytest-xdist, what is tested of one notebook stays together, and so does a file of tests."""
     for item in items:
-        notebook = item.callspec.params.get("executed") if hasattr(item, "callspec") else None
-        item.add_marker(pytest.mark.xdist_group(notebook.stem if notebook else item.path.stem))
-        if notebook:
+        if "executed" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.notebooks)
             item.add_marker(pytest.mark.timeout(1200))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Side by side run files of tests, each in one process, and notebooks, each with all that is tested of it."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFileOrNotebook(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            parameter = nodeid.rpartition("[")[2].rstrip("]")
+            return parameter if parameter in {path.stem for path in NOTEBOOKS} else nodeid.partition("::")[0]
+
+    return ByFileOrNotebook(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_jupyter(tmp_path_factory):
+    """No settings, extensions or kernels of the user's own."""
+    folder = tmp_path_factory.mktemp("jupyter")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+            patch.setenv(name, str(folder / name.lower()))
+        yield
 
 
 @pytest.fixture(scope="session", params=SOURCES)
@@ -96,7 +122,8 @@ def leave_results_before(notebook: Path, runs: Path) -> None:
     """Put recorded results and traces where the notebooks before this one would have left theirs."""
     lines = (REFERENCE / "scoreboard.jsonl").read_text().splitlines(keepends=True)
     runs.mkdir()
-    (runs / "scoreboard.jsonl").write_text("".join(line for line in lines if json.loads(line)["rung"] < notebook.stem[:2]))
+    before = [line for line in lines if json.loads(line)["rung"] < notebook.stem[:2]]
+    (runs / "scoreboard.jsonl").write_text("".join(before))
     if notebook.stem > "04":  # 06 compares with it
         shutil.copytree(REFERENCE / "traces" / "03-more-workers", runs / "03-more-workers" / "best-number")
 
@@ -122,7 +149,7 @@ def hub(tmp_path_factory):
         time.sleep(0.1)
     yield f"http://127.0.0.1:{json.loads(text)['port']}"
     process.terminate()
-    process.wait(20)
+    process.wait(120)
 
 
 def prepared(tmp_path_factory: pytest.TempPathFactory, archive: Path | None) -> dict[str, str]:

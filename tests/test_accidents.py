@@ -10,6 +10,8 @@ from torch.utils.data import Dataset
 
 from helpers import accidents, formats
 
+pytestmark = pytest.mark.processes
+
 needs_fork = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork"
 )

@@ -9,6 +9,8 @@ from packaging.requirements import Requirement
 from helpers import config
 from tests.bench import peers, timing
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):

@@ -13,6 +13,8 @@ import pytest
 
 from helpers import config
 
+pytestmark = pytest.mark.browser
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 OPTIONS += ["--disable-background-networking", "--disable-component-update"]

@@ -64,6 +64,7 @@ def test_a_subset_says_so(tmp_path, archive):
     assert (prepared.train_images, prepared.test_images, prepared.classes) == (40, 10, cifar10.CLASSES)
 
 
+@pytest.mark.processes
 def test_all_60000_images_are_cifar10(tmp_path):
     write_archive(tmp_path / "all.tar", train=[10_000] * 5, test=10_000)
     assert cifar10._read_archive(tmp_path / "all.tar").source == "CIFAR-10"
@@ -447,6 +448,7 @@ def prepare_and_die(data_dir, moment, moments):
     moments.value = next(numbers)
 
 
+@pytest.mark.slow
 def test_killed_at_any_of_20_moments_there_is_everything_or_nothing_and_the_next_run_succeeds(tmp_path):
     def run(name, moment):
         process = SERVER.Process(target=prepare_and_die, args=(tmp_path / name, moment, moments))
@@ -470,6 +472,7 @@ def test_killed_at_any_of_20_moments_there_is_everything_or_nothing_and_the_next
     assert in_the_middle > 10
 
 
+@pytest.mark.processes
 def test_of_eight_processes_one_does_the_work_and_the_others_wait_and_say_so(tmp_path):
     code = (
         "import pathlib, sys; from helpers import cifar10; "

@@ -21,6 +21,8 @@ from asking import ask, overview
 from helpers import tensorboard, traces
 from helpers.tensorboard import data, fix
 
+pytestmark = pytest.mark.processes
+
 RECORDED = [f"{option}-{workers}" for workers in (0, 2) for option in recordings.OPTIONS]
 RUNS = sorted([*RECORDED, "chance", "gpu", "gpu-runtime", "no-steps", "odd-step", "two-spans"])
 CLOCKS = 1e-4  # s by which the profiler's clock and that of Python may differ in a step

@@ -38,6 +38,7 @@ def test_png_dataset_returns_the_images_and_labels_on_disk(folder, pixels):
         assert label == index % 10
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_started_in_any_way_return_the_same_images(folder, pixels, method):
     dataset = datasets.PngDataset(folder, transforms.PILToTensor())
@@ -125,6 +126,7 @@ def test_jpeg_dataset_returns_what_torchvisions_image_folder_returns(class_folde
         assert ours[index][1] == theirs[index][1]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_started_in_any_way_return_the_same_jpegs(class_folders, method):
     images = datasets.JpegDataset(class_folders, transforms.CenterCrop(40), decoder="torchvision")

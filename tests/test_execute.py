@@ -11,6 +11,8 @@ import pytest
 
 from helpers import execute
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def own_runs(tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ from helpers import config, diagnosis, faults, measure
 from helpers.__main__ import main
 from helpers.faults import catalogue, child, grading, running
 
+pytestmark = pytest.mark.processes
+
 NAMES = [fault.name for fault in faults.FAULTS]
 
 

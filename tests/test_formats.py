@@ -89,6 +89,7 @@ class SideBySide(Dataset):
         return [dataset.collate(batch) for dataset, batch in zip(self.datasets, mini_batches, strict=True)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_started_in_any_way_return_what_was_packed(tmp_path, method):
     images = packs.images(*FIXED)
@@ -332,6 +333,7 @@ def test_an_error_of_the_images_leaves_nothing(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_killed_packing_leaves_nothing_under_the_name(tmp_path, name):
     code = (
@@ -351,6 +353,7 @@ def test_a_killed_packing_leaves_nothing_under_the_name(tmp_path, name):
     formats.FORMATS[name].pack([IMAGE], [1], tmp_path / "pack")  # what lies beside it does no harm
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not limit a process's data")
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_stays_flat_while_packing_and_reading(tmp_path, kind):
@@ -440,6 +443,7 @@ def test_parquet_keeps_few_row_groups_in_memory(tmp_path):
         assert pyarrow.total_allocated_bytes() - before < 1e6  # of 2 MB
 
 
+@pytest.mark.processes
 def test_importing_the_package_imports_no_format():
     code = "import sys; from helpers import formats; print({'h5py', 'pyarrow', 'lmdb', 'lz4'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -14,6 +14,8 @@ import pytest
 
 from helpers import formats
 
+pytestmark = pytest.mark.slow
+
 CHANGES, TRUNCATIONS = 200, 50
 
 # Images in several shards, row groups and blocks, of which some are larger than half a page and some smaller

@@ -14,6 +14,7 @@ def test_every_cell_of_the_notebook_executes(executed):
     assert executed.passed == len(code_cells(executed.notebook)), executed.log
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("source", "stored"), [("1 / 0", None), ("# NBVAL_CHECK_OUTPUT\nprint(2)", "1\n"), ("import missing_module", None)]
 )
@@ -26,6 +27,7 @@ def test_a_notebook_that_is_wrong_fails(tmp_path, source, stored):
     assert "1 failed" in process.stdout
 
 
+@pytest.mark.processes
 def test_a_cell_that_is_silent_for_six_seconds_passes(tmp_path):
     write(tmp_path / "slow.ipynb", nbformat.v4.new_code_cell("import time; print(1); time.sleep(6); print(2)"))
     process = nbval([tmp_path / "slow.ipynb"], environment(tmp_path, tmp_path))

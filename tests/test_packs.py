@@ -10,6 +10,8 @@ from torchvision.transforms import v2
 
 from helpers import cifar10, datasets, packs
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def data(tmp_path):

@@ -94,6 +94,7 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [".preparing.lock"]
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_there_is_everything_or_nothing_and_the_next_run_succeeds(tmp_path):
     context = multiprocessing.get_context("spawn")
     for photos_drawn in (1, 20, 45):

@@ -240,6 +240,7 @@ def test_in_a_notebook_the_report_is_a_table_without_markup_from_its_values():
     assert "<td" in page and "&lt;script&gt;" in page and "<script>" not in page
 
 
+@pytest.mark.processes
 def test_an_error_of_the_course_is_one_line_in_the_shell(folders):
     process = subprocess.run(
         [sys.executable, "-m", "helpers", "prepare"],

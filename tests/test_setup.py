@@ -118,6 +118,7 @@ def test_another_build_of_torch_leaves_the_cuda_packages_of_the_lock_out():
 # -------------------------------------------------------------------------------------------------------- importing
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("modules", [WITHOUT_TORCH, MODULES], ids=["without torch", "all"])
 def test_importing_the_helpers_does_no_work(modules, tmp_path):
     code = f"""

@@ -23,6 +23,8 @@ from test_traces import on_a_gpu, write
 from helpers import config, tensorboard, traces
 from helpers.tensorboard import corrections
 
+pytestmark = pytest.mark.processes
+
 RUNS = ["gpu", "two-workers", "zero-workers"]
 
 

@@ -225,6 +225,7 @@ def test_each_block_of_resnet_begins_as_the_identity():
     assert torch.equal(block(features), features)
 
 
+@pytest.mark.processes
 def test_resnet_is_one_graph_to_the_compiler(batch):
     torch._dynamo.reset()
     explained = torch._dynamo.explain(models.resnet50(64))(batch[0])
@@ -291,6 +292,7 @@ def test_out_of_memory_says_which_mini_batch_to_try(batch):
     assert isinstance(raised.value.__cause__, torch.cuda.OutOfMemoryError)
 
 
+@pytest.mark.processes
 def test_a_step_is_named_after_its_network_also_when_compiled():
     model = torch.compile(models.resnet50(64))
     assert str(training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))) == "ResNet-50 at 64 × 64 on CPU"

@@ -19,6 +19,8 @@ from playwright.sync_api import expect
 from helpers import tensorboard
 from helpers.tensorboard import perfetto
 
+pytestmark = pytest.mark.browser
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VIEWS = ["Overview", "Operator", "GPU Kernel", "Trace", "Distributed", "Memory", "Module", "Diff"]
 HOSTILE = '<img src=x onerror="top.ran=1"><script>top.ran=1</script><a href="javascript:top.ran=1">'
