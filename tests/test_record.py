@@ -174,6 +174,7 @@ def test_the_rungs_have_the_names_that_the_notebooks_give_them():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # compiles the network
 def test_every_rung_is_prepared_or_left_out_with_a_reason(drawn_images, monkeypatch):
     for name in ("COURSE_DATA", "COURSE_RUNS"):
         monkeypatch.setenv(name, drawn_images[name])
