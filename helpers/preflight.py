@@ -349,7 +349,7 @@ def own_times() -> Path:
 
 def _times() -> Iterator[Row]:
     if not RUN_TIMES.exists():
-        yield Row("Time for all notebooks", f"unknown: {RUN_TIMES} is missing")
+        yield Row("Time for all notebooks", "unknown: no times are recorded in data/reference/run-times.json yet")
         return
     recorded = json.loads(RUN_TIMES.read_text())
     measured = json.loads(own_times().read_text()) if own_times().exists() else {}
