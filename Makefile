@@ -6,6 +6,9 @@ FIRST := notebooks/00-start-here.ipynb
 # One process a core, four at most; a notebook's tests stay together, and so does a file's.
 SIDE_BY_SIDE := -n auto --maxprocesses 4
 
+# Many container images forbid Python to keep compiled modules: then every process would compile torch anew, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: lab quick test test-all prove run bench clean
 
 lab: .venv/installed

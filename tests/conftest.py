@@ -15,6 +15,7 @@ import pytest
 # Before anything reads them: tests are those of a reader without settings, and what runs side by side has a core each
 # (threads on all cores would wait for each other).
 SETTINGS = ("COURSE_", "CIFAR10_", "JUPYTER", "IPYTHON", "PYTEST_ADDOPTS", "PYTHONSAFEPATH", "PYTHONWARNINGS", "MAKE")
+SETTINGS += ("PYTHONDONTWRITEBYTECODE",)  # with it, every process compiles torch anew, for seconds
 for name in list(os.environ):
     if name.startswith(SETTINGS) or name.lower().endswith("_proxy"):
         del os.environ[name]

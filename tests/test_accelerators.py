@@ -320,6 +320,7 @@ blocks = st.sampled_from([0.25, 0.5, 1.0, 7.0])
 launches = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 15), blocks), min_size=1)
 
 
+@pytest.mark.processes
 @settings(deadline=None, max_examples=30)
 @given(launches)
 def test_utilization_and_efficiency_equal_painting_the_steps_microsecond_by_microsecond(launches):
@@ -334,6 +335,7 @@ def test_utilization_and_efficiency_equal_painting_the_steps_microsecond_by_micr
     assert used["sm_efficiency"] == pytest.approx(np.minimum(inside, 1).mean())
 
 
+@pytest.mark.processes
 @settings(deadline=None, max_examples=30)
 @given(launches)
 def test_kernels_and_the_gaps_between_them_fill_the_time_from_the_first_to_the_last(launches):
@@ -449,6 +451,7 @@ def test_a_kernel_that_cannot_be_linked_is_launched_by_nobody(tmp_path, link):
     assert traces.top_operators(trace)["Host Self Duration (us)"].to_list() == [50, 10]
 
 
+@pytest.mark.processes
 def test_every_figure_equals_the_corrected_plugins(gpu):
     metrics, tensor_core_share, shown_kernels, shown_operators = corrected_plugin(gpu.path)
     used = traces.accelerators(gpu).loc[0]
@@ -593,6 +596,7 @@ def test_a_long_name_is_cut_in_the_middle():
     assert report.short("void scale<(int)4>(float*, void (*)(int))") == "scale<(int)4>"
 
 
+@pytest.mark.processes
 def test_a_reader_who_has_read_enough_ends_the_command_quietly(tmp_path):
     cuda_trace.write(tmp_path / "trace.json")
     shell = subprocess.Popen(

@@ -40,6 +40,7 @@ def prepare(data_dir, **options):
 # Sources
 
 
+@pytest.mark.processes
 def test_the_real_archive_comes_back_bit_by_bit(tmp_path, real_archive):
     prepared = prepare(tmp_path, archive=real_archive)
     with tarfile.open(real_archive) as tar:

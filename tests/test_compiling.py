@@ -16,12 +16,14 @@ def step():
     return lambda images, labels: model(images)
 
 
+@pytest.mark.processes
 def test_without_a_compiler_it_says_what_to_install(step):
     with torch._inductor.config.patch({"cpp.cxx": (None, "/no/such/compiler")}), compiling.empty_cache():
         with pytest.raises(compiling.CannotCompile, match=r"No working C\+\+ compiler.*\n.*apt install"):
             compiling.first_step(step, torch.rand(2, 4), None)
 
 
+@pytest.mark.processes
 def test_an_error_of_the_step_itself_stays_as_it_is(step):
     with pytest.raises(RuntimeError) as raised:
         compiling.first_step(step, torch.rand(2, 3), None)

@@ -93,6 +93,7 @@ def test_what_is_hidden_behind_the_kernels_is_no_fault(file):
     assert diagnosis.of_trace(hidden.write(file)).findings == ()
 
 
+@pytest.mark.processes
 def test_a_gain_is_the_time_that_the_mended_loop_would_save(file):
     def step_ms(**options):
         return recorded.read(traces.load(cuda_trace.Loop(steps=20, **options).write(file))).step_ms
@@ -643,6 +644,7 @@ def test_loading_in_the_loop_itself_is_found(clock):
     assert [finding.gain for finding in found.findings] == pytest.approx([32 / 42, 32 / 42], rel=1e-4)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("workers", "name"), [(0, "loading in the loop itself"), (1, "too few workers")])
 def test_loading_that_takes_long_by_the_clock_on_the_wall_is_found(quick, workers, name):
     found = watched(datasets.SleepDataset(1000, 0.025), batch_size=2, step_ms=1, num_workers=workers)
@@ -663,6 +665,7 @@ def start_slowly(worker):
     time.sleep(0.1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_restarted_every_epoch_are_found(quick, persistent):
     settings = dict(num_workers=1, persistent_workers=persistent, worker_init_fn=start_slowly)
@@ -759,6 +762,7 @@ def test_mini_batches_of_any_kind_reach_the_step(quick, convert, expected):
     assert any(name == "an item" for name, _ in found.evidence)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 2}, {"batch_size": None}], ids=str)
 def test_iterable_datasets_without_a_length_are_looked_at(quick, settings):
     loader = DataLoader(Stream(), **{"batch_size": 4} | settings)
@@ -804,6 +808,7 @@ class Opener(Dicts):
         return torch.zeros(1), index
 
 
+@pytest.mark.processes
 def test_what_a_dataset_opens_is_not_left_open_in_it(quick):
     dataset = Opener(1000)
     watched(dataset, num_workers=1)
@@ -909,6 +914,7 @@ def test_a_worker_that_is_killed_during_a_step_is_no_error_of_the_step(quick):
         diagnosis.diagnose([(torch.zeros(1), torch.zeros(1))], step)
 
 
+@pytest.mark.processes
 def test_a_step_that_fails_is_named_and_no_worker_is_left(quick, left):
     def step(images, labels):
         raise ZeroDivisionError("the loss is gone")
@@ -922,6 +928,7 @@ def test_a_step_that_fails_is_named_and_no_worker_is_left(quick, left):
     assert len(list(loader)) == 250  # it still works
 
 
+@pytest.mark.processes
 def test_no_worker_is_left_and_a_persistent_loader_works_afterwards(quick, left):
     loader = DataLoader(Dicts(400), 4, num_workers=2, persistent_workers=True)
     diagnosis.diagnose(loader, lambda batch: None, steps=3)

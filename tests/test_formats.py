@@ -202,7 +202,7 @@ def test_a_copied_pack_is_a_pack(packed, tmp_path):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_pickled_dataset_has_neither_pixels_nor_labels_nor_handles(tmp_path, name):
-    count = 20_000
+    count = 2_000
     formats.FORMATS[name].pack(np.zeros((count, 1, 1, 1), np.uint8), range(count), tmp_path / "pack")
     dataset = formats.FORMATS[name].PackedDataset(tmp_path / "pack")
     dataset.__getitems__([1, 2])

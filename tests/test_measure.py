@@ -217,6 +217,7 @@ def test_both_clocks_and_the_loop_are_timed(clock, monkeypatch):
     assert both.host_ms is None
 
 
+@pytest.mark.processes
 def test_with_workers_whole_bursts_are_timed(clock):
     loader = DataLoader(datasets.SleepDataset(200, 0.0), batch_size=2, num_workers=3)
     both = measure.two_clocks(loader, lambda *batch: None, steps=4, rounds=1)
@@ -252,6 +253,7 @@ class Dicts(torch.utils.data.Dataset):
         return {"image": torch.zeros(3), "target": {"label": index, "boxes": torch.zeros(2, 4)}}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("dataset", "given"),
@@ -269,6 +271,7 @@ def test_two_clocks_take_any_loader(dataset, given, workers):
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("fails", "error", "match"),
     [("raise", datasets.UnreadableImage, "in DataLoader worker"), ("die", training.WorkerDied, "exit code 1")],
@@ -279,6 +282,7 @@ def test_two_clocks_of_a_loader_that_fails_end_its_workers(fails, error, match):
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.processes
 def test_two_clocks_of_a_step_that_fails_end_the_workers():
     def step(batch):
         if multiprocessing.active_children():  # not in compute alone, but in the loop
@@ -359,6 +363,7 @@ def test_each_worker_is_counted_in_the_memory():
     assert all(megabytes > 1 for megabytes in memory)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks safely")
 def test_a_list_of_names_grows_in_a_worker_and_an_array_does_not():
     growth = {kind: measure.worker_growth_mb(datasets.FileNames(300_000, kind)) for kind in ("list", "array")}

@@ -164,6 +164,7 @@ def test_without_workers_nothing_is_told_of_them(clock, processes):
     assert sampled(clock, nothing).table().filter(like="workers").empty
 
 
+@pytest.mark.processes
 def test_a_worker_that_computes_is_told_from_one_that_waits(clock):
     def seconds(dataset):
         """Processor time of a worker from the first mini-batch to the last."""

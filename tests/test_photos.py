@@ -46,6 +46,7 @@ def test_prepared_photos_are_used_again_and_one_line_says_so(tmp_path, capsys):
     assert "found in" in line and "COURSE_PHOTOS" in line
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -109,6 +110,7 @@ def test_killed_in_the_middle_there_is_everything_or_nothing_and_the_next_run_su
         assert {path.name for path in data_dir.iterdir()} == {".preparing.lock", "photos-drawn-60"}
 
 
+@pytest.mark.processes
 def test_of_four_processes_one_draws_and_the_others_wait(tmp_path):
     code = (
         "import pathlib, sys; from helpers import photos; "

@@ -221,6 +221,7 @@ def test_the_recorded_times_estimate_this_machines_presets(folders, monkeypatch,
     assert found == "ci unknown, workshop about 20 min (1 of them timed here), full unknown"
 
 
+@pytest.mark.processes
 def test_the_calibration_times_loading_and_a_training_step():
     found = preflight.calibrate()
     assert set(found) == {"loading", "compute"}

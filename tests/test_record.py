@@ -124,6 +124,7 @@ def test_a_recording_that_was_killed_goes_on_where_it_was(tmp_path, unhurried):
     assert [result.rounds for result in scoreboard.read(out / "scoreboard.jsonl")] == [ROUNDS, ROUNDS]
 
 
+@pytest.mark.processes
 def test_a_recording_with_another_number_of_workers_is_timed_anew(tmp_path):
     record.record([lambda: group(Counting())], tmp_path / "out")
     again = Counting()

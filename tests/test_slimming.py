@@ -95,6 +95,7 @@ def test_a_slim_trace_has_the_same_operators_outside_of_loading(trace, slimmed):
     assert after.equals(before)
 
 
+@pytest.mark.processes
 def test_a_slim_trace_has_the_same_overview_and_modules_in_tensorboard(trace, slimmed):
     command = [sys.executable, "-c", PLUGIN, str(trace), str(slimmed)]
     before, after = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

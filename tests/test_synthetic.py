@@ -59,6 +59,7 @@ def test_classes_come_in_random_order():
     assert counts.min() > 20 and counts.max() < 90  # 50 of each class in each of the ten places, if chance rules
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("what", "tolerance"), [("mean", 0.02), ("std", 0.1), (5, 0.05), (50, 0.03), (95, 0.03)])
 def test_png_files_are_as_large_as_those_of_cifar10(what, tolerance, png_sizes):
     found = getattr(png_sizes, what)() if isinstance(what, str) else np.percentile(png_sizes, what)

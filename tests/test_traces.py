@@ -102,6 +102,7 @@ names = {
 }
 
 
+@pytest.mark.processes
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(intervals)
 def test_breakdown_equals_painting_the_steps_microsecond_by_microsecond(intervals):
@@ -366,6 +367,7 @@ def test_a_recorded_trace_cut_anywhere_is_refused(recorded, tmp_path, suffix):
             traces.breakdown(path)
 
 
+@pytest.mark.processes
 def test_a_damaged_byte_gives_an_error_that_names_the_file_or_a_breakdown(recorded, tmp_path):
     (file,) = recorded[2][0].iterdir()
     content = recordings.read(file)

@@ -150,6 +150,7 @@ def test_what_a_worker_raises_keeps_its_type_and_traceback_and_leaves_no_worker(
     assert kept.traceback  # the error is still at hand, as the last one is in a notebook
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are killed otherwise there")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(("how", "said"), [("exit", "exit code 3"), ("kill", "by SIGKILL|killed by signal")])
