@@ -45,6 +45,8 @@ class Preset:
         Loader workers to sweep, where workers are swept.
     drawn_photos : int
         Photos to draw where there are none of the reader's own.
+    cpu_batch : int
+        Images in a training step of ResNet-50 where there is no GPU.
     """
 
     name: str
@@ -57,14 +59,15 @@ class Preset:
     drawn_images: tuple[int, int]
     worker_counts: tuple[int, ...]
     drawn_photos: int
+    cpu_batch: int
 
 
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("ci", 6, 0.1, 2, 2, 15, 2_560, (5_000, 1_000), (0, 1, 2), 120),
-        Preset("workshop", 20, 0.3, 5, 8, 90, 12_800, (50_000, 10_000), (0, 1, 2, 4, 8), 600),
-        Preset("full", 60, 0.5, 9, 60, 900, 50_000, (50_000, 10_000), (0, 1, 2, 3, 4, 6, 8, 12, 16), 2_000),
+        Preset("ci", 6, 0.1, 2, 0.5, 8, 2_560, (5_000, 1_000), (0, 1, 2), 120, 8),
+        Preset("workshop", 20, 0.3, 5, 8, 90, 12_800, (50_000, 10_000), (0, 1, 2, 4, 8), 600, 32),
+        Preset("full", 60, 0.5, 9, 60, 900, 50_000, (50_000, 10_000), (0, 1, 2, 3, 4, 6, 8, 12, 16), 2_000, 32),
     )
 }
 

@@ -100,6 +100,11 @@ class Trial:
         """Whether a step with all images was tried and takes at most three times as long as usual."""
         return self.images == self.of and self.ratio <= _TOO_SLOW
 
+    @property
+    def faster(self) -> bool:
+        """Whether a step with all images was tried and takes less time than usual."""
+        return self.images == self.of and self.ratio < 1
+
     def __str__(self) -> str:
         if self.fast_enough:
             return f"a step of {self.of} images takes {self.ms:,.0f} ms, {self.ratio:.2f} times as long as in float32."
@@ -129,9 +134,9 @@ def try_step(
     usual_ms : float
         Milliseconds of the usual step with this mini-batch, such as the one in float32.
     longest : float, optional
-        Seconds after which no further part is tried; by default four timed runs, as long as the preset lets them be.
+        Seconds after which no further part is tried; by default ``longest_comparison`` of the preset.
     """
-    longest = 4 * config.preset().longest_run if longest is None else longest
+    longest = config.preset().longest_comparison if longest is None else longest
     whole, begin = len(batch[0]), time.perf_counter()
     images = affordable = min(max(whole // _FIRST_PART, 2), whole)
     while True:

@@ -101,8 +101,8 @@ def calibrate() -> dict[str, float]:
     Returns
     -------
     dict
-        ``"loading"``, seconds to decode 400 small PNGs, and ``"compute"``, seconds of a training step as notebook 08 takes
-        it (on a GPU with 32 images at most); of each, the fastest of three, after one as warm-up.
+        ``"loading"``, seconds to decode 400 small PNGs, and ``"compute"``, seconds of a training step of ResNet-50
+        with 32 images; of each, the fastest of three, after one as warm-up.
     """
     import io
 
@@ -118,11 +118,10 @@ def calibrate() -> dict[str, float]:
         return buffer.getvalue()
 
     files = [encoded(image) for image in synthetic.draw(50, config.SEED)[0]]
-    workload = training.resnet_workload()
+    workload = training.resnet_workload(batch=32)
     model = models.resnet50(workload.side).to(config.device())
     step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    count = min(workload.batch, 32)
-    batch = torch.zeros(count, 3, 32, 32, dtype=torch.uint8), torch.zeros(count, dtype=torch.long)
+    batch = torch.zeros(workload.batch, 3, 32, 32, dtype=torch.uint8), torch.zeros(workload.batch, dtype=torch.long)
 
     def loading() -> None:
         for file in files * 8:

@@ -90,7 +90,7 @@ def resnet() -> Group:
     batch, mixed = next(iter(loader)), Rung("10 mixed precision", loader, step(autocast=torch.bfloat16), rungs[-1].name)
     trial = precision.try_step(mixed.step, batch, measure.call_ms(lambda: rungs[-1].step(*batch), repeats=3))
     left_out = () if trial.fast_enough else (f"{mixed.name}: {trial}",)
-    best = mixed if trial.ratio < 1 else rungs[-1]
+    best = mixed if trial.faster else rungs[-1]
     if trial.fast_enough:
         rungs.append(mixed)
     fused, to_compile = (step(fused=True, autocast=best.step.step.autocast) for _ in range(2))

@@ -53,6 +53,8 @@ def pytest_collection_modifyitems(items):
         if "executed" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.notebooks)
             item.add_marker(pytest.mark.timeout(1200))
+    # What takes longest begins first: at the end, no process then waits long for another
+    items.sort(key=lambda item: "executed" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -65,6 +67,7 @@ def pytest_xdist_make_scheduler(config, log):
             parameter = nodeid.rpartition("[")[2].rstrip("]")
             return parameter if parameter in {path.stem for path in NOTEBOOKS} else nodeid.partition("::")[0]
 
+    config.option.loadscopereorder = False  # keep the order
     return ByFileOrNotebook(config, log)
 
 

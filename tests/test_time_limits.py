@@ -60,9 +60,9 @@ def test_a_comparison_of_one_round_stays_one_of_one_round(clock):
     assert found.throughputs("A") == [1.0]
 
 
-@pytest.mark.parametrize(("seconds", "calls"), [(0.001, 20), (0.5, 4), (30, 2)])
+@pytest.mark.parametrize(("seconds", "calls"), [(0.001, 20), (0.125, 4), (30, 2)])
 def test_slow_calls_are_repeated_less_often(clock, seconds, calls):
-    assert config.preset().longest_run == 2
+    assert config.preset().longest_run == 0.5
     assert measure.each_call_ms(lambda: clock.sleep(seconds)) == pytest.approx([1e3 * seconds] * calls)
 
 
@@ -81,7 +81,7 @@ def test_a_step_that_is_fast_enough_is_tried_with_all_images(clock):
     seen = []
     trial = precision.try_step(step_of(clock, 0.004, seen), BATCH, usual_ms=150)
     assert sorted(set(seen)) == [2, 4, 8, 16, 32]
-    assert (trial.images, trial.affordable, trial.fast_enough) == (32, 32, True)
+    assert (trial.images, trial.affordable, trial.fast_enough, trial.faster) == (32, 32, True, True)
     assert trial.ratio == pytest.approx(0.004 * 32 / 0.150)
     assert str(trial) == "a step of 32 images takes 128 ms, 0.85 times as long as in float32."
 
@@ -104,7 +104,7 @@ def test_a_step_that_takes_eight_times_as_long_is_given_up_before_all_images(clo
 
 def test_a_step_of_all_images_that_is_just_too_slow_says_so(clock):
     trial = precision.try_step(step_of(clock, 3.1 * 0.150 / 32, []), BATCH, usual_ms=150)
-    assert (trial.images, trial.affordable, trial.fast_enough) == (32, 16, False)
+    assert (trial.images, trial.affordable, trial.fast_enough, trial.faster) == (32, 16, False, False)
     assert "32 of the 32 images" in str(trial) and "too slow" in str(trial)
 
 
@@ -120,6 +120,7 @@ def test_to_find_out_takes_no_longer_than_said_but_for_the_first_part(clock, tim
 def test_a_machine_so_busy_that_the_time_is_up_is_not_trained_on_in_this_format(clock):
     trial = precision.try_step(step_of(clock, 3 / 32, []), BATCH, usual_ms=3000, longest=8)
     assert (trial.images, trial.affordable, trial.fast_enough) == (16, 16, False)
+    assert trial.ratio < 1 and not trial.faster  # half the images in less time say nothing
     assert str(trial) == (
         "a step of 16 of the 32 images takes 1,500 ms, all of them in float32 3,000 ms; more were not tried, since 6 s "
         "were up: not trained in here."
