@@ -13,11 +13,13 @@ variable             meaning
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
+CONTROL_GROUPS, OWN_CONTROL_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 SEED = 2021  # any fixed number: two runs draw the same images, the same weights, the same order
 
 
@@ -132,11 +134,40 @@ def describe() -> str:
 
 
 def cores() -> int:
-    """Processor cores this process may run on: a shared machine often grants fewer than it has."""
+    """Processor cores that this process may use: a shared machine often grants fewer than it has.
+
+    A container may run on all cores and still be limited to the time of a few: then it is as many as that, rounded up.
+    """
     try:
-        return len(os.sched_getaffinity(0))
+        runs_on = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS and Windows cannot restrict a process to some cores
-        return os.cpu_count() or 1
+        runs_on = os.cpu_count() or 1
+    return min(runs_on, math.ceil(cpu_quota() or runs_on))
+
+
+def cpu_quota() -> float | None:
+    """Return how many cores' time this process may use, or None without a limit."""
+    quotas = [limit.split() for limit in control_group_limits("cpu.max")]
+    return min((int(quota) / int(period) for quota, period in quotas if quota != "max"), default=None)
+
+
+def control_group_limits(name: str) -> list[str]:
+    """Return what limits the control group (version 2, of Linux) of this process, and all groups that it is part of.
+
+    A container sees its own group as the root; a batch job's or a hub's group lies deeper.
+
+    Parameters
+    ----------
+    name : str
+        A limit by its file, such as ``"cpu.max"``.
+    """
+    try:
+        groups = OWN_CONTROL_GROUP.read_text().splitlines()
+    except FileNotFoundError:  # no Linux
+        return []
+    own = CONTROL_GROUPS.joinpath(*(group.removeprefix("0::/") for group in groups if group.startswith("0::/")))
+    files = (folder / name for folder in (own, *own.parents) if folder.is_relative_to(CONTROL_GROUPS))
+    return [file.read_text().strip() for file in files if file.is_file()]
 
 
 def _folder(variable: str, default: Path | None) -> Path | None:

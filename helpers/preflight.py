@@ -22,8 +22,8 @@ from helpers import config
 
 RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
 _FIRST_COMPUTING = "08"  # the notebooks before it load, those from it on compute
+_CALIBRATION = 5.0  # s for each of its two kinds of work, whatever the preset
 SHOWN_PACKAGES = ("torch", "torchvision", "torchmetrics", "tensorboard", "torch-tb-profiler", "jupyterlab")
-CONTROL_GROUPS, OWN_CONTROL_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 GB = 1e9
 # What the course needs, with room to spare: a notebook's kernel takes about 1 GB, each worker up to 0.3 GB, the
@@ -128,7 +128,8 @@ def calibrate() -> dict[str, float]:
             np.asarray(Image.open(io.BytesIO(file)).convert("RGB"), dtype=np.float32) / 255
 
     work = {"loading": loading, "compute": lambda: step(*batch)}
-    return {kind: min(measure.each_call_ms(function, repeats=3)) / 1e3 for kind, function in work.items()}
+    times = {kind: measure.each_call_ms(function, repeats=3, longest=_CALIBRATION) for kind, function in work.items()}
+    return {kind: min(each) / 1e3 for kind, each in times.items()}
 
 
 def estimate_minutes(
@@ -206,7 +207,7 @@ def _version(package: str) -> str | None:
 
 
 def _cores() -> Iterator[Row]:
-    granted, quota = config.cores(), _cpu_quota()
+    granted, quota = config.cores(), config.cpu_quota()
     value = f"{granted} of the machine's {os.cpu_count()}" + (f", limited to the time of {quota:g}" if quota else "")
     if min(granted, quota or granted) < 2:
         yield Row("Cores", value, "loading and training share one core", "ask for two cores or more")
@@ -383,26 +384,6 @@ def _nvidia() -> tuple[str | None, int, list[str]]:
         pynvml.nvmlShutdown()
 
 
-def _cpu_quota() -> float | None:
-    """Return how many cores' time this process may use, or None without a limit."""
-    quotas = [limit.split() for limit in _limits("cpu.max")]
-    return min((int(quota) / int(period) for quota, period in quotas if quota != "max"), default=None)
-
-
 def _container_memory() -> int | None:
     """Return the memory that this process and others in its container or job may use, in bytes, or None."""
-    return min((int(limit) for limit in _limits("memory.max") if limit != "max"), default=None)
-
-
-def _limits(name: str) -> list[str]:
-    """Return what limits the control group (version 2) of this process, and all groups that it is part of.
-
-    A container sees its own group as the root; a batch job's or a hub's group lies deeper.
-    """
-    try:
-        groups = OWN_CONTROL_GROUP.read_text().splitlines()
-    except FileNotFoundError:  # no Linux
-        return []
-    own = CONTROL_GROUPS.joinpath(*(group.removeprefix("0::/") for group in groups if group.startswith("0::/")))
-    files = (folder / name for folder in (own, *own.parents) if folder.is_relative_to(CONTROL_GROUPS))
-    return [file.read_text().strip() for file in files if file.is_file()]
+    return min((int(limit) for limit in config.control_group_limits("memory.max") if limit != "max"), default=None)

@@ -135,7 +135,7 @@ def test_a_block_too_short_for_a_second_sample_gives_an_empty_table(clock):
 
 def test_each_core_that_this_process_may_use_has_a_column(clock):
     cores = sampled(clock, nothing).table().filter(like="core ")
-    assert cores.shape == (1, config.cores())
+    assert cores.shape[0] == 1 and cores.shape[1] >= config.cores()  # more, if their time is limited
     assert cores.stack().between(0, 100).all()
 
 
@@ -188,7 +188,7 @@ def test_reading_from_the_disk_is_told_from_reading_from_memory(tmp_path, clock)
     path.write_bytes(os.urandom(20_000_000))
     disk.forget(tmp_path)
     if measure.read_from_disk_mb(path.read_bytes) == 0:
-        pytest.skip("no page cache to forget")
+        pytest.skip(f"{tmp_path} is not on a disk: `--basetemp=FOLDER` names another")
     warm = sampled(clock, *[path.read_bytes] * 4).table()
     disk.forget(tmp_path)
     cold = sampled(clock, *[path.read_bytes] * 4).table()
