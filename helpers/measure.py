@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -274,13 +275,16 @@ def loop(
 
 
 def loading(loader: Iterable, seconds: float) -> Timing:
-    """Time loading alone, for so many `seconds`, after a warm-up; the loader starts anew when an epoch ends.
+    """Time loading alone, for so many `seconds`, after a warm-up no longer; the loader starts anew when an epoch ends.
 
     For loaders that need less than a millisecond for a mini-batch: some steps of them would be too short to time.
     """
     with training.batches(loader) as batches:
+        begin = time.perf_counter()
         for _ in range(warmup_steps(loader)):
             next(batches)
+            if time.perf_counter() - begin >= seconds:
+                break
         images, waits = 0, []
         begin = now = time.perf_counter()
         while now - begin < seconds:
@@ -367,12 +371,9 @@ def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer,
     next. That costs a little: the phases together are no throughput. Of slow steps fewer are taken, as in `loop`.
     """
     device, longest = training.device_of(model), config.preset().longest_run
-    batches = training.endless(loader)
-    spent = dict.fromkeys(("loading", "copy", "forward", "backward", "optimizer"), 0.0)
-    warmup, begin, done = warmup_steps(loader), 0.0, 0
-    for number in range(warmup + steps):
-        if number == warmup:
-            spent, begin = dict.fromkeys(spent, 0.0), time.perf_counter()
+    batches, rows = training.endless(loader), []
+
+    def step() -> list[float]:
         marks = [_mark()]
         images, labels = next(batches)
         marks.append(_mark())
@@ -385,13 +386,21 @@ def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer,
         optimizer.step()
         optimizer.zero_grad()
         marks.append(_mark())
-        for name, start, end in zip(spent, marks, marks[1:], strict=False):
-            spent[name] += end - start
-        done = number + 1 - warmup
-        if done >= _LEAST and marks[-1] - begin >= longest:
+        return [(end - start) * 1e3 for start, end in zip(marks, marks[1:], strict=False)]
+
+    begin = time.perf_counter()
+    for _ in range(warmup_steps(loader)):
+        step()
+        if time.perf_counter() - begin >= longest:
+            break
+    begin = time.perf_counter()
+    for _ in range(steps):
+        rows.append(step())
+        if len(rows) >= _LEAST and time.perf_counter() - begin >= longest:
             break
     batches.close()
-    return {name: seconds / done * 1e3 for name, seconds in spent.items()}
+    names = ("loading", "copy", "forward", "backward", "optimizer")
+    return {name: statistics.mean(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
 def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, float]:
@@ -403,16 +412,19 @@ def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, floa
         The stages in their order; the first is called with an item.
     items : iterable
         Such as the paths of images. They are gone through twice, and timed the second time: files are read from
-        the page cache then, as in every epoch but the first, where the memory is large enough.
+        the page cache then, as in every epoch but the first, where the memory is large enough. Of slow ones only the
+        first are taken, as in `loop`.
     """
-    items = list(items)
+    items, longest = list(items), config.preset().longest_run
     for _ in range(2):
-        spent = dict.fromkeys(functions, 0.0)
-        for item in items:
+        spent, begin = dict.fromkeys(functions, 0.0), time.perf_counter()
+        for done, item in enumerate(items, 1):
             for name, function in functions.items():
                 start = time.perf_counter()
                 item = function(item)
                 spent[name] += time.perf_counter() - start
+            if done >= _LEAST and time.perf_counter() - begin >= longest:
+                del items[done:]
     return {name: seconds / len(items) * 1e6 for name, seconds in spent.items()}
 
 
@@ -421,15 +433,19 @@ def call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) 
     return statistics.median(each_call_ms(function, repeats, warmup))
 
 
-def each_call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) -> list[float]:
+def each_call_ms(
+    function: Callable[[], object], repeats: int = 20, warmup: int = 1, longest: float | None = None
+) -> list[float]:
     """Milliseconds of each call, the device's work included, after some calls as warm-up.
 
-    Of slow calls there are fewer than `repeats`, as in `loop`.
+    Of slow calls there are fewer than `repeats`: none begins after `longest` seconds, once two are timed; by default
+    that is ``longest_run`` of the preset.
     """
+    longest = config.preset().longest_run if longest is None else longest
     for _ in range(warmup):
         function()
     times = []
-    while len(times) < repeats and (len(times) < _LEAST or sum(times) < config.preset().longest_run * 1e3):
+    while len(times) < repeats and (len(times) < _LEAST or sum(times) < longest * 1e3):
         start = _mark()
         function()
         times.append((_mark() - start) * 1e3)
@@ -471,12 +487,13 @@ def onednn(function: Callable[[], object]) -> pd.DataFrame:
         Index `primitive`, such as ``"convolution"``; columns `calls`, int, and `ms`, all of them together. Empty where
         PyTorch has no oneDNN.
     """
+    level = torch.backends.mkldnn.VERBOSE_ON
     with tempfile.TemporaryFile() as log:
         sys.stdout.flush()
         terminal = os.dup(1)  # the library writes to the file descriptor, past Python
         os.dup2(log.fileno(), 1)
         try:
-            with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+            with torch.backends.mkldnn.verbose(level) if torch.backends.mkldnn.is_available() else nullcontext():
                 function()
         finally:
             os.dup2(terminal, 1)

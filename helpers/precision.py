@@ -78,7 +78,7 @@ class Trial:
         Milliseconds of a step with so many images, and of a usual step with all of them.
     affordable : int
         Images in the largest mini-batch whose step took at most three times as long as a usual step with all of them;
-        if none did, in the smallest that was tried.
+        0 if none did.
     seconds : float
         How long it took to find out.
     """
@@ -107,12 +107,12 @@ class Trial:
 
     def __str__(self) -> str:
         if self.fast_enough:
-            return f"a step of {self.of} images takes {self.ms:,.0f} ms, {self.ratio:.2f} times as long as in float32."
+            return f"a step of {self.of} images takes {self.ms:,.0f} ms, {self.ratio:.2f} times as long as the usual one."
         tried = f"a step of {self.images} of the {self.of} images takes {self.ms:,.0f} ms"
-        usual = f"all of them in float32 {self.usual_ms:,.0f} ms"
+        usual = f"the usual one of all of them {self.usual_ms:,.0f} ms"
         if self.ratio > _TOO_SLOW:
             return f"{tried}, {usual}: over {_TOO_SLOW:g} times as long, too slow to train in here."
-        return f"{tried}, {usual}; more were not tried, since {self.seconds:.0f} s were up: not trained in here."
+        return f"{tried}, {usual}; more were not tried, since this took {self.seconds:.0f} s: not trained in here."
 
 
 def try_step(
@@ -123,25 +123,27 @@ def try_step(
     The step itself is asked, forward, backward and optimizer: first with a sixteenth of the mini-batch (two images at
     least), then with twice as many, and so on. It ends when a part takes longer than three usual steps with the whole,
     since the whole can only take longer. So a format that multiplies fast, but needs a hundred times as long for a
-    convolution's backward, costs two steps of two images.
+    convolution's backward, costs two steps of two images, or a single one if that takes very long.
 
     Parameters
     ----------
     step : callable
-        Called with images and labels; it trains, twice with each part.
+        Called with images and labels; it trains, twice with each part, of which the faster one counts.
     batch : tuple of Tensor
         Images, shape (N, …), and labels, shape (N,), of the mini-batch to train with.
     usual_ms : float
-        Milliseconds of the usual step with this mini-batch, such as the one in float32.
+        Milliseconds of the usual step with this mini-batch, such as the one in float32; the lowest of a few.
     longest : float, optional
-        Seconds after which no further part is tried; by default ``longest_comparison`` of the preset.
+        Seconds that all of it may take, but for the first call; by default ``longest_comparison`` of the preset.
     """
     longest = config.preset().longest_comparison if longest is None else longest
     whole, begin = len(batch[0]), time.perf_counter()
-    images = affordable = min(max(whole // _FIRST_PART, 2), whole)
+    images, affordable = min(max(whole // _FIRST_PART, 2), whole), 0
     while True:
         part = [each[:images] for each in batch]
-        ms = min(measure.call_ms(lambda: step(*part), repeats=1, warmup=0) for _ in range(2))  # the machine may be busy
+        ms = measure.call_ms(lambda: step(*part), repeats=1, warmup=0)
+        if time.perf_counter() - begin + ms / 1e3 <= longest:  # the machine may be busy, and first calls are slow
+            ms = min(ms, measure.call_ms(lambda: step(*part), repeats=1, warmup=0))
         seconds = time.perf_counter() - begin
         if ms <= _TOO_SLOW * usual_ms:
             affordable = images

@@ -124,7 +124,7 @@ def test_a_step_is_split_into_its_phases(clock):
 
     def batches():
         for number in range(9):
-            clock.sleep(60 if number < 2 else 0.020)  # the first two are the warm-up
+            clock.sleep(3 if number < 2 else 0.020)  # the first two are the warm-up
             yield Late(clock, 0.003), torch.zeros(4, dtype=torch.long)
 
     phases = measure.phases(batches(), model, optimizer, steps=5)
@@ -344,10 +344,13 @@ def test_a_forgotten_file_is_read_from_the_disk_and_then_from_memory(tmp_path):
     path = tmp_path / "below" / "file"
     path.parent.mkdir()
     path.write_bytes(os.urandom(8_000_000))
-    if not measure.read_from_disk_mb(path.read_bytes) == 0 or not disk.forget(tmp_path):
-        pytest.skip("no page cache to forget")
-    assert measure.read_from_disk_mb(path.read_bytes) == pytest.approx(8, rel=0.05)
-    assert measure.read_from_disk_mb(path.read_bytes) == 0
+    from_memory = measure.read_from_disk_mb(path.read_bytes)
+    disk.forget(tmp_path)
+    from_disk = measure.read_from_disk_mb(path.read_bytes)
+    if from_memory == from_disk == 0:
+        pytest.skip(f"{tmp_path} is not on a disk: `--basetemp=FOLDER` names another")
+    assert from_disk == pytest.approx(8, rel=0.05)
+    assert min(from_memory, measure.read_from_disk_mb(path.read_bytes)) < 1  # unless memory is needed for something else
 
 
 def test_where_files_cannot_be_forgotten_that_is_said(tmp_path, monkeypatch):
@@ -391,3 +394,11 @@ def test_what_the_library_does_inside_a_convolution_is_counted(capfd):
 
 def test_a_function_without_convolutions_asks_nothing_of_the_library():
     assert measure.onednn(lambda: None).empty
+
+
+def test_without_onednn_nothing_is_counted(monkeypatch):
+    called = []
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mkldnn, "verbose", None)
+    assert measure.onednn(lambda: called.append(1)).empty
+    assert called == [1]

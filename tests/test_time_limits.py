@@ -66,6 +66,35 @@ def test_slow_calls_are_repeated_less_often(clock, share, calls):
     assert measure.each_call_ms(lambda: clock.sleep(seconds)) == pytest.approx([1e3 * seconds] * calls)
 
 
+def test_what_is_done_to_slow_items_is_timed_with_the_first_of_them(clock):
+    seen = []
+
+    def read(item):
+        seen.append(item)
+        clock.sleep(config.preset().longest_run / 2.5)
+
+    assert measure.stages({"read": read}, range(100)) == pytest.approx({"read": 1e6 * config.preset().longest_run / 2.5})
+    assert seen == [0, 1, 2] * 2
+
+
+def test_the_warm_up_of_slow_loading_and_phases_ends_early_too(clock):
+    class Slow(list):
+        num_workers, prefetch_factor = 4, 25
+
+        def __iter__(self):
+            for number in range(1000):
+                clock.sleep(1)
+                seen.append(number)
+                yield BATCH
+
+    seen, model = [], nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10))
+    assert measure.warmup_steps(Slow()) == 102
+    measure.loading(Slow(), seconds=4)
+    assert len(seen) == 4 + 4
+    measure.phases(Slow(), model, torch.optim.SGD(model.parameters(), lr=0.1), 20)
+    assert len(seen) == 8 + 1 + 2  # a second is longer than a run may be
+
+
 def test_phases_of_slow_steps_are_means_over_those_that_were_taken(clock):
     class Slow(nn.Linear):
         def forward(self, images):
@@ -83,17 +112,17 @@ def test_a_step_that_is_fast_enough_is_tried_with_all_images(clock):
     assert sorted(set(seen)) == [2, 4, 8, 16, 32]
     assert (trial.images, trial.affordable, trial.fast_enough, trial.faster) == (32, 32, True, True)
     assert trial.ratio == pytest.approx(0.004 * 32 / 0.150)
-    assert str(trial) == "a step of 32 images takes 128 ms, 0.85 times as long as in float32."
+    assert str(trial) == "a step of 32 images takes 128 ms, 0.85 times as long as the usual one."
 
 
 def test_a_step_that_takes_140_times_as_long_is_given_up_after_two_images(clock):
     seen = []
     trial = precision.try_step(step_of(clock, 140 * 0.150 / 32, seen), BATCH, usual_ms=150)
     assert seen == [2, 2] and clock.now < 3  # seconds; a step with all images would take 21
-    assert (trial.images, trial.affordable, trial.fast_enough) == (2, 2, False)
+    assert (trial.images, trial.affordable, trial.fast_enough) == (2, 0, False)
     assert str(trial) == (
-        "a step of 2 of the 32 images takes 1,312 ms, all of them in float32 150 ms: over 3 times as long, too slow to "
-        "train in here."
+        "a step of 2 of the 32 images takes 1,312 ms, the usual one of all of them 150 ms: over 3 times as long, too "
+        "slow to train in here."
     )
 
 
@@ -110,10 +139,10 @@ def test_a_step_of_all_images_that_is_just_too_slow_says_so(clock):
 
 @pytest.mark.parametrize("times", [0.5, 1, 2.9, 8, 140, 10_000])
 @pytest.mark.parametrize("usual", [0.01, 0.15, 3, 60])
-def test_to_find_out_takes_no_longer_than_said_but_for_the_first_part(clock, times, usual):
+def test_to_find_out_takes_no_longer_than_said_but_for_the_first_call(clock, times, usual):
     trial = precision.try_step(step_of(clock, times * usual / 32, []), BATCH, usual_ms=1e3 * usual, longest=8)
-    first_part = 2 * 2 * times * usual / 32
-    assert clock.now <= max(8, first_part)
+    first_call = 2 * times * usual / 32
+    assert clock.now <= max(8, first_call)
     assert trial.seconds == clock.now
 
 
@@ -122,8 +151,8 @@ def test_a_machine_so_busy_that_the_time_is_up_is_not_trained_on_in_this_format(
     assert (trial.images, trial.affordable, trial.fast_enough) == (16, 16, False)
     assert trial.ratio < 1 and not trial.faster  # half the images in less time say nothing
     assert str(trial) == (
-        "a step of 16 of the 32 images takes 1,500 ms, all of them in float32 3,000 ms; more were not tried, since 6 s "
-        "were up: not trained in here."
+        "a step of 16 of the 32 images takes 1,500 ms, the usual one of all of them 3,000 ms; more were not tried, since "
+        "this took 6 s: not trained in here."
     )
 
 

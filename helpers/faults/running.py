@@ -102,7 +102,8 @@ def run(function: Callable, path: Path, *arguments: object) -> object:
     try:
         if not ours.poll(LIMIT):
             raise ScriptNeverEnds(
-                f"{path}: expected its steps within {LIMIT:.0f} s, and stopped it then. Is there a loop without an end?"
+                f"{path}: expected its steps within {LIMIT:.0f} s, and stopped it then. Is there a loop without an "
+                "end, or is this machine very busy?"
             )
         kind, reply = ours.recv()
         process.join(_GRACE)
