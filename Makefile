@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 FIRST := notebooks/00-start-here.ipynb
 
-# One process a core, four at most; a notebook's tests stay together, and so does a file's.
+# A process a core and one more, four at most; a notebook's tests stay together, and so does a file's.
 SIDE_BY_SIDE := -n auto --maxprocesses 4
 
 # Many container images forbid Python to keep compiled modules: then every process would compile torch anew, for seconds.

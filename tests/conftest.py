@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-# Before anything reads them: tests are those of a reader without settings, and what runs side by side has a core each
+# Before anything reads them: tests are those of a reader without settings, and what runs side by side has a thread each
 # (threads on all cores would wait for each other).
 SETTINGS = ("COURSE_", "CIFAR10_", "JUPYTER", "IPYTHON", "PYTEST_ADDOPTS", "PYTHONSAFEPATH", "PYTHONWARNINGS", "MAKE")
 SETTINGS += ("PYTHONDONTWRITEBYTECODE",)  # with it, every process compiles torch anew, for seconds
@@ -26,7 +26,6 @@ from helpers import cifar10, config  # noqa: E402
 
 # Real CIFAR-10 images that may lie beside the project; they are no part of it.
 REAL_IMAGES = config.PROJECT.parent / "shared" / "data" / "cifar-10-python-subset.tar.gz"
-SOURCES = ["real", "drawn"]
 
 
 NOTEBOOKS = sorted((config.PROJECT / "notebooks").glob("[0-9][0-9]-*.ipynb"))
@@ -54,7 +53,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.notebooks)
             item.add_marker(pytest.mark.timeout(1200))
     # What takes longest begins first: at the end, no process then waits long for another
-    items.sort(key=lambda item: "executed" not in getattr(item, "fixturenames", ()))
+    longest = ("notebooks", "browser", "processes")
+    ranks = {}
+    for item in items:
+        rank = next((rank for rank, name in enumerate(longest) if item.get_closest_marker(name)), len(longest))
+        ranks[item.path] = min(rank, ranks.get(item.path, rank))
+    items.sort(key=lambda item: ranks[item.path])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -71,6 +75,11 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFileOrNotebook(config, log)
 
 
+def pytest_xdist_auto_num_workers():
+    """With ``-n auto`` a process a core and one more: much of what is tested waits, for steps that take a fixed time."""
+    return config.cores() + 1
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_jupyter(tmp_path_factory):
     """No settings, extensions or kernels of the user's own."""
@@ -79,20 +88,6 @@ def own_jupyter(tmp_path_factory):
         for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
             patch.setenv(name, str(folder / name.lower()))
         yield
-
-
-@pytest.fixture(scope="session", params=SOURCES)
-def source(request):
-    """Where images come from: "real", if there are such, and "drawn"."""
-    if request.param == "real" and not REAL_IMAGES.exists():
-        pytest.skip(f"no real images at {REAL_IMAGES}")
-    return request.param
-
-
-@pytest.fixture(scope="session")
-def images(source, tmp_path_factory):
-    """Environment variables for a folder with prepared images."""
-    return prepared(tmp_path_factory, REAL_IMAGES if source == "real" else None)
 
 
 @pytest.fixture(scope="session")
@@ -145,12 +140,11 @@ def hub(tmp_path_factory):
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    for _ in range(600):
-        found = list(folder.glob("jpserver-*.json"))
-        if found and (text := found[0].read_text()):
-            break
+    text = ""
+    while not text:
         assert process.poll() is None, (folder / "log").read_text()
         time.sleep(0.1)
+        text = "".join(path.read_text() for path in folder.glob("jpserver-*.json"))
     yield f"http://127.0.0.1:{json.loads(text)['port']}"
     process.terminate()
     process.wait(120)
@@ -171,7 +165,7 @@ def environment(data: Path, runs: Path) -> dict[str, str]:
 def nbval(notebooks: list[Path], environment: dict[str, str], *options: str) -> subprocess.CompletedProcess:
     """Execute notebooks of a folder by nbval in the running interpreter; compare the outputs marked so."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300"]
+        [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=900"]
         + ["-p", "patient_nbval", "-p", "no:cacheprovider", f"--rootdir={notebooks[0].parent}", *options]
         + list(map(str, notebooks)),
         env=environment | {"PYTHONPATH": str(Path(__file__).parent)},

@@ -39,15 +39,13 @@ def patience(monkeypatch):
 
 
 @needs_fork
-@pytest.mark.parametrize("again", range(3))
-def test_a_zip_archive_opened_before_the_fork_gives_one_worker_the_others_bytes(packs, again):
+def test_a_zip_archive_opened_before_the_fork_gives_one_worker_the_others_bytes(packs):
     error = accidents.load_with_two_workers(accidents.ZipOpenedTooEarly(packs / "zip" / "shard-000000.zip"))
     assert "BadZipFile" in error
 
 
 @needs_fork
-@pytest.mark.parametrize("again", range(3))
-def test_an_hdf5_file_opened_before_the_fork_gives_wrong_images_and_no_error(packs, images, again):
+def test_an_hdf5_file_opened_before_the_fork_gives_wrong_images_and_no_error(packs, images):
     loaded = accidents.load_with_two_workers(accidents.Hdf5OpenedTooEarly(packs / "hdf5" / "data.h5"))
     assert loaded.shape == images[:4].shape
     assert not (loaded == images[:4]).all()  # one worker's first image at least; what follows is left to chance

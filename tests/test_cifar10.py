@@ -538,7 +538,7 @@ def no_archive_named_from_outside(monkeypatch):
 def real_archive():
     path = PROJECT.parent / "shared/data/cifar-10-python-subset.tar.gz"
     if not path.exists():
-        pytest.skip(f"{path.name} is not there")
+        pytest.skip(f"no real images: put an archive of some batches of CIFAR-10 at {path}")
     return path
 
 

@@ -647,10 +647,10 @@ def test_loading_in_the_loop_itself_is_found(clock):
 @pytest.mark.processes
 @pytest.mark.parametrize(("workers", "name"), [(0, "loading in the loop itself"), (1, "too few workers")])
 def test_loading_that_takes_long_by_the_clock_on_the_wall_is_found(quick, workers, name):
-    found = watched(datasets.SleepDataset(1000, 0.025), batch_size=2, step_ms=1, num_workers=workers)
+    found = watched(datasets.SleepDataset(1000, 0.1), batch_size=2, step_ms=1, steps=4, num_workers=workers)
     assert found.verdict == "loading"
     assert name in names(found)
-    assert found.step_ms >= 25
+    assert found.step_ms >= 100
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

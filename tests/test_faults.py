@@ -307,6 +307,7 @@ def test_the_pipeline_of_a_script_that_is_wrong_is_refused_by_name(changed):
         running.pipeline(changed(("    torch.manual_seed(SEED)\n", "    1 / 0\n")))
 
 
+@pytest.mark.slow
 def test_the_script_trains_when_it_is_run_by_hand(changed):
     path = changed()
     process = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True)

@@ -106,6 +106,7 @@ def test_killed_in_the_middle_there_is_everything_or_nothing_and_the_next_run_su
             time.sleep(0.002)
         process.kill()
         process.join()
+        assert process.exitcode not in (0, 1)  # it was killed
         assert prepare(data_dir, drawn=60).images == 60
         assert {path.name for path in data_dir.iterdir()} == {".preparing.lock", "photos-drawn-60"}
 
