@@ -65,7 +65,7 @@ def test_a_subset_says_so(tmp_path, archive):
     assert (prepared.train_images, prepared.test_images, prepared.classes) == (40, 10, cifar10.CLASSES)
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_all_60000_images_are_cifar10(tmp_path):
     write_archive(tmp_path / "all.tar", train=[10_000] * 5, test=10_000)
     assert cifar10._read_archive(tmp_path / "all.tar").source == "CIFAR-10"

@@ -135,6 +135,7 @@ def test_a_fault_changes_nothing_that_is_learned(fault, right, tmp_path, images)
     assert losses(wrong) == pytest.approx(right, rel=0, abs=grading.TOLERANCE)
 
 
+@pytest.mark.slow
 def test_a_script_runs_with_spawned_workers_as_on_macos_and_windows(changed, right, monkeypatch):
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "spawn")
     one = changed(("num_workers=min(4, os.cpu_count())", "num_workers=1"))  # each takes seconds to import what it needs
@@ -167,6 +168,7 @@ def test_another_training_is_refused_however_fast_it_is(changed, images):
     assert re.match(r"Not the same training: in step \d of 8 the loss is", str(grade))
 
 
+@pytest.mark.slow
 def test_a_mended_script_is_the_same_training_and_is_timed_beside_both(changed, images):
     grade = grading.grade(changed(), 0, images)
     assert grade.same_training

@@ -66,7 +66,7 @@ def test_png_files_are_as_large_as_those_of_cifar10(what, tolerance, png_sizes):
     assert found == pytest.approx(REAL_SIZES[what], rel=tolerance)
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_a_small_network_learns_from_the_first_2560_images():
     torch = pytest.importorskip("torch")
     from helpers import models

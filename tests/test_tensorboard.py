@@ -247,7 +247,7 @@ IN_A_NOTEBOOK = {
 }
 
 
-@pytest.mark.parametrize("way", IN_A_NOTEBOOK)
+@pytest.mark.parametrize("way", [pytest.param("Python", marks=pytest.mark.slow), "magic"])
 def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir, way):
     show = IN_A_NOTEBOOK[way].format(logdir=str(logdir))
     cell = nbformat.v4.new_code_cell(f"{show}\nprint(tensorboard._shown.url)")

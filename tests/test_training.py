@@ -226,7 +226,7 @@ def test_each_block_of_resnet_begins_as_the_identity():
     assert torch.equal(block(features), features)
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_resnet_is_one_graph_to_the_compiler(batch):
     torch._dynamo.reset()
     explained = torch._dynamo.explain(models.resnet50(64))(batch[0])

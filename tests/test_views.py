@@ -181,7 +181,7 @@ def open_tab(chromium, url, look="light"):
     return Tab(context.new_page()).open(url)
 
 
-@pytest.fixture(scope="module", params=["light", "dark"])
+@pytest.fixture(scope="module", params=["light", pytest.param("dark", marks=pytest.mark.slow)])
 def tab(request, chromium, server):
     opened = open_tab(chromium, server.link, request.param)
     opened.look = request.param
@@ -333,6 +333,7 @@ def test_a_viewer_that_does_not_load_says_what_to_do(light):
     light.page.unroute("**/perfetto/index.html")
 
 
+@pytest.mark.slow
 def test_the_trace_view_works_through_the_hubs_proxy(chromium, server, hub, monkeypatch):
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
     tab = open_tab(chromium, hub + server.link)
