@@ -462,8 +462,8 @@ def system_calls(function: Callable[[], object]) -> pd.Series:
         their name. Otherwise ``"psutil"``: ``read`` and ``write`` alone, together of all threads (Linux, Windows); or
         nothing (macOS).
     """
-    if counted := _by_strace(function):
-        return pd.Series(counted, name="strace")
+    if (counted := _by_strace(function)) is not None:
+        return pd.Series(counted, name="strace", dtype=int)
     process = psutil.Process()
     if not hasattr(process, "io_counters"):
         function()

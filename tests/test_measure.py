@@ -331,6 +331,13 @@ def test_system_calls_are_counted(counter, tmp_path, monkeypatch):
         assert not {"kill", "wait4"} & set(calls.index)
 
 
+def test_a_function_that_asks_nothing_of_the_system_is_called_once_too():
+    called = []
+    for _ in range(10):  # most of these make no system call, some one or two
+        measure.system_calls(lambda: called.append(1))
+    assert len(called) == 10
+
+
 def test_where_nothing_counts_there_is_nothing_counted(monkeypatch):
     monkeypatch.setattr(measure.shutil, "which", lambda name: None)
     monkeypatch.delattr(measure.psutil.Process, "io_counters", raising=False)
