@@ -75,6 +75,7 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFileOrNotebook(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """With ``-n auto`` a process a core and one more: much of what is tested waits, for steps that take a fixed time."""
     return config.cores() + 1
