@@ -128,7 +128,7 @@ def try_step(
     Parameters
     ----------
     step : callable
-        Called with images and labels; it trains, twice with each part, of which the faster one counts.
+        Called with images and labels; it trains. What decides is called twice, and the faster one counts.
     batch : tuple of Tensor
         Images, shape (N, …), and labels, shape (N,), of the mini-batch to train with.
     usual_ms : float
@@ -142,7 +142,8 @@ def try_step(
     while True:
         part = [each[:images] for each in batch]
         ms = measure.call_ms(lambda: step(*part), repeats=1, warmup=0)
-        if time.perf_counter() - begin + ms / 1e3 <= longest:  # the machine may be busy, and first calls are slow
+        decides = images == whole or ms > _TOO_SLOW * usual_ms
+        if decides and time.perf_counter() - begin + ms / 1e3 <= longest:  # it may be busy here, and first calls are slow
             ms = min(ms, measure.call_ms(lambda: step(*part), repeats=1, warmup=0))
         seconds = time.perf_counter() - begin
         if ms <= _TOO_SLOW * usual_ms:

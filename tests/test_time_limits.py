@@ -152,7 +152,7 @@ def test_a_machine_so_busy_that_the_time_is_up_is_not_trained_on_in_this_format(
     assert trial.ratio < 1 and not trial.faster  # half the images in less time say nothing
     assert str(trial) == (
         "a step of 16 of the 32 images takes 1,500 ms, the usual one of all of them 3,000 ms; more were not tried, since "
-        "this took 6 s: not trained in here."
+        "this took 3 s: not trained in here."
     )
 
 
