@@ -76,6 +76,8 @@ class Trial:
         Images in the largest mini-batch that was tried, and in the one to train with.
     ms, usual_ms : float
         Milliseconds of a step with so many images, and of a usual step with all of them.
+    baseline : str
+        What the usual step computes in.
     affordable : int
         Images in the largest mini-batch whose step took at most three times as long as a usual step with all of them;
         0 if none did.
@@ -87,6 +89,7 @@ class Trial:
     of: int
     ms: float
     usual_ms: float
+    baseline: str
     affordable: int
     seconds: float
 
@@ -106,17 +109,22 @@ class Trial:
         return self.images == self.of and self.ratio < 1
 
     def __str__(self) -> str:
-        if self.fast_enough:
-            return f"a step of {self.of} images takes {self.ms:,.0f} ms, {self.ratio:.2f} times as long as the usual one."
-        tried = f"a step of {self.images} of the {self.of} images takes {self.ms:,.0f} ms"
-        usual = f"the usual one of all of them {self.usual_ms:,.0f} ms"
+        if self.images == self.of:
+            found = f"a step of {self.of} images takes {self.ms:,.0f} ms, {self.ratio:.2f} times as long as in {self.baseline}"
+            return f"{found}." if self.fast_enough else f"{found}: too slow to train in here."
+        found = f"a step of {self.images} of the {self.of} images takes {self.ms:,.0f} ms, all of them in {self.baseline} "
+        found += f"{self.usual_ms:,.0f} ms"
         if self.ratio > _TOO_SLOW:
-            return f"{tried}, {usual}: over {_TOO_SLOW:g} times as long, too slow to train in here."
-        return f"{tried}, {usual}; more were not tried, since this took {self.seconds:.0f} s: not trained in here."
+            return f"{found}: over {_TOO_SLOW:g} times as long, too slow to train in here."
+        return f"{found}; to find that out took {self.seconds:.0f} s, so more were not tried: not trained in here."
 
 
 def try_step(
-    step: Callable[[torch.Tensor, torch.Tensor], object], batch: tuple, usual_ms: float, longest: float | None = None
+    step: Callable[[torch.Tensor, torch.Tensor], object],
+    batch: tuple,
+    usual_ms: float,
+    baseline: str = "float32",
+    longest: float | None = None,
 ) -> Trial:
     """Find out whether a training step is fast enough, in a time that is bounded however slow it is.
 
@@ -132,7 +140,9 @@ def try_step(
     batch : tuple of Tensor
         Images, shape (N, …), and labels, shape (N,), of the mini-batch to train with.
     usual_ms : float
-        Milliseconds of the usual step with this mini-batch, such as the one in float32; the lowest of a few.
+        Milliseconds of the usual step with this mini-batch, the lowest of a few.
+    baseline : str
+        What the usual step computes in, for what is printed.
     longest : float, optional
         Seconds that all of it may take, but for the first call; by default ``longest_comparison`` of the preset.
     """
@@ -143,7 +153,7 @@ def try_step(
         part = [each[:images] for each in batch]
         ms = measure.call_ms(lambda: step(*part), repeats=1, warmup=0)
         decides = images == whole or ms > _TOO_SLOW * usual_ms
-        if decides and time.perf_counter() - begin + ms / 1e3 <= longest:  # it may be busy here, and first calls are slow
+        if decides and time.perf_counter() - begin + ms / 1e3 <= longest:  # the machine may be busy, the first call slow
             ms = min(ms, measure.call_ms(lambda: step(*part), repeats=1, warmup=0))
         seconds = time.perf_counter() - begin
         if ms <= _TOO_SLOW * usual_ms:
@@ -153,7 +163,7 @@ def try_step(
         if images == whole or seconds + 2 * 2 * ms / 1e3 > longest:  # two calls with twice the images
             break
         images = min(2 * images, whole)
-    return Trial(images, whole, ms, usual_ms, affordable, seconds)
+    return Trial(images, whole, ms, usual_ms, baseline, affordable, seconds)
 
 
 def operator_types(call: Callable[[], object]) -> pd.DataFrame:

@@ -89,7 +89,8 @@ def resnet() -> Group:
     # Only where it is fast enough to be timed, and from there on only where it costs less than it gains
     batch, mixed = next(iter(loader)), Rung("10 mixed precision", loader, step(autocast=torch.bfloat16), rungs[-1].name)
     usual_ms = min(measure.each_call_ms(lambda: rungs[-1].step(*batch), repeats=3))
-    trial = precision.try_step(mixed.step, batch, usual_ms)
+    baseline = "TF32" if torch.cuda.is_tf32_supported() else "float32"
+    trial = precision.try_step(mixed.step, batch, usual_ms, baseline)
     left_out = () if trial.fast_enough else (f"{mixed.name}: {trial}",)
     best = mixed if trial.faster else rungs[-1]
     if trial.fast_enough:

@@ -61,7 +61,10 @@ def test_the_notebook_adds_its_rungs_to_the_scoreboard_with_their_provenance(exe
     number = executed.notebook.stem[:2]
     results = [json.loads(line) for line in (executed.runs / "scoreboard.jsonl").read_text().splitlines()]
     own = [result for result in results if result["rung"][:2] == number]
-    assert bool(own) == executed.calls("scoreboard.add")
+    expected = executed.calls("scoreboard.add")
+    if number == "10":  # where bfloat16 is too slow to train in, there is no trace of it with all images, and no rung
+        expected = (executed.runs / "10-mixed-precision" / "bfloat16").exists()
+    assert bool(own) == expected
     for result in own:
         assert result["preset"] == "ci"
         assert "images" in result["data"] or "CIFAR-10" in result["data"]

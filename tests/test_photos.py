@@ -1,10 +1,11 @@
 """Photos in class folders: the reader's own, or drawn once for all processes, whole or not at all."""
 
+import itertools
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -95,18 +96,29 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [".preparing.lock"]
 
 
+def prepare_and_die(data_dir, number):
+    """Prepare 60 photos, and be killed when so many have been opened to write them."""
+    opened = itertools.count()
+
+    def count(event, arguments):
+        path = str(arguments[0]) if event == "open" else ""
+        if path.startswith(str(data_dir)) and path.endswith(".jpg") and next(opened) == number:
+            os.kill(os.getpid(), 9)
+
+    sys.addaudithook(count)
+    prepare(data_dir, drawn=60)
+
+
 @pytest.mark.slow
 def test_killed_in_the_middle_there_is_everything_or_nothing_and_the_next_run_succeeds(tmp_path):
     context = multiprocessing.get_context("spawn")
-    for photos_drawn in (1, 20, 45):
-        data_dir = tmp_path / str(photos_drawn)
-        process = context.Process(target=prepare, args=(data_dir,), kwargs={"drawn": 60})
+    for number in (0, 20, 59):
+        data_dir = tmp_path / str(number)
+        process = context.Process(target=prepare_and_die, args=(data_dir, number))
         process.start()
-        while len(list(data_dir.glob("*.preparing-*/*/*.jpg"))) < photos_drawn and process.is_alive():
-            time.sleep(0.002)
-        process.kill()
         process.join()
         assert process.exitcode not in (0, 1)  # it was killed
+        assert list(data_dir.glob("*.preparing-*"))
         assert prepare(data_dir, drawn=60).images == 60
         assert {path.name for path in data_dir.iterdir()} == {".preparing.lock", "photos-drawn-60"}
 
