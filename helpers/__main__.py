@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from helpers import preflight
+    from helpers.lessons import preflight
 
     report = preflight.check()
     print(report)
@@ -75,7 +75,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from helpers import cifar10, packs, photos
+    from helpers.data import cifar10, photos
+    from helpers.loading import packs
 
     images = cifar10.prepare()
     packs.prepare(images)
@@ -87,7 +88,8 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from helpers import cifar10, execute
+    from helpers.data import cifar10
+    from helpers.lessons import execute
 
     data = cifar10.prepare()
     took = execute.run()
@@ -99,15 +101,15 @@ def _run(options: argparse.Namespace) -> int:
 def _record(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from helpers import record, rungs
+    from helpers.results import recording, rungs
 
-    left_out = record.record(rungs.GROUPS, Path(options.out))
+    left_out = recording.record(rungs.GROUPS, Path(options.out))
     print((Path(options.out) / "README.md").read_text(encoding="utf-8"))
     return 1 if left_out else 0
 
 
 def _ladder(options: argparse.Namespace) -> int:
-    from helpers import scoreboard
+    from helpers.results import scoreboard
 
     print(scoreboard.ladder_text())
     return 0
@@ -141,15 +143,16 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 
 def _exercise(options: argparse.Namespace) -> int:
-    from helpers import cifar10, faults
+    from helpers.data import cifar10
+    from helpers.lessons import faults
 
     faults.write(options.out, faults.draw(options.seed), cifar10.prepare().train)
     return 0
 
 
 def _grade(options: argparse.Namespace) -> int:
-    from helpers import cifar10
-    from helpers.faults import grading
+    from helpers.data import cifar10
+    from helpers.lessons.faults import grading
 
     grade = grading.grade(options.path, options.seed, cifar10.prepare().train)
     print(grade)

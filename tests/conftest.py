@@ -22,7 +22,8 @@ for name in list(os.environ):
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
-from helpers import cifar10, config  # noqa: E402
+from helpers import config
+from helpers.data import cifar10  # noqa: E402
 
 # Real CIFAR-10 images that may lie beside the project; they are no part of it.
 REAL_IMAGES = config.PROJECT.parent / "shared" / "data" / "cifar-10-python-subset.tar.gz"
@@ -167,7 +168,7 @@ def nbval(notebooks: list[Path], environment: dict[str, str], *options: str) -> 
     """Execute notebooks of a folder by nbval in the running interpreter; compare the outputs marked so."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=900"]
-        + ["-p", "patient_nbval", "-p", "no:cacheprovider", f"--rootdir={notebooks[0].parent}", *options]
+        + ["-p", "support.patient_nbval", "-p", "no:cacheprovider", f"--rootdir={notebooks[0].parent}", *options]
         + list(map(str, notebooks)),
         env=environment | {"PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,

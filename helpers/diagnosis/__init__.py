@@ -52,7 +52,7 @@ def diagnose(loader: Iterable, step: Callable, *, steps: int = 20) -> Diagnosis:
         A DataLoader; of another iterable, which yields mini-batches again and again, no items are loaded.
     step : callable
         One training step. It is called as ``step(*batch)`` if the mini-batch is a tuple or a list, as with images and
-        labels, and as ``step(batch)`` if it is anything else, such as a dict; see `training.call`.
+        labels, and as ``step(batch)`` if it is anything else, such as a dict; see `timing.call`.
     steps : int
         Steps to time.
 
@@ -60,7 +60,7 @@ def diagnose(loader: Iterable, step: Callable, *, steps: int = 20) -> Diagnosis:
     ------
     watching.LoaderFailed, watching.StepFailed
         If the loader or the step raises an error; the first holds the traceback of the worker that raised it.
-    training.WorkerDied
+    timing.WorkerDied
         If a worker is killed or exits.
     watching.TooFewBatches
         If the loader yields no mini-batches, or no more when it is started again.

@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from helpers import training
+from helpers import timing
 
 SECONDS = 1.0  # of loading with the stopwatch; then as many items again with cProfile
 LEAST_ITEMS = 2
@@ -122,8 +122,8 @@ class _Source:
         iterable = isinstance(self.dataset, IterableDataset)
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self.batch = 1 if loader.batch_size is None else loader.batch_size
-        self.items = training.endless(self.dataset) if iterable else None
-        self.indices = training.endless(sampler)
+        self.items = timing.endless(self.dataset) if iterable else None
+        self.indices = timing.endless(sampler)
         if not iterable and loader.batch_sampler is not None:
             self.batch = len(next(self.indices))
         self.together = not iterable and loader.batch_sampler is not None and hasattr(self.dataset, "__getitems__")

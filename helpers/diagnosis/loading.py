@@ -155,12 +155,12 @@ def _in_spite(loading: Loading) -> Finding:
 _PARTS = {
     "decoding": (
         "decoding at every read",
-        "preprocess.resize_ahead(folder, out, size)  # smaller images; or npy.pack(…), decoded ones",
+        "resizing.resize_ahead(folder, out, size)  # smaller images; or npy.pack(…), decoded ones",
         "05-preprocess-ahead",
     ),
     "resizing": (
         "resizing at every read",
-        "preprocess.resize_ahead(folder, out, size)  # once; then read from out",
+        "resizing.resize_ahead(folder, out, size)  # once; then read from out",
         "05-preprocess-ahead",
     ),
     "transforming": (
@@ -201,7 +201,7 @@ def _work(loading: Loading) -> Iterator[Finding]:
             "many small files" if small else "slow reading", "loading", gain,
             f"{percent(share)} of the {milliseconds(items.ms)} that an item takes goes to opening and reading; each "
             f"opens {files}{size}.",
-            "npy.pack(images, labels, path)  # one file (helpers.formats); or a copy on a disk of this machine",
+            "npy.pack(images, labels, path)  # one file (helpers.loading.formats); or a copy on a disk of this machine",
             "06-packed-formats",
         )  # fmt: skip
 

@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from helpers import measure, profiling, training
+from helpers import timing
+from helpers.timing import profiling
 
 RUN = "diagnosis"  # the folder of the profile, below COURSE_RUNS
 PROFILED = 8  # steps; or as many as there are workers, of which one may make every n-th step wait
@@ -62,7 +63,7 @@ class Watched:
     profile: Path
 
 
-def watch(loader: Iterable, step: training.Step, steps: int) -> Watched:
+def watch(loader: Iterable, step: timing.Step, steps: int) -> Watched:
     """Run the loop: a warm-up and `steps` steps with the stopwatch, then a warm-up and a few with the profiler.
 
     No worker of the loader is left when it returns or raises.
@@ -70,13 +71,13 @@ def watch(loader: Iterable, step: training.Step, steps: int) -> Watched:
     Raises
     ------
     LoaderFailed, StepFailed, TooFewBatches, ProfilerRunning
-    training.WorkerDied
+    timing.WorkerDied
         If a worker is killed or exits.
     """
     if torch.autograd._profiler_enabled():
         raise ProfilerRunning("A profiler is running here already. Leave its `with` block, and call diagnose then.")
     epochs, active = _Epochs(loader), max(PROFILED, getattr(loader, "num_workers", 0))
-    count = steps + 1 + active + 2 * measure.warmup_steps(loader)
+    count = steps + 1 + active + 2 * timing.warmup_steps(loader)
     with tqdm(total=count, desc="diagnosing", unit="step", file=sys.stdout, delay=10, mininterval=1) as bar:
         call = _Call(step, bar)
         timed = _time(epochs, call, steps)
@@ -87,16 +88,16 @@ def watch(loader: Iterable, step: training.Step, steps: int) -> Watched:
 def _time(epochs: _Epochs, call: _Call, steps: int) -> tuple[float, float, float]:
     """Return the mean duration of a step, and of its waiting the mean and the median, in ms."""
     rows = []
-    with training.batches(epochs) as batches:
-        for _ in range(measure.warmup_steps(epochs)):
-            training.call(call, next(batches))
+    with timing.batches(epochs) as batches:
+        for _ in range(timing.warmup_steps(epochs)):
+            timing.call(call, next(batches))
         _synchronize()
         now = time.perf_counter()
         for number in range(steps):
             start, begun = now, len(epochs.starts)
             batch = next(batches)
             waited = time.perf_counter() - start
-            training.call(call, batch)
+            timing.call(call, batch)
             del batch  # to free a mini-batch of photos takes a millisecond, which is no waiting
             if number == steps - 1:
                 _synchronize()
@@ -145,7 +146,7 @@ class _Epochs:
 
 
 class _Epoch:
-    """One pass over a loader, of which `training.batches` can see and end the workers as of the loader's own."""
+    """One pass over a loader, of which `timing.batches` can see and end the workers as of the loader's own."""
 
     def __init__(self, epochs: _Epochs):
         self.epochs, self.count, self.begin, self.iterator = epochs, 0, time.perf_counter(), None
@@ -187,7 +188,7 @@ class _Epoch:
 class _Call:
     """Calls the step, and names what it raises."""
 
-    step: training.Step
+    step: timing.Step
     bar: tqdm  # moves on once a second at most: under 1 µs a step otherwise
 
     def __call__(self, *batch: object) -> None:

@@ -15,7 +15,6 @@ from importlib import metadata
 from helpers.tensorboard import data, pages, perfetto
 from helpers.traces import tensor_cores
 
-
 CORRECTED_VERSION = "0.4.3"
 
 

@@ -6,7 +6,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from helpers import cifar10, config
+from helpers import config
+from helpers.data import cifar10
 
 COUNTS = (50_000, 10_000)
 

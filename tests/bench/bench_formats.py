@@ -21,9 +21,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from helpers import cifar10, config, datasets, formats, synthetic
-from helpers.formats import parquet
-from helpers.formats.sampling import ShuffledBatches
+from helpers import config
+from helpers.data import cifar10, synthetic
+from helpers.loading import datasets, formats
+from helpers.loading.formats import parquet
+from helpers.loading.formats.sampling import ShuffledBatches
 from tests.bench import peers, timing
 from tests.bench.timing import BATCH, Variant
 

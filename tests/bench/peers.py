@@ -25,7 +25,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from helpers import cifar10, datasets, formats
+from helpers.data import cifar10
+from helpers.loading import datasets, formats
 from tests.bench.timing import BATCH, Variant, failure
 
 # Without the override, the clouds' clients that come along (boto3, oci) take python-dateutil back to 2, and `streaming`,

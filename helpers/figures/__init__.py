@@ -1,0 +1,34 @@
+"""Every figure of the course, by subject. Each function returns a `Picture`: shown in a notebook it is an image with an
+alternative text for those who cannot see it.
+"""
+
+from helpers.figures.drawing import Picture
+from helpers.figures.ladders import ladder, reference
+from helpers.figures.loaders import access, image_grid, item_timeline, memory, monitored
+from helpers.figures.networks import curves, gradients, memory_formats, number_formats, roofline
+from helpers.figures.profiles import accelerator, breakdown, kernels, memory_curves, utilization_and_efficiency
+from helpers.figures.timings import comparison, phases, two_clocks
+
+__all__ = [
+    "Picture",
+    "accelerator",
+    "access",
+    "breakdown",
+    "comparison",
+    "curves",
+    "gradients",
+    "image_grid",
+    "item_timeline",
+    "kernels",
+    "ladder",
+    "memory",
+    "memory_curves",
+    "memory_formats",
+    "monitored",
+    "number_formats",
+    "phases",
+    "reference",
+    "roofline",
+    "two_clocks",
+    "utilization_and_efficiency",
+]

@@ -1,0 +1,77 @@
+"""Figures of the ladder."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from helpers.figures.drawing import BLACK, NEUTRAL, Picture, foot, quiet
+from helpers.results import scoreboard
+
+if TYPE_CHECKING:
+    pass
+
+
+def ladder(table: pd.DataFrame | None = None) -> Picture:
+    """Draw the ladder so far: a bar a rung, with the share of its time spent waiting, and the ratio to the rung before.
+
+    A rung without a ratio is the first of what cannot be compared with the rungs before, such as another network. It
+    begins a panel of its own, with its own scale.
+
+    Parameters
+    ----------
+    table : DataFrame, optional
+        As `scoreboard.ladder` returns it, which is also the default.
+    """
+    table = scoreboard.ladder() if table is None else table
+    parts = [part for _, part in table.groupby(table.ratio.isna().cumsum())] or [table]
+    figure = Figure(figsize=(8, 0.5 * len(table) + 0.6 * len(parts) + 0.9), layout="constrained")
+    panels = figure.subplots(len(parts), 1, height_ratios=[len(part) + 0.3 for part in parts], squeeze=False)[:, 0]
+    for axes, part in zip(panels, parts, strict=True):
+        _rungs(axes, part)
+        if len(parts) > 1:
+            axes.set_title(f"a step: {part.step.iat[0]}", fontsize=10, loc="left")
+    panels[-1].set_xlabel("throughput in images per second" + "; each panel has its own scale" * (len(parts) > 1))
+    foot(figure, "\n".join(scoreboard.provenance(table)))
+    words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples())
+    return Picture(figure, f"Bars of images per second, one a rung. {words}.")
+
+
+def reference(rung: str) -> Picture:
+    """Draw a rung on this machine beside the recorded ones: a bar a machine.
+
+    Parameters
+    ----------
+    rung : str
+        How its name begins, such as ``"08"``.
+    """
+    found = scoreboard.references(rung)
+    fields = [field.name for field in dataclasses.fields(scoreboard.Result)]
+    table = pd.DataFrame(map(asdict, found.values()), columns=fields).assign(rung=list(found))
+    figure = Figure(figsize=(8, 0.5 * len(table) + 1.3), layout="constrained")
+    axes = figure.subplots()
+    _rungs(axes, table)
+    axes.set(xlabel="throughput in images per second", title=f"rung {rung}")
+    lines = [f"{name}: {result.device}, {result.step}, {result.data}" for name, result in found.items()]
+    foot(figure, "\n".join(lines))
+    words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f}" for row in table.itertuples())
+    return Picture(figure, f"Bars of images per second, one a machine. {words}. {'; '.join(lines)}.")
+
+
+def _rungs(axes: Axes, table: pd.DataFrame) -> None:
+    axes.barh(table.rung, table.images_per_second, color=NEUTRAL, height=0.6)
+    for row, result in enumerate(table.itertuples()):
+        ratio = scoreboard.ratio_text(result).split(" ")[0]
+        text = f" {result.images_per_second:,.0f}/s, {result.loading_share:.0%} waiting{', ' * bool(ratio)}{ratio}"
+        axes.text(result.highest, row, text, va="center", fontsize=9)
+    errors = [table.images_per_second - table.lowest, table.highest - table.images_per_second]
+    axes.errorbar(table.images_per_second, table.rung, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set(xlim=(0, table.highest.max() * 1.5 if len(table) else 1))
+    axes.invert_yaxis()
+    quiet(axes, "x")

@@ -1,0 +1,106 @@
+"""Figures of what the stopwatch measured."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from helpers import timing
+from helpers.figures.drawing import BLACK, COLOURS, NEUTRAL, Picture, foot, quiet
+
+if TYPE_CHECKING:
+    pass
+
+
+def comparison(result: timing.Comparison, source: str) -> Picture:
+    """Draw the throughput of variants timed in turn: a bar for the median, a dot for every round."""
+    figure = Figure(figsize=(7, 0.55 * len(result.names) + 1.3), layout="constrained")
+    axes = figure.subplots()
+    medians = [statistics.median(result.throughputs(name)) for name in result.names]
+    axes.barh(result.names, medians, color=NEUTRAL, height=0.6)
+    for row, name in enumerate(result.names):
+        axes.plot(result.throughputs(name), [row] * len(result.throughputs(name)), "o", color=BLACK, markersize=4)
+    axes.set(xlabel="throughput in images per second (bar: median, dots: rounds)")
+    axes.set_yticks(range(len(result.names)), [textwrap.fill(name, 28) for name in result.names])
+    axes.xaxis.set_major_locator(MaxNLocator(6))  # more labels of millions would overlap
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.invert_yaxis()
+    quiet(axes, "x")
+    foot(figure, source)
+    words = ", ".join(f"{name} {median:,.0f}" for name, median in zip(result.names, medians, strict=True))
+    return Picture(figure, f"Bars of median images per second: {words}. {source}.")
+
+
+def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
+    """Draw, for each loader, the two clocks as they were expected to run, and below them the loop as it was measured.
+
+    Parameters
+    ----------
+    results : mapping of str to TwoClocks
+        One a loader, by its name.
+    source : str
+    """
+    figure = Figure(figsize=(8, 0.85 * len(results) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    for place, clocks in enumerate(results.values()):
+        start = 0 if clocks.workers else clocks.predicted_ms - clocks.compute_ms
+        rounds = [run.step_ms for run in clocks.loop]
+        bars = {
+            "loading alone": (place - 0.27, clocks.loading_ms, 0, COLOURS["loading"]),
+            "compute alone": (place, clocks.compute_ms, start, COLOURS["compute"]),
+            "the loop, measured": (place + 0.27, clocks.loop_ms, 0, NEUTRAL),
+        }
+        for name, (y, width, left, colour) in bars.items():
+            axes.barh(y, width, left=left, height=0.24, color=colour, label=name if place == 0 else None)
+        axes.plot(rounds, [place + 0.27] * len(rounds), "o", color=BLACK, markersize=3)
+        axes.plot([clocks.predicted_ms] * 2, [place - 0.4, place + 0.42], color=BLACK, linestyle="--", linewidth=1.2)
+        end = max(clocks.predicted_ms, *rounds)
+        axes.text(end, place + 0.27, f"  {clocks.error:+.0%}", va="center", fontsize=9)
+    axes.plot([], [], color=BLACK, linestyle="--", linewidth=1.2, label="predicted")
+    axes.set(xlabel="time per mini-batch in ms (dots: rounds; on the right: how far off the prediction is)")
+    axes.set_yticks(range(len(results)), list(results))
+    axes.margins(x=0.1)
+    axes.set_xlim(left=0)
+    axes.invert_yaxis()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    quiet(axes, "x")
+    foot(figure, source)
+    words = "; ".join(
+        f"{name}: loading {clocks.loading_ms:.1f} ms, compute {clocks.compute_ms:.1f} ms, predicted "
+        f"{clocks.predicted_ms:.1f} ms, measured {clocks.loop_ms:.1f} ms ({clocks.error:+.0%})"
+        for name, clocks in results.items()
+    )
+    return Picture(figure, f"For each loader bars of the two clocks and of the loop. {words}. {source}.")
+
+
+def phases(table: pd.DataFrame, source: str) -> Picture:
+    """Draw the phases of a step, for one image of its mini-batch, or of loading: a stacked horizontal bar a row.
+
+    Parameters
+    ----------
+    table : DataFrame
+        A row a setting, named by the index; a column a phase, in µs per image.
+    source : str
+    """
+    figure = Figure(figsize=(8, 0.32 * len(table) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    left = np.zeros(len(table))
+    for name in table.columns:
+        axes.barh(table.index, table[name], left=left, color=COLOURS[name], label=name)
+        left += table[name].to_numpy()
+    axes.set(xlabel="time per image in µs")
+    axes.invert_yaxis()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
+    quiet(axes, "x")
+    foot(figure, source)
+    words = "; ".join(
+        f"{row}: " + ", ".join(f"{name} {value:.0f}" for name, value in values.items()) for row, values in table.iterrows()
+    )
+    return Picture(figure, f"Stacked bars of microseconds per image. {words}. {source}.")

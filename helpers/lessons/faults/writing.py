@@ -1,0 +1,72 @@
+"""Writes the script of an exercise, and keeps what its reader makes of it, step by step."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from helpers.lessons.faults.catalogue import Fault, text
+
+
+class NotAFile(IsADirectoryError):
+    """Where a script should be written there is a folder."""
+
+
+def write(path: Path, faults: Sequence[Fault], images: Path) -> Path:
+    """Write a script with these faults, unless there is one that has been edited; print which, and return its path.
+
+    Parameters
+    ----------
+    path : Path
+    faults : sequence of Fault
+        None for the script as it should be.
+    images : Path
+        Folder of the training images, as `cifar10.Prepared.train` names it.
+
+    Raises
+    ------
+    NotAFile
+        If `path` is a folder.
+    """
+    path, script = Path(path).resolve(), text(faults, images).encode()
+    if path.is_dir():
+        raise NotAFile(f"Expected the name of a script to write, such as {path / 'train.py'}, and found the folder {path}.")
+    if path.exists() and path.read_bytes() != script:
+        print(f"{path} is not as it was drawn, and stays as it is. Delete it to begin anew.")
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}")
+    aside.write_bytes(script)
+    aside.replace(path)
+    print(f"Wrote {path}.")
+    return path
+
+
+def keep(path: Path, name: str) -> dict[str, Path]:
+    """Copy a script as it is now into the folder ``steps`` beside it, and return all copies, oldest first.
+
+    Parameters
+    ----------
+    path : Path
+    name : str
+        What has been done to it. A copy of that name is replaced.
+
+    Returns
+    -------
+    dict of str to Path
+        By their names, without characters that a file's name cannot have.
+    """
+    steps, name = path.parent / "steps", " ".join(re.sub(r"[^\w ,()-]", " ", name).split())
+    if not name:
+        raise ValueError("Expected a name for what you have mended, such as 'more workers', and found none.")
+    kept = _kept(steps, path.name)
+    copy = kept.get(name) or steps / f"{len(kept):02} {name}" / path.name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, copy)
+    return kept | {name: copy}
+
+
+def _kept(steps: Path, file: str) -> dict[str, Path]:
+    return {copy.parent.name.split(" ", 1)[1]: copy for copy in sorted(steps.glob(f"[0-9][0-9] */{file}"))}

@@ -1,0 +1,261 @@
+"""Map-style datasets over files. They live here, not in a notebook, so that spawned workers can import them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, get_worker_info
+from torchvision import io as torchvision_io
+
+from helpers import simulate
+from helpers.data import photos
+
+# What Pillow reports damage as, and, last, torchvision
+_DAMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, RuntimeError)
+
+
+class UnreadableImage(OSError):
+    """An image file is missing, damaged or no image."""
+
+
+class BadLabels(ValueError):
+    """``labels.csv`` and the images beside it do not fit together."""
+
+
+class PngDataset(Dataset):
+    """One PNG an image, opened and decoded whenever it is asked for: simple, and slow.
+
+    Parameters
+    ----------
+    folder : path
+        Holds the PNG files and ``labels.csv`` with the columns ``file`` and ``label``.
+    transform : callable, optional
+        Takes the decoded `PIL.Image.Image` (RGB); what it returns becomes the item's image.
+    storage : simulate.SlowStorage, optional
+        Reads the files late, as a slow disk would.
+
+    Raises
+    ------
+    BadLabels
+        If a label is missing or no number, or if the files in the folder are not those in the table.
+    """
+
+    def __init__(self, folder: str | Path, transform: Callable | None = None, storage=None):
+        self.folder = str(folder)
+        self.transform = transform
+        self.storage = storage
+        # Arrays, not lists of Python objects: workers share them with us for good (measured in notebook 03).
+        self.files, self.labels = _read_labels(Path(folder))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int):
+        path = os.path.join(self.folder, self.files[index].decode())
+        image = _decode(path, self.storage.read if self.storage else _read)
+        if self.transform:
+            image = self.transform(image)
+        return image, int(self.labels[index])
+
+
+class JpegDataset(Dataset):
+    """Images in class folders, opened and decoded whenever they are asked for, like torchvision's ImageFolder.
+
+    Whatever colours a file has (grey, palette, CMYK, transparent), its image is RGB.
+
+    Parameters
+    ----------
+    folder : path
+        Holds a folder of images for each class; see `photos.list_images`.
+    transform : callable, optional
+        Takes the decoded image, a `PIL.Image.Image` or, from the decoder ``"torchvision"``, a tensor; what it returns
+        becomes the item's image.
+    draft : int, optional
+        Let Pillow decode a JPEG at 1/2, 1/4 or 1/8 of its size, as long as the shorter side keeps this many pixels.
+        Cheaper, since a JPEG's 8 × 8 blocks are then never made whole; a photo too small for 1/2 is decoded whole.
+    decoder : {"pillow", "torchvision"}
+        Who decodes: Pillow, or torchvision into a uint8 tensor of shape (3, H, W). Both use libjpeg-turbo.
+        torchvision knows JPEG, PNG, WebP and GIF, and calls its decoders deprecated since 0.29 in favour of
+        TorchCodec's.
+
+    Raises
+    ------
+    photos.BadFolder
+        If there is no class folder, or no image in one of them.
+    """
+
+    def __init__(
+        self, folder: str | Path, transform: Callable | None = None, draft: int | None = None, decoder: str = "pillow"
+    ):
+        if decoder not in ("pillow", "torchvision") or (draft and decoder != "pillow"):
+            raise ValueError(f"Expected the decoder 'pillow' or, without draft, 'torchvision', not {decoder!r}.")
+        self.folder = str(folder)
+        self.transform = transform
+        self.draft = draft
+        self.decoder = decoder
+        # Arrays, not lists of Python objects: workers share them with us for good (measured in notebook 03).
+        self.classes, self.files, self.labels = photos.list_images(folder)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int):
+        image = decode(self.path(index), self.draft, self.decoder)
+        if self.transform:
+            image = self.transform(image)
+        return image, int(self.labels[index])
+
+    def path(self, index: int) -> Path:
+        """Return the path of an image."""
+        return Path(self.folder, os.fsdecode(self.files[index]))
+
+
+class OnSlowStorage(Dataset):
+    """Mini-batches of a packed dataset, as late as if its file lay on slow storage.
+
+    Images that lie side by side come with one request, all others with one each.
+
+    Parameters
+    ----------
+    dataset : formats.PackedDataset
+    storage : simulate.SlowStorage
+    image_bytes : float
+        What an image takes in the file.
+    """
+
+    def __init__(self, dataset: Dataset, storage, image_bytes: float):
+        self.dataset, self.storage, self.image_bytes = dataset, storage, image_bytes
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: Sequence[int]):
+        requests = 1 + np.count_nonzero(np.diff(np.sort(indices)) > 1)
+        seconds = self.storage.seconds(requests, len(indices) * self.image_bytes)
+        simulate.wait_until(time.perf_counter() + seconds)
+        return self.dataset.__getitems__(indices)
+
+
+class SleepDataset(Dataset):
+    """Items that take a known time and no processor: shows what the loader does, undisturbed by any work.
+
+    An item is a float64 tensor of shape (3,), with the number of the worker that made it (-1: no worker), its start
+    and its end, and then the item's index, in the place of a label. Times are seconds of ``time.monotonic()``, which
+    all processes of a machine share.
+
+    Parameters
+    ----------
+    count : int
+        Number of items.
+    seconds : float
+        Time that an item takes.
+    hiccup_every : int, optional
+        Every so many items, one takes longer.
+    hiccup_seconds : float
+        Time that such an item takes.
+    """
+
+    def __init__(self, count: int, seconds: float, hiccup_every: int | None = None, hiccup_seconds: float = 0.0):
+        self.count, self.seconds = count, seconds
+        self.hiccup_every, self.hiccup_seconds = hiccup_every, hiccup_seconds
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        worker = get_worker_info()
+        start = time.monotonic()
+        hiccup = self.hiccup_every and index % self.hiccup_every == self.hiccup_every - 1
+        time.sleep(self.hiccup_seconds if hiccup else self.seconds)
+        return torch.tensor([worker.id if worker else -1, start, time.monotonic()], dtype=torch.float64), index
+
+
+class FileNames(Dataset):
+    """Nothing but file names, read and given back: shows what workers do to the memory of a list.
+
+    Parameters
+    ----------
+    count : int
+        Number of names.
+    kind : {"list", "array"}
+        A Python list of strings, or one NumPy array of bytes.
+    """
+
+    def __init__(self, count: int, kind: str):
+        names = [f"train/{index:08d}.png" for index in range(count)]
+        self.names = {"list": lambda: names, "array": lambda: np.array(names, dtype="S")}[kind]()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> int:
+        return len(self.names[index])
+
+
+def decode(path: str | Path, draft: int | None = None, decoder: str = "pillow") -> Image.Image | torch.Tensor:
+    """Read and decode the image file `path` as RGB; parameters as those of `JpegDataset`.
+
+    Raises
+    ------
+    UnreadableImage
+        If the file is missing, damaged or no image. Damage that leaves a JPEG decodable is not found: it has no
+        checksum.
+    """
+    try:
+        content = _read(path)
+        if decoder == "torchvision":
+            data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            return torchvision_io.decode_image(data, mode="RGB")
+        image = Image.open(io.BytesIO(content))
+        if draft:
+            image.draft("RGB", (draft, draft))
+        return image.convert("RGB")
+    except _DAMAGE as error:
+        raise UnreadableImage(
+            f"{path}: expected a readable image, but: {error}. Remove the file, or put an intact one in its place."
+        ) from error
+
+
+def _read(path: str | Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _decode(path: str, read: Callable[[str], bytes]) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(read(path))).convert("RGB")
+    except _DAMAGE as error:
+        raise UnreadableImage(
+            f"{path}: expected a readable image, but: {error}. Delete the folder of prepared images and run "
+            "`python -m helpers prepare` to make it anew."
+        ) from error
+
+
+def _read_labels(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    table = folder / "labels.csv"
+    try:
+        with open(table, newline="") as file:
+            rows = {row["file"]: row["label"] for row in csv.DictReader(file)}
+    except FileNotFoundError:
+        raise BadLabels(f"{table}: no such file. Run `python -m helpers prepare` to make the images.") from None
+    except (KeyError, csv.Error, UnicodeDecodeError) as error:
+        raise BadLabels(f"{table}: expected a table with the columns file and label, but: {error!r}.") from error
+    if not rows:
+        raise BadLabels(f"{table}: expected a row for each image, found none.")
+    for name, label in rows.items():
+        if not (label or "").isdigit():
+            raise BadLabels(f"{table}: expected a class number for {name}, found {label!r}.")
+    images = {entry.name for entry in os.scandir(folder) if entry.name.endswith(".png")}
+    for name in sorted(images - rows.keys())[:1]:
+        raise BadLabels(f"{folder / name}: this image has no label in {table}.")
+    for name in sorted(rows.keys() - images)[:1]:
+        raise BadLabels(f"{folder / name}: no such image, but {table} has a label for it.")
+    return np.array(list(rows), dtype="S"), np.array([int(label) for label in rows.values()])

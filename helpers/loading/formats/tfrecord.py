@@ -1,0 +1,113 @@
+"""TFRecord, which TensorFlow and NVIDIA DALI read: records one after the other, each a ``tf.train.Example``.
+
+Its features: ``image`` (the pixels), ``shape`` (channels, height, width), and ``label``, a number; or ``label`` with
+the pixels of an image, and ``label_shape``. Each shard has an index beside it, ``shard-000000.tfrecord.idx``, as DALI
+wants it: a line with the begin and the length of each record.
+
+Written by hand: TensorFlow is 1 GB, and the package tfrecord only reads and writes from the front to the back. The
+format is a page: https://www.tensorflow.org/tutorials/load_data/tfrecord and
+https://protobuf.dev/programming-guides/encoding
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from helpers.loading.formats import indexed
+from helpers.loading.formats.writing import Samples, checksum
+
+
+def pack(
+    images: Iterable, labels: Iterable, path: str | Path, *, shard_bytes: int = 2**30, progress: bool = False
+) -> None:
+    """Pack images into TFRecord files, ``shard-000000.tfrecord`` and so on.
+
+    Parameters
+    ----------
+    images, labels, path, progress
+        As for `helpers.loading.formats.npy.pack`.
+    shard_bytes : int
+        A file with so many bytes gets no more images.
+
+    Raises
+    ------
+    PackExists, UnusableSamples
+        As there.
+    """
+    indexed.pack_shards("tfrecord", Samples(images, labels, path, progress), path, _Shard, shard_bytes)
+
+
+class PackedDataset(indexed.IndexedDataset):
+    __doc__ = indexed.IndexedDataset.__doc__
+    format = "tfrecord"
+
+
+class _Shard:
+    def __init__(self, folder: Path, number: int):
+        self.path = folder / f"shard-{number:06d}.tfrecord"
+        self._file = open(self.path, "wb", buffering=2**20)
+        self._index = open(f"{self.path}.idx", "w", newline="\n")
+
+    def add(self, index: int, image: np.ndarray, label: int | np.ndarray) -> tuple[int, ...]:
+        pair = isinstance(label, np.ndarray)
+        numbers = [("shape", image.shape), *([("label_shape", label.shape)] if pair else [("label", (label,))])]
+        # The pixels of the image end the record, those of the label end what comes before
+        features = b"".join(_feature(name, _int64_list(values)) for name, values in numbers)
+        features += _feature("label", _bytes_list(label)) if pair else b""
+        pixels = _feature("image", _bytes_list(image))
+        end = self._write(_field(1, features + pixels))
+        return (end - image.size, end - len(pixels) - label.size) if pair else (end - image.size,)
+
+    def _write(self, example: bytes) -> int:
+        """Write a record: length, its checksum, data, its checksum. Return where the data ends."""
+        start, length = self._file.tell(), struct.pack("<Q", len(example))
+        self._file.write(length + _masked_checksum(length) + example + _masked_checksum(example))
+        self._index.write(f"{start} {self._file.tell() - start}\n")
+        return self._file.tell() - 4
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        self._index.close()
+
+
+def _masked_checksum(data: bytes) -> bytes:
+    """CRC-32C turned by 15 bits plus a constant, as in TensorFlow's core/lib/hash/crc32c.h."""
+    crc = checksum(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+# tf.train.Example: a field 1, Features, with a field 1 for each Feature: its name is field 1, its values are field 2.
+# These are a field 1, BytesList, or a field 3, Int64List, whose own field 1 has the values.
+
+
+def _feature(name: str, values: bytes) -> bytes:
+    return _field(1, _field(1, name.encode()) + _field(2, values))
+
+
+def _bytes_list(pixels: np.ndarray) -> bytes:
+    return _field(1, _field(1, pixels.tobytes()))
+
+
+def _int64_list(numbers: Iterable[int]) -> bytes:
+    return _field(3, _field(1, b"".join(map(_varint, numbers))))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content  # 2: of a length that is told
+
+
+def _varint(number: int) -> bytes:
+    number &= 2**64 - 1  # negative numbers have all 64 bits
+    groups = bytearray()
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)

@@ -1,0 +1,79 @@
+"""Packs the course's images once, shared by a class, and loads mini-batches of bytes from the pack."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+from helpers import config, staging
+from helpers.data import cifar10
+from helpers.loading import datasets
+from helpers.loading.formats import npy, writing
+
+_BYTES_PER_IMAGE = 3_200  # 3,072 of pixels, its label, its share of the checksums
+_DIGEST = 12  # hexadecimal digits at the end of a pack's name, which tell what is in it
+
+
+def prepare(data: cifar10.Prepared) -> npy.PackedDataset:
+    """Return the training images as bytes in one file; the first call packs them, later ones only open the pack.
+
+    The pack lies beside the images, below ``COURSE_DATA``, and appears whole or not at all. Many processes may call
+    this at once: one packs, the others wait. If the images are others than before, they are packed anew.
+
+    Raises
+    ------
+    datasets.UnreadableImage
+        If an image is damaged.
+    staging.NotEnoughDisk
+        If the disk has no room.
+    """
+    source = data.train.parent
+    made_of = f"{(source / 'manifest.json').read_text()} version {writing.VERSION}"
+    digest = hashlib.sha256(made_of.encode()).hexdigest()[:_DIGEST]
+    folder = source.parent / "packs" / f"{source.name}-{digest}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with staging.only_one_process(folder.parent):
+            if not folder.exists():
+                _pack(data, folder)
+    return npy.PackedDataset(folder)
+
+
+def loader(images: npy.PackedDataset, batch: int) -> DataLoader:
+    """Return a loader of mini-batches in random order, the same for every new loader.
+
+    A last mini-batch that is not full is left out, so that all steps cost the same. There are no workers: to hand a
+    mini-batch over takes longer than to read it from a pack, about 2 ms against 0.1 ms for 128 images.
+
+    Returns
+    -------
+    DataLoader
+        Of images, uint8 of shape (batch, 3, 32, 32), and labels, int64 of shape (batch,); in pinned memory if there is
+        a GPU.
+    """
+    return DataLoader(
+        images,
+        batch,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=images.collate,
+        pin_memory=config.device().type == "cuda",
+        generator=torch.Generator().manual_seed(config.SEED),
+    )
+
+
+def _pack(data: cifar10.Prepared, folder: Path) -> None:
+    staging.check_free(folder.parent, data.train_images, _BYTES_PER_IMAGE)
+    images = datasets.PngDataset(data.train, v2.PILToTensor())
+    with staging.aside(folder) as aside:
+        pixels = (images[index][0] for index in range(len(images)))
+        npy.pack(pixels, images.labels.tolist(), aside / "images")
+        for outdated in folder.parent.glob(folder.name[:-_DIGEST] + "?" * _DIGEST):
+            shutil.rmtree(outdated, ignore_errors=True)
+        (aside / "images").rename(folder)
+    print(f"Packed {data.train_images:,} images into {folder}.", flush=True)

@@ -1,0 +1,113 @@
+"""Does ahead of time, once, what would otherwise be done to each image in every epoch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torchvision.transforms import v2
+from tqdm import tqdm
+
+from helpers import config, staging
+from helpers.data import photos
+from helpers.loading import datasets
+
+_MANIFEST = "resized.json"
+_BYTES_PER_COPY = 40_000  # most have less: 15 kB in the median for drawn photos and 256 pixels
+_LONGEST_SIDE = 65_500  # of a JPEG, in pixels: JPEG_MAX_DIMENSION in libjpeg
+
+
+@dataclass(frozen=True)
+class Resized:
+    """Resized copies of images in class folders.
+
+    Attributes
+    ----------
+    folder : Path
+        Has the same class folders and file names as the originals; files of another kind got ``.jpg`` added.
+    images : int
+        Number of images.
+    seconds : float
+        Wall-clock time that it took to make them.
+    bytes_before, bytes_after : int
+        Size of all originals, and of all copies.
+    """
+
+    folder: Path
+    images: int
+    seconds: float
+    bytes_before: int
+    bytes_after: int
+
+
+def resize_ahead(folder: str | Path, out: str | Path, size: int, progress: bool = True) -> Resized:
+    """Write a copy of each image with a shorter side of `size` pixels, as ``Resize(size)`` would make it.
+
+    The copies are JPEG files of quality `photos.QUALITY`. They appear whole or not at all, and replace those of an
+    earlier call. All cores take part.
+
+    Parameters
+    ----------
+    folder : path
+        Holds a folder of images for each class.
+    out : path
+        Where the copies go; its parent folders are made.
+    size : int
+        Pixels of the shorter side.
+    progress : bool
+        Show a progress bar.
+
+    Raises
+    ------
+    photos.BadFolder
+        If `folder` does not hold images in class folders.
+    datasets.UnreadableImage
+        If an image is damaged, or so long and narrow that no JPEG holds its copy.
+    FileExistsError
+        If `out` is there, but holds something else than resized copies.
+    staging.NotEnoughDisk
+        If the disk has no room.
+    """
+    images, out = datasets.JpegDataset(folder), Path(out)
+    if out.exists() and not (out / _MANIFEST).exists():
+        raise FileExistsError(f"{out}: expected a new folder, or one that an earlier call made; name another one.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging.check_free(out.parent, len(images), _BYTES_PER_COPY)
+    start, before, after = time.perf_counter(), 0, 0
+    with staging.only_one_process(out.parent), staging.aside(out) as aside:
+        write = partial(_write_copy, images, aside, v2.Resize(size))
+        # Threads: Pillow lets go of the interpreter while it decodes, resizes and encodes
+        with ThreadPoolExecutor(config.cores()) as threads:
+            sizes = threads.map(write, range(len(images)))
+            bar = tqdm(sizes, "resizing", len(images), unit="image", file=sys.stdout, disable=not progress)
+            for original, copy in bar:
+                before, after = before + original, after + copy
+        staging.write_durably(aside / _MANIFEST, json.dumps({"size": size, "images": len(images)}))
+        shutil.rmtree(out, ignore_errors=True)
+        aside.rename(out)
+    return Resized(out, len(images), time.perf_counter() - start, before, after)
+
+
+def _write_copy(images: datasets.JpegDataset, folder: Path, resize: v2.Resize, index: int) -> tuple[int, int]:
+    """Write the copy of one image below `folder`; return the bytes of the original and of the copy."""
+    original = images.path(index)
+    image, _ = images[index]
+    if max(image.size) * resize.size[0] > _LONGEST_SIDE * min(image.size):
+        raise datasets.UnreadableImage(
+            f"{original}: expected an image that fits a JPEG when its shorter side has {resize.size[0]} pixels, found "
+            f"one of {image.width} × {image.height}. Remove it."
+        )
+    copy = folder / _copy_name(original.relative_to(images.folder))
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    resize(image).save(copy, quality=photos.QUALITY)
+    return original.stat().st_size, copy.stat().st_size
+
+
+def _copy_name(name: Path) -> Path:
+    return name if name.suffix.lower() in (".jpg", ".jpeg") else name.with_name(f"{name.name}.jpg")

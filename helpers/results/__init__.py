@@ -1,0 +1,1 @@
+"""Results: the scoreboard, recorded references, and the rungs of the ladder."""

@@ -1,0 +1,291 @@
+"""One JSON line a result, with its provenance; the ladder so far."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+import statistics
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import pandas as pd
+import torch
+from filelock import FileLock
+
+from helpers import config, timing
+
+REFERENCE = config.PROJECT / "data" / "reference"
+"""Results of named machines, a folder each."""
+
+
+class DamagedScoreboard(ValueError):
+    """A line of the scoreboard is not a result."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One rung of the ladder, as measured by the stopwatch, and where the figures come from.
+
+    Attributes
+    ----------
+    rung : str
+        Number and name, such as ``"01 naive PNG files"``; rungs sort by it.
+    images_per_second, step_ms, loading_share : float
+        Median throughput, time of a step in milliseconds, share of it spent waiting for data (0 to 1).
+    lowest, highest : float
+        Spread of the throughput over the rounds.
+    ratio, ratio_lowest, ratio_highest : float or None
+        Throughput over that of the rung before, which was timed again, in turn with this one: median and spread of
+        the rounds. None for the first rung.
+    rounds, steps : int
+        Timed runs, and steps in each.
+    workers : int
+        Worker processes of the loader.
+    step : str
+        What a step is: the network and its device, or a pretend accelerator.
+    data : str
+        Source of the images.
+    device, cores, torch, preset, date
+        Machine and circumstances.
+    """
+
+    rung: str
+    images_per_second: float
+    lowest: float
+    highest: float
+    ratio: float | None
+    ratio_lowest: float | None
+    ratio_highest: float | None
+    step_ms: float
+    loading_share: float
+    rounds: int
+    steps: int
+    workers: int
+    step: str
+    data: str
+    device: str
+    cores: int
+    torch: str
+    preset: str
+    date: str
+
+
+def result(
+    rung: str,
+    comparison: timing.Comparison,
+    variant: str,
+    *,
+    control: str | None = None,
+    workers: int,
+    step: object,
+    data: str,
+) -> Result:
+    """Return `variant` of a `comparison` as a result of `rung`.
+
+    Parameters
+    ----------
+    rung : str
+    comparison : timing.Comparison
+    variant : str
+        Which of its variants.
+    control : str, optional
+        Which of its variants is the rung before; none for the first rung.
+    workers : int
+        Worker processes that its loader has.
+    step : object
+        Whose ``str()`` says what a step is.
+    data : str
+        Source of the images, as `cifar10.prepare` names it.
+    """
+    ratios = comparison.ratios(variant, to=control) if control else None
+    rates, median = comparison.throughputs(variant), comparison.median(variant)
+    return Result(
+        rung=rung,
+        images_per_second=statistics.median(rates),
+        lowest=min(rates),
+        highest=max(rates),
+        ratio=statistics.median(ratios) if ratios else None,
+        ratio_lowest=min(ratios) if ratios else None,
+        ratio_highest=max(ratios) if ratios else None,
+        step_ms=median.step_ms,
+        loading_share=median.loading_share,
+        rounds=len(rates),
+        steps=len(median.durations),
+        workers=workers,
+        step=str(step),
+        data=data,
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        cores=config.cores(),
+        torch=torch.__version__,
+        preset=config.preset().name,
+        date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+
+
+def add(rung: str, comparison: timing.Comparison, variant: str, **provenance) -> Result:
+    """Store a `result`, which takes the same arguments, as the latest of its rung, and return it."""
+    added = result(rung, comparison, variant, **provenance)
+    path = _path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"), open(path, "a") as file:
+        file.write(json.dumps(asdict(added)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return added
+
+
+def read(path: Path | None = None) -> list[Result]:
+    """Return all stored results, oldest first.
+
+    Parameters
+    ----------
+    path : Path, optional
+        Another scoreboard than this reader's own.
+
+    Raises
+    ------
+    DamagedScoreboard
+        If a line cannot be read; the error names the file and the line.
+    """
+    path = path or _path()
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    results = []
+    for number, line in enumerate(lines, 1):
+        try:
+            results.append(Result(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise DamagedScoreboard(
+                f"{path}, line {number}: expected a result with the fields "
+                f"{', '.join(field.name for field in fields(Result))}, but: {error}. Delete the line."
+            ) from error
+    return results
+
+
+def latest(rung: str) -> Result | None:
+    """Return the latest result of a rung whose name begins with `rung`, or None if there is none yet."""
+    return _latest(read(), rung)
+
+
+def references(rung: str) -> dict[str, Result]:
+    """Return the latest result of a rung on this machine, and on each machine of ``data/reference`` that has one.
+
+    If none has, that is printed.
+
+    Parameters
+    ----------
+    rung : str
+        How its name begins, such as ``"08"``.
+    """
+    boards = {"your machine": _path()} | {path.parent.name: path for path in sorted(REFERENCE.glob("*/scoreboard.jsonl"))}
+    found = {name: _latest(read(path), rung) for name, path in boards.items()}
+    found = {name: result for name, result in found.items() if result}
+    if not found.keys() - {"your machine"}:
+        print(f"No reference is recorded for rung {rung}: there is only your own machine to look at.")
+    return found
+
+
+def reference(rung: str) -> pd.DataFrame:
+    """Return `references` as a table: a row a machine, in words."""
+    rows = {
+        name: {
+            "images/s": f"{result.images_per_second:,.0f}",
+            "ms a step": f"{result.step_ms:.1f}",
+            "waiting for data": f"{result.loading_share:.0%}",
+            "ratio to the rung before (spread)": ratio_text(result) or "–",
+            "a step": result.step,
+            "torch": result.torch,
+        }
+        for name, result in references(rung).items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def borrow_traces(rung: str, run: str) -> dict[str, Path]:
+    """Put the traces that GPUs recorded of a rung beside your own, if you have no GPU: TensorBoard shows both.
+
+    Prints a line for each.
+
+    Parameters
+    ----------
+    rung : str
+        How its name begins, such as ``"08"``.
+    run : str
+        Folder below ``COURSE_RUNS`` with your own traces, such as ``"08-resnet50-baseline"``.
+
+    Returns
+    -------
+    dict of str to Path
+        The folder of each, by the name of the machine.
+    """
+    borrowed = {}
+    if torch.cuda.is_available():
+        return borrowed
+    for board in sorted(REFERENCE.glob("*/scoreboard.jsonl")):
+        result = _latest(read(board), rung)
+        if result and result.device != "CPU":
+            machine = board.parent
+            (trace,) = machine.glob(f"traces/{result.rung.replace(' ', '-')}/*.pt.trace.json.gz")
+            target = config.runs_dir() / run / machine.name
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copy(trace, target)
+            borrowed[machine.name] = target
+            print(f"The run {machine.name} beside yours was recorded on {result.device}.")
+    return borrowed
+
+
+def ladder(path: Path | None = None) -> pd.DataFrame:
+    """Return the latest result of each rung, in order: one row each, the fields of `Result` as columns.
+
+    Parameters
+    ----------
+    path : Path, optional
+        The scoreboard of a recording instead of this reader's own. A recording is in order as it is; notebooks may have
+        run in any order.
+    """
+    latest_of = {result.rung: result for result in read(path)}
+    rows = [asdict(latest_of[rung]) for rung in (latest_of if path else sorted(latest_of))]
+    return pd.DataFrame(rows, columns=[field.name for field in fields(Result)])
+
+
+def ladder_text() -> str:
+    """Return the ladder as lines of text, one a rung, with what it was measured on below."""
+    table = ladder()
+    if table.empty:
+        return f"No result yet in {_path()}: run a notebook that measures, such as 01."
+    width = max(map(len, table.rung))
+    lines = [f"{'':{width}}  images/s  ms a step  waiting for data  ratio to the rung before (spread)"]
+    for row in table.itertuples():
+        rung = f"{row.rung:{width}}  {row.images_per_second:8,.0f}  {row.step_ms:9.1f}"
+        lines.append(f"{rung}  {row.loading_share:16.0%}  {ratio_text(row) or '–'}")
+    return "\n".join([*lines, "", *provenance(table)])
+
+
+def ratio_text(result: Result) -> str:
+    """Return the ratio of a result to the rung before, with its spread; empty for a first rung."""
+    if pd.isna(result.ratio):
+        return ""
+    spread = f"{result.ratio:.2f}× ({result.ratio_lowest:.2f} to {result.ratio_highest:.2f})"
+    none = timing.no_effect(result.ratio_lowest, result.ratio_highest)
+    return f"{spread}: no measurable effect" if none else spread
+
+
+def provenance(table: pd.DataFrame) -> list[str]:
+    """Say in a line each, without repeats, what the results in `table` were measured on."""
+    lines = (
+        f"{row.device}, {row.step}, {row.data}, preset {row.preset}"
+        for row in table[["device", "step", "data", "preset"]].itertuples()
+    )
+    return list(dict.fromkeys(lines))
+
+
+def _latest(results: list[Result], rung: str) -> Result | None:
+    return next((result for result in reversed(results) if result.rung.startswith(rung)), None)
+
+
+def _path() -> Path:
+    return config.runs_dir() / "scoreboard.jsonl"

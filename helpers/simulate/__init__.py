@@ -1,0 +1,11 @@
+"""Dials that make the lessons visible on any machine: slow storage, and a simulated accelerator.
+
+None is a measurement of real hardware. Whatever uses one of them says so: in the notebook's text, in the figure, and in
+the scoreboard's line.
+"""
+
+from helpers.simulate.accelerator import PretendAccelerator
+from helpers.simulate.storage import SHARED_FILE_SYSTEM, SlowStorage
+from helpers.simulate.waiting import wait_until
+
+__all__ = ["SHARED_FILE_SYSTEM", "PretendAccelerator", "SlowStorage", "wait_until"]

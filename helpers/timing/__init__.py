@@ -1,0 +1,39 @@
+"""Times training loops: the stopwatch, interleaved comparison, two clocks, a monitor, and recording a profile.
+
+Works on any loader and any step; see `loop` for what they are.
+"""
+
+from helpers.timing.clocks import TwoClocks, two_clocks
+from helpers.timing.comparison import Comparison, in_turn, no_effect
+from helpers.timing.loaders import Step, WorkerDied, batch_size, batches, call, endless
+from helpers.timing.parts import phases, stages
+from helpers.timing.stopwatch import Timing, call_ms, each_call_ms, loading, loop, warmup_steps
+from helpers.timing.system import forget, onednn, read_from_disk_mb, system_calls, worker_growth_mb, worker_memory_mb
+
+__all__ = [
+    "Comparison",
+    "Step",
+    "Timing",
+    "TwoClocks",
+    "WorkerDied",
+    "batch_size",
+    "batches",
+    "call",
+    "call_ms",
+    "each_call_ms",
+    "endless",
+    "forget",
+    "in_turn",
+    "loading",
+    "loop",
+    "no_effect",
+    "onednn",
+    "phases",
+    "read_from_disk_mb",
+    "stages",
+    "system_calls",
+    "two_clocks",
+    "warmup_steps",
+    "worker_growth_mb",
+    "worker_memory_mb",
+]

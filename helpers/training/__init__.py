@@ -1,0 +1,23 @@
+"""Training: the step, its networks and workloads, number formats, compilation, and which limit a step meets."""
+
+from helpers.training.epochs import Epoch, evaluate, seed_everything, train_epoch
+from helpers.training.graphs import graphed
+from helpers.training.steps import OutOfMemory, TrainingStep, accelerator_step, device_of, new_accuracy, set_tf32
+from helpers.training.workloads import Workload, launch_bound_workload, resnet_workload
+
+__all__ = [
+    "Epoch",
+    "OutOfMemory",
+    "TrainingStep",
+    "Workload",
+    "accelerator_step",
+    "device_of",
+    "evaluate",
+    "graphed",
+    "launch_bound_workload",
+    "new_accuracy",
+    "resnet_workload",
+    "seed_everything",
+    "set_tf32",
+    "train_epoch",
+]

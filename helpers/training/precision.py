@@ -1,0 +1,263 @@
+"""Number formats: what fits into them, how fast training in them is here, which operators use them, what they lose."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from helpers import config, timing
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of floating-point numbers: a sign, an exponent and a mantissa, as IEEE 754 lays them out.
+
+    Attributes
+    ----------
+    name : str
+    exponent, mantissa : int
+        Bits of each; the sign has one.
+    """
+
+    name: str
+    exponent: int
+    mantissa: int
+
+    @property
+    def largest(self) -> float:
+        """Largest finite number; what is larger becomes infinite."""
+        return (2 - self.spacing) * 2.0 ** (2 ** (self.exponent - 1) - 1)
+
+    @property
+    def smallest_normal(self) -> float:
+        """Smallest number that has all bits of the mantissa; what is smaller loses them one by one."""
+        return 2.0 ** (2 - 2 ** (self.exponent - 1))
+
+    @property
+    def smallest(self) -> float:
+        """Smallest number above 0; what is at most half of it becomes 0."""
+        return self.smallest_normal * self.spacing
+
+    @property
+    def spacing(self) -> float:
+        """From 1 to the next larger number."""
+        return 2.0**-self.mantissa
+
+    @property
+    def range(self) -> tuple[float, float, float]:
+        """Smallest number above 0, smallest with full precision, largest."""
+        return self.smallest, self.smallest_normal, self.largest
+
+
+#: TF32 is no type of PyTorch: it is how Tensor Cores read a float32, in its place in memory.
+FORMATS = (Format("float32", 8, 23), Format("TF32", 8, 10), Format("bfloat16", 8, 7), Format("float16", 5, 10))
+FLOAT16 = FORMATS[-1]
+
+
+_TOO_SLOW = 3.0  # times as long as usual: then nobody trains that way
+_FIRST_PART = 16  # of a mini-batch, or two images: batch normalization needs more than one
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What `try_step` found.
+
+    Attributes
+    ----------
+    images, of : int
+        Images in the largest mini-batch that was tried, and in the one to train with.
+    ms, usual_ms : float
+        Milliseconds of a step with so many images, and of a usual step with all of them.
+    baseline : str
+        What the usual step computes in.
+    affordable : int
+        Images in the largest mini-batch whose step took at most three times as long as a usual step with all of them;
+        0 if none did.
+    seconds : float
+        How long it took to find out.
+    """
+
+    images: int
+    of: int
+    ms: float
+    usual_ms: float
+    baseline: str
+    affordable: int
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Times as long as a usual step; if not all images were tried, at least so many times."""
+        return self.ms / self.usual_ms
+
+    @property
+    def fast_enough(self) -> bool:
+        """Whether a step with all images was tried and takes at most three times as long as usual."""
+        return self.images == self.of and self.ratio <= _TOO_SLOW
+
+    @property
+    def faster(self) -> bool:
+        """Whether a step with all images was tried and takes less time than usual."""
+        return self.images == self.of and self.ratio < 1
+
+    def __str__(self) -> str:
+        if self.images == self.of:
+            found = f"a step of {self.of} images takes {self.ms:,.0f} ms, {self.ratio:.2f} times as long as in {self.baseline}"
+            return f"{found}." if self.fast_enough else f"{found}: too slow to train in here."
+        found = f"a step of {self.images} of the {self.of} images takes {self.ms:,.0f} ms, all of them in {self.baseline} "
+        found += f"{self.usual_ms:,.0f} ms"
+        if self.ratio > _TOO_SLOW:
+            return f"{found}: over {_TOO_SLOW:g} times as long, too slow to train in here."
+        return f"{found}; to find that out took {self.seconds:.0f} s, so more were not tried: not trained in here."
+
+
+def try_step(
+    step: Callable[[torch.Tensor, torch.Tensor], object],
+    batch: tuple,
+    usual_ms: float,
+    baseline: str = "float32",
+    longest: float | None = None,
+) -> Trial:
+    """Find out whether a training step is fast enough, in a time that is bounded however slow it is.
+
+    The step itself is asked, forward, backward and optimizer: first with a sixteenth of the mini-batch (two images at
+    least), then with twice as many, and so on. It ends when a part takes longer than three usual steps with the whole,
+    since the whole can only take longer. So a format that multiplies fast, but needs a hundred times as long for a
+    convolution's backward, costs two steps of two images, or a single one if that takes very long.
+
+    Parameters
+    ----------
+    step : callable
+        Called with images and labels; it trains. What decides is called twice, and the faster one counts.
+    batch : tuple of Tensor
+        Images, shape (N, …), and labels, shape (N,), of the mini-batch to train with.
+    usual_ms : float
+        Milliseconds of the usual step with this mini-batch, the lowest of a few.
+    baseline : str
+        What the usual step computes in, for what is printed.
+    longest : float, optional
+        Seconds that all of it may take, but for the first call; by default ``longest_comparison`` of the preset.
+    """
+    longest = config.preset().longest_comparison if longest is None else longest
+    whole, begin = len(batch[0]), time.perf_counter()
+    images, affordable = min(max(whole // _FIRST_PART, 2), whole), 0
+    while True:
+        part = [each[:images] for each in batch]
+        ms = timing.call_ms(lambda: step(*part), repeats=1, warmup=0)
+        decides = images == whole or ms > _TOO_SLOW * usual_ms
+        if decides and time.perf_counter() - begin + ms / 1e3 <= longest:  # the machine may be busy, the first call slow
+            ms = min(ms, timing.call_ms(lambda: step(*part), repeats=1, warmup=0))
+        seconds = time.perf_counter() - begin
+        if ms <= _TOO_SLOW * usual_ms:
+            affordable = images
+        else:
+            break
+        if images == whole or seconds + 2 * 2 * ms / 1e3 > longest:  # two calls with twice the images
+            break
+        images = min(2 * images, whole)
+    return Trial(images, whole, ms, usual_ms, baseline, affordable, seconds)
+
+
+def operator_types(call: Callable[[], object]) -> pd.DataFrame:
+    """Return which types the operators gave that `call` ran: a row an operator, a column a type, how often.
+
+    Forward and backward count, as far as `call` runs them. Operators that give no floating-point tensor are left out.
+    """
+    with _Types() as seen:
+        call()
+    table = pd.Series(seen.counts, dtype=int).rename_axis(["operator", "type"]).unstack(fill_value=0)
+    return table.loc[table.sum(axis="columns").sort_values(ascending=False, kind="stable").index]
+
+
+class _Types(TorchDispatchMode):
+    """Sees every operator after autograd and autocast have done their part."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        first = result[0] if isinstance(result, tuple | list) and result else result
+        if isinstance(first, torch.Tensor) and first.is_floating_point():
+            self.counts[operator.overloadpacket.__name__, str(first.dtype).removeprefix("torch.")] += 1
+        return result
+
+
+def gradients(model: nn.Module, loss: Callable[[], torch.Tensor], every: int = 7) -> dict[str, torch.Tensor]:
+    """Return gradients of a loss: those of the weights, and those that flow back from layer to layer.
+
+    The weights of `model` and their own gradients stay as they are.
+
+    Parameters
+    ----------
+    model : Module
+    loss : callable
+        Runs `model` forward and returns the loss, of shape ().
+    every : int
+        How many elements to go on for one to keep; a ResNet-50 has too many.
+
+    Returns
+    -------
+    dict of str to Tensor
+        ``"weights"`` and ``"activations"``, each float32, shape (elements,), on the CPU.
+    """
+    flowing = []
+    handles = _at_every_layer(model, lambda gradient: flowing.append(gradient.flatten()[::every].float().cpu()))
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        of_weights = torch.autograd.grad(loss(), weights)
+    finally:
+        _remove(handles)
+    of_weights = torch.cat([gradient.flatten()[::every].float().cpu() for gradient in of_weights])
+    return {"weights": of_weights, "activations": torch.cat(flowing)}
+
+
+def lost(gradients: torch.Tensor, scale: float, dtype: torch.dtype = torch.float16) -> tuple[float, float]:
+    """Return which shares of `gradients`, times `scale`, become 0 and infinite when rounded to `dtype`, each 0 to 1.
+
+    Gradients that are 0 already do not count.
+    """
+    rounded = (gradients[gradients != 0].double() * scale).to(dtype)
+    return (rounded == 0).double().mean().item(), rounded.isinf().double().mean().item()
+
+
+def round_layers(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
+    """From now on, round to `dtype` what each layer of `model` gives, and all gradients.
+
+    The layers go on computing as before, so this is what the *format* does to a training, on any device.
+
+    Returns
+    -------
+    list of RemovableHandle
+        ``handle.remove()`` ends it.
+    """
+    def rounded(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype).to(tensor.dtype)  # autograd sends the gradient the same way back
+
+    layers = [layer for layer in model.modules() if not list(layer.children())]
+    of_layers = [layer.register_forward_hook(lambda layer, inputs, output: rounded(output)) for layer in layers]
+    return [*of_layers, *(weight.register_hook(rounded) for weight in model.parameters())]
+
+
+def _at_every_layer(model: nn.Module, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> list[RemovableHandle]:
+    """Call `hook` with the gradient of what each layer of `model` gives, whenever it is computed."""
+
+    def watch(layer: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(hook)
+
+    return [layer.register_forward_hook(watch) for layer in model.modules() if not list(layer.children())]
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -1,0 +1,209 @@
+"""What this device can do at most, what a training step asks of it, and which limit the step meets.
+
+The roofline model (Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
+architectures", 2009): whoever does F operations on B bytes needs at least the longer of F / (peak operations a second)
+and B / (memory bandwidth).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from helpers import config, timing
+
+_FIRST_SHARE = 1 / 3  # of the step's time: a limit that accounts for less does not explain the step
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a device was measured to do at most.
+
+    Attributes
+    ----------
+    tflops : float
+        10¹² floating-point operations a second, in products of large matrices.
+    gb_per_second : float
+        10⁹ bytes a second, read and written, in a large copy.
+    """
+
+    tflops: float
+    gb_per_second: float
+
+    @property
+    def ridge(self) -> float:
+        """Operations a byte above which computing takes longer than the bytes do."""
+        return self.tflops * 1e3 / self.gb_per_second
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a training step asks for.
+
+    Attributes
+    ----------
+    flops : int
+        Floating-point operations in convolutions and matrix products, forward and backward; a multiplication with an
+        addition counts as two.
+    bytes : int
+        Read and written by all operators, if each reads its inputs from memory and writes its outputs to it.
+    """
+
+    flops: int
+    bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte."""
+        return self.flops / self.bytes
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A training step beside the limits of its device, all as measured.
+
+    Attributes
+    ----------
+    work : Work
+    limits : Limits
+    step_ms : float
+        Time of a step in milliseconds.
+    loading_share : float
+        Share of it in which the loop waited for its mini-batch, 0 to 1; `timing.Timing` has it.
+    kernel_share : float or None
+        Share of the time in which a kernel ran, 0 to 1, as ``utilization`` in `traces.accelerators`; None without a GPU.
+    """
+
+    work: Work
+    limits: Limits
+    step_ms: float
+    loading_share: float
+    kernel_share: float | None = None
+
+    @property
+    def tflops(self) -> float:
+        """What the step achieved, in 10¹² operations a second."""
+        return self.work.flops / self.step_ms / 1e9
+
+    @property
+    def share_of_peak(self) -> float:
+        """What it achieved over what the device does at most, 0 to 1."""
+        return self.tflops / self.limits.tflops
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the step's time that each limit accounts for, 0 to 1.
+
+        - ``compute``: the operations, at the peak
+        - ``memory``: the bytes, at the full bandwidth
+        - ``loading``: waiting for the mini-batch
+        - ``launches``: neither waiting for it nor running a kernel, on a GPU: its host was too slow
+
+        They need not sum to 1. The first two say how long the step must take at least; kernels that reach neither limit
+        take longer, and those that compute and move bytes at the same time count in both.
+        """
+        shares = {
+            "compute": self.share_of_peak,
+            "memory": self.work.bytes / self.limits.gb_per_second / 1e6 / self.step_ms,
+            "loading": self.loading_share,
+        }
+        if self.kernel_share is not None:
+            shares["launches"] = max(1 - self.kernel_share - self.loading_share, 0.0)
+        return shares
+
+    @property
+    def binds(self) -> str | None:
+        """The limit with the largest share; None if it is below a third, so that it explains too little of the time."""
+        first = max(self.shares, key=self.shares.get)
+        return first if self.shares[first] >= _FIRST_SHARE else None
+
+    def verdict(self) -> str:
+        """Say in one sentence what binds the step, and by which figures."""
+        figures = ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items())
+        if self.binds is None:
+            return (
+                f"Cannot tell what binds: no limit accounts for a third of the step ({figures}). Its operators reach "
+                "neither the peak nor the bandwidth; the trace shows which take the time."
+            )
+        verdict = f"What binds is {self.binds} ({figures} of the step's time)."
+        if self.share_of_peak <= 1:
+            return verdict
+        return (
+            f"{verdict} More than all of it: the device was busy with something else when its limits were measured, or a "
+            "library computes with fewer operations than were counted (Winograd's convolutions). Measure again."
+        )
+
+
+def limits(dtype: torch.dtype = torch.float32) -> Limits:
+    """Measure what this device can do at most, in about a second; see `matmul_tflops` and `bandwidth`."""
+    return Limits(matmul_tflops(dtype), bandwidth())
+
+
+def matmul_tflops(dtype: torch.dtype = torch.float32) -> float:
+    """Measure the product of two large square matrices, in 10¹² floating-point operations a second.
+
+    For float32 on a GPU it matters whether `training.set_tf32` is on. A product of n × n matrices takes 2 n³ operations:
+    as many multiplications as additions.
+    """
+    device = config.device()
+    n = 8192 if device.type == "cuda" else 1024  # 1.1 TFLOP or 2 GFLOP: some milliseconds
+    left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    return 2 * n**3 / _fastest(lambda: left @ right) / 1e12
+
+
+def bandwidth() -> float:
+    """Measure the memory's bandwidth by a large copy, in 10⁹ bytes a second, read and written.
+
+    256 MiB are more than the caches of most processors hold, and of all GPUs today. Where a processor reads what it is
+    about to overwrite, the memory does half as much again; that is not counted.
+    """
+    source = torch.zeros(256 * 2**20, dtype=torch.uint8, device=config.device())
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _fastest(lambda: target.copy_(source)) / 1e9
+
+
+def _fastest(function: Callable[[], object]) -> float:
+    """Seconds of the fastest of 20 calls: a limit is what the device does when nothing disturbs it."""
+    return min(timing.each_call_ms(function)) / 1e3
+
+
+def work_of(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) -> Work:
+    """Run `step` once, and count what it asks for; the optimizer, and the copy to the device, belong to it.
+
+    What `torch.compile` has fused, and CUDA graphs, cannot be counted: give the step before that. Whatever stays in a
+    cache is not moved after all, and what an operator reads twice is counted once, so the bytes are an estimate.
+
+    Parameters
+    ----------
+    step : callable
+        Called with images and labels; it trains as it always does.
+    images, labels : Tensor
+    """
+    moved = _Moved()
+    with moved, FlopCounterMode(display=False) as counted:
+        step(images, labels)
+    return Work(counted.get_total_flops(), moved.bytes)
+
+
+class _Moved(TorchDispatchMode):
+    """Sums the bytes of all tensors that go into operators and come out of them."""
+
+    # They make a tensor, or another view of one, and touch no element.
+    _TOUCH_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "detach"}
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        is_view = any(each.alias_info and not each.alias_info.is_write for each in operator._schema.returns)
+        if not is_view and operator._overloadpacket.__name__ not in self._TOUCH_NOTHING:
+            tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor)]
+            self.bytes += sum(each.nbytes for each in tensors)
+        return result

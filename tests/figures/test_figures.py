@@ -1,0 +1,244 @@
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+from PIL import Image
+from support import cuda_trace
+
+from helpers import figures, timing, traces
+from helpers.results import scoreboard
+from helpers.training import roofline
+
+SOURCE = "a pretend accelerator, drawn images"
+
+
+def steps(loading, step_time):
+    table = pd.DataFrame(0.0, index=pd.Index([5, 6], name="step"), columns=traces.CATEGORIES)
+    table["DataLoader"], table["CPU Exec"] = loading, step_time
+    return table
+
+
+def comparison():
+    def runs(*rates):
+        return tuple(timing.Timing(100, 100 / rate, (0.0,), (100 / rate,)) for rate in rates)
+
+    return timing.Comparison({"slow": runs(100, 120, 110), "fast": runs(300, 310, 320)})
+
+
+def clocks(workers):
+    def rounds(*milliseconds):
+        return tuple(timing.Timing(1, ms / 1e3, (0.0,), (ms / 1e3,)) for ms in milliseconds)
+
+    return timing.TwoClocks(rounds(30, 32), rounds(10, 10), rounds(44, 45), workers)
+
+
+def watched():
+    columns = ["core 0 in %", "core 1 in %", "workers, CPU in %", "GPU 0 in %", "read in MB/s", "workers, PSS in MB"]
+    table = pd.DataFrame(50.0, index=[99.9, 100.1, 100.2, 100.3, 101.0], columns=columns)
+    return table, timing.Timing(384, 0.35, (0.2, 0.02, 0.08), (0.21, 0.05, 0.09), begin=100.0)
+
+
+def board(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
+    scoreboard.add("03 more workers", comparison(), "fast", control="slow", workers=2, step="a step", data="CIFAR-10")
+    return scoreboard.ladder()
+
+
+def gpu(**renamed):
+    with tempfile.TemporaryDirectory() as folder:
+        content = json.dumps(cuda_trace.trace())
+        for old, new in renamed.items():
+            content = content.replace(getattr(cuda_trace, old), new)
+        path = Path(folder) / "trace.json"
+        path.write_text(content)
+        return traces.load(path)
+
+
+def placed(tflops=0.5, seconds_of_work=0.01):
+    work = roofline.Work(flops=round(seconds_of_work * tflops * 1e12), bytes=10**8)
+    return roofline.Placed(work, roofline.Limits(2.0, 100.0), step_ms=seconds_of_work * 1e3, loading_share=0.0)
+
+
+def formats():
+    image = torch.zeros(1, 3, 2, 4)
+    return {"contiguous": image, "channels_last": image.contiguous(memory_format=torch.channels_last)}
+
+
+def curve(*allocated):
+    return pd.DataFrame({"time": range(len(allocated)), "device": "CPU", "allocated": allocated})
+
+
+PICTURES = {
+    "image_grid": lambda: figures.image_grid(np.zeros((3, 32, 32, 3), np.uint8), [0, 1, 1], ["cat", "dog"], SOURCE),
+    "breakdown": lambda: figures.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
+    "comparison": lambda: figures.comparison(comparison(), SOURCE),
+    "two_clocks": lambda: figures.two_clocks({"no workers": clocks(0), "2 workers": clocks(2)}, SOURCE),
+    "monitored": lambda: figures.monitored(*watched(), SOURCE),
+    "access": lambda: figures.access(
+        pd.DataFrame({"by item": [1e4, 2e4], "cold": [5e3, np.nan]}, ["npy", "tar"]), {"PNG files": 3e3}, SOURCE
+    ),
+    "curves": lambda: figures.curves({"training": [2.3, 2.1, 1.9]}, SOURCE),
+    "item_timeline": lambda: figures.item_timeline({"1 worker": np.array([[0, 1.0, 1.5], [0, 1.5, 2.0]])}),
+    "phases": lambda: figures.phases(pd.DataFrame({"loading": [5.0], "forward": [7.0]}, ["batch 32"]), SOURCE),
+    "memory": lambda: figures.memory({"list": {1000: 1.0, 9000: 8.0}, "array": {1000: 0.0, 9000: 0.0}}),
+    "accelerator": lambda: figures.accelerator(gpu(), SOURCE),
+    "kernels": lambda: figures.kernels(traces.kernels(gpu()), SOURCE),
+    "roofline": lambda: figures.roofline({"float32": placed(), "TF32": placed(1.5)}, SOURCE),
+    "memory_formats": lambda: figures.memory_formats(formats()),
+    "number_formats": figures.number_formats,
+    "gradients": lambda: figures.gradients({"start": {"weights": 2.0 ** -torch.arange(30)}}, 2.0**16, SOURCE),
+    "memory_curves": lambda: figures.memory_curves({"one": curve(5.0, 90.0), "two": curve(40.0, 90.0)}, SOURCE),
+    "utilization": lambda: figures.utilization_and_efficiency([(0, 6, 0.1), (7, 9, 1.0)]),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_figure_is_a_png_with_something_on_it_and_words_for_it(name):
+    picture = PICTURES[name]()
+    pixels = np.asarray(Image.open(io.BytesIO(picture.png())).convert("RGB"))
+    assert (pixels != 255).any(axis=2).mean() > 0.01
+    assert len(picture.alt) > 40 and picture.alt.endswith(".")
+    for axes in picture.figure.axes:
+        panels = axes.get_shared_x_axes().get_siblings(axes)  # of panels one above the other the last one has the label
+        assert not (axes.axison and axes.get_ylabel()) or any(panel.get_xlabel() for panel in panels)
+
+
+def test_of_six_runs_every_one_has_a_curve_of_its_own():
+    lines = figures.curves({str(run): [2.3, run] for run in range(6)}, SOURCE).figure.axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 6
+
+
+OF_MEASUREMENTS = ["image_grid", "breakdown", "comparison", "two_clocks", "monitored", "access", "curves", "phases", "accelerator", "kernels"]
+
+
+@pytest.mark.parametrize("name", [*OF_MEASUREMENTS, "roofline", "gradients", "memory_curves"])
+def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_words(name):
+    picture = PICTURES[name]()
+    titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
+    assert SOURCE in titles and SOURCE in picture.alt
+
+
+def test_the_bars_of_a_step_are_as_high_as_its_parts():
+    axes = figures.breakdown({"one": steps(8000, 5000)}, SOURCE).figure.axes[0]
+    tops = [bar.get_y() + bar.get_height() for bar in axes.patches]
+    assert sorted(set(tops)) in ([5.0, 13.0], [8.0, 13.0])
+
+
+def test_a_category_has_the_same_colour_in_every_figure():
+    one = figures.breakdown({"x": steps(1, 1)}, SOURCE).figure.axes[0].patches[0].get_facecolor()
+    two = figures.breakdown({"x": steps(1, 0)}, SOURCE).figure.axes[0].patches[0].get_facecolor()
+    assert one == two
+
+
+def test_each_lane_of_an_accelerator_tells_how_busy_it_is():
+    picture = figures.accelerator(gpu(), SOURCE)
+    assert "GPU 0, stream 7: kernels 48%, GPU 0, stream 20: communication 10%" in picture.alt
+    (kernels,) = [bars for bars in picture.figure.axes[0].collections if bars.get_label() == "GPU 0, stream 7: kernels"]
+    assert sum(path.get_extents().width for path in kernels.get_paths()) == pytest.approx(3 * 0.480)
+
+
+def test_kernels_on_tensor_cores_have_a_colour_of_their_own():
+    bars = figures.kernels(traces.kernels(gpu()), SOURCE).figure.axes[0].patches
+    assert [bar.get_facecolor() for bar in bars].count(bars[0].get_facecolor()) == 1
+    assert bars[0].get_width() == pytest.approx(0.6)
+
+
+def test_a_kernels_name_is_drawn_as_it_is_and_no_formula():
+    figures.kernels(traces.kernels(gpu(TRITON=r"$\\frac{$\u001b[2J")), SOURCE).png()
+
+
+def test_without_kernels_there_is_no_accelerator_to_draw(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [each for each in cuda_trace.events() if each.get("cat") != "kernel"]}))
+    with pytest.raises(traces.NoAccelerator):
+        figures.accelerator(path, SOURCE)
+
+
+def test_the_ladder_shows_throughput_waiting_and_ratio(tmp_path, monkeypatch):
+    picture = figures.ladder(board(tmp_path, monkeypatch))
+    (words,) = [text.get_text() for text in picture.figure.axes[0].texts]
+    assert words.strip() == "310/s, 0% waiting, 2.91×"
+    assert "a step, CIFAR-10, preset" in picture.figure.get_supxlabel().replace("\n", " ")
+
+
+def test_a_rung_that_cannot_be_compared_begins_a_panel_of_its_own(tmp_path, monkeypatch):
+    board(tmp_path, monkeypatch)
+    for rung, control in (("08 ResNet-50", None), ("09 channels_last", "slow")):
+        scoreboard.add(rung, comparison(), "fast", control=control, workers=0, step="ResNet-50", data="CIFAR-10")
+    first, second = figures.ladder().figure.axes
+    assert [len(axes.patches) for axes in (first, second)] == [1, 2]
+    assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("a step: a step", "a step: ResNet-50")
+
+
+def test_a_ladder_without_rungs_can_be_drawn(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
+    figures.ladder().png()
+
+
+def test_a_step_stands_in_the_roofline_where_its_figures_say_below_its_limits():
+    figure = figures.roofline({"float32": placed(tflops=0.5)}, SOURCE).figure
+    roof, point = figure.axes[0].lines
+    assert (point.get_xdata()[0], point.get_ydata()[0]) == (50, 0.5)
+    assert list(roof.get_xdata())[1] == 20 and list(roof.get_ydata())[1:] == [2, 2]
+    assert roof.get_ydata()[0] == pytest.approx(roof.get_xdata()[0] * 0.1)  # 100 GB/s, in TFLOP/s
+    assert "25% of its peak" in figure.legends[0].get_texts()[0].get_text()
+
+
+def test_elements_are_drawn_where_they_lie_in_memory():
+    for axes, neighbours in zip(figures.memory_formats(formats()).figure.axes, ("R\n0,1", "G\n0,0"), strict=True):
+        words = {round(text.get_position()[0]): text.get_text() for text in axes.texts}
+        assert len(words) == 24 and (words[0], words[1]) == ("R\n0,0", neighbours)
+
+
+def test_a_rung_is_drawn_beside_that_of_recorded_machines(tmp_path, monkeypatch):
+    board(tmp_path, monkeypatch)
+    machine = tmp_path / "reference" / "a-machine"
+    machine.mkdir(parents=True)
+    (machine / "scoreboard.jsonl").write_bytes((tmp_path / "scoreboard.jsonl").read_bytes())
+    monkeypatch.setattr(scoreboard, "REFERENCE", tmp_path / "reference")
+    picture = figures.reference("03")
+    assert "your machine: 310; a-machine: 310" in picture.alt
+    assert [label.get_text() for label in picture.figure.axes[0].get_yticklabels()] == ["your machine", "a-machine"]
+    assert "a-machine: CPU, a step, CIFAR-10" in picture.figure.get_supxlabel()
+
+
+def test_a_rung_that_nobody_has_measured_is_an_empty_figure(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
+    monkeypatch.setattr(scoreboard, "REFERENCE", tmp_path / "reference")
+    assert figures.reference("03").figure.axes[0].get_title() == "rung 03"
+    assert "No reference is recorded" in capsys.readouterr().out
+
+
+def test_in_a_notebook_the_words_are_the_images_alternative_text():
+    picture = figures.Picture(PICTURES["curves"]().figure, 'a "quoted" <b>text</b>')
+    assert 'alt="a &quot;quoted&quot; &lt;b&gt;text&lt;/b&gt;"' in picture._repr_html_()
+
+
+def test_the_range_of_float16_is_drawn_where_it_is_and_where_a_loss_scale_moves_it():
+    bars = figures.gradients({"start": {"weights": 2.0 ** -torch.arange(30)}}, 2.0**10, SOURCE).figure.axes[0].patches
+    edges = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars if isinstance(bar, Rectangle)]
+    assert edges == [pytest.approx(each, abs=1e-3) for each in ((-14, 16), (-24, -14), (-24, 6), (-34, -24))]
+
+
+def test_the_bits_of_a_format_are_drawn_one_by_one():
+    boxes = figures.number_formats().figure.axes[0].collections
+    assert [len(each.get_paths()) for each in boxes] == [1, 8, 23, 1, 8, 10, 1, 8, 7, 1, 5, 10]
+
+
+def test_clocks_are_drawn_at_the_same_time_with_workers_and_in_turn_without():
+    axes = PICTURES["two_clocks"]().figure.axes[0]
+    compute = {bar.get_y() > 0.4: bar.get_x() for bar in axes.patches if bar.get_facecolor()[2] > 0.6 and bar.get_width() == 10}
+    assert compute == {False: 31, True: 0}
+
+
+def test_of_what_a_monitor_saw_only_the_loop_is_drawn():
+    steps, *panels = PICTURES["monitored"]().figure.axes
+    assert [axes.get_ylabel() for axes in panels] == ["CPU in %", "GPU in %", "MB/s", "memory in MB"]
+    times = np.concatenate([line.get_xdata() for axes in panels for line in axes.lines])
+    assert times.min() >= 0 and times.max() <= 0.35

@@ -1,0 +1,142 @@
+"""A fresh clone: the environment, the two commands, and what importing the helpers costs."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from helpers import config
+
+MODULES = sorted(
+    ".".join(path.relative_to(config.PROJECT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (config.PROJECT / "helpers").rglob("*.py")
+)
+CUDA = re.compile(r"nvidia-[^m]|cuda-|triton")  # what the Makefile leaves out for another build of PyTorch
+WITHOUT_TORCH = ["helpers", "helpers.config", "helpers.data.cifar10", "helpers.data.synthetic", "helpers.traces"]
+WITHOUT_TORCH += ["helpers.diagnosis", "helpers.__main__"]
+
+
+@pytest.fixture(scope="module")
+def lock():
+    lines = (config.PROJECT / "requirements.lock").read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((config.PROJECT / "pyproject.toml").read_text())["project"]
+
+
+def make(*arguments, **variables):
+    return subprocess.run(
+        ["make", "-C", config.PROJECT, *arguments], env=os.environ | variables, capture_output=True, text=True
+    )
+
+
+# ------------------------------------------------------------------------------------------------- the environment
+
+
+def test_the_lock_pins_every_package_to_one_version_and_names_no_address(lock):
+    assert all([specifier.operator for specifier in pin.specifier] == ["=="] for pin in lock)
+    text = (config.PROJECT / "requirements.lock").read_text()
+    assert not [word for word in ("://", "--index", "--find-links", " @ ") if word in text]
+
+
+def test_the_lock_has_every_dependency_in_a_version_that_the_project_allows(lock, project):
+    pins = {}
+    for pin in lock:
+        pins.setdefault(canonicalize_name(pin.name), []).append(next(iter(pin.specifier)).version)
+    for wanted in map(Requirement, project["dependencies"] + project["optional-dependencies"]["test"]):
+        assert all(wanted.specifier.contains(version) for version in pins[canonicalize_name(wanted.name)]), wanted
+
+
+def test_what_is_installed_is_what_the_lock_says(lock):
+    wanted = [pin for pin in lock if not pin.marker or pin.marker.evaluate()]
+    if "+" in importlib.metadata.version("torch"):  # another build, with CUDA packages of its own or none
+        wanted = [pin for pin in wanted if not CUDA.match(pin.name)]
+    expected = {pin.name: next(iter(pin.specifier)).version for pin in wanted}
+    assert {name: importlib.metadata.version(name).split("+")[0] for name in expected} == expected
+
+
+def test_conda_gets_the_versions_of_the_lock(project):
+    environment = yaml.safe_load((config.PROJECT / "environment.yml").read_text())
+    python, pip, by_pip = environment["dependencies"]
+    assert Requirement(project["name"] + project["requires-python"]).specifier.contains(python.removeprefix("python="))
+    assert pip == "pip"
+    assert by_pip == {"pip": ["-r requirements.lock", "-e ."]}
+
+
+# ----------------------------------------------------------------------------------------------------- the commands
+
+
+@pytest.mark.skipif(not (config.PROJECT / ".venv" / "installed").exists(), reason="this environment was not made by `make lab`")
+def test_a_second_make_lab_installs_nothing_and_opens_the_first_notebook():
+    commands = make("-n", "lab").stdout
+    assert "pip" not in commands and "venv .venv" not in commands
+    assert "--LabApp.default_url=/lab/tree/notebooks/00-start-here.ipynb" in commands
+    assert (config.PROJECT / "notebooks" / "00-start-here.ipynb").exists()
+
+
+def test_an_interrupted_installation_is_taken_up_again(tmp_path):
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(config.PROJECT / name, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    commands = subprocess.run(["make", "-C", tmp_path, "-n", "test"], capture_output=True, text=True).stdout
+    assert "uv pip install" in commands and "-r requirements.lock" in commands
+
+
+def test_an_old_python_is_refused_with_the_way_out(tmp_path):
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(config.PROJECT / name, tmp_path)
+    old = tmp_path / "python3.8"
+    old.write_text(f'#!/bin/sh\nshift; exec {sys.executable} -c "import sys; sys.version_info = (3, 8, 1); $1"\n')
+    old.chmod(0o755)
+    process = subprocess.run(["make", "-C", tmp_path, "lab", f"PYTHON={old}"], capture_output=True, text=True)
+    assert process.returncode != 0
+    assert "needs Python 3.11 or newer" in process.stderr and "PYTHON=" in process.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_another_build_of_torch_leaves_the_cuda_packages_of_the_lock_out():
+    pattern = r"^(nvidia-[^m]|cuda-|triton)"
+    assert pattern in make("-n", "-W", "requirements.lock", "lab", "TORCH_BACKEND=cpu").stdout
+    kept = subprocess.run(
+        ["grep", "-vE", pattern, config.PROJECT / "requirements.lock"], capture_output=True, text=True
+    ).stdout
+    assert "nvidia-ml-py==" in kept and "torch==" in kept
+    assert "nvidia-cu" not in kept and "triton" not in kept
+
+
+# -------------------------------------------------------------------------------------------------------- importing
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("modules", [WITHOUT_TORCH, MODULES], ids=["without torch", "all"])
+def test_importing_the_helpers_does_no_work(modules, tmp_path):
+    code = f"""
+import importlib, multiprocessing, sys, threading
+threads = threading.active_count()
+for name in {modules}:
+    importlib.import_module(name)
+    assert threading.active_count() == threads, (name, threading.enumerate())
+    assert multiprocessing.active_children() == [], name
+    assert {modules != WITHOUT_TORCH} or "torch" not in sys.modules, f"{{name}} imports torch"
+assert {modules == WITHOUT_TORCH} or not sys.modules["torch"].cuda.is_initialized()
+"""
+    folders = [folder for folder in (config.PROJECT / "data", config.PROJECT / "runs") if folder.exists()]
+    before = [sorted(folder.iterdir()) for folder in folders]  # elsewhere Git and other tests may write meanwhile
+    variables = {"COURSE_DATA": str(tmp_path / "data"), "COURSE_RUNS": str(tmp_path / "runs")}
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert process.returncode == 0, process.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert [sorted(folder.iterdir()) for folder in folders] == before

@@ -1,0 +1,169 @@
+"""The workflows fit GitHub's schema and call only what is here: targets, tests, markers. GitHub itself is not asked."""
+
+import re
+import shlex
+import tomllib
+from itertools import pairwise
+
+import pytest
+import yaml
+from check_jsonschema import main as check_jsonschema
+from click.testing import CliRunner
+from packaging.requirements import Requirement
+
+from helpers import config
+
+WORKFLOWS = sorted((config.PROJECT / ".github" / "workflows").glob("*.yml"))
+NAMES = [path.name for path in WORKFLOWS]
+MAKEFILE = (config.PROJECT / "Makefile").read_text(encoding="utf-8")
+CONTRIBUTING = (config.PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([\w./-]+):", MAKEFILE, re.MULTILINE))
+ACTION = re.compile(r"actions/[a-z-]+@v\d+")
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((config.PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def markers(pytestconfig):
+    return {re.match(r"\w+", marker)[0] for marker in pytestconfig.getini("markers")}
+
+
+def fits_the_schema(path):
+    return CliRunner().invoke(check_jsonschema, ["--builtin-schema", "vendor.github-workflows", str(path)])
+
+
+def commands(script):
+    """The simple commands of a shell script, each as a list of words."""
+    for line in re.sub(r"\\\n", " ", script).splitlines():
+        words = shlex.split(line, comments=True)
+        ends = [place for place, word in enumerate(words) if word in ("&&", "||", "|", ";", "&")]
+        for start, end in zip([-1, *ends], [*ends, len(words)], strict=True):
+            if words[start + 1 : end]:
+                yield words[start + 1 : end]
+
+
+def given(command, option):
+    """What follows an option of pytest in a command, each time that it is there."""
+    arguments = command[command.index("pytest") :] if "pytest" in command else []
+    return [value for name, value in pairwise(arguments) if name == option]
+
+
+def missing(command, markers):
+    """What a command names and this project does not have."""
+    if command[0] == "make":
+        yield from (word for word in command[1:] if "=" not in word and word not in TARGETS)
+    for expression in given(command, "-m"):
+        yield from set(re.findall(r"\w+", expression)) - {"not", "and", "or"} - markers
+    for name in given(command, "-k"):
+        if not list((config.PROJECT / "notebooks").glob(f"{name}*.ipynb")):
+            yield name
+    yield from (word for word in command if word.startswith("tests/") and not (config.PROJECT / word).exists())
+
+
+def faults(text, markers):
+    """What is wrong with a workflow beyond what the schema can say."""
+    workflow = yaml.safe_load(text)
+    if workflow.get("permissions") != {"contents": "read"}:
+        yield "permissions"
+    for job in workflow["jobs"].values():
+        if not isinstance(job.get("timeout-minutes"), int):
+            yield "timeout-minutes"
+        for step in job["steps"]:
+            if "uses" in step and not ACTION.fullmatch(step["uses"]):
+                yield step["uses"]
+            for command in commands(step.get("run", "")):
+                yield from missing(command, markers)
+
+
+def lowest(requirement):
+    return next(specifier.version for specifier in requirement.specifier if specifier.operator == ">=")
+
+
+# ----------------------------------------------------------------------------------------------------- each workflow
+
+
+def test_there_is_a_workflow_for_every_change_and_one_for_every_week():
+    assert NAMES == ["tests.yml", "weekly.yml"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=NAMES)
+def test_the_workflow_fits_the_schema_of_github(path):
+    checked = fits_the_schema(path)
+    assert checked.exit_code == 0, checked.output
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=NAMES)
+def test_the_workflow_reads_only_ends_in_time_and_calls_what_is_there(path, markers):
+    assert list(faults(path.read_text(encoding="utf-8"), markers)) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("runs-on: ", "runs_on: "),
+        ("  pull_request:", "  pull_requests:"),
+        ("timeout-minutes: 90", "timeout-minutes: [90]"),
+        ("contents: read", "contents: all"),
+        ("run: make test", "run: [make, test]"),
+    ],
+)
+def test_a_workflow_with_a_mistake_does_not_fit_the_schema(right, wrong, tmp_path):
+    text = (config.PROJECT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    assert right in text
+    (tmp_path / "wrong.yml").write_text(text.replace(right, wrong, 1), encoding="utf-8")
+    assert fits_the_schema(tmp_path / "wrong.yml").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "fault"),
+    [
+        ("    timeout-minutes: 90", "    # none", "timeout-minutes"),
+        ("contents: read", "contents: write", "permissions"),
+        ("actions/checkout@v7", "actions/checkout@main", "actions/checkout@main"),
+        ("run: make test", "run: make tests", "tests"),
+        ("tests/notebooks/test_notebooks.py", "tests/test_notebook.py", "tests/test_notebook.py"),
+        ("not browser", "not browsers", "browsers"),
+        ("00-start-here", "00-begin-here", "00-begin-here"),
+    ],
+)
+def test_a_workflow_that_calls_what_is_not_there_is_found_out(right, wrong, fault, markers):
+    text = (config.PROJECT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    assert right in text
+    assert list(faults(text.replace(right, wrong, 1), markers)) == [fault]
+
+
+# ------------------------------------------------------------------------------------- what is written in two places
+
+
+def test_windows_runs_the_quick_tests_of_the_makefile():
+    steps = yaml.safe_load(WORKFLOWS[0].read_text(encoding="utf-8"))["jobs"]["windows"]["steps"]
+    expressions = [
+        given(command, "-m") for step in steps for command in commands(step.get("run", "")) if given(command, "-m")
+    ]
+    assert len(expressions) == 1 and expressions[0][0] in MAKEFILE
+
+
+def test_every_change_is_tested_with_the_oldest_python(project):
+    linux = yaml.safe_load(WORKFLOWS[0].read_text(encoding="utf-8"))["jobs"]["linux"]
+    versions = [one["python"] for one in linux["strategy"]["matrix"]["include"]]
+    assert lowest(Requirement(f"python{project['requires-python']}")) in versions
+
+
+def test_the_weekly_lowest_pytorch_is_the_lowest_that_the_project_allows(project):
+    (torch,) = [wanted for wanted in map(Requirement, project["dependencies"]) if wanted.name == "torch"]
+    assert f'"torch=={lowest(torch)}.*"' in WORKFLOWS[1].read_text(encoding="utf-8")
+
+
+def test_the_weekly_lock_is_made_as_contributors_make_it():
+    relock = yaml.safe_load(WORKFLOWS[1].read_text(encoding="utf-8"))["jobs"]["linux"]["env"]["RELOCK"].strip()
+    assert f".venv/bin/{relock}" in " ".join(CONTRIBUTING.replace("\\\n", " ").split())
+
+
+def test_contributors_are_told_of_commands_that_exist(markers):
+    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", CONTRIBUTING, re.MULTILINE | re.DOTALL)
+    inline = re.findall(r"`((?:make|\.venv/bin/python) [^`]+)`", CONTRIBUTING)
+    named = [command for script in blocks + inline for command in commands(script)]
+    assert named and [word for command in named for word in missing(command, markers)] == []

@@ -1,0 +1,288 @@
+import json
+import os
+import subprocess
+import sys
+from collections import namedtuple
+
+import pytest
+
+from helpers import __main__ as shell
+from helpers import config, staging
+from helpers.data import cifar10
+from helpers.lessons import preflight
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("JUPYTERHUB_SERVICE_PREFIX", raising=False)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def calibration(request, monkeypatch):
+    """Most tests look at one row; to calibrate takes seconds."""
+    if "calibration" not in request.node.name:
+        monkeypatch.setattr(preflight, "calibrate", lambda: {"loading": 0.02, "compute": 0.2})
+
+
+def row(name):
+    return next(row for row in preflight.check().rows if row.name == name)
+
+
+def test_the_check_names_what_a_reader_needs_to_know(folders):
+    text = str(preflight.check())
+    names = ["Python", "torch 2", "Cores", "Memory", "Disk for images", "GPU", "JupyterHub", "Images", "Time for all"]
+    assert [name for name in names if name not in text] == []
+
+
+def test_a_missing_package_is_a_problem_and_the_rest_is_looked_at_all_the_same(folders, monkeypatch):
+    installed = preflight._version
+    monkeypatch.setattr(preflight, "_version", lambda name: None if name == "torch" else installed(name))
+    assert "torch>=" in row("Packages").problem and "make" in row("Packages").remedy
+    assert row("Memory").value
+
+
+def test_a_plugin_that_cannot_be_corrected_is_a_problem(folders, monkeypatch):
+    installed = preflight._version
+    monkeypatch.setattr(preflight, "_version", lambda name: "0.4.4" if "profiler" in name else installed(name))
+    found = row("Packages")
+    assert "torch-tb-profiler==0.4.3" in found.problem and "0.4.4 (the course was tested with 0.4.3)" in found.value
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot restrict a process to some cores")
+def test_the_check_counts_the_cores_that_this_process_may_use(folders):
+    code = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from helpers.lessons import preflight
+row = next(preflight._cores())
+print(row.value, row.problem)
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.startswith("1 of the machine's") and "share one core" in output
+
+
+def test_a_small_shared_memory_is_a_problem_with_a_remedy(folders, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: usage(64e6, 0, 64e6))
+    found = next(preflight._shared_memory())
+    assert "64 MB" in found.value and "bus error" in found.problem and "--shm-size" in found.remedy
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Control groups as a batch system makes them: the function sets a limit of the job that this process is part of."""
+    groups = tmp_path / "cgroup"
+    (groups / "slurm" / "job_1" / "step_0").mkdir(parents=True)
+    (tmp_path / "own").write_text("1:name=systemd:/somewhere\n0::/slurm/job_1/step_0\n")
+    monkeypatch.setattr(config, "CONTROL_GROUPS", groups)
+    monkeypatch.setattr(config, "OWN_CONTROL_GROUP", tmp_path / "own")
+
+    def limit(name, job, step="max"):
+        (groups / "slurm" / "job_1" / name).write_text(f"{job}\n")
+        (groups / "slurm" / "job_1" / "step_0" / name).write_text(f"{step}\n")
+
+    return limit
+
+
+def test_too_little_memory_in_a_job_is_a_problem(folders, job):
+    job("memory.max", 1_000_000_000)
+    found = row("Memory")
+    assert "limited to 1.0 GB" in found.value and found.problem and found.remedy
+
+
+def test_a_quota_below_the_cores_is_told(folders, job, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    job("cpu.max", "150000 100000", step="max 100000")
+    found = row("Cores")
+    assert "time of 1.5" in found.value and found.problem
+    assert config.cores() == 2
+
+
+def test_a_container_sees_its_own_limits_at_the_root(folders, job):
+    config.OWN_CONTROL_GROUP.write_text("0::/\n")
+    (config.CONTROL_GROUPS / "cpu.max").write_text("50000 100000\n")
+    assert "time of 0.5" in row("Cores").value
+    assert config.cores() == 1
+
+
+def test_no_limit_is_no_problem(folders, job):
+    job("memory.max", "max")
+    job("cpu.max", "max 100000", step="max 100000")
+    assert "limited" not in row("Memory").value + row("Cores").value
+
+
+@pytest.fixture
+def unusable_gpu(monkeypatch):
+    """A machine with a GPU that PyTorch does not find, and a build for CUDA 13.2; the function sets the driver's CUDA."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    return lambda cuda: monkeypatch.setattr(preflight, "_nvidia", lambda: ("535.1", cuda, ["NVIDIA A100"]))
+
+
+def test_a_driver_that_is_too_old_is_a_problem_with_a_remedy(folders, unusable_gpu):
+    unusable_gpu(12)
+    found = row("GPU")
+    assert "A100" in found.value and "535.1" in found.value
+    assert "13.2" in found.problem and "TORCH_BACKEND" in found.remedy
+
+
+def test_a_gpu_that_is_hidden_from_torch_is_not_blamed_on_its_driver(folders, unusable_gpu):
+    unusable_gpu(13)
+    assert "hidden" in row("GPU").problem and "CUDA_VISIBLE_DEVICES" in row("GPU").remedy
+
+
+def test_a_driver_that_does_not_answer_is_a_problem(folders, monkeypatch):
+    import pynvml
+
+    def mismatch():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", mismatch)
+    assert "does not answer" in row("GPU").problem and "restart" in row("GPU").remedy
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ("CUDA error: no kernel image is available for execution on the device", "TORCH_BACKEND"),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "nvidia-smi"),
+    ],
+)
+def test_a_gpu_that_cannot_compute_is_a_problem(folders, monkeypatch, message, remedy):
+    import torch
+
+    def fail(*arguments, **options):
+        raise RuntimeError(f"{message}\nmore lines")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
+    monkeypatch.setattr(torch, "ones", fail)
+    found = next(preflight._gpu())
+    assert found.problem.endswith(message) and remedy in found.remedy
+
+
+def test_damaged_images_are_a_problem_with_a_remedy(folders):
+    (folders / "data" / "cifar10").mkdir(parents=True)
+    (folders / "data" / "cifar10" / "manifest.json").write_text("{")
+    found = row("Images")
+    assert "manifest.json" in found.problem and "delete" in found.remedy
+
+
+def test_prepared_images_are_named_with_their_source(folders):
+    cifar10.prepare(drawn=(20, 10), download=False)
+    assert row("Images") == preflight.Row("Images", "drawn images (20 + 10)")
+
+
+def test_an_unknown_preset_is_a_problem_of_the_report(folders, monkeypatch):
+    monkeypatch.setenv("COURSE_PRESET", "quick")
+    assert "'quick'" in row("Preset").problem and row("Preset").remedy
+
+
+def test_behind_a_hub_the_proxy_is_named(folders, monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
+    assert "/user/ada/proxy/" in row("JupyterHub").value
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem(folders, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # the superuser may write anywhere
+    assert "COURSE_RUNS" in row("Disk for runs").remedy
+
+
+RECORDED = {
+    "seconds": {"03": 60, "08": 120, "11": 180},
+    "working": {"03": 0.5, "08": 1.0, "11": 0.9},
+    "calibration": {"loading": 0.1, "compute": 0.2},
+}
+
+
+def test_the_estimate_scales_what_a_processor_did_by_the_calibrations_and_not_the_waiting():
+    minutes = preflight.estimate_minutes({"ci": RECORDED}, {"loading": 0.2, "compute": 0.8})
+    assert minutes == {"ci": pytest.approx((30 + 2 * 30 + 4 * 120 + 18 + 4 * 162) / 60)}
+    assert preflight.estimate_minutes({"ci": RECORDED}, RECORDED["calibration"]) == {"ci": pytest.approx(6)}
+
+
+def test_what_has_run_on_this_machine_is_not_estimated():
+    measured = {"ci": {"08": 6.0, "11": 6.0}, "workshop": {"03": 1.0}}
+    minutes = preflight.estimate_minutes({"ci": RECORDED}, {"loading": 0.1, "compute": 100.0}, measured)
+    assert minutes == {"ci": pytest.approx((60 + 6 + 6) / 60)}
+
+
+def test_the_recorded_times_estimate_this_machines_presets(folders, monkeypatch, tmp_path):
+    file = tmp_path / "run-times.json"
+    run = {"seconds": {"00": 600}, "working": {"00": 1}, "calibration": {"loading": 1, "compute": 1}}
+    file.write_text(json.dumps({"workshop": run}))
+    monkeypatch.setattr(preflight, "calibrate", lambda: {"loading": 1, "compute": 1})
+    monkeypatch.setattr(preflight, "RUN_TIMES", file)
+    assert row("Time for all notebooks").value == "ci unknown, workshop about 10 min, full unknown"
+    preflight.own_times().parent.mkdir(parents=True, exist_ok=True)
+    preflight.own_times().write_text(json.dumps({"workshop": {"00": 1200}}))
+    found = row("Time for all notebooks").value
+    assert found == "ci unknown, workshop about 20 min (1 of them timed here), full unknown"
+
+
+@pytest.mark.processes
+def test_the_calibration_times_loading_and_a_training_step_whatever_the_preset(monkeypatch):
+    monkeypatch.setenv("COURSE_PRESET", "quick")  # which is none
+    found = preflight.calibrate()
+    assert set(found) == {"loading", "compute"}
+    assert min(found.values()) > 0
+
+
+def test_the_shell_exits_with_1_only_if_there_is_a_problem(folders, monkeypatch, capsys):
+    good, bad = preflight.Row("Cores", "2"), preflight.Row("Memory", "1 GB", "too little", "more")
+    for rows, status in (((good,), 0), ((good, bad), 1)):
+        monkeypatch.setattr(preflight, "check", lambda rows=rows: preflight.Report(rows))
+        assert shell.main(["check"]) == status
+    assert "PROBLEM: too little" in capsys.readouterr().out
+
+
+def test_in_a_notebook_the_report_is_a_table_without_markup_from_its_values():
+    page = preflight.Report((preflight.Row("GPU", "<script>", "a & b", "c"),))._repr_html_()
+    assert "<td" in page and "&lt;script&gt;" in page and "<script>" not in page
+
+
+@pytest.mark.processes
+def test_an_error_of_the_course_is_one_line_in_the_shell(folders):
+    process = subprocess.run(
+        [sys.executable, "-m", "helpers", "prepare"],
+        env=os.environ | {"CIFAR10_ARCHIVE": str(folders / "nothing-here.tar.gz")},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 1
+    assert "nothing-here.tar.gz" in process.stderr and "Traceback" not in process.stderr
+
+
+def test_a_python_without_the_courses_packages_is_told_where_they_are(folders):
+    process = subprocess.run(
+        [sys.executable, "-S", "-m", "helpers", "check"], cwd=config.PROJECT, capture_output=True, text=True
+    )
+    assert process.returncode == 1
+    assert "make lab" in process.stderr and "Traceback" not in process.stderr
+
+
+def test_verifying_finds_the_byte_that_the_quick_check_does_not_look_at(folders, capsys):
+    images = cifar10.prepare(drawn=(20, 10), download=False)
+    path = images.train / "00007.png"
+    content = bytearray(path.read_bytes())
+    content[-30] ^= 1
+    path.write_bytes(content)
+    cifar10.prepare(drawn=(20, 10), download=False)
+    with pytest.raises(staging.DamagedFolder, match="00007.png"):
+        cifar10.verify(images.train.parent)
+
+
+def test_an_unknown_preset_is_named_with_those_there_are(monkeypatch):
+    monkeypatch.setenv("COURSE_PRESET", "quick")
+    with pytest.raises(config.UnknownPreset, match="'quick'.*ci, workshop, full"):
+        config.preset()
+
+
+def test_the_shell_prints_the_ladder(folders, capsys):
+    assert shell.main(["ladder"]) == 0
+    assert "No result yet" in capsys.readouterr().out

@@ -1,0 +1,95 @@
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from support.packs import environment
+from torchvision.transforms import v2
+
+from helpers.data import cifar10
+from helpers.loading import datasets, packs
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def data(tmp_path):
+    return cifar10.prepare(data_dir=tmp_path, drawn=(300, 10), download=False, progress=False)
+
+
+def pack_names(data):
+    return sorted(path.name for path in (data.train.parents[1] / "packs").iterdir() if not path.name.startswith("."))
+
+
+def test_a_pack_has_the_images_and_labels_of_the_png_files(data):
+    packed, files = packs.prepare(data), datasets.PngDataset(data.train, v2.PILToTensor())
+    assert len(packed) == len(files)
+    for index in range(len(files)):
+        assert torch.equal(packed[index][0], files[index][0]) and packed[index][1] == files[index][1]
+
+
+def test_images_are_packed_once(data, capsys):
+    first = packs.prepare(data).path
+    assert capsys.readouterr().out.count("Packed") == 1
+    assert packs.prepare(data).path == first
+    assert capsys.readouterr().out == ""
+
+
+def test_other_images_in_the_same_folder_are_packed_anew_and_replace_the_old_pack(data, tmp_path):
+    before = packs.prepare(data)
+    shutil.rmtree(data.train.parent)
+    source = np.full((300, 32, 32, 3), 9, np.uint8)
+    made = cifar10._Images(
+        "others", data.classes, {"train": 300, "test": 1}, dict.fromkeys(("train", "test"), lambda a, b: (source[a:b], np.ones(b - a, int)))
+    )
+    after = packs.prepare(cifar10._export(made, data.train.parent, progress=False))
+    assert after.path != before.path
+    assert after[0][0].unique().tolist() == [9] and after[0][1] == 1
+    assert len(pack_names(data)) == 1
+
+
+def test_a_damaged_image_leaves_no_pack(data):
+    (data.train / "00250.png").write_bytes(b"no image")
+    with pytest.raises(datasets.UnreadableImage, match="00250"):
+        packs.prepare(data)
+    assert pack_names(data) == []
+
+
+@pytest.mark.slow
+def test_of_processes_that_want_a_pack_at_once_one_makes_it(data):
+    code = (
+        "from helpers.data import cifar10; from helpers.loading import packs; "
+        f"data = cifar10.prepare(data_dir={str(data.train.parents[1])!r}, drawn=(300, 10), download=False); "
+        "input('ready'); packs.prepare(data)"
+    )
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=environment())
+        for _ in range(3)
+    ]
+    for process in processes:
+        process.stdout.readline()  # where the images were found: it is ready
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert sum(output.count("Packed") for output in outputs) == 1
+    assert len(pack_names(data)) == 1
+
+
+def test_a_loader_yields_full_mini_batches_of_bytes(data):
+    batches = list(packs.loader(packs.prepare(data), 128))
+    assert [(images.shape, images.dtype, labels.dtype) for images, labels in batches] == [
+        ((128, 3, 32, 32), torch.uint8, torch.int64)
+    ] * 2
+
+
+def test_new_loaders_have_the_same_order_and_epochs_have_another(data):
+    packed = packs.prepare(data)
+    one, two = packs.loader(packed, 100), packs.loader(packed, 100)
+    first, second = next(iter(one)), next(iter(two))
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+    assert not torch.equal(next(iter(one))[0], first[0])

@@ -1,0 +1,72 @@
+"""What an executed notebook leaves behind: each trace is right, here, in TensorBoard and by the stopwatch."""
+
+import json
+
+import pandas as pd
+import pytest
+from support.asking import overview
+
+from helpers import tensorboard, traces
+from helpers.diagnosis import watching
+from helpers.results import scoreboard
+from helpers.timing import profiling
+
+BORROWED = {path.name for path in scoreboard.REFERENCE.iterdir()}
+
+
+@pytest.fixture
+def written(executed):
+    """Folders of the traces that this notebook wrote, without those that it found or borrowed."""
+    number = executed.notebook.stem[:2]
+    return {
+        file.parent
+        for file in executed.runs.rglob("*.pt.trace.json.gz")
+        if file.relative_to(executed.runs).parts[0][:2] in (number, watching.RUN[:2]) and file.parent.name not in BORROWED
+    }
+
+
+def test_traces_are_left_by_the_notebooks_that_record_some(executed, written):
+    recorded = {folder for folder in written if folder.name != watching.RUN}
+    assert bool(recorded) == executed.calls("profiling.record")
+    assert (len(recorded) < len(written)) == executed.calls("diagnosis.diagnose")
+
+
+def test_the_profiler_tab_shows_the_same_breakdown_of_every_trace(executed, written):
+    if not written:
+        pytest.skip("this notebook records no trace")
+    server = tensorboard.start(executed.runs)
+    try:
+        shown_runs = set(server.get("runs")["runs"])
+        assert {folder.relative_to(executed.runs).as_posix() for folder in written} <= shown_runs
+        for run in shown_runs:
+            ours = traces.breakdown(executed.runs / run)
+            shown = pd.DataFrame.from_dict(dict(overview(server, run)), orient="index")
+            assert shown.index.tolist() == ours.index.tolist(), run
+            assert (abs(ours[shown.columns] - shown) <= 1).all(axis=None), run  # µs
+    finally:
+        server.stop()
+
+
+def test_every_trace_agrees_with_the_stopwatch_that_ran_along(executed, written):
+    """The stopwatch looks before and after what the trace holds; in the best step hardly anything comes between."""
+    clocks = {folder for folder in written if (folder / profiling.STOPWATCH).exists()}
+    assert {folder.name for folder in written - clocks} <= {"plain-profiler"}
+    for folder in clocks:
+        clock, ours = profiling.stopwatch(folder), traces.breakdown(folder)
+        assert ours.index.tolist() == clock.index.tolist()
+        for theirs, mine in ((clock["wait"], ours["DataLoader"]), (clock["step"], ours[traces.CATEGORIES].sum(axis=1))):
+            assert abs(theirs - mine).min() < 1000, folder  # µs
+
+
+def test_the_notebook_adds_its_rungs_to_the_scoreboard_with_their_provenance(executed):
+    number = executed.notebook.stem[:2]
+    results = [json.loads(line) for line in (executed.runs / "scoreboard.jsonl").read_text().splitlines()]
+    own = [result for result in results if result["rung"][:2] == number]
+    expected = executed.calls("scoreboard.add")
+    if number == "10":  # where bfloat16 is too slow to train in, there is no trace of it with all images, and no rung
+        expected = (executed.runs / "10-mixed-precision" / "bfloat16").exists()
+    assert bool(own) == expected
+    for result in own:
+        assert result["preset"] == "ci"
+        assert "images" in result["data"] or "CIFAR-10" in result["data"]
+        assert result["images_per_second"] > 0

@@ -1,0 +1,155 @@
+import io
+import json
+import multiprocessing
+import re
+import sys
+
+import pytest
+
+from helpers import timing
+from helpers.__main__ import main
+from helpers.lessons import exercises
+from helpers.results import scoreboard
+
+
+@pytest.fixture(autouse=True)
+def own_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
+    monkeypatch.setenv("COURSE_PRESET", "ci")
+    return tmp_path
+
+
+def runs(*rates):
+    return tuple(timing.Timing(100, 100 / rate, (25 / rate,), (100 / rate,)) for rate in rates)
+
+
+def add(rung, *rates, before=None, workers=1):
+    comparison = timing.Comparison({"before": runs(*(before or rates)), "now": runs(*rates)})
+    control = "before" if before else None
+    return scoreboard.add(rung, comparison, "now", control=control, workers=workers, step="a step", data="CIFAR-10")
+
+
+def test_a_result_is_read_as_it_was_stored():
+    stored = add("01 naive", 100, 300, 200)
+    assert scoreboard.read() == [stored]
+    assert (stored.images_per_second, stored.lowest, stored.highest, stored.rounds) == (200, 100, 300, 3)
+    assert stored.loading_share == pytest.approx(0.25)
+
+
+def test_every_result_has_its_provenance():
+    stored = add("01 naive", 100)
+    assert stored.data == "CIFAR-10"
+    assert stored.preset == "ci"
+    assert all([stored.device, stored.cores, stored.torch, stored.date, stored.step])
+
+
+def test_the_ladder_has_the_latest_result_of_each_rung_in_order():
+    add("03 workers", 300)
+    add("01 naive", 50)
+    add("01 naive", 100)
+    table = scoreboard.ladder()
+    assert table.rung.tolist() == ["01 naive", "03 workers"]
+    assert table.images_per_second.tolist() == [100, 300]
+
+
+def test_the_ladder_of_a_recording_is_in_its_own_order_and_has_none_of_ones_own_results(own_runs):
+    add("06 packed", 300)
+    add("05 photos", 20)
+    recorded = (own_runs / "scoreboard.jsonl").rename(own_runs / "recorded.jsonl")
+    add("01 naive", 50)
+    assert scoreboard.ladder(recorded).rung.tolist() == ["06 packed", "05 photos"]
+
+
+def test_the_ratio_is_that_to_the_control_of_the_same_rounds():
+    stored = add("03 workers", 300, 100, before=[100, 50])
+    assert (stored.ratio, stored.ratio_lowest, stored.ratio_highest) == (2.5, 2, 3)
+
+
+def test_the_ladder_in_words_has_a_line_a_rung():
+    add("01 naive", 100)
+    add("03 workers", 300, 400, before=[100, 100])
+    add("04 device", 300, 400, before=[301, 399])
+    lines = scoreboard.ladder_text().splitlines()
+    assert "25%" in lines[1] and lines[1].endswith("–")
+    assert lines[2].startswith("03 workers") and lines[2].endswith("3.50× (3.00 to 4.00)")
+    assert lines[3].endswith("no measurable effect")
+
+
+def test_a_terminal_that_cannot_show_all_characters_shows_the_others(monkeypatch):
+    add("01 naive", 100)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(["ladder"]) == 0
+    sys.stdout.flush()
+    assert re.search(rb"01 naive .* \?\n", sys.stdout.buffer.getvalue())
+
+
+def test_the_latest_result_is_found_by_the_rungs_number():
+    add("03 workers", 300, workers=2)
+    assert scoreboard.latest("03").workers == 2
+    assert scoreboard.latest("04") is None
+
+
+def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, monkeypatch, capsys):
+    monkeypatch.setattr(scoreboard, "REFERENCE", own_runs / "reference")
+    add("08 ResNet-50", 100)
+    assert scoreboard.reference("08").index.tolist() == ["your machine"]
+    assert "No reference is recorded for rung 08" in capsys.readouterr().out
+    (own_runs / "reference" / "a GPU").mkdir(parents=True)
+    (own_runs / "scoreboard.jsonl").rename(own_runs / "reference" / "a GPU" / "scoreboard.jsonl")
+    add("08 ResNet-50", 50)
+    table = scoreboard.reference("08")
+    assert table["images/s"].to_dict() == {"your machine": "50", "a GPU": "100"}
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("device", "borrowed"), [("NVIDIA H200", ["a-machine"]), ("CPU", [])])
+def test_without_a_gpu_the_traces_of_recorded_ones_lie_beside_ones_own(own_runs, monkeypatch, capsys, device, borrowed):
+    machine = own_runs / "reference" / "a-machine"
+    trace = machine / "traces" / "08-ResNet-50" / "reference.pt.trace.json.gz"
+    trace.parent.mkdir(parents=True)
+    trace.write_bytes(b"a trace")
+    add("08 ResNet-50", 100)
+    line = (own_runs / "scoreboard.jsonl").read_text().replace('"device": "CPU"', f'"device": "{device}"')
+    (machine / "scoreboard.jsonl").write_text(line)
+    monkeypatch.setattr(scoreboard, "REFERENCE", own_runs / "reference")
+    monkeypatch.setattr(scoreboard.torch.cuda, "is_available", lambda: False)
+    for _ in range(2):
+        folders = scoreboard.borrow_traces("08", "08-resnet50-baseline")
+    assert folders == {name: own_runs / "08-resnet50-baseline" / name for name in borrowed}
+    files = [path for path in (own_runs / "08-resnet50-baseline").rglob("*") if path.is_file()]
+    assert [path.parent.name for path in files] == borrowed
+    assert all(path.read_bytes() == b"a trace" for path in files)
+    assert capsys.readouterr().out.count("was recorded on NVIDIA H200") == 2 * len(borrowed)
+
+
+def test_with_a_gpu_no_trace_is_borrowed(own_runs, monkeypatch):
+    monkeypatch.setattr(scoreboard.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(scoreboard, "REFERENCE", None)
+    assert scoreboard.borrow_traces("08", "08-resnet50-baseline") == {}
+
+
+def test_an_empty_scoreboard_says_what_to_do():
+    assert "run a notebook" in scoreboard.ladder_text()
+
+
+def test_a_damaged_line_is_named(own_runs):
+    add("01 naive", 100)
+    with open(own_runs / "scoreboard.jsonl", "a") as file:
+        file.write(json.dumps({"rung": "02"}) + "\n")
+    with pytest.raises(scoreboard.DamagedScoreboard, match=r"scoreboard\.jsonl, line 2"):
+        scoreboard.read()
+
+
+def test_processes_that_write_at_once_lose_nothing():
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        pool.starmap(add, [(f"{number:02d}", 100) for number in range(12)])
+    assert sorted(result.rung for result in scoreboard.read()) == [f"{number:02d}" for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "message"),
+    [(2.0, True, "Right"), (2.5, False, "Not yet: 2.5. Think."), (..., False, "fill in"), ("2", False, "a number")],
+)
+def test_an_exercise_answers_at_once(capsys, answer, right, message):
+    assert exercises.check(answer, 2.0, hint="Think.") is right
+    assert message in capsys.readouterr().out

@@ -1,0 +1,62 @@
+import os
+import shutil
+import tempfile
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.training import compiling
+
+
+@pytest.fixture
+def step():
+    # Not model.compile(): of an nn.Sequential torch 2.11 then compiles what it calls, but no layer of PyTorch's own.
+    model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()))
+    return lambda images, labels: model(images)
+
+
+@pytest.mark.processes
+def test_without_a_compiler_it_says_what_to_install(step):
+    with torch._inductor.config.patch({"cpp.cxx": (None, "/no/such/compiler")}), compiling.empty_cache():
+        with pytest.raises(compiling.CannotCompile, match=r"No working C\+\+ compiler.*\n.*apt install"):
+            compiling.first_step(step, torch.rand(2, 4), None)
+
+
+@pytest.mark.processes
+def test_an_error_of_the_step_itself_stays_as_it_is(step):
+    with pytest.raises(RuntimeError) as raised:
+        compiling.first_step(step, torch.rand(2, 3), None)
+    assert not isinstance(raised.value, compiling.CannotCompile)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler: `apt install g++`")
+def test_with_an_empty_cache_everything_is_compiled_and_what_was_compiled_can_be_called_afterwards(step):
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    images = torch.rand(2, 4)
+    with compiling.empty_cache():
+        cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        assert cache != before and not os.listdir(cache)
+        assert compiling.first_step(step, images, None) > 0
+        assert os.listdir(cache)
+        result = step(images, None)
+    assert not os.path.exists(cache)
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
+    torch.testing.assert_close(step(images, None), result)
+
+
+@pytest.mark.parametrize("theirs", ["", "fxgraph"])
+def test_a_folder_of_the_compiler_that_is_another_users_is_left_alone(theirs, tmp_path, monkeypatch):
+    usual = tmp_path / "torchinductor_ada"
+    (usual / "fxgraph").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(usual))
+    monkeypatch.setattr(compiling.getpass, "getuser", lambda: "ada")
+    compiling._leave_the_folder_of_others()
+    assert tempfile.gettempdir() == str(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != usual / theirs)  # root may write everywhere
+    compiling._leave_the_folder_of_others()
+    assert os.environ["TMPDIR"] == tempfile.gettempdir() != str(tmp_path)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

@@ -1,0 +1,93 @@
+import pytest
+import torch
+
+from helpers import config, training
+from helpers.training import models, roofline
+
+LIMITS = roofline.Limits(tflops=2.0, gb_per_second=100.0)
+
+
+def placed(flops=0, moved=1, loading=0.0, kernels=None):
+    return roofline.Placed(roofline.Work(flops, moved), LIMITS, step_ms=10.0, loading_share=loading, kernel_share=kernels)
+
+
+def test_operations_of_a_step_are_those_of_its_layers_forward_and_backward():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 4 * 4, 10))
+    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    work = roofline.work_of(step, torch.randn(5, 3, 6, 6), torch.arange(5))
+    forward = {"conv": 5 * 2 * (3 * 9) * (8 * 16), "linear": 5 * 2 * 128 * 10}
+    # Backward does each product again for the weights, and again for what came before the layer, if anything did.
+    assert work.flops == 2 * forward["conv"] + 3 * forward["linear"]
+
+
+def test_bytes_of_a_step_are_those_that_its_operators_read_and_write():
+    left, right = torch.ones(1000), torch.ones(1000)
+    assert roofline.work_of(lambda left, right: left + right, left, right).bytes == 3 * 4000
+    assert roofline.work_of(lambda left, right: left.view(10, 100).t().detach(), left, right).bytes == 0
+    assert roofline.work_of(lambda left, right: torch.empty_like(left), left, right).bytes == 0
+
+
+def test_resnet_has_the_operations_that_its_paper_says():
+    model = models.resnet50(224).to("meta")
+    images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8, device="meta")
+    forward = roofline.work_of(lambda images, labels: model(images), images, images).flops / 2
+    assert forward / 2 == pytest.approx(4.1e9, rel=0.01)  # multiplications with additions in one; 3.8 without projections
+
+
+def test_a_step_is_placed_by_operations_and_time():
+    step = placed(flops=5e9, moved=5e7)
+    assert step.tflops == 0.5
+    assert step.share_of_peak == 0.25
+    assert step.work.intensity == 100
+    assert step.shares["memory"] == 0.05
+    assert LIMITS.ridge == 20
+
+
+@pytest.mark.parametrize(
+    ("step", "binds"),
+    [
+        (placed(flops=1.6e10, moved=1e8), "compute"),
+        (placed(flops=1e9, moved=8e8), "memory"),
+        (placed(flops=1e9, moved=1e8, loading=0.7), "loading"),
+        (placed(flops=1e9, moved=1e8, loading=0.1, kernels=0.3), "launches"),
+        (placed(flops=1.2e10, moved=1e8, kernels=0.99), "compute"),
+    ],
+)
+def test_what_takes_the_largest_share_of_the_step_binds(step, binds):
+    assert step.binds == binds
+    assert step.verdict().startswith(f"What binds is {binds} (")
+
+
+def test_if_no_limit_explains_the_step_that_is_said():
+    step = placed(flops=2e9, moved=2e8, loading=0.1)
+    assert step.binds is None
+    assert step.verdict().startswith("Cannot tell") and "memory 20%" in step.verdict()
+
+
+def test_a_step_above_the_peak_is_no_triumph():
+    assert "Measure again" in placed(flops=3e10).verdict()
+    assert "Measure again" not in placed(flops=1e10).verdict()
+
+
+def test_waiting_for_data_is_not_charged_to_launching():
+    assert placed(loading=0.1, kernels=0.3).shares["launches"] == pytest.approx(0.6)
+    assert placed(loading=0.5, kernels=0.6).shares["launches"] == 0
+
+
+def test_a_processor_without_a_gpu_launches_nothing():
+    assert "launches" not in placed().shares
+
+
+def test_limits_are_those_of_the_fastest_call(monkeypatch):
+    called = []
+
+    def each_call_ms(function):
+        called.append(tuple(function().shape))
+        return [4.0, 2.0, 3.0]
+
+    monkeypatch.setattr(config, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(roofline.timing, "each_call_ms", each_call_ms)
+    found = roofline.limits()
+    assert called == [(1024, 1024), (256 * 2**20,)]
+    assert found.tflops == pytest.approx(2 * 1024**3 / 0.002 / 1e12)
+    assert found.gb_per_second == pytest.approx(2 * 256 * 2**20 / 0.002 / 1e9)
