@@ -24,15 +24,17 @@ def main(arguments: list[str] | None = None) -> int:
     tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
     tensorboard.add_argument("logdir", metavar="LOGDIR", help="folder of the traces")
     tensorboard.add_argument("out", metavar="OUT", nargs="?", help="with --fix: folder for the copies")
-    tensorboard.add_argument("--fix", action="store_true", help="write corrected copies, for a plain TensorBoard, instead")
-    traces = commands.add_parser("traces", help="print what traces tell: steps, loading, accelerators, kernels, gaps")
+    tensorboard.add_argument(
+        "--fix", action="store_true", help="write corrected copies, for a plain TensorBoard, instead"
+    )
+    traces = commands.add_parser("traces", help="print traces as tables: steps, loading, accelerators, kernels, gaps")
     traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
     diagnose = commands.add_parser("diagnose", help="say where the bottleneck is in each trace, and what to change")
     diagnose.add_argument("path", metavar="TRACE_OR_LOGDIR", help="a trace, the folder of a run, or a folder of runs")
     exercise = commands.add_parser("exercise", help="write a training script with six faults, as in notebook 13")
     exercise.add_argument("--seed", type=int, required=True, help="any number; each stands for other faults")
     exercise.add_argument("--out", metavar="FILE", required=True, help="the script to write, such as train.py")
-    grade = commands.add_parser("grade", help="time a mended script of `exercise`, and check that it trains the same")
+    grade = commands.add_parser("grade", help="time a fixed script of `exercise`, and check that it trains the same")
     grade.add_argument("--seed", type=int, required=True, help="the number that it was drawn with")
     grade.add_argument("path", metavar="FILE", help="the script")
     options = parser.parse_args(arguments)
@@ -103,9 +105,15 @@ def _record(options: argparse.Namespace) -> int:
 
     from helpers.results import recording, rungs
 
-    left_out = recording.record(rungs.GROUPS, Path(options.out))
+    left_out = recording.record_reference(rungs.GROUPS, Path(options.out), _draw_ladder)
     print((Path(options.out) / "README.md").read_text(encoding="utf-8"))
     return 1 if left_out else 0
+
+
+def _draw_ladder(table, path) -> None:
+    from helpers import figures  # needs Matplotlib, which a machine that only records may lack
+
+    figures.ladder(table).save(path)
 
 
 def _ladder(options: argparse.Namespace) -> int:
@@ -138,8 +146,9 @@ def _traces(options: argparse.Namespace) -> int:
 
 def _diagnose(options: argparse.Namespace) -> int:
     from helpers import diagnosis
+    from helpers.lessons import topics
 
-    return 0 if diagnosis.show(options.path) else 1
+    return 0 if diagnosis.show(options.path, topics.links("notebooks/")) else 1
 
 
 def _exercise(options: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ class Preset:
     seconds : float
         How long a loader alone is timed, in one run.
     rounds : int
-        How often each variant is timed, in turn with the others.
+        How often each variant is timed, interleaved with the others.
     longest_run, longest_comparison : float
         Seconds after which a timed run takes no further step, and a comparison no further round: on a slow or busy
         machine both are shorter, and the course still takes the time that it says.

@@ -1,16 +1,33 @@
-"""Folders that appear whole or not at all, made once however many processes want them at the same moment."""
+"""Files and folders that appear whole or not at all, and that one process makes for all that want them.
+
+What is made lies in a staging folder (or, for a single file, a staging file) in the folder of its target, and gets its
+name by an atomic rename. A killed process leaves its staging folder behind. Whoever stages something in the same folder
+next removes it: a lock file with the staging folder's name shows whether its process is alive, since the system
+releases the lock of a process that ends.
+
+The order of the steps makes this safe. The lock is taken before the staging folder is made, and its file is removed
+after the staging folder is gone. So a staging folder always has its lock file, whenever its process was killed.
+
+On a network disk whose locks do not reach other machines (``local_lock`` of NFS, ``localflock`` of Lustre), a process
+on another machine looks as if it had been killed: prepare shared folders from one machine there.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+_STAGING = re.compile(r"\..+\.staging-[0-9a-f]{8}")
+_LOCK = re.compile(_STAGING.pattern + r"\.lock")
+_SHOWN_CHARACTERS = 40  # of a target's name: with all of a long one, the staging folder's name could be too long
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what rename reports, by system and by what is in the way
 
 
 class DamagedFolder(ValueError):
@@ -18,51 +35,125 @@ class DamagedFolder(ValueError):
 
 
 class NotEnoughDisk(OSError):
-    """The disk has no room for the images."""
+    """The disk has no room for what is to be made."""
+
+
+class TargetExists(FileExistsError):
+    """There is something already where a new folder should go."""
 
 
 @contextmanager
-def only_one_process(data_dir: Path) -> Iterator[None]:
-    """Let one process at a time prepare images in `data_dir`; the others say that they wait, and do.
+def only_one_process(folder: Path) -> Iterator[None]:
+    """Let one process at a time make something in `folder`; the others say that they wait, and do."""
+    from filelock import FileLock, Timeout  # here, because most who import this never lock
 
-    What a process left aside that was killed in the middle (see `aside`) is removed.
-    """
-    lock = FileLock(data_dir / ".preparing.lock", mode=0o666)  # other users of a shared folder need it too
+    lock = FileLock(folder / ".preparing.lock", mode=0o666)  # other users of a shared folder need it too
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"Another process is preparing images in {data_dir}, waiting for it.", flush=True)
+        print(f"Another process is preparing images in {folder}, waiting for it.", flush=True)
         lock.acquire()
     try:
-        for leftover in data_dir.glob("*.preparing-*"):
-            # We hold the lock, so nobody works on it. Another user's may resist; no harm.
-            shutil.rmtree(leftover, ignore_errors=True)
+        clean(folder)
         yield
     finally:
         lock.release()
 
 
 @contextmanager
-def aside(folder: Path) -> Iterator[Path]:
-    """Give a new folder beside `folder`, gone afterwards unless it was renamed.
+def folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give a staging folder to fill, which becomes `path` when the block ends, and is gone if the block raises.
+
+    Parameters
+    ----------
+    path : path
+        Its parent folders are made.
+    replace : bool
+        Replace what is there. Between two renames there is then nothing at `path` for some microseconds; a process
+        that is killed right there leaves nothing. Files that a reader has open stay readable on Linux and macOS; on
+        Windows they make the replacement fail, and `path` stays as it was.
+
+    Raises
+    ------
+    TargetExists
+        If there is something at `path` that must not be replaced: before the block, or after it.
+    NotEnoughDisk
+        If the disk becomes full meanwhile.
+    """
+    path = Path(os.path.abspath(path))
+    if not replace:
+        _refuse_existing(path)
+    with scratch(path) as staging:
+        yield staging
+        if replace:
+            _replace(path, staging)
+        else:
+            _refuse_existing(path)
+            _rename(staging, path)
+
+
+@contextmanager
+def scratch(path: str | Path) -> Iterator[Path]:
+    """Give a new folder next to `path`, on the same disk; it is removed when the block ends, unless it was renamed.
 
     Raises
     ------
     NotEnoughDisk
         If the disk becomes full meanwhile.
     """
-    beside = folder.with_name(f"{folder.name}.preparing-{uuid.uuid4().hex[:8]}")
+    with _staged(path) as staging:
+        staging.mkdir()
+        yield staging
+
+
+def write(path: str | Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Write a file that appears whole or not at all; one that is there is replaced. Text is written as UTF-8.
+
+    Takes 0.5 ms of CPU time more than to write a file and rename it (measured), most of it for the lock.
+
+    Parameters
+    ----------
+    path : path
+        Its parent folders are made. On Windows, nobody may have the file open that is replaced.
+    content : str or bytes
+    durable : bool
+        Wait until the content is on the disk, so that after a power cut there is the old file or the new one.
+
+    Raises
+    ------
+    NotEnoughDisk
+        If the disk becomes full meanwhile.
+    """
+    path = Path(os.path.abspath(path))
+    with _staged(path) as staging:
+        with open(staging, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        staging.replace(path)
+
+
+def is_staging(path: Path) -> bool:
+    """Whether a path is, or lies in, a staging folder or file, or is the lock file of one."""
+    return any(_STAGING.fullmatch(part) or _LOCK.fullmatch(part) for part in path.parts)
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed processes have left in `folder`; where another user's files cannot be removed, they stay.
+
+    Lists the folder, which takes 35 ms of CPU time for 50,000 entries, and 0.014 ms for ten (measured).
+    """
+    from filelock import Timeout
+
     try:
-        beside.mkdir()
-        yield beside
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise NotEnoughDisk(
-            error.errno, f"the disk of {folder.parent} became full while preparing; free some space and run again"
-        ) from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        names = os.listdir(folder)
+    except OSError:  # it is not there, or its user may write to it but not list it
+        return
+    for name in names:
+        if _LOCK.fullmatch(name):
+            with suppress(Timeout, OSError), _locked(folder / name.removesuffix(".lock"), timeout=0):
+                pass  # we have the lock, so its process has ended; all that it left is removed now
 
 
 def check_free(folder: Path, images: int, bytes_per_image: int) -> None:
@@ -85,9 +176,91 @@ def check_free(folder: Path, images: int, bytes_per_image: int) -> None:
         )
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Write so that it survives a power cut. Images are not written so: were some lost, their sizes would tell."""
-    with open(path, "w", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+# ---------------------------------------------------------------------------------------------------------------------
+# Staging folders and their locks
+
+
+@contextmanager
+def _staged(path: str | Path) -> Iterator[Path]:
+    """Give the path of a staging folder or file to make; what is there at the end of the block is removed."""
+    path = Path(os.path.abspath(path))
+    staging = path.with_name(f".{path.name[:_SHOWN_CHARACTERS]}.staging-{uuid.uuid4().hex[:8]}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not is_staging(path.parent):  # what a killed process left in its staging folder goes with that
+            clean(path.parent)
+        with _locked(staging):
+            yield staging
+    except OSError as error:
+        if error.errno not in _FULL or isinstance(error, NotEnoughDisk):
+            raise
+        raise NotEnoughDisk(
+            error.errno, f"the disk of {path.parent} became full while writing {path.name}; free some space, run again"
+        ) from error
+
+
+@contextmanager
+def _locked(staging: Path, timeout: float = -1) -> Iterator[None]:
+    """Hold the lock of a staging folder or file; at the end of the block remove what it protects, and its own file."""
+    from filelock import FileLock
+
+    file = staging.with_name(f"{staging.name}.lock")
+    with FileLock(file, mode=0o666).acquire(timeout=timeout):
+        try:
+            yield
+        finally:
+            _remove(staging)
+            # Before the lock is released: a process that waited for it then sees that its file is gone, and takes a
+            # new one. Windows removes no open file; there FileLock does it a moment later.
+            if not os.path.lexists(staging):
+                with suppress(PermissionError):
+                    file.unlink(missing_ok=True)
+
+
+def _remove(staging: Path) -> None:
+    if staging.is_dir():
+        shutil.rmtree(staging, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            staging.unlink(missing_ok=True)
+
+
+def _replace(path: Path, staging: Path) -> None:
+    """Give a staging folder the name `path`; what had it is removed."""
+    with scratch(path) as before:
+        while not _swapped(path, staging, before / uuid.uuid4().hex):
+            pass
+
+
+def _swapped(path: Path, new: Path, old: Path) -> bool:
+    """Rename `path` to `old`, and `new` to `path`; return False if another process made a `path` in between."""
+    with suppress(FileNotFoundError):
+        path.rename(old)
+    try:
+        _rename(new, path)
+    except TargetExists:
+        return False
+    except BaseException:  # Ctrl-C, too
+        with suppress(OSError):
+            old.rename(path)
+        raise
+    return True
+
+
+def _rename(staging: Path, path: Path) -> None:
+    """Give a staging folder its name. Of what may be there, only an empty folder is replaced, and not on Windows."""
+    try:
+        staging.rename(path)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise TargetExists(_taken(path)) from error
+        raise
+
+
+def _refuse_existing(path: Path) -> None:
+    if os.path.lexists(path):
+        raise TargetExists(_taken(path))
+
+
+def _taken(path: Path) -> str:
+    return f"{path}: expected nothing here, but it exists. Delete it, or choose another name."

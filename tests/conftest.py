@@ -1,5 +1,6 @@
 """What several test files share: images from both sources, and the notebooks executed on them."""
 
+import itertools
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ for name in list(os.environ):
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
-from helpers import config
+from helpers import config  # noqa: E402
 from helpers.data import cifar10  # noqa: E402
 
 # Real CIFAR-10 images that may lie beside the project; they are no part of it.
@@ -78,7 +79,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """With ``-n auto`` a process a core and one more: much of what is tested waits, for steps that take a fixed time."""
+    """With ``-n auto`` a process a core and one more: many tests wait, for steps that take a fixed time."""
     return config.cores() + 1
 
 
@@ -116,7 +117,7 @@ def executed(request, any_images, tmp_path_factory):
         [problem.get("message") or problem.text for problem in case if problem.tag in ("failure", "error")]
         for case in ET.parse(report).iter("testcase")
     ]
-    return Executed(notebook, runs, problems.count([]), sum(problems, []), process.stdout)
+    return Executed(notebook, runs, problems.count([]), list(itertools.chain(*problems)), process.stdout)
 
 
 def leave_results_before(notebook: Path, runs: Path) -> None:
@@ -167,9 +168,11 @@ def environment(data: Path, runs: Path) -> dict[str, str]:
 def nbval(notebooks: list[Path], environment: dict[str, str], *options: str) -> subprocess.CompletedProcess:
     """Execute notebooks of a folder by nbval in the running interpreter; compare the outputs marked so."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=900"]
-        + ["-p", "support.patient_nbval", "-p", "no:cacheprovider", f"--rootdir={notebooks[0].parent}", *options]
-        + list(map(str, notebooks)),
+        [
+            *(sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=900"),
+            *("-p", "support.patient_nbval", "-p", "no:cacheprovider", f"--rootdir={notebooks[0].parent}", *options),
+            *map(str, notebooks),
+        ],
         env=environment | {"PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,

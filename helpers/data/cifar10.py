@@ -49,7 +49,7 @@ _MEMBER = re.compile(r"(?:\./)?(?:(?!\.\./)[^/]+/)?(data_batch_[1-9]\d*|test_bat
 
 _BYTES_PER_IMAGE = 4096  # a file of 2.26 kB takes one block
 _CHUNK = 250  # images a thread encodes and writes at a time
-_MAX_THREADS = 8  # Pillow and NumPy let go of the interpreter for a part of the work only
+_MAX_THREADS = 8  # Pillow and NumPy release the GIL for a part of the work only
 _CONNECT_SECONDS = 10.0  # how long an offline classroom waits for the download
 
 
@@ -165,13 +165,11 @@ def verify(folder: Path, progress: bool = True) -> None:
     _check(folder)
     manifest = _read_manifest(folder)
     expected = {
-        folder / part / _file_name(number): crc
-        for part in _PARTS
-        for number, crc in enumerate(manifest[part]["crc32"])
+        folder / part / _file_name(number): crc for part in _PARTS for number, crc in enumerate(manifest[part]["crc32"])
     }
     with ThreadPoolExecutor(_threads()) as threads:
         found = threads.map(lambda path: zlib.crc32(path.read_bytes()), expected)
-        bar = tqdm(zip(expected, found), "verifying", len(expected), unit="image", disable=not progress)
+        bar = tqdm(zip(expected, found, strict=True), "verifying", len(expected), unit="image", disable=not progress)
         for path, crc in bar:
             if crc != expected[path]:
                 raise _damaged(path, folder, "its content is not what was written")
@@ -236,14 +234,14 @@ def _looks_like_cifar10(path: Path) -> bool:
         if path.stat().st_size > _MAX_TOTAL_BYTES:
             return False
         with tarfile.open(path) as tar:
-            for _, member in zip(range(16), tar):  # a look at the first names: other archives may be long
+            for _, member in zip(range(16), tar, strict=False):  # a look at the first names: other archives may be long
                 match = _MEMBER.fullmatch(member.name)
                 if match and match[1] != "batches.meta":
                     return True
                 if member.size > _MAX_MEMBER_BYTES:
                     return False
     except (tarfile.TarError, OSError, EOFError, zlib.error):
-        pass  # whatever it is, nobody said it were CIFAR-10
+        pass  # whatever it is, nothing says that it is CIFAR-10
     return False
 
 
@@ -273,7 +271,7 @@ def _drawn(counts: tuple[int, int]) -> _Images:
     return _Images(
         source=f"drawn images ({counts[0]:,} + {counts[1]:,})",
         classes=synthetic.CLASSES,
-        counts=dict(zip(_PARTS, counts)),
+        counts=dict(zip(_PARTS, counts, strict=True)),
         get={"train": drawing(config.SEED), "test": drawing(config.SEED + 1)},
     )
 
@@ -286,7 +284,7 @@ def _read_archive(path: Path) -> _Images:
             f"{path}: expected data_batch_1 to data_batch_5 (or some of them) and test_batch, as in "
             f"{_OFFICIAL_ARCHIVE}, found {', '.join(sorted(batches)) or 'none of them'}."
         )
-    pixels, labels = zip(*(batches[f"data_batch_{number}"] for number in numbers))
+    pixels, labels = zip(*(batches[f"data_batch_{number}"] for number in numbers), strict=True)
     train, test = (np.concatenate(pixels), np.concatenate(labels)), batches["test_batch"]
     counts = (len(train[1]), len(test[1]))
 
@@ -300,7 +298,7 @@ def _read_archive(path: Path) -> _Images:
     return _Images(
         source="CIFAR-10" if counts == _OFFICIAL_COUNTS else f"CIFAR-10 subset ({counts[0]:,} + {counts[1]:,} images)",
         classes=CLASSES,
-        counts=dict(zip(_PARTS, counts)),
+        counts=dict(zip(_PARTS, counts, strict=True)),
         get={"train": reading(*train), "test": reading(*test)},
         made_from=_fingerprint(path),
     )
@@ -336,7 +334,8 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
     if not path.exists():
         raise UnusableArchive(f"{path}: no such file or folder; is CIFAR10_ARCHIVE right?")
     try:
-        yield from _members_of_folder(path) if path.is_dir() else _members_of_tar(path)
+        members = _members_of_folder(path) if path.is_dir() else _members_of_tar(path)
+        yield from members
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise UnusableArchive(
             f"{path}: expected a tar file like {_OFFICIAL_ARCHIVE}, but reading it failed: "
@@ -376,7 +375,7 @@ class _BatchUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str):
         allowed = {
-            ("numpy", "ndarray"): None,  # only ever handed to _reconstruct, which here knows it
+            ("numpy", "ndarray"): None,  # only ever an argument of _reconstruct, which here needs none
             ("numpy", "dtype"): _number_dtype,
             ("numpy.core.multiarray", "_reconstruct"): _empty_array,  # NumPy 1
             ("numpy._core.multiarray", "_reconstruct"): _empty_array,  # NumPy 2
@@ -445,13 +444,13 @@ def _download(data_dir: Path) -> tuple[Path | None, str]:
     """Download the official archive, if the internet is there: its path, or None and the reason."""
     from torchvision import datasets  # here, since it imports torch, which takes seconds and is hardly ever needed
 
+    official = datasets.CIFAR10
     timeout_before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_CONNECT_SECONDS)  # torchvision has no argument for it
     try:
-        with staging.aside(data_dir / "cifar10-download") as aside:
-            official = datasets.CIFAR10
-            datasets.utils.download_url(official.url, aside, official.filename, official.tgz_md5)
-            return (aside / official.filename).replace(data_dir / _OFFICIAL_ARCHIVE), ""
+        with staging.scratch(data_dir / official.filename) as folder:
+            datasets.utils.download_url(official.url, folder, official.filename, official.tgz_md5)
+            return (folder / official.filename).replace(data_dir / _OFFICIAL_ARCHIVE), ""
     except staging.NotEnoughDisk:
         raise
     except (OSError, RuntimeError, HTTPException) as error:  # RuntimeError: the checksum
@@ -473,11 +472,11 @@ def _export(images: _Images, folder: Path, progress: bool) -> Prepared:
         "classes": images.classes,
         "made_from": images.made_from,
     }
-    with staging.aside(folder) as aside, tqdm(None, "writing", total, unit="image", disable=not progress) as bar:
+    # Only labels and manifest are forced to the disk: if a power cut takes images, the manifest shows that
+    with staging.folder(folder) as new, tqdm(None, "writing", total, unit="image", disable=not progress) as bar:
         for part in _PARTS:
-            manifest[part] = _write_part(images, part, aside / part, bar)
-        staging.write_durably(aside / "manifest.json", json.dumps(manifest))
-        aside.rename(folder)
+            manifest[part] = _write_part(images, part, new / part, bar)
+        staging.write(new / "manifest.json", json.dumps(manifest), durable=True)
     return _prepared(folder, manifest)
 
 
@@ -499,7 +498,7 @@ def _write_part(images: _Images, part: str, folder: Path, bar: tqdm) -> dict:
             bar.update(len(files))
     rows = [f"{_file_name(number)},{label}\n" for number, label in enumerate(labels)]
     table = "".join(["file,label\n", *rows])
-    staging.write_durably(folder / "labels.csv", table)
+    staging.write(folder / "labels.csv", table, durable=True)
     return {"labels_sha256": hashlib.sha256(table.encode()).hexdigest(), "bytes": sizes, "crc32": checksums}
 
 

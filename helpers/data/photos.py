@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from helpers import config, staging
+from helpers import config, staging, wording
 from helpers.data import synthetic
 
 QUALITY = 90
@@ -22,7 +22,7 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".w
 
 _FORMAT = 1  # of the prepared folder: count up when its layout or the drawn photos change
 _BYTES_PER_PHOTO = 80_000  # most have less: 45 kB in the median
-_MAX_THREADS = 8  # Pillow lets go of the interpreter while it encodes, NumPy for a part of its work only
+_MAX_THREADS = 8  # Pillow releases the GIL while it encodes, NumPy for a part of its work only
 
 
 class BadFolder(ValueError):
@@ -51,9 +51,7 @@ class Photos:
     images: int
 
 
-def prepare(
-    *, data_dir: Path | None = None, folder: Path | None = None, drawn: int | None = None, progress: bool = True
-) -> Photos:
+def prepare(*, data_dir: Path | None = None, drawn: int | None = None, progress: bool = True) -> Photos:
     """Get the photos, once: later calls only check them. Prints one line that says where they come from.
 
     Drawn photos appear whole or not at all. Many processes may call this at once: one draws, the others wait.
@@ -62,10 +60,9 @@ def prepare(
     ----------
     data_dir : Path, optional
         Where to keep drawn photos, by default `config.data_dir`. May be read-only when they are there.
-    folder : Path, optional
-        Photos of the reader's own, by default `config.photos`; they are only read.
     drawn : int, optional
-        How many to draw if there is no such folder, by default those of `config.preset`.
+        How many to draw if `config.photos` names no folder of the reader's own, by default those of `config.preset`.
+        The reader's photos are only read.
     progress : bool
         Show a progress bar.
 
@@ -79,8 +76,8 @@ def prepare(
         If the disk has no room.
     """
     data_dir = config.data_dir() if data_dir is None else Path(data_dir)
-    folder = config.photos() if folder is None else Path(folder)
     drawn = config.preset().drawn_photos if drawn is None else drawn
+    folder = config.photos()
     if folder is not None:
         classes, files, _ = list_images(folder)
         print(f"Photos: {len(files):,} in {len(classes)} classes, found in {folder}.", flush=True)
@@ -131,7 +128,7 @@ def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.nda
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
         loose = sum(_is_image(entry.name) for entry in os.scandir(folder))
-        raise BadFolder(f"{folder}: {expected} in it, found no folder" + (f", but {loose} images." if loose else "."))
+        raise BadFolder(f"{folder}: {expected} in it, found no folder and {wording.counted(loose, 'image')}.")
     files, labels = [], []
     for label, name in enumerate(classes):
         found = _images_below(folder / name)
@@ -159,23 +156,22 @@ def _is_image(name: str) -> bool:
 
 def _draw(folder: Path, count: int, progress: bool) -> None:
     staging.check_free(folder.parent, count, _BYTES_PER_PHOTO)
-    with staging.aside(folder) as aside, tqdm(None, "drawing", count, unit="photo", disable=not progress) as bar:
+    with staging.folder(folder) as new, tqdm(None, "drawing", count, unit="photo", disable=not progress) as bar:
         for name in synthetic.CLASSES[:count]:
-            (aside / _folder_name(name)).mkdir()
+            (new / _folder_name(name)).mkdir()
 
         def write(number: int) -> tuple[str, int]:
             image, label = synthetic.draw_photo(number, config.SEED)
             name = f"{_folder_name(synthetic.CLASSES[label])}/{number:05d}.jpg"
-            Image.fromarray(image).save(aside / name, quality=QUALITY)
-            return name, (aside / name).stat().st_size
+            Image.fromarray(image).save(new / name, quality=QUALITY)
+            return name, (new / name).stat().st_size
 
         sizes = {}
         with ThreadPoolExecutor(min(config.cores(), _MAX_THREADS)) as threads:
             for name, size in threads.map(write, range(count)):
                 sizes[name] = size
                 bar.update()
-        staging.write_durably(aside / "manifest.json", json.dumps({"format": _FORMAT, "bytes": sizes}))
-        aside.rename(folder)
+        staging.write(new / "manifest.json", json.dumps({"format": _FORMAT, "bytes": sizes}), durable=True)
 
 
 def _folder_name(name: str) -> str:

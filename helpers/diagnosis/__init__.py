@@ -6,52 +6,59 @@
 ===============  ==================================================================================
 verdict          what it means
 ===============  ==================================================================================
-loading          the loop waits for its mini-batches
+loading          the loop waits for its batches
 copies           copies between host and GPU hold the step up
 launches         the GPU waits until the host launches its next kernel
 compute          the kernels take the time, and could take less
 synchronization  the host waits for the GPU in every step, and then the GPU for the host
 communication    the GPU waits for the other processes
 nothing wrong    no change that is known here would gain 5 % of a step
-cannot tell      the evidence does not suffice
+unknown          the evidence does not suffice
 ===============  ==================================================================================
 
 The verdict is that of the finding that can gain most. A gain is at most the share of the step that the finding takes
 (Amdahl's law): of a step of K ms with a share s it is s · K ms, or 1 / (1 − s) times the speed.
+
+Each finding names a topic, such as "mixed precision". Whoever knows where to read about the topics adds links to them:
+see `Diagnosis.linked`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from helpers import traces
 from helpers.diagnosis import device
 from helpers.diagnosis import recorded as record
 from helpers.diagnosis.result import Diagnosis, Finding, conclude
-from helpers.traces import report
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "of_trace", "show"]
 
 NEEDS_THE_LOADER = (
     "why the loading is slow. The workers are not in the trace, nor are the sizes of files and the times of decoding. "
-    "In a notebook, helpers.diagnosis.diagnose(loader, step) looks at them."
+    "In a notebook or script, helpers.diagnosis.diagnose(loader, step) looks at them."
 )
 
 
 def diagnose(loader: Iterable, step: Callable, *, steps: int = 20) -> Diagnosis:
     """Find the bottleneck of a training loop.
 
-    The loop runs as it is: first with the stopwatch, then with the profiler, whose trace stays in ``runs/diagnosis``.
-    So `step` is called some dozens of times, and trains. Then some items of the dataset are loaded in this process, to
-    tell how long they take. Workers that were started here have ended afterwards.
+    The loop runs as it is: first with the stopwatch, then with the profiler. So `step` is called some dozens of times,
+    and trains. Then some items of the dataset are loaded in this process, to time them. Workers that were started here
+    have ended afterwards.
+
+    The profiler's trace stays in the folder ``diagnosis`` below ``COURSE_RUNS`` (by default, ``runs`` in this clone)
+    and replaces that of the diagnosis before; in a temporary folder if that one cannot be written. The evidence says
+    where it is.
 
     Parameters
     ----------
     loader : iterable
-        A DataLoader; of another iterable, which yields mini-batches again and again, no items are loaded.
+        A DataLoader; of another iterable, which yields batches again and again, no items are loaded.
     step : callable
-        One training step. It is called as ``step(*batch)`` if the mini-batch is a tuple or a list, as with images and
+        One training step. It is called as ``step(*batch)`` if the batch is a tuple or a list, as with images and
         labels, and as ``step(batch)`` if it is anything else, such as a dict; see `timing.call`.
     steps : int
         Steps to time.
@@ -63,7 +70,7 @@ def diagnose(loader: Iterable, step: Callable, *, steps: int = 20) -> Diagnosis:
     timing.WorkerDied
         If a worker is killed or exits.
     watching.TooFewBatches
-        If the loader yields no mini-batches, or no more when it is started again.
+        If the loader yields no batches, or no more when it is started again.
     watching.ProfilerRunning
         If a profiler is active already.
 
@@ -93,16 +100,17 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
     try:
         recorded = record.read(trace)
     except traces.NoSteps as error:
-        return conclude(float("nan"), (), (), unknown=str(error))
-    doubt, evidence = record.doubt(recorded), record.evidence(recorded)
-    loading = [] if doubt else list(record.loading(recorded))
-    findings = [] if doubt else [*device.findings(recorded), *loading]
-    cannot_tell = [NEEDS_THE_LOADER] if loading else []
-    otherwise = record.unexplained(recorded)
-    return conclude(recorded.step_ms, evidence, findings, cannot_tell, doubt, otherwise)
+        return conclude(float("nan"), (), (), doubt=str(error))
+    evidence = record.evidence(recorded)
+    if doubt := record.doubt(recorded):
+        return conclude(recorded.step_ms, evidence, (), doubt=doubt)
+    loading = list(record.loading(recorded))
+    findings = [*device.findings(recorded), *loading]
+    unknown = [NEEDS_THE_LOADER] if loading else []
+    return conclude(recorded.step_ms, evidence, findings, unknown, otherwise=record.unexplained(recorded))
 
 
-def show(path: str | Path) -> bool:
+def show(path: str | Path, links: Mapping[str, str] = MappingProxyType({})) -> bool:
     """Print the diagnosis of each trace at `path`, and what each that cannot be read has wrong.
 
     Parameters
@@ -110,6 +118,8 @@ def show(path: str | Path) -> bool:
     path : str or Path
         A trace file, the folder of a run, or a folder of such folders. Of processes that trained together each is
         diagnosed on its own.
+    links : mapping of str to str, optional
+        Where to read about topics; see `Diagnosis.linked`.
 
     Returns
     -------
@@ -121,4 +131,6 @@ def show(path: str | Path) -> bool:
     traces.NoTraces
         If there are none.
     """
-    return report.show(path, lambda trace: str(of_trace(trace)))
+    from helpers.traces import report  # here, because pandas takes half a second to import
+
+    return report.show(path, lambda trace: str(of_trace(trace).linked(links)))

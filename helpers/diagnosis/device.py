@@ -1,17 +1,18 @@
-"""What costs time between the host and the accelerator, and on it, as a trace tells."""
+"""What costs time between the host and the accelerator, and on it, by a trace."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from helpers import traces
 from helpers.diagnosis.recorded import Recorded
-from helpers.diagnosis.result import UNKNOWN, WORTH, Finding, percent
-from helpers.traces.report import printable
-from helpers.traces.waiting import PAGEABLE, direction
+from helpers.diagnosis.result import UNKNOWN, WORTH, Finding
+from helpers.wording import counted, percent, printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Of the steps must do it, for it to be done in every step: what is printed every tenth step is no fault.
 EVERY = 0.8
@@ -25,7 +26,7 @@ OWN_GAP = 5.0  # µs
 LEAST_FILL = 0.5
 # µs that recording takes, measured on one core with torch 2.15: a lower bound, older versions and CUDA take more
 OPERATOR_COST, SHAPES_COST, FRAME_COST = 0.2, 0.15, 0.16
-# Of the time: a light profile of the smallest network takes 12 % more processor time, one with everything 69 %.
+# Of the time: a light profile of the smallest network takes 12 % more CPU time, one with everything 69 %.
 PROFILER = 0.15
 
 TENSOR_CORES = (7, 0)  # compute capability from which on GPUs have them, and for bfloat16 and TF32:
@@ -63,25 +64,28 @@ def _recording(recorded: Recorded) -> Finding | None:
         share = min(share, recorded.avoidable_idle)
     if share < PROFILER:
         return None
-    events = f"{operators:,} operators" + (f" and {frames:,} Python frames" if frames else "")
-    told = f" (with {', '.join(sorted(settings))})" if settings else ""
+    events = counted(operators, "operator")
+    if frames:
+        events += f" and {counted(frames, 'Python frame')}"
+    if settings:
+        events += f" (with {', '.join(sorted(settings))})"
     return Finding(
         "the profiler itself in the way", UNKNOWN, share,
-        f"Writing down {events}{told} took about {percent(share)} of the time: what the host seems to need is partly "
+        f"Writing down {events} took about {percent(share)} of the time: what the host seems to need is partly "
         "the profiler's.",
         "profile(activities=…, schedule=schedule(wait=5, warmup=1, active=8))  # no stacks, shapes or memory",
-        "01-first-profile",
+        "profiler overhead",
     )  # fmt: skip
 
 
 def _communication(recorded: Recorded) -> Finding:
     share = float(recorded.shares["Communication"])
     return Finding(
-        "communication in the open", "communication", share,
+        "exposed communication", "communication", share,
         f"In {percent(share)} of the time the step exchanges data with other processes, and computes nothing "
         "meanwhile. It may wait for a slower one: diagnose the other ranks, too.",
         "with model.no_sync(): loss.backward()  # all but every n-th step; or a larger batch for each process",
-        "12-scale-out",
+        "overlapping communication with computation",
     )  # fmt: skip
 
 
@@ -115,7 +119,7 @@ def _synchronization(recorded: Recorded, waits: pd.DataFrame) -> Iterator[Findin
         f"In {rows['step'].nunique()} of {recorded.steps} steps the host waits for the GPU, {percent(share)} of the "
         f"time, mostly in {printable(operator) or 'a call of its own'} ({where}); in {percent(recorded.host)} of the "
         "time the GPU waits for the host.",
-        change, "11-fewer-launches",
+        change, "fewer synchronizations",
     )  # fmt: skip
 
 
@@ -138,37 +142,39 @@ _READS = {
 
 
 def _copies(recorded: Recorded, waits: pd.DataFrame) -> Iterator[Finding]:
+    from helpers.traces.waiting import PAGEABLE, direction  # here, because pandas takes half a second to import
+
     exposed = traces.exposed_copies(recorded.trace).sum() / recorded.total
     to_device = {name: float(share) for name, share in exposed.items() if direction(name) == "to the device"}
     copying, blocked = sum(to_device.values()), min(_shares(recorded, waits)[0], recorded.avoidable_idle)
     gain = copying + blocked
-    told = (
-        f"copies to the GPU take {percent(copying)} of the time while no kernel runs, and the host waits for them so "
+    evidence = (
+        f"Copies to the GPU take {percent(copying)} of the time while no kernel runs, and the host waits for them so "
         f"that the GPU idles up to {percent(blocked)} of it"
     )
     pageable = sum(share for name, share in to_device.items() if PAGEABLE in name)
     if gain >= WORTH and pageable > copying / 2:
         yield Finding(
-            "pageable copies", "copies", gain, f"From memory that is not pinned {told}.",
-            'DataLoader(…, pin_memory=True)\nimages.to("cuda", non_blocking=True)', "03-more-workers",
+            "pageable copies", "copies", gain, f"{evidence}. The memory is not pinned.",
+            'DataLoader(…, pin_memory=True)\nimages.to("cuda", non_blocking=True)', "pinned memory",
         )  # fmt: skip
     elif gain >= WORTH and blocked >= WORTH:
         yield Finding(
-            "copies that block", "copies", gain, f"{told[0].upper()}{told[1:]}, though the memory may be pinned.",
-            'images.to("cuda", non_blocking=True)  # from a DataLoader with pin_memory=True', "03-more-workers",
+            "copies that block", "copies", gain, f"{evidence}, though the memory may be pinned.",
+            'images.to("cuda", non_blocking=True)  # from a DataLoader with pin_memory=True', "asynchronous copies",
         )  # fmt: skip
     elif gain >= WORTH:
         yield Finding(
-            "large copies", "copies", gain, f"{told[0].upper()}{told[1:]}.",
+            "large copies", "copies", gain, f"{evidence}.",
             "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the GPU",
-            "04-normalize-on-device",
+            "normalization on the device",
         )  # fmt: skip
     within = float(sum(share for name, share in exposed.items() if direction(name) == "within the device"))
     if within >= WORTH:
         yield Finding(
             "copies within the GPU", "copies", within, f"They take {percent(within)} of the time, no kernel runs then.",
             "# look for .contiguous(), .clone(), torch.cat\nDDP(…, gradient_as_bucket_view=True)",
-            "11-fewer-launches",
+            "fewer copies",
         )  # fmt: skip
 
 
@@ -190,7 +196,7 @@ def _launches(recorded: Recorded, waits: pd.DataFrame, recording: float) -> Iter
             f"{length[short].median():.0f} µs in the median, {percent(share)} of the time; a step has "
             f"{kernels / recorded.steps:,.0f} kernels of "
             f"{recorded.shares['Kernel'] * recorded.total / max(kernels, 1):.0f} µs on average.",
-            'model = torch.compile(model, mode="reduce-overhead")\nSGD(…, fused=True)', "11-fewer-launches",
+            'model = torch.compile(model, mode="reduce-overhead")\nSGD(…, fused=True)', "fewer launches",
         )  # fmt: skip
     if others >= WORTH:
         doing = _DOING[gaps.loc[long, list(_DOING)].sum().idxmax()]
@@ -198,9 +204,9 @@ def _launches(recorded: Recorded, waits: pd.DataFrame, recording: float) -> Iter
         named = "" if longest == "other" or "DataLoader" in longest else f"; in the longest gap {printable(longest)}"
         yield Finding(
             "the host does something else", "launches", others,
-            f"In gaps of more than {LAUNCH_GAP:.0f} µs the GPU waits {percent(others)} of the time for the host, mostly "
-            f"for {doing}{named}.",
-            "# move it out of the loop, or do it every n-th step", "11-fewer-launches",
+            f"In gaps of more than {LAUNCH_GAP:.0f} µs the GPU waits {percent(others)} of the time for the host, "
+            f"mostly for {doing}{named}.",
+            "# move it out of the loop, or do it every n-th step", "less work between launches",
         )  # fmt: skip
 
 
@@ -213,15 +219,16 @@ def _kernels(recorded: Recorded) -> Iterator[Finding]:
     each = recorded.total * recorded.devices
     share = traces.kernel_time(recorded.trace, traces.multiplies_float32) / each
     if share >= WORTH and capability and capability >= TENSOR_CORES:
-        recent = capability >= BFLOAT16
-        ratio = PEAK_RATIO[BFLOAT16 if recent else TENSOR_CORES]
+        if capability >= BFLOAT16:
+            ratio, format, change = PEAK_RATIO[BFLOAT16], "bfloat16", 'with torch.autocast("cuda", torch.bfloat16): …'
+        else:
+            ratio, format = PEAK_RATIO[TENSOR_CORES], "float16"
+            change = 'with torch.autocast("cuda", torch.float16): …  # and torch.amp.GradScaler()'
         yield Finding(
             "float32 without Tensor Cores", "compute", share * (1 - 1 / ratio),
             f"Products and convolutions in float32 take {percent(share)} of the time; this GPU has Tensor Cores, "
-            f"which multiply {'bfloat16' if recent else 'float16'} at most {ratio} times as fast.",
-            'with torch.autocast("cuda", torch.bfloat16): …' if recent else
-            'with torch.autocast("cuda", torch.float16): …  # and torch.amp.GradScaler()',
-            "10-mixed-precision",
+            f"which multiply {format} at most {ratio} times as fast.",
+            change, "mixed precision",
         )  # fmt: skip
     share = traces.kernel_time(recorded.trace, traces.converts_layout) / each
     if share >= WORTH:
@@ -229,7 +236,7 @@ def _kernels(recorded: Recorded) -> Iterator[Finding]:
             "layout conversions", "compute", share,
             f"Kernels that turn NCHW into NHWC, or back, take {percent(share)} of the time.",
             "model.to(memory_format=torch.channels_last)\nimages.to(memory_format=torch.channels_last)",
-            "09-channels-last",
+            "channels-last memory format",
         )  # fmt: skip
     fill, running = traces.fill(recorded.trace), float(recorded.shares["Kernel"])
     if fill < LEAST_FILL and running * (1 - fill) >= WORTH:
@@ -238,12 +245,12 @@ def _kernels(recorded: Recorded) -> Iterator[Finding]:
             f"While kernels run, {percent(running)} of the time, on average {percent(fill)} of the multiprocessors "
             "have work. Counted for each image; the step itself does not become shorter.",
             "DataLoader(…, batch_size=…)  # double it until the memory is full, and adapt the learning rate",
-            "02-two-clocks",
+            "larger batches",
         )  # fmt: skip
 
 
 def _capability(recorded: Recorded) -> tuple[int, int] | None:
-    """Return the compute capability of NVIDIA's GPU, or None if it cannot be told or it has no Tensor Cores."""
+    """Return the compute capability of NVIDIA's GPU, or None if it is unknown or the GPU has no Tensor Cores."""
     used = {int(device) for span in recorded.trace.spans for device in span.kernels["device"].dropna()}
     devices = [each for span in recorded.trace.spans for each in span.devices if each.get("id") in used]
     for each in devices:

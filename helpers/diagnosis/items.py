@@ -1,4 +1,4 @@
-"""Loads some items in this process, and tells how long one takes and where: what no trace of the main process shows."""
+"""Loads some items in this process, and sees how long one takes and where: what no trace of the main process shows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import pstats
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from helpers import timing
 
 SECONDS = 1.0  # of loading with the stopwatch; then as many items again with cProfile
 LEAST_ITEMS = 2
-GROUP_SECONDS = 0.1  # of items at a time: collating one alone would count for more than it does in a mini-batch
+GROUP_SECONDS = 0.1  # of items at a time: collating one alone would count for more than it does in a batch
 
 # What a function does, by its file and name, or by its name alone if it is no Python: the first that matches. What
 # matches none of them counts to the functions that call it. Collected by running cProfile on Pillow, torchvision,
@@ -47,24 +48,24 @@ class Items:
     ----------
     count : int
         Items that were loaded with the stopwatch.
-    ms, processor_ms : float
+    ms, cpu_ms : float
         Time of an item, and what of it a processor worked; the rest is waiting, for storage mostly. Where the system
-        tells how long others had the cores meanwhile, that is left out.
+        reports how long others had the cores meanwhile, that is left out.
     batch : int
-        Items of a mini-batch.
+        Items of a batch.
     parts : dict of str to float
         Share of the time of each of `PARTS` and of `REST`, 0 to 1.
     opened : float
         Files opened for each item.
     file_bytes : float
-        Bytes read for each file opened; NaN where the system does not tell.
+        Bytes read for each file opened; NaN where the system does not report it.
     slowest : str
         The function that by itself took most time.
     """
 
     count: int
     ms: float
-    processor_ms: float
+    cpu_ms: float
     batch: int
     parts: dict[str, float]
     opened: float
@@ -73,7 +74,7 @@ class Items:
 
     @property
     def batch_ms(self) -> float:
-        """Time of a mini-batch that one process makes."""
+        """Time of a batch that one process makes."""
         return self.ms * self.batch
 
 
@@ -105,13 +106,13 @@ def _measured(source: _Source) -> Items:
     while count < LEAST_ITEMS or time.perf_counter() - start < SECONDS:
         count += source.take(group)
     ms = (time.perf_counter() - start - (_queued() - queued)) / count * 1e3
-    processor_ms = (time.process_time() - worked) / count * 1e3
+    cpu_ms = (time.process_time() - worked) / count * 1e3
     profile, profiled, before = cProfile.Profile(), 0, _bytes_read()
     while profiled < count:
         profiled += profile.runcall(source.take, group)
     parts, opens, slowest = _parts(pstats.Stats(profile).stats)
     file_bytes = (_bytes_read() - before) / opens if opens else math.nan
-    return Items(count, ms, min(processor_ms, ms), source.batch, parts, opens / profiled, file_bytes, slowest)
+    return Items(count, ms, min(cpu_ms, ms), source.batch, parts, opens / profiled, file_bytes, slowest)
 
 
 class _Source:
@@ -128,10 +129,10 @@ class _Source:
             self.batch = len(next(self.indices))
         self.together = not iterable and loader.batch_sampler is not None and hasattr(self.dataset, "__getitems__")
         self.batched = loader.batch_size is not None or (not iterable and loader.batch_sampler is not None)
-        self.left = []  # indices of a mini-batch that was begun
+        self.left = []  # indices of a batch that was begun
 
     def take(self, count: int) -> int:
-        """Load `count` items as a mini-batch, or a whole one if the dataset loads only these; return how many."""
+        """Load `count` items as a batch, or a whole one if the dataset loads only these; return how many."""
         if self.together:
             indices = next(self.indices)
             self.loader.collate_fn(self.dataset.__getitems__(indices))
@@ -140,8 +141,9 @@ class _Source:
             items = list(itertools.islice(self.items, count))
         else:
             items = [self.dataset[index] for index in self._next(count)]
-        for mini_batch in [items] if self.batched else items:
-            self.loader.collate_fn(mini_batch)
+        batches = [items] if self.batched else items
+        for batch in batches:
+            self.loader.collate_fn(batch)
         return count
 
     def _next(self, count: int) -> list:
@@ -162,7 +164,8 @@ def _parts(stats: dict) -> tuple[dict[str, float], int, str]:
     for function, (_, calls, seconds, _, _) in stats.items():
         for part, share in _attributed(function, stats, shares, frozenset()).items():
             spent[part] += seconds * share
-        opens += calls if re.search(r"(io|builtins)\.open\b", function[2]) else 0
+        if re.search(r"(io|builtins)\.open\b", function[2]):
+            opens += calls
     total = sum(spent.values()) or 1.0
     file, line, name = max(stats, key=lambda function: stats[function][2])
     slowest = name.strip("<>").removeprefix("built-in method ") if file == "~" else f"{name} ({Path(file).name}:{line})"
@@ -174,11 +177,12 @@ def _attributed(function: tuple, stats: dict, shares: dict, above: frozenset) ->
     if function in shares:
         return shares[function]
     callers = {caller: times[2] for caller, times in stats[function][4].items() if caller not in above | {function}}
-    total, result = sum(callers.values()), {}
-    for caller, seconds in callers.items() if total else ():
-        for part, share in _attributed(caller, stats, shares, above | {function}).items():
-            result[part] = result.get(part, 0.0) + share * seconds / total
-    shares[function] = result or {REST: 1.0}
+    total, parts = sum(callers.values()), Counter()
+    for caller, seconds in callers.items():
+        if total:
+            for part, share in _attributed(caller, stats, shares, above | {function}).items():
+                parts[part] += share * seconds / total
+    shares[function] = dict(parts) or {REST: 1.0}
     return shares[function]
 
 
@@ -189,17 +193,17 @@ def _part(function: tuple[str, int, str]) -> str | None:
 
 
 def _queued() -> float:
-    """Return for how many seconds this thread was ready to work while others had the cores; 0 where it is not told."""
+    """Return for how many seconds this thread was ready to work while others had the cores; 0 where it is unknown."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):  # only Linux tells
+    except (OSError, IndexError):  # only Linux reports it
         return 0.0
 
 
 def _bytes_read() -> float:
-    """Return the bytes that this process has read so far, from files or the page cache; NaN if it is not told."""
+    """Return the bytes that this process has read so far, from files or the page cache; NaN if it is unknown."""
     try:
         counters = psutil.Process().io_counters()
-    except (AttributeError, psutil.Error):  # macOS does not tell
+    except (AttributeError, psutil.Error):  # macOS does not report it
         return math.nan
     return getattr(counters, "read_chars", counters.read_bytes)

@@ -1,4 +1,4 @@
-"""Why a loop waits for its mini-batches: what its DataLoader is told, and how long its items take."""
+"""Why a loop waits for its batches: by the settings of its DataLoader, and by how long its items take."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from helpers.diagnosis.items import REST, Items
-from helpers.diagnosis.result import WORTH, Finding, milliseconds, percent
+from helpers.diagnosis.result import WORTH, Finding
+from helpers.wording import counted, milliseconds, percent
 
 # As many as can work at once are useful. Up to twice as many made no difference that could be measured on two cores,
 # sixteen a third of the throughput at a start of five seconds.
 TOO_MANY = 2
-MOST_PER_CORE = 4  # workers that are advised: notebook 03 tries no more. Each takes memory
+MOST_PER_CORE = 4  # workers that are advised: more were not tried. Each takes memory
 # Of a step's time that loading in the loop itself would have to save: the same loop timed twice differs by as much.
-# It also stands for the time that the workers take to hand a mini-batch over.
+# It also stands for the time of the transfer from the workers.
 MARGIN = 0.1
 # Bytes. A fast disk delivers so many, at 500 MB/s, in the 2 ms that an open takes on a shared file system (simulate).
 SMALL_FILE = 1_000_000
@@ -29,7 +30,7 @@ class Loading:
     Attributes
     ----------
     step, wait, usual_wait : float
-        Of a step, of waiting for its mini-batch, and the median of that; restarts left out.
+        Of a step, of waiting for its batch, and the median of that; restarts left out.
     workers, cores : int
     restart : float
         Added to a step, on average, by starting the workers of each epoch; 0 if they persist.
@@ -58,11 +59,11 @@ class Loading:
     @property
     def useful(self) -> int:
         """Workers that can work at once: those that wait for storage need no core."""
-        return round(self.cores * min(max(1.0, self.items.ms / max(self.items.processor_ms, 1e-6)), MOST_PER_CORE))
+        return round(self.cores * min(max(1.0, self.items.ms / max(self.items.cpu_ms, 1e-6)), MOST_PER_CORE))
 
     def pace(self, workers: int) -> float:
-        """The time in which so many workers can make a mini-batch at best, given the cores."""
-        return max(self.items.batch_ms / workers, self.items.batch * self.items.processor_ms / self.cores)
+        """The time in which so many workers can make a batch at best, given the cores."""
+        return max(self.items.batch_ms / workers, self.items.batch * self.items.cpu_ms / self.cores)
 
 
 def findings(loading: Loading) -> Iterator[Finding]:
@@ -71,7 +72,7 @@ def findings(loading: Loading) -> Iterator[Finding]:
         yield Finding(
             "workers restarted every epoch", "loading", loading.restart / loading.whole,
             f"Each epoch starts its workers anew, which adds {milliseconds(loading.restart)} to a step on average.",
-            "DataLoader(…, persistent_workers=True)", "03-more-workers",
+            "DataLoader(…, persistent_workers=True)", "persistent workers",
         )  # fmt: skip
     if loading.items is None:
         if loading.wait / loading.whole >= WORTH:
@@ -82,18 +83,18 @@ def findings(loading: Loading) -> Iterator[Finding]:
     if loading.wait / loading.whole < WORTH:
         return
     workers = list(_workers(loading))
-    if not workers and loading.workers and loading.pace(loading.workers) < loading.work * (1 - MARGIN):
-        yield from [] if too_many else [_in_spite(loading)]
-    else:
+    if workers or not loading.workers or loading.pace(loading.workers) >= loading.work * (1 - MARGIN):
         yield from workers
         yield from _work(loading)
+    elif not too_many:
+        yield _in_spite(loading)
 
 
 def _unexplained(loading: Loading) -> Finding:
     return Finding(
         "loading too slowly", "loading", loading.wait / loading.whole,
-        f"The loop waits {milliseconds(loading.wait)} of a step for its mini-batch.",
-        "DataLoader(…, num_workers=…)  # more, or less work for each item", "03-more-workers",
+        f"The loop waits {milliseconds(loading.wait)} of a step for its batch.",
+        "DataLoader(…, num_workers=…)  # more, or less work for each item", "more workers",
     )  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def _too_many(loading: Loading) -> Iterator[Finding]:
         "too many workers", "loading", _gain(loading, best),
         f"{loading.workers} workers, but {_cores(loading)} keep {loading.useful} busy; the others take memory, and the "
         "longer to start.",
-        f"DataLoader(…, num_workers={loading.useful})", "03-more-workers",
+        f"DataLoader(…, num_workers={loading.useful})", "number of workers",
     )  # fmt: skip
 
 
@@ -119,13 +120,13 @@ def _workers(loading: Loading) -> Iterator[Finding]:
     if more >= max(none, WORTH):
         yield Finding(
             "too few workers" if workers else "loading in the loop itself", "loading", more, _speed(loading),
-            f"DataLoader(…, num_workers={better})", "03-more-workers",
+            f"DataLoader(…, num_workers={better})", "more workers",
         )  # fmt: skip
     elif none >= WORTH:
         yield Finding(
             "workers slower than none", "loading", none,
-            f"{_speed(loading)} Handing mini-batches over takes longer than making them.",
-            "DataLoader(…, num_workers=0)", "06-packed-formats",
+            f"{_speed(loading)} To transfer batches from the workers takes longer than to make them.",
+            "DataLoader(…, num_workers=0)", "loading without workers",
         )  # fmt: skip
 
 
@@ -136,47 +137,47 @@ def _gain(loading: Loading, step: float) -> float:
 
 def _in_spite(loading: Loading) -> Finding:
     """Workers that are fast enough on average, and a loop that waits all the same."""
-    told = f"{_speed(loading)} They are fast enough, but the loop waits {milliseconds(loading.wait)} a step"
+    evidence = f"{_speed(loading)} They are fast enough, but the loop waits {milliseconds(loading.wait)} a step"
     gain = loading.wait / loading.whole
     if loading.usual_wait < IRREGULAR * loading.wait:
         return Finding(
             "irregular loading", "loading", gain,
-            f"{told}; half of the time no more than {milliseconds(loading.usual_wait)}.",
-            "DataLoader(…, prefetch_factor=8)", "03-more-workers",
+            f"{evidence}; half of the time no more than {milliseconds(loading.usual_wait)}.",
+            "DataLoader(…, prefetch_factor=8)", "prefetching",
         )  # fmt: skip
     return Finding(
-        "handing mini-batches over", "loading", gain, f"{told}, each time: to take them over from the workers.",
+        "transfer from the workers", "loading", gain, f"{evidence}, each time: for their transfer to this process.",
         "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the device",
-        "04-normalize-on-device",
+        "normalization on the device",
     )  # fmt: skip
 
 
-# What each part of an item's work is called as a finding, what to change, and the notebook that explains it.
+# What each part of an item's work is called as a finding, what to change, and what to read about.
 _PARTS = {
     "decoding": (
         "decoding at every read",
-        "resizing.resize_ahead(folder, out, size)  # smaller images; or npy.pack(…), decoded ones",
-        "05-preprocess-ahead",
+        "# store smaller images, resized once, ahead of time; or decoded ones",
+        "preprocessing ahead of time",
     ),
     "resizing": (
         "resizing at every read",
-        "resizing.resize_ahead(folder, out, size)  # once; then read from out",
-        "05-preprocess-ahead",
+        "# resize once, ahead of time, and read the copies",
+        "preprocessing ahead of time",
     ),
     "transforming": (
         "transforms of each image",
         "transforms.PILToTensor()  # only; the first layer of the network normalizes",
-        "04-normalize-on-device",
+        "normalization on the device",
     ),
     "collating": (
         "collating item by item",
-        "def __getitems__(self, indices): …  # a whole mini-batch at once",
-        "06-packed-formats",
+        "def __getitems__(self, indices): …  # a whole batch at once",
+        "loading whole batches",
     ),
     REST: (
         "the dataset's own work",
         "def __getitem__(self, index): …  # do once, ahead of time, what is the same in every epoch",
-        "05-preprocess-ahead",
+        "preprocessing ahead of time",
     ),
 }
 
@@ -185,35 +186,37 @@ def _work(loading: Loading) -> Iterator[Finding]:
     """The parts of an item's work: each could at most vanish, and no more than the waiting with it."""
     items = loading.items
     paced = loading.step if loading.workers else loading.wait  # the time that loading sets
-    for part, (name, change, notebook) in _PARTS.items():
+    for part, (name, change, topic) in _PARTS.items():
         gain = min(loading.wait, items.parts[part] * paced) / loading.whole
         if gain >= WORTH:
-            where = f"is spent in the dataset itself; most in {items.slowest}" if part == REST else f"goes to {part}"
-            told = f"{percent(items.parts[part])} of the {milliseconds(items.ms)} that an item takes {where}."
-            yield Finding(name, "loading", gain, told, change, notebook)
+            where = f"goes to {part}"
+            if part == REST:
+                where = f"is spent in the dataset itself; most in {items.slowest}"
+            evidence = f"{percent(items.parts[part])} of the {milliseconds(items.ms)} that an item takes {where}."
+            yield Finding(name, "loading", gain, evidence, change, topic)
     share = items.parts["opening"] + items.parts["reading"]
     gain = min(loading.wait, share * paced) / loading.whole
     if gain >= WORTH:
         small = items.opened > 0 and not items.file_bytes > SMALL_FILE
-        files = f"{items.opened:.2g} file{'s' * (items.opened != 1)}"
+        files = "1 file" if items.opened == 1 else f"{items.opened:.2g} files"
         size = "" if math.isnan(items.file_bytes) else f" of {items.file_bytes / 1e3:,.0f} kB"
         yield Finding(
             "many small files" if small else "slow reading", "loading", gain,
             f"{percent(share)} of the {milliseconds(items.ms)} that an item takes goes to opening and reading; each "
             f"opens {files}{size}.",
-            "npy.pack(images, labels, path)  # one file (helpers.loading.formats); or a copy on a disk of this machine",
-            "06-packed-formats",
+            "# pack the images into one large file; or read a copy on a disk of this machine",
+            "packed formats",
         )  # fmt: skip
 
 
 def _speed(loading: Loading) -> str:
     items, workers = loading.items, loading.workers
-    there = "is 1 worker" if workers == 1 else f"are {workers or 'no'} workers"
+    there = {0: "are no workers", 1: "is 1 worker"}.get(workers, f"are {workers} workers")
     return (
-        f"One process makes a mini-batch of {items.batch} in {milliseconds(items.batch_ms)}, the rest of the step "
+        f"One process makes a batch of {items.batch} in {milliseconds(items.batch_ms)}, the rest of the step "
         f"takes {milliseconds(loading.work)}; there {there} on {_cores(loading)}."
     )
 
 
 def _cores(loading: Loading) -> str:
-    return f"{loading.cores} core{'s' * (loading.cores > 1)}"
+    return counted(loading.cores, "core")

@@ -9,31 +9,34 @@ from torch.utils.data import DataLoader
 
 from helpers import config, traces
 from helpers.diagnosis import device, items, loading, recorded, watching
-from helpers.diagnosis.result import Diagnosis, conclude, milliseconds, percent
+from helpers.diagnosis.result import Diagnosis, conclude
+from helpers.wording import counted, milliseconds, percent
 
 
 def diagnose(loader: Iterable, step: Callable, steps: int) -> Diagnosis:
     """Find the bottleneck of a training loop; see `helpers.diagnosis.diagnose`."""
     watched = watching.watch(loader, step, steps)
     record = recorded.read(traces.load(watched.profile))
-    cannot_tell, sample = [], None
+    unknown, sample = [], None
     try:
         sample = _items(loader)
     except _CannotLook as error:
-        cannot_tell.append(str(error))
+        unknown.append(str(error))
     facts = _loading(loader, watched, record, sample)
     found = [*device.findings(record), *loading.findings(facts)]
     if torch.cuda.is_available() and not record.on_device:
-        cannot_tell.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")
-    told = f"{milliseconds(watched.step)} a step (mean of {steps}), {milliseconds(watched.wait)} of it waiting"
+        unknown.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")
+    timed = f"{milliseconds(watched.step)} a step (mean of {steps}), {milliseconds(watched.wait)} of it waiting"
+    if facts.restart:
+        timed += f"; starting workers adds {milliseconds(facts.restart)}"
     rows = [
-        ("stopwatch", told + (f"; starting workers adds {milliseconds(facts.restart)}" if facts.restart else "")),
+        ("stopwatch", timed),
         *recorded.evidence(record),
         *_of_the_loader(loader, sample),
         ("profile", str(watched.profile)),
     ]
     otherwise = recorded.doubt(record) or recorded.unexplained(record)
-    return conclude(facts.whole, rows, found, cannot_tell, otherwise=otherwise)
+    return conclude(facts.whole, rows, found, unknown, otherwise=otherwise)
 
 
 class _CannotLook(Exception):
@@ -43,7 +46,7 @@ class _CannotLook(Exception):
 def _items(loader: Iterable) -> items.Items:
     if not isinstance(loader, DataLoader):
         raise _CannotLook(
-            f"how the mini-batches are made: the loader is a {type(loader).__name__}, and only of a DataLoader are the "
+            f"how the batches are made: the loader is a {type(loader).__name__}, and only of a DataLoader are the "
             "workers and the dataset known."
         )
     try:
@@ -70,15 +73,15 @@ def _loading(
 
 
 def _of_the_loader(loader: Iterable, sample: items.Items | None) -> list[tuple[str, str]]:
-    """Return what the loader is told, and how it loads, as evidence."""
+    """Return the loader's settings, and how it loads, as evidence."""
     rows = []
     if isinstance(loader, DataLoader):
-        settings = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
-        told = ", ".join(f"{name}={getattr(loader, name)}" for name in settings)
-        rows.append(("DataLoader", f"{type(loader.dataset).__name__}, {told}; {config.cores()} cores"))
+        names = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+        settings = ", ".join(f"{name}={getattr(loader, name)}" for name in names)
+        rows.append(("DataLoader", f"{type(loader.dataset).__name__}, {settings}; {counted(config.cores(), 'core')}"))
     if sample:
         parts = sorted(sample.parts.items(), key=lambda part: -part[1])
         shares = ", ".join(f"{name} {percent(share)}" for name, share in parts if share >= 0.005)
-        told = f"{milliseconds(sample.ms)} in one process, {milliseconds(sample.processor_ms)} of it on a core"
-        rows.append(("an item", f"{told}; {shares} (mean of {sample.count})"))
+        took = f"{milliseconds(sample.ms)} in one process, {milliseconds(sample.cpu_ms)} of it on a core"
+        rows.append(("an item", f"{took}; {shares} (mean of {sample.count})"))
     return rows

@@ -1,20 +1,22 @@
-"""What a trace tells of a training loop as a whole: where its time goes, and whether that suffices for a verdict."""
+"""What a trace says of a training loop as a whole: where its time goes, and whether that suffices for a verdict."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from helpers import traces
-from helpers.diagnosis.result import WORTH, Finding, milliseconds, percent
-from helpers.traces.reading import CLASSIFIERS
-from helpers.traces.report import printable
+from helpers.diagnosis.result import WORTH, Finding
+from helpers.wording import counted, milliseconds, percent, printable
 
-# With n workers every n-th step waits (notebook 03), so fewer steps may show the one that waits, or all but that.
+if TYPE_CHECKING:
+    import pandas as pd
+
+# With n workers every n-th step waits, so fewer steps may show the one that waits, or all but that.
 LEAST_STEPS = 3
 # Of a step without operators and without loading, on a machine without an accelerator: too much to judge the rest.
 UNEXPLAINED = 1 / 3
@@ -36,7 +38,7 @@ class Recorded:
     devices : int
         Accelerators that ran kernels.
     in_process : bool
-        Whether the loop itself made the mini-batches, without workers.
+        Whether the loop itself made the batches, without workers.
     """
 
     trace: traces.Trace
@@ -58,7 +60,7 @@ class Recorded:
 
     @property
     def loading(self) -> float:
-        """Share of the time in which the loop waited for mini-batches, and the accelerator had nothing to do."""
+        """Share of the time in which the loop waited for batches, and the accelerator had nothing to do."""
         return float(self.shares["DataLoader"])
 
     @property
@@ -96,41 +98,42 @@ def read(trace: traces.Trace) -> Recorded:
 
 
 def loading(recorded: Recorded) -> Iterator[Finding]:
-    """Yield what a trace alone can tell of loading."""
+    """Yield what a trace alone says of loading."""
     share = recorded.loading
     if share < WORTH:
         return
-    time = f"In {percent(share)} of the time the loop waits for its next mini-batch"
+    time = f"In {percent(share)} of the time the loop waits for its next batch"
     if recorded.in_process:
         yield Finding(
             "loading in the loop itself", "loading", share,
             f"{time}, which it makes itself: DataLoader without workers.",
-            "DataLoader(…, num_workers=2)  # try more, up to your cores", "03-more-workers",
+            "DataLoader(…, num_workers=2)  # try more, up to your cores", "more workers",
         )  # fmt: skip
-    else:
-        yield Finding(
-            "loading too slowly", "loading", share, f"{time}{_comb(recorded)}.",
-            "DataLoader(…, num_workers=…)  # more, or less work for each item", "03-more-workers",
-        )  # fmt: skip
+        return
+    stall = ""
+    if period := _stall_period(recorded):
+        stall = f": every {period} steps for long, so there seem to be {period} workers"
+    yield Finding(
+        "loading too slowly", "loading", share, f"{time}{stall}.",
+        "DataLoader(…, num_workers=…)  # more, or less work for each item", "more workers",
+    )  # fmt: skip
 
 
 def evidence(recorded: Recorded) -> list[tuple[str, str]]:
-    """Return what a trace tells, as names and values."""
+    """Return what a trace says, as names and values."""
     parts = [f"{traces.PLAIN_NAMES[name]} {percent(share)}" for name, share in recorded.shares.items() if share >= 5e-4]
     rows = [
         ("steps", f"{recorded.steps} recorded, on average {milliseconds(recorded.step_ms)}"),
         ("in a step", ", ".join(parts)),
     ]
     if not recorded.on_device:
-        return [*rows, ("accelerator", "none in the trace: all of this is the processor's time")]
+        return [*rows, ("accelerator", "none in the trace: all of this is CPU time")]
     for device, row in traces.accelerators(recorded.trace).iterrows():
-        parts = {
-            "kernels run": row["utilization"], "SM efficiency": row["sm_efficiency"], "Tensor Cores":
-            row["tensor_core_share"],
-        }  # fmt: skip
-        told = [f"{name} {percent(share)}" for name, share in parts.items() if not np.isnan(share)]
-        name = f", {printable(row['name'])}" if isinstance(row["name"], str) else ""
-        rows.append((f"GPU {device}", f"{', '.join(told)}{name}"))
+        columns = {"kernels run": "utilization", "SM efficiency": "sm_efficiency", "Tensor Cores": "tensor_core_share"}
+        known = [f"{name} {percent(row[column])}" for name, column in columns.items() if not np.isnan(row[column])]
+        if isinstance(row["name"], str):
+            known.append(printable(row["name"]))
+        rows.append((f"GPU {device}", ", ".join(known)))
     return rows
 
 
@@ -138,8 +141,8 @@ def doubt(recorded: Recorded) -> str | None:
     """Return why the trace allows no verdict, or None."""
     if recorded.steps < LEAST_STEPS:
         return (
-            f"The trace holds {recorded.steps} step{'s' * (recorded.steps > 1)}; with n workers every n-th step waits, "
-            f"so it takes {LEAST_STEPS} or more to tell. Record it with schedule(…, active=8)."
+            f"The trace holds {counted(recorded.steps, 'step')}; with n workers every n-th step waits, so a verdict "
+            f"takes {LEAST_STEPS} or more. Record it with schedule(…, active=8)."
         )
     if recorded.on_device:
         return None
@@ -147,7 +150,7 @@ def doubt(recorded: Recorded) -> str | None:
         return f"The trace is of an accelerator whose events are unknown here: {', '.join(foreign)}."
     if _ran_on_a_gpu(recorded):
         return (
-            "The network ran on a GPU, but the trace does not tell what its kernels did. Record it with "
+            "The network ran on a GPU, but its kernels are not in the trace. Record it with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
         )
     return None
@@ -163,27 +166,29 @@ def unexplained(recorded: Recorded) -> str | None:
     )
 
 
-def _comb(recorded: Recorded) -> str:
-    """Say how many workers there are, if every n-th step waits."""
+def _stall_period(recorded: Recorded) -> int | None:
+    """Return n if every n-th step waits for long, and the others do not: then there are n workers. Otherwise None."""
     waits = traces.breakdown(recorded.trace)["DataLoader"].to_numpy()
     long = np.flatnonzero(waits > waits.max() / 2)
-    between = set(np.diff(long))
-    if len(long) < 3 or len(between) != 1 or between == {1}:
-        return ""
-    return f": every {between.copy().pop()} steps for long, so there seem to be {between.pop()} workers"
+    distances = set(np.diff(long).tolist())
+    if len(long) < 3 or len(distances) > 1 or distances == {1}:
+        return None
+    return distances.pop()
 
 
 def _foreign(recorded: Recorded) -> list[str]:
     """Return the categories of events that look like an accelerator's, and are unknown."""
-    counted = {category for span in recorded.trace.spans for category in span.counts}
-    return sorted(each for each in counted - CLASSIFIERS.keys() if each.endswith(("_runtime", "_driver", "_events")))
+    from helpers.traces.reading import CLASSIFIERS  # here, because pandas takes half a second to import
+
+    found = {category for span in recorded.trace.spans for category in span.counts}
+    return sorted(each for each in found - CLASSIFIERS.keys() if each.endswith(("_runtime", "_driver", "_events")))
 
 
 _OF_A_GPU = "cudnn_(?!is_acceptable)|miopen_|_cuda"  # operators; the one left out is asked on the CPU, too
 
 
 def _ran_on_a_gpu(recorded: Recorded) -> bool:
-    """Whether an accelerator is known to have worked, though its kernels are not told."""
+    """Whether an accelerator is known to have worked, though its kernels are not in the trace."""
     spans = recorded.trace.spans
     names = {name for span in spans for name in span.events["name"][span.events["operator"]].unique()}
     return any(len(span.kernels) for span in spans) or any(re.search(_OF_A_GPU, name) for name in names)

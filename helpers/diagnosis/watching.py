@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import statistics
-import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
-from helpers import timing
+from helpers import config, staging, timing
 from helpers.timing import profiling
+from helpers.timing.progress import progress
+from helpers.timing.stopwatch import timed, warm_up
+from helpers.wording import counted
 
 RUN = "diagnosis"  # the folder of the profile, below COURSE_RUNS
 PROFILED = 8  # steps; or as many as there are workers, of which one may make every n-th step wait
@@ -29,7 +32,7 @@ class StepFailed(RuntimeError):
 
 
 class TooFewBatches(ValueError):
-    """The loader yields no mini-batches, or none when it is started again."""
+    """The loader yields no batches, or none when it is started again."""
 
 
 class ProfilerRunning(RuntimeError):
@@ -43,14 +46,14 @@ class Watched:
     Attributes
     ----------
     step, wait : float
-        Mean duration of a step by the stopwatch, and what of it the loop waited for its mini-batch; without the first
+        Mean duration of a step by the stopwatch, and what of it the loop waited for its batch; without the first
         steps of epochs, if there are others.
     usual_wait : float
         The median of these waits.
     start : float
-        From starting an epoch to its first mini-batch; the fastest of those seen.
+        From starting an epoch to its first batch; the fastest of those seen.
     epoch : int or None
-        Mini-batches of an epoch, or None if it has not ended and the loader has no length.
+        Batches of an epoch, or None if it has not ended and the loader has no length.
     profile : Path
         Folder of the profile.
     """
@@ -78,34 +81,48 @@ def watch(loader: Iterable, step: timing.Step, steps: int) -> Watched:
         raise ProfilerRunning("A profiler is running here already. Leave its `with` block, and call diagnose then.")
     epochs, active = _Epochs(loader), max(PROFILED, getattr(loader, "num_workers", 0))
     count = steps + 1 + active + 2 * timing.warmup_steps(loader)
-    with tqdm(total=count, desc="diagnosing", unit="step", file=sys.stdout, delay=10, mininterval=1) as bar:
-        call = _Call(step, bar)
-        timed = _time(epochs, call, steps)
-        folder = profiling.record(epochs, call, RUN, active=active)
-    return Watched(*timed, min(epochs.starts) * 1e3, epochs.length, folder)
+    folder = _folder()
+    with progress(count, "diagnosing", "step", delay=10) as bar:
+        call = _Call(step, bar.update)
+        step_ms, wait_ms, usual_wait_ms = _time(epochs, call, steps)
+        profiling.record(epochs, call, folder, active=active)
+    return Watched(step_ms, wait_ms, usual_wait_ms, min(epochs.starts) * 1e3, epochs.length, folder)
+
+
+def _folder() -> Path:
+    """Return the folder for the profile: below the runs', or a temporary one if nothing can be written there."""
+    folder = config.runs_dir() / RUN
+    try:
+        with staging.scratch(folder):
+            return folder
+    except OSError as error:
+        elsewhere = Path(tempfile.mkdtemp(prefix="diagnosis-"), RUN)
+        print(
+            f"The profile goes to {elsewhere}: {folder.parent} cannot be written ({error}). Set COURSE_RUNS to a "
+            "folder that can be, to keep profiles there.",
+            flush=True,
+        )
+        return elsewhere
 
 
 def _time(epochs: _Epochs, call: _Call, steps: int) -> tuple[float, float, float]:
     """Return the mean duration of a step, and of its waiting the mean and the median, in ms."""
-    rows = []
+    first, others = [], []  # steps of an epoch
     with timing.batches(epochs) as batches:
-        for _ in range(timing.warmup_steps(epochs)):
-            timing.call(call, next(batches))
-        _synchronize()
-        now = time.perf_counter()
-        for number in range(steps):
-            start, begun = now, len(epochs.starts)
-            batch = next(batches)
-            waited = time.perf_counter() - start
-            timing.call(call, batch)
-            del batch  # to free a mini-batch of photos takes a millisecond, which is no waiting
-            if number == steps - 1:
-                _synchronize()
-            now = time.perf_counter()
-            rows.append((len(epochs.starts) > begun, now - start, waited))
-    durations, waits = zip(*[row[1:] for row in rows if not row[0]] or [row[1:] for row in rows], strict=True)
-    seconds = statistics.mean(durations), statistics.mean(waits), statistics.median(waits)
-    return tuple(each * 1e3 for each in seconds)
+        warm_up(lambda: timing.call(call, next(batches)), timing.warmup_steps(epochs))
+        begin, begun = time.perf_counter(), len(epochs.starts)
+        for taken in timed(batches, call, steps):
+            if len(epochs.starts) > begun:
+                first.append(taken)
+            else:
+                others.append(taken)
+            begun = len(epochs.starts)
+        seconds = time.perf_counter() - begin
+    if not others:  # each epoch has one step
+        first, others = [], first
+    step = (seconds - sum(taken.duration for taken in first)) / len(others)  # the device has finished the last one
+    waits = [taken.wait for taken in others]
+    return step * 1e3, statistics.mean(waits) * 1e3, statistics.median(waits) * 1e3
 
 
 @dataclass
@@ -116,9 +133,9 @@ class _Epochs:
     ----------
     loader : iterable
     starts : list of float
-        Seconds from starting each epoch to its first mini-batch.
+        Seconds from starting each epoch to its first batch.
     length : int or None
-        Mini-batches of an epoch, as far as it is known.
+        Batches of an epoch, as far as it is known.
     """
 
     loader: Iterable
@@ -126,10 +143,8 @@ class _Epochs:
     length: int | None = None
 
     def __post_init__(self):
-        try:
+        with suppress(TypeError, NotImplementedError):  # an iterable dataset without a length
             self.length = len(self.loader)
-        except (TypeError, NotImplementedError):  # an iterable dataset without a length
-            pass
 
     @property
     def num_workers(self) -> int:
@@ -138,7 +153,7 @@ class _Epochs:
 
     @property
     def prefetch_factor(self) -> int | None:
-        """Mini-batches that each worker prepares ahead."""
+        """Batches that each worker prepares ahead."""
         return getattr(self.loader, "prefetch_factor", None)
 
     def __iter__(self) -> _Epoch:
@@ -186,10 +201,10 @@ class _Epoch:
 
 @dataclass(frozen=True)
 class _Call:
-    """Calls the step, and names what it raises."""
+    """Calls the step, names what it raises, and reports when it is done."""
 
     step: timing.Step
-    bar: tqdm  # moves on once a second at most: under 1 µs a step otherwise
+    done: Callable[[], object]
 
     def __call__(self, *batch: object) -> None:
         try:
@@ -198,29 +213,24 @@ class _Call:
             if str(error).startswith("DataLoader worker"):  # PyTorch may interrupt a step by it; it is named elsewhere
                 raise
             raise StepFailed(
-                f"The step failed: {type(error).__name__}: {error}\nIt was called with {len(batch)} argument"
-                f"{'s' * (len(batch) != 1)}: a mini-batch that is a tuple or a list is unpacked, step(*batch), any other "
-                "is not, step(batch). Mend the step, and diagnose again."
+                f"The step failed: {type(error).__name__}: {error}\nIt was called with "
+                f"{counted(len(batch), 'argument')}: a batch that is a tuple or a list is unpacked, step(*batch), any "
+                "other is not, step(batch). Fix the step, and diagnose again."
             ) from error
-        self.bar.update()
+        self.done()
 
 
 def _loader_failed(error: Exception) -> LoaderFailed:
     return LoaderFailed(
         f"The loader failed: {type(error).__name__}: {error}\n"
-        "Mend the dataset (with num_workers=0 a debugger reaches it), and diagnose again."
+        "Fix the dataset (with num_workers=0 a debugger reaches it), and diagnose again."
     )
 
 
 def _too_few(epochs: _Epochs) -> TooFewBatches:
     if not epochs.starts:
-        return TooFewBatches("The loader yields no mini-batch. Is the dataset smaller than one (drop_last)?")
+        return TooFewBatches("The loader yields no batch. Is the dataset smaller than one (drop_last)?")
     return TooFewBatches(
-        f"The loader yielded {epochs.length} mini-batches, and none when it was started again. Give diagnose the "
+        f"The loader yielded {epochs.length} batches, and none when it was started again. Give diagnose the "
         "DataLoader itself, not iter(loader) or a generator: it takes more than one epoch of so few."
     )
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()

@@ -18,6 +18,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from helpers import staging
+
 # Okabe and Ito, Color Universal Design, 2008: https://jfly.uni-koeln.de/color/
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#BBBBBB"
@@ -44,7 +46,7 @@ COLOURS = {
     "to tensor": SKY,
     "normalize": GREEN,
     "collate": BLUE,
-    "hand over": BLACK,
+    "transfer": BLACK,
     "the rest": GREY,
     "compute": BLUE,
 }
@@ -65,7 +67,7 @@ class Picture:
 
     def save(self, path: str | Path) -> None:
         """Write the figure as a PNG file."""
-        Path(path).write_bytes(self.png())
+        staging.write(path, self.png())
 
     def _repr_html_(self) -> str:
         data = base64.b64encode(self.png()).decode()
@@ -79,24 +81,27 @@ def three_digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def slope(figure: Figure, axes: Axes) -> float:
+def angle_of_diagonal(figure: Figure, axes: Axes) -> float:
     """Return the angle in degrees at which y = x rises, where both axes are logarithmic."""
     figure.draw_without_rendering()  # the layout decides how large the axes are
     box, (left, right), (low, high) = axes.get_window_extent(), axes.get_xlim(), axes.get_ylim()
     return float(np.degrees(np.arctan2(box.height / np.log(high / low), box.width / np.log(right / left))))
 
 
-def row(figure: Figure, count: int) -> Sequence[Axes]:
+def panels_side_by_side(figure: Figure, count: int) -> Sequence[Axes]:
+    """Return `count` panels in a row, with the same scale upwards."""
     return figure.subplots(1, count, sharey=True, squeeze=False)[0]
 
 
-def quiet(axes: Axes, grid: str = "y") -> None:
+def tidy(axes: Axes, grid: str = "y") -> None:
+    """Leave out the frame above and on the right, and draw a pale grid, along ``"x"``, ``"y"`` or ``"both"``."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color="0.85", linewidth=0.8)
     axes.set_axisbelow(True)
 
 
-def foot(figure: Figure, source: str) -> None:
+def write_source(figure: Figure, source: str) -> None:
+    """Write below a figure what it was measured on, in as many lines as it takes."""
     width = int(figure.get_figwidth() * 14)  # characters of this size that fit in a line
     lines = [line for part in source.splitlines() for line in textwrap.wrap(part, width)]
     figure.supxlabel("\n".join(lines), fontsize=8, color="0.35")

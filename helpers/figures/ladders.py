@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, fields
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers.figures.drawing import BLACK, NEUTRAL, Picture, foot, quiet
+from helpers.figures.drawing import BLACK, NEUTRAL, Picture, tidy, write_source
 from helpers.results import scoreboard
-
-if TYPE_CHECKING:
-    pass
 
 
 def ladder(table: pd.DataFrame | None = None) -> Picture:
-    """Draw the ladder so far: a bar a rung, with the share of its time spent waiting, and the ratio to the rung before.
+    """Draw the ladder so far: a bar a rung, with the share of its time spent waiting, and the ratio to its baseline.
 
-    A rung without a ratio is the first of what cannot be compared with the rungs before, such as another network. It
+    A rung without a ratio is the first of what cannot be compared with those above it, such as another network. It
     begins a panel of its own, with its own scale.
 
     Parameters
@@ -36,10 +31,13 @@ def ladder(table: pd.DataFrame | None = None) -> Picture:
         _rungs(axes, part)
         if len(parts) > 1:
             axes.set_title(f"a step: {part.step.iat[0]}", fontsize=10, loc="left")
-    panels[-1].set_xlabel("throughput in images per second" + "; each panel has its own scale" * (len(parts) > 1))
-    foot(figure, "\n".join(scoreboard.provenance(table)))
-    words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples())
-    return Picture(figure, f"Bars of images per second, one a rung. {words}.")
+    scales = "; each panel has its own scale" if len(parts) > 1 else ""
+    panels[-1].set_xlabel(f"throughput in images per second{scales}")
+    write_source(figure, "\n".join(scoreboard.provenance(table)))
+    words = (
+        f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples()
+    )
+    return Picture(figure, f"Bars of images per second, one a rung. {'; '.join(words)}.")
 
 
 def reference(rung: str) -> Picture:
@@ -51,14 +49,14 @@ def reference(rung: str) -> Picture:
         How its name begins, such as ``"08"``.
     """
     found = scoreboard.references(rung)
-    fields = [field.name for field in dataclasses.fields(scoreboard.Result)]
-    table = pd.DataFrame(map(asdict, found.values()), columns=fields).assign(rung=list(found))
+    columns = [field.name for field in fields(scoreboard.Result)]
+    table = pd.DataFrame(map(asdict, found.values()), columns=columns).assign(rung=list(found))
     figure = Figure(figsize=(8, 0.5 * len(table) + 1.3), layout="constrained")
     axes = figure.subplots()
     _rungs(axes, table)
     axes.set(xlabel="throughput in images per second", title=f"rung {rung}")
     lines = [f"{name}: {result.device}, {result.step}, {result.data}" for name, result in found.items()]
-    foot(figure, "\n".join(lines))
+    write_source(figure, "\n".join(lines))
     words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f}" for row in table.itertuples())
     return Picture(figure, f"Bars of images per second, one a machine. {words}. {'; '.join(lines)}.")
 
@@ -66,12 +64,13 @@ def reference(rung: str) -> Picture:
 def _rungs(axes: Axes, table: pd.DataFrame) -> None:
     axes.barh(table.rung, table.images_per_second, color=NEUTRAL, height=0.6)
     for row, result in enumerate(table.itertuples()):
-        ratio = scoreboard.ratio_text(result).split(" ")[0]
-        text = f" {result.images_per_second:,.0f}/s, {result.loading_share:.0%} waiting{', ' * bool(ratio)}{ratio}"
-        axes.text(result.highest, row, text, va="center", fontsize=9)
+        text = f" {result.images_per_second:,.0f}/s, {result.loading_share:.0%} waiting"
+        if not pd.isna(result.ratio):
+            text += f"\n {result.ratio:.2f}× to {scoreboard.baseline_text(result)}"
+        axes.text(result.highest, row, text, va="center", fontsize=9, parse_math=False)
     errors = [table.images_per_second - table.lowest, table.highest - table.images_per_second]
     axes.errorbar(table.images_per_second, table.rung, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set(xlim=(0, table.highest.max() * 1.5 if len(table) else 1))
+    axes.set(xlim=(0, table.highest.max() * 1.7 if len(table) else 1))
     axes.invert_yaxis()
-    quiet(axes, "x")
+    tidy(axes, "x")

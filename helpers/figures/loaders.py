@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from helpers import timing
-from helpers.figures.drawing import BLACK, BLUE, COLOURS, GREEN, GREY, PALE, PURPLE, VERMILION, Picture, foot, quiet
-
-if TYPE_CHECKING:
-    pass
+from helpers.figures.drawing import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    PALE,
+    PURPLE,
+    VERMILION,
+    Picture,
+    tidy,
+    write_source,
+)
 
 
 def image_grid(images: Sequence, labels: Sequence[int], classes: Sequence[str], source: str) -> Picture:
@@ -53,8 +61,12 @@ def monitored(table: pd.DataFrame, loop: timing.Timing, source: str) -> Picture:
     """
     table = table.loc[loop.begin : loop.begin + loop.seconds]
     panels = {
-        "CPU in %": {name.removesuffix(" in %").removesuffix(", CPU"): name for name in table if "core" in name or "CPU" in name},
-        "GPU in %": {name.removesuffix(" in %"): name for name in table if name.startswith("GPU") and name.endswith("%")},
+        "CPU in %": {
+            name.removesuffix(" in %").removesuffix(", CPU"): name for name in table if "core" in name or "CPU" in name
+        },
+        "GPU in %": {
+            name.removesuffix(" in %"): name for name in table if name.startswith("GPU") and name.endswith("%")
+        },
         "MB/s": {name.removesuffix(" in MB/s"): name for name in table if name.endswith("MB/s")},
         "memory in MB": {name.removesuffix(" in MB"): name for name in table if name.endswith(" in MB")},
     }
@@ -64,29 +76,33 @@ def monitored(table: pd.DataFrame, loop: timing.Timing, source: str) -> Picture:
     starts = np.cumsum([0, *loop.durations[:-1]])
     waits, durations = np.array(loop.waits), np.array(loop.durations)
     steps.broken_barh(np.c_[starts, waits], (0, 1), color=COLOURS["loading"], label="waiting for data")
-    steps.broken_barh(np.c_[starts + waits, durations - waits], (0, 1), color=COLOURS["compute"], label="the step itself")
+    steps.broken_barh(
+        np.c_[starts + waits, durations - waits], (0, 1), color=COLOURS["compute"], label="the step itself"
+    )
     steps.set(yticks=[], ylabel="steps", ylim=(0, 1))
-    quiet(steps)
+    tidy(steps)
     steps.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8, borderaxespad=0)
     for axes, (unit, lines) in zip(others, panels.items(), strict=True):
         colours = iter((VERMILION, BLUE, GREEN, PURPLE))
         for label, name in lines.items():
             values = table[name].dropna()
             pale = name.startswith("core")
-            style = {"color": GREY, "linewidth": 1} if pale else {"color": next(colours), "marker": "o", "markersize": 3}
+            style = (
+                {"color": GREY, "linewidth": 1} if pale else {"color": next(colours), "marker": "o", "markersize": 3}
+            )
             axes.plot(values.index - loop.begin, values, label=None if pale else label, **style)
         if unit == "CPU in %":
             axes.plot([], [], color=GREY, label="each core")
         axes.set(ylabel=unit, ylim=(0, None))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-        quiet(axes)
+        tidy(axes)
     others[-1].set_xlabel("time in s")
-    foot(figure, source)
+    write_source(figure, source)
     words = ", ".join(f"{name} {table[name].mean():.0f}" for lines in panels.values() for name in lines.values())
     return Picture(
         figure,
-        f"Lines over {loop.seconds:.1f} s of a loop of {len(durations)} steps, which waits {loop.loading_share:.0%} of it; "
-        f"their means: {words}. {source}.",
+        f"Lines over {loop.seconds:.1f} s of a loop of {len(durations)} steps, "
+        f"which waits {loop.loading_share:.0%} of it; their means: {words}. {source}.",
     )
 
 
@@ -111,11 +127,12 @@ def access(table: pd.DataFrame, limits: Mapping[str, float], source: str) -> Pic
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
     axes.grid(axis="y", color=PALE)
-    quiet(axes, "x")
+    tidy(axes, "x")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
-    foot(figure, source)
+    write_source(figure, source)
     words = "; ".join(
-        f"{kind}: " + ", ".join(f"{way} {value:,.0f}" for way, value in row.dropna().items()) for kind, row in table.iterrows()
+        f"{kind}: " + ", ".join(f"{way} {value:,.0f}" for way, value in row.dropna().items())
+        for kind, row in table.iterrows()
     )
     others = ", ".join(f"{name} {value:,.0f}" for name, value in limits.items())
     return Picture(figure, f"Marks of images per second, a row a format. {words}. For comparison: {others}. {source}.")
@@ -129,7 +146,9 @@ def item_timeline(items: Mapping[str, np.ndarray]) -> Picture:
     items : mapping of str to ndarray
         Title of each panel, and its items, shape (count, 3): worker, start and end in seconds.
     """
-    figure = Figure(figsize=(8, 1 + sum(0.6 + 0.3 * len(set(made[:, 0])) for made in items.values())), layout="constrained")
+    figure = Figure(
+        figsize=(8, 1 + sum(0.6 + 0.3 * len(set(made[:, 0])) for made in items.values())), layout="constrained"
+    )
     lanes = [len(set(made[:, 0])) for made in items.values()]
     panels = figure.subplots(len(items), 1, sharex=True, height_ratios=lanes, squeeze=False)[:, 0]
     for axes, (title, made) in zip(panels, items.items(), strict=True):
@@ -140,7 +159,7 @@ def item_timeline(items: Mapping[str, np.ndarray]) -> Picture:
         workers = sorted(set(made[:, 0]))
         axes.set(title=title, yticks=workers, yticklabels=[f"worker {worker:.0f}" for worker in workers])
         axes.invert_yaxis()
-        quiet(axes, "x")
+        tidy(axes, "x")
     panels[-1].set_xlabel("time in s")
     words = ", ".join(f"{title}: {np.ptp(made[:, 1:]):.2f} s" for title, made in items.items())
     return Picture(figure, f"Timeline of items by worker; from the first item's start to the last one's end, {words}.")
@@ -161,7 +180,7 @@ def memory(growth: Mapping[str, Mapping[int, float]]) -> Picture:
     axes.set(xlabel="number of file names", ylabel="growth of a worker in MB")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend(frameon=False)
-    quiet(axes)
+    tidy(axes)
     words = "; ".join(
         f"{kind}: " + ", ".join(f"{value:.0f} MB at {count:,}" for count, value in points.items())
         for kind, points in growth.items()

@@ -20,10 +20,10 @@ from helpers.figures.drawing import (
     SKY,
     VERMILION,
     Picture,
-    foot,
-    quiet,
-    slope,
+    angle_of_diagonal,
     three_digits,
+    tidy,
+    write_source,
 )
 from helpers.training import precision
 from helpers.training.roofline import Placed
@@ -43,10 +43,12 @@ def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
     axes.set(xlabel="step", ylabel="cross-entropy in nats")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
-    quiet(axes)
-    foot(figure, source)
+    tidy(axes)
+    write_source(figure, source)
     ends = ", ".join(f"{name} from {values[0]:.2f} to {values[-1]:.2f}" for name, values in losses.items())
-    return Picture(figure, f"Lines of the training loss: {ends}, over {max(map(len, losses.values()))} steps. {source}.")
+    return Picture(
+        figure, f"Lines of the training loss: {ends}, over {max(map(len, losses.values()))} steps. {source}."
+    )
 
 
 def roofline(steps: Mapping[str, Placed], source: str) -> Picture:
@@ -73,7 +75,9 @@ def roofline(steps: Mapping[str, Placed], source: str) -> Picture:
         )  # fmt: skip
         label = f"{name}: {three_digits(step.tflops)} TFLOP/s, {step.share_of_peak:.0%} of its peak"
         axes.plot(intensity, step.tflops, marker, color=colour, markersize=9, linestyle="", label=label)
-    axes.set(xscale="log", yscale="log", xlabel="floating-point operations per byte", ylabel="TFLOP/s", xlim=(least, most))
+    axes.set(
+        xscale="log", yscale="log", xlabel="floating-point operations per byte", ylabel="TFLOP/s", xlim=(least, most)
+    )
     lowest = min(min(step.tflops, step.limits.tflops / 30) for step in steps.values())
     axes.set_ylim(lowest / 3, max(step.limits.tflops for step in steps.values()) * 2)
     axes.xaxis.set_major_formatter("{x:g}")
@@ -82,13 +86,14 @@ def roofline(steps: Mapping[str, Placed], source: str) -> Picture:
     bandwidth = next(iter(steps.values())).limits.gb_per_second
     axes.text(
         least * 1.5, bandwidth * least * 1.5e-3 * 1.3, f"memory: {three_digits(bandwidth)} GB/s",
-        rotation=slope(figure, axes), rotation_mode="anchor", fontsize=9,
+        rotation=angle_of_diagonal(figure, axes), rotation_mode="anchor", fontsize=9,
     )  # fmt: skip
-    quiet(axes, "both")
-    foot(figure, source)
+    tidy(axes, "both")
+    write_source(figure, source)
     words = "; ".join(
-        f"{name}: {three_digits(step.tflops)} of {three_digits(step.limits.tflops)} TFLOP/s at {three_digits(step.work.intensity)} "
-        f"operations per byte, memory {three_digits(step.limits.gb_per_second)} GB/s"
+        f"{name}: {three_digits(step.tflops)} of {three_digits(step.limits.tflops)} TFLOP/s "
+        f"at {three_digits(step.work.intensity)} operations per byte, "
+        f"memory {three_digits(step.limits.gb_per_second)} GB/s"
         for name, step in steps.items()
     )
     return Picture(figure, f"Roofline with a point a step. {words}. {source}.")
@@ -134,7 +139,9 @@ def number_formats() -> Picture:
         start = 0
         for (label, colour), count in zip(parts.items(), (1, each.exponent, each.mantissa), strict=True):
             boxes = [(start + bit, 1) for bit in range(count)]
-            bits.broken_barh(boxes, (row - 0.35, 0.7), facecolor=colour, edgecolor="white", label=label if row == 0 else None)
+            bits.broken_barh(
+                boxes, (row - 0.35, 0.7), facecolor=colour, edgecolor="white", label=label if row == 0 else None
+            )
             bits.text(start + count / 2, row, str(count), ha="center", va="center", fontsize=9)
             start += count
         low, normal, high = np.log2(each.range)
@@ -148,13 +155,15 @@ def number_formats() -> Picture:
     for axes in (bits, reach):
         axes.set_yticks(range(len(formats)), [each.name for each in formats])
         axes.invert_yaxis()
-        quiet(axes, "x")
+        tidy(axes, "x")
     words = "; ".join(
         f"{each.name}: sign 1, exponent {each.exponent}, mantissa {each.mantissa} bits, "
         f"from {each.smallest_normal:.1e} to {each.largest:.1e}"
         for each in formats
     )
-    return Picture(figure, f"Boxes for the bits of number formats, and bars from the smallest to the largest number. {words}.")
+    return Picture(
+        figure, f"Boxes for the bits of number formats, and bars from the smallest to the largest number. {words}."
+    )
 
 
 def gradients(samples: Mapping[str, Mapping[str, torch.Tensor]], scale: float, source: str) -> Picture:
@@ -181,7 +190,7 @@ def gradients(samples: Mapping[str, Mapping[str, torch.Tensor]], scale: float, s
             top = max(top, shares.max())
             words.append(f"{title}, {kind}: half of them below 2^{np.median(sizes):.0f}")
         axes.set(title=title, ylabel="share in %")
-        quiet(axes)
+        tidy(axes)
     for axes in panels:
         for place, (factor, label) in enumerate(((1, "float16"), (scale, f"float16, loss × {scale:,.0f}"))):
             low, normal, high = np.log2([each / factor for each in precision.FLOAT16.range])
@@ -192,5 +201,7 @@ def gradients(samples: Mapping[str, Mapping[str, torch.Tensor]], scale: float, s
         axes.set_ylim(0, top * 1.5)
     panels[0].legend(frameon=False, fontsize=9, loc="center right")
     panels[-1].set_xlabel("size of a gradient's element, as a power of 2 (bars: what float16 can hold)")
-    foot(figure, source)
-    return Picture(figure, f"Histograms of the size of gradients, below the range of float16. {'; '.join(words)}. {source}.")
+    write_source(figure, source)
+    return Picture(
+        figure, f"Histograms of the size of gradients, below the range of float16. {'; '.join(words)}. {source}."
+    )

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from helpers import traces
-from helpers.figures.drawing import BLACK, BLUE, COLOURS, GREEN, NEUTRAL, ORANGE, Picture, foot, quiet, row
+from helpers import traces, wording
+from helpers.figures.drawing import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    GREEN,
+    NEUTRAL,
+    ORANGE,
+    Picture,
+    panels_side_by_side,
+    tidy,
+    write_source,
+)
 from helpers.traces import report
 from helpers.traces.intervals import union
-
-if TYPE_CHECKING:
-    pass
 
 
 def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
@@ -31,17 +38,17 @@ def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     """
     used = [name for name in COLOURS if any(name in table and table[name].sum() > 0 for table in tables.values())]
     figure = Figure(figsize=(min(4.2 * len(tables) + 1.6, 11), 3.6), layout="constrained")
-    for axes, (title, table) in zip(row(figure, len(tables)), tables.items(), strict=True):
+    for axes, (title, table) in zip(panels_side_by_side(figure, len(tables)), tables.items(), strict=True):
         bottom = np.zeros(len(table))
         for name in used:
             milliseconds = table[name].to_numpy() / 1e3
             axes.bar([str(step) for step in table.index], milliseconds, bottom=bottom, color=COLOURS[name], label=name)
             bottom += milliseconds
         axes.set(xlabel="step", title=title)
-        quiet(axes)
+        tidy(axes)
     figure.axes[0].set_ylabel("time in ms")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, reverse=True)
-    foot(figure, source)
+    write_source(figure, source)
     means = (
         f"{title}: " + ", ".join(f"{name} {table[name].mean() / 1e3:.1f}" for name in used)
         for title, table in tables.items()
@@ -62,7 +69,7 @@ def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]]) ->
     for start, end, share in kernels:
         axes.bar(start, share * 100, width=end - start, align="edge", color=COLOURS["Kernel"], edgecolor=BLACK)
     axes.set(xlabel="time in ms", ylabel="busy multiprocessors in %", ylim=(0, 105))
-    quiet(axes)
+    tidy(axes)
     words = ", ".join(f"{start:g} to {end:g} ms at {share:.0%}" for start, end, share in kernels)
     return Picture(figure, f"Blocks, one a kernel, over time; busy multiprocessors: {words}.")
 
@@ -101,11 +108,13 @@ def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
         axes.text((start - begin) / 1e3, -0.6, f" step {number}", fontsize=8, color="0.35")
     axes.set(xlabel="time in ms; on the right, the share of it in which a lane is busy", xlim=(0, (end - begin) / 1e3))
     axes.set(yticks=range(len(lanes)), yticklabels=list(lanes), ylim=(len(lanes) - 0.5, -1))
-    quiet(axes, "x")
-    foot(figure, source)
+    tidy(axes, "x")
+    write_source(figure, source)
     words = ", ".join(f"{lane} {share:.0%}" for lane, share in shares.items())
     length = f"{len(steps)} steps, together {(end - begin) / 1e3:.1f} ms"
-    return Picture(figure, f"Lanes over time, and the share of it in which each is busy, in {length}: {words}. {source}.")
+    return Picture(
+        figure, f"Lanes over time, and the share of it in which each is busy, in {length}: {words}. {source}."
+    )
 
 
 def _lanes(span: traces.Span) -> dict[str, tuple[str, np.ndarray, np.ndarray]]:
@@ -139,7 +148,7 @@ def kernels(table: pd.DataFrame, source: str) -> Picture:
     for chosen, colour, label in ((used, BLUE, "on Tensor Cores"), (~used, NEUTRAL, "others")):
         axes.barh(np.flatnonzero(chosen), total[chosen], color=colour, height=0.7, label=label)
     names = [report.short(name, 46) for name in table.index]
-    launched = ["" if pd.isna(name) else f"\nby {report.printable(name)[:46]}" for name in table["Operator"]]
+    launched = ["" if pd.isna(name) else f"\nby {wording.printable(name)[:46]}" for name in table["Operator"]]
     for place, share in enumerate(table["Share"]):
         axes.text(total[place], place, f" {share:.0%}", va="center", fontsize=9)
     axes.set(xlabel="time in ms, and share of all kernels' time", xlim=(0, total.max() * 1.1 if len(table) else 1))
@@ -147,15 +156,15 @@ def kernels(table: pd.DataFrame, source: str) -> Picture:
     axes.set_yticks(range(len(table)), labels, fontsize=8, parse_math=False)  # a $ in a name is no formula
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="lower right")
-    quiet(axes, "x")
-    foot(figure, source)
+    tidy(axes, "x")
+    write_source(figure, source)
     rows = zip(names, total, used, strict=True)
-    words = ", ".join(f"{name} {value:.2f} ms{' on Tensor Cores' * bool(core)}" for name, value, core in rows)
+    words = ", ".join(f"{name} {value:.2f} ms{' on Tensor Cores' if core else ''}" for name, value, core in rows)
     return Picture(figure, f"Bars of the time of the kernels that took most: {words}. {source}.")
 
 
 def memory_curves(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
-    """Draw the memory of tensors over time, as traces tell it.
+    """Draw the memory of tensors over time, as traces have it.
 
     Parameters
     ----------
@@ -166,13 +175,15 @@ def memory_curves(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     """
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     axes = figure.subplots()
-    for (name, table), (colour, style) in zip(tables.items(), ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":")), strict=False):
+    for (name, table), (colour, style) in zip(
+        tables.items(), ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":")), strict=False
+    ):
         axes.step(table["time"], table["allocated"], where="post", color=colour, linestyle=style, label=name)
     axes.set(xlabel="time since the start of the first recorded step in ms", ylabel="memory of tensors in MB")
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.legend(frameon=False)
-    quiet(axes)
-    foot(figure, source)
+    tidy(axes)
+    write_source(figure, source)
     words = (
         f"{name}: between {table['allocated'].min():,.0f} and {table['allocated'].max():,.0f} MB"
         for name, table in tables.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,14 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from helpers import timing
-from helpers.figures.drawing import BLACK, COLOURS, NEUTRAL, Picture, foot, quiet
-
-if TYPE_CHECKING:
-    pass
+from helpers.figures.drawing import BLACK, COLOURS, NEUTRAL, Picture, tidy, write_source
 
 
 def comparison(result: timing.Comparison, source: str) -> Picture:
-    """Draw the throughput of variants timed in turn: a bar for the median, a dot for every round."""
+    """Draw the throughput of variants timed interleaved: a bar for the median, a dot for every round."""
     figure = Figure(figsize=(7, 0.55 * len(result.names) + 1.3), layout="constrained")
     axes = figure.subplots()
     medians = [statistics.median(result.throughputs(name)) for name in result.names]
@@ -32,8 +28,8 @@ def comparison(result: timing.Comparison, source: str) -> Picture:
     axes.xaxis.set_major_locator(MaxNLocator(6))  # more labels of millions would overlap
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
-    quiet(axes, "x")
-    foot(figure, source)
+    tidy(axes, "x")
+    write_source(figure, source)
     words = ", ".join(f"{name} {median:,.0f}" for name, median in zip(result.names, medians, strict=True))
     return Picture(figure, f"Bars of median images per second: {words}. {source}.")
 
@@ -64,14 +60,14 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
         end = max(clocks.predicted_ms, *rounds)
         axes.text(end, place + 0.27, f"  {clocks.error:+.0%}", va="center", fontsize=9)
     axes.plot([], [], color=BLACK, linestyle="--", linewidth=1.2, label="predicted")
-    axes.set(xlabel="time per mini-batch in ms (dots: rounds; on the right: how far off the prediction is)")
+    axes.set(xlabel="time per batch in ms (dots: rounds; on the right: how far off the prediction is)")
     axes.set_yticks(range(len(results)), list(results))
     axes.margins(x=0.1)
     axes.set_xlim(left=0)
     axes.invert_yaxis()
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-    quiet(axes, "x")
-    foot(figure, source)
+    tidy(axes, "x")
+    write_source(figure, source)
     words = "; ".join(
         f"{name}: loading {clocks.loading_ms:.1f} ms, compute {clocks.compute_ms:.1f} ms, predicted "
         f"{clocks.predicted_ms:.1f} ms, measured {clocks.loop_ms:.1f} ms ({clocks.error:+.0%})"
@@ -81,7 +77,7 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
 
 
 def phases(table: pd.DataFrame, source: str) -> Picture:
-    """Draw the phases of a step, for one image of its mini-batch, or of loading: a stacked horizontal bar a row.
+    """Draw the phases of a step, for one image of its batch, or of loading: a stacked horizontal bar a row.
 
     Parameters
     ----------
@@ -98,9 +94,10 @@ def phases(table: pd.DataFrame, source: str) -> Picture:
     axes.set(xlabel="time per image in µs")
     axes.invert_yaxis()
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
-    quiet(axes, "x")
-    foot(figure, source)
+    tidy(axes, "x")
+    write_source(figure, source)
     words = "; ".join(
-        f"{row}: " + ", ".join(f"{name} {value:.0f}" for name, value in values.items()) for row, values in table.iterrows()
+        f"{row}: " + ", ".join(f"{name} {value:.0f}" for name, value in values.items())
+        for row, values in table.iterrows()
     )
     return Picture(figure, f"Stacked bars of microseconds per image. {words}. {source}.")

@@ -23,7 +23,7 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
 from tqdm import tqdm
 
-from helpers import config
+from helpers import config, staging
 from helpers.lessons import preflight
 from helpers.results import scoreboard
 
@@ -65,8 +65,8 @@ class Took:
 def run(notebooks: Sequence[Path] | None = None) -> dict[str, Took]:
     """Execute notebooks in order, each in a kernel of its own, and print the ladder.
 
-    Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails. How long it took is kept there
-    for the estimate of `preflight`.
+    Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails. How long it took is kept
+    there for the estimate of `preflight`.
 
     Parameters
     ----------
@@ -88,11 +88,11 @@ def run(notebooks: Sequence[Path] | None = None) -> dict[str, Took]:
     print(f"Preset {config.preset().name}: {len(notebooks)} notebooks. Pages go to {folder}.", flush=True)
     took = {}
     for notebook in notebooks:
-        start, worked = time.perf_counter(), _processor_seconds()
+        start, worked = time.perf_counter(), _cpu_seconds()
         execute(notebook, folder / f"{notebook.stem}.html")
         seconds = time.perf_counter() - start
         # Several threads at once count as one: what they do takes as long as the longest of them
-        took[notebook.stem] = Took(round(seconds, 1), round(min((_processor_seconds() - worked) / seconds, 1), 2))
+        took[notebook.stem] = Took(round(seconds, 1), round(min((_cpu_seconds() - worked) / seconds, 1), 2))
         _keep(took)
     print(f"\n{scoreboard.ladder_text()}")
     return took
@@ -148,12 +148,11 @@ def record_times(took: dict[str, Took], data: str) -> None:
         "data": data,
         "date": datetime.date.today().isoformat(),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write_whole(path, json.dumps(times, indent=2) + "\n")
+    staging.write(path, json.dumps(times, indent=2) + "\n")
 
 
-def _processor_seconds() -> float:
-    """Processor time of the kernels that have ended, with the processes that they waited for; 0 on Windows."""
+def _cpu_seconds() -> float:
+    """CPU time of the kernels that have ended, with the processes that they waited for; 0 on Windows."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -162,7 +161,7 @@ def _keep(took: dict[str, Took]) -> None:
     path = preflight.own_times()
     times = json.loads(path.read_text()) if path.exists() else {}
     times.setdefault(config.preset().name, {}).update({name: each.seconds for name, each in took.items()})
-    _write_whole(path, json.dumps(times, indent=2) + "\n")
+    staging.write(path, json.dumps(times, indent=2) + "\n")
 
 
 async def _leave_ctrl_c_alone(**_) -> None:
@@ -177,7 +176,7 @@ def _write_page(notebook: nbformat.NotebookNode, page: Path) -> None:
         if cell.cell_type == "code":
             cell.outputs = [_without_tensorboard(output) for output in cell.outputs]
     body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": page.stem}})
-    _write_whole(page, body)
+    staging.write(page, body)
 
 
 def _without_tensorboard(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -186,9 +185,3 @@ def _without_tensorboard(output: nbformat.NotebookNode) -> nbformat.NotebookNode
         note = "TensorBoard opens here when you run the notebook."
         return nbformat.v4.new_output("display_data", {"text/plain": note, "text/html": f"<p><i>{note}</i></p>"})
     return output
-
-
-def _write_whole(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}-{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

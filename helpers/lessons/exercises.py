@@ -34,7 +34,9 @@ def check(answer: float | None, expected: float, *, tolerance: float = 0.05, hin
     return right
 
 
-def check_names(answers: Mapping[str, str | None], expected: Mapping[str, str], *, names: Collection[str], hint: str) -> bool:
+def check_names(
+    answers: Mapping[str, str | None], expected: Mapping[str, str], *, names: Collection[str], hint: str
+) -> bool:
     """Say of each question whether the name in `answers` is right.
 
     Parameters

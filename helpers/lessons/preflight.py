@@ -1,4 +1,4 @@
-"""Is this machine ready for the course? Answers in a few seconds, with the line that mends each problem."""
+"""Is this machine ready for the course? Answers in a few seconds, with the line that fixes each problem."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from helpers import config
+from helpers import config, wording
 
 RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
 _FIRST_COMPUTING = "08"  # the notebooks before it load, those from it on compute
@@ -27,7 +27,7 @@ SHOWN_PACKAGES = ("torch", "torchvision", "torchmetrics", "tensorboard", "torch-
 
 GB = 1e9
 # What the course needs, with room to spare: a notebook's kernel takes about 1 GB, each worker up to 0.3 GB, the
-# prepared images 250 MB, drawn photos up to 90 MB. Mini-batches pass from workers through shared memory, 1.5 MB each
+# prepared images 250 MB, drawn photos up to 90 MB. Batches pass from workers through shared memory, 1.5 MB each
 # (in 05, 4.8 MB); Docker grants 64 MB.
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED_MEMORY, LEAST_OPEN_FILES = 4 * GB, 1 * GB, 0.25 * GB, 512
 
@@ -41,7 +41,7 @@ class Row:
     name, value : str
         What it is, and what was found.
     problem, remedy : str
-        What is wrong with it and how to mend that; empty if nothing is.
+        What is wrong with it and how to fix that; empty if nothing is.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Report:
     def _summary(self) -> str:
         if not self.problems:
             return "This machine is ready."
-        return f"{len(self.problems)} problem(s): {', '.join(row.name for row in self.problems)}."
+        return f"{wording.counted(len(self.problems), 'problem')}: {', '.join(row.name for row in self.problems)}."
 
     @staticmethod
     def _html(row: Row) -> str:
@@ -139,9 +139,10 @@ def estimate_minutes(
 ) -> dict[str, float]:
     """Estimate how long each preset takes on this machine.
 
-    A notebook that has run here takes as long as it did. Of the others it is known how long they took on another machine,
-    and for which share of that time a processor worked: this share is scaled by the two machines' calibrations, by that
-    of loading for notebooks 00 to 07, by that of compute from 08 on. The rest was waiting, which is as long everywhere.
+    A notebook that has run here takes as long as it did. Of the others it is known how long they took on another
+    machine, and for which share of that time a processor worked. This share is scaled by the two machines'
+    calibrations: by that of loading for notebooks 00 to 07, by that of compute from 08 on. The rest was waiting, which
+    is as long everywhere.
 
     Parameters
     ----------
@@ -233,7 +234,7 @@ def _shared_memory() -> Iterator[Row]:
         return
     size = shutil.disk_usage(folder).total
     if size < LEAST_SHARED_MEMORY:
-        problem = "loader workers hand mini-batches over through it, and will crash with a bus error"
+        problem = "loader workers send batches to the main process through it, and will crash with a bus error"
         yield Row("/dev/shm", f"{size / 1e6:.0f} MB", problem, "start the container with  --shm-size=2g")
     else:
         yield Row("/dev/shm", f"{size / GB:.1f} GB")
@@ -283,7 +284,7 @@ def _gpu() -> Iterator[Row]:
     if torch.cuda.is_available():
         yield _usable_gpu(f"driver {driver or 'unknown'}, CUDA {torch.version.cuda or torch.version.hip}", other_build)
     elif not names:
-        yield Row("GPU", "none; every notebook runs all the same, with a pretended accelerator where it needs one")
+        yield Row("GPU", "none; every notebook runs all the same, with a simulated accelerator where it needs one")
     elif torch.version.cuda is None:
         yield Row("GPU", value, "this PyTorch was built without CUDA", "make -B lab")
     elif driver_cuda < int(torch.version.cuda.split(".")[0]):
@@ -333,8 +334,7 @@ def _data() -> Iterator[Row]:
 
 
 def _manifests() -> list[Path]:
-    found = config.data_dir().glob("cifar10*/manifest.json")
-    return sorted(manifest for manifest in found if ".preparing-" not in manifest.parent.name)
+    return sorted(config.data_dir().glob("cifar10*/manifest.json"))  # the name of a staging folder begins with a dot
 
 
 def _preset() -> Iterator[Row]:

@@ -11,6 +11,7 @@ import gc
 import io
 import multiprocessing
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from threading import BrokenBarrierError
 
@@ -35,10 +36,8 @@ class SharedFile(io.FileIO):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         position = super().seek(offset, whence)
         if self._meeting and get_worker_info():
-            try:
+            with suppress(BrokenBarrierError):  # the other worker has ended
                 self._meeting.wait(_PATIENCE)
-            except BrokenBarrierError:
-                pass  # the other worker has ended
             self._meeting = None
         return position
 

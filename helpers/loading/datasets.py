@@ -119,7 +119,7 @@ class JpegDataset(Dataset):
 
 
 class OnSlowStorage(Dataset):
-    """Mini-batches of a packed dataset, as late as if its file lay on slow storage.
+    """Batches of a packed dataset, as late as if its file lay on slow storage.
 
     Images that lie side by side come with one request, all others with one each.
 
@@ -145,7 +145,7 @@ class OnSlowStorage(Dataset):
 
 
 class SleepDataset(Dataset):
-    """Items that take a known time and no processor: shows what the loader does, undisturbed by any work.
+    """Items that take a known time and no CPU time: shows what the loader does, undisturbed by any work.
 
     An item is a float64 tensor of shape (3,), with the number of the worker that made it (-1: no worker), its start
     and its end, and then the item's index, in the place of a label. Times are seconds of ``time.monotonic()``, which
@@ -190,8 +190,11 @@ class FileNames(Dataset):
     """
 
     def __init__(self, count: int, kind: str):
-        names = [f"train/{index:08d}.png" for index in range(count)]
-        self.names = {"list": lambda: names, "array": lambda: np.array(names, dtype="S")}[kind]()
+        if kind not in ("list", "array"):
+            raise ValueError(f"Expected the kind 'list' or 'array', found {kind!r}.")
+        self.names = [f"train/{index:08d}.png" for index in range(count)]
+        if kind == "array":
+            self.names = np.array(self.names, dtype="S")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -254,8 +257,8 @@ def _read_labels(folder: Path) -> tuple[np.ndarray, np.ndarray]:
         if not (label or "").isdigit():
             raise BadLabels(f"{table}: expected a class number for {name}, found {label!r}.")
     images = {entry.name for entry in os.scandir(folder) if entry.name.endswith(".png")}
-    for name in sorted(images - rows.keys())[:1]:
-        raise BadLabels(f"{folder / name}: this image has no label in {table}.")
-    for name in sorted(rows.keys() - images)[:1]:
-        raise BadLabels(f"{folder / name}: no such image, but {table} has a label for it.")
+    if unlabelled := images - rows.keys():
+        raise BadLabels(f"{folder / min(unlabelled)}: this image has no label in {table}.")
+    if missing := rows.keys() - images:
+        raise BadLabels(f"{folder / min(missing)}: no such image, but {table} has a label for it.")
     return np.array(list(rows), dtype="S"), np.array([int(label) for label in rows.values()])

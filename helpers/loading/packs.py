@@ -1,4 +1,4 @@
-"""Packs the course's images once, shared by a class, and loads mini-batches of bytes from the pack."""
+"""Packs the course's images once, shared by a class, and loads batches of bytes from the pack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.loading import datasets
 from helpers.loading.formats import npy, writing
 
 _BYTES_PER_IMAGE = 3_200  # 3,072 of pixels, its label, its share of the checksums
-_DIGEST = 12  # hexadecimal digits at the end of a pack's name, which tell what is in it
+_DIGEST = 12  # hexadecimal digits at the end of a pack's name, by which others of its name differ in content
 
 
 def prepare(data: cifar10.Prepared) -> npy.PackedDataset:
@@ -45,10 +45,11 @@ def prepare(data: cifar10.Prepared) -> npy.PackedDataset:
 
 
 def loader(images: npy.PackedDataset, batch: int) -> DataLoader:
-    """Return a loader of mini-batches in random order, the same for every new loader.
+    """Return a loader of batches in random order, the same for every new loader.
 
-    A last mini-batch that is not full is left out, so that all steps cost the same. There are no workers: to hand a
-    mini-batch over takes longer than to read it from a pack, about 2 ms against 0.1 ms for 128 images.
+    A last batch that is not full is left out, so that all steps cost the same. There are no workers: the
+    transfer of a batch from a worker to the main process takes longer than to read it from a pack, about 2 ms against
+    0.1 ms for 128 images.
 
     Returns
     -------
@@ -68,12 +69,10 @@ def loader(images: npy.PackedDataset, batch: int) -> DataLoader:
 
 
 def _pack(data: cifar10.Prepared, folder: Path) -> None:
+    for outdated in folder.parent.glob(folder.name[:-_DIGEST] + "?" * _DIGEST):
+        shutil.rmtree(outdated, ignore_errors=True)
     staging.check_free(folder.parent, data.train_images, _BYTES_PER_IMAGE)
     images = datasets.PngDataset(data.train, v2.PILToTensor())
-    with staging.aside(folder) as aside:
-        pixels = (images[index][0] for index in range(len(images)))
-        npy.pack(pixels, images.labels.tolist(), aside / "images")
-        for outdated in folder.parent.glob(folder.name[:-_DIGEST] + "?" * _DIGEST):
-            shutil.rmtree(outdated, ignore_errors=True)
-        (aside / "images").rename(folder)
+    pixels = (images[index][0] for index in range(len(images)))
+    npy.pack(pixels, images.labels.tolist(), folder)
     print(f"Packed {data.train_images:,} images into {folder}.", flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +45,7 @@ class Resized:
     bytes_after: int
 
 
-def resize_ahead(folder: str | Path, out: str | Path, size: int, progress: bool = True) -> Resized:
+def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
     """Write a copy of each image with a shorter side of `size` pixels, as ``Resize(size)`` would make it.
 
     The copies are JPEG files of quality `photos.QUALITY`. They appear whole or not at all, and replace those of an
@@ -60,8 +59,6 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int, progress: bool 
         Where the copies go; its parent folders are made.
     size : int
         Pixels of the shorter side.
-    progress : bool
-        Show a progress bar.
 
     Raises
     ------
@@ -80,17 +77,15 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int, progress: bool 
     out.parent.mkdir(parents=True, exist_ok=True)
     staging.check_free(out.parent, len(images), _BYTES_PER_COPY)
     start, before, after = time.perf_counter(), 0, 0
-    with staging.only_one_process(out.parent), staging.aside(out) as aside:
-        write = partial(_write_copy, images, aside, v2.Resize(size))
-        # Threads: Pillow lets go of the interpreter while it decodes, resizes and encodes
+    with staging.only_one_process(out.parent), staging.folder(out, replace=True) as copies:
+        write = partial(_write_copy, images, copies, v2.Resize(size))
+        # Threads: Pillow releases the GIL while it decodes, resizes and encodes
         with ThreadPoolExecutor(config.cores()) as threads:
             sizes = threads.map(write, range(len(images)))
-            bar = tqdm(sizes, "resizing", len(images), unit="image", file=sys.stdout, disable=not progress)
+            bar = tqdm(sizes, "resizing", len(images), unit="image", file=sys.stdout)
             for original, copy in bar:
                 before, after = before + original, after + copy
-        staging.write_durably(aside / _MANIFEST, json.dumps({"size": size, "images": len(images)}))
-        shutil.rmtree(out, ignore_errors=True)
-        aside.rename(out)
+        staging.write(copies / _MANIFEST, json.dumps({"size": size, "images": len(images)}), durable=True)
     return Resized(out, len(images), time.perf_counter() - start, before, after)
 
 

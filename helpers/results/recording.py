@@ -11,8 +11,8 @@
 ``timings.jsonl``    every timed run: an interrupted recording goes on where it was
 ==================== ====================================================================
 
-It needs torch 2.11 or newer, torchvision, torchmetrics, pandas, orjson, google-crc32c, psutil, nvidia-ml-py, filelock and
-tqdm; neither Jupyter nor TensorBoard nor the libraries of the packed formats; Matplotlib for the figure only.
+It needs torch 2.11 or newer, torchvision, torchmetrics, pandas, orjson, google-crc32c, psutil, nvidia-ml-py, filelock
+and tqdm; neither Jupyter nor TensorBoard nor the libraries of the packed formats; Matplotlib for the figure only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import pandas as pd
 import pynvml
 import torch
 
-from helpers import config, timing, training
+from helpers import config, staging, timing, training
 from helpers.results import scoreboard
 from helpers.timing import profiling
 
@@ -53,24 +53,19 @@ class Rung:
         As in the notebook's scoreboard, such as ``"03 more workers"``.
     loader : iterable
     step : callable
-    control : str or None
+    baseline : str or None
         The rung of the same group that it is compared with; None for the first of its kind.
     """
 
     name: str
     loader: Iterable
     step: timing.Step
-    control: str | None = None
-
-    @property
-    def folder(self) -> str:
-        """Name of the folder of its trace."""
-        return self.name.replace(" ", "-")
+    baseline: str | None = None
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rungs that are timed in turn.
+    """Rungs that are timed interleaved.
 
     Attributes
     ----------
@@ -89,7 +84,9 @@ class Group:
     left_out: tuple[str, ...] = ()
 
 
-def record(groups: Iterable[Callable[[], Group]], out: Path) -> list[str]:
+def record_reference(
+    groups: Iterable[Callable[[], Group]], out: Path, draw: Callable[[pd.DataFrame, Path], None]
+) -> list[str]:
     """Trace and time all rungs, and write the reference.
 
     Parameters
@@ -98,6 +95,8 @@ def record(groups: Iterable[Callable[[], Group]], out: Path) -> list[str]:
         Each prepares a group, and has its name.
     out : Path
         Folder to write. A recording of this machine that was interrupted there goes on.
+    draw : callable
+        Writes the results, a table like `scoreboard.ladder`, as a figure to the path that it is given.
 
     Returns
     -------
@@ -110,7 +109,7 @@ def record(groups: Iterable[Callable[[], Group]], out: Path) -> list[str]:
         If the folder holds the recording of another machine, or with other settings.
     """
     _begin_or_continue(out)
-    results, left_out, controls = [], [], {}
+    results, left_out = [], []
     for prepare in groups:
         try:
             group = prepare()
@@ -127,26 +126,29 @@ def record(groups: Iterable[Callable[[], Group]], out: Path) -> list[str]:
                 torch.cuda.empty_cache()
                 left_out.append(f"{rung.name}: {str(error).splitlines()[0]}")
         results += _results(fitting, group, out)
-        controls |= {rung.name: rung.control for rung in fitting}
-    (out / _RESULTS).write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
-    left_out += _draw(results, out)
-    (out / "README.md").write_text(_page(out, results, controls, left_out), encoding="utf-8")
+    staging.write(out / _RESULTS, scoreboard.lines(results))
+    try:
+        draw(scoreboard.ladder(out / _RESULTS), out / "ladder.png")
+    except ModuleNotFoundError as error:  # Matplotlib, which a machine that only records may lack
+        left_out.append(f"the figure: the package {error.name} is not installed")
+    staging.write(out / "README.md", _page(out, results, left_out))
     return left_out
 
 
 def _trace(rung: Rung, out: Path) -> None:
-    folder = (out / "traces" / rung.folder).absolute()
-    if not folder.exists():
-        beside = profiling.record(
-            rung.loader, rung.step, str(folder.with_name(f".{folder.name}")), active=_TRACED_STEPS, slim=True
-        )
-        (trace,) = beside.glob("*.pt.trace.json.gz")
-        trace.rename(beside / "reference.pt.trace.json.gz")  # it was named after the machine
-        beside.rename(folder)
+    """Record the trace of a rung, unless it is there already."""
+    folder = (out / scoreboard.trace_folder(rung.name)).absolute()
+    if folder.exists():
+        return
+    with staging.scratch(folder) as scratch:
+        recorded = profiling.record(rung.loader, rung.step, str(scratch / "run"), active=_TRACED_STEPS, slim=True)
+        (trace,) = recorded.glob("*.pt.trace.json.gz")
+        trace.rename(recorded / "reference.pt.trace.json.gz")  # it was named after the machine
+        recorded.rename(folder)
 
 
 def _results(rungs: list[Rung], group: Group, out: Path) -> list[scoreboard.Result]:
-    """Time rungs in turn, but for the runs that are stored already."""
+    """Time rungs interleaved, but for the runs that are stored already."""
 
     def timer(rung: Rung) -> Callable[[], timing.Timing]:
         stored = _stored(rung, out)
@@ -160,14 +162,14 @@ def _results(rungs: list[Rung], group: Group, out: Path) -> list[scoreboard.Resu
 
         return run
 
-    comparison = timing.in_turn({rung.name: timer(rung) for rung in rungs}, config.preset().rounds)
+    comparison = timing.interleaved({rung.name: timer(rung) for rung in rungs}, config.preset().rounds)
     return [
         scoreboard.result(
             rung.name,
             comparison,
             rung.name,
-            control=rung.control if rung.control in comparison.names else None,
-            workers=_workers(rung),
+            baseline=rung.baseline if rung.baseline in comparison.names else None,
+            loader=rung.loader,
             step=rung.step,
             data=group.data,
         )
@@ -200,10 +202,10 @@ def _workers(rung: Rung) -> int:
 
 def _begin_or_continue(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    (out / _TIMINGS).write_text("".join(json.dumps(run) + "\n" for run in _runs(out)))
+    staging.write(out / _TIMINGS, "".join(json.dumps(run) + "\n" for run in _runs(out)))
     path, now = out / _MACHINE, machine()
     if not path.exists():
-        path.write_text(json.dumps(now, indent=2) + "\n")
+        staging.write(path, json.dumps(now, indent=2) + "\n")
         return
     before = json.loads(path.read_text())
     other = [key for key in before.keys() | now.keys() if key not in _CHANGES and before.get(key) != now.get(key)]
@@ -243,7 +245,7 @@ def _driver() -> str | None:
 
 
 def _clocks() -> dict[str, int] | None:
-    """MHz of the first GPU, now and at most; None if it does not tell."""
+    """MHz of the first GPU, now and at most; None if its driver does not say."""
     try:
         pynvml.nvmlInit()
         gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
@@ -264,34 +266,28 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _draw(results: list[scoreboard.Result], out: Path) -> list[str]:
-    try:
-        from helpers import figures  # needs Matplotlib, which a machine that only records may lack
-    except ModuleNotFoundError as error:
-        return [f"the figure: the package {error.name} is not installed"]
-    figures.ladder(pd.DataFrame(map(asdict, results))).save(out / "ladder.png")
-    return []
-
-
-def _page(
-    out: Path, results: list[scoreboard.Result], controls: dict[str, str | None], left_out: list[str]
-) -> str:
+def _page(out: Path, results: list[scoreboard.Result], left_out: list[str]) -> str:
     """Return the reference as a page of Markdown."""
-    lines = [f"# Recorded on {json.loads((out / _MACHINE).read_text())['device']}", ""]
-    lines += ["| rung | images/s (spread) | ms a step | waiting for data | ratio (spread) | to | trace |"]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for result in results:
-        rate = f"{result.images_per_second:,.0f} ({result.lowest:,.0f} to {result.highest:,.0f})"
-        ratio = scoreboard.ratio_text(result)
-        compared = f"{ratio} | {controls[result.rung]}" if ratio else "– | –"
-        size = profiling.size_kb(out / "traces" / result.rung.replace(" ", "-"))
-        lines += [
-            f"| {result.rung} | {rate} | {result.step_ms:.2f} | {result.loading_share:.1%} | {compared} | {size:.0f} kB |"
-        ]
-    lines += ["", f"Medians of {results[0].rounds} rounds, in turn; spread: the lowest and the highest." if results else ""]
-    lines += ["", *(f"Left out: {each}." for each in left_out)] if left_out else []
+    machine = json.loads((out / _MACHINE).read_text())
+    lines = [f"# Recorded on {machine['device']}", ""]
+    lines += ["| rung | images/s (spread) | ms a step | waiting for data | ratio (spread) | trace |"]
+    lines += ["|---|---|---|---|---|---|"]
+    lines += [_row(result, out) for result in results]
+    if results:
+        lines += ["", f"Medians of {results[0].rounds} interleaved rounds; spread: the lowest and the highest."]
+    if left_out:
+        lines += ["", *(f"Left out: {each}." for each in left_out)]
     lines += ["", "| measured on | |", "|---|---|"]
-    lines += [f"| {key} | {value} |" for key, value in json.loads((out / _MACHINE).read_text()).items() if value is not None]
+    lines += [f"| {key} | {value} |" for key, value in machine.items() if value is not None]
     groups = dict.fromkeys((result.step, result.data) for result in results)
     lines += ["", "What a step is, and what it is fed:", "", *(f"- {step}; {data}" for step, data in groups)]
+    lines += ["", "How each rung was timed, loader and step:", ""]
+    lines += [f"- {result.rung}: {result.setting}" for result in results]
     return "\n".join(lines) + "\n"
+
+
+def _row(result: scoreboard.Result, out: Path) -> str:
+    rate = f"{result.images_per_second:,.0f} ({result.lowest:,.0f} to {result.highest:,.0f})"
+    times = f"{result.step_ms:.2f} | {result.loading_share:.1%}"
+    size = profiling.size_kb(out / scoreboard.trace_folder(result.rung))
+    return f"| {result.rung} | {rate} | {times} | {scoreboard.ratio_text(result) or '–'} | {size:.0f} kB |"

@@ -1,8 +1,13 @@
-"""The rungs of the ladder as the notebooks time them, for `record`: each function prepares those of one workload."""
+"""The rungs of the ladder, each defined once: by these definitions `record` times them, and the notebooks' own loaders
+and steps are compared with them (``tests/notebooks``).
+
+A rung differs from the one that it is compared with in what its notebook changes, and in nothing else.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torchvision
@@ -17,121 +22,208 @@ from helpers.loading import datasets, resizing
 from helpers.results.recording import Group, Rung
 from helpers.training import compiling, models, precision
 
-_BATCH = 128
-_SIZE, _CROP, _PHOTOS = 256, 224, 32  # pixels, pixels, photos in a mini-batch: as in notebook 05
+_BATCH, _PHOTOS = 128, 32  # images in a batch
+_SIZE, _CROP = 256, 224  # pixels
+
+_NORMALIZED = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cifar10.MEAN, cifar10.STD)])
+_BYTES = transforms.PILToTensor()
+_CROPPED = v2.Compose([v2.RandomCrop(_CROP), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+_RESIZED_AND_CROPPED = v2.Compose([v2.Resize(_SIZE), _CROPPED])
+
+
+# Notebooks 01 to 06, with CIFAR-10: how the small network is fed
+
+
+def loading_rungs(data: cifar10.Prepared, workers: int) -> tuple[Rung, ...]:
+    """Return the rungs of notebooks 01, 03, 04 and 06.
+
+    Parameters
+    ----------
+    data : cifar10.Prepared
+    workers : int
+        As many as notebook 03 finds best; 04 keeps at least one of them.
+    """
+    from helpers.loading import formats, packs  # here, since they need a package that computes checksums
+
+    plain, normalizing = (training.accelerator_step(models.SmallCNN(normalize=each)) for each in (False, True))
+    pack = packs.prepare(data)
+    in_batches = DataLoader(pack, batch_sampler=formats.ShuffledBatches(len(pack), _BATCH), collate_fn=pack.collate)
+    return (
+        Rung("01 naive PNG files", _png_files(data, _NORMALIZED, 1), plain),
+        Rung("03 more workers", _png_files(data, _NORMALIZED, workers), plain, "01 naive PNG files"),
+        Rung("04 normalize on the device", _png_files(data, _BYTES, workers or 1), normalizing, "03 more workers"),
+        Rung("06 packed in one file", in_batches, normalizing, "04 normalize on the device"),
+    )
 
 
 def loading() -> Group:
-    """Notebooks 01 to 06, with CIFAR-10: how the small network is fed."""
-    from helpers.loading import packs  # needs a package that computes checksums
-
+    """Prepare notebooks 01 to 06, with CIFAR-10."""
     data, preset = cifar10.prepare(), config.preset()
-    plain, normalizing = (training.accelerator_step(models.SmallCNN(normalize=each)) for each in (False, True))
-    normalize = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cifar10.MEAN, cifar10.STD)])
-    as_floats, as_bytes = (datasets.PngDataset(data.train, each) for each in (normalize, transforms.PILToTensor()))
-
-    def loader(images: datasets.PngDataset, workers: int) -> DataLoader:
-        return DataLoader(images, _BATCH, shuffle=True, num_workers=workers)
-
-    counts = [count for count in preset.worker_counts if 0 < count <= 2 * config.cores()]
-    rates = {n: timing.loop(loader(as_floats, n), plain, preset.steps).images_per_second for n in counts}
-    best = max(rates, key=rates.get)
-    rungs = (
-        Rung("01 naive PNG files", loader(as_floats, 1), plain),
-        Rung("03 more workers", loader(as_floats, best), plain, "01 naive PNG files"),
-        Rung("04 normalize on the device", loader(as_bytes, best), normalizing, "03 more workers"),
-        Rung("06 packed in one file", packs.loader(packs.prepare(data), _BATCH), normalizing, "04 normalize on the device"),
-    )
+    rungs = loading_rungs(data, _best_workers(data))
     return Group(rungs, data.source, preset.steps)
 
 
-def preprocessing() -> Group:
-    """Notebook 05, with photos: resized in every epoch, or once."""
-    data = photos.prepare()
-    copies = resizing.resize_ahead(data.folder, config.runs_dir() / f"photos-{_SIZE}", _SIZE)
-    crop = [v2.RandomCrop(_CROP), v2.RandomHorizontalFlip(), v2.PILToTensor()]
-    naive = datasets.JpegDataset(data.folder, v2.Compose([v2.Resize(_SIZE), *crop]))
-    ahead = datasets.JpegDataset(copies.folder, v2.Compose(crop))
+def _png_files(data: cifar10.Prepared, transform: object, workers: int) -> DataLoader:
+    return DataLoader(datasets.PngDataset(data.train, transform), _BATCH, shuffle=True, num_workers=workers)
+
+
+def _best_workers(data: cifar10.Prepared) -> int:
+    """Time each number of workers that notebook 03 sweeps, once, and return the fastest."""
+    preset, cores = config.preset(), min(config.cores(), 32)
+    counts = sorted({*preset.worker_counts, max(cores - 1, 1), cores})
+    step = training.accelerator_step(models.SmallCNN())
+    rates = {
+        count: timing.loop(_png_files(data, _NORMALIZED, count), step, preset.steps).images_per_second
+        for count in counts
+        if count <= 2 * cores
+    }
+    return max(rates, key=rates.get)
+
+
+# Notebook 05, with photos: resized in every epoch, or once
+
+
+def photo_rungs(data: photos.Prepared, copies: Path) -> tuple[Rung, ...]:
+    """Return the rungs of notebook 05.
+
+    Parameters
+    ----------
+    data : photos.Prepared
+    copies : Path
+        Folder of the same photos, resized ahead to 256 pixels.
+    """
     if config.device().type == "cuda":
         network = torchvision.models.resnet50(num_classes=len(data.classes))
         network.conv1 = nn.Sequential(models.Normalize(), network.conv1)
         step = training.accelerator_step(network)
     else:
-        step = simulate.PretendAccelerator(20)
-
-    def loader(images: datasets.JpegDataset) -> DataLoader:
-        order = RandomSampler(images, num_samples=100 * len(images))  # epoch after epoch, without a pause
-        return DataLoader(images, _PHOTOS, sampler=order, num_workers=1)
-
-    rungs = (
-        Rung("05 photos as they are", loader(naive), step),
-        Rung("05 photos resized ahead", loader(ahead), step, "05 photos as they are"),
+        step = simulate.SimulatedAccelerator(20)
+    return (
+        Rung("05 photos as they are", _jpeg_files(data.folder, _RESIZED_AND_CROPPED), step),
+        Rung("05 photos resized ahead", _jpeg_files(copies, _CROPPED), step, "05 photos as they are"),
     )
-    return Group(rungs, data.source, config.preset().steps)
 
 
-def resnet() -> Group:
-    """Notebooks 08 to 11, with CIFAR-10: how a step of ResNet-50 becomes faster."""
-    from helpers.loading import packs  # needs a package that computes checksums
-
-    data, workload = cifar10.prepare(), training.resnet_workload()
-    loader = packs.loader(packs.prepare(data), workload.batch)
-
-    def step(weights: torch.memory_format = torch.channels_last, fused: bool = False, **options: object) -> WithTF32:
-        training.seed_everything(config.SEED)
-        model = models.resnet50(workload.side).to(config.device(), memory_format=weights)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
-        return WithTF32(training.TrainingStep(model, optimizer, memory_format=weights, **options))
-
-    contiguous = step(torch.contiguous_format)
-    rungs = [Rung("08 ResNet-50", loader, WithTF32(contiguous.step, False))]
-    if torch.cuda.is_tf32_supported():
-        rungs.append(Rung("08 with TF32", loader, contiguous, rungs[-1].name))
-    rungs.append(Rung("09 channels_last", loader, step(), rungs[-1].name))
-    # Only where it is fast enough to be timed, and from there on only where it costs less than it gains
-    batch, mixed = next(iter(loader)), Rung("10 mixed precision", loader, step(autocast=torch.bfloat16), rungs[-1].name)
-    usual_ms = min(timing.each_call_ms(lambda: rungs[-1].step(*batch), repeats=3))
-    baseline = "TF32" if torch.cuda.is_tf32_supported() else "float32"
-    trial = precision.try_step(mixed.step, batch, usual_ms, baseline)
-    left_out = () if trial.fast_enough else (f"{mixed.name}: {trial}",)
-    best = mixed if trial.faster else rungs[-1]
-    if trial.fast_enough:
-        rungs.append(mixed)
-    fused, to_compile = (step(fused=True, autocast=best.step.step.autocast) for _ in range(2))
-    rungs.append(Rung("11 fused optimizer", loader, fused, best.name))
-    try:
-        compiled = _compiled(to_compile, batch)
-    except compiling.CannotCompile as reason:
-        return Group(tuple(rungs), data.source, config.preset().steps, (*left_out, f"11 fewer launches: {reason}"))
-    rungs.append(Rung("11 fewer launches", loader, compiled, best.name))
-    return Group(tuple(rungs), data.source, config.preset().steps, left_out)
+def preprocessing() -> Group:
+    """Prepare notebook 05, with photos."""
+    data = photos.prepare()
+    copies = resizing.resize_ahead(data.folder, config.runs_dir() / f"photos-{_SIZE}", _SIZE)
+    return Group(photo_rungs(data, copies.folder), data.source, config.preset().steps)
 
 
-def _compiled(step: WithTF32, batch: tuple[torch.Tensor, torch.Tensor]) -> WithTF32:
-    """Compile a step's network, on a GPU into CUDA graphs; with the preset ci on a CPU one block of it, as notebook 11."""
-    model, on_gpu = step.step.model, config.device().type == "cuda"
-    if on_gpu or config.preset().name != "ci":
-        model = torch.compile(model, mode="reduce-overhead" if on_gpu else None)
-    else:
-        model[-1].layer4[-1] = torch.compile(model[-1].layer4[-1])
-    compiled = WithTF32(replace(step.step, model=model))
-    compiling.first_step(compiled, *batch)
-    return compiled
+def _jpeg_files(folder: Path, transform: object) -> DataLoader:
+    images = datasets.JpegDataset(folder, transform)
+    order = RandomSampler(images, num_samples=100 * len(images))  # epoch after epoch, without a pause
+    return DataLoader(images, _PHOTOS, sampler=order, num_workers=1)
+
+
+# Notebooks 08 to 11, with CIFAR-10: how a step of ResNet-50 becomes faster
 
 
 @dataclass(frozen=True)
-class WithTF32:
-    """A step with TF32 or without, whatever the steps do that are timed in turn with it."""
+class ResNet:
+    """What makes a rung of notebooks 08 to 11 what it is.
 
-    step: timing.Step
-    enabled: bool = True
+    Attributes
+    ----------
+    baseline : str or None
+        The rung that it is compared with, where that could be timed, or else what stands in for it: see `resnet`.
+    lr : float
+        Learning rate of the optimizer, which is SGD.
+    tf32 : bool
+        Whether float32 is rounded to TF32 in products, where there is TF32.
+    weights, images : torch.memory_format
+    autocast : torch.dtype or None
+    fused : bool or None
+        The optimizer. None lets PyTorch choose, which takes its foreach operators on a GPU; False takes a Python loop.
+    compiled : bool
+        The network, on a GPU into CUDA graphs.
+    """
 
-    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> object:
-        with training.set_tf32(self.enabled):
-            return self.step(images, labels)
+    baseline: str | None
+    lr: float = 0.01
+    tf32: bool = True
+    weights: torch.memory_format = torch.channels_last
+    images: torch.memory_format = torch.channels_last
+    autocast: torch.dtype | None = None
+    fused: bool | None = None
+    compiled: bool = False
 
-    def __str__(self) -> str:
-        return str(self.step)
+
+_AS_IT_COMES = {"weights": torch.contiguous_format, "images": torch.preserve_format}
+RESNET = {
+    "08 ResNet-50": ResNet(None, lr=0.001, tf32=False, **_AS_IT_COMES),
+    "08 with TF32": ResNet("08 ResNet-50", lr=0.001, **_AS_IT_COMES),
+    "09 channels_last": ResNet("08 with TF32", lr=0.001),
+    "10 mixed precision": ResNet("09 channels_last", tf32=False, autocast=torch.bfloat16),
+    "11 fused optimizer": ResNet("10 mixed precision", fused=True, autocast=torch.bfloat16),
+    "11 fewer launches": ResNet("10 mixed precision", fused=True, autocast=torch.bfloat16, compiled=True),
+}
+"""The rungs of ResNet-50 by name. 11 trains in bfloat16 only where 10 was faster with it."""
+
+
+def resnet_rung(name: str, data: cifar10.Prepared, definition: ResNet) -> Rung:
+    """Return a rung of notebooks 08 to 11 with a new network. What it compiles is compiled in its first step."""
+    from helpers.loading import packs  # here, since it needs a package that computes checksums
+
+    workload = training.resnet_workload()
+    training.seed_everything(config.SEED)
+    model = models.resnet50(workload.side).to(config.device(), memory_format=definition.weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=definition.lr, fused=definition.fused)
+    step = training.TrainingStep(
+        _compiled(model) if definition.compiled else model,
+        optimizer,
+        autocast=definition.autocast,
+        memory_format=definition.images,
+    )
+    loader = packs.loader(packs.prepare(data), workload.batch)
+    tf32 = definition.tf32 and torch.cuda.is_tf32_supported()
+    return Rung(name, loader, training.WithTF32(step, tf32), definition.baseline)
+
+
+def _compiled(model: nn.Module) -> nn.Module:
+    """Let `torch.compile` have a network, on a GPU into CUDA graphs; with the preset ci on a CPU one block of it."""
+    if config.device().type == "cuda":
+        return torch.compile(model, mode="reduce-overhead")
+    if config.preset().name != "ci":
+        return torch.compile(model)
+    blocks = model[-1].layer4
+    blocks[-1] = torch.compile(blocks[-1])
+    return model
+
+
+def resnet() -> Group:
+    """Prepare notebooks 08 to 11, with CIFAR-10, as far as this machine has and can do what they need."""
+    data = cifar10.prepare()
+
+    def rung(name: str, **changes: object) -> Rung:
+        return resnet_rung(name, data, replace(RESNET[name], **changes))
+
+    rungs, left_out = [rung("08 ResNet-50")], []
+    if torch.cuda.is_tf32_supported():
+        rungs.append(rung("08 with TF32"))
+    rungs.append(rung("09 channels_last", baseline=rungs[-1].name))
+    usual, mixed, batch = rungs[-1], rung("10 mixed precision"), next(iter(rungs[-1].loader))
+    # It is timed only where it is fast enough, and stays in 11 only where it costs less than it gains
+    trial = _try(mixed, usual, batch)
+    if trial.fast_enough:
+        rungs.append(mixed)
+    else:
+        left_out.append(f"{mixed.name}: {trial}")
+    kept = {} if trial.faster else {"autocast": None, "baseline": usual.name}
+    rungs.append(rung("11 fused optimizer", **kept))
+    compiled = rung("11 fewer launches", **kept)
+    try:
+        compiling.first_step(compiled.step, *batch)
+        rungs.append(compiled)
+    except compiling.CannotCompile as reason:
+        left_out.append(f"{compiled.name}: {reason}")
+    return Group(tuple(rungs), data.source, config.preset().steps, tuple(left_out))
+
+
+def _try(mixed: Rung, usual: Rung, batch: tuple[torch.Tensor, torch.Tensor]) -> precision.Trial:
+    usual_ms = min(timing.each_call_ms(lambda: usual.step(*batch), repeats=3))
+    return precision.try_step(mixed.step, batch, usual_ms, "TF32" if usual.step.enabled else "float32")
 
 
 GROUPS = (loading, preprocessing, resnet)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import shutil
 import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import pandas as pd
 import torch
 from filelock import FileLock
 
-from helpers import config, timing
+from helpers import config, staging, timing
+from helpers.results.describing import describe
 
 REFERENCE = config.PROJECT / "data" / "reference"
 """Results of named machines, a folder each."""
@@ -37,18 +37,22 @@ class Result:
     lowest, highest : float
         Spread of the throughput over the rounds.
     ratio, ratio_lowest, ratio_highest : float or None
-        Throughput over that of the rung before, which was timed again, in turn with this one: median and spread of
-        the rounds. None for the first rung.
+        Throughput over that of `baseline`: median and spread of the rounds. None for the first rung of its kind.
     rounds, steps : int
         Timed runs, and steps in each.
     workers : int
         Worker processes of the loader.
     step : str
-        What a step is: the network and its device, or a pretend accelerator.
+        What a step is: the network and its device, or a simulated accelerator.
     data : str
         Source of the images.
     device, cores, torch, preset, date
         Machine and circumstances.
+    baseline : str or None
+        The rung or variant that was timed interleaved with this one and that the ratio is against. None without a
+        ratio, and in results that were stored before it was recorded: there it is unknown.
+    setting : str or None
+        Loader and step as `describing.describe` has them; None, unknown, in results that were stored before.
     """
 
     rung: str
@@ -70,6 +74,8 @@ class Result:
     torch: str
     preset: str
     date: str
+    baseline: str | None = None
+    setting: str | None = None
 
 
 def result(
@@ -77,9 +83,9 @@ def result(
     comparison: timing.Comparison,
     variant: str,
     *,
-    control: str | None = None,
-    workers: int,
-    step: object,
+    baseline: str | None = None,
+    loader: Iterable,
+    step: Callable,
     data: str,
 ) -> Result:
     """Return `variant` of a `comparison` as a result of `rung`.
@@ -90,16 +96,15 @@ def result(
     comparison : timing.Comparison
     variant : str
         Which of its variants.
-    control : str, optional
-        Which of its variants is the rung before; none for the first rung.
-    workers : int
-        Worker processes that its loader has.
-    step : object
-        Whose ``str()`` says what a step is.
+    baseline : str, optional
+        Which of its variants the ratio is against; none for the first rung of its kind.
+    loader : iterable
+    step : callable
+        What was timed as `variant`: both are described in the result.
     data : str
         Source of the images, as `cifar10.prepare` names it.
     """
-    ratios = comparison.ratios(variant, to=control) if control else None
+    ratios = comparison.ratios(variant, to=baseline) if baseline else None
     rates, median = comparison.throughputs(variant), comparison.median(variant)
     return Result(
         rung=rung,
@@ -113,7 +118,7 @@ def result(
         loading_share=median.loading_share,
         rounds=len(rates),
         steps=len(median.durations),
-        workers=workers,
+        workers=getattr(loader, "num_workers", 0),
         step=str(step),
         data=data,
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
@@ -121,6 +126,8 @@ def result(
         torch=torch.__version__,
         preset=config.preset().name,
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        baseline=baseline,
+        setting=describe(loader, step),
     )
 
 
@@ -129,11 +136,15 @@ def add(rung: str, comparison: timing.Comparison, variant: str, **provenance) ->
     added = result(rung, comparison, variant, **provenance)
     path = _path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"), open(path, "a") as file:
-        file.write(json.dumps(asdict(added)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    with FileLock(f"{path}.lock"):
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        staging.write(path, before + lines([added]), durable=True)
     return added
+
+
+def lines(results: Iterable[Result]) -> str:
+    """Return results as the scoreboard stores them: a line of JSON each."""
+    return "".join(json.dumps(asdict(each)) + "\n" for each in results)
 
 
 def read(path: Path | None = None) -> list[Result]:
@@ -151,11 +162,11 @@ def read(path: Path | None = None) -> list[Result]:
     """
     path = path or _path()
     try:
-        lines = path.read_text().splitlines()
+        stored = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
     results = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(stored, 1):
         try:
             results.append(Result(**json.loads(line)))
         except (ValueError, TypeError) as error:
@@ -181,7 +192,9 @@ def references(rung: str) -> dict[str, Result]:
     rung : str
         How its name begins, such as ``"08"``.
     """
-    boards = {"your machine": _path()} | {path.parent.name: path for path in sorted(REFERENCE.glob("*/scoreboard.jsonl"))}
+    boards = {"your machine": _path()} | {
+        path.parent.name: path for path in sorted(REFERENCE.glob("*/scoreboard.jsonl"))
+    }
     found = {name: _latest(read(path), rung) for name, path in boards.items()}
     found = {name: result for name, result in found.items() if result}
     if not found.keys() - {"your machine"}:
@@ -196,13 +209,18 @@ def reference(rung: str) -> pd.DataFrame:
             "images/s": f"{result.images_per_second:,.0f}",
             "ms a step": f"{result.step_ms:.1f}",
             "waiting for data": f"{result.loading_share:.0%}",
-            "ratio to the rung before (spread)": ratio_text(result) or "–",
+            "ratio (spread)": ratio_text(result) or "–",
             "a step": result.step,
             "torch": result.torch,
         }
         for name, result in references(rung).items()
     }
     return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def trace_folder(rung: str) -> Path:
+    """Return where a recording keeps the trace of a rung, below its own folder."""
+    return Path("traces", rung.replace(" ", "-"))
 
 
 def borrow_traces(rung: str, run: str) -> dict[str, Path]:
@@ -229,10 +247,10 @@ def borrow_traces(rung: str, run: str) -> dict[str, Path]:
         result = _latest(read(board), rung)
         if result and result.device != "CPU":
             machine = board.parent
-            (trace,) = machine.glob(f"traces/{result.rung.replace(' ', '-')}/*.pt.trace.json.gz")
+            (trace,) = (machine / trace_folder(result.rung)).glob("*.pt.trace.json.gz")
             target = config.runs_dir() / run / machine.name
             target.mkdir(parents=True, exist_ok=True)
-            shutil.copy(trace, target)
+            staging.write(target / trace.name, trace.read_bytes())
             borrowed[machine.name] = target
             print(f"The run {machine.name} beside yours was recorded on {result.device}.")
     return borrowed
@@ -258,29 +276,38 @@ def ladder_text() -> str:
     if table.empty:
         return f"No result yet in {_path()}: run a notebook that measures, such as 01."
     width = max(map(len, table.rung))
-    lines = [f"{'':{width}}  images/s  ms a step  waiting for data  ratio to the rung before (spread)"]
+    text = [f"{'':{width}}  images/s  ms a step  waiting for data  ratio (spread)"]
     for row in table.itertuples():
         rung = f"{row.rung:{width}}  {row.images_per_second:8,.0f}  {row.step_ms:9.1f}"
-        lines.append(f"{rung}  {row.loading_share:16.0%}  {ratio_text(row) or '–'}")
-    return "\n".join([*lines, "", *provenance(table)])
+        text.append(f"{rung}  {row.loading_share:16.0%}  {ratio_text(row) or '–'}")
+    return "\n".join([*text, "", *provenance(table)])
 
 
 def ratio_text(result: Result) -> str:
-    """Return the ratio of a result to the rung before, with its spread; empty for a first rung."""
+    """Return the ratio of a result with its spread, and what it is against; empty without a ratio.
+
+    For example ``"2.03× (1.84 to 2.36) to 04 normalize on the device"``.
+    """
     if pd.isna(result.ratio):
         return ""
-    spread = f"{result.ratio:.2f}× ({result.ratio_lowest:.2f} to {result.ratio_highest:.2f})"
+    spread = f"{result.ratio_lowest:.2f} to {result.ratio_highest:.2f}"
+    text = f"{result.ratio:.2f}× ({spread}) to {baseline_text(result)}"
     none = timing.no_effect(result.ratio_lowest, result.ratio_highest)
-    return f"{spread}: no measurable effect" if none else spread
+    return f"{text}: no measurable effect" if none else text
+
+
+def baseline_text(result: Result) -> str:
+    """Return what a ratio is against, in words."""
+    return "an unknown baseline" if pd.isna(result.baseline) else result.baseline
 
 
 def provenance(table: pd.DataFrame) -> list[str]:
     """Say in a line each, without repeats, what the results in `table` were measured on."""
-    lines = (
+    sources = (
         f"{row.device}, {row.step}, {row.data}, preset {row.preset}"
         for row in table[["device", "step", "data", "preset"]].itertuples()
     )
-    return list(dict.fromkeys(lines))
+    return list(dict.fromkeys(sources))
 
 
 def _latest(results: list[Result], rung: str) -> Result | None:

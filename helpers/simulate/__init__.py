@@ -4,8 +4,8 @@ None is a measurement of real hardware. Whatever uses one of them says so: in th
 the scoreboard's line.
 """
 
-from helpers.simulate.accelerator import PretendAccelerator
+from helpers.simulate.accelerator import SimulatedAccelerator
 from helpers.simulate.storage import SHARED_FILE_SYSTEM, SlowStorage
 from helpers.simulate.waiting import wait_until
 
-__all__ = ["SHARED_FILE_SYSTEM", "PretendAccelerator", "SlowStorage", "wait_until"]
+__all__ = ["SHARED_FILE_SYSTEM", "SimulatedAccelerator", "SlowStorage", "wait_until"]

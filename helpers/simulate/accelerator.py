@@ -11,10 +11,10 @@ from helpers.simulate.waiting import wait_until
 
 
 @dataclass(frozen=True)
-class PretendAccelerator:
-    """A training step that takes a fixed time and no processor, as seen from the processor that feeds a GPU.
+class SimulatedAccelerator:
+    """A training step that takes a fixed time and no CPU time, as seen from the processor that feeds a GPU.
 
-    It learns nothing. The wait is an operator of its own, ``simulate::pretend_accelerator_step``, so that it is
+    It learns nothing. The wait is an operator of its own, ``simulate::simulated_accelerator_step``, so that it is
     found by name in a trace.
 
     Parameters
@@ -31,13 +31,13 @@ class PretendAccelerator:
 
     def __str__(self) -> str:
         images = f" of up to {self.full_at} images" if self.full_at else ""
-        return f"pretend accelerator ({self.step_ms:g} ms a step{images})"
+        return f"simulated accelerator ({self.step_ms:g} ms a step{images})"
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         longer = max(len(images) / self.full_at, 1) if self.full_at else 1
-        torch.ops.simulate.pretend_accelerator_step(images, self.step_ms * longer)
+        torch.ops.simulate.simulated_accelerator_step(images, self.step_ms * longer)
 
 
-@torch.library.custom_op("simulate::pretend_accelerator_step", mutates_args=())
-def _pretend_accelerator_step(images: torch.Tensor, step_ms: float) -> None:
+@torch.library.custom_op("simulate::simulated_accelerator_step", mutates_args=())
+def _simulated_accelerator_step(images: torch.Tensor, step_ms: float) -> None:
     wait_until(time.perf_counter() + step_ms / 1e3)

@@ -26,7 +26,7 @@ class SlowStorage:
 
     def __post_init__(self):
         if self.seconds_per_open < 0 or self.bytes_per_second <= 0:
-            raise ValueError(f"Storage needs a time of 0 s or more and a throughput above 0 bytes/s, not {self}.")
+            raise ValueError(f"Expected a time of 0 s or more and a throughput above 0 bytes/s, found {self}.")
 
     def __str__(self) -> str:
         return f"simulated storage ({self.seconds_per_open * 1e3:g} ms per open, {self.bytes_per_second / 1e6:g} MB/s)"
@@ -39,7 +39,7 @@ class SlowStorage:
         return content
 
     def seconds(self, requests: int, size: float) -> float:
-        """How long `requests`, one after the other, for `size` bytes together take. To open a file is one."""
+        """Return how long `requests` take, one after the other, for `size` bytes in all; to open a file is one."""
         return requests * self.seconds_per_open + size / self.bytes_per_second
 
 

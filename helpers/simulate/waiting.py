@@ -6,6 +6,6 @@ import time
 
 
 def wait_until(moment: float) -> None:
-    """Sleep until ``time.perf_counter()`` reaches `moment` (seconds); no processor is used meanwhile."""
+    """Sleep until ``time.perf_counter()`` reaches `moment` (seconds); no CPU time is used meanwhile."""
     while (left := moment - time.perf_counter()) > 0:
         time.sleep(left)

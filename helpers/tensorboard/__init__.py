@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from helpers import config
+from helpers import config, traces
 from helpers.tensorboard import corrections
-from helpers.traces import TRACE_FILE, NoTraces
+from helpers.wording import counted
 
 TIMEOUT = 120  # seconds: thirty readers may start theirs at once, each taking 2 s of the machine's cores
 SCALE = 0.72  # the Overview needs 1,200 pixels, and a notebook has about 880: narrower, its panels overlap
@@ -179,22 +179,16 @@ def load_ipython_extension(shell) -> None:
 
 
 def _announce(server: Server) -> None:
-    print(f"TensorBoard shows {len(server.runs)} run(s) of {server.logdir} at {server.link}", flush=True)
+    print(f"TensorBoard shows {counted(len(server.runs), 'run')} of {server.logdir} at {server.link}", flush=True)
     for run in server.runs:
         if not server.get("views", run=run):
             print(f"It could not read the trace of {run}: helpers.traces.load({str(server.logdir)!r}) says why.")
 
 
 def _runs(logdir: Path) -> set[str]:
-    """Return the runs in `logdir` as the plugin names them: each folder with traces."""
-    folders = {file.parent for file in logdir.rglob("*.pt.trace.json*") if TRACE_FILE.fullmatch(file.name)}
-    if not folders:
-        found = "is empty of traces" if logdir.is_dir() else "does not exist"
-        raise NoTraces(
-            f"There is nothing to show: the folder {logdir} {found} (*.pt.trace.json or *.pt.trace.json.gz). "
-            "Record a profile first, or name the folder it was written to."
-        )
-    return {logdir.name if folder == logdir else str(folder.relative_to(logdir)) for folder in folders}
+    """Return the runs in `logdir` as the plugin names them."""
+    names = {str(folder.relative_to(logdir)) for folder in traces.runs(logdir)}
+    return {logdir.name if name == "." else name for name in names}
 
 
 def _launch(logdir: Path, folder: Path) -> subprocess.Popen:

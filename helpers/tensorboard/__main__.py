@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from helpers import tensorboard
+from helpers import tensorboard, traces
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("logdir", metavar="LOGDIR", help="folder with the traces of one or several runs")
     try:
         tensorboard.serve(parser.parse_args().logdir)
-    except (tensorboard.NoTraces, tensorboard.TensorBoardFailed) as error:
+    except (traces.NoTraces, tensorboard.TensorBoardFailed) as error:
         sys.exit(str(error))
 
 

@@ -333,7 +333,7 @@
       });
       surface.addEventListener("pointermove", (event) => {
         const to = place(event);
-        if (from === null) return this.tell(event, series, to);
+        if (from === null) return this.describe(event, series, to);
         tip.hide();
         brush.setAttribute("x", Math.min(from, to));
         brush.setAttribute("width", Math.abs(to - from));
@@ -352,7 +352,7 @@
     zoom(span) { this.span = span; this.redraw(); this.mark(); }
 
     // What the curves are at the place of the mouse: what they were at the last row before it.
-    tell(event, series, x) {
+    describe(event, series, x) {
       const row = this.table.rows.findLast((each) => number(each[0]) <= this.time(x)) ?? this.table.rows[0];
       const amounts = series.map((each) => `${each.name}: ${shown(row[each.index])}`);
       tip.show(event, [`${this.table.columns[0].label}: ${shown(row[0])}`, ...amounts].join("\n"));

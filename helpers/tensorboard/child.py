@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from helpers import staging
 from helpers.tensorboard import corrections
 
 
@@ -24,8 +25,7 @@ def main(logdir: str, folder: Path, parent: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     tempfile.tempdir = str(folder)  # so that what the plugin leaves behind goes with the folder
     owner = psutil.Process(parent)  # with its start: a later process of the same number is another one
-    (folder / "address.part").write_text(_launch(logdir))
-    (folder / "address.part").rename(folder / "address")
+    staging.write(folder / "address", _launch(logdir))
     try:
         while _lives(owner):
             time.sleep(0.5)
@@ -50,7 +50,7 @@ def _launch(logdir: str) -> str:
 def _lives(process: psutil.Process) -> bool:
     """Whether `process` still runs.
 
-    A pipe from the parent would not tell: its forks, such as the workers of a DataLoader, inherit the other end and
+    A pipe from the parent would not show it: its forks, such as the workers of a DataLoader, inherit the other end and
     may outlive it.
     """
     try:

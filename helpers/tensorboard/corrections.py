@@ -1,7 +1,7 @@
 """Corrects TensorBoard's profiler tab in memory, so that it is right on today's traces and draws without internet.
 
 The plugin, torch-tb-profiler, has left its repository; 0.4.3 is its last release, and what is corrected here. Each
-correction is a function of a few lines, with the fault it mends in its docstring. Files stay as they are: those of
+correction is a function of a few lines, with the fault it fixes in its docstring. Files stay as they are: those of
 the plugin, and the traces.
 """
 
@@ -98,7 +98,7 @@ def count_communication_kernels() -> None:
     """Overview, CUDA: NCCL's kernels count as computation.
 
     They no longer carry the number of the operation that launched them, so the plugin does not know them for what
-    they are. Their names tell.
+    they are. Their names show it.
     """
     from torch_tb_profiler.profiler.event_parser import ProfileRole, StepParser
     from torch_tb_profiler.profiler.trace import EventTypes
@@ -108,14 +108,16 @@ def count_communication_kernels() -> None:
     def _parse_step(self, event, comm_nodes: dict) -> None:
         stock(self, event, comm_nodes)
         if event.type == EventTypes.KERNEL and event.name.startswith("nccl"):
-            kernels, communication = (self.role_ranges[role] for role in (ProfileRole.Kernel, ProfileRole.Communication))
+            kernels, communication = (
+                self.role_ranges[role] for role in (ProfileRole.Kernel, ProfileRole.Communication)
+            )
             if event.external_id not in comm_nodes:
                 communication.append(kernels.pop())
 
     StepParser._parse_step = _parse_step
 
 
-def name_no_operator_where_none_is_told() -> None:
+def name_no_operator_where_none_is_known() -> None:
     """Kernel: kernels whose launch belongs to no operator are said to be launched by CallTreeRoot."""
     from torch_tb_profiler.profiler import op_agg
 
@@ -130,7 +132,7 @@ def name_no_operator_where_none_is_told() -> None:
 
 
 def compare_only_memory_of_gpus_with_theirs() -> None:
-    """Overview, CUDA with memory: the CPU's peak is compared with the memory of the last GPU, and found at its limit."""
+    """Overview, CUDA with memory: the CPU's peak is compared with the last GPU's memory, and found at its limit."""
     from torch_tb_profiler.profiler.memory_parser import MemorySnapshot
     from torch_tb_profiler.profiler.trace import DeviceType
 
@@ -187,7 +189,7 @@ CORRECTIONS = (
     know_todays_operators,
     count_all_kernels_for_tensor_cores,
     count_communication_kernels,
-    name_no_operator_where_none_is_told,
+    name_no_operator_where_none_is_known,
     compare_only_memory_of_gpus_with_theirs,
     say_that_no_steps_are_marked,
     correct_the_parsing_processes,

@@ -2,16 +2,21 @@
 
 Traces on disk stay as PyTorch wrote them: other tools need them so. `corrections` applies these in memory as the
 plugin reads a trace; `fix` writes corrected copies, for people with a plain TensorBoard. Each correction is a function
-from a trace, parsed from its JSON, to its corrected events, with the fault that it mends in its docstring.
+from a trace, parsed from its JSON, to its corrected events, with the fault that it fixes in its docstring.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
 
-from helpers.traces import occupancy
+import numpy as np
+
+from helpers.traces import linking, occupancy
+from helpers.traces.linking import numbers
+from helpers.traces.sharing import shared_with_workers
 
 Event = dict  # as it stands in the JSON
 
@@ -34,7 +39,7 @@ def correct(trace: dict) -> dict:
 def count_loader_and_optimizer(trace: dict) -> Iterator[Event]:
     """Overview: the DataLoader's time is 0, and added to others.
 
-    Since torch 1.12 waiting for a mini-batch and the optimizer's step are annotations, which the plugin drops; it
+    Since torch 1.12 waiting for a batch and the optimizer's step are annotations, which the plugin drops; it
     still expects them among the operators. Other annotations stay out, or the reader's own `record_function` would
     count as CPU time as a whole.
     """
@@ -77,7 +82,7 @@ def charge_no_module_with_unlinked_calls(trace: dict) -> Iterator[Event]:
     """
     for event in trace["traceEvents"]:
         unlinked = event.get("cat") == "runtime" and _external_id(event) is None
-        yield event | {"args": (event.get("args") or {}) | {"External id": 0}} if unlinked else event
+        yield _linked_to_nobody(event) if unlinked else event
 
 
 def link_no_call_by_chance(trace: dict) -> Iterator[Event]:
@@ -86,16 +91,24 @@ def link_no_call_by_chance(trace: dict) -> Iterator[Event]:
     In some traces a runtime call's `External id` is but its own number, which an operator happens to have, too. A call
     belongs to an operator only if that was running.
     """
-    running = {}
-    for event in trace["traceEvents"]:
-        if event.get("cat") in ("cpu_op", "user_annotation") and "dur" in event:
-            running[_external_id(event)] = (event["ts"], event["ts"] + event["dur"])
-    for event in trace["traceEvents"]:
-        if event.get("cat") == "runtime" and _external_id(event) in running:
-            start, end = running[_external_id(event)]
-            if not start <= event["ts"] <= end:
-                event = event | {"args": event["args"] | {"External id": 0}}
-        yield event
+    events = trace["traceEvents"]
+    operators = [each for each in events if each.get("cat") in ("cpu_op", "user_annotation") and "dur" in each]
+    calls = [each for each in events if each.get("cat") == "runtime" and _external_id(each)]
+    starts = np.array([each["ts"] for each in operators], float)
+    ends = starts + np.array([each["dur"] for each in operators], float)
+    moments = np.array([each["ts"] for each in calls], float)
+    made_by = linking.makers(_external_ids(calls), moments, _external_ids(operators), starts, ends)
+    by_chance = {id(call) for call, operator in zip(calls, made_by, strict=True) if operator < 0}
+    for event in events:
+        yield _linked_to_nobody(event) if id(event) in by_chance else event
+
+
+def _linked_to_nobody(event: Event) -> Event:
+    return event | {"args": (event.get("args") or {}) | {"External id": 0}}
+
+
+def _external_ids(events: list[Event]) -> np.ndarray:
+    return numbers([_external_id(event) for event in events])
 
 
 def _external_id(event: Event) -> int | None:
@@ -106,24 +119,12 @@ def _external_id(event: Event) -> int | None:
 def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
     """Memory, CPU: with workers the curve drops to 0 again and again.
 
-    Mapping a mini-batch that a worker has put into shared memory is recorded like an allocation, but with 0 as the
-    total allocated and its own size as the total reserved; unmapping it, with 0 as both. What the CPU's allocator
-    does always has 0 reserved, and a total allocated that follows from the one before.
+    To map and unmap batches that workers share is recorded like allocations and releases: see `shared_with_workers`.
     """
-    allocated = 0  # by the CPU's allocator
-    shared = set()
-    ignored = set()
-    for event in sorted(filter(_is_memory_of_cpu, trace["traceEvents"]), key=lambda event: event["ts"]):
-        memory = event["args"]
-        total, change, address = (memory.get(key, 0) for key in ("Total Allocated", "Bytes", "Addr"))
-        if memory.get("Total Reserved"):
-            shared.add(address)
-            ignored.add(id(event))
-        elif total == 0 > change and (address in shared or allocated + change != 0):
-            shared.discard(address)
-            ignored.add(id(event))
-        else:
-            allocated = total
+    events = sorted(filter(_is_memory_of_cpu, trace["traceEvents"]), key=lambda event: event["ts"])
+    names = ("Addr", "Bytes", "Total Allocated", "Total Reserved")
+    shared = shared_with_workers([event["args"].get(name, 0) for name in names] for event in events)
+    ignored = {id(event) for event in itertools.compress(events, shared)}
     return (event for event in trace["traceEvents"] if id(event) not in ignored)
 
 
@@ -143,12 +144,12 @@ def estimate_missing_occupancy(trace: dict) -> Iterator[Event]:
         if launch.get(name) == 0:
             needed = (launch.get(key) for key in ("grid", "block", "registers per thread", "shared memory"))
             estimated = occupancy.estimate(*needed, devices.get(launch.get("device")))
-            if estimated >= 0.5:  # else the writer rounded to 0, or it cannot be told
+            if estimated >= 0.5:  # else the writer rounded to 0, or it is unknown
                 event = event | {"args": launch | {name: estimated}}
         yield event
 
 
-def tell_call_stacks(trace: dict) -> Iterator[Event]:
+def add_call_stacks(trace: dict) -> Iterator[Event]:
     """Operator: the call stacks stay empty, though they were recorded.
 
     With `with_stack` the Python frames are events of their own, and the plugin expects them as text beside each
@@ -205,5 +206,5 @@ CORRECTIONS = (
     link_no_call_by_chance,
     ignore_memory_shared_with_workers,
     estimate_missing_occupancy,
-    tell_call_stacks,
+    add_call_stacks,
 )

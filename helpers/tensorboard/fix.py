@@ -7,14 +7,14 @@ kernels of Hopper as others, and without internet the page does not draw. For th
 from __future__ import annotations
 
 import gzip
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
+from helpers import staging
 from helpers.tensorboard import data
-from helpers.traces import TRACE_FILE, NoTraces, TraceError, reading
+from helpers.traces import TraceError, files
 
 
 class InTheWay(RuntimeError):
@@ -55,29 +55,20 @@ def fix(logdir: str | Path, out: str | Path) -> Fixed:
         If `out` lies in `logdir`, or a file of a copy's name is there.
     """
     logdir, out = Path(logdir).resolve(), Path(out).resolve()
-    files = sorted(file for file in logdir.rglob("*.pt.trace.json*") if TRACE_FILE.fullmatch(file.name))
-    if not files:
-        raise NoTraces(f"There is nothing to correct: {logdir} holds no *.pt.trace.json or *.pt.trace.json.gz file.")
+    found = [file for run in files.runs(logdir) for file in files.of_run(run)]
     if out.is_relative_to(logdir):
         raise InTheWay(f"The copies would lie in {out}, among the traces in {logdir}. Name a folder outside of it.")
-    targets = {file: (out / file.relative_to(logdir)).with_name(f"{file.name.removesuffix('.gz')}.gz") for file in files}
+    targets = {file: out / file.relative_to(logdir).with_name(f"{file.name.removesuffix('.gz')}.gz") for file in found}
     for target in targets.values():
         if target.exists():
             raise InTheWay(f"There is a file {target} already. Name another folder, or remove that one.")
     written, refused = [], []
     for file, target in targets.items():
         try:
-            trace = reading.document(file)
+            trace = files.document(file)
         except TraceError as error:
             refused.append(error)
         else:
-            _write(data.correct(trace), target)
+            staging.write(target, gzip.compress(orjson.dumps(data.correct(trace)), 6))
             written.append(target)
     return Fixed(tuple(written), tuple(refused))
-
-
-def _write(trace: dict, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    part.write_bytes(gzip.compress(orjson.dumps(trace), 6))
-    part.rename(target)

@@ -9,7 +9,7 @@ from typing import NoReturn
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from helpers import tensorboard
+from helpers import tensorboard, traces
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,9 +30,9 @@ def register(shell: InteractiveShell) -> None:
 
 
 def show(line: str) -> None:
-    """Show the traces of a folder: ``%tensorboard LOGDIR`` or, as TensorBoard's own, ``%tensorboard --logdir LOGDIR``."""
+    """Show a folder's traces: ``%tensorboard LOGDIR`` or, as TensorBoard's own, ``%tensorboard --logdir LOGDIR``."""
     options = _parser.parse_args(shlex.split(line))
     try:
         tensorboard.show(options.folder or options.logdir, height=options.height)
-    except (tensorboard.NoTraces, tensorboard.TensorBoardFailed) as error:
+    except (traces.NoTraces, tensorboard.TensorBoardFailed) as error:
         raise UsageError(str(error)) from None

@@ -1,6 +1,6 @@
 """Corrections of the profiler tab's pages, so that they draw without internet.
 
-Each correction is a function of a few lines, with the fault it mends in its docstring, as in `corrections`, which
+Each correction is a function of a few lines, with the fault it fixes in its docstring, as in `corrections`, which
 applies them.
 """
 
@@ -49,7 +49,7 @@ def compare_operators_by_name() -> None:
 
     The page takes the n-th operator of one run for the n-th of the other, and fails where the other run has fewer.
     Both runs now list the operators of both, in one order; one that a run has not called has 0 calls there. Times are
-    told to a quarter of a µs, for the page shows them, and their differences, with all digits that they have.
+    given to a quarter of a µs, for the page shows them, and their differences, with all digits that they have.
     """
     from torch_tb_profiler.profiler.diffrun.contract import DiffStats, OpAgg
 
@@ -58,7 +58,7 @@ def compare_operators_by_name() -> None:
     def __init__(self, left, right) -> None:
         stock(self, left, right)
         sides = [{agg.name: agg for agg in stats.op_aggs} for stats in (left, right)]
-        for stats, aggs in zip((left, right), sides):
+        for stats, aggs in zip((left, right), sides, strict=True):
             aligned = [aggs.get(name) or OpAgg(name, 0, 0, 0, 0, 0) for name in sides[0] | sides[1]]
             stats.op_aggs = [OpAgg(agg.name, agg.calls, *(round(time * 4) / 4 for time in agg[2:])) for agg in aligned]
 
@@ -72,9 +72,7 @@ def show_names_of_gpus_as_text() -> None:
     stock = GPUMetricsParser.get_gpu_metrics_data_tooltip
 
     def get_gpu_metrics_data_tooltip(self, gpu_infos: dict, tc_ratio: list) -> tuple:
-        escaped = {
-            gpu: {key: html.escape(str(text)) for key, text in info.items()} for gpu, info in gpu_infos.items()
-        }
+        escaped = {gpu: {key: html.escape(str(text)) for key, text in info.items()} for gpu, info in gpu_infos.items()}
         return stock(self, escaped, tc_ratio)
 
     GPUMetricsParser.get_gpu_metrics_data_tooltip = get_gpu_metrics_data_tooltip
@@ -90,7 +88,8 @@ def round_times_of_modules() -> None:
         view = stock(self)
         if view is not None:
             for column in view["columns"]:
-                column["name"] += " (us)" if column["name"].endswith("Time") else ""
+                if column["name"].endswith("Time"):
+                    column["name"] += " (us)"
             _round(view["data"])
         return view
 

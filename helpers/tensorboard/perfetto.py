@@ -42,7 +42,7 @@ def show_traces_without_internet() -> None:
 
 @functools.cache
 def trace_page() -> bytes:
-    """Return the page of the Trace view, which hands the trace that it is given to Perfetto."""
+    """Return the page of the Trace view, which opens the trace that it is given in Perfetto."""
     return answers.replace(answers.read("trace.html"), b"/* look.js */", answers.read("look.js"))
 
 

@@ -4,7 +4,7 @@ Works on any loader and any step; see `loop` for what they are.
 """
 
 from helpers.timing.clocks import TwoClocks, two_clocks
-from helpers.timing.comparison import Comparison, in_turn, no_effect
+from helpers.timing.comparison import Comparison, interleaved, no_effect
 from helpers.timing.loaders import Step, WorkerDied, batch_size, batches, call, endless
 from helpers.timing.parts import phases, stages
 from helpers.timing.stopwatch import Timing, call_ms, each_call_ms, loading, loop, warmup_steps
@@ -23,7 +23,7 @@ __all__ = [
     "each_call_ms",
     "endless",
     "forget",
-    "in_turn",
+    "interleaved",
     "loading",
     "loop",
     "no_effect",

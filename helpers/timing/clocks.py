@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import torch
 
+from helpers import config
 from helpers.timing import loaders
-from helpers.timing.comparison import in_turn, no_effect
-from helpers.timing.stopwatch import Timing, loop, mark
+from helpers.timing.comparison import interleaved, no_effect
+from helpers.timing.stopwatch import Timing, loop, synchronize, timed
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
 class TwoClocks:
-    """Loading alone and compute alone, what they predict for the loop of both, and the loop, all timed in turn.
+    """Loading alone and compute alone, what they predict for the loop of both, and the loop, all timed interleaved.
 
     Attributes
     ----------
@@ -38,27 +42,28 @@ class TwoClocks:
 
     @property
     def loading_ms(self) -> float:
-        """Median time of loading a mini-batch, in milliseconds."""
+        """Median time of loading a batch, in milliseconds."""
         return statistics.median(timing.step_ms for timing in self.loading)
 
     @property
     def compute_ms(self) -> float:
-        """Median time of a step on a mini-batch that is there already, in milliseconds."""
+        """Median time of a step on a batch that is there already, in milliseconds."""
         return statistics.median(timing.step_ms for timing in self.compute)
 
     @property
     def loop_ms(self) -> float:
-        """Median time of a mini-batch in the loop of both, in milliseconds."""
+        """Median time of a batch in the loop of both, in milliseconds."""
         return statistics.median(timing.step_ms for timing in self.loop)
 
     @property
     def predictions(self) -> list[float]:
-        """What the two clocks of each round predict for the loop, in milliseconds a mini-batch.
+        """What the two clocks of each round predict for the loop, in milliseconds a batch.
 
         With workers the larger of the two: loading goes on during a step. Without, their sum; but a GPU computes while
-        this process loads the next mini-batch, so there it is compute, or else loading and what a step keeps the host.
+        this process loads the next batch, so there it is compute, or else loading and what a step keeps the host.
         """
-        rounds = zip((timing.step_ms for timing in self.loading), (timing.step_ms for timing in self.compute), strict=True)
+        loading, compute = ([timing.step_ms for timing in clock] for clock in (self.loading, self.compute))
+        rounds = zip(loading, compute, strict=True)
         if self.workers:
             return [max(loading, compute) for loading, compute in rounds]
         return [max(loading + (self.host_ms or compute), compute) for loading, compute in rounds]
@@ -70,7 +75,7 @@ class TwoClocks:
 
     @property
     def errors(self) -> list[float]:
-        """By how much each round's loop took longer than predicted, as a share of the prediction; below 0 if shorter."""
+        """By how much each round's loop took longer than predicted, as a share of that; below 0 if shorter."""
         return [timing.step_ms / predicted - 1 for timing, predicted in zip(self.loop, self.predictions, strict=True)]
 
     @property
@@ -87,38 +92,43 @@ class TwoClocks:
 
     def table(self) -> pd.DataFrame:
         """Return the clocks, the prediction and the loop, a row each, with their spread over the rounds."""
+        import pandas as pd
+
         rows = {
             "loading alone": [timing.step_ms for timing in self.loading],
             "compute alone": [timing.step_ms for timing in self.compute],
             "the loop, predicted": self.predictions,
             "the loop, measured": [timing.step_ms for timing in self.loop],
         }
-        columns = {name: [f"{statistics.median(ms):.1f}", f"{min(ms):.1f} – {max(ms):.1f}"] for name, ms in rows.items()}
-        return pd.DataFrame.from_dict(columns, orient="index", columns=["ms a mini-batch", "lowest – highest"])
+        columns = {
+            name: [f"{statistics.median(ms):.1f}", f"{min(ms):.1f} – {max(ms):.1f}"] for name, ms in rows.items()
+        }
+        return pd.DataFrame.from_dict(columns, orient="index", columns=["ms a batch", "lowest – highest"])
 
     def verdict(self) -> str:
         """Say in one sentence what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""
-        same = no_effect(1 + min(self.errors), 1 + max(self.errors))
+        lowest, highest = min(self.errors), max(self.errors)
+        same = ", no measurable difference" if no_effect(1 + lowest, 1 + highest) else ""
         return (
             f"{self.predicted_ms:.1f} ms predicted, {self.loop_ms:.1f} ms measured: {self.error:+.0%} "
-            f"({min(self.errors):+.0%} to {max(self.errors):+.0%}){', no measurable difference' * same}."
+            f"({lowest:+.0%} to {highest:+.0%}){same}."
         )
 
 
 def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) -> TwoClocks:
-    """Time loading alone, compute alone, and the loop of both, in turn; each after a warm-up.
+    """Time loading alone, compute alone, and the loop of both, interleaved; each after a warm-up.
 
-    Compute alone is `step` on one mini-batch that is kept; loading alone takes mini-batches and does nothing with them.
-    A loader with fewer mini-batches than `steps` starts anew; that belongs to its loading.
+    Compute alone is `step` on one batch that is kept; loading alone takes batches and does nothing with them.
+    A loader with fewer batches than `steps` starts anew; that belongs to its loading.
 
     Parameters
     ----------
     loader : iterable
-        A DataLoader, or anything that yields mini-batches each time it is gone through.
+        A DataLoader, or anything that yields batches each time it is gone through.
     step : callable
-        Called with a mini-batch as `loaders.call` does. It trains: in all, about 2 × `rounds` × `steps` times.
+        Called with a batch as `loaders.call` does. It trains: in all, about 2 × `rounds` × `steps` times.
     steps : int
-        Mini-batches in one timed run; rounded up to a multiple of the workers, which deliver theirs in bursts.
+        Batches in one timed run; rounded up to a multiple of the workers, which deliver theirs in bursts.
     rounds : int
         How often each is timed.
 
@@ -128,10 +138,11 @@ def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) ->
         If a worker is killed or exits. What a worker or `step` raises is raised here; no worker is left then.
     """
     workers = getattr(loader, "num_workers", 0)
-    steps = -(-steps // max(workers, 1)) * max(workers, 1)
+    burst = max(workers, 1)
+    steps = math.ceil(steps / burst) * burst
     with loaders.batches(loader) as batches:
         kept = next(batches)
-    clocks = in_turn(
+    clocks = interleaved(
         {
             "loading alone": lambda: loop(loader, lambda *batch: None, steps),
             "compute alone": lambda: loop([kept], step, steps),
@@ -145,9 +156,11 @@ def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) ->
 def _host_ms(step: loaders.Step, batch: object, steps: int) -> float | None:
     if not torch.cuda.is_initialized():
         return None
-    times = []
-    for _ in range(steps):
-        start = mark()
-        loaders.call(step, batch)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3
+
+    def when_idle() -> Iterator:
+        while True:
+            synchronize()
+            yield batch
+
+    taken = timed(when_idle(), step, steps, config.preset().longest_run)
+    return statistics.median(each.duration - each.wait for each in taken) * 1e3

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import statistics
-import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import pandas as pd
-from tqdm import tqdm
+from typing import TYPE_CHECKING
 
 from helpers import config
-from helpers.timing.stopwatch import LEAST, Timing
+from helpers.timing.progress import progress
+from helpers.timing.stopwatch import Timing, limited
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants timed in turn (A B A B …): one `Timing` a round for each. The first variant is what it is about.
+    """Variants timed interleaved (A B A B …): one `Timing` a round for each. The first variant is what it is about.
 
     Spread is always the lowest and the highest of the rounds. A ratio is taken within each round, so that a machine
     that is slower for a while slows both of its sides.
@@ -46,6 +46,8 @@ class Comparison:
 
     def table(self) -> pd.DataFrame:
         """Return medians, ratios to the first variant and their spread, one variant a row."""
+        import pandas as pd  # here, because it takes half a second, and a stopwatch has no need of it
+
         rows = {}
         for name in self.names:
             rates, ratios = self.throughputs(name), self.ratios(name)
@@ -71,10 +73,8 @@ class Comparison:
         return f"{name} against {to}: {ratio:.2f}× the throughput, {word} in every round ({spread})."
 
 
-def in_turn(
-    variants: Mapping[str, Callable[[], Timing]], rounds: int, longest: float | None = None
-) -> Comparison:
-    """Time variants in turn, A B A B …: what else the machine does meanwhile then meets all of them alike.
+def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int, longest: float | None = None) -> Comparison:
+    """Time variants interleaved, A B A B …: what else the machine does meanwhile then meets all of them alike.
 
     Parameters
     ----------
@@ -87,17 +87,13 @@ def in_turn(
         preset. If rounds are left out, that is printed.
     """
     longest = config.preset().longest_comparison if longest is None else longest
-    timings, begin = {name: [] for name in variants}, time.perf_counter()
-    with tqdm(total=rounds * len(variants), desc="timing in turn", unit="run", file=sys.stdout) as bar:
-        for done in range(rounds):
-            if done >= LEAST and time.perf_counter() - begin >= longest:
-                break
+    timings, done = {name: [] for name in variants}, 0
+    with progress(rounds * len(variants), "interleaved runs", "run") as bar:
+        for done in limited(range(1, rounds + 1), longest):  # noqa: B007 (it is looked at after the loop)
             for name, run in variants.items():
                 bar.set_postfix_str(name)
                 timings[name].append(run())
                 bar.update()
-        else:
-            done = rounds
     if done < rounds:
         print(f"{done} rounds instead of {rounds}: they are slow here, and {longest:g} s were up.")
     return Comparison({name: tuple(runs) for name, runs in timings.items()})

@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 from multiprocessing import connection
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_iter
 
 Step = Callable[..., object]
-"""Trains on one mini-batch. It is called as `call` does, and what it returns is not looked at."""
+"""Trains on one batch. It is called as `call` does, and what it returns is not looked at."""
 
 
 class WorkerDied(RuntimeError):
@@ -25,34 +25,39 @@ class WorkerDied(RuntimeError):
 
     def __init__(self, found: str):
         super().__init__(
-            f"Expected a mini-batch, but a worker of the loader died: {found}\n"
-            "It did not end by an exception, so it left no traceback. SIGKILL (Killed) mostly means that memory ran out: "
-            "take fewer workers, a smaller prefetch_factor, or arrays instead of lists (notebook 03). SIGSEGV and SIGBUS "
+            f"Expected a batch, but a worker of the loader died: {found}\n"
+            "It did not end by an exception, so it left no traceback. SIGKILL (Killed) mostly means that memory ran "
+            "out: take fewer workers, a smaller prefetch_factor, or arrays instead of lists. SIGSEGV and SIGBUS "
             "come from compiled code, or from a full /dev/shm. To see where it happens, load with num_workers=0."
         )
 
 
 def call(step: Step, batch: object) -> object:
-    """Give a mini-batch to a step: a tuple or list as ``step(*batch)``, anything else, such as a dict, as ``step(batch)``."""
+    """Give a batch to a step: a tuple or list as ``step(*batch)``, all else, such as a dict, as ``step(batch)``."""
     return step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
 
 
 def batch_size(batch: object) -> int:
-    """Items in a mini-batch, however it is nested: the length of the first tensor in it. Without a tensor it counts as one."""
-    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim)
-    return next((len(tensor) for tensor in tensors), 1)
+    """Items in a batch, however it is nested: the length of the first tensor in it; 1 without a tensor."""
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    if isinstance(first, torch.Tensor) and first.ndim:  # to look at all of the usual batch takes three times as long
+        return len(first)
+    for leaf in tree_iter(batch):
+        if isinstance(leaf, torch.Tensor) and leaf.ndim:
+            return len(leaf)
+    return 1
 
 
 @contextmanager
 def batches(loader: Iterable) -> Iterator[Iterator]:
-    """Give mini-batches for ever, as `endless` does, and end the workers with the block, also when it raises.
+    """Give batches for ever, as `endless` does, and end the workers with the block, also when it raises.
 
     Raises
     ------
     WorkerDied
         If a worker is killed or exits.
     ValueError
-        If the loader yields no mini-batch at all.
+        If the loader yields no batch at all.
     """
     try:
         with closing(endless(loader)) as endlessly:
@@ -65,12 +70,12 @@ def batches(loader: Iterable) -> Iterator[Iterator]:
 
 
 def endless(loader: Iterable) -> Iterator:
-    """Yield mini-batches for ever, epoch after epoch. When it is closed or raises, no worker of the loader is left.
+    """Yield batches for ever, epoch after epoch. When it is closed or raises, no worker of the loader is left.
 
     Raises
     ------
     ValueError
-        If the loader yields no mini-batch at all.
+        If the loader yields no batch at all.
     """
     epoch = None
     try:
@@ -80,7 +85,7 @@ def endless(loader: Iterable) -> Iterator:
                 yield next(epoch)  # without a name, which would keep it from being freed by who has it
             except StopIteration:
                 raise ValueError(
-                    "The loader yields no mini-batch: is the dataset smaller than one batch (drop_last)? Or is it a "
+                    "The loader yields no batch: is the dataset smaller than one batch (drop_last)? Or is it a "
                     "generator, which can be gone through only once? Then give the DataLoader itself."
                 ) from None
             yield from epoch

@@ -11,19 +11,28 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import psutil
-import pynvml
 import torch
 
-INTERVAL = 0.1  # seconds between samples: Linux counts processor time in hundredths of a second
-# To add up PSS the system goes through all pages: 10 ms of processor time for a worker of 400 MB.
+try:
+    import pynvml  # of the package nvidia-ml-py; torch asks NVIDIA's driver by it
+except ModuleNotFoundError:
+    pynvml = None
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+INTERVAL = 0.1  # seconds between samples: Linux counts CPU time in hundredths of a second
+# To add up PSS the system goes through all pages: 10 ms of CPU time for a worker of 400 MB.
 _PSS_EVERY = 10  # samples
 
 _Sample = dict[str, float]
 # What torch raises where a GPU cannot be asked: no driver, no library, or a part of a GPU
-_CANNOT_ASK = (pynvml.NVMLError, RuntimeError, ModuleNotFoundError)
+_CANNOT_ASK = (RuntimeError, ModuleNotFoundError)
+if pynvml:
+    _CANNOT_ASK += (pynvml.NVMLError,)
 
 
 class Monitor:
@@ -34,7 +43,7 @@ class Monitor:
     Attributes
     ----------
     absent : tuple of str
-        What this machine does not tell, a line each; `table` lacks the columns for it.
+        What is unknown on this machine, a line each; `table` lacks the columns for it.
 
     Examples
     --------
@@ -59,30 +68,33 @@ class Monitor:
         self._thread.join()
 
     def table(self) -> pd.DataFrame:
-        """Return what was seen: a row a sample, by its moment in seconds of ``time.perf_counter()``; rates since the last.
+        """Return what was seen: a row a sample, by its second of ``time.perf_counter()``; rates since the last.
 
         ============================= ===========================================================================
         column                        meaning
         ============================= ===========================================================================
         core N in %                   use of a core, by whatever runs on this machine
-        main process, CPU in %        processor time of this process; above 100 if several of its threads work
-        workers, CPU in %             processor time of a worker, the mean of all; while there are any
+        main process, CPU in %        CPU time of this process; above 100 if several of its threads work
+        workers, CPU in %             CPU time of a worker, the mean of all; while there are any
         read in MB/s                  what this process and its workers read, from wherever; 10⁶ bytes
         from disk in MB/s             what storage delivered for that, in pages of 4 KiB
         page-cache hits in %          the share that it did not deliver, or more: files do not fill their last page
-        all disks in MB/s             where the system does not tell the above: what all programs read from all disks
+        all disks in MB/s             where the above is unknown: what all programs read from all disks
         GPU N in %                    share of the time that any kernel ran, over up to a second before
         GPU N memory in MB            in use, by whatever runs there
         workers, RSS in MB            memory of all workers; pages that they share are counted for each of them
         workers, PSS in MB            the same, but with such pages in equal parts; once a second and when one starts
         ============================= ===========================================================================
         """
+        import pandas as pd
+
         samples = pd.DataFrame(self._samples).set_index("time").rename_axis("time in s")
         per_second = samples.diff().div(samples.index.to_series().diff(), axis=0)
         table = samples.filter(regex="in %|in MB$")
         table["main process, CPU in %"] = per_second["main seconds"] * 100
         if samples["workers"].any():
-            table["workers, CPU in %"] = (per_second["worker seconds"] * 100 / samples["workers"]).where(samples["workers"] > 0)
+            used = per_second["worker seconds"] * 100 / samples["workers"]
+            table["workers, CPU in %"] = used.where(samples["workers"] > 0)
         for name in samples.columns.intersection(["read", "from disk", "all disks"]):
             table[f"{name} in MB/s"] = per_second[name] / 1e6
         if "read" in samples:
@@ -107,13 +119,13 @@ def _sources() -> tuple[list[Callable[[], _Sample]], tuple[str, ...]]:
     sources, absent = [_cores, _Processes()], []
     if sys.platform != "linux":
         sources.append(_disks)
-        absent.append("Page cache: only Linux tells what it delivered. Disk reads are those of all programs.")
-        absent.append("PSS: only Linux tells which pages processes share.")
+        absent.append("Page cache: only Linux reports what it delivered. Disk reads are those of all programs.")
+        absent.append("PSS: only Linux reports which pages processes share.")
     for gpu in range(torch.cuda.device_count()):
         try:
             _gpu(gpu)
         except _CANNOT_ASK as error:
-            absent.append(f"GPU {gpu}: its driver does not tell ({error}).")
+            absent.append(f"GPU {gpu}: its driver does not report how it is used ({error}).")
         else:
             sources.append(partial(_gpu, gpu))
     if not torch.cuda.device_count():
@@ -144,7 +156,7 @@ class _Processes:
 
     def __init__(self):
         self._asked = 0
-        self._seconds: dict[int, float] = {}  # of processor time, by worker; also of those that have ended
+        self._seconds: dict[int, float] = {}  # of CPU time, by worker; also of those that have ended
 
     def __call__(self) -> _Sample:
         total, main = Counter(), psutil.Process()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 
 import torch
 from torch import nn
 
 from helpers import config
 from helpers.timing import loaders
-from helpers.timing.stopwatch import LEAST, mark, warmup_steps
+from helpers.timing.stopwatch import limited, mark, warm_up, warmup_steps
 
 
 def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> dict[str, float]:
@@ -21,7 +22,6 @@ def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer,
     next. That costs a little: the phases together are no throughput. Of slow steps fewer are taken, as in `loop`.
     """
     device, longest = next(model.parameters()).device, config.preset().longest_run
-    batches, rows = loaders.endless(loader), []
 
     def step() -> list[float]:
         marks = [mark()]
@@ -36,19 +36,11 @@ def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer,
         optimizer.step()
         optimizer.zero_grad()
         marks.append(mark())
-        return [(end - start) * 1e3 for start, end in zip(marks, marks[1:], strict=False)]
+        return [(end - start) * 1e3 for start, end in pairwise(marks)]
 
-    begin = time.perf_counter()
-    for _ in range(warmup_steps(loader)):
-        step()
-        if time.perf_counter() - begin >= longest:
-            break
-    begin = time.perf_counter()
-    for _ in range(steps):
-        rows.append(step())
-        if len(rows) >= LEAST and time.perf_counter() - begin >= longest:
-            break
-    batches.close()
+    with loaders.batches(loader) as batches:
+        warm_up(step, warmup_steps(loader), longest)
+        rows = [step() for _ in limited(range(steps), longest)]
     names = ("loading", "copy", "forward", "backward", "optimizer")
     return {name: statistics.mean(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
@@ -67,13 +59,12 @@ def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, floa
     """
     items, longest = list(items), config.preset().longest_run
     for _ in range(2):
-        spent, begin = dict.fromkeys(functions, 0.0), time.perf_counter()
-        for done, item in enumerate(items, 1):
+        spent, done = dict.fromkeys(functions, 0.0), 0
+        for item in limited(items, longest):
             for name, function in functions.items():
                 start = time.perf_counter()
                 item = function(item)
                 spent[name] += time.perf_counter() - start
-            if done >= LEAST and time.perf_counter() - begin >= longest:
-                items = items[:done]
-                break
+            done += 1
+        items = items[:done]
     return {name: seconds / len(items) * 1e6 for name, seconds in spent.items()}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import time
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-from helpers import config, traces
+from helpers import config, staging, traces
 from helpers.timing import loaders
-from helpers.timing.stopwatch import warmup_steps
+from helpers.timing.stopwatch import timed, warmup_steps
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STOPWATCH = "stopwatch.json"  # beside the traces
 
@@ -29,7 +30,7 @@ if not torch.cuda.is_available():
 def record(
     loader: Iterable,
     step: loaders.Step,
-    run: str,
+    run: str | Path,
     *,
     active: int = 6,
     spans: int = 1,
@@ -44,17 +45,18 @@ def record(
     then records. The traces are gzip files, one a span, and replace those of an earlier recording of the same run. A
     stopwatch runs along; see `stopwatch`.
 
-    Light by default. The options add to every step: with two workers, a tiny network and mini-batches of 32 on two
-    cores, activities alone took 4 % more processor time and 57 kB a step before gzip; with shapes it was 12 % and
+    Light by default. The options add to every step: with two workers, a tiny network and batches of 32 on two
+    cores, activities alone took 4 % more CPU time and 57 kB a step before gzip; with shapes it was 12 % and
     88 kB, with memory 5 % and 95 kB, with stacks 40 % and 335 kB.
 
     Parameters
     ----------
     loader : iterable
     step : callable
-        Called with a mini-batch as `loaders.call` does.
-    run : str
-        Notebook and experiment, such as ``"01-first-profile/one-worker"``: the folder below ``COURSE_RUNS``.
+        Called with a batch as `loaders.call` does.
+    run : str or Path
+        Notebook and experiment, such as ``"01-first-profile/one-worker"``: the folder below ``COURSE_RUNS``. Or any
+        folder, by its absolute path.
     active : int
         Steps to record in each span.
     spans : int
@@ -65,39 +67,32 @@ def record(
         Leave out what happened inside loading, and short Python frames; see `traces.slim`.
     """
     folder = config.runs_dir() / run
-    beside = config.runs_dir() / f".recording-{os.getpid()}"
-    shutil.rmtree(beside, ignore_errors=True)
-    plan = schedule(wait=warmup_steps(loader), warmup=1, active=active, repeat=spans)
+    wait = warmup_steps(loader)
+    plan = schedule(wait=wait, warmup=1, active=active, repeat=spans)
     clock = {}
-    try:
-        with loaders.batches(loader) as batches, warnings.catch_warnings(), profile(
-            activities=activities(),
-            schedule=plan,
-            on_trace_ready=tensorboard_trace_handler(str(beside), use_gzip=True),
-            record_shapes=record_shapes,
-            profile_memory=profile_memory,
-            with_stack=with_stack,
-        ) as profiler:
+    with staging.folder(folder, replace=True) as staged:
+        with (
+            loaders.batches(loader) as batches,
+            warnings.catch_warnings(),
+            profile(
+                activities=activities(),
+                schedule=plan,
+                on_trace_ready=tensorboard_trace_handler(str(staged), use_gzip=True),
+                record_shapes=record_shapes,
+                profile_memory=profile_memory,
+                with_stack=with_stack,
+            ) as profiler,
+        ):
             # The profiler itself keeps only the last span; the others are in their traces by then.
             warnings.filterwarnings("ignore", "Warning: Profiler clears events")
-            for _ in range(spans * (warmup_steps(loader) + 1 + active)):
-                start = time.perf_counter()
-                batch = next(batches)
-                waited = time.perf_counter() - start
-                loaders.call(step, batch)
-                del batch  # to free a mini-batch of photos takes a millisecond, which is no waiting
+            for taken in timed(batches, step, spans * (wait + 1 + active)):
                 if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
-                    clock[profiler.step_num] = {"wait": waited * 1e6, "step": (time.perf_counter() - start) * 1e6}
+                    clock[profiler.step_num] = {"wait": taken.wait * 1e6, "step": taken.duration * 1e6}
                 profiler.step()
         if slim:
-            for file in beside.glob("*.pt.trace.json.gz"):
+            for file in staged.glob("*.pt.trace.json.gz"):
                 traces.slim(file, file)
-        (beside / STOPWATCH).write_text(json.dumps(clock))
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        (staged / STOPWATCH).write_text(json.dumps(clock))
     return folder
 
 
@@ -107,9 +102,11 @@ def stopwatch(folder: Path) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each recorded step, by its number; columns ``wait`` (for the mini-batch) and ``step`` (all of it, as
+        A row for each recorded step, by its number; columns ``wait`` (for the batch) and ``step`` (all of it, as
         seen by the host), in µs.
     """
+    import pandas as pd
+
     table = pd.DataFrame.from_dict(json.loads((folder / STOPWATCH).read_text()), orient="index")
     return table.set_axis(table.index.astype(int).rename("step"))
 

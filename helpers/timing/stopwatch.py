@@ -1,14 +1,17 @@
 """The stopwatch: a training loop, a loader alone, and single calls, timed without the profiler.
 
-The profile explains, the stopwatch decides: all the course's figures of speed come from here.
+The profile explains, the stopwatch decides: what is said to be faster or slower was timed here.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -29,7 +32,7 @@ class Timing:
     seconds : float
         Wall-clock time of all steps; the device had finished its work before either end was read.
     waits, durations : tuple of float
-        For each step, in seconds: the time that the loop waited for its mini-batch, and the whole step with it. On
+        For each step, in seconds: the time that the loop waited for its batch, and the whole step with it. On
         a GPU a step's own duration is the host's: the device may still be at work when the next one begins.
     begin : float
         When the first of these steps began, in seconds of ``time.perf_counter()``.
@@ -53,14 +56,87 @@ class Timing:
 
     @property
     def loading_share(self) -> float:
-        """Share of the wall-clock time that the loop waited for mini-batches, 0 to 1."""
+        """Share of the wall-clock time that the loop waited for batches, 0 to 1."""
         return sum(self.waits) / self.seconds
+
+
+class TimedStep(NamedTuple):
+    """One step of a timed loop; times in seconds. (A tuple, because a dataclass takes three times as long to make.)
+
+    Attributes
+    ----------
+    begin : float
+        When the loop asked for the batch, in seconds of ``time.perf_counter()``.
+    wait, duration : float
+        From then until the batch was there, and until the step returned and the batch was freed.
+    images : int
+        Images in the batch; see `loaders.batch_size`.
+    """
+
+    begin: float
+    wait: float
+    duration: float
+    images: int
 
 
 def warmup_steps(loader: Iterable) -> int:
     """Steps until a loader runs evenly: its workers are up and what they had prefetched at the start is used up."""
     workers = getattr(loader, "num_workers", 0)
     return 2 + workers * (getattr(loader, "prefetch_factor", None) or 0)
+
+
+def limited(items: Iterable, longest: float, least: int = LEAST) -> Iterator:
+    """Yield items until there are no more, or until the time is up.
+
+    Parameters
+    ----------
+    items : iterable
+        Such as ``range(steps)``.
+    longest : float
+        Seconds after which no further one is yielded.
+    least : int
+        Items that are yielded however long they take.
+    """
+    begin = time.perf_counter()
+    for done, item in enumerate(items):
+        if done >= least and time.perf_counter() - begin >= longest:
+            return
+        yield item
+
+
+def warm_up(take_step: Callable[[], object], steps: int, longest: float = math.inf) -> None:
+    """Take so many steps before the clock runs, or fewer if they take `longest` seconds; the device finishes them."""
+    for _ in limited(range(steps), longest, least=1):
+        take_step()
+    synchronize()
+
+
+def timed(batches: Iterator, step: loaders.Step, steps: int, longest: float = math.inf) -> Iterator[TimedStep]:
+    """Run a training loop, and yield what each step took. What is done with that between two steps is not timed.
+
+    The device has finished its work before the first step begins, and when the last one has been asked for.
+
+    Parameters
+    ----------
+    batches : iterator
+        Endless, as `loaders.batches` gives them.
+    step : callable
+        Called with a batch as `loaders.call` does.
+    steps : int
+        Steps, at most.
+    longest : float
+        Seconds after which no further step begins, once there are two.
+    """
+    synchronize()
+    for _ in limited(range(steps), longest):
+        begin = time.perf_counter()
+        batch = next(batches)
+        wait = time.perf_counter() - begin
+        loaders.call(step, batch)
+        images = loaders.batch_size(batch)
+        del batch  # before the clock is read: to free a batch of photos takes a millisecond, which is no waiting
+        yield TimedStep(begin, wait, time.perf_counter() - begin, images)
+    synchronize()
 
 
 def loop(
@@ -71,9 +147,9 @@ def loop(
     Parameters
     ----------
     loader : iterable
-        A DataLoader, or anything that yields mini-batches; see `loaders.batch_size` for what counts as images.
+        A DataLoader, or anything that yields batches; see `loaders.batch_size` for what counts as images.
     step : callable
-        Called with a mini-batch as `loaders.call` does: with images and labels, if it is a pair of them.
+        Called with a batch as `loaders.call` does: with images and labels, if it is a pair of them.
     steps : int
         Steps to time, at most.
     warmup : int, optional
@@ -83,50 +159,21 @@ def loop(
         ``longest_run`` of the preset.
     """
     longest = config.preset().longest_run if longest is None else longest
+    warmup = warmup_steps(loader) if warmup is None else warmup
     with loaders.batches(loader) as batches:
-        begin = time.perf_counter()
-        for _ in range(warmup_steps(loader) if warmup is None else warmup):
-            loaders.call(step, next(batches))
-            if time.perf_counter() - begin >= longest:
-                break
-        synchronize()
-        images, waits, durations = 0, [], []
-        begin = now = time.perf_counter()
-        for _ in range(steps):
-            start = now
-            batch = next(batches)
-            waits.append(time.perf_counter() - start)
-            loaders.call(step, batch)
-            images += loaders.batch_size(batch)
-            del batch  # to free a mini-batch of photos takes a millisecond, which is no waiting
-            now = time.perf_counter()
-            durations.append(now - start)
-            if now - begin >= longest and len(durations) >= LEAST:
-                break
-        synchronize()
-        seconds = time.perf_counter() - begin
-    return Timing(images, seconds, tuple(waits), tuple(durations), begin)
+        warm_up(lambda: loaders.call(step, next(batches)), warmup, longest)
+        taken = list(timed(batches, step, steps, longest))
+        end = time.perf_counter()
+    _, waits, durations, images = zip(*taken, strict=True)
+    return Timing(sum(images), end - taken[0].begin, waits, durations, taken[0].begin)
 
 
 def loading(loader: Iterable, seconds: float) -> Timing:
     """Time loading alone, for so many `seconds`, after a warm-up no longer; the loader starts anew when an epoch ends.
 
-    For loaders that need less than a millisecond for a mini-batch: some steps of them would be too short to time.
+    For loaders that need less than a millisecond for a batch: some steps of them would be too short to time.
     """
-    with loaders.batches(loader) as batches:
-        begin = time.perf_counter()
-        for _ in range(warmup_steps(loader)):
-            next(batches)
-            if time.perf_counter() - begin >= seconds:
-                break
-        images, waits = 0, []
-        begin = now = time.perf_counter()
-        while now - begin < seconds:
-            start = now
-            images += loaders.batch_size(next(batches))
-            now = time.perf_counter()
-            waits.append(now - start)
-    return Timing(images, now - begin, tuple(waits), tuple(waits), begin)
+    return loop(loader, lambda *batch: None, sys.maxsize, longest=seconds)
 
 
 def call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) -> float:
@@ -143,10 +190,9 @@ def each_call_ms(
     that is ``longest_run`` of the preset.
     """
     longest = config.preset().longest_run if longest is None else longest
-    for _ in range(warmup):
-        function()
+    warm_up(function, warmup)
     times = []
-    while len(times) < repeats and (len(times) < LEAST or sum(times) < longest * 1e3):
+    for _ in limited(range(repeats), longest):
         start = mark()
         function()
         times.append((mark() - start) * 1e3)
@@ -154,10 +200,12 @@ def each_call_ms(
 
 
 def mark() -> float:
+    """Return the time at which the device has finished its work, in seconds of ``time.perf_counter()``."""
     synchronize()
     return time.perf_counter()
 
 
 def synchronize() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    """Wait until the GPU has finished its work, if this process uses one."""
+    if torch.cuda.is_initialized() and torch.cuda.is_available():  # in this order: the second question takes 2 µs
         torch.cuda.synchronize()

@@ -14,10 +14,13 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import psutil
 import torch
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def system_calls(function: Callable[[], object]) -> pd.Series:
@@ -30,6 +33,8 @@ def system_calls(function: Callable[[], object]) -> pd.Series:
         their name. Otherwise ``"psutil"``: ``read`` and ``write`` alone, together of all threads (Linux, Windows); or
         nothing (macOS).
     """
+    import pandas as pd
+
     if (counted := _by_strace(function)) is not None:
         return pd.Series(counted, name="strace", dtype=int)
     process = psutil.Process()
@@ -55,6 +60,8 @@ def onednn(function: Callable[[], object]) -> pd.DataFrame:
         Index `primitive`, such as ``"convolution"``; columns `calls`, int, and `ms`, all of them together. Empty where
         PyTorch has no oneDNN.
     """
+    import pandas as pd
+
     level = torch.backends.mkldnn.VERBOSE_ON
     with tempfile.TemporaryFile() as log:
         sys.stdout.flush()
@@ -69,15 +76,16 @@ def onednn(function: Callable[[], object]) -> pd.DataFrame:
         log.seek(0)
         lines = [line.decode(errors="replace").strip().split(",") for line in log]
     # onednn_verbose,v1,primitive,exec,cpu,reorder,…,milliseconds
-    calls = [(line[5], float(line[-1])) for line in lines if line[0] == "onednn_verbose" and line[2:4] == ["primitive", "exec"]]
+    executed = [line for line in lines if line[0] == "onednn_verbose" and line[2:4] == ["primitive", "exec"]]
+    calls = [(line[5], float(line[-1])) for line in executed]
     table = pd.DataFrame(calls, columns=["primitive", "ms"]).groupby("primitive")["ms"].agg(["size", "sum"])
     return table.set_axis(["calls", "ms"], axis=1)
 
 
 def read_from_disk_mb(function: Callable[[], object]) -> float | None:
-    """Megabytes (10⁶ bytes) that the disk delivers to this process while `function` runs; the page cache does not count.
+    """Megabytes (10⁶ bytes) that the disk delivers to this process while `function` runs, without the page cache.
 
-    None where the system does not tell: it does on Linux.
+    None where the system does not report it: Linux does.
     """
     if sys.platform != "linux":
         return None
@@ -113,7 +121,7 @@ def forget(folder: Path) -> bool:
 def worker_memory_mb() -> list[float]:
     """Memory of each worker that runs now, in MB (10⁶ bytes).
 
-    Pages that several processes share are charged to each in equal parts (PSS) where the system tells, on Linux;
+    Pages that several processes share are charged to each in equal parts (PSS) where the system reports that, on Linux;
     elsewhere only the pages that a process has alone count (USS).
     """
     return [getattr(info, "pss", info.uss) / 1e6 for info in _workers()]
@@ -122,7 +130,7 @@ def worker_memory_mb() -> list[float]:
 def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
     """Memory that one forked worker gains in a pass over `dataset`, in MB (10⁶ bytes).
 
-    Counts the pages that the worker has for itself alone (USS), from its first mini-batch of 1,000 items to the end
+    Counts the pages that the worker has for itself alone (USS), from its first batch of 1,000 items to the end
     of the pass. For Linux: elsewhere processes cannot be forked safely, or not at all.
     """
     loader = torch.utils.data.DataLoader(
@@ -151,7 +159,7 @@ def _by_strace(function: Callable[[], object]) -> dict[str, int] | None:
         try:
             function()
         finally:
-            strace.send_signal(signal.SIGINT)  # lets go of us and writes the table
+            strace.send_signal(signal.SIGINT)  # detaches from this process and writes the table
             strace.communicate()
         # % time, seconds, µs a call, calls, errors if any, name; between two rulers
         _, rows, _ = re.split(r"\n?[- ]*-{6}[- ]*\n", table.read_text())

@@ -12,71 +12,57 @@ Memcpy          copied memory to, from or on an accelerator
 Memset          filled memory of an accelerator
 Communication   exchanged data with other processes (NCCL, Gloo)
 Runtime         called the accelerator's runtime: launched, allocated, waited
-DataLoader      waited for the next mini-batch
+DataLoader      waited for the next batch
 CPU Exec        ran operators on the CPU
 Other           anything else: Python, mostly
 ==============  =======================================================================================
 """
 
-from helpers.traces.accelerators import NoAccelerator, accelerators, fill, gaps, idle, kernel_time, kernels
-from helpers.traces.comparison import PLAIN_NAMES, difference, sentence
-from helpers.traces.kernel_names import converts_layout, multiplies_float32
-from helpers.traces.memory import NoMemory, memory_curve
-from helpers.traces.operators import top_operators
-from helpers.traces.reading import (
-    CATEGORIES,
-    TRACE_FILE,
-    EmptyTrace,
-    ForeignFile,
-    NoSteps,
-    NoTraces,
-    SeveralRecordings,
-    Span,
-    Trace,
-    TraceError,
-    TruncatedTrace,
-    UnreadableFile,
-    load,
-    ranks,
-)
-from helpers.traces.slimming import slim
-from helpers.traces.timeline import breakdown, loading_share, steps
-from helpers.traces.waiting import exposed_copies, waits
+from __future__ import annotations
 
-__all__ = [
-    "CATEGORIES",
-    "PLAIN_NAMES",
-    "TRACE_FILE",
-    "EmptyTrace",
-    "ForeignFile",
-    "NoAccelerator",
-    "NoMemory",
-    "NoSteps",
-    "NoTraces",
-    "SeveralRecordings",
-    "Span",
-    "Trace",
-    "TraceError",
-    "TruncatedTrace",
-    "UnreadableFile",
-    "accelerators",
-    "breakdown",
-    "converts_layout",
-    "difference",
-    "exposed_copies",
-    "fill",
-    "gaps",
-    "idle",
-    "kernel_time",
-    "kernels",
-    "load",
-    "loading_share",
-    "memory_curve",
-    "multiplies_float32",
-    "ranks",
-    "sentence",
-    "slim",
-    "steps",
-    "top_operators",
-    "waits",
-]
+import importlib
+
+_PLACES = {
+    "comparison": ("PLAIN_NAMES", "difference", "sentence"),
+    "files": (
+        "TRACE_FILE",
+        "EmptyTrace",
+        "ForeignFile",
+        "NoAccelerator",
+        "NoMemory",
+        "NoSteps",
+        "NoTraces",
+        "SeveralRecordings",
+        "TraceError",
+        "TruncatedTrace",
+        "UnreadableFile",
+        "runs",
+    ),
+    "kernel_names": ("converts_layout", "multiplies_float32"),
+    "memory": ("memory_curve",),
+    "operators": ("top_operators",),
+    "reading": ("CATEGORIES", "Span", "Trace", "load", "ranks"),
+    "slimming": ("slim",),
+    "timeline": ("breakdown", "loading_share", "steps"),
+    "utilization": ("accelerators", "fill", "gaps", "idle", "kernel_time", "kernels"),
+    "waiting": ("exposed_copies", "waits"),
+}
+_MODULES = {name: module for module, names in _PLACES.items() for name in names}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    """Import a function's module when the function is first asked for.
+
+    All tables need pandas, which takes longer to import than the rest of this package together (0.5 s to 0.03 s), and
+    `helpers.tensorboard`, which makes no table, does not.
+    """
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

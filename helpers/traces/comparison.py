@@ -8,6 +8,7 @@ import pandas as pd
 
 from helpers.traces.reading import Trace
 from helpers.traces.timeline import breakdown
+from helpers.wording import milliseconds
 
 PLAIN_NAMES = {
     "Kernel": "kernels",
@@ -42,10 +43,9 @@ def sentence(change: pd.DataFrame) -> str:
     """
     visible = 0.02 * max(change["before"].sum(), change["after"].sum())
     ordered = change["change"].sort_values(key=abs, ascending=False, kind="stable")
-    parts = [f"{PLAIN_NAMES[name]} {_milliseconds(value)}" for name, value in ordered.items() if abs(value) >= visible]
+    parts = [f"{PLAIN_NAMES[name]} {_signed(value)}" for name, value in ordered.items() if abs(value) >= visible]
     return ", ".join(parts) or f"no change above {visible:.2g} ms a step"
 
 
-def _milliseconds(value: float) -> str:
-    digits = 0 if abs(value) >= 10 else 1 if abs(value) >= 1 else 2
-    return f"{value:+.{digits}f} ms".replace("-", "−")
+def _signed(value: float) -> str:
+    return f"{'−' if value < 0 else '+'}{milliseconds(abs(value))}"

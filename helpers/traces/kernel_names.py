@@ -1,4 +1,4 @@
-"""Tells from a kernel's name what kind of work it does, where that matters for its speed.
+"""Finds out from a kernel's name what kind of work it does, where that matters for its speed.
 
 The names were collected like those in `tensor_cores`: from public profiles and the libraries' own sources.
 """

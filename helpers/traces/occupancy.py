@@ -39,7 +39,7 @@ def estimate(
     shared_memory: float | None,
     device: dict | None,
 ) -> float:
-    """Return a kernel's occupancy in %, or NaN if it cannot be told.
+    """Return a kernel's occupancy in %, or NaN if it is unknown.
 
     As many blocks are resident on a multiprocessor as there are for it, or as its threads, its registers, its shared
     memory and its limit of blocks allow, whichever is least. The estimate takes the grid as evenly spread.
@@ -120,7 +120,7 @@ def corrected(
 ) -> float:
     """Return the occupancy that the trace states, or `estimate` where that is falsely 0.
 
-    A kernel that ran was resident, so 0 is false unless the estimate, too, rounds to it. NaN if neither tells: the
+    A kernel that ran was resident, so 0 is false unless the estimate, too, rounds to it. NaN if neither is known: the
     trace states none, or 0 without what the estimate needs.
 
     Parameters

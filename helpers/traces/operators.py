@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from helpers.traces.reading import Trace, load
+from helpers.traces.keeping import once
+from helpers.traces.linking import makers
+from helpers.traces.reading import Span, Trace, load
 
 NO_ROW = r"Optimizer\.|(Distributed)?DataParallel\.forward$"  # what the Operator view leaves out
 ON_DEVICE = ["Kernel", "Memcpy", "Memset", "Communication"]  # kinds of events there; Communication is also on the host
+DEVICE_COLUMNS = ["Device Self Duration (us)", "Device Total Duration (us)"]
 
 
 def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
@@ -31,94 +34,125 @@ def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
         launched, and `Device Total Duration (us)`, with those of the operators inside it. Sorted by the host's self
         duration. Operators outside the steps and in all threads count, too.
     """
-    trace = load(path)
-    table = pd.concat([_operators(span.events) for span in trace.spans]).groupby("Name").sum()
+    return _all_operators(load(path)).head(count)
+
+
+@once
+def _all_operators(trace: Trace) -> pd.DataFrame:
+    table = pd.concat([_by_name(span) for span in trace.spans]).groupby("Name").sum()
     if not any(_on_device(span.events).any() for span in trace.spans):
-        table = table.drop(columns=["Device Self Duration (us)", "Device Total Duration (us)"])
-    return table.sort_values("Host Self Duration (us)", ascending=False, kind="stable").head(count)
+        table = table.drop(columns=DEVICE_COLUMNS)
+    return table.sort_values("Host Self Duration (us)", ascending=False, kind="stable")
 
 
-def host_events(events: pd.DataFrame) -> pd.DataFrame:
+@once
+def host_events(span: Span) -> pd.DataFrame:
     """Return what ran on the CPU, thread by thread, each event after those around it."""
-    host = events[events["host"]]
-    return host.assign(later_end_first=-host["end"]).sort_values(["thread", "start", "later_end_first"])
+    events = span.events
+    return nested(events[events["host"]])
 
 
-def linked_calls(events: pd.DataFrame, host: pd.DataFrame) -> pd.DataFrame:
-    """Return the calls of the accelerator's runtime that can be told to be made by an operator.
+def nested(events: pd.DataFrame) -> pd.DataFrame:
+    """Return events thread by thread, each after those around it."""
+    return events.assign(later_end_first=-events["end"]).sort_values(["thread", "start", "later_end_first"])
 
-    The two share their External id. The operator must also have been running: recorders of 2023 gave runtime calls
-    numbers of their own, which are those of operators by chance.
 
-    Parameters
-    ----------
-    events : DataFrame
-        Of a `Span`.
-    host : DataFrame
-        As `host_events` returns them.
+def parents(nested: pd.DataFrame) -> np.ndarray:
+    """Return for each of `nested` events the row of the innermost event around it in its thread, or −1."""
+    parents = np.full(len(nested), -1)
+    around: list[int] = []  # the outermost first
+    threads, starts, ends = (nested[column].to_list() for column in ("thread", "start", "end"))
+    for row, (thread, start) in enumerate(zip(threads, starts, strict=True)):
+        while around and (threads[around[-1]] != thread or ends[around[-1]] <= start):
+            around.pop()
+        if around:
+            parents[row] = around[-1]
+        around.append(row)
+    return parents
+
+
+@once
+def linked_calls(span: Span) -> pd.DataFrame:
+    """Return the calls of the accelerator's runtime that are known to be made by an operator; see `makers`.
 
     Returns
     -------
     DataFrame
-        Columns `operator`, int, the place of the innermost operator around the call in `host`; `correlation`; and
-        `duration` in µs.
+        Columns `operator`, int, the place of the operator in `host_events`; `correlation`; and `duration` in µs.
     """
+    events, host = span.events, host_events(span)
     if "external" not in events:
         return pd.DataFrame({"operator": np.zeros(0, int), "correlation": [], "duration": np.zeros(0)})
-    place = pd.Series(np.arange(len(host)), index=host["external"].to_numpy())
-    place = place[place.index.notna() & ~place.index.duplicated()]
-    calls = events[(events["kind"] == "Runtime") & events["external"].notna() & (events["external"] != 0)]
-    operator = calls["external"].map(place)
-    calls, operator = calls[operator.notna()], operator.dropna().astype(int).to_numpy()
-    around = host.iloc[operator]
-    running = (around["start"].to_numpy() <= calls["start"]) & (calls["start"] <= around["end"].to_numpy())
-    table = pd.DataFrame({"operator": operator, "correlation": calls["correlation"]})
-    return table.assign(duration=calls["end"] - calls["start"])[running.to_numpy()]
+    calls = events[events["kind"] == "Runtime"]
+    operators = (host[column].to_numpy() for column in ("external", "start", "end"))
+    operator = makers(calls["external"].to_numpy(), calls["start"].to_numpy(), *operators)
+    duration = calls["end"] - calls["start"]
+    table = pd.DataFrame({"operator": operator, "correlation": calls["correlation"], "duration": duration})
+    return table[operator >= 0]
 
 
-def _on_device(events: pd.DataFrame) -> pd.Series:
-    return events["kind"].isin(ON_DEVICE) & ~events["host"]
-
-
-def _operators(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the calls, self and total times of each operator in one span, as the plugin counts them."""
-    host = host_events(events)
-    parent = parents(host)
-    inner = parent >= 0
-    around = np.where(inner, parent, 0)
-    name = host["name"].to_numpy()
-    operator = host["operator"].to_numpy() & ~host["kind"].isin(["step", "DataLoader"]).to_numpy()
-    duration = (host["end"] - host["start"]).to_numpy()
-
-    # An operator whose only child has its own name is one call, not two: a dispatcher that calls itself.
-    children = np.bincount(parent[inner], minlength=len(host))
-    same = inner & operator & operator[around] & (children[around] == 1) & (name == name[around])
-    for row in np.flatnonzero(inner & same[around]):  # the outer ones come first, so theirs are final
-        parent[row] = parent[parent[row]]
-    charged = inner & ~same
-    inside = np.bincount(parent[charged], weights=duration[charged], minlength=len(host))
-
-    calls = linked_calls(events, host)
-    by = np.where(same, parent, np.arange(len(host)))[calls["operator"]]
-    called = np.bincount(by, weights=calls["duration"], minlength=len(host))
-    device_self = np.bincount(by, weights=_launched(events, calls["correlation"]), minlength=len(host))
-    device_total = device_self.copy()
-    for row in np.flatnonzero(charged)[::-1] if device_total.any() else ():  # the inner ones first
-        device_total[parent[row]] += device_total[row]
-
-    rows = operator & ~same
-    table = pd.DataFrame(
-        {
-            "Calls": 1,
-            "Host Self Duration (us)": (duration - inside - called)[rows],
-            "Host Total Duration (us)": duration[rows],
-            "Device Self Duration (us)": device_self[rows],
-            "Device Total Duration (us)": device_total[rows],
-        },
-        index=pd.Index(name[rows], name="Name"),
-    )
-    table = table.groupby("Name").sum()
+@once
+def _by_name(span: Span) -> pd.DataFrame:
+    """Return the calls, self and total times of all operators of one name, as the plugin counts them."""
+    table = _calls(span).groupby("Name").sum()
     return table[~table.index.str.match(NO_ROW)]
+
+
+def _calls(span: Span) -> pd.DataFrame:
+    """Return a row for each call of an operator, with its self and total times."""
+    host = host_events(span)
+    is_operator = (host["operator"] & ~host["kind"].isin(["step", "DataLoader"])).to_numpy()
+    innermost = parents(host)
+    counted_as = _counted_as(host["name"].to_numpy(), is_operator, innermost)
+    counts = counted_as == np.arange(len(host))
+    around = np.where(innermost >= 0, counted_as[innermost], -1)
+
+    def add_up(rows: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+        return np.bincount(rows, weights=amounts, minlength=len(host))
+
+    duration = (host["end"] - host["start"]).to_numpy()
+    inner = counts & (around >= 0)
+    in_operators = add_up(around[inner], duration[inner])
+
+    calls = linked_calls(span)
+    caller = counted_as[calls["operator"]]
+    in_calls = add_up(caller, calls["duration"])
+    on_device = add_up(caller, _launched(span.events, calls["correlation"]))
+
+    chosen = is_operator & counts
+    table = {
+        "Calls": 1,
+        "Host Self Duration (us)": (duration - in_operators - in_calls)[chosen],
+        "Host Total Duration (us)": duration[chosen],
+        "Device Self Duration (us)": on_device[chosen],
+        "Device Total Duration (us)": _with_inner(on_device, around, inner)[chosen],
+    }
+    return pd.DataFrame(table, index=pd.Index(host["name"].to_numpy()[chosen], name="Name"))
+
+
+def _counted_as(names: np.ndarray, is_operator: np.ndarray, innermost: np.ndarray) -> np.ndarray:
+    """Return for each event the row that it counts as: its own, or that of the operator which it repeats.
+
+    An operator whose only child has its own name is one call, not two: a dispatcher that calls itself.
+    """
+    inner = np.flatnonzero(innermost >= 0)
+    around = innermost[inner]
+    only_child = np.bincount(around, minlength=len(names))[around] == 1
+    repeats = only_child & is_operator[inner] & is_operator[around] & (names[inner] == names[around])
+    counted_as = np.arange(len(names))
+    for row in inner[repeats]:  # the outer ones come first, so theirs are final
+        counted_as[row] = counted_as[innermost[row]]
+    return counted_as
+
+
+def _with_inner(amounts: np.ndarray, around: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """Return the amount of each row with those of the rows inside it."""
+    total = amounts.copy()
+    if not total.any():
+        return total
+    for row in np.flatnonzero(inner)[::-1]:  # the innermost ones first
+        total[around[row]] += total[row]
+    return total
 
 
 def _launched(events: pd.DataFrame, correlations: pd.Series) -> np.ndarray:
@@ -130,15 +164,5 @@ def _launched(events: pd.DataFrame, correlations: pd.Series) -> np.ndarray:
     return correlations.map(total).fillna(0).to_numpy(float)
 
 
-def parents(host: pd.DataFrame) -> np.ndarray:
-    """Return for each event the row of the innermost event around it in its thread, or −1."""
-    parents = np.full(len(host), -1)
-    stack: list[int] = []
-    threads, starts, ends = (host[column].to_list() for column in ("thread", "start", "end"))
-    for row, (thread, start, end) in enumerate(zip(threads, starts, ends, strict=True)):
-        while stack and (threads[stack[-1]] != thread or ends[stack[-1]] <= start):
-            stack.pop()
-        if stack:
-            parents[row] = stack[-1]
-        stack.append(row)
-    return parents
+def _on_device(events: pd.DataFrame) -> pd.Series:
+    return events["kind"].isin(ON_DEVICE) & ~events["host"]

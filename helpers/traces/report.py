@@ -1,34 +1,34 @@
-"""What traces tell, as text for a shell: ``python -m helpers traces PATH``."""
+"""What is recorded in traces, as text for a shell: ``python -m helpers traces PATH``."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from helpers.traces.accelerators import MEANWHILE, NoAccelerator, accelerators, gaps, kernels
 from helpers.traces.comparison import PLAIN_NAMES
+from helpers.traces.files import NoAccelerator, NoSteps, SeveralRecordings, TraceError, of_run, runs
 from helpers.traces.operators import top_operators
-from helpers.traces.reading import TRACE_FILE, NoSteps, NoTraces, SeveralRecordings, Trace, TraceError, load, ranks
+from helpers.traces.reading import Trace, load, ranks
 from helpers.traces.timeline import breakdown
+from helpers.traces.utilization import MEANWHILE, accelerators, gaps, kernels
+from helpers.wording import percent, printable
 
 WIDTH = 110  # of a line, in characters
 TOP = 5  # kernels or operators
 
 
-def show(path: str | Path, tell: Callable[[Trace], str] | None = None) -> bool:
-    """Print what each trace at `path` tells, and what each that cannot be read has wrong.
+def show(path: str | Path, describe: Callable[[Trace], str] | None = None) -> bool:
+    """Print what is recorded in each trace at `path`, and what each that cannot be read has wrong.
 
     Parameters
     ----------
     path : str or Path
-        A trace file, the folder of a run, or a folder of such folders. Of processes that trained together each is told
-        on its own.
-    tell : callable, optional
+        A trace file, the folder of a run, or a folder of such folders. Each of several processes that trained together
+        is printed on its own.
+    describe : callable, optional
         What to print of a trace; `text` by default. It may raise a TraceError.
 
     Returns
@@ -41,59 +41,46 @@ def show(path: str | Path, tell: Callable[[Trace], str] | None = None) -> bool:
     NoTraces
         If there are none.
     """
+    path = Path(path)
+    places = runs(path) if path.is_dir() else [path]
     readable = True
-    for place in _places(Path(path)):
-        for title, trace in _traces(place, Path(path)):
-            try:
-                if isinstance(trace, TraceError):
-                    raise trace
-                told = (tell or text)(trace)
-            except TraceError as error:
-                readable = False
-                told = "\n".join(_paragraph(f"{type(error).__name__}: {error}"))
-            print(f"{title}\n{textwrap.indent(told, '  ')}\n", flush=True)
+    for title, trace in (each for place in places for each in _traces(place, path)):
+        try:
+            if isinstance(trace, TraceError):
+                raise trace
+            described = (describe or text)(trace)
+        except TraceError as error:
+            readable = False
+            described = "\n".join(_paragraph(f"{type(error).__name__}: {error}"))
+        print(f"{title}\n{textwrap.indent(described, '  ')}\n", flush=True)
     return readable
 
 
 def text(trace: Trace) -> str:
-    """Return what a trace tells, in lines of text that a terminal can show as they are."""
+    """Return what is recorded in a trace, in lines of text that a terminal can show as they are."""
     return "\n".join(line.rstrip() for line in [*_steps(trace), *_accelerators(trace)])
-
-
-def printable(name: str) -> str:
-    """Return a name with each character replaced that a terminal would obey and not show.
-
-    Names in a trace are anyone's text: escape sequences in them could clear the screen, or hide a line.
-    """
-    return "".join("?" if unicodedata.category(each) in _OBEYED else each for each in name)
 
 
 def short(kernel: str, width: int = 44) -> str:
     """Return a kernel's name, printable, without result, arguments and PyTorch's namespaces, and cut to `width`."""
     for prefix in ("void ", "at::native::", "(anonymous namespace)::"):
         kernel = kernel.removeprefix(prefix)
-    depth = 0
-    for place in range(len(kernel) - 1, 0, -1) if kernel.endswith(")") else ():
-        depth += (kernel[place] == ")") - (kernel[place] == "(")
-        if depth == 0:
-            return _name(kernel[:place], width)
-    return _name(kernel, width)
+    return _name(_without_arguments(kernel), width)
 
 
-_OBEYED = {"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"}  # of Unicode: control, format, private, unassigned, separators
-
-
-def _places(path: Path) -> list[Path]:
-    """Return what to load: a file, or each folder with traces in `path`."""
-    if not path.is_dir():
-        return [path]
-    places = sorted({file.parent for file in path.rglob("*.pt.trace.json*") if TRACE_FILE.fullmatch(file.name)})
-    if not places:
-        raise NoTraces(
-            f"The folder {path} holds no *.pt.trace.json or *.pt.trace.json.gz file. Record a profile there first, or "
-            "name another folder."
-        )
-    return places
+def _without_arguments(name: str) -> str:
+    """Return a name without the parentheses at its end and what they hold."""
+    if not name.endswith(")"):
+        return name
+    open_parentheses = 0
+    for place in range(len(name) - 1, 0, -1):
+        if name[place] == ")":
+            open_parentheses += 1
+        elif name[place] == "(":
+            open_parentheses -= 1
+        if open_parentheses == 0:
+            return name[:place]
+    return name
 
 
 def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | TraceError]]:
@@ -109,18 +96,17 @@ def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | TraceError]]
     except TraceError as error:
         yield title, error
     else:
-        told = sorted({span.rank for span in trace.spans} - {None})
-        yield title + "".join(f", rank {rank}" for rank in told), trace
+        recorded = sorted({span.rank for span in trace.spans} - {None})
+        yield title + "".join(f", rank {rank}" for rank in recorded), trace
 
 
 def _ranks(place: Path, root: Path, title: str) -> Iterator[tuple[str, Trace | TraceError]]:
-    """Yield each rank of a folder, or each file if the ranks cannot be told apart or one of them cannot be read."""
+    """Yield each rank of a folder, or each file if two have the same rank or one of them cannot be read."""
     try:
         found = ranks(place)
     except TraceError:
-        for file in sorted(place.iterdir()):
-            if TRACE_FILE.fullmatch(file.name):
-                yield from _traces(file, root)
+        for file in of_run(place):
+            yield from _traces(file, root)
     else:
         for name, trace in found.items():
             yield f"{title}, {printable(name)}", trace
@@ -130,55 +116,47 @@ def _steps(trace: Trace) -> list[str]:
     try:
         table = breakdown(trace)
     except NoSteps:
-        return ["It marks no training steps, so its time cannot be told step by step: profiler.step() was not called."]
+        return ["It marks no training steps, so what each step did is unknown: profiler.step() was not called."]
     except SeveralRecordings as error:
         return _paragraph(f"{type(error).__name__}: {error}")
     total = table.attrs["total"]
     times = table.sum(axis="columns")
-    shares = ", ".join(
-        f"{PLAIN_NAMES[name]} {_percent(value / total)}" for name, value in table.sum().items() if value > 0
-    )
     spread = f" ({_time(times.min())} to {_time(times.max())})" if times.max() > times.min() else ""
+    loading = percent(table["DataLoader"].sum() / total)
+    shares = [f"{PLAIN_NAMES[name]} {percent(value / total)}" for name, value in table.sum().items() if value > 0]
     return [
-        f"steps      {len(table)}, on average {_time(times.mean())}{spread}; loading took "
-        f"{_percent(table['DataLoader'].sum() / total)} of the time",
-        *_wrapped("in a step  ", shares.split(", ")),
+        f"steps      {len(table)}, on average {_time(times.mean())}{spread}; loading took {loading} of the time",
+        *_wrapped("in a step  ", shares),
     ]
 
 
 def _accelerators(trace: Trace) -> list[str]:
     try:
-        used, idle, top = accelerators(trace), gaps(trace), kernels(trace, TOP)
+        used = accelerators(trace)
     except NoAccelerator as error:
-        of_machine = any(span.devices for span in trace.spans)
-        return [*_operators(trace), *(["", *_paragraph(f"Cannot tell: {error}")] if of_machine else [])]
+        unknown = _unknown([str(error)]) if any(span.devices for span in trace.spans) else []
+        return [*_operators(trace), *unknown]
+    return [*_used(used), *_gaps(gaps(trace)), *_kernels(kernels(trace, TOP)), *_unknown(used.attrs["unknown"])]
+
+
+def _used(table: pd.DataFrame) -> list[str]:
+    shares = ["utilization", "sm_efficiency", "occupancy", "tensor_core_share"]
     rows = [
-        [f"{device}  {_name(row['name']) if isinstance(row['name'], str) else ''}", *(_percent(row[name]) for name in _SHARES), f"{row['kernels']:,}"]
-        for device, row in used.iterrows()
+        [f"{device}  {_or(row['name'], '')}", *(percent(row[share]) for share in shares), f"{row['kernels']:,}"]
+        for device, row in table.iterrows()
     ]
-    lines = ["", *_aligned(["GPU", "utilization", "SM efficiency", "occupancy", "Tensor Cores", "kernels"], rows)]
-    for device, row in idle.iterrows():
-        of_device = f" of GPU {device}" if len(idle) > 1 else ""
-        lines += [""] if device == idle.index[0] else []
-        lengths = [f"{row['count']:,}{of_device}", f"{_percent(row['share'])} of the time", *_lengths(row)]
-        lines += _wrapped("gaps       ", lengths)
+    return ["", *_aligned(["GPU", "utilization", "SM efficiency", "occupancy", "Tensor Cores", "kernels"], rows)]
+
+
+def _gaps(table: pd.DataFrame) -> list[str]:
+    lines = [""]
+    for device, row in table.iterrows():
+        of_device = f" of GPU {device}" if len(table) > 1 else ""
+        lengths = [f"{row['count']:,}{of_device}", f"{percent(row['share'])} of the time", *_lengths(row)]
         parts = row[MEANWHILE].sort_values(ascending=False)
-        told = [f"{name} {_percent(value / row['total'])}" for name, value in parts.items() if value > 0]
-        lines += _wrapped("meanwhile  ", told)
-    rows = [
-        [
-            short(name), _time(row["Total Duration (us)"]), _percent(row["Share"]), f"{row['Calls']:,}",
-            "yes" if row["Tensor Cores Used"] else "no",
-            _name(row["Operator"], 26) if isinstance(row["Operator"], str) else "cannot be told",
-        ]
-        for name, row in top.iterrows()
-    ]  # fmt: skip
-    lines += ["", *_aligned(["kernel", "total", "share", "calls", "Tensor Cores", "launched by"], rows, left=(0, 5))]
-    reasons = [line for reason in used.attrs["cannot_tell"] for line in _paragraph(f"Cannot tell: {reason}")]
-    return [*lines, *([""] if reasons else []), *reasons]
-
-
-_SHARES = ["utilization", "sm_efficiency", "occupancy", "tensor_core_share"]
+        shares = [f"{name} {percent(value / row['total'])}" for name, value in parts.items() if value > 0]
+        lines += [*_wrapped("gaps       ", lengths), *_wrapped("meanwhile  ", shares)]
+    return lines
 
 
 def _lengths(row: pd.Series) -> list[str]:
@@ -186,6 +164,27 @@ def _lengths(row: pd.Series) -> list[str]:
         return []
     longest = f"the longest {_time(row['longest'])}: {_name(row['in_longest'], 60)}"
     return [f"half of them up to {_time(row['median'])}", longest]
+
+
+def _kernels(table: pd.DataFrame) -> list[str]:
+    rows = [
+        [
+            short(name),
+            _time(row["Total Duration (us)"]),
+            percent(row["Share"]),
+            f"{row['Calls']:,}",
+            "yes" if row["Tensor Cores Used"] else "no",
+            _or(row["Operator"], "unknown", 26),
+        ]
+        for name, row in table.iterrows()
+    ]
+    head = ["kernel", "total", "share", "calls", "Tensor Cores", "launched by"]
+    return ["", *_aligned(head, rows, left=(0, 5))]
+
+
+def _unknown(reasons: Iterable[str]) -> list[str]:
+    lines = [line for reason in reasons for line in _paragraph(f"Unknown: {reason}")]
+    return ["", *lines] if lines else []
 
 
 def _operators(trace: Trace) -> list[str]:
@@ -214,8 +213,7 @@ def _aligned(head: Sequence[str], rows: Iterable[Sequence[str]], left: tuple[int
 def _wrapped(head: str, parts: Sequence[str]) -> list[str]:
     """Return the parts, separated by commas, in lines that begin below each other."""
     lines = [head]
-    for number, part in enumerate(parts):
-        piece = part + ("," if number < len(parts) - 1 else "")
+    for piece in [*(f"{part}," for part in parts[:-1]), *parts[-1:]]:
         if len(lines[-1]) + len(piece) > WIDTH and len(lines[-1]) > len(head):
             lines.append(" " * len(head))
         lines[-1] += piece + " "
@@ -223,12 +221,17 @@ def _wrapped(head: str, parts: Sequence[str]) -> list[str]:
 
 
 def _name(name: str, width: int = 44) -> str:
-    """Return a printable name, a long one cut in the middle: both ends tell kernels apart."""
+    """Return a printable name, a long one cut in the middle: kernels differ at both ends."""
     name = printable(name)
     if len(name) <= width:
         return name
     head = (width - 1) * 2 // 3
     return f"{name[:head]}…{name[head + 1 - width :]}"
+
+
+def _or(name: object, otherwise: str, width: int = 44) -> str:
+    """Return a name as `_name` does, or `otherwise` if there is none."""
+    return _name(name, width) if isinstance(name, str) else otherwise
 
 
 def _paragraph(text: str) -> list[str]:
@@ -237,13 +240,8 @@ def _paragraph(text: str) -> list[str]:
 
 
 def _time(us: float) -> str:
-    value, unit = (us, "µs") if us < 1e3 else (us / 1e3, "ms") if us < 1e6 else (us / 1e6, "s")
-    return f"{value:.{0 if value >= 100 or unit == 'µs' and value >= 10 else 1}f} {unit}"
-
-
-def _percent(share: float) -> str:
-    if math.isnan(share):
-        return "–"
-    if 0 < share < 0.0005:
-        return "< 0.1 %"
-    return f"{share * 100:.{0 if share >= 0.0995 or share == 0 else 1}f} %"
+    """Return a time with its unit: "8.5 µs", "85 µs", "85.0 ms", "850 ms"."""
+    if us < 1e3:
+        return f"{us:.0f} µs" if us >= 10 else f"{us:.1f} µs"
+    value, unit = (us / 1e3, "ms") if us < 1e6 else (us / 1e6, "s")
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"

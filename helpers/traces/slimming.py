@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import os
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import orjson
 
-from helpers.traces import reading
+from helpers import staging
+from helpers.traces import files, reading
 
 _PRIVATE = {"host_name", "traceName"}
 
@@ -55,15 +56,12 @@ def slim(path: str | Path, out: str | Path) -> Path:
     path, out = Path(path), Path(out)
     if not out.name.endswith(".json.gz"):
         raise ValueError(f"A slim trace is a gzip file, and {out} is not named like one. Let it end with .json.gz.")
-    part = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        with reading._no_garbage_collection():
-            plan = reading._read(path, _plan)
-            with gzip.open(part, "wb", compresslevel=6) as file:
-                reading._read(path, lambda parts: file.writelines(_slimmed(parts, plan)))
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
+    with staging.scratch(out) as folder, files.no_garbage_collection():
+        plan = files.read(path, _plan)
+        copy = folder / "copy"  # a TensorBoard that looks here meanwhile must not take it for a trace
+        with gzip.open(copy, "wb", compresslevel=6) as file:
+            files.read(path, lambda parts: file.writelines(_slimmed(parts, plan)))
+        copy.replace(out)
     return out
 
 
@@ -117,7 +115,7 @@ def _plan(parts: Iterable[dict]) -> _Plan:
 def _outermost(calls: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Leave out calls inside others: of a loader that reads another one."""
     outermost = calls[:1]
-    outermost += [call for before, call in zip(calls, calls[1:]) if call[1] > before[1]]
+    outermost += [call for before, call in pairwise(calls) if call[1] > before[1]]
     return outermost
 
 
@@ -188,6 +186,6 @@ def _thread(event: dict) -> tuple:
 
 
 def _block(event: dict, plan: _Plan) -> tuple:
-    """Return what tells one block of memory, in one call of loading, from others."""
+    """Return what identifies a block of memory in one call of loading."""
     arguments = event.get("args") or {}
     return (plan.loading_around(event), *(arguments.get(key) for key in ("Device Type", "Device Id", "Addr")))

@@ -1,4 +1,4 @@
-"""Tells from a kernel's name whether it computes on Tensor Cores.
+"""Finds out from a kernel's name whether it computes on Tensor Cores.
 
 NVIDIA's libraries name their kernels after the instruction that they multiply with. The families below were collected
 from these sources, and are tested on names that real profiles show:
@@ -73,7 +73,7 @@ _OTHERS = re.compile(
 def uses_tensor_cores(kernel: str) -> bool:
     """Return whether a kernel's name says that it computes on Tensor Cores.
 
-    False also where the name does not tell: Triton's kernels (``triton_…``, or the name of the reader's own function)
+    False also where the name does not show it: Triton's kernels (``triton_…``, or named as the reader's own function)
     use them for ``tl.dot``, and are named alike whether they do or not. So a share of Tensor-Core time is a lower bound
     for code that went through ``torch.compile``.
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from helpers.traces.files import NoSteps, SeveralRecordings
 from helpers.traces.intervals import coverage
-from helpers.traces.reading import CATEGORIES, NoSteps, SeveralRecordings, Span, Trace, load
+from helpers.traces.keeping import once
+from helpers.traces.reading import CATEGORIES, Span, Trace, load
 
 
 def steps(path: str | Path | Trace) -> pd.DataFrame:
@@ -24,12 +26,12 @@ def steps(path: str | Path | Trace) -> pd.DataFrame:
     Raises
     ------
     NoSteps
-        If the profiler was not told of steps by ``profiler.step()``.
+        If no steps are marked: ``profiler.step()`` was not called.
     SeveralRecordings
         If two spans hold the same step.
     """
     trace = load(path)
-    return concatenate(trace, [steps_of(span.events) for span in trace.spans])
+    return concatenate(trace, [steps_of(span) for span in trace.spans])
 
 
 def breakdown(path: str | Path | Trace) -> pd.DataFrame:
@@ -47,7 +49,7 @@ def breakdown(path: str | Path | Trace) -> pd.DataFrame:
         As `steps`.
     """
     trace = load(path)
-    table = concatenate(trace, [_breakdown(span.events) for span in trace.spans])
+    table = concatenate(trace, [_breakdown(span) for span in trace.spans])
     table.attrs = {"unit": "µs", "total": float(table.to_numpy().sum())}
     return table
 
@@ -59,7 +61,7 @@ def loading_share(path: str | Path | Trace) -> float:
 
 
 def window(span: Span) -> pd.Series | None:
-    """Return from when to when shares of the time are told: from the first step's start to the last one's end.
+    """Return the time that shares are of: from the first step's start to the last one's end.
 
     Without steps: from the first operator's start to the end of the last one or of what they launched, as the plugin
     has it. None if there are no operators either.
@@ -69,13 +71,14 @@ def window(span: Span) -> pd.Series | None:
     Series or None
         `start` and `end` in µs since the trace's first event.
     """
-    table = steps_of(span.events)
+    table = steps_of(span)
     if table.empty:
-        host = span.events[span.events["host"]]
+        events = span.events
+        host = events[events["host"]]
         if host.empty:
             return None
         whole = pd.DataFrame({"start": [host["start"].min()], "end": [host["end"].max()]})
-        table = _with_device_work(whole, span.events)
+        table = _with_device_work(whole, events)
     return pd.Series({"start": table["start"].iat[0], "end": table["end"].iat[-1]})
 
 
@@ -84,7 +87,7 @@ def concatenate(trace: Trace, tables: list[pd.DataFrame]) -> pd.DataFrame:
     table = pd.concat([table for table in tables if len(table)] or tables[:1])
     if not len(table):
         raise NoSteps(
-            f"{trace.path} marks no training steps, so its time cannot be told step by step. "
+            f"{trace.path} marks no training steps, so what each step did is unknown. "
             "Call profiler.step() after every step, inside `with torch.profiler.profile(...)`, and record it again."
         )
     if table.index.has_duplicates:
@@ -96,17 +99,20 @@ def concatenate(trace: Trace, tables: list[pd.DataFrame]) -> pd.DataFrame:
     return table
 
 
-def steps_of(events: pd.DataFrame) -> pd.DataFrame:
+@once
+def steps_of(span: Span) -> pd.DataFrame:
     """Return the `steps` of one span; none if it marks none."""
+    events = span.events
     marks = events[events["kind"] == "step"]
     numbers = marks["name"].str.removeprefix("ProfilerStep#").astype(int)
     table = marks[["start", "end"]].set_index(numbers.rename("step"))
     return _with_device_work(table, events)
 
 
-def _breakdown(events: pd.DataFrame) -> pd.DataFrame:
+@once
+def _breakdown(span: Span) -> pd.DataFrame:
     """Cover the steps with one category after the other: each is charged what it adds to those before it."""
-    table = steps_of(events)
+    table, events = steps_of(span), span.events
     rank, starts, ends = events["kind"].cat.codes.to_numpy(), events["start"].to_numpy(), events["end"].to_numpy()
     covered = np.zeros(len(table))
     columns = {}

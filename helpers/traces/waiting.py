@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from helpers.traces.accelerators import WAITS
 from helpers.traces.intervals import coverage
-from helpers.traces.operators import host_events, parents
+from helpers.traces.keeping import once
+from helpers.traces.operators import host_events, nested, parents
 from helpers.traces.reading import Span, Trace, load
 from helpers.traces.timeline import concatenate, steps_of
+from helpers.traces.utilization import WAITS
 
 # In the name of a copy; AMD's say Host for any memory. Copies from and to pageable memory wait for the accelerator
 # whatever they are called: "API synchronization behavior" in the documentation of the CUDA Runtime API.
@@ -38,7 +39,7 @@ def waits(path: str | Path | Trace) -> pd.DataFrame:
         As `steps`.
     """
     trace = load(path)
-    kept = concatenate(trace, [steps_of(span.events) for span in trace.spans]).index
+    kept = concatenate(trace, [steps_of(span) for span in trace.spans]).index
     found = pd.concat([_waits(span) for span in trace.spans], ignore_index=True)
     return found[found["step"].isin(kept)].reset_index(drop=True)
 
@@ -58,7 +59,7 @@ def exposed_copies(path: str | Path | Trace) -> pd.DataFrame:
         As `steps`.
     """
     trace = load(path)
-    return concatenate(trace, [_exposed_copies(span.events) for span in trace.spans]).fillna(0.0)
+    return concatenate(trace, [_exposed_copies(span) for span in trace.spans]).fillna(0.0)
 
 
 def direction(copy: str) -> str | None:
@@ -67,48 +68,62 @@ def direction(copy: str) -> str | None:
     return DIRECTIONS[found[0]] if found else None
 
 
+@once
 def _waits(span: Span) -> pd.DataFrame:
-    events = span.events
-    threads = events["thread"][events["operator"]].unique()
-    calls = events[(events["kind"] == "Runtime") & events["thread"].isin(threads)]
-    copied = _copied(events, calls)
-    blocks = pd.Series([PAGEABLE in copy for copy in copied], calls.index, dtype=bool)
-    blocks |= calls["name"].map(lambda call: bool(re.search(WAITS, call))).astype(bool)
-    ways = pd.Series([direction(copy) for copy in copied], calls.index, dtype=object)
-    calls = calls[blocks | ways.notna()]  # those that copy tell the direction to those that wait for them
-    host = host_events(pd.concat([events[events["host"]], calls.assign(host=True)]))
-    around, rows = parents(host), np.flatnonzero(host.index.isin(calls.index))
+    """Return the `waits` of one span, those outside of the steps as well, which have step −1."""
+    calls = _waiting_or_copying(span)
+    host = nested(pd.concat([host_events(span), calls]))
+    around = parents(host)
+    rows = np.flatnonzero(host["waits"].notna())
     found, inner = host.iloc[rows], around[rows]
-    by_operator = ways.loc[found.index].set_axis(inner).dropna()
-    by_operator = by_operator[by_operator.index >= 0].groupby(level=0).first().to_dict()
+    directions = found["direction"].set_axis(inner).dropna()  # the call that copies and the one that waits differ
+    of_operator = directions[directions.index >= 0].groupby(level=0).first()
     table = pd.DataFrame(
         {
-            "step": _step(events, found["start"].to_numpy()),
+            "step": _step(span.events, found["start"].to_numpy()),
             "call": found["name"].to_numpy(object),
-            "operator": np.array([_outermost(host, around, row) for row in inner], object),
-            "copy": np.array([by_operator.get(row) for row in inner], object),
+            "operator": np.array([_outermost(host["name"].to_numpy(), around, row) for row in inner], object),
+            "copy": np.array([of_operator.get(row) for row in inner], object),
             "start": found["start"].to_numpy(),
             "end": found["end"].to_numpy(),
         }
     )
-    return table[blocks.loc[found.index].to_numpy() & (table["step"] >= 0)].sort_values("start")
+    return table[found["waits"].to_numpy(bool)].sort_values("start")
 
 
-def _copied(events: pd.DataFrame, calls: pd.DataFrame) -> list[str]:
+def _waiting_or_copying(span: Span) -> pd.DataFrame:
+    """Return the runtime calls that wait for the accelerator or copy, of the threads that run operators.
+
+    They have the columns `waits`, bool, and `direction`, of the copy that the call made, or None.
+    """
+    events = span.events
+    threads = events["thread"][events["operator"]].unique()
+    calls = events[(events["kind"] == "Runtime") & events["thread"].isin(threads)]
+    copies = _copies(events, calls)
+    waits = calls["name"].isin(_matching(WAITS, calls["name"])) | copies.isin(_matching(PAGEABLE, copies))
+    directions = copies.map({copy: direction(copy) for copy in copies.unique()}).astype(object)
+    return calls.assign(waits=waits, direction=directions)[waits | directions.notna()]
+
+
+def _matching(pattern: str, names: pd.Series) -> list[str]:
+    return [name for name in names.unique() if re.search(pattern, name)]
+
+
+def _copies(events: pd.DataFrame, calls: pd.DataFrame) -> pd.Series:
     """Return the name of the copy that each call made, or "" if it made none."""
     if "correlation" not in events:
-        return [""] * len(calls)
+        return pd.Series("", calls.index, dtype=object)
     copies = events[(events["kind"] == "Memcpy") & events["correlation"].notna()]
     named = dict(zip(copies["correlation"], copies["name"], strict=True))
-    return [named.get(number, "") for number in calls["correlation"]]
+    return pd.Series([named.get(number, "") for number in calls["correlation"]], calls.index, dtype=object)
 
 
-def _outermost(host: pd.DataFrame, around: np.ndarray, row: int) -> str | None:
-    """Return the name of the outermost operator of PyTorch's own around a row of `host`, the row included."""
+def _outermost(names: np.ndarray, around: np.ndarray, row: int) -> str | None:
+    """Return the name of the outermost operator of PyTorch's own around a row, the row included."""
     found = None
     while row >= 0:
-        name = host["name"].iat[row]
-        found = name if name.startswith("aten::") else found
+        if names[row].startswith("aten::"):
+            found = names[row]
         row = around[row]
     return found
 
@@ -124,8 +139,10 @@ def _step(events: pd.DataFrame, moments: np.ndarray) -> np.ndarray:
     return np.where(inside, number[place], -1)
 
 
-def _exposed_copies(events: pd.DataFrame) -> pd.DataFrame:
-    table = steps_of(events)
+@once
+def _exposed_copies(span: Span) -> pd.DataFrame:
+    """Return the `exposed_copies` of one span: each name is charged what it adds to the kernels and those before it."""
+    table, events = steps_of(span), span.events
     chosen = (events["kind"] == "Kernel").to_numpy()
     starts, ends = events["start"].to_numpy(), events["end"].to_numpy()
     covered, columns = coverage(starts[chosen], ends[chosen], table), {}

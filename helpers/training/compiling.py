@@ -1,4 +1,4 @@
-"""What `torch.compile` costs the first time, told honestly, and what to do where it cannot work."""
+"""What `torch.compile` costs the first time, its cache emptied, and what to do where it cannot work."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class CannotCompile(RuntimeError):
         super().__init__(
             f"torch.compile cannot work here: {first_line}\n"
             "It needs a C++ compiler, on a GPU also Triton, which comes with PyTorch for CUDA on Linux. To have one: "
-            "`apt install g++` (Debian, Ubuntu), `xcode-select --install` (macOS), or the C++ build tools of Visual Studio "
-            "(Windows, and start from their prompt). Then restart the kernel. All else here works without."
+            "`apt install g++` (Debian, Ubuntu), `xcode-select --install` (macOS), or the C++ build tools of Visual "
+            "Studio (Windows, and start from their prompt). Then restart the kernel. All else here works without."
         )
 
 
@@ -89,8 +89,8 @@ def _leave_the_folder_of_others() -> None:
     """Where the compiler's folder is another user's, give this process a folder of its own for temporary files.
 
     The compiler names its folder after the user, by variables that `su` and `sudo -E` leave as they were: what root
-    compiled then, nobody else may write. Its place can be set, but parts of it stay in the folder for temporary files. To
-    be called before the compiler is imported, which then remembers its folder.
+    compiled then, nobody else may write. Its place can be set, but parts of it stay in the folder for temporary files.
+    To be called before the compiler is imported, which then remembers its folder.
     """
     try:
         usual = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")

@@ -21,7 +21,7 @@ class Epoch:
     Attributes
     ----------
     losses : ndarray of float32, shape (steps,)
-        Mean cross-entropy of each mini-batch, in nats.
+        Mean cross-entropy of each batch, in nats.
     accuracy : float
         Share of images classified correctly, 0 to 1.
     """
@@ -37,7 +37,7 @@ def seed_everything(seed: int) -> None:
 
 
 def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable, progress: bool = True) -> Epoch:
-    """Train `model` once on every mini-batch of `loader`."""
+    """Train `model` once on every batch of `loader`."""
     model.train()
     accuracy = new_accuracy(device_of(model))
     step = TrainingStep(model, optimizer, accuracy)
@@ -48,7 +48,7 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iter
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, loader: Iterable) -> Epoch:
-    """Classify every mini-batch of `loader` without training on it."""
+    """Classify every batch of `loader` without training on it."""
     model.eval()
     device = device_of(model)
     accuracy, losses = new_accuracy(device), []

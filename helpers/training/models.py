@@ -10,7 +10,7 @@ from helpers.data import cifar10
 
 
 class Normalize(nn.Module):
-    """Normalization as a layer: runs where the model runs, on the whole mini-batch at once.
+    """Normalization as a layer: runs where the model runs, on the whole batch at once.
 
     Parameters
     ----------
@@ -68,8 +68,9 @@ def resnet50(side: int = 32) -> nn.Sequential:
         Zhang, Ren, Sun, "Deep residual learning for image recognition", 2016.
     """
     enlarge = nn.Identity() if side == 32 else nn.Upsample((side, side), mode="bilinear")
-    # Each block begins as the identity (Goyal et al., "Accurate, large minibatch SGD", 2017). Otherwise training starts so
-    # unsteadily that rounding moves the loss as much as other weights do: 32 images, learning rate 0.01, by 1.8 nats.
+    # Each block begins as the identity (Goyal et al., "Accurate, large minibatch SGD", 2017). Otherwise training starts
+    # so unsteadily that rounding moves the loss as much as other weights do: by 1.8 nats with 32 images and a learning
+    # rate of 0.01.
     network = torchvision.models.resnet50(weights=None, num_classes=10, zero_init_residual=True)
     model = nn.Sequential(Normalize(), enlarge, network)
     model.name = f"ResNet-50 at {side} × {side}"  # what figures and results call it, also when it is compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pandas as pd
@@ -61,9 +61,8 @@ class Format:
 FORMATS = (Format("float32", 8, 23), Format("TF32", 8, 10), Format("bfloat16", 8, 7), Format("float16", 5, 10))
 FLOAT16 = FORMATS[-1]
 
-
 _TOO_SLOW = 3.0  # times as long as usual: then nobody trains that way
-_FIRST_PART = 16  # of a mini-batch, or two images: batch normalization needs more than one
+_FIRST_PART = 16  # of a batch, or two images: batch normalization needs more than one
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,13 @@ class Trial:
     Attributes
     ----------
     images, of : int
-        Images in the largest mini-batch that was tried, and in the one to train with.
+        Images in the largest batch that was tried, and in the one to train with.
     ms, usual_ms : float
         Milliseconds of a step with so many images, and of a usual step with all of them.
     baseline : str
         What the usual step computes in.
     affordable : int
-        Images in the largest mini-batch whose step took at most three times as long as a usual step with all of them;
+        Images in the largest batch whose step took at most three times as long as a usual step with all of them;
         0 if none did.
     seconds : float
         How long it took to find out.
@@ -110,10 +109,13 @@ class Trial:
 
     def __str__(self) -> str:
         if self.images == self.of:
-            found = f"a step of {self.of} images takes {self.ms:,.0f} ms, {self.ratio:.2f} times as long as in {self.baseline}"
+            found = f"a step of {self.of} images takes {self.ms:,.0f} ms, "
+            found += f"{self.ratio:.2f} times as long as in {self.baseline}"
             return f"{found}." if self.fast_enough else f"{found}: too slow to train in here."
-        found = f"a step of {self.images} of the {self.of} images takes {self.ms:,.0f} ms, all of them in {self.baseline} "
-        found += f"{self.usual_ms:,.0f} ms"
+        found = (
+            f"a step of {self.images} of the {self.of} images takes {self.ms:,.0f} ms, "
+            f"all of them in {self.baseline} {self.usual_ms:,.0f} ms"
+        )
         if self.ratio > _TOO_SLOW:
             return f"{found}: over {_TOO_SLOW:g} times as long, too slow to train in here."
         return f"{found}; to find that out took {self.seconds:.0f} s, so more were not tried: not trained in here."
@@ -126,9 +128,9 @@ def try_step(
     baseline: str = "float32",
     longest: float | None = None,
 ) -> Trial:
-    """Find out whether a training step is fast enough, in a time that is bounded however slow it is.
+    """Find out whether a training step is fast enough, in a limited time however slow it is.
 
-    The step itself is asked, forward, backward and optimizer: first with a sixteenth of the mini-batch (two images at
+    The step itself is asked, forward, backward and optimizer: first with a sixteenth of the batch (two images at
     least), then with twice as many, and so on. It ends when a part takes longer than three usual steps with the whole,
     since the whole can only take longer. So a format that multiplies fast, but needs a hundred times as long for a
     convolution's backward, costs two steps of two images, or a single one if that takes very long.
@@ -138,32 +140,45 @@ def try_step(
     step : callable
         Called with images and labels; it trains. What decides is called twice, and the faster one counts.
     batch : tuple of Tensor
-        Images, shape (N, …), and labels, shape (N,), of the mini-batch to train with.
+        Images, shape (N, …), and labels, shape (N,), of the batch to train with.
     usual_ms : float
-        Milliseconds of the usual step with this mini-batch, the lowest of a few.
+        Milliseconds of the usual step with this batch, the lowest of a few.
     baseline : str
         What the usual step computes in, for what is printed.
     longest : float, optional
         Seconds that all of it may take, but for the first call; by default ``longest_comparison`` of the preset.
     """
-    longest = config.preset().longest_comparison if longest is None else longest
-    whole, begin = len(batch[0]), time.perf_counter()
-    images, affordable = min(max(whole // _FIRST_PART, 2), whole), 0
-    while True:
+    if longest is None:
+        longest = config.preset().longest_comparison
+    begin, whole, affordable = time.perf_counter(), len(batch[0]), 0
+    for images in _parts(whole):
         part = [each[:images] for each in batch]
-        ms = timing.call_ms(lambda: step(*part), repeats=1, warmup=0)
+        ms = _step_ms(step, part)
         decides = images == whole or ms > _TOO_SLOW * usual_ms
-        if decides and time.perf_counter() - begin + ms / 1e3 <= longest:  # the machine may be busy, the first call slow
-            ms = min(ms, timing.call_ms(lambda: step(*part), repeats=1, warmup=0))
+        if (
+            decides and time.perf_counter() - begin + ms / 1e3 <= longest
+        ):  # the machine may be busy, the first call slow
+            ms = min(ms, _step_ms(step, part))
         seconds = time.perf_counter() - begin
-        if ms <= _TOO_SLOW * usual_ms:
-            affordable = images
-        else:
+        if ms > _TOO_SLOW * usual_ms:
             break
-        if images == whole or seconds + 2 * 2 * ms / 1e3 > longest:  # two calls with twice the images
+        affordable = images
+        if seconds + 2 * 2 * ms / 1e3 > longest:  # two calls with twice the images
             break
-        images = min(2 * images, whole)
     return Trial(images, whole, ms, usual_ms, baseline, affordable, seconds)
+
+
+def _parts(whole: int) -> Iterator[int]:
+    """Yield a sixteenth of `whole` images, two at least, then twice as many each time, and `whole` itself at last."""
+    images = max(whole // _FIRST_PART, 2)
+    while images < whole:
+        yield images
+        images *= 2
+    yield whole
+
+
+def _step_ms(step: Callable, batch: list[torch.Tensor]) -> float:
+    return timing.call_ms(lambda: step(*batch), repeats=1, warmup=0)
 
 
 def operator_types(call: Callable[[], object]) -> pd.DataFrame:
@@ -221,17 +236,17 @@ def gradients(model: nn.Module, loss: Callable[[], torch.Tensor], every: int = 7
     return {"weights": of_weights, "activations": torch.cat(flowing)}
 
 
-def lost(gradients: torch.Tensor, scale: float, dtype: torch.dtype = torch.float16) -> tuple[float, float]:
-    """Return which shares of `gradients`, times `scale`, become 0 and infinite when rounded to `dtype`, each 0 to 1.
+def lost(gradients: torch.Tensor, scale: float) -> tuple[float, float]:
+    """Return which shares of `gradients`, times `scale`, become 0 and infinite when rounded to float16, each 0 to 1.
 
     Gradients that are 0 already do not count.
     """
-    rounded = (gradients[gradients != 0].double() * scale).to(dtype)
+    rounded = (gradients[gradients != 0].double() * scale).half()
     return (rounded == 0).double().mean().item(), rounded.isinf().double().mean().item()
 
 
 def round_layers(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
-    """From now on, round to `dtype` what each layer of `model` gives, and all gradients.
+    """From now on, round to `dtype` what each layer of `model` returns, and all gradients.
 
     The layers go on computing as before, so this is what the *format* does to a training, on any device.
 
@@ -240,6 +255,7 @@ def round_layers(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
     list of RemovableHandle
         ``handle.remove()`` ends it.
     """
+
     def rounded(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype).to(tensor.dtype)  # autograd sends the gradient the same way back
 

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from helpers import config, timing
 
 _FIRST_SHARE = 1 / 3  # of the step's time: a limit that accounts for less does not explain the step
+_BOUND = {"compute": "compute", "memory": "memory", "loading": "input", "launches": "launch"}
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ class Placed:
     step_ms : float
         Time of a step in milliseconds.
     loading_share : float
-        Share of it in which the loop waited for its mini-batch, 0 to 1; `timing.Timing` has it.
+        Share of it in which the loop waited for its batch, 0 to 1; `timing.Timing` has it.
     kernel_share : float or None
-        Share of the time in which a kernel ran, 0 to 1, as ``utilization`` in `traces.accelerators`; None without a GPU.
+        Share of the time in which a kernel ran, 0 to 1: ``utilization`` in `traces.accelerators`; None without a GPU.
     """
 
     work: Work
@@ -101,7 +102,7 @@ class Placed:
 
         - ``compute``: the operations, at the peak
         - ``memory``: the bytes, at the full bandwidth
-        - ``loading``: waiting for the mini-batch
+        - ``loading``: waiting for the batch
         - ``launches``: neither waiting for it nor running a kernel, on a GPU: its host was too slow
 
         They need not sum to 1. The first two say how long the step must take at least; kernels that reach neither limit
@@ -117,38 +118,41 @@ class Placed:
         return shares
 
     @property
-    def binds(self) -> str | None:
-        """The limit with the largest share; None if it is below a third, so that it explains too little of the time."""
+    def bound(self) -> str | None:
+        """By which limit the step is bound: ``"compute"``, ``"memory"``, ``"input"`` or ``"launch"``.
+
+        It is that with the largest share; None if that is below a third, so that it explains too little of the time.
+        """
         first = max(self.shares, key=self.shares.get)
-        return first if self.shares[first] >= _FIRST_SHARE else None
+        return _BOUND[first] if self.shares[first] >= _FIRST_SHARE else None
 
     def verdict(self) -> str:
-        """Say in one sentence what binds the step, and by which figures."""
+        """Say in one sentence by which limit the step is bound, and by which figures."""
         figures = ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items())
-        if self.binds is None:
+        if self.bound is None:
             return (
-                f"Cannot tell what binds: no limit accounts for a third of the step ({figures}). Its operators reach "
+                f"Bound by no single limit: none accounts for a third of the step ({figures}). Its operators reach "
                 "neither the peak nor the bandwidth; the trace shows which take the time."
             )
-        verdict = f"What binds is {self.binds} ({figures} of the step's time)."
+        verdict = f"The step is {self.bound}-bound ({figures} of its time)."
         if self.share_of_peak <= 1:
             return verdict
         return (
-            f"{verdict} More than all of it: the device was busy with something else when its limits were measured, or a "
-            "library computes with fewer operations than were counted (Winograd's convolutions). Measure again."
+            f"{verdict} More than all of it: the device was busy with something else when its limits were measured, "
+            "or a library computes with fewer operations than were counted (Winograd's convolutions). Measure again."
         )
 
 
-def limits(dtype: torch.dtype = torch.float32) -> Limits:
-    """Measure what this device can do at most, in about a second; see `matmul_tflops` and `bandwidth`."""
-    return Limits(matmul_tflops(dtype), bandwidth())
+def limits() -> Limits:
+    """Measure what this device can do at most in float32, in about a second; see `matmul_tflops` and `bandwidth`."""
+    return Limits(matmul_tflops(), bandwidth())
 
 
 def matmul_tflops(dtype: torch.dtype = torch.float32) -> float:
     """Measure the product of two large square matrices, in 10¹² floating-point operations a second.
 
-    For float32 on a GPU it matters whether `training.set_tf32` is on. A product of n × n matrices takes 2 n³ operations:
-    as many multiplications as additions.
+    For float32 on a GPU it matters whether `training.set_tf32` is on. A product of n × n matrices takes 2 n³
+    operations: as many multiplications as additions.
     """
     device = config.device()
     n = 8192 if device.type == "cuda" else 1024  # 1.1 TFLOP or 2 GFLOP: some milliseconds
@@ -194,7 +198,15 @@ class _Moved(TorchDispatchMode):
     """Sums the bytes of all tensors that go into operators and come out of them."""
 
     # They make a tensor, or another view of one, and touch no element.
-    _TOUCH_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "detach"}
+    _TOUCH_NOTHING = {
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "_unsafe_view",
+        "detach",
+    }
 
     def __init__(self):
         super().__init__()

@@ -13,7 +13,7 @@ from helpers.timing import Step
 
 
 class OutOfMemory(RuntimeError):
-    """A mini-batch does not fit into the GPU's memory.
+    """A batch does not fit into the GPU's memory.
 
     Parameters
     ----------
@@ -24,15 +24,16 @@ class OutOfMemory(RuntimeError):
     """
 
     def __init__(self, batch: int, found: Exception):
+        half = max(batch // 2, 1)
         super().__init__(
             f"A step with {batch} images does not fit into the GPU's memory: {found}\n"
-            f"Try {max(batch // 2, 1)} images: give batch={max(batch // 2, 1)} where this notebook chooses its workload "
-            "(or to its DataLoader), restart the kernel, which frees the memory, and run all cells again. If another "
-            "program uses this GPU, nvidia-smi shows it."
+            f"Try {half} images: give batch={half} where this notebook chooses its workload (or to its DataLoader), "
+            "restart the kernel, which frees the memory, and run all cells again. If another program uses this GPU, "
+            "nvidia-smi shows it."
         )
 
 
-class set_tf32:  # noqa: N801 a function to its user, as torch.set_grad_enabled, which is a class for the same reason
+class set_tf32:  # a function to its user, as torch.set_grad_enabled, which is a class for the same reason
     """Let a GPU round what it multiplies to TF32, or not; in a ``with`` statement until its end, or else for good.
 
     Concerns matrix multiplications and convolutions in float32. PyTorch's own setting is a mixture: convolutions use
@@ -70,7 +71,7 @@ def new_accuracy(device: torch.device) -> MulticlassAccuracy:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Trains `model` on one mini-batch whenever it is called with images and labels, as a loader yields them.
+    """Trains `model` on one batch whenever it is called with images and labels, as a loader yields them.
 
     They are copied to the model's device. The loss comes back as a tensor without gradient on that device: reading
     its value is what would make the host wait for it.
@@ -80,7 +81,7 @@ class TrainingStep:
     model : Module
     optimizer : Optimizer
     accuracy : MulticlassAccuracy, optional
-        Is told of every mini-batch.
+        Gets the logits and labels of every batch.
     autocast : torch.dtype, optional
         Runs the forward pass in mixed precision: in this type where that is fast and safe enough, else in float32.
     scaler : GradScaler, optional
@@ -91,7 +92,7 @@ class TrainingStep:
     Raises
     ------
     OutOfMemory
-        If the mini-batch is too large for the GPU's memory.
+        If the batch is too large for the GPU's memory.
     """
 
     model: nn.Module
@@ -123,23 +124,50 @@ class TrainingStep:
         return loss.detach()
 
     def __str__(self) -> str:
-        device, name = device_of(self.model), getattr(self.model, "name", type(self.model).__name__)
+        device = device_of(self.model)
+        place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         types = f", autocast to {str(self.autocast).removeprefix('torch.')}" if self.autocast else ""
-        return f"{name} on {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}{types}"
+        return f"{name_of(self.model)} on {place}{types}"
+
+
+@dataclass(frozen=True)
+class WithTF32:
+    """A step with TF32 or without, whatever the steps do that are timed interleaved with it.
+
+    Attributes
+    ----------
+    step : callable
+    enabled : bool
+    """
+
+    step: Step
+    enabled: bool
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> object:
+        with set_tf32(self.enabled):
+            return self.step(images, labels)
+
+    def __str__(self) -> str:
+        return str(self.step)
 
 
 def accelerator_step(model: nn.Module) -> Step:
-    """Return a step that keeps the processor as free as an accelerator does.
+    """Return a step that leaves the host's cores as free as an accelerator does.
 
     With a GPU that is a true training step of `model` there, by stochastic gradient descent. Without one it is a
-    `simulate.PretendAccelerator`: a network on the CPU would compete with the loader for the same cores, which is
+    `simulate.SimulatedAccelerator`: a network on the CPU would compete with the loader for the same cores, which is
     another bottleneck than the one that people with a GPU have.
     """
     device = config.device()
     if device.type == "cpu":
-        return simulate.PretendAccelerator()
+        return simulate.SimulatedAccelerator()
     model = model.to(device)
     return TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+
+def name_of(model: nn.Module) -> str:
+    """Return what figures and results call `model`: its ``name``, or that of its class."""
+    return getattr(model, "name", type(model).__name__)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -22,7 +22,7 @@ class Workload:
     Attributes
     ----------
     batch : int
-        Images in a mini-batch.
+        Images in a batch.
     side : int
         Height and width in pixels at which the network computes; see `models.resnet50`.
     why : str
@@ -40,15 +40,15 @@ class Workload:
 def resnet_workload(batch: int | None = None) -> Workload:
     """Return what ResNet-50 trains on here, so that a step is long enough to be worth making faster.
 
-    On a GPU at 224 × 224 pixels, where computing dominates. The mini-batch is the largest power of two, up to 256, whose
-    activations in float32 take at most half of the GPU's memory: 86 MB an image. That makes 32 with 8 GB, 64 with 16 GB,
-    256 from 48 GB on. On a CPU images stay as they are, 32 × 32, and the preset says how many; 32 take 0.15 s on two cores
-    with units for matrices, and 0.65 s on two threads of an older one.
+    On a GPU at 224 × 224 pixels, where computing dominates. The batch is the largest power of two, up to 256, whose
+    activations in float32 take at most half of the GPU's memory: 86 MB an image. That makes 32 with 8 GB, 64 with
+    16 GB, 256 from 48 GB on. On a CPU images stay as they are, 32 × 32, and the preset says how many; 32 take 0.15 s on
+    two cores with units for matrices, and 0.65 s on two threads of an older one.
 
     Parameters
     ----------
     batch : int, optional
-        Another mini-batch, if memory is short.
+        Another batch, if memory is short.
     """
     if config.device().type == "cpu":
         return Workload(batch or config.preset().cpu_batch, 32, "for a CPU" if batch is None else "as you chose")

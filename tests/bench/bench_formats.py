@@ -1,10 +1,10 @@
 """How fast each packed format is written and read: ``python -m tests.bench.bench_formats``.
 
-50,000 images of 32×32, drawn; shuffled mini-batches of 128 through a standard DataLoader without workers, with one
+50,000 images of 32×32, drawn; shuffled batches of 128 through a standard DataLoader without workers, with one
 thread of PyTorch, on one core: images a second and core. Naive is one PNG an image, with ToTensor and Normalize. The
-limit is the gather alone: index_select into a tensor kept. Every variant is timed for a moment in each round, in turn;
-ratios are medians of those of the rounds. Files are in the page cache; every checksum is on. The libraries of the extra
-``peers`` that are installed are timed in the same rounds.
+limit is the gather alone: index_select into a tensor kept. All variants are timed interleaved, for a moment in each
+round; ratios are medians of those of the rounds. Files are in the page cache; every checksum is on. The libraries of
+the extra ``peers`` that are installed are timed in the same rounds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KINDS = {
 
 
 class InMemory(Dataset):
-    """Tensors in memory, mini-batches gathered by index."""
+    """Tensors in memory, batches gathered by index."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor):
         self.images, self.labels = images, labels
@@ -86,7 +86,7 @@ def main() -> None:
             ours = all_variants(packs, prepared.train, torch.from_numpy(images), torch.from_numpy(labels))
             limit = {"gather alone (the limit)": Variant(lambda: gather(torch.from_numpy(images)))}
             variants = ours | theirs | limit
-            rates = timing.in_turn(variants)
+            rates = timing.interleaved(variants)
         timing.report(rates, variants)
         timing.report_beside(rates, variants)
 

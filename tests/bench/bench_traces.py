@@ -1,12 +1,15 @@
-"""Time and memory from a trace file to the breakdown of its steps: ``python -m tests.bench.bench_traces``.
+"""Time and memory from a trace file to tables: ``python -m tests.bench.bench_traces``.
 
-`traces` against the parsing of TensorBoard's plugin, TensorBoard from its start to the Overview's data, and Holistic
-Trace Analysis (HTA) 0.5.0, its designated successor. Each in a fresh process, in turn; the time to import, and the
-memory that importing takes, are left out. About five minutes on two cores.
+First all tables that notebook 11 makes of its traces, with the traces that `helpers.traces` keeps and without,
+interleaved in one process. Then the breakdown of the steps: `traces` against the parsing of TensorBoard's plugin,
+TensorBoard from its start to the Overview's data, and Holistic Trace Analysis (HTA) 0.5.0, its designated successor.
+Each in a fresh process, interleaved; the time to import, and the memory that importing takes, are left out. About five
+minutes on two cores.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import shutil
@@ -14,8 +17,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+from helpers import traces
+from helpers.traces import keeping
 
 HTA = "HolisticTraceAnalysis==0.5.0"
 
@@ -139,13 +146,21 @@ GPU = {
 }  # fmt: skip
 
 
+MEMORY = {"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1}
+
+UPDATES = ["zeros", "one by one", "together", "fused"]  # kinds of updates of the weights in notebook 11
+
+
 def record(folder: Path, steps: int) -> None:
     """Record steps of batch 64, loaded in the training process: they put 290 kB into the trace each."""
     run([sys.executable, "-c", RECORD], str(folder), str(steps))
 
 
-def write_cuda(folder: Path, steps: int, kernels: int = 1000) -> None:
-    """Write a trace as one of a GPU looks like, of steps that launch `kernels` kernels each, 10 µs apart."""
+def write_cuda(folder: Path, steps: int, kernels: int = 1000, *, memory: bool = False) -> None:
+    """Write a trace as one of a GPU looks like, of steps that launch `kernels` kernels each, 10 µs apart.
+
+    With `memory`, each kernel's operator allocates its result.
+    """
     head = {"schemaVersion": 1, "deviceProperties": [GPU], "distributedInfo": {"backend": "nccl", "rank": 0}}
     length = 10.0 * kernels + 20
     with (folder / "gpu_1.1000.pt.trace.json").open("w") as file:
@@ -159,6 +174,11 @@ def write_cuda(folder: Path, steps: int, kernels: int = 1000) -> None:
                 call = start + 10 * kernel
                 times = {"call": call, "launch": call + 2, "kernel": call + 10}
                 file.write(KERNEL % (times | {"id": 1 + step * kernels + kernel}) + ",\n")
+                if memory:
+                    total = 1024 * (1 + step * kernels + kernel)
+                    place = {"Device Type": 1, "Device Id": 0, "Addr": total, "Bytes": 1024}
+                    arguments = place | {"Total Allocated": total, "Total Reserved": 1 << 30}
+                    file.write("  " + json.dumps(MEMORY | {"ts": call + 1, "args": arguments}) + ",\n")
         file.write('  {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 1e10}\n]}')
 
 
@@ -168,6 +188,66 @@ MAKE: dict[str, tuple[Callable[[Path, int], None], int, int]] = {  # how, of how
     "50 MB, CUDA": (write_cuda, 40, 2),
     "200 MB, CPU": (record, 680, 1),
 }
+
+
+def tables_of_notebook_11(folder: Path) -> list[Callable[[], object]]:
+    """Write ten traces as notebook 11 records them on a GPU; return what makes its tables of them, in their order."""
+    names = ["plain", *UPDATES, "asking", "launched one by one", "replayed", "before", "best"]
+    traces_of = {name: folder / name for name in names}
+    for name, place in traces_of.items():
+        place.mkdir()
+        write_cuda(place, 2, memory=name in ("plain", "zeros"))
+
+    def calls_of(path: Path) -> object:
+        return traces.top_operators(path, count=10_000)
+
+    used, gaps = traces.accelerators, traces.gaps
+    made = [(calls_of, "plain"), (calls_of, "plain"), (used, "plain"), (traces.kernels, "plain")]
+    made += [(traces.memory_curve, "plain"), (traces.memory_curve, "zeros")]
+    made += [(table, name) for name in UPDATES[1:] for table in (calls_of, used)]
+    made += [(table, name) for name in ("plain", "asking") for table in (calls_of, gaps)]
+    # The last two are what `figures.accelerator` makes.
+    made += [
+        (table, name)
+        for name in ("launched one by one", "replayed")
+        for table in (gaps, traces.steps, used, traces.steps)
+    ]
+    made += [(table, name) for name in ("before", "best") for table in (calls_of, used, gaps)]
+    made += [(traces.breakdown, name) for name in 2 * ("before", "best")]  # two for the difference
+    return [functools.partial(table, traces_of[name]) for table, name in made]
+
+
+def bench_notebook_11(rounds: int = 5) -> None:
+    """Print how long notebook 11's tables take together if each trace is parsed once, and for each table.
+
+    Then the same of all kinds of its tables, made of one trace.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        compare_parsing("tables of notebook 11, of its 10 traces", tables_of_notebook_11(Path(folder)), rounds)
+        plain = Path(folder) / "plain"
+        kinds = ["top_operators", "accelerators", "kernels", "memory_curve", "gaps", "steps", "breakdown"]
+        tables = [functools.partial(getattr(traces, kind), plain) for kind in kinds]
+        tables.append(functools.partial(traces.difference, plain, plain))
+        compare_parsing("kinds of tables of notebook 11, of one trace", tables, rounds)
+        compare_parsing("the same, each made three times", 3 * tables, rounds)
+
+
+def compare_parsing(title: str, tables: list[Callable[[], object]], rounds: int) -> None:
+    """Print how long some tables take together if each trace is parsed once, and if it is parsed for each table."""
+    seconds = {"once": [], "for each table": []}
+    for _ in range(rounds):
+        for way, each in seconds.items():
+            keeping.clear()
+            start = time.perf_counter()
+            for make in tables:
+                make()
+                if way == "for each table":
+                    keeping.clear()
+            each.append(time.perf_counter() - start)
+    once, each = (statistics.median(seconds[way]) for way in seconds)
+    print(
+        f"{len(tables)} {title}: each trace parsed once {once:.2f} s, for each table {each:.2f} s, {each / once:.1f}×"
+    )
 
 
 def run(command: list[str], *arguments: str) -> str:
@@ -196,16 +276,19 @@ def ways() -> dict[str, list[str]]:
 
 def main() -> None:
     """Print for each way the median seconds, the range, the ratio of the fastest rounds, and the peak memory."""
+    bench_notebook_11()
     commands = ways()
     for name, (make, steps, rounds) in MAKE.items():
-        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as beside:
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
             make(Path(folder), steps)
             (file,) = Path(folder).iterdir()
-            packed = Path(beside) / f"{file.name}.gz"
+            packed = Path(other) / f"{file.name}.gz"
             with file.open("rb") as plain, gzip.open(packed, "wb", compresslevel=6) as copy:
                 shutil.copyfileobj(plain, copy)  # a process starts with the peak of the one that starts it: stay small
             size = file.stat().st_size
-            print(f"{name}: {size / 1e6:.1f} MB, gzip {packed.stat().st_size / 1e6:.2f} MB, {rounds} rounds in turn")
+            print(
+                f"{name}: {size / 1e6:.1f} MB, gzip {packed.stat().st_size / 1e6:.2f} MB, {rounds} interleaved rounds"
+            )
             results = {way: [] for way in commands}
             for _ in range(rounds):
                 for way, command in commands.items():
@@ -218,8 +301,8 @@ def main() -> None:
             memory = statistics.median(result["bytes"] for result in each) / size
             peak = f"{memory:5.2f} × file" if way != "TensorBoard to Overview" else "in other processes"
             print(
-                f"  {way:24} {median:6.2f} s ({seconds[0]:.2f} to {seconds[-1]:.2f}) {seconds[0] / ours:6.1f} × traces; "
-                f"memory {peak} {each[0]['note']}",
+                f"  {way:24} {median:6.2f} s ({seconds[0]:.2f} to {seconds[-1]:.2f}) {seconds[0] / ours:6.1f} "
+                f"× traces; memory {peak} {each[0]['note']}",
                 flush=True,
             )
 

@@ -1,7 +1,7 @@
 """Other libraries that load images, for `tests.bench.bench_formats` to compare with: the extra ``peers``.
 
-Each is used as its own documentation advises for shuffled mini-batches from a local disk, in one process; a function
-for each way to read writes the files that the library wants, and returns an epoch's mini-batches. The first mini-batch
+Each is used as its own documentation advises for shuffled batches from a local disk, in one process; a function
+for each way to read writes the files that the library wants, and returns an epoch's batches. The first batch
 of each is compared with the images. Two things favour the others: webdataset, tfrecord, DALI and streamed datasets
 shuffle within a buffer of about 1,000 images, and litdata within a file, where ours shuffle all; and of those that read
 raw pixels, only ours and numpy.load compare checksums.
@@ -29,8 +29,8 @@ from helpers.data import cifar10
 from helpers.loading import datasets, formats
 from tests.bench.timing import BATCH, Variant, failure
 
-# Without the override, the clouds' clients that come along (boto3, oci) take python-dateutil back to 2, and `streaming`,
-# which wants NumPy below 2.2, and `datasets` come in releases of years ago. All work with the versions of the lock.
+# Without the override, the clouds' clients that come along (boto3, oci) take python-dateutil back to 2, and
+# `streaming`, which wants NumPy below 2.2, and `datasets` come in releases of years ago. All work with the lock's.
 INSTALL = ".venv/bin/uv pip install --override requirements.lock -e '.[peers]'"
 BUFFER = 1_000  # images to shuffle among, as in WebDataset's documentation; DALI's default is 1,024
 SHAPE = (3, 32, 32)
@@ -87,7 +87,7 @@ def tar_by_dali(source: Source) -> Iterable:
 
     shards = source.pack("tar", "*.tar")
     indices = [str(source.folder / f"{Path(shard).stem}.idx") for shard in shards]
-    for shard, index in zip(shards, indices):
+    for shard, index in zip(shards, indices, strict=True):
         with IndexCreator(shard, index) as creator:
             creator.create_index()
 
@@ -185,12 +185,13 @@ class Archive(Dataset):
 
 
 def raw_by_streaming(source: Source) -> Iterable:
-    samples = ({"image": image, "label": int(label)} for image, label in zip(source.images, source.labels))
+    pairs = zip(source.images, source.labels, strict=True)
+    samples = ({"image": image, "label": int(label)} for image, label in pairs)
     return _streaming(source.folder / "mds-raw", "ndarray:uint8:3,32,32", samples)
 
 
 def raw_by_litdata(source: Source) -> Iterable:
-    samples = [(image, int(label)) for image, label in zip(source.images, source.labels)]
+    samples = [(image, int(label)) for image, label in zip(source.images, source.labels, strict=True)]
     return _litdata(source.folder / "litdata-raw", samples)
 
 
@@ -212,7 +213,7 @@ def png_by_webdataset(source: Source) -> Iterable:
 
     pattern = str(source.folder / "png-%06d.tar")
     with webdataset.ShardWriter(pattern, maxcount=10_000, verbose=0) as shards:
-        for number, (path, label) in enumerate(zip(*source.png())):
+        for number, (path, label) in enumerate(zip(*source.png(), strict=True)):
             shards.write({"__key__": f"{number:08d}", "png": Path(path).read_bytes(), "cls": label})
     dataset = webdataset.WebDataset(sorted(map(str, source.folder.glob("png-*.tar"))), shardshuffle=100)
     dataset = dataset.shuffle(BUFFER).decode("pil").to_tuple("png", "cls").map_tuple(TRANSFORM, int)
@@ -226,7 +227,7 @@ def png_by_streaming(source: Source) -> Iterable:
 
 
 def png_by_litdata(source: Source) -> Iterable:
-    return _litdata(source.folder / "litdata-png", list(zip(*source.png())), _normalize_bytes)
+    return _litdata(source.folder / "litdata-png", list(zip(*source.png(), strict=True)), _normalize_bytes)
 
 
 def _normalize_bytes(sample: dict) -> dict:
@@ -319,7 +320,7 @@ class Peer:
     package : str
         What to install.
     begin : callable
-        Takes the `Source`, returns an iterable of mini-batches.
+        Takes the `Source`, returns an iterable of batches.
     delivers, beside : str
         As in `timing.Variant`.
     """
@@ -358,7 +359,8 @@ def variants(source: Source) -> dict[str, Variant]:
     if missing := {peer.package: None for peer in PEERS if peer.package not in there}:
         print(f"Not installed, so left out: {', '.join(missing)}. To compare with them too: {INSTALL}")
     print("The other libraries write the files that they want, and begin ...", flush=True)
-    known = {hash(image.tobytes()): int(label) for image, label in zip(source.images, source.labels)}
+    pairs = zip(source.images, source.labels, strict=True)
+    known = {hash(image.tobytes()): int(label) for image, label in pairs}
     for peer in PEERS:
         if peer.package not in there:
             continue
@@ -404,14 +406,14 @@ def quiet():
 
 
 def _pair(batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and labels of a mini-batch, in whichever way a library gives them."""
+    """Images and labels of a batch, in whichever way a library gives them."""
     if isinstance(batch, list) and len(batch) == 1:  # DALI: a dictionary for each pipeline
         (batch,) = batch
     return (batch["image"], batch["label"]) if isinstance(batch, dict) else tuple(batch)
 
 
 def _check(images: torch.Tensor, labels: torch.Tensor, known: dict[int, int]) -> None:
-    """Raise ValueError if a mini-batch has anything but our images with their labels."""
+    """Raise ValueError if a batch has anything but our images with their labels."""
     if images.dtype == torch.float32:
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (cifar10.MEAN, cifar10.STD))
         images = (images * std + mean).mul(255).round().to(torch.uint8)

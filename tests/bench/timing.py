@@ -1,4 +1,4 @@
-"""Times ways to load mini-batches, in turn and on one core, and prints what each of them reaches."""
+"""Times ways to load batches, interleaved and on one core, and prints what each of them reaches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Rates = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to load mini-batches.
+    """A way to load batches.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Variant:
 
     @cached_property
     def stream(self) -> Iterator[tuple]:
-        """Mini-batches, epoch after epoch."""
+        """Batches, epoch after epoch."""
         return self._epochs()
 
     def _epochs(self) -> Iterator[tuple]:
@@ -67,7 +67,7 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def in_turn(variants: dict[str, Variant]) -> Rates:
+def interleaved(variants: dict[str, Variant]) -> Rates:
     """Images a second of every variant in every round; the first round is a warm-up, which checks npy's blocks.
 
     Epochs go on from round to round, so that beginning one counts as often as it does in training. A loader of
@@ -121,12 +121,12 @@ def failure(name: str, error: Exception) -> str:
 
 
 def report(rates: Rates, variants: dict[str, Variant]) -> None:
-    """Print images a second, their spread, microseconds a mini-batch, and the ratios to naive and to the limit.
+    """Print images a second, their spread, microseconds a batch, and the ratios to naive and to the limit.
 
     The first of `rates` is naive, the last is the limit.
     """
     naive, *_, limit = rates
-    title, columns = f"medians of {ROUNDS} rounds in turn", f"{'µs/batch':>8} {'naive':>8} {'limit':>6}"
+    title, columns = f"medians of {ROUNDS} interleaved rounds", f"{'µs/batch':>8} {'naive':>8} {'limit':>6}"
     print(f"\n{title:38} {'delivers':8} {'images/s':>10} {'lowest – highest':>23} {columns}")
     for name, mine in rates.items():
         median, spread = statistics.median(mine), f"{min(mine):,.0f} – {max(mine):,.0f}"

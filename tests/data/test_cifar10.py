@@ -28,7 +28,9 @@ from helpers.data import cifar10, synthetic
 
 # Its processes start at once, with the module loaded. All tests share one server, so it has what others need, too.
 SERVER = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None)
-SERVER.set_forkserver_preload(["helpers.lessons.faults.child", "torchvision.transforms", "helpers.data.cifar10", __name__])
+SERVER.set_forkserver_preload(
+    ["helpers.lessons.faults.child", "torchvision.transforms", "helpers.data.cifar10", __name__]
+)
 PROJECT = config.PROJECT
 DRAWN = (300, 100)
 
@@ -437,13 +439,16 @@ def test_verify_finds_a_flipped_bit_wherever_it_is(tmp_path):
 
 
 def prepare_and_die(data_dir, moment, moments):
-    """Prepare images, and be killed at a moment: what is opened, made or renamed in `data_dir` is one. Else count them."""
+    """Prepare images, and be killed at a moment: when a file or folder in `data_dir` is opened, made or renamed.
+
+    Without a moment, count them.
+    """
     numbers = itertools.count()
 
     def count(event, arguments):
-        if event in ("open", "os.mkdir", "os.rename") and str(data_dir) in str(arguments[0]):
-            if next(numbers) == moment:
-                os.kill(os.getpid(), 9)
+        counted = event in ("open", "os.mkdir", "os.rename") and str(data_dir) in str(arguments[0])
+        if counted and next(numbers) == moment:
+            os.kill(os.getpid(), 9)
 
     sys.addaudithook(count)
     prepare(data_dir)
@@ -465,7 +470,7 @@ def test_killed_at_any_of_20_moments_there_is_everything_or_nothing_and_the_next
     for moment in [*range(0, last - 5, last // 14), *range(last - 4, last + 1)]:
         data_dir, exitcode = run(str(moment), moment)
         assert exitcode not in (0, 1)  # it was killed
-        in_the_middle += bool(list(data_dir.glob("*.preparing-*")))
+        in_the_middle += bool(list(data_dir.glob(".*.staging-*")))
         if (data_dir / "cifar10-drawn-300").exists():
             cifar10.verify(data_dir / "cifar10-drawn-300", progress=False)
         prepared = prepare(data_dir)
@@ -512,10 +517,10 @@ def test_a_disk_that_becomes_full_leaves_nothing_behind(small_disk, monkeypatch)
 
 
 def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(staging, "write_durably", interrupt)
+    monkeypatch.setattr(staging, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".preparing.lock"]
@@ -550,7 +555,7 @@ def archive(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path, monkeypatch):
-    """A file system of 2 MB with room for 300 files: a real one on Linux as root, elsewhere a pretended one."""
+    """A file system of 2 MB with room for 300 files: a real one on Linux as root, elsewhere a simulated one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=300", "tmpfs", str(disk)]
@@ -558,13 +563,13 @@ def small_disk(tmp_path, monkeypatch):
         yield disk
         subprocess.run(["umount", str(disk)], check=True)
     elif hasattr(os, "statvfs"):
-        pretend_small_disk(monkeypatch)
+        simulate_small_disk(monkeypatch)
         yield disk
     else:
         pytest.skip("this system does not count files")
 
 
-def pretend_small_disk(monkeypatch):
+def simulate_small_disk(monkeypatch):
     """Let the system say of every folder that it is on a small disk, and let no image after the 300th be written."""
     really_write = Path.write_bytes
 

@@ -88,10 +88,10 @@ def test_a_folder_of_the_readers_that_is_not_there_is_named(tmp_path, monkeypatc
 
 
 def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(staging, "write_durably", interrupt)
+    monkeypatch.setattr(staging, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".preparing.lock"]
@@ -119,7 +119,7 @@ def test_killed_in_the_middle_there_is_everything_or_nothing_and_the_next_run_su
         process.start()
         process.join()
         assert process.exitcode not in (0, 1)  # it was killed
-        assert list(data_dir.glob("*.preparing-*"))
+        assert list(data_dir.glob(".*.staging-*"))
         assert prepare(data_dir, drawn=60).images == 60
         assert {path.name for path in data_dir.iterdir()} == {".preparing.lock", "photos-drawn-60"}
 
@@ -132,9 +132,7 @@ def test_of_four_processes_one_draws_and_the_others_wait(tmp_path):
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     with staging.only_one_process(tmp_path):  # so that all are there before one of them begins
-        processes = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=config.PROJECT) for _ in range(4)
-        ]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=config.PROJECT) for _ in range(4)]
         for process in processes:
             assert process.stdout.readline().startswith("Another process is preparing")
     outputs = [process.communicate()[0] for process in processes]

@@ -1,5 +1,6 @@
 """Tests of `helpers.diagnosis`: each finding where there is just this fault, and none where there is none."""
 
+import ast
 import cProfile
 import dataclasses
 import gzip
@@ -7,9 +8,11 @@ import html
 import json
 import os
 import re
+import tempfile
 import time
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +28,9 @@ from torchvision.transforms import v2
 from helpers import config, diagnosis, simulate, timing, traces
 from helpers.__main__ import main
 from helpers.diagnosis import items, loading, recorded, result, watching
+from helpers.lessons import topics
 from helpers.loading import datasets
+from helpers.timing import stopwatch
 
 # ---------------------------------------------------------------- traces
 
@@ -56,10 +61,10 @@ FAULTS = {
         dict(kernels=((PRODUCT, 975), (cuda_trace.CONVERSION, 300)) * 8), "layout conversions", "compute",
     ),
     "small batch": (dict(blocks=20), "a batch too small to fill the GPU", "compute"),
-    "all-reduce": (dict(exchange=1500), "communication in the open", "communication"),
+    "all-reduce": (dict(exchange=1500), "exposed communication", "communication"),
     "stacks": (
         dict(kernels=((PRODUCT, 80),) * 10, copy=20, host_work=700, frames=2600, settings=("with_stack",)),
-        "the profiler itself in the way", "cannot tell",
+        "the profiler itself in the way", "unknown",
     ),
 }  # fmt: skip
 
@@ -95,7 +100,7 @@ def test_what_is_hidden_behind_the_kernels_is_no_fault(file):
 
 
 @pytest.mark.processes
-def test_a_gain_is_the_time_that_the_mended_loop_would_save(file):
+def test_a_gain_is_the_time_that_the_fixed_loop_would_save(file):
     def step_ms(**options):
         return recorded.read(traces.load(cuda_trace.Loop(steps=20, **options).write(file))).step_ms
 
@@ -109,7 +114,7 @@ def test_a_gain_is_the_time_that_the_mended_loop_would_save(file):
 
 
 def test_the_bound_is_stated_as_a_factor_and_as_milliseconds():
-    finding = result.Finding("a fault", "copies", 0.2, "", "")
+    finding = result.Finding("a fault", "copies", 0.2, "", "", "a topic")
     assert finding.bound(50) == "at most 1.25× (or −10 ms of a step of 50 ms)"
     assert dataclasses.replace(finding, gain=0.8).bound(5) == "at most 5.0× (or −4.0 ms of a step of 5.0 ms)"
     assert dataclasses.replace(finding, gain=1.0).bound(5) == "at most 100× and more (or −5.0 ms of a step of 5.0 ms)"
@@ -118,7 +123,7 @@ def test_the_bound_is_stated_as_a_factor_and_as_milliseconds():
 
 def test_the_largest_gain_comes_first_and_gives_the_verdict(file):
     found = diagnosis.of_trace(cuda_trace.Loop(blocks=40, exchange=1500).write(file))
-    assert names(found) == ["a batch too small to fill the GPU", "communication in the open"]
+    assert names(found) == ["a batch too small to fill the GPU", "exposed communication"]
     assert found.verdict == "compute"
     assert found.findings[0].gain > found.findings[1].gain
 
@@ -179,7 +184,7 @@ def test_tensor_cores_are_advised_only_where_there_are_some(file, properties, ad
 @pytest.mark.parametrize("steps", [1, 2])
 def test_too_few_steps_give_no_verdict(file, steps):
     found = diagnosis.of_trace(cuda_trace.Loop(blocking=True, steps=steps).write(file))
-    assert (found.verdict, found.findings) == ("cannot tell", ())
+    assert (found.verdict, found.findings) == ("unknown", ())
     assert "active=8" in found.reason
 
 
@@ -188,7 +193,7 @@ def test_a_trace_without_steps_gives_no_verdict(file):
     content["traceEvents"] = [each for each in content["traceEvents"] if "ProfilerStep" not in each["name"]]
     file.write_text(json.dumps(content))
     found = diagnosis.of_trace(file)
-    assert (found.verdict, found.findings) == ("cannot tell", ())
+    assert (found.verdict, found.findings) == ("unknown", ())
     assert "profiler.step()" in found.reason
 
 
@@ -215,11 +220,11 @@ def on_cpu(loading_us, operators_us, *, operator="aten::conv2d", category="cpu_o
         (on_cpu(200, 9700), "nothing wrong"),
         (on_cpu(6000, 3900), "loading"),
         (on_cpu(6000, 3900, class_=WORKERS), "loading"),
-        (on_cpu(200, 5000), "cannot tell"),  # Python, mostly
-        (on_cpu(200, 9700, operator="aten::cudnn_convolution"), "cannot tell"),  # recorded without the GPU's kernels
+        (on_cpu(200, 5000), "unknown"),  # Python, mostly
+        (on_cpu(200, 9700, operator="aten::cudnn_convolution"), "unknown"),  # recorded without the GPU's kernels
     ],
 )
-def test_traces_without_an_accelerator_are_told_apart(file, content, verdict):
+def test_traces_without_an_accelerator_are_distinguished(file, content, verdict):
     file.write_text(json.dumps(content))
     assert diagnosis.of_trace(file).verdict == verdict
 
@@ -229,11 +234,11 @@ def test_an_accelerator_that_is_unknown_is_named(file):
     content["traceEvents"].append(cuda_trace._event("mtia_runtime", "launch", 300, 400))
     file.write_text(json.dumps(content))
     found = diagnosis.of_trace(file)
-    assert found.verdict == "cannot tell"
+    assert found.verdict == "unknown"
     assert "mtia_runtime" in found.reason
 
 
-def test_the_number_of_workers_is_read_from_the_comb(file):
+def test_the_number_of_workers_is_read_from_the_periodic_stall(file):
     content = on_cpu(100, 3000, class_=WORKERS)
     events = []
     for round in range(3):
@@ -247,10 +252,10 @@ def test_the_number_of_workers_is_read_from_the_comb(file):
     assert "seem to be 3 workers" in finding.evidence
 
 
-def test_what_the_loader_alone_can_tell_is_said_not_to_be_known(file):
+def test_what_the_loader_alone_can_show_is_said_to_be_unknown(file):
     found = diagnosis.of_trace(cuda_trace.Loop(loading=15_000).write(file))
-    assert "diagnose(loader, step)" in found.cannot_tell[0]
-    assert diagnosis.of_trace(cuda_trace.Loop(blocking=True).write(file)).cannot_tell == ()
+    assert "diagnose(loader, step)" in found.unknown[0]
+    assert diagnosis.of_trace(cuda_trace.Loop(blocking=True).write(file)).unknown == ()
 
 
 # ---------------------------------------------------------------- what the findings stand on
@@ -322,7 +327,8 @@ NOT_FLOAT32 = [
     "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16_stage4_warpsize2x2x1",
     "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x32_stage3_warpsize2x2x1_tensor16x8x8_execute_kernel…",
     "ampere_gcgemm_64x64_nt",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >",
+    "void at::native::vectorized_elementwise_kernel"
+    "<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >",
     "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct, float const*…)",
     "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
 ]
@@ -342,9 +348,7 @@ def test_layout_conversions_are_known():
     assert traces.converts_layout(cuda_trace.CONVERSION)
     assert traces.converts_layout("void nhwcToNchwKernel<__half, __half, float, true, false>(…)")
     assert not traces.converts_layout("void at::native::(anonymous namespace)::max_pool_backward_nchw<float, float>(…)")
-    assert not traces.converts_layout(
-        "volta_fp16_s884cudnn_fp16_256x128_ldg8_relu_f2f_exp_small_nhwc2nchw_tn_v1"
-    )
+    assert not traces.converts_layout("volta_fp16_s884cudnn_fp16_256x128_ldg8_relu_f2f_exp_small_nhwc2nchw_tn_v1")
 
 
 def test_the_settings_of_the_profiler_are_read(file):
@@ -359,7 +363,7 @@ def test_the_settings_of_the_profiler_are_read(file):
 # ---------------------------------------------------------------- folders and files that are no single trace
 
 
-def test_ranks_are_refused_together_and_told_one_by_one_in_the_shell(tmp_path, capsys):
+def test_ranks_are_refused_together_and_shown_one_by_one_in_the_shell(tmp_path, capsys):
     for rank, fault in enumerate(("blocking copy", "item")):
         content = cuda_trace.Loop(**FAULTS[fault][0]).trace()
         content["distributedInfo"] = {"rank": rank}
@@ -411,14 +415,14 @@ def of_loading(step, wait, workers, *, usual=None, cores=8, restart=0.0, **of_it
         dict(step=40, wait=0.5, workers=16),
         dict(step=40, wait=0.0, workers=0, ms=0.001),
         dict(step=40, wait=0.5, workers=2, restart=0.5),
-        dict(step=40, wait=0.5, workers=30, processor_ms=0.1),  # they wait for storage, which takes no core
+        dict(step=40, wait=0.5, workers=30, cpu_ms=0.1),  # they wait for storage, which takes no core
     ],
 )
 def test_loading_that_keeps_up_is_accused_of_nothing(facts):
     assert of_loading(**facts) == {}
 
 
-def test_too_few_workers_are_told_how_many_it_takes():
+def test_for_too_few_workers_it_is_said_how_many_it_takes():
     found = of_loading(step=34, wait=24, workers=1)
     assert found["too few workers"].change == "DataLoader(…, num_workers=4)"  # 32 ms by 4 is less than the 10 ms left
     assert found["too few workers"].gain == pytest.approx(24 / 34)
@@ -426,7 +430,7 @@ def test_too_few_workers_are_told_how_many_it_takes():
 
 def test_more_workers_than_cores_are_not_advised_for_work_that_takes_a_core():
     assert "too few workers" not in of_loading(step=34, wait=24, workers=2, cores=2)
-    found = of_loading(step=34, wait=24, workers=2, cores=2, processor_ms=0.1)
+    found = of_loading(step=34, wait=24, workers=2, cores=2, cpu_ms=0.1)
     assert found["too few workers"].change == "DataLoader(…, num_workers=4)"
 
 
@@ -442,14 +446,14 @@ def test_more_workers_than_can_work_are_too_many_even_if_nothing_is_lost():
 
 
 def test_workers_that_take_longer_than_none_are_found():
-    found = of_loading(step=12, wait=2, workers=4, ms=0.01, processor_ms=0.01)
+    found = of_loading(step=12, wait=2, workers=4, ms=0.01, cpu_ms=0.01)
     assert found["workers slower than none"].change == "DataLoader(…, num_workers=0)"
 
 
-def test_irregular_loading_is_told_from_handing_over():
+def test_irregular_loading_is_distinguished_from_slow_transfer():
     busy = dict(step=40, wait=8, workers=4)
     assert list(of_loading(usual=0.2, **busy)) == ["irregular loading"]
-    assert list(of_loading(usual=8, **busy)) == ["handing mini-batches over"]
+    assert list(of_loading(usual=8, **busy)) == ["transfer from the workers"]
 
 
 def test_a_restart_is_weighed_against_the_step():
@@ -494,42 +498,38 @@ def quick(tmp_path, monkeypatch):
 @pytest.fixture
 def clock(quick, monkeypatch):
     """A clock that all of a diagnosis goes by, its profiles too: what it finds is exact."""
-    clock = Clock(monkeypatch, watching, items, datasets, simulate)
+    clock = Clock(monkeypatch, watching, items, timing, datasets, simulate)
     monkeypatch.setattr(items, "_queued", lambda: 0.0)
     monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda: cProfile.Profile(tick)))
     monkeypatch.setattr(config, "cores", lambda: 8)
 
     def tick():
-        """Tell the profiler the time, so that each call takes some, but hardly any."""
+        """Give the profiler the time, so that each call takes some, but hardly any."""
         clock.sleep(1e-9)
         return clock.now
 
-    def record(loader, step, run, active):
+    def record(loader, step, folder, active):
         """Run the loop as the profiler does, and write the trace that it would write by this clock."""
-        warmup, moments = timing.warmup_steps(loader) + 1, []
+        warmup = timing.warmup_steps(loader) + 1
         with timing.batches(loader) as batches:
-            for _ in range(warmup + active):
-                start = clock.now
-                batch = next(batches)
-                loaded = clock.now
-                timing.call(step, batch)
-                moments.append((start, loaded, clock.now))
-        path = quick / "loop.pt.trace.json"
-        path.write_text(json.dumps(on_the_clock(moments[warmup:], WORKERS if loader.num_workers else ALONE)))
-        return path
+            taken = list(stopwatch.timed(batches, step, warmup + active))[warmup:]
+        folder.mkdir(parents=True)
+        content = on_the_clock(taken, WORKERS if loader.num_workers else ALONE)
+        (folder / "loop.pt.trace.json").write_text(json.dumps(content))
 
     monkeypatch.setattr(watching.profiling, "record", record)
     return clock
 
 
-def on_the_clock(moments, class_):
-    """Return a trace of steps that load from the first to the second of three moments, and compute until the third."""
+def on_the_clock(steps, class_):
+    """Return a trace of steps that were timed."""
     events = []
-    for number, (start, loaded, end) in enumerate(moments):
+    for number, taken in enumerate(steps):
+        start, loaded, end = taken.begin, taken.begin + taken.wait, taken.begin + taken.duration
         for name, category, begin, until in (
             (f"ProfilerStep#{number}", "user_annotation", start, end),
             (f"enumerate(DataLoader)#{class_}.__next__", "user_annotation", start, loaded),
-            ("simulate::pretend_accelerator_step", "cpu_op", loaded, end),
+            ("simulate::simulated_accelerator_step", "cpu_op", loaded, end),
         ):
             events.append(cuda_trace._event(category, name, begin * 1e6, until * 1e6))
     return {"schemaVersion": 1, "traceEvents": events}
@@ -611,12 +611,12 @@ def png_folder(tmp_path_factory):
 
 
 def watched(dataset, batch_size=8, step_ms=10, steps=6, **settings):
-    step = simulate.PretendAccelerator(step_ms)
+    step = simulate.SimulatedAccelerator(step_ms)
     return diagnosis.diagnose(DataLoader(dataset, batch_size, **settings), step, steps=steps)
 
 
 def simulated(clock, dataset, batch_size=8, step_ms=10, steps=6, **settings):
-    step = simulate.PretendAccelerator(step_ms)
+    step = simulate.SimulatedAccelerator(step_ms)
     return diagnosis.diagnose(Simulated(clock, dataset, batch_size, **settings), step, steps=steps)
 
 
@@ -627,7 +627,7 @@ def corner(image):
 
 def test_a_loop_that_keeps_up_is_accused_of_nothing(clock):
     found = simulated(clock, datasets.SleepDataset(1000, 0.0005), step_ms=100, num_workers=2)
-    assert (found.verdict, found.findings, found.cannot_tell) == ("nothing wrong", (), ())
+    assert (found.verdict, found.findings, found.unknown) == ("nothing wrong", (), ())
     assert found.step_ms == pytest.approx(100)
 
 
@@ -682,7 +682,7 @@ def test_restarting_workers_gains_what_it_adds_to_a_step(clock):
 
 
 def found_in_items(dataset, monkeypatch):
-    """Return what items are found to spend time on, the most first; of the processor's time, not that on the wall."""
+    """Return what items are found to spend time on, the most first; of CPU time, not that on the wall."""
     monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda: cProfile.Profile(time.thread_time)))
     parts = items.load(DataLoader(dataset, 2)).parts
     found = of_loading(step=34, wait=24, workers=2, cores=2, parts=parts)
@@ -755,7 +755,7 @@ def pair_and_more(image, label):
     [(dict, (dict,)), (nested, (dict,)), (pair_and_more, (torch.Tensor, torch.Tensor, dict))],
     ids=["dict", "nested", "tuple"],
 )
-def test_mini_batches_of_any_kind_reach_the_step(quick, convert, expected):
+def test_batches_of_any_kind_reach_the_step(quick, convert, expected):
     seen = set()
     loader = DataLoader(Dicts(1000, convert), batch_size=4)
     found = diagnosis.diagnose(loader, lambda *batch: seen.add(tuple(map(type, batch))), steps=3)
@@ -767,8 +767,8 @@ def test_mini_batches_of_any_kind_reach_the_step(quick, convert, expected):
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 2}, {"batch_size": None}], ids=str)
 def test_iterable_datasets_without_a_length_are_looked_at(quick, settings):
     loader = DataLoader(Stream(), **{"batch_size": 4} | settings)
-    found = diagnosis.diagnose(loader, simulate.PretendAccelerator(5), steps=4)
-    assert found.cannot_tell == ()
+    found = diagnosis.diagnose(loader, simulate.SimulatedAccelerator(5), steps=4)
+    assert found.unknown == ()
     assert any(name == "an item" for name, _ in found.evidence)
 
 
@@ -782,9 +782,9 @@ def test_an_epoch_shorter_than_what_is_asked_for_is_begun_again(quick):
 
 def test_loaders_that_are_none_of_torchs_are_watched_all_the_same(clock):
     batches = [(torch.zeros(4), torch.zeros(4))] * 3
-    found = diagnosis.diagnose(batches, simulate.PretendAccelerator(5), steps=4)
+    found = diagnosis.diagnose(batches, simulate.SimulatedAccelerator(5), steps=4)
     assert found.verdict == "nothing wrong"
-    assert "the loader is a list" in found.cannot_tell[0]
+    assert "the loader is a list" in found.unknown[0]
 
 
 class OnlyInWorkers(Dicts):
@@ -796,7 +796,7 @@ class OnlyInWorkers(Dicts):
 
 def test_what_cannot_be_loaded_in_this_process_is_said(quick):
     found = watched(OnlyInWorkers(1000), num_workers=1)
-    assert "how long an item takes" in found.cannot_tell[0] and "AttributeError" in found.cannot_tell[0]
+    assert "how long an item takes" in found.unknown[0] and "AttributeError" in found.unknown[0]
 
 
 class Opener(Dicts):
@@ -835,7 +835,7 @@ def test_items_are_loaded_with_one_thread_as_in_a_worker(quick):
 
 
 class SlowStart:
-    """Epochs of four mini-batches that begin with a pause."""
+    """Epochs of four batches that begin with a pause."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -846,7 +846,7 @@ class SlowStart:
 
 
 def test_the_start_of_an_epoch_is_no_usual_wait(clock):
-    seen = watching.watch(SlowStart(clock), simulate.PretendAccelerator(5), steps=9)
+    seen = watching.watch(SlowStart(clock), simulate.SimulatedAccelerator(5), steps=9)
     assert (seen.start, seen.step) == pytest.approx((200, 5))
     assert (seen.wait, seen.usual_wait, seen.epoch) == (0, 0, 4)
 
@@ -887,7 +887,7 @@ def children():
 
 @pytest.fixture
 def left():
-    """Tells the processes that a test has started and that still run; in the end there must be none."""
+    """Returns the processes that a test has started and that still run; in the end there must be none."""
     before = children()
     yield lambda: children() - before
     assert children() <= before
@@ -940,10 +940,10 @@ def test_no_worker_is_left_and_a_persistent_loader_works_afterwards(quick, left)
 
 @pytest.mark.parametrize(
     ("loader", "message"),
-    [([], "yields no mini-batch"), (iter([(torch.zeros(1),)] * 5), "yielded 5 mini-batches, and none when")],
+    [([], "yields no batch"), (iter([(torch.zeros(1),)] * 5), "yielded 5 batches, and none when")],
     ids=["empty", "used up"],
 )
-def test_loaders_without_enough_mini_batches_are_refused(quick, loader, message):
+def test_loaders_without_enough_batches_are_refused(quick, loader, message):
     with pytest.raises(watching.TooFewBatches, match=message):
         diagnosis.diagnose(loader, lambda batch: None)
 
@@ -954,15 +954,43 @@ def test_a_profiler_that_runs_already_is_named(quick):
             diagnosis.diagnose([(torch.zeros(1),)], lambda batch: None)
 
 
+# ---------------------------------------------------------------- where the profile goes
+
+
+def profile_of(found):
+    return Path(dict(found.evidence)["profile"])
+
+
+def test_the_profile_is_kept_below_the_runs(quick):
+    found = diagnosis.diagnose([torch.zeros(1)], lambda batch: None, steps=3)
+    assert profile_of(found) == quick / "runs" / "diagnosis"
+    assert traces.load(profile_of(found)).spans
+
+
+def test_where_the_runs_cannot_be_written_the_profile_goes_to_a_temporary_folder(quick, monkeypatch, capsys):
+    (quick / "file").write_text("no folder")
+    monkeypatch.setenv("COURSE_RUNS", str(quick / "file" / "runs"))
+    monkeypatch.setattr(tempfile, "tempdir", str(quick / "temporary"))
+    (quick / "temporary").mkdir()
+    found = diagnosis.diagnose([torch.zeros(1)], lambda batch: None, steps=3)
+    assert profile_of(found).is_relative_to(quick / "temporary")
+    assert traces.load(profile_of(found)).spans
+    said = capsys.readouterr().out
+    assert str(profile_of(found)) in said and str(quick / "file" / "runs") in said and "COURSE_RUNS" in said
+
+
 # ---------------------------------------------------------------- how it shows
 
 
 def a_diagnosis():
     findings = [
-        result.Finding("too <few> workers", "loading", 0.5, "word " * 40, "DataLoader(…)", "03-more-workers"),
-        result.Finding("another", "copies", 0.2, "1.2 ms", "x.to(…)", "99-not-there"),
+        result.Finding("too <few> workers", "loading", 0.5, "word " * 40, "DataLoader(…)", "more workers"),
+        result.Finding("another", "copies", 0.2, "1.2 ms", "x.to(…)", "pinned <memory>"),
     ]
     return result.conclude(40.0, [("steps", "8"), ("a long name", "x " * 80)], findings, ["why <it> is so"])
+
+
+LINKS = {"more workers": "there/03&more.html", "another topic": "nowhere"}
 
 
 def test_the_text_fits_a_terminal_and_is_aligned():
@@ -971,13 +999,25 @@ def test_the_text_fits_a_terminal_and_is_aligned():
     assert lines[0].startswith("Verdict: loading. ")
     assert lines[2].index("8") == lines[3].index("x")
     assert any("at most 2.0× (or −20 ms of a step of 40 ms)" in line for line in lines)
-    assert any(line.strip() == "→ notebooks/03-more-workers.ipynb" for line in lines)
-    assert not any("99" in line for line in lines)  # there is no such notebook
+    assert any(line.strip() == "→ more workers" for line in lines)
 
 
-def test_the_page_links_only_notebooks_that_exist_and_shows_text_as_text():
+def test_the_text_has_links_where_it_is_given_some():
+    lines = [line.strip() for line in str(a_diagnosis().linked(LINKS)).splitlines()]
+    assert "→ more workers: there/03&more.html" in lines
+    assert "→ pinned <memory>" in lines
+    assert not any("nowhere" in line for line in lines)
+
+
+def test_the_page_has_links_where_it_is_given_some():
+    page = a_diagnosis().linked(LINKS)._repr_html_()
+    assert re.findall("<a .*?</a>", page) == ['<a href="there/03&amp;more.html">more workers</a>']
+
+
+def test_the_page_shows_text_as_text():
     page = a_diagnosis()._repr_html_()
-    assert re.findall('href="([^"]*)"', page) == ["03-more-workers.ipynb"]
+    assert "href" not in page
+    assert "→ more workers" in page and html.escape("→ pinned <memory>") in page
     assert html.escape("too <few> workers") in page and html.escape("why <it> is so") in page
     assert "color" not in page  # so that it can be read on light and on dark
 
@@ -986,3 +1026,37 @@ def test_names_in_a_trace_cannot_command_the_terminal(file):
     loop = cuda_trace.Loop(device=cuda_trace.DEVICE | {"name": "GPU\x1b[2J"})
     assert "\x1b" not in str(diagnosis.of_trace(loop.write(file)))
     assert "\x1b" not in str(dataclasses.replace(a_diagnosis(), reason="\x1b[2J"))
+
+
+# ---------------------------------------------------------------- topics, and the notebooks that explain them
+
+
+def test_each_topic_of_a_finding_has_a_notebook_and_no_other():
+    """Topics are the sixth argument of each `Finding(…)` in the source, or stand in a table."""
+    used = {topic for _, _, topic in loading._PARTS.values()}
+    for path in Path(diagnosis.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Finding":
+                topic = node.args[5]
+                assert isinstance(topic, ast.Constant) or topic.id == "topic", f"{path.name}:{node.lineno}"
+                used.add(getattr(topic, "value", None))
+    assert used - {None} == set(topics.NOTEBOOKS)
+
+
+def test_each_topics_notebook_is_there_or_planned():
+    there = {path.stem for path in (config.PROJECT / "notebooks").glob("*.ipynb")}
+    assert set(topics.NOTEBOOKS.values()) <= there | topics.PLANNED
+    assert not there & topics.PLANNED, "take these out of topics.PLANNED: they are there now"
+
+
+def test_only_notebooks_that_are_there_are_linked():
+    links = topics.links("notebooks/")
+    assert links["more workers"] == "notebooks/03-more-workers.ipynb"
+    assert all((config.PROJECT / path).is_file() for path in links.values())
+    assert topics.links()["more workers"] == "03-more-workers.ipynb"
+
+
+def test_the_shell_adds_the_courses_notebooks(file, capsys):
+    cuda_trace.Loop(blocking=True).write(file)
+    assert main(["diagnose", str(file)]) == 0
+    assert "→ asynchronous copies: notebooks/03-more-workers.ipynb" in capsys.readouterr().out

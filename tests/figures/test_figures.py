@@ -15,7 +15,7 @@ from helpers import figures, timing, traces
 from helpers.results import scoreboard
 from helpers.training import roofline
 
-SOURCE = "a pretend accelerator, drawn images"
+SOURCE = "a simulated accelerator, drawn images"
 
 
 def steps(loading, step_time):
@@ -46,8 +46,12 @@ def watched():
 
 def board(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
-    scoreboard.add("03 more workers", comparison(), "fast", control="slow", workers=2, step="a step", data="CIFAR-10")
+    add("03 more workers", "slow", "a step")
     return scoreboard.ladder()
+
+
+def add(rung, baseline, step):
+    scoreboard.add(rung, comparison(), "fast", baseline=baseline, loader=[], step=step, data="CIFAR-10")
 
 
 def gpu(**renamed):
@@ -114,7 +118,18 @@ def test_of_six_runs_every_one_has_a_curve_of_its_own():
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 6
 
 
-OF_MEASUREMENTS = ["image_grid", "breakdown", "comparison", "two_clocks", "monitored", "access", "curves", "phases", "accelerator", "kernels"]
+OF_MEASUREMENTS = [
+    "image_grid",
+    "breakdown",
+    "comparison",
+    "two_clocks",
+    "monitored",
+    "access",
+    "curves",
+    "phases",
+    "accelerator",
+    "kernels",
+]
 
 
 @pytest.mark.parametrize("name", [*OF_MEASUREMENTS, "roofline", "gradients", "memory_curves"])
@@ -136,7 +151,7 @@ def test_a_category_has_the_same_colour_in_every_figure():
     assert one == two
 
 
-def test_each_lane_of_an_accelerator_tells_how_busy_it_is():
+def test_each_lane_of_an_accelerator_says_how_busy_it_is():
     picture = figures.accelerator(gpu(), SOURCE)
     assert "GPU 0, stream 7: kernels 48%, GPU 0, stream 20: communication 10%" in picture.alt
     (kernels,) = [bars for bars in picture.figure.axes[0].collections if bars.get_label() == "GPU 0, stream 7: kernels"]
@@ -163,14 +178,15 @@ def test_without_kernels_there_is_no_accelerator_to_draw(tmp_path):
 def test_the_ladder_shows_throughput_waiting_and_ratio(tmp_path, monkeypatch):
     picture = figures.ladder(board(tmp_path, monkeypatch))
     (words,) = [text.get_text() for text in picture.figure.axes[0].texts]
-    assert words.strip() == "310/s, 0% waiting, 2.91×"
+    assert words.strip() == "310/s, 0% waiting\n 2.91× to slow"
+    assert "03 more workers: 310 2.91× (2.58 to 3.00) to slow" in picture.alt
     assert "a step, CIFAR-10, preset" in picture.figure.get_supxlabel().replace("\n", " ")
 
 
 def test_a_rung_that_cannot_be_compared_begins_a_panel_of_its_own(tmp_path, monkeypatch):
     board(tmp_path, monkeypatch)
-    for rung, control in (("08 ResNet-50", None), ("09 channels_last", "slow")):
-        scoreboard.add(rung, comparison(), "fast", control=control, workers=0, step="ResNet-50", data="CIFAR-10")
+    for rung, baseline in (("08 ResNet-50", None), ("09 channels_last", "slow")):
+        add(rung, baseline, "ResNet-50")
     first, second = figures.ladder().figure.axes
     assert [len(axes.patches) for axes in (first, second)] == [1, 2]
     assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("a step: a step", "a step: ResNet-50")
@@ -231,14 +247,16 @@ def test_the_bits_of_a_format_are_drawn_one_by_one():
     assert [len(each.get_paths()) for each in boxes] == [1, 8, 23, 1, 8, 10, 1, 8, 7, 1, 5, 10]
 
 
-def test_clocks_are_drawn_at_the_same_time_with_workers_and_in_turn_without():
+def test_clocks_are_drawn_at_the_same_time_with_workers_and_interleaved_without():
     axes = PICTURES["two_clocks"]().figure.axes[0]
-    compute = {bar.get_y() > 0.4: bar.get_x() for bar in axes.patches if bar.get_facecolor()[2] > 0.6 and bar.get_width() == 10}
+    compute = {
+        bar.get_y() > 0.4: bar.get_x() for bar in axes.patches if bar.get_facecolor()[2] > 0.6 and bar.get_width() == 10
+    }
     assert compute == {False: 31, True: 0}
 
 
 def test_of_what_a_monitor_saw_only_the_loop_is_drawn():
-    steps, *panels = PICTURES["monitored"]().figure.axes
+    _, *panels = PICTURES["monitored"]().figure.axes
     assert [axes.get_ylabel() for axes in panels] == ["CPU in %", "GPU in %", "MB/s", "memory in MB"]
     times = np.concatenate([line.get_xdata() for axes in panels for line in axes.lines])
     assert times.min() >= 0 and times.max() <= 0.35

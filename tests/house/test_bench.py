@@ -31,14 +31,14 @@ def test_the_extra_installs_what_is_compared():
 
 def test_a_library_that_fails_is_named_in_one_line_and_the_others_are_timed(capsys):
     ours, theirs = timing.Variant([([1, 2], None)]), timing.Variant(breaks_off, beside="ours")
-    rates = timing.in_turn({"ours": ours, "theirs": theirs, "limit": ours})
+    rates = timing.interleaved({"ours": ours, "theirs": theirs, "limit": ours})
     assert {name: len(measured) for name, measured in rates.items()} == {"ours": timing.ROUNDS, "limit": timing.ROUNDS}
     assert capsys.readouterr().out == "theirs failed: RuntimeError: no shard\n"
 
 
 def test_a_failure_of_ours_stops_the_benchmark():
     with pytest.raises(RuntimeError, match="shard"):
-        timing.in_turn({"ours": timing.Variant(breaks_off)})
+        timing.interleaved({"ours": timing.Variant(breaks_off)})
 
 
 def test_libraries_that_are_not_installed_are_named_in_one_line_with_the_way_to_install_them(monkeypatch, capsys):
@@ -54,7 +54,7 @@ def test_the_report_has_the_ratio_of_each_library_to_ours(capsys):
     assert "3.0× (2.0 – 4.0)" in capsys.readouterr().out
 
 
-def test_a_mini_batch_with_other_labels_is_no_comparison():
+def test_a_batch_with_other_labels_is_no_comparison():
     images = torch.zeros(peers.BATCH, *peers.SHAPE, dtype=torch.uint8)
     known = {hash(images[0].numpy().tobytes()): 3}
     peers._check(images, torch.full((peers.BATCH,), 3), known)

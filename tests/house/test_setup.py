@@ -77,7 +77,9 @@ def test_conda_gets_the_versions_of_the_lock(project):
 # ----------------------------------------------------------------------------------------------------- the commands
 
 
-@pytest.mark.skipif(not (config.PROJECT / ".venv" / "installed").exists(), reason="this environment was not made by `make lab`")
+@pytest.mark.skipif(
+    not (config.PROJECT / ".venv" / "installed").exists(), reason="this environment was not made by `make lab`"
+)
 def test_a_second_make_lab_installs_nothing_and_opens_the_first_notebook():
     commands = make("-n", "lab").stdout
     assert "pip" not in commands and "venv .venv" not in commands

@@ -1,4 +1,4 @@
-"""The workflows fit GitHub's schema and call only what is here: targets, tests, markers. GitHub itself is not asked."""
+"""Workflows, forms for issues and hooks fit their schemas and call only what is here. GitHub itself is not asked."""
 
 import re
 import shlex
@@ -15,6 +15,10 @@ from helpers import config
 
 WORKFLOWS = sorted((config.PROJECT / ".github" / "workflows").glob("*.yml"))
 NAMES = [path.name for path in WORKFLOWS]
+FORMS = config.PROJECT / ".github" / "ISSUE_TEMPLATE"
+HOOKS = config.PROJECT / ".pre-commit-config.yaml"
+SCHEMAS = {path: "github-issue-forms" for path in sorted(FORMS.glob("*.yml")) if path.name != "config.yml"}
+SCHEMAS |= {FORMS / "config.yml": "github-issue-config", config.PROJECT / "CITATION.cff": "citation-file-format"}
 MAKEFILE = (config.PROJECT / "Makefile").read_text(encoding="utf-8")
 CONTRIBUTING = (config.PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([\w./-]+):", MAKEFILE, re.MULTILINE))
@@ -31,8 +35,8 @@ def markers(pytestconfig):
     return {re.match(r"\w+", marker)[0] for marker in pytestconfig.getini("markers")}
 
 
-def fits_the_schema(path):
-    return CliRunner().invoke(check_jsonschema, ["--builtin-schema", "vendor.github-workflows", str(path)])
+def fits_the_schema(path, schema="github-workflows"):
+    return CliRunner().invoke(check_jsonschema, ["--builtin-schema", f"vendor.{schema}", str(path)])
 
 
 def commands(script):
@@ -60,7 +64,12 @@ def missing(command, markers):
     for name in given(command, "-k"):
         if not list((config.PROJECT / "notebooks").glob(f"{name}*.ipynb")):
             yield name
-    yield from (word for word in command if word.startswith("tests/") and not (config.PROJECT / word).exists())
+    for word in command:
+        path, _, test = word.partition("::")
+        if path.startswith("tests/") and not (config.PROJECT / path).exists():
+            yield path
+        elif test and f"def {test}(" not in (config.PROJECT / path).read_text(encoding="utf-8"):
+            yield test
 
 
 def faults(text, markers):
@@ -135,6 +144,49 @@ def test_a_workflow_that_calls_what_is_not_there_is_found_out(right, wrong, faul
     assert list(faults(text.replace(right, wrong, 1), markers)) == [fault]
 
 
+# ------------------------------------------------------------------------------- forms for issues, citation, and hooks
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.name)
+def test_the_form_fits_its_schema(path):
+    checked = fits_the_schema(path, SCHEMAS[path])
+    assert checked.exit_code == 0, checked.output
+
+
+@pytest.mark.parametrize(
+    ("path", "right", "wrong"),
+    [
+        (FORMS / "trace.yml", "type: textarea", "type: text"),
+        (FORMS / "check.yml", "      multiple: true\n      options:", "      choices:"),
+        (FORMS / "config.yml", "true", "perhaps"),
+        (config.PROJECT / "CITATION.cff", "  - MIT", "  - My own"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_form_with_a_mistake_does_not_fit_its_schema(path, right, wrong, tmp_path):
+    text = path.read_text(encoding="utf-8")
+    assert right in text
+    (tmp_path / path.name).write_text(text.replace(right, wrong, 1), encoding="utf-8")
+    assert fits_the_schema(tmp_path / path.name, SCHEMAS[path]).exit_code == 1
+
+
+def test_the_citation_has_the_title_and_the_licences_of_the_project(project):
+    citation = yaml.safe_load((config.PROJECT / "CITATION.cff").read_text(encoding="utf-8"))
+    readme = (config.PROJECT / "README.md").read_text(encoding="utf-8")
+    assert readme.startswith(f"# {citation['title']}\n")
+    assert " AND ".join(citation["license"]) == project["license"]
+
+
+def test_each_hook_calls_what_is_here_and_installs_nothing(markers):
+    repositories = yaml.safe_load(HOOKS.read_text(encoding="utf-8"))["repos"]
+    assert [repository["repo"] for repository in repositories] == ["local"]
+    for hook in repositories[0]["hooks"]:
+        assert hook["language"] == "system"
+        (command,) = commands(hook["entry"])
+        assert command[:2] == [".venv/bin/python", "-m"]
+        assert list(missing(command, markers)) == []
+
+
 # ------------------------------------------------------------------------------------- what is written in two places
 
 
@@ -162,7 +214,7 @@ def test_the_weekly_lock_is_made_as_contributors_make_it():
     assert f".venv/bin/{relock}" in " ".join(CONTRIBUTING.replace("\\\n", " ").split())
 
 
-def test_contributors_are_told_of_commands_that_exist(markers):
+def test_contributors_find_commands_that_exist(markers):
     blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", CONTRIBUTING, re.MULTILINE | re.DOTALL)
     inline = re.findall(r"`((?:make|\.venv/bin/python) [^`]+)`", CONTRIBUTING)
     named = [command for script in blocks + inline for command in commands(script)]

@@ -108,7 +108,7 @@ def test_what_a_kernel_writes_to_the_terminal_is_kept_in_a_file(tmp_path, own_ru
 def test_the_time_and_the_share_in_which_a_processor_worked_are_kept(tmp_path, own_runs, monkeypatch):
     own_runs.mkdir()
     clock = Clock(monkeypatch, execute)
-    monkeypatch.setattr(execute, "_processor_seconds", lambda: clock.worked)
+    monkeypatch.setattr(execute, "_cpu_seconds", lambda: clock.worked)
 
     def waits_and_computes(path, page):
         clock.sleep(6)
@@ -123,7 +123,7 @@ def test_the_time_and_the_share_in_which_a_processor_worked_are_kept(tmp_path, o
         assert execute.run([tmp_path / "00-a.ipynb"]) == {"00-a": execute.Took(*expected)}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell the time of processes that have ended")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not report the time of processes that have ended")
 def test_what_a_kernel_computed_is_counted(tmp_path):
     path = notebook(tmp_path / "00-computing.ipynb", "import time\nwhile time.process_time() < 3: pass")
     took = execute.run([path])["00-computing"]

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -92,13 +93,20 @@ def test_different_seeds_give_different_scripts_and_use_every_fault():
 
 def test_a_seed_means_the_same_on_every_machine():
     assert [fault.name for fault in faults.draw(7)] == [
-        "no workers",
-        "pixels copied row by row",
+        "enlarged and shrunk",
+        "batch made of lists",
         "rows taken from a data frame",
-        "anomaly detection left on",
-        "histograms of all weights in every step",
+        "checkpoint in every step",
+        "profiler left on",
         "copies from pageable memory",
     ]
+
+
+def test_a_seed_means_the_same_whatever_the_faults_are_called(monkeypatch):
+    before = [catalogue.FAULTS.index(fault) for fault in faults.draw(7)]
+    renamed = tuple(replace(fault, name=f"fault {number}") for number, fault in enumerate(catalogue.FAULTS))
+    monkeypatch.setattr(catalogue, "FAULTS", renamed)
+    assert [renamed.index(fault) for fault in faults.draw(7)] == before
 
 
 def test_each_piece_is_in_the_script_once_also_beside_any_other_fault():
@@ -146,7 +154,7 @@ def test_a_script_runs_with_spawned_workers_as_on_macos_and_windows(changed, rig
 CHANGES = {
     "learning rate": ("lr=0.1", "lr=0.099"),
     "normalization": ("(images / 255 - self.mean) / self.std", "images / 255"),
-    "mini-batch": ("batch_size=BATCH", "batch_size=120"),
+    "batch": ("batch_size=BATCH", "batch_size=120"),
     "order": ("        shuffle=True,\n", ""),
     "precision": (
         "    logits = model(images)\n",
@@ -157,7 +165,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_another_training_is_told_from_this_one(change, changed, right):
+def test_another_training_is_recognized(change, changed, right):
     found = losses(changed(change), steps=4)
     assert not grading.Grade({grading.YOURS: found, grading.ORIGINAL: right[:4]}, None).same_training
 
@@ -170,10 +178,10 @@ def test_another_training_is_refused_however_fast_it_is(changed, images):
 
 
 @pytest.mark.slow
-def test_a_mended_script_is_the_same_training_and_is_timed_beside_both(changed, images):
+def test_a_fixed_script_is_the_same_training_and_is_timed_beside_both(changed, images):
     grade = grading.grade(changed(), 0, images)
     assert grade.same_training
-    assert grade.timed.names == [grading.ORIGINAL, grading.YOURS, grading.MENDED]
+    assert grade.timed.names == [grading.ORIGINAL, grading.YOURS, grading.FIXED]
     for run in itertools.chain(*grade.timed.timings.values()):
         assert run.images == 8 * 128
         assert len(run.durations) == len(run.waits) == 8
@@ -183,12 +191,12 @@ def test_a_mended_script_is_the_same_training_and_is_timed_beside_both(changed, 
 
 
 @pytest.mark.parametrize(("ratios", "passed"), [((0.85, 0.91), True), ((0.85, 0.89), False)])
-def test_a_grade_passes_if_a_round_finds_it_about_as_fast_as_all_mended(ratios, passed):
+def test_a_grade_passes_if_a_round_finds_it_about_as_fast_as_all_fixed(ratios, passed):
     def timings(rates):
         return tuple(timing.Timing(int(rate * 100), 1.0, (0.0,), (1.0,)) for rate in rates)
 
     same = (2.3, 2.2)
-    timed = {grading.ORIGINAL: timings((0.5, 0.5)), grading.YOURS: timings(ratios), grading.MENDED: timings((1, 1))}
+    timed = {grading.ORIGINAL: timings((0.5, 0.5)), grading.YOURS: timings(ratios), grading.FIXED: timings((1, 1))}
     grade = grading.Grade({grading.YOURS: same, grading.ORIGINAL: same}, timing.Comparison(timed))
     assert grade.passed == passed
     assert ("Passed" in str(grade)) == passed
@@ -199,7 +207,7 @@ WRONG = {
     "import": (("import csv", "import missing_module"), running.ScriptFailed, "No module named 'missing_module'"),
     "error": (("    loss.backward()", "    raise KeyError('oops')"), running.ScriptFailed, "line 82, in train_step"),
     "exit": (("    loss.backward()", "    raise SystemExit(2)"), running.ScriptFailed, "SystemExit: 2"),
-    "worker": (("        path, label =", "        1 / 0\n        path, label ="), running.ScriptFailed, "in __getitem__\n    1 / 0"),
+    "worker": (("        image =", "        1 / 0; image ="), running.ScriptFailed, "in __getitem__\n    1 / 0"),
     "function": (("def make_loader", "def loader"), running.ScriptLacking, "no function make_loader"),
     "epochs": (("range(epochs)", "range(0)"), running.ScriptLacking, "after 0 calls of train_step"),
     "killed": (("    loss.backward()", "    os._exit(3)"), running.ScriptDied, "exit code 3"),
@@ -208,7 +216,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("change", "error", "message"), WRONG.values(), ids=WRONG)
-def test_a_script_that_is_wrong_is_refused_by_name_and_leaves_no_process(change, error, message, changed, images, monkeypatch):
+def test_a_script_that_is_wrong_is_refused_by_name_and_leaves_no_process(
+    change, error, message, changed, images, monkeypatch
+):
     path, before = changed(change), processes()
     if error is running.ScriptNeverEnds:
         monkeypatch.setattr(running, "LIMIT", 5)
@@ -252,7 +262,7 @@ def test_a_script_that_does_not_use_its_own_functions_cannot_be_timed(change, ch
         running.run(child.timing, changed(change), 1, 1)
 
 
-def test_a_pretended_network_is_called_with_the_first_image_and_answers_for_all(threads):
+def test_a_simulated_network_is_called_with_the_first_image_and_answers_for_all(threads):
     seen = []
 
     class Network(torch.nn.Module):
@@ -261,7 +271,7 @@ def test_a_pretended_network_is_called_with_the_first_image_and_answers_for_all(
             return images.mean((1, 2, 3))[:, None]
 
     device = config.device()
-    logits = child.pretending(Network().to(device))(torch.ones(5, 3, 4, 4, device=device))
+    logits = child.simulating(Network().to(device))(torch.ones(5, 3, 4, 4, device=device))
     assert logits.shape == (5, 1)
     assert seen == [1 if device.type == "cpu" else 5]
 
@@ -283,12 +293,16 @@ def test_a_script_is_not_written_in_place_of_a_folder(tmp_path, images):
 
 def test_steps_are_kept_in_their_order_under_the_names_they_are_given(tmp_path):
     path = tmp_path / "train.py"
-    for name, content in (("as drawn", "1"), ("more/workers: 4 (mended)", "2"), ("as drawn", "3"), ("b", "4")):
+    for name, content in (("as drawn", "1"), ("more/workers: 4 (fixed)", "2"), ("as drawn", "3"), ("b", "4")):
         path.write_text(content)
         steps = faults.keep(path, name)
-    assert {name: copy.read_text() for name, copy in steps.items()} == {"as drawn": "3", "more workers 4 (mended)": "2", "b": "4"}
-    assert list(steps) == ["as drawn", "more workers 4 (mended)", "b"]
-    assert len(list((tmp_path / "steps").iterdir())) == 3
+    assert {name: copy.read_text() for name, copy in steps.items()} == {
+        "as drawn": "3",
+        "more workers 4 (fixed)": "2",
+        "b": "4",
+    }
+    assert list(steps) == ["as drawn", "more workers 4 (fixed)", "b"]
+    assert [copy.name for copy in (tmp_path / "steps").rglob("*") if copy.is_file()] == ["train.py"] * 3
     with pytest.raises(ValueError, match="Expected a name"):
         faults.keep(path, "/")
 

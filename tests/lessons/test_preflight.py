@@ -1,8 +1,10 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
@@ -73,7 +75,7 @@ def test_a_small_shared_memory_is_a_problem_with_a_remedy(folders, monkeypatch):
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """Control groups as a batch system makes them: the function sets a limit of the job that this process is part of."""
+    """Control groups as a batch system makes them: the function sets a limit of the job that this process is in."""
     groups = tmp_path / "cgroup"
     (groups / "slurm" / "job_1" / "step_0").mkdir(parents=True)
     (tmp_path / "own").write_text("1:name=systemd:/somewhere\n0::/slurm/job_1/step_0\n")
@@ -93,7 +95,7 @@ def test_too_little_memory_in_a_job_is_a_problem(folders, job):
     assert "limited to 1.0 GB" in found.value and found.problem and found.remedy
 
 
-def test_a_quota_below_the_cores_is_told(folders, job, monkeypatch):
+def test_a_quota_below_the_cores_is_shown(folders, job, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
     job("cpu.max", "150000 100000", step="max 100000")
     found = row("Cores")
@@ -116,7 +118,7 @@ def test_no_limit_is_no_problem(folders, job):
 
 @pytest.fixture
 def unusable_gpu(monkeypatch):
-    """A machine with a GPU that PyTorch does not find, and a build for CUDA 13.2; the function sets the driver's CUDA."""
+    """A machine with a GPU that PyTorch does not find, and a build for CUDA 13.2; calling it sets the driver's CUDA."""
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -176,6 +178,18 @@ def test_damaged_images_are_a_problem_with_a_remedy(folders):
 def test_prepared_images_are_named_with_their_source(folders):
     cifar10.prepare(drawn=(20, 10), download=False)
     assert row("Images") == preflight.Row("Images", "drawn images (20 + 10)")
+
+
+def test_images_that_a_killed_run_left_in_a_staging_folder_are_not_counted(folders, monkeypatch):
+    def killed(path, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", killed)  # the last that is done to a staging folder
+    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)
+    with pytest.raises(KeyboardInterrupt):
+        cifar10.prepare(drawn=(20, 10), download=False)
+    assert any(staging.is_staging(manifest) for manifest in folders.rglob("manifest.json"))
+    assert "not prepared yet" in row("Images").value
 
 
 def test_an_unknown_preset_is_a_problem_of_the_report(folders, monkeypatch):
@@ -238,7 +252,8 @@ def test_the_shell_exits_with_1_only_if_there_is_a_problem(folders, monkeypatch,
     for rows, status in (((good,), 0), ((good, bad), 1)):
         monkeypatch.setattr(preflight, "check", lambda rows=rows: preflight.Report(rows))
         assert shell.main(["check"]) == status
-    assert "PROBLEM: too little" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "PROBLEM: too little" in out and "1 problem: Memory." in out
 
 
 def test_in_a_notebook_the_report_is_a_table_without_markup_from_its_values():
@@ -258,7 +273,7 @@ def test_an_error_of_the_course_is_one_line_in_the_shell(folders):
     assert "nothing-here.tar.gz" in process.stderr and "Traceback" not in process.stderr
 
 
-def test_a_python_without_the_courses_packages_is_told_where_they_are(folders):
+def test_a_python_without_the_courses_packages_says_where_they_are(folders):
     process = subprocess.run(
         [sys.executable, "-S", "-m", "helpers", "check"], cwd=config.PROJECT, capture_output=True, text=True
     )

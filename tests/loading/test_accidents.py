@@ -12,9 +12,7 @@ from helpers.loading import accidents, formats
 
 pytestmark = pytest.mark.processes
 
-needs_fork = pytest.mark.skipif(
-    "fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork"
-)
+needs_fork = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
 COUNT = 6
 NAMES = ("zip", "hdf5", "lmdb")
 
@@ -52,7 +50,8 @@ def test_an_hdf5_file_opened_before_the_fork_gives_wrong_images_and_no_error(pac
 
 
 @pytest.mark.parametrize(
-    ("kind", "file"), [(accidents.ZipOpenedTooEarly, "zip/shard-000000.zip"), (accidents.Hdf5OpenedTooEarly, "hdf5/data.h5")]
+    ("kind", "file"),
+    [(accidents.ZipOpenedTooEarly, "zip/shard-000000.zip"), (accidents.Hdf5OpenedTooEarly, "hdf5/data.h5")],
 )
 def test_in_one_process_the_same_files_give_the_right_images(packs, images, kind, file):
     dataset = kind(packs / file)

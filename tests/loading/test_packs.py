@@ -41,9 +41,11 @@ def test_other_images_in_the_same_folder_are_packed_anew_and_replace_the_old_pac
     before = packs.prepare(data)
     shutil.rmtree(data.train.parent)
     source = np.full((300, 32, 32, 3), 9, np.uint8)
-    made = cifar10._Images(
-        "others", data.classes, {"train": 300, "test": 1}, dict.fromkeys(("train", "test"), lambda a, b: (source[a:b], np.ones(b - a, int)))
-    )
+
+    def get(start, stop):
+        return source[start:stop], np.ones(stop - start, int)
+
+    made = cifar10._Images("others", data.classes, {"train": 300, "test": 1}, {"train": get, "test": get})
     after = packs.prepare(cifar10._export(made, data.train.parent, progress=False))
     assert after.path != before.path
     assert after[0][0].unique().tolist() == [9] and after[0][1] == 1
@@ -80,7 +82,7 @@ def test_of_processes_that_want_a_pack_at_once_one_makes_it(data):
     assert len(pack_names(data)) == 1
 
 
-def test_a_loader_yields_full_mini_batches_of_bytes(data):
+def test_a_loader_yields_full_batches_of_bytes(data):
     batches = list(packs.loader(packs.prepare(data), 128))
     assert [(images.shape, images.dtype, labels.dtype) for images, labels in batches] == [
         ((128, 3, 32, 32), torch.uint8, torch.int64)

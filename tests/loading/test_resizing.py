@@ -23,7 +23,7 @@ def originals(tmp_path):
 
 
 def resize_ahead(originals, size=SIZE):
-    return resizing.resize_ahead(originals, originals.parent / "copies", size, progress=False)
+    return resizing.resize_ahead(originals, originals.parent / "copies", size)
 
 
 def names_in(folder):
@@ -45,7 +45,7 @@ def test_copies_keep_their_classes_and_names(originals):
     assert names_in(copies.folder / "odd") == ["1.jpg", "3.jpg", "5.jpg"]
 
 
-def test_what_it_cost_is_told(originals):
+def test_what_it_cost_is_recorded(originals):
     copies = resize_ahead(originals)
     assert copies.images == 6 and copies.seconds > 0
     assert copies.bytes_before == sum(path.stat().st_size for path in originals.rglob("*.jpg"))

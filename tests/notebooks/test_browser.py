@@ -1,4 +1,4 @@
-"""A reader's first minutes, in a real browser without internet: JupyterLab opens 00, runs it, TensorBoard shows the run."""
+"""A reader's first minutes, in a real browser without internet: JupyterLab opens and runs 00, TensorBoard shows it."""
 
 import json
 import os
@@ -62,18 +62,24 @@ def lab(drawn_images, tmp_path_factory):
     shutil.copytree(config.PROJECT / "notebooks", folder / "notebooks", ignore=ignored)
     command = [sys.executable, "-m", "jupyterlab", "--LabApp.default_url=/lab/tree/notebooks/00-start-here.ipynb"]
     command += ["--no-browser", "--allow-root", "--port=0", "--IdentityProvider.token="]
-    own = {name: str(folder / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
+    own = {
+        name: str(folder / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
+    }
     with open(folder / "log", "w") as log:
         server = subprocess.Popen(
-            [*command, "--expose-app-in-browser"], cwd=folder, env=drawn_images | own, stdout=log, stderr=subprocess.STDOUT
+            [*command, "--expose-app-in-browser"],
+            cwd=folder,
+            env=drawn_images | own,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
     try:
-        told = ""
-        while not told:
+        text = ""
+        while not text:
             assert server.poll() is None, (folder / "log").read_text()
             time.sleep(0.1)
-            told = "".join(path.read_text() for path in folder.glob("jupyter_runtime_dir/jpserver-*.json"))
-        url = f"http://127.0.0.1:{json.loads(told)['port']}/"
+            text = "".join(path.read_text() for path in folder.glob("jupyter_runtime_dir/jpserver-*.json"))
+        url = f"http://127.0.0.1:{json.loads(text)['port']}/"
         wait_for(lambda: answers(f"{url}api"), lambda: (folder / "log").read_text())
         yield url
     finally:
@@ -86,7 +92,9 @@ def opened(page, refused, lab):
     """The notebook 00 in JupyterLab, after `Run All Cells` has come to its end."""
     page.goto(lab)
     page.locator(".jp-Notebook").wait_for()
-    page.wait_for_function("() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'")
+    page.wait_for_function(
+        "() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+    )
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     cells = []
@@ -100,7 +108,9 @@ def opened(page, refused, lab):
 
 
 def test_jupyterlab_opens_the_first_notebook_and_runs_it_to_the_end(opened):
-    assert opened.evaluate("() => window.jupyterapp.shell.currentWidget.context.path") == "notebooks/00-start-here.ipynb"
+    assert (
+        opened.evaluate("() => window.jupyterapp.shell.currentWidget.context.path") == "notebooks/00-start-here.ipynb"
+    )
     cells = opened.evaluate(CODE_CELLS)
     assert len(cells) > 10
     assert [cell for cell in cells if "error" in cell["outputs"]] == []

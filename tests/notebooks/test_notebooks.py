@@ -56,7 +56,15 @@ def test_no_cell_defines_what_a_spawned_worker_could_not_import(path):
 def test_the_notebook_has_the_parts_that_every_notebook_has(path):
     cells = nbformat.read(path, 4).cells
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    parts = ["# ", "**The question.**", "*Minutes:", "## Predict", "## Measure", "## Exercise", "## In this notebook we saw"]
+    parts = [
+        "# ",
+        "**The question.**",
+        "*Minutes:",
+        "## Predict",
+        "## Measure",
+        "## Exercise",
+        "## In this notebook we saw",
+    ]
     assert [part for part in parts if part not in text] == []
     solutions = [cell for cell in cells if "solution" in cell.metadata.get("tags", [])]
     assert solutions and all(cell.metadata.jupyter.source_hidden for cell in solutions)

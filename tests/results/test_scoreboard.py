@@ -1,12 +1,16 @@
+import dataclasses
 import io
 import json
 import multiprocessing
+import os
 import re
 import sys
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from helpers import timing
+from helpers import simulate, timing
 from helpers.__main__ import main
 from helpers.lessons import exercises
 from helpers.results import scoreboard
@@ -25,8 +29,10 @@ def runs(*rates):
 
 def add(rung, *rates, before=None, workers=1):
     comparison = timing.Comparison({"before": runs(*(before or rates)), "now": runs(*rates)})
-    control = "before" if before else None
-    return scoreboard.add(rung, comparison, "now", control=control, workers=workers, step="a step", data="CIFAR-10")
+    baseline = "before" if before else None
+    loader = DataLoader(TensorDataset(torch.zeros(8, 1)), 2, num_workers=workers)
+    step = simulate.SimulatedAccelerator(5)
+    return scoreboard.add(rung, comparison, "now", baseline=baseline, loader=loader, step=step, data="CIFAR-10")
 
 
 def test_a_result_is_read_as_it_was_stored():
@@ -41,6 +47,7 @@ def test_every_result_has_its_provenance():
     assert stored.data == "CIFAR-10"
     assert stored.preset == "ci"
     assert all([stored.device, stored.cores, stored.torch, stored.date, stored.step])
+    assert stored.setting == ("TensorDataset, in batches of 2, in order, 1 worker; simulated accelerator (5 ms a step)")
 
 
 def test_the_ladder_has_the_latest_result_of_each_rung_in_order():
@@ -60,9 +67,32 @@ def test_the_ladder_of_a_recording_is_in_its_own_order_and_has_none_of_ones_own_
     assert scoreboard.ladder(recorded).rung.tolist() == ["06 packed", "05 photos"]
 
 
-def test_the_ratio_is_that_to_the_control_of_the_same_rounds():
+def test_the_ratio_is_that_to_the_baseline_of_the_same_rounds_which_is_named():
     stored = add("03 workers", 300, 100, before=[100, 50])
-    assert (stored.ratio, stored.ratio_lowest, stored.ratio_highest) == (2.5, 2, 3)
+    assert (stored.ratio, stored.ratio_lowest, stored.ratio_highest, stored.baseline) == (2.5, 2, 3, "before")
+    assert scoreboard.ratio_text(stored) == "2.50× (2.00 to 3.00) to before"
+    assert add("01 naive", 100).baseline is None
+
+
+def test_of_a_result_that_was_stored_before_its_baseline_was_that_is_unknown(own_runs):
+    stored = dataclasses.asdict(add("03 workers", 300, 100, before=[100, 50]))
+    del stored["baseline"], stored["setting"]
+    (own_runs / "scoreboard.jsonl").write_text(json.dumps(stored) + "\n")
+    (read,) = scoreboard.read()
+    assert (read.baseline, read.setting) == (None, None)
+    assert "2.50× (2.00 to 3.00) to an unknown baseline" in scoreboard.ladder_text()
+
+
+def test_every_recorded_ratio_says_what_it_is_against():
+    boards = list(scoreboard.REFERENCE.glob("*/scoreboard.jsonl"))
+    assert boards
+    for board in boards:
+        results = scoreboard.read(board)
+        rungs = [result.rung for result in results]
+        assert all((result.ratio is None) == (result.baseline is None) for result in results)
+        assert all(result.baseline in rungs for result in results if result.baseline)
+        page = (board.parent / "README.md").read_text(encoding="utf-8")
+        assert all(f" {scoreboard.ratio_text(result) or '–'} |" in page for result in results)
 
 
 def test_the_ladder_in_words_has_a_line_a_rung():
@@ -71,8 +101,8 @@ def test_the_ladder_in_words_has_a_line_a_rung():
     add("04 device", 300, 400, before=[301, 399])
     lines = scoreboard.ladder_text().splitlines()
     assert "25%" in lines[1] and lines[1].endswith("–")
-    assert lines[2].startswith("03 workers") and lines[2].endswith("3.50× (3.00 to 4.00)")
-    assert lines[3].endswith("no measurable effect")
+    assert lines[2].startswith("03 workers") and lines[2].endswith("3.50× (3.00 to 4.00) to before")
+    assert lines[3].endswith(" to before: no measurable effect")
 
 
 def test_a_terminal_that_cannot_show_all_characters_shows_the_others(monkeypatch):
@@ -98,6 +128,7 @@ def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, monkeypatch, c
     (own_runs / "scoreboard.jsonl").rename(own_runs / "reference" / "a GPU" / "scoreboard.jsonl")
     add("08 ResNet-50", 50)
     table = scoreboard.reference("08")
+    assert table["ratio (spread)"].to_list() == ["–", "–"]
     assert table["images/s"].to_dict() == {"your machine": "50", "a GPU": "100"}
     assert capsys.readouterr().out == ""
 
@@ -138,6 +169,18 @@ def test_a_damaged_line_is_named(own_runs):
         file.write(json.dumps({"rung": "02"}) + "\n")
     with pytest.raises(scoreboard.DamagedScoreboard, match=r"scoreboard\.jsonl, line 2"):
         scoreboard.read()
+
+
+def test_a_result_that_cannot_be_written_leaves_the_scoreboard_as_it_was(monkeypatch):
+    stored = add("01 naive", 100)
+
+    def fail(file):
+        raise OSError("the disk does not answer")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="does not answer"):
+        add("03 workers", 300)
+    assert scoreboard.read() == [stored]
 
 
 def test_processes_that_write_at_once_lose_nothing():

@@ -1,4 +1,4 @@
-"""A CUDA trace written by hand, and what it must be found to tell: the specification of `helpers.traces` on GPUs.
+"""A CUDA trace written by hand, and what must be found in it: the specification of `helpers.traces` on GPUs.
 
 Three equal training steps of 1000 µs on a made-up GPU. All times are in µs. This is one of them; *s* is its start on
 the host, and what is on the GPU bears the number of the host's call that launched it:
@@ -100,7 +100,7 @@ OCCUPANCY = (
     / KERNEL_TIME
 )
 
-# For each kernel its operator, or None where the trace does not tell, and the µs of its three calls.
+# For each kernel its operator, or None where it is unknown, and the µs of its three calls.
 KERNELS = {
     CONVOLUTION: ("aten::cudnn_convolution", 600),
     PRODUCT: ("aten::mm", 300),
@@ -211,7 +211,7 @@ def _step(number: int) -> list[dict]:
         annotation(LOADING, 40 if index == 0 else 0, 200, 2),
         call("cudaEventQuery", 100, 110, 11, None, thread=PINNING),
         _memory(s + 150, bytes=4096, allocated=0, reserved=4096),  # maps what a worker has shared: no allocation
-        # The mini-batch goes to the GPU.
+        # The batch goes to the GPU.
         host("aten::to", 200, 240, 3),
         host("aten::copy_", 210, 240, 4),
         _memory(s + 212, bytes=4096, allocated=8192, reserved=2 << 20, on_gpu=True),
@@ -314,6 +314,11 @@ CATEGORIES_OF_1_12 = {
 }  # fmt: skip
 
 
+def _of_1_12(event: dict) -> dict:
+    arguments = {key.replace("External", "external"): value for key, value in event["args"].items()}
+    return event | {"cat": CATEGORIES_OF_1_12.get(event["cat"], event["cat"]), "args": arguments}
+
+
 @dataclass
 class Loop:
     """A training loop on a made-up GPU, simulated: the host launches, the GPU follows, and lags by up to a step.
@@ -324,7 +329,7 @@ class Loop:
     Attributes
     ----------
     loading : float
-        Time until the next mini-batch is there; `loader` is the class of the DataLoader's iterator.
+        Time until the next batch is there; `loader` is the class of the DataLoader's iterator.
     copy : float
         Time of the copy to the GPU, from `memory`, "Pinned" or "Pageable"; if `blocking`, the host waits for it.
     host_work : float
@@ -363,15 +368,14 @@ class Loop:
             self._step(step)
             self._add("user_annotation", f"ProfilerStep#{step}", start, self.now)
             self.now = max(self.now, busy)  # the queue of launches is full
-        head = {name: 1 for name in self.settings}
+        head = dict.fromkeys(self.settings, 1)
         return head | {"schemaVersion": 1, "deviceProperties": [self.device], "traceEvents": self.events}
 
     def write(self, path: Path, old: bool = False) -> Path:
         """Write the trace to a file and return it; if `old`, with the names that torch 1.12 used."""
         content = self.trace()
-        for event in content["traceEvents"] if old else ():
-            event["cat"] = CATEGORIES_OF_1_12.get(event["cat"], event["cat"])
-            event["args"] = {key.replace("External", "external"): value for key, value in event["args"].items()}
+        if old:
+            content["traceEvents"] = [_of_1_12(event) for event in content["traceEvents"]]
         path.write_text(json.dumps(content))
         return path
 

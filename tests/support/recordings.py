@@ -9,7 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own log fills a failing test's report
 
-import torch  # noqa: E402: it reads the level
+import torch  # it reads the level
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 from torch.utils.data import DataLoader, Dataset
@@ -63,7 +63,9 @@ OPTIONS = {
 }
 
 
-def record(folder: Path, workers: int, *, active: int = 4, spans: int = 1, **options: bool) -> dict[int, dict[str, float]]:
+def record(
+    folder: Path, workers: int, *, active: int = 4, spans: int = 1, **options: bool
+) -> dict[int, dict[str, float]]:
     """Train a tiny network under the profiler, and return what a stopwatch saw in each recorded step.
 
     Returns

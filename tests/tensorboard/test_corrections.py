@@ -51,8 +51,17 @@ def recorded(tmp_path_factory):
     known = cuda_trace.trace()
     for correction in (data.ignore_annotations_on_the_gpu, data.know_runtime_calls):
         known["traceEvents"] = list(correction(known))
-    memory = {"Bytes": 64, "Addr": 1, "Total Allocated": 64 << 30, "Total Reserved": 0, "Device Id": -1, "Device Type": 0}
-    known["traceEvents"].append({"ph": "i", "name": "[memory]", "pid": 100, "tid": 100, "ts": 1_000_300, "args": memory})
+    memory = {
+        "Bytes": 64,
+        "Addr": 1,
+        "Total Allocated": 64 << 30,
+        "Total Reserved": 0,
+        "Device Id": -1,
+        "Device Type": 0,
+    }
+    known["traceEvents"].append(
+        {"ph": "i", "name": "[memory]", "pid": 100, "tid": 100, "ts": 1_000_300, "args": memory}
+    )
     write(root / "gpu-runtime", known)
     operators = [event for event in cuda_trace.events() if event.get("cat") == "cpu_op"]
     write(root / "no-steps", {"traceEvents": operators})
@@ -146,7 +155,7 @@ def named(module, numbers):
     return {f"{name}_{number}": {name: inside for child in children for name, inside in child.items()}}
 
 
-# ------------------------------------------------------------------------------------------------- all of the page's data
+# ----------------------------------------------------------------------------------------------- all of the page's data
 
 
 def test_the_runs_and_their_views_are_those_written(ours):
@@ -155,10 +164,20 @@ def test_the_runs_and_their_views_are_those_written(ours):
     more = {"memory": ["Memory"], "stacks": ["Module"], "everything": ["Memory", "Module"]}
     for run in RECORDED:
         assert ours.get("views", run=run) == common + more.get(run.split("-")[0], []), run
-    assert ours.get("views", run="gpu") == ["Overview", "Operator", "Kernel", "Trace", "Distributed", "Memory", "Module"]
+    assert ours.get("views", run="gpu") == [
+        "Overview",
+        "Operator",
+        "Kernel",
+        "Trace",
+        "Distributed",
+        "Memory",
+        "Module",
+    ]
 
 
-@pytest.mark.parametrize(("run", "spans"), [*((run, ["1"]) for run in RECORDED), ("gpu", ["1"]), ("two-spans", ["1", "2"])])
+@pytest.mark.parametrize(
+    ("run", "spans"), [*((run, ["1"]) for run in RECORDED), ("gpu", ["1"]), ("two-spans", ["1", "2"])]
+)
 def test_the_workers_and_spans_are_those_written(ours, logdir, run, spans):
     written = {file.name.split(".")[0] for file in (logdir / run).iterdir()}
     for view in ours.get("views", run=run):
@@ -226,7 +245,10 @@ def test_a_share_of_loading_above_5_percent_is_recommended_against(ours, logdir,
 def test_the_operator_view_equals_top_operators(ours, logdir, run):
     table, shown = traces.top_operators(logdir / run, 1000), operators(ours, run)
     assert {name: row["calls"] for name, row in shown.items()} == table["Calls"].to_dict()
-    for column, key in (("Host Self Duration (us)", "host_self_duration"), ("Host Total Duration (us)", "host_total_duration")):
+    for column, key in (
+        ("Host Self Duration (us)", "host_self_duration"),
+        ("Host Total Duration (us)", "host_total_duration"),
+    ):
         assert {name: row[key] for name, row in shown.items()} == pytest.approx(table[column].to_dict(), abs=1)
     assert not [name for name in shown if name.startswith(("enumerate", "Optimizer", "ProfilerStep"))]
 
@@ -236,12 +258,14 @@ def test_the_trace_is_served_as_json_with_the_events_of_the_file(ours, logdir, r
     (file,) = (logdir / run).iterdir()
 
     def slices(trace):
-        return Counter((event["name"], event["ts"], event["dur"]) for event in trace["traceEvents"] if event["ph"] == "X")
+        return Counter(
+            (event["name"], event["ts"], event["dur"]) for event in trace["traceEvents"] if event["ph"] == "X"
+        )
 
     assert slices(ask(ours, "trace", run, "Trace")) == slices(json.loads(recordings.read(file)))
 
 
-# ------------------------------------------------------------------------------ each fault: in the stock plugin, and in ours
+# ------------------------------------------------------------------------- each fault: in the stock plugin, and in ours
 
 
 @pytest.mark.parametrize("run", RECORDED)
@@ -272,7 +296,8 @@ def test_time_on_the_device_is_0_in_stock_and_charged_to_operators_in_ours(stock
     assert {row["device_total_duration"] for row in operators(stock, "gpu").values()} == {0}
     shown = operators(ours, "gpu")
     assert {
-        name: (shown[name]["device_self_duration"], shown[name]["device_total_duration"]) for name in cuda_trace.OPERATORS
+        name: (shown[name]["device_self_duration"], shown[name]["device_total_duration"])
+        for name in cuda_trace.OPERATORS
     } == cuda_trace.OPERATORS
 
 
@@ -333,7 +358,7 @@ def test_the_memory_of_a_run_without_workers_is_the_same_in_both(stock, ours):
 
 
 @pytest.mark.parametrize("run", ["stacks-0", "stacks-2", "everything-0", "everything-2"])
-def test_call_stacks_are_missing_in_stock_and_told_in_ours(stock, ours, run):
+def test_call_stacks_are_missing_in_stock_and_shown_in_ours(stock, ours, run):
     assert not any(row["has_call_stack"] for row in operators(stock, run).values())
     assert operators(ours, run)["aten::conv2d"]["has_call_stack"]
     stacks = ask(ours, "operation/stack", run, "Operator", op_name="aten::conv2d", group_by="Operation")["data"]
@@ -363,7 +388,7 @@ def test_an_annotation_named_like_a_step_hides_the_run_in_stock_and_not_in_ours(
     assert [step for step, _ in overview(ours, "odd-step")] == list(cuda_trace.NUMBERS)
 
 
-def test_a_recording_without_steps_passes_for_one_step_in_stock_and_is_told_in_ours(stock, ours):
+def test_a_recording_without_steps_passes_for_one_step_in_stock_and_is_named_in_ours(stock, ours):
     assert [step for step, _ in overview(stock, "no-steps")] == [0]
     assert "no training steps" not in ask(stock, "overview", "no-steps")["recommendations"]
     assert "This trace marks no training steps." in ask(ours, "overview", "no-steps")["recommendations"]
@@ -381,7 +406,7 @@ def test_operators_grouped_by_shape_have_shapes_where_they_were_recorded(ours):
     assert all("[8, 3, 3, 3]" in shape or "[8, 8, 3, 3]" in shape for shape in shapes)
 
 
-# --------------------------------------------------------------------------------------------------------- corrected copies
+# ----------------------------------------------------------------------------------------------------- corrected copies
 
 
 @pytest.mark.parametrize("run", RECORDED)
@@ -396,7 +421,9 @@ def test_the_plain_tensorboard_shows_the_right_memory_of_corrected_copies(fixed,
 
 def test_the_plain_tensorboard_shows_the_right_modules_of_corrected_copies(fixed):
     (network,) = ask(fixed, "module", "gpu", "Module")["data"]
-    times = {module["name"]: (module["self_host_duration"], module["device_duration"]) for module in network["children"]}
+    times = {
+        module["name"]: (module["self_host_duration"], module["device_duration"]) for module in network["children"]
+    }
     assert times == {"Conv2d_0": (15, 600), "ReLU_0": (30, 60)}
 
 

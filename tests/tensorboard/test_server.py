@@ -69,7 +69,7 @@ def python(code, *arguments, **options):
     return process, process.stdout.readline().strip()
 
 
-# ---------------------------------------------------------------------------------------------- starting with corrections
+# -------------------------------------------------------------------------------------------- starting with corrections
 
 
 def test_processes_that_spawn_parse_with_the_corrections_too(logdir, tmp_path):
@@ -130,12 +130,12 @@ def test_another_version_of_the_plugin_is_left_alone(monkeypatch):
 
 
 def test_a_folder_without_traces_is_refused(tmp_path):
-    with pytest.raises(tensorboard.NoTraces, match="Record a profile first"):
+    with pytest.raises(traces.NoTraces, match="Record a profile first"):
         tensorboard.show(tmp_path)
 
 
 def test_a_missing_folder_is_refused(tmp_path):
-    with pytest.raises(tensorboard.NoTraces, match="nowhere does not exist"):
+    with pytest.raises(traces.NoTraces, match="nowhere does not exist"):
         tensorboard.show(tmp_path / "nowhere")
 
 
@@ -157,10 +157,11 @@ def test_a_tensorboard_that_does_not_start_shows_its_last_words(logdir, tmp_path
 
 
 def test_a_failure_on_the_way_reaches_the_log(logdir, tmp_path):
-    command = [sys.executable, "-m", "helpers.tensorboard.child", logdir, tmp_path / "nowhere", str(os.getpid())]
-    child = subprocess.run(command, capture_output=True, text=True)
+    (tmp_path / "no-folder").touch()
+    command = [sys.executable, "-m", "helpers.tensorboard.child", logdir, tmp_path / "no-folder", str(os.getpid())]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert child.returncode == 1
-    assert "nowhere/address.part" in child.stderr
+    assert "no-folder" in child.stderr
 
 
 def test_a_tensorboard_that_takes_too_long_is_given_up_and_ended(logdir, tmp_path, monkeypatch):
@@ -243,7 +244,8 @@ def test_a_fork_that_ends_or_stops_leaves_it_running(logdir):
 
 IN_A_NOTEBOOK = {
     "Python": "from helpers import tensorboard\ntensorboard.show({logdir!r}, height=500)",
-    "magic": "%load_ext helpers.tensorboard\n%tensorboard --logdir {logdir} --height 500\nfrom helpers import tensorboard",
+    "magic": "%load_ext helpers.tensorboard\n%tensorboard --logdir {logdir} --height 500\n"
+    "from helpers import tensorboard",
 }
 
 
@@ -261,7 +263,9 @@ def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir, way):
     assert ends(url)
 
 
-@pytest.mark.parametrize(("line", "message"), [("", "LOGDIR"), ("nowhere", "does not exist"), ("--height x", "invalid int")])
+@pytest.mark.parametrize(
+    ("line", "message"), [("", "LOGDIR"), ("nowhere", "does not exist"), ("--height x", "invalid int")]
+)
 def test_the_magic_says_what_is_wrong_in_one_line(line, message, tmp_path, monkeypatch):
     from IPython.core.error import UsageError
 

@@ -102,7 +102,8 @@ class Tab:
 
     def show(self, run, view):
         if view == "Diff":
-            return self.compare(run, run)
+            self.compare(run, run)
+            return
         self.frame.get_by_role("tab", name="Normal").click()
         self._choose(0, run)
         self._choose(1, view)
@@ -254,7 +255,7 @@ def test_the_module_view_has_the_modules(tab):
     readable(tab)
 
 
-def test_the_diff_tells_what_one_run_called_and_the_other_did_not(tab):
+def test_the_diff_shows_what_one_run_called_and_the_other_did_not(tab):
     tab.compare("stacks", "plain")
     tab.frame.get_by_role("columnheader", name="Exp Calls").click()  # the fewest first
     cells = tab.frame.locator("tr.ant-table-row").first.locator("td")
@@ -309,7 +310,7 @@ def test_dragging_over_the_memory_curve_zooms_and_a_right_click_resets(light):
     expect(ticks).to_have_text(first, timeout=PATIENCE)
 
 
-def test_a_bar_tells_its_number_under_the_mouse(light):
+def test_a_bar_shows_its_number_under_the_mouse(light):
     light.show("gpus", "Overview")
     light.drawn.last.locator("rect").first.hover()
     light.frame.get_by_text("Kernel: 480us").wait_for()

@@ -17,7 +17,7 @@ from helpers.timing import monitor
 
 
 class Busy(Dataset):
-    """Items that take a worker 50 ms of processor time."""
+    """Items that take a worker 50 ms of CPU time."""
 
     def __len__(self):
         return 16
@@ -149,7 +149,7 @@ def test_the_use_of_a_core_is_under_its_own_number(clock, monkeypatch):
     assert row == {"core 1 in %": 10, "core 3 in %": 30}  # there is no core 6
 
 
-def test_processor_time_is_told_of_this_process_and_of_its_workers_on_average(clock, processes):
+def test_cpu_time_is_reported_of_this_process_and_of_its_workers_on_average(clock, processes):
     processes.update({7: Process(3), 8: Process(5)})
 
     def work():
@@ -162,20 +162,20 @@ def test_processor_time_is_told_of_this_process_and_of_its_workers_on_average(cl
     assert table["workers, CPU in %"].tolist() == pytest.approx([65, 0, 65, 0, float("nan")], nan_ok=True)
 
 
-def test_without_workers_nothing_is_told_of_them(clock, processes):
+def test_without_workers_nothing_is_reported_of_them(clock, processes):
     assert sampled(clock, nothing).table().filter(like="workers").empty
 
 
 @pytest.mark.processes
-def test_a_worker_that_computes_is_told_from_one_that_waits(clock):
+def test_a_worker_that_computes_is_distinguished_from_one_that_waits(clock):
     def seconds(dataset):
-        """Processor time of a worker from the first mini-batch to the last."""
+        """CPU time of a worker from the first batch to the last."""
         batches = iter(DataLoader(dataset, 2, num_workers=1))
         next(batches)  # the worker is up
         return amount(sampled(clock, *[lambda: next(batches)] * 7).table(), "workers, CPU in %") / 100
 
     busy, waiting = seconds(Busy()), seconds(datasets.SleepDataset(16, 0.001))
-    assert busy >= 0.45  # five of eight mini-batches at least: two may have been made ahead; Linux counts hundredths
+    assert busy >= 0.45  # five of eight batches at least: two may have been made ahead; Linux counts hundredths
     assert waiting < busy / 2
 
 
@@ -184,8 +184,8 @@ def test_what_this_process_computes_is_seen(clock):
     assert amount(table, "main process, CPU in %") / 100 >= 0.17  # Linux counts hundredths of a second
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
-def test_reading_from_the_disk_is_told_from_reading_from_memory(tmp_path, clock):
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")
+def test_reading_from_the_disk_is_distinguished_from_reading_from_memory(tmp_path, clock):
     path = tmp_path / "file"
     path.write_bytes(os.urandom(20_000_000))
     timing.forget(tmp_path)
@@ -202,7 +202,7 @@ def test_reading_from_the_disk_is_told_from_reading_from_memory(tmp_path, clock)
     assert cold["page-cache hits in %"].tolist() == pytest.approx([0, 100, 100, 100], abs=10)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")
 def test_what_ended_workers_read_is_counted_once(tmp_path, clock):
     (tmp_path / "file").write_bytes(bytes(1_000_000))
 
@@ -260,15 +260,23 @@ def test_a_gpu_is_watched_but_not_woken(clock, monkeypatch, awake):
     assert ("GPU 0 memory in MB" in table) == bool(asked) == awake
 
 
-def test_a_gpu_that_does_not_tell_has_a_line_and_no_column(clock, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        monitor.pynvml.NVMLError(monitor.pynvml.NVML_ERROR_NOT_SUPPORTED),
+        ModuleNotFoundError("nvidia-ml-py does not seem to be installed"),  # as torch says it
+    ],
+    ids=["not supported", "no pynvml"],
+)
+def test_a_gpu_whose_use_is_not_reported_has_a_line_and_no_column(clock, monkeypatch, error):
     def refuse(gpu):
-        raise monitor.pynvml.NVMLError(monitor.pynvml.NVML_ERROR_NOT_SUPPORTED)
+        raise error
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "utilization", refuse)
     watched = sampled(clock, nothing)
     assert watched.table().filter(like="GPU").empty
-    assert any(line.startswith("GPU 0: its driver does not tell") for line in watched.absent)
+    assert any(line.startswith("GPU 0:") and str(error) in line for line in watched.absent)
 
 
 def test_elsewhere_than_on_linux_the_disks_of_the_whole_machine_are_watched(clock, processes, monkeypatch):

@@ -32,31 +32,22 @@ def loader(workers=0):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_span_is_a_trace_with_just_the_active_steps(own_runs, workers):
-    folder = profiling.record(loader(workers), simulate.PretendAccelerator(1), "nb/run", active=3, spans=2)
+    folder = profiling.record(loader(workers), simulate.SimulatedAccelerator(1), "nb/run", active=3, spans=2)
     assert folder == own_runs / "nb" / "run"
     files = traces_in(folder)
     assert len(files) == 2
     assert [len(steps_in(file)) for file in files] == [3, 3]
 
 
-def test_the_pretended_step_is_an_operator_in_the_trace():
-    folder = profiling.record(loader(), simulate.PretendAccelerator(3), "nb/run", active=2)
-    with gzip.open(traces_in(folder)[0]) as content:
-        events = json.load(content)["traceEvents"]
-    waits = [event["dur"] for event in events if event["name"] == "simulate::pretend_accelerator_step"]
-    assert len(waits) == 2
-    assert min(waits) >= 3000
-
-
 def test_recording_again_replaces_the_earlier_traces():
-    first = set(traces_in(profiling.record(loader(), simulate.PretendAccelerator(1), "nb/run", active=1)))
-    second = set(traces_in(profiling.record(loader(), simulate.PretendAccelerator(1), "nb/run", active=1)))
+    first = set(traces_in(profiling.record(loader(), simulate.SimulatedAccelerator(1), "nb/run", active=1)))
+    second = set(traces_in(profiling.record(loader(), simulate.SimulatedAccelerator(1), "nb/run", active=1)))
     assert len(second) == 1
     assert not first & second
 
 
 def test_a_failed_recording_leaves_the_earlier_traces(own_runs):
-    folder = profiling.record(loader(), simulate.PretendAccelerator(1), "nb/run", active=1)
+    folder = profiling.record(loader(), simulate.SimulatedAccelerator(1), "nb/run", active=1)
     before = set(folder.iterdir())
 
     def failing(images, labels):
@@ -79,7 +70,7 @@ def test_without_options_a_trace_has_neither_shapes_nor_stacks():
 
 
 def test_the_stopwatch_that_runs_along_has_just_the_recorded_steps_of_the_traces():
-    folder = profiling.record(loader(2), simulate.PretendAccelerator(3), "nb/run", active=3, spans=2)
+    folder = profiling.record(loader(2), simulate.SimulatedAccelerator(3), "nb/run", active=3, spans=2)
     table = profiling.stopwatch(folder)
     recorded = [int(name.split("#")[1]) for file in traces_in(folder) for name in steps_in(file)]
     assert table.index.tolist() == recorded
@@ -89,7 +80,7 @@ def test_the_stopwatch_that_runs_along_has_just_the_recorded_steps_of_the_traces
 def test_a_slim_trace_is_asked_for_and_leaves_out_what_happened_inside_loading():
     sizes = {}
     for slim in (False, True):
-        folder = profiling.record(loader(), simulate.PretendAccelerator(1), "nb/run", active=2, slim=slim)
+        folder = profiling.record(loader(), simulate.SimulatedAccelerator(1), "nb/run", active=2, slim=slim)
         (file,) = traces_in(folder)
         assert len(steps_in(file)) == 2
         sizes[slim] = len(gzip.decompress(file.read_bytes()))

@@ -1,6 +1,8 @@
+import itertools
 import multiprocessing
 import os
 import sys
+import weakref
 
 import pytest
 import torch
@@ -9,11 +11,13 @@ from torch.utils.data import DataLoader
 
 from helpers import simulate, timing
 from helpers.loading import datasets
-from helpers.timing import system
+from helpers.timing import clocks as clocks_module
+from helpers.timing import stopwatch, system
 
 
 def run_at(images_per_second):
-    return timing.Timing(images=100, seconds=100 / images_per_second, waits=(0.0,), durations=(100 / images_per_second,))
+    seconds = 100 / images_per_second
+    return timing.Timing(images=100, seconds=seconds, waits=(0.0,), durations=(seconds,))
 
 
 def comparison(**rates):
@@ -22,7 +26,7 @@ def comparison(**rates):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The stopwatch's clock, on which only the items of a SleepDataset and pretended steps take time."""
+    """The stopwatch's clock, on which only the items of a SleepDataset and simulated steps take time."""
     return Clock(monkeypatch, timing, datasets, simulate)
 
 
@@ -35,17 +39,83 @@ def test_a_loop_counts_the_images_of_the_timed_steps_only(clock):
     assert len(result.waits) == len(result.durations) == 5
 
 
-def test_waiting_for_a_slow_loader_is_told_from_the_step(clock):
+def test_waiting_for_a_slow_loader_is_separated_from_the_step(clock):
     loader = DataLoader(datasets.SleepDataset(100, 0.004), batch_size=5)
-    result = timing.loop(loader, simulate.PretendAccelerator(5), steps=6, warmup=2)
+    result = timing.loop(loader, simulate.SimulatedAccelerator(5), steps=6, warmup=2)
     assert result.waits == pytest.approx([0.020] * 6)
     assert result.durations == pytest.approx([0.025] * 6)
     assert (result.begin, result.seconds) == pytest.approx((2 * 0.025, 6 * 0.025))
 
 
+class Photos(list):
+    """A batch that takes some time of a clock to free."""
+
+    def __init__(self, clock, seconds):
+        super().__init__([torch.zeros(4)])
+        weakref.finalize(self, clock.sleep, seconds)
+
+
+def test_to_free_a_batch_counts_as_a_part_of_its_own_step_and_not_as_waiting(clock):
+    def batches():
+        while True:
+            yield Photos(clock, 0.25)
+
+    taken = list(stopwatch.timed(batches(), lambda images: clock.sleep(1), 3))
+    assert [(each.wait, each.duration) for each in taken] == [(0, 1.25)] * 3
+
+
+def test_what_is_done_between_two_steps_is_timed_with_neither(clock):
+    durations = []
+    for each in stopwatch.timed(itertools.repeat(torch.zeros(4)), lambda images: clock.sleep(1), 3):
+        durations.append((each.begin, each.duration, each.images))
+        clock.sleep(7)
+    assert durations == [(0, 1, 4), (8, 1, 4), (16, 1, 4)]
+
+
+@pytest.mark.parametrize(("longest", "steps"), [(100, 5), (3, 3), (0, 2)])
+def test_the_timed_loop_ends_by_count_or_by_time_but_takes_two_steps(clock, longest, steps):
+    taken = stopwatch.timed(itertools.repeat(torch.zeros(4)), lambda images: clock.sleep(1), 5, longest)
+    assert len(list(taken)) == steps
+
+
+def test_the_device_has_finished_before_the_first_step_and_after_the_last(clock, monkeypatch):
+    seen = []
+    monkeypatch.setattr(stopwatch, "synchronize", lambda: seen.append("finished"))
+    list(stopwatch.timed(itertools.repeat(torch.zeros(4)), lambda images: seen.append("step"), 2))
+    assert seen == ["finished", "step", "step", "finished"]
+
+
+def test_the_time_that_a_step_keeps_the_host_is_without_that_of_the_device(clock, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(clocks_module, "synchronize", lambda: clock.sleep(0.5))
+    assert clocks_module._host_ms(lambda images: clock.sleep(0.003), torch.zeros(4), 5) == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.zeros(4, 2), 4),
+        ((torch.zeros(5), torch.zeros(3)), 5),
+        ({"of": [torch.tensor(1), torch.zeros(6)]}, 6),
+        (["a", torch.zeros(7)], 7),
+        ([], 1),
+        ("text", 1),
+    ],
+    ids=repr,
+)
+def test_the_size_of_a_batch_is_the_length_of_its_first_tensor(batch, size):
+    assert timing.batch_size(batch) == size
+
+
+def test_without_tqdm_there_is_no_bar_and_the_rest_goes_on(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # as if it were not installed
+    assert timing.interleaved({"a": lambda: run_at(1)}, rounds=2).throughputs("a") == [1, 1]
+    assert capsys.readouterr().out == capsys.readouterr().err == ""
+
+
 def test_the_stopwatch_goes_by_the_clock_on_the_wall():
     loader = DataLoader(datasets.SleepDataset(100, 0.004), batch_size=5)
-    result = timing.loop(loader, simulate.PretendAccelerator(5), steps=6)
+    result = timing.loop(loader, simulate.SimulatedAccelerator(5), steps=6)
     assert min(result.waits) >= 0.020
     assert min(duration - wait for duration, wait in zip(result.durations, result.waits, strict=True)) >= 0.005
     assert result.seconds >= 0.025 * len(result.durations)
@@ -64,10 +134,10 @@ def test_warming_up_uses_what_the_workers_prefetched():
     assert timing.warmup_steps([items]) == 2
 
 
-def test_variants_are_timed_in_turn(clock):
+def test_variants_are_timed_interleaved(clock):
     order = []
     variants = {name: lambda name=name: order.append(name) or run_at(1) for name in "ab"}
-    timing.in_turn(variants, rounds=3)
+    timing.interleaved(variants, rounds=3)
     assert "".join(order) == "ababab"
 
 
@@ -151,7 +221,7 @@ def test_stages_are_timed_in_the_second_pass(clock):
     assert spent == pytest.approx({"read": 2_000, "sleep": 3_000, "look": 0})  # µs an item
 
 
-def test_loading_alone_goes_on_until_the_time_is_up_and_not_a_mini_batch_longer(clock):
+def test_loading_alone_goes_on_until_the_time_is_up_and_not_a_batch_longer(clock):
     loader = DataLoader(datasets.SleepDataset(4, seconds=0.125), batch_size=2)
     run = timing.loading(loader, seconds=1)
     assert run.durations == run.waits == (0.25,) * 4
@@ -187,7 +257,7 @@ def test_the_loop_is_predicted_from_the_two_clocks_of_each_round(workers, host_m
     assert both.errors == pytest.approx([66 / expected[0] - 1, 55 / expected[1] - 1])
 
 
-def test_two_clocks_tell_medians_the_ceiling_and_the_error():
+def test_two_clocks_give_medians_the_ceiling_and_the_error():
     both = clocks([40, 10, 20], [10, 10, 10], [40, 20, 30], workers=1)
     assert (both.loading_ms, both.compute_ms, both.loop_ms) == pytest.approx((20, 10, 30))
     assert both.ceiling == pytest.approx(3)
@@ -211,7 +281,7 @@ def test_the_verdict_says_how_far_the_prediction_is_off(loop, words):
 def test_both_clocks_and_the_loop_are_timed(clock, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     loader = DataLoader(datasets.SleepDataset(100, 0.004), batch_size=5)
-    both = timing.two_clocks(loader, simulate.PretendAccelerator(10), steps=4, rounds=2)
+    both = timing.two_clocks(loader, simulate.SimulatedAccelerator(10), steps=4, rounds=2)
     assert [run.step_ms for run in both.loading] == pytest.approx([20] * 2)
     assert [run.step_ms for run in both.compute] == pytest.approx([10] * 2)
     assert [run.step_ms for run in both.loop] == pytest.approx([30] * 2)
@@ -227,7 +297,7 @@ def test_with_workers_whole_bursts_are_timed(clock):
     assert len(both.loading[0].durations) == len(both.loop[0].durations) == 6
 
 
-def test_compute_alone_is_always_on_the_same_mini_batch(clock):
+def test_compute_alone_is_always_on_the_same_batch(clock):
     seen = []
     loader = DataLoader(datasets.SleepDataset(1000, 0.0), batch_size=2)
     timing.two_clocks(loader, lambda items, numbers: seen.append(numbers.tolist()), steps=3, rounds=1)
@@ -261,7 +331,7 @@ class Dicts(torch.utils.data.Dataset):
     ("dataset", "given"),
     [
         (Endless(), [torch.Tensor, torch.Tensor]),  # without a length
-        (Dicts(), [dict]),  # nested, and with fewer mini-batches than asked for
+        (Dicts(), [dict]),  # nested, and with fewer batches than asked for
     ],
 )
 def test_two_clocks_take_any_loader(dataset, given, workers):
@@ -295,17 +365,9 @@ def test_two_clocks_of_a_step_that_fails_end_the_workers():
     assert multiprocessing.active_children() == []
 
 
-def test_a_loader_that_can_be_gone_through_only_once_is_told_from_an_empty_one():
+def test_a_loader_that_can_be_gone_through_only_once_is_distinguished_from_an_empty_one():
     with pytest.raises(ValueError, match="generator"):
         timing.two_clocks((batch for batch in [torch.zeros(2)] * 5), lambda batch: None, steps=2, rounds=1)
-
-
-def test_a_pretend_accelerator_takes_longer_only_for_more_images_than_fill_it(clock):
-    step = simulate.PretendAccelerator(10, full_at=8)
-    times = [timing.call_ms(lambda count=count: step(torch.zeros(count), None), 3) for count in (1, 8, 32)]
-    assert times == pytest.approx([10, 10, 40])
-    assert "10 ms a step of up to 8 images" in str(step)
-    assert str(simulate.PretendAccelerator(5)) == "pretend accelerator (5 ms a step)"
 
 
 @pytest.mark.parametrize("counter", ["strace", "psutil"])
@@ -348,7 +410,7 @@ def test_where_nothing_counts_there_is_nothing_counted(monkeypatch):
     assert called == [1]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")
 def test_a_forgotten_file_is_read_from_the_disk_and_then_from_memory(tmp_path):
     path = tmp_path / "below" / "file"
     path.parent.mkdir()
@@ -393,7 +455,8 @@ def test_what_the_library_does_inside_a_convolution_is_counted(capfd):
 
         return function
 
-    contiguous, channels_last = timing.onednn(forward(torch.contiguous_format)), timing.onednn(forward(torch.channels_last))
+    contiguous = timing.onednn(forward(torch.contiguous_format))
+    channels_last = timing.onednn(forward(torch.channels_last))
     assert contiguous.loc["convolution", "calls"] == channels_last.loc["convolution", "calls"] == 1
     assert contiguous.loc["reorder", "calls"] > channels_last["calls"].get("reorder", 0)
     assert (contiguous["ms"] > 0).all()

@@ -51,13 +51,13 @@ def test_a_comparison_of_slow_runs_has_fewer_rounds_but_never_less_than_two(cloc
         clock.sleep(seconds)
         return timing.Timing(1, seconds, (0.0,), (seconds,))
 
-    found = timing.in_turn({"A": run, "B": run}, 9, longest=20)
+    found = timing.interleaved({"A": run, "B": run}, 9, longest=20)
     assert {name: len(runs) for name, runs in found.timings.items()} == {"A": rounds, "B": rounds}
     assert (f"{rounds} rounds instead of 9" in capsys.readouterr().out) == (rounds < 9)
 
 
 def test_a_comparison_of_one_round_stays_one_of_one_round(clock):
-    found = timing.in_turn({"A": lambda: timing.Timing(1, 1.0, (0.0,), (1.0,))}, 1)
+    found = timing.interleaved({"A": lambda: timing.Timing(1, 1.0, (0.0,), (1.0,))}, 1)
     assert found.throughputs("A") == [1.0]
 
 
@@ -167,7 +167,7 @@ def test_a_call_that_something_else_delays_once_counts_by_the_other_one(clock):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 33])
-def test_a_mini_batch_of_any_size_is_tried_whole(clock, count):
+def test_a_batch_of_any_size_is_tried_whole(clock, count):
     seen = []
     batch = torch.zeros(count, 1), torch.zeros(count)
     assert precision.try_step(step_of(clock, 0.001, seen), batch, usual_ms=150).images == count

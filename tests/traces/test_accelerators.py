@@ -1,4 +1,4 @@
-"""Tests of what `helpers.traces` tells of accelerators."""
+"""Tests of what `helpers.traces` finds out about accelerators."""
 
 import json
 import math
@@ -151,7 +151,7 @@ NO_TENSOR_CORES = {
         "void flash::FlashAttnFwdCombine<cute::tuple<cute::C<8>, cute::C<128> >, 5, 256, 1, false, true, float>(…)",
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     ],
-    # torch.compile's and people's own kernels in Triton: whether they use Tensor Cores cannot be told from the name
+    # torch.compile's and people's own kernels in Triton: their names do not show whether they use Tensor Cores
     "Triton": [
         "triton_poi_fused_convolution_relu_3",
         "triton_tem_fused_addmm_relu_t_1",
@@ -219,7 +219,7 @@ def test_only_an_occupancy_that_is_falsely_0_is_corrected():
     ],
     ids=["no properties", "AMD", "unknown architecture", "other warps", "another device"],
 )
-def test_without_the_devices_properties_occupancy_cannot_be_told(device):
+def test_without_the_devices_properties_occupancy_is_unknown(device):
     assert math.isnan(occupancy.estimate(*LAUNCH, device))
     assert math.isnan(occupancy.corrected(0, *LAUNCH, device))
     assert math.isnan(occupancy.corrected(None, *LAUNCH, device))
@@ -251,9 +251,7 @@ def kernel(start, end, *, name="k", device=0, **arguments):
 
 
 def without(events, *keys):
-    return [
-        each | {"args": {key: value for key, value in each["args"].items() if key not in keys}} for each in events
-    ]
+    return [each | {"args": {key: value for key, value in each["args"].items() if key not in keys}} for each in events]
 
 
 def test_each_moment_of_a_step_on_a_gpu_is_charged_once(gpu):
@@ -264,7 +262,7 @@ def test_each_moment_of_a_step_on_a_gpu_is_charged_once(gpu):
 
 def test_how_much_of_a_gpu_was_used(gpu):
     table = traces.accelerators(gpu)
-    assert table.index.to_list() == [0] and table.attrs["cannot_tell"] == []
+    assert table.index.to_list() == [0] and table.attrs["unknown"] == []
     used = table.loc[0]
     assert used["name"] == "Made-up GPU"
     assert used["utilization"] == pytest.approx(cuda_trace.UTILIZATION)
@@ -383,14 +381,14 @@ def test_an_accelerator_of_an_unknown_kind_is_named(tmp_path):
         traces.accelerators(path)
 
 
-def test_on_amd_what_can_be_told_is_told(tmp_path):
+def test_on_amd_what_is_known_is_returned(tmp_path):
     amd = {"id": 0, "name": "AMD Instinct MI250X", "warpSize": 64, "computeMajor": 9, "computeMinor": 0, "numSms": 104}
     launch = ["blocks per SM", "warps per SM", "est. achieved occupancy %", "grid", "block", "registers per thread"]
     events = without(cuda_trace.events(), *launch)
     table = traces.accelerators(written(tmp_path / "trace.json", events, [amd]))
     assert table.loc[0, "utilization"] == pytest.approx(cuda_trace.UTILIZATION)
     assert table.loc[0, ["sm_efficiency", "occupancy", "tensor_core_share"]].isna().all()
-    reasons = [reason.split(":")[0] for reason in table.attrs["cannot_tell"]]
+    reasons = [reason.split(":")[0] for reason in table.attrs["unknown"]]
     assert reasons == ["SM efficiency", "Occupancy", "Tensor Cores"]
 
 
@@ -398,12 +396,12 @@ def test_without_device_properties_a_false_0_is_left_out_and_said_so(tmp_path):
     table = traces.accelerators(written(tmp_path / "trace.json", cuda_trace.events(), devices=[]))
     known = cuda_trace.OCCUPANCY * cuda_trace.KERNEL_TIME - 600 * cuda_trace.CONVOLUTION_OCCUPANCY
     assert table.loc[0, "occupancy"] == pytest.approx(known / (cuda_trace.KERNEL_TIME - 600))
-    assert "Occupancy of 34.5% of the kernels' time" in table.attrs["cannot_tell"][0]
+    assert "Occupancy of 34 % of the kernels' time" in table.attrs["unknown"][0]
 
 
 @pytest.mark.parametrize("odd", [None, "N/A", [], {}, [1, "a", None]])
 @pytest.mark.parametrize("key", ["grid", "block", "registers per thread", "blocks per SM", "est. achieved occupancy %"])
-def test_what_is_no_number_is_not_told(tmp_path, key, odd):
+def test_what_is_no_number_is_unknown(tmp_path, key, odd):
     events = cuda_trace.events()
     odd_one = next(each for each in events if each["name"] == cuda_trace.CONVOLUTION)
     odd_one["args"][key] = odd
@@ -423,13 +421,13 @@ def test_without_steps_shares_are_of_the_whole_recording_and_said_so(tmp_path):
     events = [event("cpu_op", "a", 0, 100), kernel(0, 50)]
     table = traces.accelerators(written(tmp_path / "trace.json", events))
     assert table.loc[0, "utilization"] == 0.5
-    assert "marks no steps" in table.attrs["cannot_tell"][0]
+    assert "marks no steps" in table.attrs["unknown"][0]
 
 
-def test_with_kernels_alone_shares_of_the_time_cannot_be_told(tmp_path):
+def test_with_kernels_alone_shares_of_the_time_are_unknown(tmp_path):
     table = traces.accelerators(written(tmp_path / "trace.json", [kernel(0, 50), kernel(60, 70)]))
     assert table.loc[0, ["utilization", "sm_efficiency"]].isna().all() and table.loc[0, "kernel_time"] == 60
-    assert "neither steps nor operators" in table.attrs["cannot_tell"][0]
+    assert "neither steps nor operators" in table.attrs["unknown"][0]
 
 
 @pytest.mark.parametrize(
@@ -485,8 +483,8 @@ from torch_tb_profiler.profiler.data import RunProfileData
 from torch_tb_profiler.profiler.run_generator import RunGenerator
 data = RunProfileData.parse("worker", None, sys.argv[1], tempfile.gettempdir())
 page = RunGenerator("worker", None, data).generate_run_profile()
-told = data.gpu_metrics_parser, data.tc_used_ratio, page.kernel_op_table, page.operation_table_by_name
-pickle.dump(told, sys.stdout.buffer)
+found = data.gpu_metrics_parser, data.tc_used_ratio, page.kernel_op_table, page.operation_table_by_name
+pickle.dump(found, sys.stdout.buffer)
 """
 
 
@@ -502,7 +500,7 @@ def shown(capsys, *arguments):
     return status, re.sub(" +", " ", capsys.readouterr().out)
 
 
-def test_the_shell_prints_what_a_trace_tells(gpu, capsys):
+def test_the_shell_prints_what_is_in_a_trace(gpu, capsys):
     status, output = shown(capsys, gpu.path)
     assert status == 0
     for line in [
@@ -511,7 +509,7 @@ def test_the_shell_prints_what_a_trace_tells(gpu, capsys):
         "0 Made-up GPU 53 % 42 % 25 % 34 % 21",
         "meanwhile other 31 %, loading 27 %, copying 22 %, operators 12 %, launching 6.3 %, waiting 1.4 %",
         "ampere_sgemm_128x64_nn 300 µs 17 % 3 no aten::mm",
-        "my_extension::scale 180 µs 10 % 3 no cannot be told",
+        "my_extension::scale 180 µs 10 % 3 no unknown",
     ]:
         assert f"{line}\n" in output
     assert max(map(len, output.splitlines())) <= 120
@@ -524,11 +522,11 @@ def test_the_shell_prints_the_operators_of_a_trace_without_a_gpu(tmp_path, capsy
     assert "aten::add 10 µs 10 µs 1\n" in output
 
 
-def test_the_shell_prints_what_cannot_be_told(tmp_path, capsys):
+def test_the_shell_prints_what_is_unknown(tmp_path, capsys):
     _, output = shown(capsys, written(tmp_path / "trace.json", [kernel(0, 50), kernel(60, 70)], devices=[]))
     assert "marks no training steps" in output
     assert "0 – – – 0 % 2\n" in output
-    assert "Cannot tell: Utilization and SM efficiency" in output
+    assert "Unknown: Utilization and SM efficiency" in output
 
 
 def test_a_bad_trace_among_good_ones_is_named_and_the_others_are_printed(tmp_path, capsys):
@@ -538,8 +536,8 @@ def test_a_bad_trace_among_good_ones_is_named_and_the_others_are_printed(tmp_pat
     (tmp_path / "b" / "host_1.1.pt.trace.json").write_text("{")
     status, output = shown(capsys, tmp_path)
     assert status == 1
-    told = re.findall(r"^(?:[abc]\b.*| TruncatedTrace)", output, re.M)
-    assert told == ["a, rank 0", "b", " TruncatedTrace", "c, rank 0"]
+    printed = re.findall(r"^(?:[abc]\b.*| TruncatedTrace)", output, re.M)
+    assert printed == ["a, rank 0", "b", " TruncatedTrace", "c, rank 0"]
 
 
 def write_ranks(folder):
@@ -570,10 +568,10 @@ def test_a_file_with_the_steps_of_two_recordings_is_named(tmp_path, capsys):
     assert status == 1 and "SeveralRecordings" in output
 
 
-def test_the_shell_names_an_accelerator_of_which_nothing_can_be_told(tmp_path, capsys):
+def test_the_shell_names_an_accelerator_of_which_nothing_is_known(tmp_path, capsys):
     events = [event("user_annotation", "ProfilerStep#1", 0, 100), event("cpu_op", "aten::add", 0, 10)]
     _, output = shown(capsys, written(tmp_path / "trace.json", events, [{"name": "ARTEMIS"}]))
-    assert "Cannot tell: " in output and "(ARTEMIS)" in output
+    assert "Unknown: " in output and "(ARTEMIS)" in output
 
 
 def test_no_name_in_a_trace_can_control_the_terminal(tmp_path, capsys):
@@ -600,7 +598,9 @@ def test_a_long_name_is_cut_in_the_middle():
 def test_a_reader_who_has_read_enough_ends_the_command_quietly(tmp_path):
     cuda_trace.write(tmp_path / "trace.json")
     shell = subprocess.Popen(
-        [sys.executable, "-m", "helpers", "traces", tmp_path / "trace.json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "helpers", "traces", tmp_path / "trace.json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     shell.stdout.close()  # as `head` does
     assert shell.stderr.read() == b""

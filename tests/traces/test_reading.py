@@ -15,7 +15,7 @@ from support import recordings
 from support.written import event, loading, on_a_gpu, step, two_steps, write
 
 from helpers import traces
-from helpers.traces import reading, timeline
+from helpers.traces import files, reading, timeline
 
 ZERO = dict.fromkeys(traces.CATEGORIES, 0.0)
 
@@ -59,7 +59,7 @@ def test_breakdown_equals_painting_the_steps_microsecond_by_microsecond(interval
             if each == category:
                 painted[start : start + length] = rank
     expected = [np.bincount(painted[start:end], minlength=8) for start, end in ((10, 40), (45, 70))]
-    np.testing.assert_allclose(timeline._breakdown(span.events).to_numpy(), expected)
+    np.testing.assert_allclose(timeline._breakdown(span).to_numpy(), expected)
 
 
 def test_a_gzip_trace_gives_what_the_plain_one_gives(tmp_path):
@@ -105,7 +105,7 @@ def test_several_workers_in_a_folder_are_named_in_the_error(tmp_path):
         traces.load(tmp_path)
 
 
-def test_two_recordings_of_the_same_steps_cannot_be_told_apart(tmp_path):
+def test_two_recordings_of_the_same_steps_are_refused(tmp_path):
     write(tmp_path / "one.10.pt.trace.json", two_steps())
     write(tmp_path / "one.20.pt.trace.json", two_steps())
     with pytest.raises(traces.SeveralRecordings, match="step 7 more than once"):
@@ -195,7 +195,7 @@ def test_top_operators_counts_runtime_calls_as_time_of_others(tmp_path):
     assert table.loc["aten::mm"].to_list() == [1, 15, 20]
 
 
-def test_difference_is_told_in_words_largest_change_first(tmp_path):
+def test_difference_is_put_in_words_largest_change_first(tmp_path):
     def run(name, loaded, copied):
         start = loaded + 1000
         events = [step(1, 0, 100_000), loading(0, loaded), event("gpu_memcpy", "HtoD", start, start + copied)]
@@ -226,9 +226,9 @@ def test_breakdown_has_a_row_for_each_recorded_step(recorded, workers):
 
 def test_cutting_a_trace_into_pieces_loses_nothing(recorded, monkeypatch):
     (file,) = recorded[0][0].iterdir()
-    monkeypatch.setattr(reading, "PIECE", 10_000)
-    assert len(list(reading._parts(file, reading.PIECE))) > 10
-    assert reading.document(file) == json.loads(recordings.read(file))
+    monkeypatch.setattr(files, "PIECE", 10_000)
+    assert len(list(files.parts(file, files.PIECE))) > 10
+    assert files.document(file) == json.loads(recordings.read(file))
 
 
 def with_events(change):
@@ -278,7 +278,7 @@ DEVICES = {"deviceProperties": [{"id": number, "name": "GPU"} for number in rang
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_other_layouts_of_a_recorded_trace_give_the_same_breakdown(recorded, tmp_path, monkeypatch, layout, packed):
-    monkeypatch.setattr(reading, "PIECE", 20_000)
+    monkeypatch.setattr(files, "PIECE", 20_000)
     (file,) = recorded[2][0].iterdir()
     content = LAYOUTS[layout](json.loads(recordings.read(file))).encode()
     path = tmp_path / "other.json"
@@ -354,16 +354,16 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path):
     path.chmod(0)
     code = f"""
 import os
-from helpers import traces
+from helpers.traces import UnreadableFile, load
 if os.getuid() == 0:
     os.setuid(65534)  # root may read everything
 try:
-    traces.load({str(path)!r})
-except traces.UnreadableFile as error:
+    load({str(path)!r})
+except UnreadableFile as error:
     print(error)
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-    assert "secret.json" in told
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert "secret.json" in printed
 
 
 def test_a_folder_named_like_a_trace_is_none(tmp_path):
@@ -383,7 +383,7 @@ def test_memory_for_reading_is_a_fraction_of_the_file(recorded, tmp_path):
     traces.load(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert path.stat().st_size > 10 * reading.PIECE
+    assert path.stat().st_size > 10 * files.PIECE
     assert peak < path.stat().st_size
 
 
@@ -391,7 +391,7 @@ def ranked(path, rank):
     path.write_text(json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": [step(rank + 1, 0, 10)]}))
 
 
-def test_ranks_are_told_by_the_traces_themselves_and_sorted_by_number(tmp_path):
+def test_ranks_are_those_recorded_in_the_traces_and_sorted_by_number(tmp_path):
     for worker, rank in (("a", 10), ("b", 2)):
         ranked(tmp_path / f"{worker}.1.pt.trace.json", rank)
     write(tmp_path / "c.1.pt.trace.json", [step(5, 0, 10)])

@@ -8,7 +8,9 @@ LIMITS = roofline.Limits(tflops=2.0, gb_per_second=100.0)
 
 
 def placed(flops=0, moved=1, loading=0.0, kernels=None):
-    return roofline.Placed(roofline.Work(flops, moved), LIMITS, step_ms=10.0, loading_share=loading, kernel_share=kernels)
+    return roofline.Placed(
+        roofline.Work(flops, moved), LIMITS, step_ms=10.0, loading_share=loading, kernel_share=kernels
+    )
 
 
 def test_operations_of_a_step_are_those_of_its_layers_forward_and_backward():
@@ -31,7 +33,9 @@ def test_resnet_has_the_operations_that_its_paper_says():
     model = models.resnet50(224).to("meta")
     images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8, device="meta")
     forward = roofline.work_of(lambda images, labels: model(images), images, images).flops / 2
-    assert forward / 2 == pytest.approx(4.1e9, rel=0.01)  # multiplications with additions in one; 3.8 without projections
+    assert forward / 2 == pytest.approx(
+        4.1e9, rel=0.01
+    )  # multiplications with additions in one; 3.8 without projections
 
 
 def test_a_step_is_placed_by_operations_and_time():
@@ -44,24 +48,24 @@ def test_a_step_is_placed_by_operations_and_time():
 
 
 @pytest.mark.parametrize(
-    ("step", "binds"),
+    ("step", "bound"),
     [
         (placed(flops=1.6e10, moved=1e8), "compute"),
         (placed(flops=1e9, moved=8e8), "memory"),
-        (placed(flops=1e9, moved=1e8, loading=0.7), "loading"),
-        (placed(flops=1e9, moved=1e8, loading=0.1, kernels=0.3), "launches"),
+        (placed(flops=1e9, moved=1e8, loading=0.7), "input"),
+        (placed(flops=1e9, moved=1e8, loading=0.1, kernels=0.3), "launch"),
         (placed(flops=1.2e10, moved=1e8, kernels=0.99), "compute"),
     ],
 )
-def test_what_takes_the_largest_share_of_the_step_binds(step, binds):
-    assert step.binds == binds
-    assert step.verdict().startswith(f"What binds is {binds} (")
+def test_a_step_is_bound_by_the_limit_that_takes_the_largest_share_of_it(step, bound):
+    assert step.bound == bound
+    assert step.verdict().startswith(f"The step is {bound}-bound (")
 
 
 def test_if_no_limit_explains_the_step_that_is_said():
     step = placed(flops=2e9, moved=2e8, loading=0.1)
-    assert step.binds is None
-    assert step.verdict().startswith("Cannot tell") and "memory 20%" in step.verdict()
+    assert step.bound is None
+    assert step.verdict().startswith("Bound by no single limit") and "memory 20%" in step.verdict()
 
 
 def test_a_step_above_the_peak_is_no_triumph():

@@ -1,40 +1,11 @@
-import collections
-import multiprocessing
-import os
-import signal
-import sys
-import time
-
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from helpers import config, timing, training
+from helpers import config, training
 from helpers.data import cifar10
-from helpers.loading import datasets
 from helpers.training import models, precision, workloads
-
-Pair = collections.namedtuple("Pair", "images labels")
-
-
-class Fails(Dataset):
-    """Works for a while, then raises, or its process ends itself or is killed."""
-
-    def __init__(self, how):
-        self.how = how
-
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        if index == 20:
-            {"raise": self.explode, "exit": lambda: os._exit(3), "kill": lambda: os.kill(os.getpid(), 9)}[self.how]()
-        return torch.zeros(3), index
-
-    def explode(self):
-        raise datasets.UnreadableImage("image 20 is damaged")
 
 
 @pytest.fixture
@@ -84,7 +55,9 @@ def test_a_step_never_asks_a_tensor_for_its_value(batch, monkeypatch):
     step(*batch)  # the first one may prepare what later ones reuse
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         step(*batch)
-    assert not {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"} & {event.name for event in profiler.events()}
+    assert not {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"} & {
+        event.name for event in profiler.events()
+    }
 
 
 def test_an_epoch_reports_a_loss_a_step_and_the_share_of_right_answers(batch):
@@ -105,92 +78,10 @@ def test_evaluation_does_not_change_the_network(batch):
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
-def test_an_endless_loader_goes_on_after_an_epoch():
-    batches = timing.endless([1, 2])
-    assert [next(batches) for _ in range(5)] == [1, 2, 1, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("batch", "given", "size"),
-    [
-        ((torch.zeros(4, 2), torch.zeros(4)), 2, 4),
-        ([torch.zeros(4, 2), torch.zeros(4), {"weights": torch.zeros(4)}], 3, 4),
-        (Pair(torch.zeros(4, 2), torch.zeros(4)), 2, 4),
-        ({"images": torch.zeros(5, 2), "labels": torch.zeros(5)}, 1, 5),
-        (torch.zeros(6, 2), 1, 6),
-        ([({"name": "a", "scale": torch.tensor(1.0)}, torch.zeros(7, 2))], 1, 7),
-        ("no tensor", 1, 1),
-    ],
-)
-def test_a_step_gets_tuples_and_lists_item_by_item_and_all_else_whole(batch, given, size):
-    seen = []
-    timing.call(lambda *arguments: seen.extend(arguments), batch)
-    assert len(seen) == given
-    assert all(one is other for one, other in zip(seen, batch if isinstance(batch, (tuple, list)) else [batch], strict=True))
-    assert timing.batch_size(batch) == size
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_no_worker_is_left_when_a_step_raises(persistent):
-    loader = DataLoader(datasets.SleepDataset(40, 0.0), 2, num_workers=2, persistent_workers=persistent)
-    with pytest.raises(ZeroDivisionError) as kept, timing.batches(loader) as batches:
-        next(batches)
-        1 / 0
-    assert multiprocessing.active_children() == []
-    assert kept.traceback
-    with timing.batches(loader) as batches:  # and the loader can be used again
-        assert len(next(batches)) == 2
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_what_a_worker_raises_keeps_its_type_and_traceback_and_leaves_no_worker(persistent):
-    loader = DataLoader(Fails("raise"), 2, num_workers=2, persistent_workers=persistent)
-    with pytest.raises(datasets.UnreadableImage, match="(?s)in DataLoader worker.*in explode.*image 20 is damaged") as kept:
-        with timing.batches(loader) as batches:
-            for _ in range(20):
-                next(batches)
-    assert multiprocessing.active_children() == []
-    assert kept.traceback  # the error is still at hand, as the last one is in a notebook
-
-
-@pytest.mark.processes
-@pytest.mark.skipif(sys.platform == "win32", reason="processes are killed otherwise there")
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize(("how", "said"), [("exit", "exit code 3"), ("kill", "by SIGKILL|killed by signal")])
-def test_a_worker_that_dies_is_named_and_takes_the_others_with_it(how, said, persistent):
-    loader = DataLoader(Fails(how), 2, num_workers=2, persistent_workers=persistent)
-    with pytest.raises(timing.WorkerDied, match=said) as kept, timing.batches(loader) as batches:
-        for _ in range(20):
-            next(batches)
-    assert multiprocessing.active_children() == []
-    assert "num_workers=0" in str(kept.value)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="processes are killed otherwise there")
-def test_a_worker_that_dies_during_a_step_is_named_too():
-    loader = DataLoader(datasets.SleepDataset(1000, 0.0), 2, num_workers=1)
-    with pytest.raises(timing.WorkerDied, match="killed by signal: Killed"), timing.batches(loader) as batches:
-        next(batches)
-        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-        time.sleep(600)  # a step, which the news of the death interrupts
-    assert multiprocessing.active_children() == []
-
-
-def test_an_error_that_is_no_workers_death_stays_as_it_is():
-    with pytest.raises(RuntimeError, match="^shapes differ$") as raised, timing.batches([1]):
-        raise RuntimeError("shapes differ")
-    assert raised.type is RuntimeError
-
-
-def test_an_endless_loader_without_batches_says_so():
-    with pytest.raises(ValueError, match="no mini-batch"):
-        next(timing.endless([]))
-
-
-def test_without_a_gpu_the_accelerator_is_pretended_and_says_so(monkeypatch):
+def test_without_a_gpu_the_accelerator_is_simulated_and_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     step = training.accelerator_step(models.SmallCNN())
-    assert "pretend accelerator" in str(step)
+    assert "simulated accelerator" in str(step)
 
 
 def test_losses_are_the_same_in_every_run(batch):
@@ -239,7 +130,7 @@ def test_resnet_is_one_graph_to_the_compiler(batch):
 @pytest.mark.parametrize(
     ("gigabytes", "expected"), [(4, 16), (8, 32), (16, 64), (24, 128), (40, 128), (48, 256), (141, 256)]
 )
-def test_the_mini_batch_follows_the_memory_of_the_gpu(monkeypatch, gigabytes, expected):
+def test_the_batch_follows_the_memory_of_the_gpu(monkeypatch, gigabytes, expected):
     class Properties:
         total_memory = gigabytes * 1e9
 
@@ -251,7 +142,7 @@ def test_the_mini_batch_follows_the_memory_of_the_gpu(monkeypatch, gigabytes, ex
     assert training.resnet_workload(batch=8).batch == 8
 
 
-def test_resnet_keeps_as_many_bytes_as_the_mini_batch_is_chosen_by():
+def test_resnet_keeps_as_many_bytes_as_the_batch_is_chosen_by():
     model, saved = models.resnet50(224).to("meta"), {}
     weights = {id(each) for each in [*model.parameters(), *model.buffers()]}
 
@@ -268,7 +159,11 @@ def test_resnet_keeps_as_many_bytes_as_the_mini_batch_is_chosen_by():
 
 def test_tf32_concerns_products_and_convolutions_in_all_ways_to_ask(monkeypatch):
     def asked():
-        return torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        return (
+            torch.get_float32_matmul_precision(),
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+        )
 
     def newly_asked():
         return [each.fp32_precision == "tf32" for each in (torch.backends.cuda.matmul, torch.backends.cudnn.conv)]
@@ -284,7 +179,7 @@ def test_tf32_concerns_products_and_convolutions_in_all_ways_to_ask(monkeypatch)
     assert asked() == before
 
 
-def test_out_of_memory_says_which_mini_batch_to_try(batch):
+def test_out_of_memory_says_which_batch_to_try(batch):
     class Huge(torch.nn.Linear):
         def forward(self, images):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. GPU 0 has a total capacity of 8 GiB.")
@@ -299,7 +194,9 @@ def test_out_of_memory_says_which_mini_batch_to_try(batch):
 @pytest.mark.processes
 def test_a_step_is_named_after_its_network_also_when_compiled():
     model = torch.compile(models.resnet50(64))
-    assert str(training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))) == "ResNet-50 at 64 × 64 on CPU"
+    assert (
+        str(training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))) == "ResNet-50 at 64 × 64 on CPU"
+    )
 
 
 def test_autocast_runs_the_forward_pass_in_the_type_it_is_given(batch):
@@ -352,7 +249,7 @@ def test_a_recorded_graph_learns_what_the_step_learns(batch, autocast):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
         step = training.TrainingStep(model, optimizer, autocast=autocast)
         if recorded:
-            step = training.graphed(step, *batch)  # trains three times on the first mini-batch
+            step = training.graphed(step, *batch)  # trains three times on the first batch
         else:
             for _ in range(3):
                 step(*batch)
@@ -362,7 +259,7 @@ def test_a_recorded_graph_learns_what_the_step_learns(batch, autocast):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_recorded_graph_takes_no_mini_batch_of_another_shape(batch):
+def test_a_recorded_graph_takes_no_batch_of_another_shape(batch):
     model = models.SmallCNN(normalize=True).cuda()
     step = training.graphed(training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05)), *batch)
     with pytest.raises(ValueError, match="shape"):

@@ -11,9 +11,9 @@ SCRIPT = Path(__file__).with_name("script.py")
 """The script without any fault."""
 
 EPOCH_STEPS = 8
-"""Mini-batches in an epoch of the script."""
+"""Batches in an epoch of the script."""
 
-# How many of a kind a script has. One that only a GPU can feel, so that the other five can be told apart without one.
+# How many of a kind a script has. One that only a GPU can feel, so that the other five show without one.
 DRAWN = {"loading": 3, "loop": 2, "GPU": 1}
 
 
@@ -61,11 +61,14 @@ class Fault:
 FAULTS = (
     Fault(
         "no workers", "loading",
-        "The loop makes each mini-batch itself and trains on none meanwhile; workers load in the background.",
+        "The loop makes each batch itself and trains on none meanwhile; workers load in the background.",
         "03-more-workers", "loading in the loop itself",
         (
             ("import os\n", ""),
-            ("        num_workers=min(4, os.cpu_count()),\n        persistent_workers=True,\n", "        num_workers=0,\n"),
+            (
+                "        num_workers=min(4, os.cpu_count()),\n        persistent_workers=True,\n",
+                "        num_workers=0,\n",
+            ),
         ),
     ),
     Fault(
@@ -102,7 +105,7 @@ FAULTS = (
     ),
     Fault(
         "normalized image by image", "loading",
-        "A processor core makes floats of each image; the network can, of the whole mini-batch at once on its device.",
+        "A processor core makes floats of each image; the network can, of the whole batch at once on its device.",
         "04-normalize-on-device", "transforms of each image",
         (
             (
@@ -135,8 +138,8 @@ FAULTS = (
         ),
     ),
     Fault(
-        "mini-batch made of lists", "loading",
-        "Each pixel becomes a number of Python, and then a pixel again; PyTorch's own collate function copies whole images.",
+        "batch made of lists", "loading",
+        "Each pixel becomes a number of Python, then a pixel again; PyTorch's own function copies whole images.",
         "06-packed-formats", "collating item by item",
         (
             (
@@ -174,7 +177,7 @@ FAULTS = (
     ),
     Fault(
         "checkpoint in every step", "loop",
-        "All weights are written to the disk after each mini-batch; once an epoch suffices.",
+        "All weights are written to the disk after each batch; once an epoch suffices.",
         "13-your-own-code", None,
         (
             (
@@ -189,7 +192,8 @@ FAULTS = (
         "11-fewer-launches", None,
         (
             (
-                "    logits = model(images)\n    loss = nn.functional.cross_entropy(logits, labels)\n    loss.backward()\n",
+                "    logits = model(images)\n    loss = nn.functional.cross_entropy(logits, labels)\n"
+                "    loss.backward()\n",
                 "    with torch.autograd.detect_anomaly():\n        logits = model(images)\n"
                 "        loss = nn.functional.cross_entropy(logits, labels)\n        loss.backward()\n",
             ),
@@ -210,20 +214,21 @@ FAULTS = (
     ),
     Fault(
         "histograms of all weights in every step", "loop",
-        "All weights are copied to the host and counted after each mini-batch; once an epoch suffices.",
+        "All weights are copied to the host and counted after each batch; once an epoch suffices.",
         "13-your-own-code", None,
         (
             ("    for epoch in range(epochs):\n", "    histograms = []\n    for epoch in range(epochs):\n"),
             (
                 "            right += correct\n",
                 "            right += correct\n"
-                "            histograms.append([weight.detach().cpu().histogram(50) for weight in model.parameters()])\n",
+                "            weights = [weight.detach().cpu() for weight in model.parameters()]\n"
+                "            histograms.append([weight.histogram(50) for weight in weights])\n",
             ),
         ),
     ),
     Fault(
         "accuracy counted image by image", "loop",
-        "Some operators for each class of each image, and the GPU is waited for as often; compare whole tensors, and sum.",
+        "Some operators for each class of each image, and as often a wait for the GPU; compare whole tensors, and sum.",
         "11-fewer-launches", "a synchronization in every step",
         (
             (
@@ -238,7 +243,12 @@ FAULTS = (
         "loss printed in every step", "GPU",
         "To read the loss, the host waits for the GPU, and then the GPU for the host; read it now and then.",
         "11-fewer-launches", "a synchronization in every step",
-        (("    return loss.detach(), correct\n", '    print(f"loss {loss.item():.3f}")\n    return loss.detach(), correct\n'),),
+        (
+            (
+                "    return loss.detach(), correct\n",
+                '    print(f"loss {loss.item():.3f}")\n    return loss.detach(), correct\n',
+            ),
+        ),
     ),
     Fault(
         "copies from pageable memory", "GPU",
@@ -247,14 +257,15 @@ FAULTS = (
         (
             ("        pin_memory=torch.cuda.is_available(),\n", ""),
             (
-                "    images = images.to(device, non_blocking=True)\n    labels = labels.to(device, non_blocking=True)\n",
+                "    images = images.to(device, non_blocking=True)\n"
+                "    labels = labels.to(device, non_blocking=True)\n",
                 "    images = images.to(device)\n    labels = labels.to(device)\n",
             ),
         ),
     ),
     Fault(
         "optimizer weight by weight", "GPU",
-        "A kernel or more for each tensor of weights, where one takes them all; PyTorch's own choice is the faster one.",
+        "A kernel or more for each tensor of weights, where one takes them all; PyTorch's own choice is faster.",
         "11-fewer-launches", "launch-bound steps",
         (
             (
@@ -283,14 +294,13 @@ FAULTS = (
 
 def draw(seed: int) -> tuple[Fault, ...]:
     """Return the faults that a seed stands for, in the order of the catalogue: the same on every machine."""
+    shuffled = sorted(FAULTS, key=lambda fault: _place_in_line(fault, seed))
     drawn = []
     for place, count in DRAWN.items():
-        there = [fault for fault in FAULTS if fault.place == place]
-        # by a hash, since what Python's random draws may change with its version
-        for fault in sorted(there, key=lambda fault: hashlib.sha256(f"{seed} {fault.name}".encode()).digest()):
-            if count and all(fault.fits_beside(other) for other in drawn):
+        for fault in shuffled:
+            wanted = fault.place == place and [each.place for each in drawn].count(place) < count
+            if wanted and all(fault.fits_beside(other) for other in drawn):
                 drawn.append(fault)
-                count -= 1
     return tuple(sorted(drawn, key=FAULTS.index))
 
 
@@ -309,3 +319,11 @@ def text(faults: Sequence[Fault], images: Path) -> str:
         for right, wrong in fault.edits:
             script = script.replace(right, wrong)
     return script
+
+
+def _place_in_line(fault: Fault, seed: int) -> bytes:
+    """Order the faults anew for each seed: by a hash, since what Python's random draws may change with its version.
+
+    It depends on the fault's number in the catalogue, not on its words, which may change. So new faults go to the end.
+    """
+    return hashlib.sha256(f"{seed} {FAULTS.index(fault)}".encode()).digest()

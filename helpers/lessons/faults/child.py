@@ -30,8 +30,10 @@ class _Enough(BaseException):  # not an Exception, which a script may catch
     """All steps that were asked for are done."""
 
 
-def answer(connection: Connection, start_method: str | None, function: Callable, path: Path, *arguments: object) -> None:
-    """Call `function` with a script and `arguments`, and send what comes of it: what it is, and the result or a text."""
+def answer(
+    connection: Connection, start_method: str | None, function: Callable, path: Path, *arguments: object
+) -> None:
+    """Call `function` with a script and `arguments`, and send what comes of it: its kind, and the result or a text."""
     # A process's workers are started as it was itself: those of a script started by hand are not
     multiprocessing.set_start_method(start_method, force=True)
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -49,7 +51,7 @@ def answer(connection: Connection, start_method: str | None, function: Callable,
 def timing(path: Path, warmup: int, steps: int) -> tuple[int, float, tuple[float, ...], tuple[float, ...]]:
     """Time `steps` steps of a script's ``main`` after `warmup` others, in front of an accelerator.
 
-    All that ``main`` does between two steps counts. Without a GPU the model is that of `pretending`.
+    All that ``main`` does between two steps counts. Without a GPU the model is that of `simulating`.
 
     Returns
     -------
@@ -77,7 +79,7 @@ def timing(path: Path, warmup: int, steps: int) -> tuple[int, float, tuple[float
     def watched_model() -> tuple[nn.Module, torch.optim.Optimizer]:
         model, optimizer = make_model()
         model.register_forward_pre_hook(lambda *_: called.append(True))
-        return pretending(model), optimizer
+        return simulating(model), optimizer
 
     script.make_loader, script.make_model, script.train_step = watched_loader, watched_model, watched_step
     _run(script, warmup + steps + 1, starts)
@@ -128,24 +130,24 @@ def load(path: Path) -> ModuleType:
     return script
 
 
-def pretending(model: nn.Module) -> nn.Module:
+def simulating(model: nn.Module) -> nn.Module:
     """Let a model on the CPU stand for one on an accelerator: the host calls every operator, then waits.
 
     The operators compute the first image only, as calling them takes the host some time in front of a GPU, too. The
-    others take `simulate.PretendAccelerator`'s time and no processor. PyTorch is set to one thread, as calling
+    others take `simulate.SimulatedAccelerator`'s time and no CPU time. PyTorch is set to one thread, as calling
     operators is the work of one. The model is changed; one on a GPU stays as it is.
     """
     if config.device().type == "cuda":
         return model
-    forward, accelerator = model.forward, simulate.PretendAccelerator()
+    forward, accelerator = model.forward, simulate.SimulatedAccelerator()
     torch.set_num_threads(1)
 
-    def pretended(images: torch.Tensor) -> torch.Tensor:
+    def simulated(images: torch.Tensor) -> torch.Tensor:
         logits = forward(images[:1])
         accelerator(images, logits)
         return logits.expand(len(images), -1)
 
-    model.forward = pretended
+    model.forward = simulated
     return model
 
 
@@ -154,9 +156,9 @@ def traceback_of(error: BaseException, path: Path) -> str:
     frame = error.__traceback__
     while frame and Path(frame.tb_frame.f_code.co_filename) != path:
         frame = frame.tb_next
-    told = traceback.TracebackException(type(error), error, frame)
-    told.stack = traceback.StackSummary.from_list([line for line in told.stack if line.filename != __file__])
-    return "".join(told.format()).rstrip()
+    report = traceback.TracebackException(type(error), error, frame)
+    report.stack = traceback.StackSummary.from_list([line for line in report.stack if line.filename != __file__])
+    return "".join(report.format()).rstrip()
 
 
 class Watched:
@@ -195,6 +197,6 @@ def _run(script: ModuleType, steps: int, done: list) -> None:
         script.main(_FOR_EVER)
     if len(done) < steps:
         raise Lacking(
-            f"main ended after {len(done)} calls of train_step, and {steps} were expected: main(epochs) has to train as "
-            "many epochs as it is told, and to call train_step for each mini-batch."
+            f"main ended after {len(done)} calls of train_step, and {steps} were expected: main(epochs) has to train "
+            "as many epochs as its argument says, and to call train_step for each batch."
         )

@@ -36,7 +36,7 @@ class ScriptDied(RuntimeError):
 
 
 def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
-    """Time training scripts in turn, each run in a process of its own, in front of an accelerator.
+    """Time training scripts interleaved, each run in a process of its own, in front of an accelerator.
 
     A run is an epoch as a warm-up, and then whole epochs, about as many steps as the preset says: workers that are
     restarted cost once an epoch.
@@ -56,13 +56,13 @@ def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
         return timing.Timing(*run(child.timing, path, warmup, steps))
 
     runs = {name: lambda path=path: timed(path) for name, path in scripts.items()}
-    return timing.in_turn(runs, config.preset().rounds)
+    return timing.interleaved(runs, config.preset().rounds)
 
 
 def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
     """Return a script's loader, and its training step in front of an accelerator, to be used in this process.
 
-    Without a GPU the model is that of `child.pretending`. What the step prints is swallowed.
+    Without a GPU the model is that of `child.simulating`. What the step prints is swallowed.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
         raise ScriptLacking(f"{path}: {error}") from None
     except Exception as error:
         raise ScriptFailed(f"{path} failed:\n{child.traceback_of(error, path)}") from None
-    child.pretending(model)
+    child.simulating(model)
 
     def step(*batch: torch.Tensor) -> object:
         with redirect_stdout(None):
@@ -110,8 +110,8 @@ def run(function: Callable, path: Path, *arguments: object) -> object:
     except EOFError:
         process.join(_GRACE)
         raise ScriptDied(
-            f"{path}: its process ended without an error, with exit code {process.exitcode}. Something called os._exit, "
-            "crashed, or used up the memory; `python` followed by its path may show more."
+            f"{path}: its process ended without an error, with exit code {process.exitcode}. Something called "
+            "os._exit, crashed, or used up the memory; `python` followed by its path may show more."
         ) from None
     finally:
         _end(process)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from helpers import staging
 from helpers.lessons.faults.catalogue import Fault, text
 
 
@@ -32,14 +32,13 @@ def write(path: Path, faults: Sequence[Fault], images: Path) -> Path:
     """
     path, script = Path(path).resolve(), text(faults, images).encode()
     if path.is_dir():
-        raise NotAFile(f"Expected the name of a script to write, such as {path / 'train.py'}, and found the folder {path}.")
+        raise NotAFile(
+            f"Expected the name of a script to write, such as {path / 'train.py'}, and found the folder {path}."
+        )
     if path.exists() and path.read_bytes() != script:
         print(f"{path} is not as it was drawn, and stays as it is. Delete it to begin anew.")
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    aside.write_bytes(script)
-    aside.replace(path)
+    staging.write(path, script)
     print(f"Wrote {path}.")
     return path
 
@@ -60,11 +59,10 @@ def keep(path: Path, name: str) -> dict[str, Path]:
     """
     steps, name = path.parent / "steps", " ".join(re.sub(r"[^\w ,()-]", " ", name).split())
     if not name:
-        raise ValueError("Expected a name for what you have mended, such as 'more workers', and found none.")
+        raise ValueError("Expected a name for what you have fixed, such as 'more workers', and found none.")
     kept = _kept(steps, path.name)
     copy = kept.get(name) or steps / f"{len(kept):02} {name}" / path.name
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, copy)
+    staging.write(copy, path.read_bytes())
     return kept | {name: copy}
 
 

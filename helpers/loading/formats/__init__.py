@@ -3,7 +3,7 @@
 =============  ==================================================================  =============================
 in `FORMATS`   what it is                                                          random reads
 =============  ==================================================================  =============================
-``npy``        NumPy's file, mapped into memory                                    a mini-batch is one gather
+``npy``        NumPy's file, mapped into memory                                    a batch is one gather
 ``lmdb``       a key-value store in one mapped file: pixels, PNG or LZ4            a search in a tree each
 ``hdf5``       named arrays in one file                                            a call of its library each
 ``tar``        shards for WebDataset, to stream                                    by an index of offsets beside it

@@ -1,7 +1,7 @@
 """HDF5: named arrays in one file, with a library in every language. Here ``data.h5`` with ``images`` and ``labels``.
 
 ``images`` has N elements, each of HDF5's array type, a whole image of (C, H, W): that is read twice as fast as an array
-of (N, C, H, W), where HDF5 selects in four dimensions (measured, mini-batches of 128: 240,000 images/s and 100,000).
+of (N, C, H, W), where HDF5 selects in four dimensions (measured, batches of 128: 240,000 images/s and 100,000).
 ``h5py`` shows both alike: ``file["images"][7]``. The elements lie in a row: in chunks of one image each, 2,400 a second
 were read. If shapes differ, ``images`` has the bytes of all.
 
@@ -21,22 +21,22 @@ import h5py
 import numpy as np
 
 from helpers.loading.formats import reading
-from helpers.loading.formats.indexed import ImagesFile
-from helpers.loading.formats.writing import HEADER_BYTES, ArrayFile, Samples, checksum, pack_folder, write_manifest
+from helpers.loading.formats.indexed import write_arrays
+from helpers.loading.formats.writing import HEADER_BYTES, Samples, checksum, pack_folder, write_manifest
 
 _FILE = "data.h5"
 _COPIED_BYTES = 16 * 2**20  # at a time
 
 
-def pack(images: Iterable, labels: Iterable, path: str | Path, *, progress: bool = False) -> None:
+def pack(images: Iterable, labels: Iterable, path: str | Path) -> None:
     """Pack images into an HDF5 file.
 
-    An array that is contiguous needs its shape when it is made. So images go to a file aside first, which needs as
-    much of the disk again until all is done.
+    An array that is contiguous needs its shape when it is made. So images go to a file of their own first, which
+    needs as much of the disk again until all is done.
 
     Parameters
     ----------
-    images, labels, path, progress
+    images, labels, path
         As for `helpers.loading.formats.npy.pack`.
 
     Raises
@@ -44,18 +44,13 @@ def pack(images: Iterable, labels: Iterable, path: str | Path, *, progress: bool
     PackExists, UnusableSamples
         As there.
     """
-    samples = Samples(images, labels, path, progress)
+    samples = Samples(images, labels, path)
     with pack_folder(path) as folder:
-        pixels = ImagesFile(folder, "images")
-        others = ImagesFile(folder, "labels") if samples.pairs else ArrayFile(folder / "labels.npy", "<i8")
-        for image, label in samples:
-            pixels.append(image)
-            others.append(label)
-        pixels.close(samples.image_shape)
-        others.close(samples.label_shape) if samples.pairs else others.close(-1)
+        write_arrays(folder, samples)
         with h5py.File(folder / _FILE, "w") as file:
             arrays = {name: _move(folder / f"{name}.npy", file) for name in ("images", "labels")}
-            checked = [_place(arrays[name]) for name in ("images", "labels")[: 1 + samples.pairs]]
+            by_item = ("images", "labels") if samples.pairs else ("images",)
+            checked = [_place(arrays[name]) for name in by_item]
         rest = _rest_checksum(folder / _FILE, checked)
         write_manifest(folder, "hdf5", samples, [_FILE], checked_by_item=checked, rest_crc32c=rest)
 

@@ -18,7 +18,15 @@ from typing import Protocol
 import numpy as np
 
 from helpers.loading.formats.reading import PackedDataset, mapped
-from helpers.loading.formats.writing import HEADER_BYTES, ArrayFile, Samples, checksum, pack_folder, write_manifest
+from helpers.loading.formats.writing import (
+    HEADER_BYTES,
+    ArrayFile,
+    NumbersFile,
+    Samples,
+    checksum,
+    pack_folder,
+    write_manifest,
+)
 
 _ROW = np.dtype([("file", "<u4"), ("checksum", "<u4"), ("start", "<i8"), ("shape", "<i4", 3)])
 
@@ -52,7 +60,7 @@ class Index:
 
 
 class ImagesFile:
-    """Writes images one after the other to a .npy file, with an index. Only the end tells if they make an array."""
+    """Writes images one after the other to a .npy file, with an index. Only the end shows if they make an array."""
 
     def __init__(self, folder: Path, name: str):
         self._pixels, self._index = ArrayFile(folder / f"{name}.npy", np.uint8), Index(folder, name)
@@ -69,6 +77,24 @@ class ImagesFile:
         self._index.close()
 
 
+def write_arrays(folder: Path, samples: Samples) -> None:
+    """Write the images to ``images.npy`` and the labels to ``labels.npy``, each with an index if they are images."""
+    images = ImagesFile(folder, "images")
+    if samples.pairs:
+        labels = ImagesFile(folder, "labels")
+        for image, label in samples:
+            images.append(image)
+            labels.append(label)
+        labels.close(samples.label_shape)
+    else:
+        labels = NumbersFile(folder)
+        for image, label in samples:
+            images.append(image)
+            labels.append(label)
+        labels.close()
+    images.close(samples.image_shape)
+
+
 def pack_shards(
     name: str,
     samples: Samples,
@@ -80,7 +106,7 @@ def pack_shards(
     """Write `samples` to files, each until it has `shard_bytes` or `shard_items`, and their index."""
     with pack_folder(path) as folder:
         images = Index(folder, "images")
-        labels = Index(folder, "labels") if samples.pairs else ArrayFile(folder / "labels.npy", "<i8")
+        labels = Index(folder, "labels") if samples.pairs else NumbersFile(folder)
         files, shard, first = [], None, 0
         for index, (image, label) in enumerate(samples):
             if shard is None or shard.tell() >= shard_bytes or index - first == shard_items:
@@ -90,10 +116,13 @@ def pack_shards(
                 files.append(shard.path.name)
             starts = shard.add(index, image, label)
             images.append(len(files) - 1, starts[0], image)
-            labels.append(len(files) - 1, starts[1], label) if samples.pairs else labels.append(np.int64(label))
+            if samples.pairs:
+                labels.append(len(files) - 1, starts[1], label)
+            else:
+                labels.append(label)
         shard.close()
         images.close()
-        labels.close() if samples.pairs else labels.close(-1)
+        labels.close()
         write_manifest(folder, name, samples, files, shards=files)
 
 
@@ -129,7 +158,7 @@ class Images:
         rows, size = self._rows[indices], math.prod(shape)
         images = np.empty((len(indices), size), np.uint8)
         flat, files = memoryview(images).cast("B"), self._files
-        for row, (file, start) in enumerate(zip(rows["file"].tolist(), rows["start"].tolist())):
+        for row, (file, start) in enumerate(zip(rows["file"].tolist(), rows["start"].tolist(), strict=True)):
             flat[row * size : (row + 1) * size] = files[file][start : start + size]
         self._dataset._expect_all(rows["checksum"], images, self._names[rows["file"]], indices)
         return images.reshape(-1, *shape)
@@ -152,4 +181,6 @@ class IndexedDataset(PackedDataset):
             return super()._read_batch(opened, indices)
         images, labels = opened
         taken = images.take(indices, self._manifest["image_shape"])
-        return taken, labels.take(indices, self._manifest["label_shape"]) if self.pairs else labels[indices]
+        if self.pairs:
+            return taken, labels.take(indices, self._manifest["label_shape"])
+        return taken, labels[indices]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from helpers.loading.formats import reading
-from helpers.loading.formats.indexed import Images, ImagesFile
+from helpers.loading.formats.indexed import Images, write_arrays
 from helpers.loading.formats.writing import (
     HEADER_BYTES,
     ArrayFile,
@@ -30,8 +31,8 @@ from helpers.loading.formats.writing import (
 _BLOCK_BYTES = 128 * 2**10
 
 
-def pack(images: Iterable, labels: Iterable, path: str | Path, *, progress: bool = False) -> None:
-    """Pack images into a memory map.
+def pack(images: Iterable, labels: Iterable, path: str | Path) -> None:
+    """Pack images into a memory map. A progress bar appears if that takes longer than 5 seconds.
 
     Parameters
     ----------
@@ -41,8 +42,6 @@ def pack(images: Iterable, labels: Iterable, path: str | Path, *, progress: bool
         Numbers; or images of the same kind, such as the high-resolution patch of a low-resolution one.
     path : path
         The folder to make.
-    progress : bool
-        Show a progress bar at once; otherwise only if it takes longer than 5 seconds.
 
     Raises
     ------
@@ -51,19 +50,14 @@ def pack(images: Iterable, labels: Iterable, path: str | Path, *, progress: bool
     UnusableSamples
         If there are no images, fewer or more labels, or one that is of another type.
     """
-    samples = Samples(images, labels, path, progress)
+    samples = Samples(images, labels, path)
     with pack_folder(path) as folder:
-        pixels = ImagesFile(folder, "images")
-        others = ImagesFile(folder, "labels") if samples.pairs else ArrayFile(folder / "labels.npy", "<i8")
-        for image, label in samples:
-            pixels.append(image)
-            others.append(label)
-        pixels.close(samples.image_shape)
-        others.close(samples.label_shape) if samples.pairs else others.close(-1)
+        write_arrays(folder, samples)
         for name, shape in (("images", samples.image_shape), ("labels", samples.label_shape)):
             if shape:
                 _write_checksums(folder, name, samples.count, shape)
-        write_manifest(folder, "npy", samples, ["images.npy"] + ["labels.npy"] * samples.pairs)
+        checked_in_parts = ["images.npy", "labels.npy"] if samples.pairs else ["images.npy"]
+        write_manifest(folder, "npy", samples, checked_in_parts)
 
 
 class PackedDataset(reading.PackedDataset):
@@ -107,7 +101,7 @@ class _Array:
         return self._images[index]
 
     def take(self, indices: np.ndarray, axis: int) -> np.ndarray:
-        if self._some_unchecked:  # once all blocks are checked, a mini-batch is the gather alone
+        if self._some_unchecked:  # once all blocks are checked, a batch is the gather alone
             self._check(indices)
         return self._images.take(indices, axis)
 
@@ -126,7 +120,7 @@ def _write_checksums(folder: Path, name: str, count: int, shape: tuple[int, ...]
     (folder / f"{name}.index.npy").unlink()
     checksums = ArrayFile(folder / f"{name}.checksums.npy", "<u4")
     _, edges = _blocks(count, math.prod(shape))
-    for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist()):
+    for start, stop in pairwise(edges.tolist()):
         checksums.append(np.uint32(file_checksum(folder / f"{name}.npy", start, stop)))
     checksums.close(-1)
 

@@ -2,7 +2,7 @@
 
 The columns are ``image`` (the pixels), ``channels``, ``height``, ``width`` and ``label``: a number, or the pixels of
 an image with ``label_channels`` and so on. A row group can only be read as a whole. So random access is slow, and
-`RowGroupBatches` makes mini-batches of the images of some row groups at a time.
+`RowGroupBatches` makes batches of the images of some row groups at a time.
 
 ``row-groups.npy`` has the CRC-32C of each row group; it is compared before the row group is first read. That of the
 footer is compared when the file is opened, before Arrow sees it.
@@ -28,14 +28,12 @@ _KEPT_GROUPS = 8  # decoded row groups that stay in memory
 _ROW = np.dtype([("start", "<i8"), ("checksum", "<u4"), ("first", "<i8")])
 
 
-def pack(
-    images: Iterable, labels: Iterable, path: str | Path, *, rows_per_group: int = 256, progress: bool = False
-) -> None:
+def pack(images: Iterable, labels: Iterable, path: str | Path, *, rows_per_group: int = 256) -> None:
     """Pack images into a Parquet file.
 
     Parameters
     ----------
-    images, labels, path, progress
+    images, labels, path
         As for `helpers.loading.formats.npy.pack`.
     rows_per_group : int
         Images in a row group, all of which are in memory when one of them is read.
@@ -45,7 +43,7 @@ def pack(
     PackExists, UnusableSamples
         As there.
     """
-    samples = Samples(images, labels, path, progress)
+    samples = Samples(images, labels, path)
     with pack_folder(path) as folder:
         schema = _schema(samples.pairs)
         # Pixels are different in nearly all images: no dictionary, no compression, no statistics
@@ -93,7 +91,7 @@ class RowGroupBatches(ShuffledBatches):
     ----------
     dataset : PackedDataset
     batch_size : int
-        The last mini-batch may be smaller.
+        The last batch may be smaller.
     """
 
     def __init__(self, dataset: PackedDataset, batch_size: int):
@@ -167,7 +165,7 @@ def _row(image: np.ndarray, label: int | np.ndarray) -> tuple:
 
 
 def _table(rows: list[tuple], schema: pyarrow.Schema) -> pyarrow.Table:
-    columns = [pyarrow.array(column, field.type) for column, field in zip(zip(*rows), schema, strict=True)]
+    columns = [pyarrow.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
     return pyarrow.table(columns, schema=schema)
 
 
@@ -180,7 +178,7 @@ def _write_row_groups(folder: Path) -> None:
     starts = [0, *ends]  # what is before the first row group belongs to it
     firsts = np.cumsum([0, *(group.num_rows for group in groups)])
     rows = ArrayFile(folder / "row-groups.npy", _ROW)
-    for start, stop, first in zip(starts, [*ends, path.stat().st_size], firsts):
+    for start, stop, first in zip(starts, [*ends, path.stat().st_size], firsts, strict=True):
         rows.append(np.array((start, file_checksum(path, start, stop), first), _ROW))
     rows.close(-1)
 

@@ -27,7 +27,7 @@ class WrongFormat(ValueError):
 
 
 class Batch(Sequence):
-    """A mini-batch that was read as a whole: a sequence of samples for whom it may concern, and ready for `collate`.
+    """A batch that was read as a whole: a sequence of samples for other collate functions, and ready for `collate`.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Batch(Sequence):
 class PackedDataset(Dataset):
     """The samples of a pack. Base of the class with this name in each format's module.
 
-    A DataLoader gets whole mini-batches from it, through ``__getitems__``. Give it ``collate_fn=dataset.collate``,
+    A DataLoader gets whole batches from it, through ``__getitems__``. Give it ``collate_fn=dataset.collate``,
     which lets them through as they are: the usual function takes them apart and puts them together again.
 
     The files are opened when they are first needed, in each process anew, so that no handle crosses a fork. The
@@ -90,7 +90,7 @@ class PackedDataset(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         numbers = np.asarray(indices)
         if not len(numbers):
-            raise IndexError(f"{self.path}: expected the indices of a mini-batch, found none.")
+            raise IndexError(f"{self.path}: expected the indices of a batch, found none.")
         if numbers.dtype.kind not in "iu":
             raise TypeError(f"{self.path}: expected whole numbers as indices, found {numbers.dtype}.")
         numbers = numbers.astype(np.int64, copy=False)
@@ -104,7 +104,7 @@ class PackedDataset(Dataset):
 
     @staticmethod
     def collate(batch: Sequence) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the images and labels of a mini-batch; a DataLoader's ``collate_fn``."""
+        """Return the images and labels of a batch; a DataLoader's ``collate_fn``."""
         return (batch.images, batch.labels) if isinstance(batch, Batch) else default_collate(batch)
 
     def close(self) -> None:
@@ -145,14 +145,16 @@ class PackedDataset(Dataset):
         raise NotImplementedError
 
     def _read_batch(self, opened, indices: np.ndarray) -> tuple:
-        """Return images and labels, checked, each an array or a list of arrays that are nobody else's."""
+        """Return images and labels, checked, each an array or a list of arrays, copied from the file."""
         images = self._empty(len(indices), self._manifest["image_shape"])
         labels = self._empty(len(indices), self._manifest["label_shape"]) if self.pairs else [0] * len(indices)
         for row in np.argsort(indices).tolist():  # in the order of the file, which a disk likes
             image, label = self._read(opened, int(indices[row]))
             images[row] = image if isinstance(images, np.ndarray) else image.copy()
             labels[row] = label.copy() if isinstance(labels, list) and self.pairs else label
-        return images, labels if self.pairs else np.array(labels, np.int64)
+        if not self.pairs:
+            labels = np.array(labels, np.int64)
+        return images, labels
 
     # For the formats
 
@@ -175,7 +177,7 @@ class PackedDataset(Dataset):
     def _expect_all(
         self, expected: np.ndarray, rows: np.ndarray, files: str | Sequence[str], indices: np.ndarray
     ) -> None:
-        """Compare the rows of a mini-batch, which are items of a file or of several files, with their checksums."""
+        """Compare the rows of a batch, which are items of a file or of several files, with their checksums."""
         found = list(map(google_crc32c.value, rows))
         if found != expected.tolist():
             row = next(row for row, crc in enumerate(found) if crc != expected[row])
@@ -207,7 +209,7 @@ class PackedDataset(Dataset):
 
 
 class ByItem(Dataset):
-    """A packed dataset that reads item by item, as most datasets do: shows what reading whole mini-batches gains.
+    """A packed dataset that reads item by item, as most datasets do: shows what reading whole batches gains.
 
     Parameters
     ----------
@@ -262,7 +264,11 @@ def _read_manifest(folder: Path, name: str) -> dict:
 
 
 def _damaged(folder: Path, file: str, what: str, items: Sequence[int] = ()) -> DamagedPack:
-    where = {0: "", 1: ", item ", 2: ", items "}[len(items)] + " to ".join(map(str, items))
+    where = ""
+    if len(items) == 1:
+        where = f", item {items[0]}"
+    elif items:
+        where = f", items {items[0]} to {items[1]}"
     return DamagedPack(
         f"{folder / file}{where}: {what}. The pack is damaged: copy it again, or delete {folder} and pack anew."
     )

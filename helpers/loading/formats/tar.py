@@ -17,14 +17,12 @@ from helpers.loading.formats import indexed
 from helpers.loading.formats.writing import Samples
 
 
-def pack(
-    images: Iterable, labels: Iterable, path: str | Path, *, shard_bytes: int = 2**30, progress: bool = False
-) -> None:
+def pack(images: Iterable, labels: Iterable, path: str | Path, *, shard_bytes: int = 2**30) -> None:
     """Pack images into tar files, ``shard-000000.tar`` and so on.
 
     Parameters
     ----------
-    images, labels, path, progress
+    images, labels, path
         As for `helpers.loading.formats.npy.pack`.
     shard_bytes : int
         A file with so many bytes gets no more images.
@@ -34,7 +32,7 @@ def pack(
     PackExists, UnusableSamples
         As there.
     """
-    indexed.pack_shards("tar", Samples(images, labels, path, progress), path, _Shard, shard_bytes)
+    indexed.pack_shards("tar", Samples(images, labels, path), path, _Shard, shard_bytes)
 
 
 class PackedDataset(indexed.IndexedDataset):

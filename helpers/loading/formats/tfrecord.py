@@ -21,14 +21,12 @@ from helpers.loading.formats import indexed
 from helpers.loading.formats.writing import Samples, checksum
 
 
-def pack(
-    images: Iterable, labels: Iterable, path: str | Path, *, shard_bytes: int = 2**30, progress: bool = False
-) -> None:
+def pack(images: Iterable, labels: Iterable, path: str | Path, *, shard_bytes: int = 2**30) -> None:
     """Pack images into TFRecord files, ``shard-000000.tfrecord`` and so on.
 
     Parameters
     ----------
-    images, labels, path, progress
+    images, labels, path
         As for `helpers.loading.formats.npy.pack`.
     shard_bytes : int
         A file with so many bytes gets no more images.
@@ -38,7 +36,7 @@ def pack(
     PackExists, UnusableSamples
         As there.
     """
-    indexed.pack_shards("tfrecord", Samples(images, labels, path, progress), path, _Shard, shard_bytes)
+    indexed.pack_shards("tfrecord", Samples(images, labels, path), path, _Shard, shard_bytes)
 
 
 class PackedDataset(indexed.IndexedDataset):
@@ -53,14 +51,15 @@ class _Shard:
         self._index = open(f"{self.path}.idx", "w", newline="\n")
 
     def add(self, index: int, image: np.ndarray, label: int | np.ndarray) -> tuple[int, ...]:
-        pair = isinstance(label, np.ndarray)
-        numbers = [("shape", image.shape), *([("label_shape", label.shape)] if pair else [("label", (label,))])]
-        # The pixels of the image end the record, those of the label end what comes before
-        features = b"".join(_feature(name, _int64_list(values)) for name, values in numbers)
-        features += _feature("label", _bytes_list(label)) if pair else b""
-        pixels = _feature("image", _bytes_list(image))
-        end = self._write(_field(1, features + pixels))
-        return (end - image.size, end - len(pixels) - label.size) if pair else (end - image.size,)
+        # The pixels of the image end the record, those of a label end what comes before
+        shape, pixels = _feature("shape", _int64_list(image.shape)), _feature("image", _bytes_list(image))
+        if not isinstance(label, np.ndarray):
+            number = _feature("label", _int64_list([label]))
+            return (self._write(_field(1, shape + number + pixels)) - image.size,)
+        label_shape = _feature("label_shape", _int64_list(label.shape))
+        label_pixels = _feature("label", _bytes_list(label))
+        end = self._write(_field(1, shape + label_shape + label_pixels + pixels))
+        return end - image.size, end - len(pixels) - label.size
 
     def _write(self, example: bytes) -> int:
         """Write a record: length, its checksum, data, its checksum. Return where the data ends."""
@@ -100,7 +99,7 @@ def _int64_list(numbers: Iterable[int]) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content  # 2: of a length that is told
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content  # 2: its length comes first
 
 
 def _varint(number: int) -> bytes:

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import json
 import operator
-import os
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -25,11 +22,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from helpers import staging
+
 VERSION = 1  # of the folder's layout, for all formats: count up when it changes
 HEADER_BYTES = 4096  # of our .npy files: a page, so that the pixels begin with the next one
 MANIFEST = "manifest.json"
 
-_QUIET_SECONDS = 5.0  # a progress bar that nobody asked for appears after this time
+_QUIET_SECONDS = 5.0  # the progress bar appears after this time
 _READ_BYTES = 4 * 2**20
 _NOTHING = object()
 
@@ -55,14 +54,14 @@ class Samples:
         The shape that all had so far; None if there were several, and for labels that are numbers.
     """
 
-    def __init__(self, images: Iterable, labels: Iterable, path: str | Path, progress: bool):
+    def __init__(self, images: Iterable, labels: Iterable, path: str | Path):
         total = next((len(each) for each in (images, labels) if hasattr(each, "__len__")), None)
         self._images, labels = iter(images), iter(labels)
         first = next(labels, _NOTHING)
         self._labels = labels if first is _NOTHING else chain([first], labels)
         self.pairs = getattr(first, "ndim", 0) > 0
         self.count, self.image_shape, self.label_shape = 0, None, None
-        self._bar = {"total": total, "desc": f"packing {Path(path).name}", "delay": 0 if progress else _QUIET_SECONDS}
+        self._bar = {"total": total, "desc": f"packing {Path(path).name}", "delay": _QUIET_SECONDS}
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, int | np.ndarray]]:
         image_shapes, label_shapes = set(), set()
@@ -114,28 +113,35 @@ class ArrayFile:
         self._file.close()
 
 
+class NumbersFile(ArrayFile):
+    """The labels of a pack that are numbers: ``labels.npy``, int64."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder / "labels.npy", "<i8")
+
+    def close(self) -> None:
+        """Complete the file."""
+        super().close(-1)
+
+
 @contextmanager
 def pack_folder(path: str | Path) -> Iterator[Path]:
-    """Give a new folder to fill; it gets its name, `path`, when the block ends, and is gone if that fails.
+    """Give a staging folder to fill, which becomes `path` when the block ends, and is gone if the block raises.
 
-    Nothing is forced to the disk: what a power cut takes from the files, their sizes and checksums tell.
+    Nothing is forced to the disk: what a power cut takes from the files, their sizes and checksums show.
 
     Raises
     ------
     PackExists
         If there is something at `path`.
+    staging.NotEnoughDisk
+        If the disk becomes full meanwhile.
     """
-    path = Path(os.path.abspath(path))
-    _refuse_existing(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.packing-{uuid.uuid4().hex[:8]}")
-    aside.mkdir()
     try:
-        yield aside
-        _refuse_existing(path)  # another process may have been faster
-        aside.rename(path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        with staging.folder(path) as folder:
+            yield folder
+    except staging.TargetExists as error:
+        raise PackExists(str(error)) from error
 
 
 def write_manifest(folder: Path, name: str, samples: Samples, checked_in_parts: Iterable[str] = (), **more) -> None:
@@ -192,11 +198,6 @@ def file_checksum(path: Path, start: int = 0, stop: int | None = None) -> int:
         while left > 0 and (data := file.read(min(left, _READ_BYTES))):
             crc, left = google_crc32c.extend(crc, data), left - len(data)
     return crc
-
-
-def _refuse_existing(path: Path) -> None:
-    if os.path.lexists(path):
-        raise PackExists(f"{path}: expected nothing here, but it exists. Delete it, or choose another name.")
 
 
 def _pixels(image, name: str) -> np.ndarray:

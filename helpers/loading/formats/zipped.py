@@ -20,14 +20,12 @@ from helpers.loading.formats.writing import Samples
 _MEMBERS = 60_000  # beyond 65,535, and beyond 2 GiB, the archive would need extensions that not all programs know
 
 
-def pack(
-    images: Iterable, labels: Iterable, path: str | Path, *, shard_bytes: int = 2**30, progress: bool = False
-) -> None:
+def pack(images: Iterable, labels: Iterable, path: str | Path, *, shard_bytes: int = 2**30) -> None:
     """Pack images into zip archives, ``shard-000000.zip`` and so on.
 
     Parameters
     ----------
-    images, labels, path, progress
+    images, labels, path
         As for `helpers.loading.formats.npy.pack`.
     shard_bytes : int
         An archive with so many bytes gets no more images; nor does one with 60,000 members.
@@ -37,8 +35,9 @@ def pack(
     PackExists, UnusableSamples
         As there.
     """
-    samples = Samples(images, labels, path, progress)
-    indexed.pack_shards("zip", samples, path, _Shard, shard_bytes, _MEMBERS // (1 + samples.pairs))
+    samples = Samples(images, labels, path)
+    members = 2 if samples.pairs else 1
+    indexed.pack_shards("zip", samples, path, _Shard, shard_bytes, _MEMBERS // members)
 
 
 class PackedDataset(indexed.IndexedDataset):

@@ -39,7 +39,7 @@ def packed(request, tmp_path_factory):
 
 def batch_is_right(batch, images, labels, indices):
     return len(batch) == len(indices) and all(
-        packs.same(sample, images[index], labels[index]) for sample, index in zip(batch, indices)
+        packs.same(sample, images[index], labels[index]) for sample, index in zip(batch, indices, strict=True)
     )
 
 
@@ -74,7 +74,7 @@ def test_every_format_gives_back_what_was_packed_in_any_order(tmp_path, kind, sa
 
 
 class SideBySide(Dataset):
-    """The mini-batches of several packs of the same: to start workers for each of them would take long."""
+    """The batches of several packs of the same: to start workers for each of them would take long."""
 
     def __init__(self, datasets):
         self.datasets = datasets
@@ -85,8 +85,8 @@ class SideBySide(Dataset):
     def __getitems__(self, indices):
         return [dataset.__getitems__(indices) for dataset in self.datasets]
 
-    def collate(self, mini_batches):
-        return [dataset.collate(batch) for dataset, batch in zip(self.datasets, mini_batches, strict=True)]
+    def collate(self, batches):
+        return [dataset.collate(batch) for dataset, batch in zip(self.datasets, batches, strict=True)]
 
 
 @pytest.mark.processes
@@ -99,8 +99,8 @@ def test_workers_started_in_any_way_return_what_was_packed(tmp_path, method):
         assert packs.same(dataset[3], images[3], LABELS[3])  # so that there is a handle to inherit
     together = SideBySide(datasets)
     loader = DataLoader(together, 4, num_workers=2, multiprocessing_context=method, collate_fn=together.collate)
-    for name, dataset, batches in zip(kinds, datasets, zip(*loader), strict=True):
-        found, labels = zip(*batches)
+    for name, dataset, batches in zip(kinds, datasets, zip(*loader, strict=True), strict=True):
+        found, labels = zip(*batches, strict=True)
         assert packs.equal(torch.cat(found), np.stack(images)), name
         assert torch.cat(labels).tolist() == LABELS, name
         assert packs.same(dataset[3], images[3], LABELS[3]), name
@@ -113,22 +113,22 @@ def test_torch_puts_samples_together_as_always(packed):
     assert found_labels.dtype == torch.int64 and found_labels.tolist() == labels
 
 
-def test_mini_batches_that_are_ready_are_the_same_as_those_torch_puts_together(packed):
+def test_batches_that_are_ready_are_the_same_as_those_torch_puts_together(packed):
     dataset, images, labels = packed
     (found_images, found_labels) = next(iter(DataLoader(dataset, COUNT, collate_fn=dataset.collate)))
     assert packs.equal(found_images, np.stack(images))
     assert found_labels.dtype == torch.int64 and found_labels.tolist() == labels
 
 
-def test_a_subset_reads_mini_batches(packed):
-    dataset, images, labels = packed
+def test_a_subset_reads_batches(packed):
+    dataset, images, _ = packed
     subset = Subset(dataset, [5, 9, 2])
     (found, _) = next(iter(DataLoader(subset, 3, collate_fn=dataset.collate)))
     assert packs.equal(found, np.stack([images[5], images[9], images[2]]))
 
 
 def test_by_item_reads_the_same(packed):
-    dataset, images, labels = packed
+    dataset, images, _ = packed
     found, _ = next(iter(DataLoader(formats.ByItem(dataset), COUNT, collate_fn=dataset.collate)))
     assert packs.equal(found, np.stack(images))
 
@@ -335,7 +335,7 @@ def test_an_error_of_the_images_leaves_nothing(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_killed_packing_leaves_nothing_under_the_name(tmp_path, name):
+def test_a_killed_packing_leaves_nothing_under_the_name_and_the_next_one_removes_what_it_left(tmp_path, name):
     code = (
         "import sys, time, numpy as np\n"
         "from helpers.loading import formats\n"
@@ -349,8 +349,9 @@ def test_a_killed_packing_leaves_nothing_under_the_name(tmp_path, name):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "half\n"
         process.send_signal(signal.SIGKILL)
-    assert not (tmp_path / "pack").exists()
-    formats.FORMATS[name].pack([IMAGE], [1], tmp_path / "pack")  # what lies beside it does no harm
+    assert not (tmp_path / "pack").exists() and list(tmp_path.iterdir())
+    formats.FORMATS[name].pack([IMAGE], [1], tmp_path / "pack")
+    assert list(tmp_path.iterdir()) == [tmp_path / "pack"]
 
 
 @pytest.mark.slow
@@ -445,5 +446,6 @@ def test_parquet_keeps_few_row_groups_in_memory(tmp_path):
 
 @pytest.mark.processes
 def test_importing_the_package_imports_no_format():
-    code = "import sys; from helpers.loading import formats; print({'h5py', 'pyarrow', 'lmdb', 'lz4'} & set(sys.modules))"
+    code = "import sys; from helpers.loading import formats; "
+    code += "print({'h5py', 'pyarrow', 'lmdb', 'lz4'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -180,7 +180,7 @@ def pixels(example, name, shape):
 def test_tfrecords_are_examples_with_image_shape_and_label(tmp_path):
     found = examples(packed(tmp_path, "tfrecord", VARYING, LABELS, shard_bytes=1_000))
     assert len(found) == COUNT
-    for example, image, label in zip(found, VARYING, LABELS):
+    for example, image, label in zip(found, VARYING, LABELS, strict=True):
         assert np.array_equal(pixels(example, "image", "shape"), image)
         assert list(example.features.feature["label"].int64_list.value) == [label]
 

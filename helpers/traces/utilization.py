@@ -12,19 +12,18 @@ import numpy as np
 import pandas as pd
 
 from helpers.traces import occupancy
+from helpers.traces.files import NoAccelerator
 from helpers.traces.intervals import capped_sum, coverage, union
+from helpers.traces.keeping import once
 from helpers.traces.operators import host_events, linked_calls
-from helpers.traces.reading import Span, Trace, TraceError, load
+from helpers.traces.reading import Span, Trace, load
 from helpers.traces.tensor_cores import uses_tensor_cores
 from helpers.traces.timeline import window
+from helpers.wording import percent
 
 # Runtime calls that return when the accelerator has done its work; the last one is AMD's blocking copy
 WAITS = r"Synchronize|^(?:cuda|hip)Memcpy$|^hipMemcpyWithStream$"
 MEANWHILE = ["copying", "waiting", "launching", "loading", "operators", "other"]
-
-
-class NoAccelerator(TraceError):
-    """The trace holds no kernels of an accelerator."""
 
 
 def accelerators(path: str | Path | Trace) -> pd.DataFrame:
@@ -38,7 +37,7 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
     DataFrame
         Index `device`, the profiler's number; columns
 
-        - `name`, None if not told
+        - `name`, None if unknown
         - `utilization`, the share of the time in which at least one kernel ran; copies do not count
         - `sm_efficiency`, the share of the multiprocessors that had a block to run, on average over the time,
           estimated: ∫ min(1, blocks per multiprocessor of the kernels running) dt, by the time
@@ -47,7 +46,7 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
         - `tensor_core_share`, the share of all kernels' durations that is spent in kernels known to use Tensor Cores
         - `kernels`, int, how many the trace holds, and `kernel_time`, the sum of their durations in µs
 
-        Shares are floats from 0 to 1, NaN where the trace does not tell; ``attrs["cannot_tell"]`` says why, as a list
+        Shares are floats from 0 to 1, NaN where unknown; ``attrs["unknown"]`` says why, as a list
         of sentences.
 
     Raises
@@ -55,12 +54,16 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
     NoAccelerator
         If the trace has no kernels.
     """
-    trace = load(path)
+    return _accelerators(load(path))
+
+
+@once
+def _accelerators(trace: Trace) -> pd.DataFrame:
     table = _kernels(trace)
     windows, length = _windows(trace)
     rows = {device: _use(trace, rows, windows, length) for device, rows in table.groupby("device")}
     result = pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
-    result.attrs["cannot_tell"] = _cannot_tell(trace, table, result, length)
+    result.attrs["unknown"] = _unknown(trace, table, result, length)
     return result
 
 
@@ -78,10 +81,10 @@ def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Index `Name`, the kernel's; columns `Operator`, the innermost one that launched it, NaN where this cannot be
-        told; `Calls`, int; `Total Duration (us)`, `Mean Duration (us)`, `Min Duration (us)`, `Max Duration (us)`;
+        Index `Name`, the kernel's; columns `Operator`, the innermost one that launched it, NaN where unknown;
+        `Calls`, int; `Total Duration (us)`, `Mean Duration (us)`, `Min Duration (us)`, `Max Duration (us)`;
         `Share` of all kernels' durations, 0 to 1; `Mean Blocks Per SM` and `Mean Est. Achieved Occupancy (%)`,
-        weighted with the durations, NaN where not told; and `Tensor Cores Used`, whether its name says so (see
+        weighted with the durations, NaN where not recorded; and `Tensor Cores Used`, whether its name says so (see
         `uses_tensor_cores`). Sorted by total duration.
 
     Raises
@@ -89,16 +92,26 @@ def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
     NoAccelerator
         If the trace has no kernels.
     """
-    table = _kernels(load(path))
+    return _by_name(load(path)).head(count)
+
+
+@once
+def _by_name(trace: Trace) -> pd.DataFrame:
+    table = _kernels(trace)
+    means = {"blocks_per_sm": "Mean Blocks Per SM", "occupancy": "Mean Est. Achieved Occupancy (%)"}
+    for column in means:
+        table[f"{column}, weight"] = table["duration"].where(table[column].notna())
+        table[f"{column}, sum"] = table[column] * table["duration"]
     groups = table.groupby(["name", "operator"], dropna=False, sort=False)
     result = groups["duration"].agg(["size", "sum", "mean", "min", "max"])
     result.columns = ["Calls", *(f"{word} Duration (us)" for word in ("Total", "Mean", "Min", "Max"))]
     result["Share"] = result["Total Duration (us)"] / result["Total Duration (us)"].sum()
-    result["Mean Blocks Per SM"] = groups[["blocks_per_sm", "duration"]].apply(_weighted_mean)
-    result["Mean Est. Achieved Occupancy (%)"] = groups[["occupancy", "duration"]].apply(_weighted_mean)
+    sums = groups[[f"{column}, {part}" for column in means for part in ("weight", "sum")]].sum()
+    for column, name in means.items():
+        result[name] = sums[f"{column}, sum"] / sums[f"{column}, weight"]
     result["Tensor Cores Used"] = groups["tensor_cores"].first()
     result = result.reset_index("operator").rename_axis("Name").rename(columns={"operator": "Operator"})
-    return result.sort_values("Total Duration (us)", ascending=False, kind="stable").head(count)
+    return result.sort_values("Total Duration (us)", ascending=False, kind="stable")
 
 
 def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> float:
@@ -122,7 +135,7 @@ def fill(path: str | Path | Trace) -> float:
     """Return the share of the multiprocessors that have a block to run, on average while kernels run in the steps.
 
     It is SM efficiency by utilization, without the kernels that exchange data: those take few blocks on purpose. Near
-    1 for large mini-batches; small where a kernel has fewer blocks than the device has multiprocessors.
+    1 for large batches; small where a kernel has fewer blocks than the device has multiprocessors.
 
     Returns
     -------
@@ -170,13 +183,13 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
     -------
     DataFrame
         Index `device`; columns `count`; `total`, `median` and `longest` in µs; `share` of the time as in
-        `accelerators`, NaN if that is not told; and the parts of `total` in µs, in which moment by moment the first
+        `accelerators`, NaN if that is unknown; and the parts of `total` in µs, in which moment by moment the first
         that applies was going on:
 
         - `copying`: an accelerator copied or filled memory
         - `waiting`: the host waited for the accelerator
         - `launching`: it made another call of the accelerator's runtime
-        - `loading`: it waited for the next mini-batch
+        - `loading`: it waited for the next batch
         - `operators`: it ran operators
         - `other`: anything else; Python, mostly
 
@@ -187,7 +200,11 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
     NoAccelerator
         If the trace has no kernels.
     """
-    trace = load(path)
+    return _gaps_of_all(load(path))
+
+
+@once
+def _gaps_of_all(trace: Trace) -> pd.DataFrame:
     table = _kernels(trace)
     windows, length = _windows(trace)
     rows = {}
@@ -205,51 +222,47 @@ def _computing(trace: Trace) -> pd.DataFrame:
 
 
 def _windows(trace: Trace) -> tuple[list, float]:
-    """Return the time of the steps in each span, and their length in all, NaN if it is not told."""
+    """Return the time of the steps in each span, and their length in all, NaN if it is unknown."""
     windows = [window(span) for span in trace.spans]
     return windows, sum(each["end"] - each["start"] for each in windows if each is not None) or math.nan
 
 
+@once
 def _kernels(trace: Trace) -> pd.DataFrame:
     """Return the kernels of all spans, with their `span`, `operator`, `duration`, `tensor_cores`; `occupancy` right."""
     table = pd.concat([_of_span(span).assign(span=number) for number, span in enumerate(trace.spans)])
-    table = table[np.isfinite(table["device"])].astype({"device": int})
     if table.empty:
         names = sorted({name for span in trace.spans for device in span.devices if (name := _name(device))})
         raise NoAccelerator(
             f"{trace.path} has no kernels: it was recorded without a GPU, or without ProfilerActivity.CUDA"
             + (f", or on an accelerator whose events are unknown here ({', '.join(names)})" if names else "")
-            + ". What an accelerator did cannot be told. Record it with activities=[ProfilerActivity.CPU, "
+            + ". What an accelerator did is unknown. Record it with activities=[ProfilerActivity.CPU, "
             "ProfilerActivity.CUDA] on a machine with a GPU."
         )
     return table
 
 
+@once
 def _of_span(span: Span) -> pd.DataFrame:
+    """Return the kernels of one span that ran on a device, with what is computed of each."""
     table = span.kernels
     names = {name: uses_tensor_cores(name) for name in table["name"].unique()}
-    return table.assign(
+    table = table.assign(
         duration=table["end"] - table["start"],
         operator=_operators(span),
         tensor_cores=table["name"].map(names).astype(bool),
-        device=_numbers(table["device"]),
-        blocks_per_sm=_numbers(table["blocks_per_sm"]),
         occupancy=_occupancy(span),
     )
-
-
-def _numbers(column: pd.Series) -> np.ndarray:
-    """Return a column as floats, NaN for what is no number: a trace may hold anything."""
-    return np.array([each if isinstance(each, Real) else math.nan for each in column.to_list()], float)
+    return table[np.isfinite(table["device"])].astype({"device": int})
 
 
 def _operators(span: Span) -> np.ndarray:
     """Return for each kernel the name of the operator that launched it, or None."""
-    host = host_events(span.events)
-    calls = linked_calls(span.events, host)
-    launching = host.iloc[calls["operator"]]
-    told = (launching["kind"] != "step").to_numpy()
-    names = pd.Series(launching["name"].to_numpy()[told], index=calls["correlation"].to_numpy()[told], dtype=object)
+    calls = linked_calls(span)
+    launching = host_events(span).iloc[calls["operator"]]
+    in_operator = (launching["kind"] != "step").to_numpy()
+    numbers = calls["correlation"].to_numpy()[in_operator]
+    names = pd.Series(launching["name"].to_numpy()[in_operator], index=numbers, dtype=object)
     names = names[~names.index.duplicated()]
     found = span.kernels["correlation"].map(names)
     return found.astype(object).where(found.notna(), None).to_numpy()
@@ -257,12 +270,13 @@ def _operators(span: Span) -> np.ndarray:
 
 def _occupancy(span: Span) -> np.ndarray:
     """Return the occupancy of each kernel in %, corrected where falsely 0."""
-    told = _numbers(span.kernels["occupancy"])
-    doubtful = np.flatnonzero(told <= 0)
-    launches = span.kernels.iloc[doubtful][["grid", "block", "registers", "shared_memory", "device"]]
+    kernels = span.kernels
+    found = kernels["occupancy"].to_numpy(copy=True)
+    doubtful = np.flatnonzero(found <= 0)
+    launches = kernels.iloc[doubtful][["grid", "block", "registers", "shared_memory", "device"]]
     for row, (*launch, device) in zip(doubtful, launches.itertuples(index=False), strict=True):
-        told[row] = occupancy.corrected(told[row], *launch, _properties(span, device))
-    return told
+        found[row] = occupancy.corrected(found[row], *launch, _properties(span, device))
+    return found
 
 
 def _properties(span: Span, device: float) -> dict | None:
@@ -300,11 +314,11 @@ AMD_WARP = 64  # threads; NVIDIA's are 32
 
 def _clip(rows: pd.DataFrame, windows: list[pd.Series | None]) -> pd.DataFrame:
     """Return what of the kernels lies in the window of their span."""
-    known = {number: each for number, each in enumerate(windows) if each is not None}
-    rows = rows[rows["span"].isin(known)]
-    low, high = (rows["span"].map({number: each[side] for number, each in known.items()}) for side in ("start", "end"))
-    rows = rows.assign(start=np.maximum(rows["start"], low), end=np.minimum(rows["end"], high))
-    return rows.assign(duration=rows["end"] - rows["start"])[rows["end"] > rows["start"]]
+    nothing = {"start": math.inf, "end": -math.inf}
+    limits = pd.DataFrame([nothing if each is None else each for each in windows]).iloc[rows["span"]]
+    starts = np.maximum(rows["start"].to_numpy(), limits["start"].to_numpy())
+    ends = np.minimum(rows["end"].to_numpy(), limits["end"].to_numpy())
+    return rows.assign(start=starts, end=ends, duration=ends - starts)[ends > starts]
 
 
 def _busy(rows: pd.DataFrame) -> float:
@@ -318,14 +332,16 @@ def _share(durations: pd.Series, chosen: pd.Series) -> float:
 
 
 def _weighted_mean(table: pd.DataFrame) -> float:
-    """Return the mean of the first column, weighted with the second, over the rows where it is told."""
+    """Return the mean of the first column, weighted with the second, over the rows where it is known."""
     values, weights = (table[column].to_numpy(float) for column in table)
-    told = ~np.isnan(values)
-    return float(np.average(values[told], weights=weights[told])) if weights[told].sum() else math.nan
+    known = ~np.isnan(values)
+    if not weights[known].sum():
+        return math.nan
+    return float(np.average(values[known], weights=weights[known]))
 
 
-def _cannot_tell(trace: Trace, table: pd.DataFrame, result: pd.DataFrame, length: float) -> list[str]:
-    """Say what of `accelerators` the trace does not tell, and why."""
+def _unknown(trace: Trace, table: pd.DataFrame, result: pd.DataFrame, length: float) -> list[str]:
+    """Say what of `accelerators` is unknown, and why."""
     reasons = []
     if math.isnan(length):
         reasons.append("Utilization and SM efficiency: the trace has neither steps nor operators, so no total time.")
@@ -338,8 +354,8 @@ def _cannot_tell(trace: Trace, table: pd.DataFrame, result: pd.DataFrame, length
         reasons.append("Occupancy: the trace does not state it. Only CUDA's profiler does.")
     elif missing > 0:
         reasons.append(
-            f"Occupancy of {missing:.1%} of the kernels' time: stated as 0, which is false, and without the device's "
-            "properties it cannot be estimated. The mean is that of the other kernels."
+            f"Occupancy of {percent(missing)} of the kernels' time: stated as 0, which is false, and without the "
+            "device's properties it cannot be estimated. The mean is that of the other kernels."
         )
     if result["tensor_core_share"].isna().any():
         reasons.append("Tensor Cores: the kernels of AMD's libraries are not known by name here.")

@@ -1,0 +1,42 @@
+"""Where the course explains what the diagnosis advises: the notebook for each of its topics."""
+
+from __future__ import annotations
+
+from helpers import config
+
+# By the topics of `diagnosis.Finding`
+NOTEBOOKS = {
+    "profiler overhead": "01-first-profile",
+    "larger batches": "02-two-clocks",
+    "more workers": "03-more-workers",
+    "number of workers": "03-more-workers",
+    "persistent workers": "03-more-workers",
+    "prefetching": "03-more-workers",
+    "pinned memory": "03-more-workers",
+    "asynchronous copies": "03-more-workers",
+    "normalization on the device": "04-normalize-on-device",
+    "preprocessing ahead of time": "05-preprocess-ahead",
+    "packed formats": "06-packed-formats",
+    "loading whole batches": "06-packed-formats",
+    "loading without workers": "06-packed-formats",
+    "channels-last memory format": "09-channels-last",
+    "mixed precision": "10-mixed-precision",
+    "fewer synchronizations": "11-fewer-launches",
+    "fewer launches": "11-fewer-launches",
+    "fewer copies": "11-fewer-launches",
+    "less work between launches": "11-fewer-launches",
+    "overlapping communication with computation": "13-scale-out",
+}
+PLANNED = {"12-shards-and-streams", "13-scale-out"}  # not there yet, so nothing links to them
+
+
+def links(folder: str = "") -> dict[str, str]:
+    """Return the notebook for each topic, as `diagnosis.Diagnosis.linked` takes them; those that are there.
+
+    Parameters
+    ----------
+    folder : str
+        What to write before the notebook's name: nothing in another notebook, ``"notebooks/"`` in a shell.
+    """
+    there = {path.stem for path in (config.PROJECT / "notebooks").glob("*.ipynb")}
+    return {topic: f"{folder}{notebook}.ipynb" for topic, notebook in NOTEBOOKS.items() if notebook in there}

@@ -1,0 +1,37 @@
+"""Numbers, units and names as messages show them."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+_OBEYED = {"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"}  # of Unicode: control, format, private, unassigned, separators
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one: "1 step", "1,000 steps"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def milliseconds(value: float) -> str:
+    """Return a duration in ms with two digits that matter: "0.85 ms", "8.5 ms", "85 ms"."""
+    digits = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
+    return f"{value:,.{digits}f} ms"
+
+
+def percent(share: float) -> str:
+    """Return a share from 0 to 1 in percent: "12 %", "1.2 %", "< 0.1 %"; "–" for NaN."""
+    if math.isnan(share):
+        return "–"
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
+    digits = 0 if share >= 0.0995 or share == 0 else 1
+    return f"{share * 100:.{digits}f} %"
+
+
+def printable(name: str) -> str:
+    """Return a name with each character replaced that a terminal would obey and not show.
+
+    Names in a trace are anyone's text: escape sequences in them could clear the screen, or hide a line.
+    """
+    return "".join("?" if unicodedata.category(each) in _OBEYED else each for each in name)
