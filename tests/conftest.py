@@ -23,6 +23,8 @@ for name in list(os.environ):
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+from support.notebooks import NOTEBOOKS, environment, nbval  # noqa: E402
+
 from helpers import config  # noqa: E402
 from helpers.data import cifar10  # noqa: E402
 
@@ -30,7 +32,6 @@ from helpers.data import cifar10  # noqa: E402
 REAL_IMAGES = config.PROJECT.parent / "shared" / "data" / "cifar-10-python-subset.tar.gz"
 
 
-NOTEBOOKS = sorted((config.PROJECT / "notebooks").glob("[0-9][0-9]-*.ipynb"))
 REFERENCE = config.PROJECT / "data" / "reference" / "cpu-2-cores"
 
 
@@ -157,23 +158,3 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, archive: Path | None) -> 
     data = tmp_path_factory.mktemp("images")
     cifar10.prepare(data_dir=data, archive=archive, drawn=(5_000, 1_000), download=False)
     return environment(data, tmp_path_factory.mktemp("runs"))
-
-
-def environment(data: Path, runs: Path) -> dict[str, str]:
-    """Environment variables of a reader with these folders, and none of the machine's own settings."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("COURSE_", "CIFAR10_"))}
-    return inherited | {"COURSE_PRESET": "ci", "COURSE_DATA": str(data), "COURSE_RUNS": str(runs)}
-
-
-def nbval(notebooks: list[Path], environment: dict[str, str], *options: str) -> subprocess.CompletedProcess:
-    """Execute notebooks of a folder by nbval in the running interpreter; compare the outputs marked so."""
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=900"),
-            *("-p", "support.patient_nbval", "-p", "no:cacheprovider", f"--rootdir={notebooks[0].parent}", *options),
-            *map(str, notebooks),
-        ],
-        env=environment | {"PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-    )

@@ -8,8 +8,8 @@ import nbformat
 import pandas as pd
 import pytest
 import torch
-from conftest import NOTEBOOKS
 from support.asking import overview
+from support.notebooks import NOTEBOOKS
 
 from helpers import tensorboard, traces, training
 from helpers.data import cifar10, photos

@@ -4,7 +4,7 @@ import re
 
 import nbformat
 import pytest
-from conftest import NOTEBOOKS, environment, nbval
+from support.notebooks import NOTEBOOKS, environment, nbval
 
 NAMES = [path.stem for path in NOTEBOOKS]
 

@@ -117,3 +117,19 @@ def test_an_error_that_is_no_workers_death_stays_as_it_is():
 def test_an_endless_loader_without_batches_says_so():
     with pytest.raises(ValueError, match="no batch"):
         next(timing.endless([]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.zeros(4, 2), 4),
+        ((torch.zeros(5), torch.zeros(3)), 5),
+        ({"of": [torch.tensor(1), torch.zeros(6)]}, 6),
+        (["a", torch.zeros(7)], 7),
+        ([], 1),
+        ("text", 1),
+    ],
+    ids=repr,
+)
+def test_the_size_of_a_batch_is_the_length_of_its_first_tensor(batch, size):
+    assert timing.batch_size(batch) == size

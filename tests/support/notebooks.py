@@ -1,0 +1,30 @@
+"""The notebooks, and how to execute them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers import config
+
+NOTEBOOKS = sorted((config.PROJECT / "notebooks").glob("[0-9][0-9]-*.ipynb"))
+
+
+def environment(data: Path, runs: Path) -> dict[str, str]:
+    """Environment variables of a reader with these folders, and none of the machine's own settings."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("COURSE_", "CIFAR10_"))}
+    return inherited | {"COURSE_PRESET": "ci", "COURSE_DATA": str(data), "COURSE_RUNS": str(runs)}
+
+
+def nbval(notebooks: list[Path], environment: dict[str, str], *options: str) -> subprocess.CompletedProcess:
+    """Execute notebooks of a folder by nbval in the running interpreter; compare the outputs marked so."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=900"),
+            *("-p", "support.patient_nbval", "-p", "no:cacheprovider", f"--rootdir={notebooks[0].parent}", *options),
+            *map(str, notebooks),
+        ],
+        env=environment | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+    )

@@ -1,0 +1,117 @@
+import pytest
+import torch
+
+from helpers import training
+from helpers.training import models, precision
+
+
+def test_a_step_lowers_the_loss_on_its_own_batch(batch):
+    training.seed_everything(0)
+    model = models.SmallCNN(normalize=True)
+    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    losses = [step(*batch).item() for _ in range(10)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.parametrize("memory_format", [torch.preserve_format, torch.contiguous_format, torch.channels_last])
+def test_images_reach_the_network_in_the_memory_format_asked_for(batch, memory_format):
+    model, seen = models.SmallCNN(normalize=True), []
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].stride()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    images = batch[0].contiguous(memory_format=torch.channels_last)
+    training.TrainingStep(model, optimizer, memory_format=memory_format)(images, batch[1])
+    contiguous = memory_format == torch.contiguous_format
+    assert seen == [batch[0].stride() if contiguous else images.stride()]
+
+
+def test_a_step_never_asks_a_tensor_for_its_value(batch, monkeypatch):
+    model = models.SmallCNN(normalize=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    step = training.TrainingStep(model, optimizer, training.new_accuracy(torch.device("cpu")))
+    step(*batch)  # the first one may prepare what later ones reuse
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        step(*batch)
+    assert not {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"} & {
+        event.name for event in profiler.events()
+    }
+
+
+def test_without_a_gpu_the_accelerator_is_simulated_and_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    step = training.accelerator_step(models.SmallCNN())
+    assert "simulated accelerator" in str(step)
+
+
+def test_tf32_concerns_products_and_convolutions_in_all_ways_to_ask(monkeypatch):
+    def asked():
+        return (
+            torch.get_float32_matmul_precision(),
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+        )
+
+    def newly_asked():
+        return [each.fp32_precision == "tf32" for each in (torch.backends.cuda.matmul, torch.backends.cudnn.conv)]
+
+    before = asked()
+    with training.set_tf32(True):
+        assert asked() == ("high", True, True)
+        assert newly_asked() == [True, True]
+        with training.set_tf32(False):
+            assert asked() == ("highest", False, False)
+            assert newly_asked() == [False, False]
+        assert newly_asked() == [True, True]
+    assert asked() == before
+
+
+def test_out_of_memory_says_which_batch_to_try(batch):
+    class Huge(torch.nn.Linear):
+        def forward(self, images):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. GPU 0 has a total capacity of 8 GiB.")
+
+    model = Huge(1, 1)
+    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(training.OutOfMemory, match=r"(?s)with 8 images .* 8 GiB.*Try 4 images: give batch=4") as raised:
+        step(*batch)
+    assert isinstance(raised.value.__cause__, torch.cuda.OutOfMemoryError)
+
+
+@pytest.mark.processes
+def test_a_step_is_named_after_its_network_also_when_compiled():
+    model = torch.compile(models.resnet50(64))
+    assert (
+        str(training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))) == "ResNet-50 at 64 × 64 on CPU"
+    )
+
+
+def test_autocast_runs_the_forward_pass_in_the_type_it_is_given(batch):
+    model, seen = models.SmallCNN(normalize=True), []
+    model[1].register_forward_hook(lambda layer, inputs, output: seen.append(output.dtype))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for autocast in (None, torch.bfloat16):
+        step = training.TrainingStep(model, optimizer, autocast=autocast)
+        loss = step(*batch)
+    assert seen == [torch.float32, torch.bfloat16]
+    assert loss.dtype == torch.float32
+    assert str(step) == "SmallCNN on CPU, autocast to bfloat16"
+
+
+def test_a_loss_scale_does_not_change_what_is_learned(batch):
+    def losses(**options):
+        training.seed_everything(0)
+        model = models.SmallCNN(normalize=True)
+        step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05), **options)
+        return [step(*batch).item() for _ in range(5)]
+
+    assert losses(scaler=torch.amp.GradScaler("cpu")) == pytest.approx(losses(), abs=1e-5)
+
+
+def test_a_step_whose_gradients_overflow_is_skipped_and_the_scale_halved(batch):
+    model = models.SmallCNN(normalize=True)
+    before = [weights.clone() for weights in model.parameters()]
+    precision.round_layers(model, torch.float16)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05), scaler=scaler)(*batch)
+    assert scaler.get_scale() == 2.0**39
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
