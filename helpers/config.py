@@ -1,4 +1,4 @@
-"""Presets, folders, seed and device: the only place that reads environment variables.
+"""Presets, folders, seed and device: the only place that reads the course's environment variables.
 
 ==================== =====================================================================
 variable             meaning

@@ -107,7 +107,9 @@ def scratch(path: str | Path) -> Iterator[Path]:
 
 
 def write(path: str | Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Write a file that appears whole or not at all; one that is there is replaced. Text is written as UTF-8.
+    """Write a file that appears whole or not at all; one that is there is replaced, and keeps its permissions.
+
+    Text is written as UTF-8.
 
     Takes 0.5 ms of CPU time more than to write a file and rename it (measured), most of it for the lock.
 
@@ -124,13 +126,15 @@ def write(path: str | Path, content: str | bytes, *, durable: bool = False) -> N
     NotEnoughDisk
         If the disk becomes full meanwhile.
     """
-    path = Path(os.path.abspath(path))
+    path = Path(os.path.realpath(path))  # a link stays a link, and the file that it leads to is replaced
     with _staged(path) as staging:
         with open(staging, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
+        with suppress(OSError):  # there is none yet, or it is another user's
+            shutil.copymode(path, staging)
         staging.replace(path)
 
 

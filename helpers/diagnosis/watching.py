@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import statistics
 import tempfile
 import time
@@ -94,6 +96,8 @@ def _folder() -> Path:
     folder = config.runs_dir() / RUN
     try:
         with staging.scratch(folder):
+            if folder.exists() and not os.access(folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
             return folder
     except OSError as error:
         elsewhere = Path(tempfile.mkdtemp(prefix="diagnosis-"), RUN)

@@ -69,10 +69,11 @@ def loader(images: npy.PackedDataset, batch: int) -> DataLoader:
 
 
 def _pack(data: cifar10.Prepared, folder: Path) -> None:
-    for outdated in folder.parent.glob(folder.name[:-_DIGEST] + "?" * _DIGEST):
-        shutil.rmtree(outdated, ignore_errors=True)
+    outdated = list(folder.parent.glob(folder.name[:-_DIGEST] + "?" * _DIGEST))
     staging.check_free(folder.parent, data.train_images, _BYTES_PER_IMAGE)
     images = datasets.PngDataset(data.train, v2.PILToTensor())
     pixels = (images[index][0] for index in range(len(images)))
     npy.pack(pixels, images.labels.tolist(), folder)
+    for pack in outdated:  # not before: somebody may still use it, and the new one may not fit
+        shutil.rmtree(pack, ignore_errors=True)
     print(f"Packed {data.train_images:,} images into {folder}.", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -42,7 +43,7 @@ def _of_loader(loader: Iterable) -> Iterator[str]:
     yield from _of_order(loader)
     yield wording.counted(loader.num_workers, "worker")
     if loader.collate_fn is not default_collate:
-        yield f"collated by {loader.collate_fn.__qualname__}"
+        yield f"collated by {getattr(loader.collate_fn, '__qualname__', type(loader.collate_fn).__name__)}"
     if loader.pin_memory:
         yield "in pinned memory"
     if loader.persistent_workers:
@@ -70,8 +71,12 @@ def _of_transform(transform: object) -> Iterator[str]:
 
 
 def _of_order(loader: DataLoader) -> Iterator[str]:
+    if loader.batch_sampler is None:
+        yield "in batches of its own"
+        return
     if type(loader.batch_sampler) is not BatchSampler:
-        yield f"{type(loader.batch_sampler).__name__} of {loader.batch_sampler.batch_size}"
+        size = getattr(loader.batch_sampler, "batch_size", "its own size")
+        yield f"{type(loader.batch_sampler).__name__} of {size}"
         return
     yield f"in batches of {loader.batch_size}"
     if loader.drop_last:
@@ -101,7 +106,7 @@ def _of_training(step: training.TrainingStep) -> Iterator[str]:
     yield f"weights {_layout(step.model)}"
     yield f"images {str(step.memory_format).removeprefix('torch.')}"
     yield _of_optimizer(step.optimizer)
-    if torch.cuda.is_available() and torch.backends.cudnn.allow_tf32:
+    if torch.cuda.is_tf32_supported() and torch.backends.cudnn.allow_tf32:
         yield "TF32"
     if step.autocast is not None:
         yield f"autocast to {str(step.autocast).removeprefix('torch.')}"
@@ -118,9 +123,9 @@ def _layout(model: nn.Module) -> str:
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> str:
     """Name an optimizer with its learning rate and all else that is not as PyTorch has it by default."""
-    usual = type(optimizer)([nn.Parameter(torch.zeros(1))]).defaults
-    options = {"lr": optimizer.defaults["lr"]}
-    options |= {name: value for name, value in optimizer.defaults.items() if value != usual[name]}
+    usual = {name: each.default for name, each in inspect.signature(type(optimizer)).parameters.items()}
+    options = {"lr": optimizer.defaults.get("lr")}
+    options |= {name: value for name, value in optimizer.defaults.items() if name in usual and value != usual[name]}
     return f"{type(optimizer).__name__}({', '.join(f'{name}={value}' for name, value in options.items())})"
 
 
@@ -130,5 +135,5 @@ def _of_compilation(model: nn.Module) -> Iterator[str]:
     if not compiled:
         return
     yield "compiled" if model in compiled else f"{wording.counted(len(compiled), 'layer')} compiled"
-    if compiled[0].dynamo_ctx.compiler_config["triton.cudagraphs"]:
+    if (compiled[0].dynamo_ctx.compiler_config or {}).get("triton.cudagraphs"):
         yield "into CUDA graphs"

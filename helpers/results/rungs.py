@@ -1,7 +1,8 @@
 """The rungs of the ladder, each defined once: by these definitions `record` times them, and the notebooks' own loaders
 and steps are compared with them (``tests/notebooks``).
 
-A rung differs from the one that it is compared with in what its notebook changes, and in nothing else.
+A rung differs from the one that it is compared with in what its notebook changes, and in nothing else that takes time:
+the learning rate is each notebook's own.
 """
 
 from __future__ import annotations

@@ -297,8 +297,10 @@ def ratio_text(result: Result) -> str:
 
 
 def baseline_text(result: Result) -> str:
-    """Return what a ratio is against, in words."""
-    return "an unknown baseline" if pd.isna(result.baseline) else result.baseline
+    """Return what a ratio is against, in words: a rung, or in quotation marks a variant of the same notebook."""
+    if pd.isna(result.baseline):
+        return "an unknown baseline"
+    return result.baseline if result.baseline[:2].isdigit() else f"“{result.baseline}”"
 
 
 def provenance(table: pd.DataFrame) -> list[str]:

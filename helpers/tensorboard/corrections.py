@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
+from pathlib import Path
 
+from helpers import staging
 from helpers.tensorboard import data, pages, perfetto
 from helpers.traces import tensor_cores
 
@@ -48,6 +50,18 @@ def correct_the_data() -> None:
         stock(self, worker, span, data.correct(trace_json))
 
     RunProfileData.__init__ = __init__
+
+
+def leave_out_what_is_being_recorded() -> None:
+    """Runs: a recording that is not whole yet appears as a run of its own, which then stays."""
+    from torch_tb_profiler.plugin import TorchProfilerPlugin
+
+    stock = TorchProfilerPlugin._get_run_dirs
+
+    def _get_run_dirs(self) -> Iterator[str]:
+        return (folder for folder in stock(self) if not staging.is_staging(Path(folder)))
+
+    TorchProfilerPlugin._get_run_dirs = _get_run_dirs
 
 
 def know_tensor_core_kernels() -> None:
@@ -185,6 +199,7 @@ def _parse_corrected(target: Callable, *args) -> None:
 
 CORRECTIONS = (
     correct_the_data,
+    leave_out_what_is_being_recorded,
     know_tensor_core_kernels,
     know_todays_operators,
     count_all_kernels_for_tensor_cores,

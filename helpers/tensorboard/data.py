@@ -93,7 +93,8 @@ def link_no_call_by_chance(trace: dict) -> Iterator[Event]:
     """
     events = trace["traceEvents"]
     operators = [each for each in events if each.get("cat") in ("cpu_op", "user_annotation") and "dur" in each]
-    calls = [each for each in events if each.get("cat") == "runtime" and _external_id(each)]
+    known = {_external_id(each) for each in operators} - {0, None}
+    calls = [each for each in events if each.get("cat") == "runtime" and _external_id(each) in known]
     starts = np.array([each["ts"] for each in operators], float)
     ends = starts + np.array([each["dur"] for each in operators], float)
     moments = np.array([each["ts"] for each in calls], float)

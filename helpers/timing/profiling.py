@@ -56,7 +56,7 @@ def record(
         Called with a batch as `loaders.call` does.
     run : str or Path
         Notebook and experiment, such as ``"01-first-profile/one-worker"``: the folder below ``COURSE_RUNS``. Or any
-        folder, by its absolute path.
+        folder, by its absolute path: a new one, an empty one, or one with an earlier recording, which is replaced.
     active : int
         Steps to record in each span.
     spans : int
@@ -65,8 +65,14 @@ def record(
         Passed to `torch.profiler.profile`.
     slim : bool
         Leave out what happened inside loading, and short Python frames; see `traces.slim`.
+
+    Raises
+    ------
+    FileExistsError
+        If the folder holds other files than a recording's.
     """
     folder = config.runs_dir() / run
+    _refuse_other_files(folder)
     wait = warmup_steps(loader)
     plan = schedule(wait=wait, warmup=1, active=active, repeat=spans)
     clock = {}
@@ -94,6 +100,16 @@ def record(
                 traces.slim(file, file)
         (staged / STOPWATCH).write_text(json.dumps(clock))
     return folder
+
+
+def _refuse_other_files(folder: Path) -> None:
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    others = [each.name for each in inside if each.name != STOPWATCH and not traces.TRACE_FILE.fullmatch(each.name)]
+    if others:
+        raise FileExistsError(
+            f"{folder}: expected a new folder for the recording, or one that holds an earlier recording and nothing "
+            f"else, and found {', '.join(others[:3])} in it. Name another one, or move that."
+        )
 
 
 def stopwatch(folder: Path) -> pd.DataFrame:

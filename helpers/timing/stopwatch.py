@@ -158,6 +158,8 @@ def loop(
         Seconds after which no further step begins, once two are timed, and no further one of the warm-up; by default
         ``longest_run`` of the preset.
     """
+    if steps < 1:
+        raise ValueError(f"Expected at least one step to time, found steps={steps}.")
     longest = config.preset().longest_run if longest is None else longest
     warmup = warmup_steps(loader) if warmup is None else warmup
     with loaders.batches(loader) as batches:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 Recorded = TypeVar("Recorded", "Span", "Trace")
 
 TRACES = 8  # notebook 11 makes tables of ten, and comes back to the first after four others
-EVENTS = 1_000_000  # in all of them: up to 200 MB, for an event takes 64 to 200 bytes; a larger trace is kept alone
+EVENTS = 1_000_000  # in all of them, at 64 to 200 bytes, and as much for tables of them; a larger trace is kept alone
 TICK = 0.02  # seconds; file systems note the time of a change in steps of 1 to 16 ms
 
+_lock = threading.Lock()  # for what is kept
 _kept: dict[tuple, tuple[tuple[Span, ...], dict]] = {}  # spans and tables of all of them; the one used last at the end
 
 
@@ -32,19 +34,22 @@ def spans(files: Sequence[Path], parse: Callable[[Sequence[Path]], tuple[Span, .
     """
     _wait_for_the_next_tick(files)
     key = _identities(files)
-    found = _kept.pop(key, None)
+    with _lock:
+        found = _kept.pop(key, None)
     if found is None:
         found = parse(files), {}
         if _identities(files) != key:
             return found  # changed while it was read
-    _kept[key] = found
-    _forget_the_oldest()
+    with _lock:
+        _kept[key] = found
+        _forget_the_oldest()
     return found
 
 
 def clear() -> None:
     """Forget all traces."""
-    _kept.clear()
+    with _lock:
+        _kept.clear()
 
 
 def once(compute: Callable[[Recorded], pd.DataFrame]) -> Callable[[Recorded], pd.DataFrame]:
@@ -93,4 +98,4 @@ def _forget_the_oldest() -> None:
 
 
 def _events(kept: tuple[tuple[Span, ...], dict]) -> int:
-    return sum(len(span._events) for span in kept[0])
+    return sum(len(span._events) + len(span._memory) for span in kept[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import math
 import re
 from collections import Counter, defaultdict
@@ -20,6 +21,13 @@ from helpers.traces.linking import numbers
 
 CATEGORIES = ["Kernel", "Memcpy", "Memset", "Communication", "Runtime", "DataLoader", "CPU Exec", "Other"]
 KINDS = [*CATEGORIES, "step", "dropped"]
+
+
+def _read_only(mapping: dict) -> Mapping:
+    return MappingProxyType(mapping)
+
+
+copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (mapping.copy(),)))  # so that a Trace can be pickled
 
 
 @dataclass(frozen=True)
@@ -230,10 +238,10 @@ def _span(parts: Iterable[dict]) -> Span:
         table.drop(columns=unneeded),
         _kernels(table, launches),
         _memory(memory),
-        tuple(MappingProxyType(dict(device)) for device in head.get("deviceProperties") or ()),
+        tuple(_read_only(dict(device)) for device in head.get("deviceProperties") or ()),
         (head.get("distributedInfo") or {}).get("rank"),
         frozenset(name for name in SETTINGS if head.get(name) == 1),
-        MappingProxyType(counts),
+        _read_only(counts),
     )
 
 

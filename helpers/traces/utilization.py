@@ -314,10 +314,11 @@ AMD_WARP = 64  # threads; NVIDIA's are 32
 
 def _clip(rows: pd.DataFrame, windows: list[pd.Series | None]) -> pd.DataFrame:
     """Return what of the kernels lies in the window of their span."""
-    nothing = {"start": math.inf, "end": -math.inf}
-    limits = pd.DataFrame([nothing if each is None else each for each in windows]).iloc[rows["span"]]
-    starts = np.maximum(rows["start"].to_numpy(), limits["start"].to_numpy())
-    ends = np.minimum(rows["end"].to_numpy(), limits["end"].to_numpy())
+    nothing = (math.inf, -math.inf)
+    limits = np.array([nothing if each is None else (each["start"], each["end"]) for each in windows])
+    begins, closes = limits[rows["span"].to_numpy()].T
+    starts = np.maximum(rows["start"].to_numpy(), begins)
+    ends = np.minimum(rows["end"].to_numpy(), closes)
     return rows.assign(start=starts, end=ends, duration=ends - starts)[ends > starts]
 
 

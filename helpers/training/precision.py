@@ -155,9 +155,8 @@ def try_step(
         part = [each[:images] for each in batch]
         ms = _step_ms(step, part)
         decides = images == whole or ms > _TOO_SLOW * usual_ms
-        if (
-            decides and time.perf_counter() - begin + ms / 1e3 <= longest
-        ):  # the machine may be busy, the first call slow
+        left = longest - (time.perf_counter() - begin)
+        if decides and ms / 1e3 <= left:  # once more: the machine may be busy, and the first call slow
             ms = min(ms, _step_ms(step, part))
         seconds = time.perf_counter() - begin
         if ms > _TOO_SLOW * usual_ms:

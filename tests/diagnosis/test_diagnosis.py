@@ -979,6 +979,13 @@ def test_where_the_runs_cannot_be_written_the_profile_goes_to_a_temporary_folder
     assert str(profile_of(found)) in said and str(quick / "file" / "runs") in said and "COURSE_RUNS" in said
 
 
+def test_where_another_users_profile_cannot_be_replaced_ones_own_goes_to_a_temporary_folder(quick, monkeypatch, capsys):
+    (quick / "runs" / "diagnosis").mkdir(parents=True)
+    monkeypatch.setattr(watching.os, "access", lambda path, mode: path != quick / "runs" / "diagnosis")
+    assert not watching._folder().is_relative_to(quick / "runs")
+    assert "COURSE_RUNS" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- how it shows
 
 

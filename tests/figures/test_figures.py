@@ -178,8 +178,8 @@ def test_without_kernels_there_is_no_accelerator_to_draw(tmp_path):
 def test_the_ladder_shows_throughput_waiting_and_ratio(tmp_path, monkeypatch):
     picture = figures.ladder(board(tmp_path, monkeypatch))
     (words,) = [text.get_text() for text in picture.figure.axes[0].texts]
-    assert words.strip() == "310/s, 0% waiting\n 2.91× to slow"
-    assert "03 more workers: 310 2.91× (2.58 to 3.00) to slow" in picture.alt
+    assert words.strip() == "310/s, 0% waiting\n 2.91× to “slow”"
+    assert "03 more workers: 310 2.91× (2.58 to 3.00) to “slow”" in picture.alt
     assert "a step, CIFAR-10, preset" in picture.figure.get_supxlabel().replace("\n", " ")
 
 

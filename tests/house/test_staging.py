@@ -131,6 +131,16 @@ def test_a_file_that_is_written_may_be_read_by_others_as_any_file_of_the_user(tm
         assert stat.S_IMODE((tmp_path / made).stat().st_mode) == stat.S_IMODE((tmp_path / usual).stat().st_mode)
 
 
+def test_a_file_that_is_replaced_keeps_its_permissions_and_the_link_to_it(tmp_path):
+    file, link = tmp_path / "shared.jsonl", tmp_path / "link.jsonl"
+    file.write_text("old")
+    file.chmod(0o666)
+    link.symlink_to(file)
+    staging.write(link, "new")
+    assert link.is_symlink() and file.read_text() == "new"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666
+
+
 def test_a_reader_finds_the_old_file_or_the_new_one_and_never_a_part(tmp_path):
     staging.write(tmp_path / "file", "0" * 100_000)
     found, ended = set(), threading.Event()

@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -95,7 +97,7 @@ def test_what_differs_in_one_setting_differs_in_words():
 
 
 def test_whether_float32_is_rounded_is_named_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: True)
     described = [describe(loader(), training.WithTF32(step(), enabled)) for enabled in (True, False)]
     assert described[0] == f"{described[1]}, TF32"
     with training.set_tf32(False):
@@ -108,3 +110,30 @@ def test_to_describe_a_loader_draws_nothing_from_it():
     torch.manual_seed(0)
     describe(loader(shuffle=True), simulate.SimulatedAccelerator(5))
     assert torch.equal(torch.rand(1), expected)
+
+
+def collating(batch, extra):
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"collate_fn": functools.partial(collating, extra=1)}, "collated by partial"),
+        ({"batch": None}, "in batches of its own"),
+        ({"batch": 1, "batch_sampler": [[0, 1], [2, 3]]}, "list of its own size"),
+    ],
+    ids=["collate", "no batches", "batch sampler"],
+)
+def test_a_loader_of_ones_own_is_described_as_far_as_it_is_known(settings, words):
+    assert words in describe(loader(**settings), simulate.SimulatedAccelerator(5))
+
+
+def test_a_step_of_ones_own_is_described_as_far_as_it_is_known():
+    class Own(torch.optim.SGD):
+        def __init__(self, params, depth=3):
+            assert len(list(params)) > 1
+            super().__init__([torch.nn.Parameter(torch.zeros(2))], lr=0.5)
+
+    described = describe([], step(torch.compile(nn.Conv2d(3, 2, 3), backend="eager"), Own))
+    assert "Own(lr=0.5)" in described and "compiled" in described

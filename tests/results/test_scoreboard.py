@@ -70,7 +70,7 @@ def test_the_ladder_of_a_recording_is_in_its_own_order_and_has_none_of_ones_own_
 def test_the_ratio_is_that_to_the_baseline_of_the_same_rounds_which_is_named():
     stored = add("03 workers", 300, 100, before=[100, 50])
     assert (stored.ratio, stored.ratio_lowest, stored.ratio_highest, stored.baseline) == (2.5, 2, 3, "before")
-    assert scoreboard.ratio_text(stored) == "2.50× (2.00 to 3.00) to before"
+    assert scoreboard.ratio_text(stored) == "2.50× (2.00 to 3.00) to “before”"
     assert add("01 naive", 100).baseline is None
 
 
@@ -101,8 +101,8 @@ def test_the_ladder_in_words_has_a_line_a_rung():
     add("04 device", 300, 400, before=[301, 399])
     lines = scoreboard.ladder_text().splitlines()
     assert "25%" in lines[1] and lines[1].endswith("–")
-    assert lines[2].startswith("03 workers") and lines[2].endswith("3.50× (3.00 to 4.00) to before")
-    assert lines[3].endswith(" to before: no measurable effect")
+    assert lines[2].startswith("03 workers") and lines[2].endswith("3.50× (3.00 to 4.00) to “before”")
+    assert lines[3].endswith(" to “before”: no measurable effect")
 
 
 def test_a_terminal_that_cannot_show_all_characters_shows_the_others(monkeypatch):

@@ -69,6 +69,7 @@ def recorded(tmp_path_factory):
     first = {"ph": "X", "cat": "cpu_op", "name": "aten::first", "ts": 0, "dur": 10} | chance
     call = {"ph": "X", "cat": "runtime", "name": "cudaDeviceSynchronize", "ts": 100, "dur": 50} | chance
     write(root / "chance", {"traceEvents": [first, call]})
+    write(root / ".run.staging-0123abcd", {"traceEvents": [first, call]})  # as while it is recorded
     like_a_step = operators[0] | {"name": "ProfilerStep#last"}
     write(root / "odd-step", cuda_trace.trace() | {"traceEvents": [*cuda_trace.events(), like_a_step]})
     return root, clocks
@@ -392,6 +393,18 @@ def test_a_recording_without_steps_passes_for_one_step_in_stock_and_is_named_in_
     assert [step for step, _ in overview(stock, "no-steps")] == [0]
     assert "no training steps" not in ask(stock, "overview", "no-steps")["recommendations"]
     assert "This trace marks no training steps." in ask(ours, "overview", "no-steps")["recommendations"]
+
+
+def test_a_run_that_is_being_recorded_appears_in_stock_and_not_in_ours(stock, ours):
+    assert ".run.staging-0123abcd" in stock.get("runs")["runs"]
+    assert ".run.staging-0123abcd" not in ours.get("runs")["runs"]
+
+
+def test_a_call_whose_operator_is_not_in_the_trace_keeps_its_number():
+    call = {"ph": "X", "cat": "runtime", "name": "cudaLaunchKernel", "ts": 5, "dur": 1, "args": {"External id": 99}}
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::a", "ts": 0, "dur": 10, "args": {"External id": 7}}
+    trace = {"traceEvents": [operator, call]}
+    assert list(data.link_no_call_by_chance(trace)) == [operator, call]
 
 
 def test_calls_linked_by_chance_cost_other_operators_time_in_stock_and_not_in_ours(stock, ours):

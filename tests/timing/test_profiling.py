@@ -85,3 +85,11 @@ def test_a_slim_trace_is_asked_for_and_leaves_out_what_happened_inside_loading()
         assert len(steps_in(file)) == 2
         sizes[slim] = len(gzip.decompress(file.read_bytes()))
     assert sizes[True] < sizes[False]
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match=r"found thesis\.txt in it"):
+        profiling.record(loader(), simulate.SimulatedAccelerator(1), tmp_path / "thesis", active=1)
+    assert (tmp_path / "thesis" / "thesis.txt").read_text() == "years of work"

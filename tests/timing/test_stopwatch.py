@@ -98,3 +98,8 @@ def test_loading_alone_goes_on_until_the_time_is_up_and_not_a_batch_longer(clock
 def test_loading_alone_leaves_no_worker_behind():
     timing.loading(DataLoader(datasets.SleepDataset(8, seconds=0), batch_size=2, num_workers=2), seconds=0.01)
     assert timing.worker_memory_mb() == []
+
+
+def test_a_loop_without_a_step_to_time_says_so():
+    with pytest.raises(ValueError, match="at least one step"):
+        timing.loop([torch.zeros(4)], lambda images: None, steps=0)

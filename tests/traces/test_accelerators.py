@@ -606,3 +606,13 @@ def test_a_reader_who_has_read_enough_ends_the_command_quietly(tmp_path):
     assert shell.stderr.read() == b""
     shell.wait()
     shell.stderr.close()
+
+
+def test_kernels_of_a_span_without_steps_count_for_nothing_beside_one_with_steps(tmp_path):
+    cuda_trace.write(tmp_path / "host_1.1.pt.trace.json")
+    later = cuda_trace.trace()
+    later["traceEvents"] = [
+        each | {"ts": each["ts"] + 1e6} for each in later["traceEvents"] if not each["name"].startswith("ProfilerStep#")
+    ]
+    (tmp_path / "host_1.2.pt.trace.json").write_text(json.dumps(later))
+    assert traces.accelerators(tmp_path).loc[0, "utilization"] == pytest.approx(cuda_trace.UTILIZATION, rel=0.02)

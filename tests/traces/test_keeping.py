@@ -1,6 +1,8 @@
 """Tests that a trace is parsed once, however many tables are made of it, and again if it was recorded anew."""
 
+import copy
 import os
+import pickle
 
 import pandas as pd
 import pytest
@@ -148,3 +150,10 @@ def test_traces_with_many_events_are_kept_in_smaller_number(tmp_path, monkeypatc
     for path in [*paths, *reversed(paths)]:
         traces.load(path)
     assert parsed == ["0.json", "1.json", "2.json", "0.json"]
+
+
+def test_a_trace_can_be_sent_to_another_process(tmp_path):
+    trace = traces.load(cuda_trace.write(tmp_path / "trace.json"))
+    for again in (pickle.loads(pickle.dumps(trace)), copy.deepcopy(trace)):
+        pd.testing.assert_frame_equal(traces.kernels(again), traces.kernels(trace))
+        assert again.spans[0].devices == trace.spans[0].devices
