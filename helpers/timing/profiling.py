@@ -103,8 +103,9 @@ def record(
 
 
 def _refuse_other_files(folder: Path) -> None:
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    others = [each.name for each in inside if each.name != STOPWATCH and not traces.TRACE_FILE.fullmatch(each.name)]
+    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    shown = [name for name in names if not name.startswith(".")]  # without what systems leave everywhere
+    others = [name for name in shown if name != STOPWATCH and not traces.TRACE_FILE.fullmatch(name)]
     if others:
         raise FileExistsError(
             f"{folder}: expected a new folder for the recording, or one that holds an earlier recording and nothing "
