@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -62,6 +64,24 @@ def leave_out_what_is_being_recorded() -> None:
         return (folder for folder in stock(self) if not staging.is_staging(Path(folder)))
 
     TorchProfilerPlugin._get_run_dirs = _get_run_dirs
+
+
+def end_loading_for_certain() -> None:
+    """Runs: now and then the page loads for ever.
+
+    A thread that loads a run is listed after it was started, and takes itself from the list when it is done: if it is
+    done before it is listed, it stays in the list.
+    """
+    from torch_tb_profiler.plugin import TorchProfilerPlugin
+
+    stock = TorchProfilerPlugin._load_run
+
+    def _load_run(self, run_dir: str) -> None:
+        while threading.current_thread() not in self._load_threads:
+            time.sleep(0.001)
+        stock(self, run_dir)
+
+    TorchProfilerPlugin._load_run = _load_run
 
 
 def know_tensor_core_kernels() -> None:
@@ -200,6 +220,7 @@ def _parse_corrected(target: Callable, *args) -> None:
 CORRECTIONS = (
     correct_the_data,
     leave_out_what_is_being_recorded,
+    end_loading_for_certain,
     know_tensor_core_kernels,
     know_todays_operators,
     count_all_kernels_for_tensor_cores,

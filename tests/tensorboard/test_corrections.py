@@ -8,17 +8,20 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from support import cuda_trace, recordings
 from support.asking import ask, overview
+from torch_tb_profiler.plugin import TorchProfilerPlugin
 
 from helpers import tensorboard, traces
-from helpers.tensorboard import data, fix
+from helpers.tensorboard import corrections, data, fix
 
 pytestmark = pytest.mark.processes
 
@@ -398,6 +401,20 @@ def test_a_recording_without_steps_passes_for_one_step_in_stock_and_is_named_in_
 def test_a_run_that_is_being_recorded_appears_in_stock_and_not_in_ours(stock, ours):
     assert ".run.staging-0123abcd" in stock.get("runs")["runs"]
     assert ".run.staging-0123abcd" not in ours.get("runs")["runs"]
+
+
+def test_a_thread_that_loads_a_run_is_not_done_before_it_is_listed(monkeypatch):
+    listed = []
+    load_run = lambda self, run: listed.append(threading.current_thread() in self._load_threads)  # noqa: E731
+    monkeypatch.setattr(TorchProfilerPlugin, "_load_run", load_run)
+    corrections.end_loading_for_certain()
+    plugin = SimpleNamespace(_load_threads=[])
+    thread = threading.Thread(target=TorchProfilerPlugin._load_run, args=(plugin, "run"))
+    thread.start()
+    time.sleep(0.05)
+    plugin._load_threads.append(thread)
+    thread.join(60)
+    assert listed == [True]
 
 
 def test_a_call_whose_operator_is_not_in_the_trace_keeps_its_number():
