@@ -61,16 +61,21 @@ def reference(rung: str) -> Picture:
     return Picture(figure, f"Bars of images per second, one a machine. {words}. {'; '.join(lines)}.")
 
 
+_LONGEST_INTERVAL = 1.3  # times the longest bar: of two rounds an interval may be a hundred times as long
+
+
 def _rungs(axes: Axes, table: pd.DataFrame) -> None:
     axes.barh(table.rung, table.images_per_second, color=NEUTRAL, height=0.6)
+    end = _LONGEST_INTERVAL * table.images_per_second.max()
+    highest = table.highest.clip(upper=end)
     for row, result in enumerate(table.itertuples()):
         text = f" {result.images_per_second:,.0f}/s, {result.loading_share:.0%} waiting"
         if not pd.isna(result.ratio):
             text += f"\n {result.ratio:.2f}× to {scoreboard.baseline_text(result)}"
-        axes.text(result.highest, row, text, va="center", fontsize=9, parse_math=False)
-    errors = [table.images_per_second - table.lowest, table.highest - table.images_per_second]
+        axes.text(max(highest.iat[row], result.images_per_second), row, text, va="center", fontsize=9, parse_math=False)
+    errors = [table.images_per_second - table.lowest, highest - table.images_per_second]
     axes.errorbar(table.images_per_second, table.rung, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set(xlim=(0, table.highest.max() * 1.7 if len(table) else 1))
+    axes.set(xlim=(0, highest.max() * 1.7 if len(table) else 1))
     axes.invert_yaxis()
     tidy(axes, "x")

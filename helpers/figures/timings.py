@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import textwrap
 from collections.abc import Mapping
 
@@ -16,22 +15,22 @@ from helpers.figures.drawing import BLACK, COLOURS, NEUTRAL, Picture, tidy, writ
 
 
 def comparison(result: timing.Comparison, source: str) -> Picture:
-    """Draw the throughput of variants timed interleaved: a bar for the median, a dot for every round."""
+    """Draw the throughput of variants timed interleaved: a bar for the mean, a dot for every round."""
     figure = Figure(figsize=(7, 0.55 * len(result.names) + 1.3), layout="constrained")
     axes = figure.subplots()
-    medians = [statistics.median(result.throughputs(name)) for name in result.names]
-    axes.barh(result.names, medians, color=NEUTRAL, height=0.6)
+    means = [result.throughput(name) for name in result.names]
+    axes.barh(result.names, [each.mean for each in means], color=NEUTRAL, height=0.6)
     for row, name in enumerate(result.names):
         axes.plot(result.throughputs(name), [row] * len(result.throughputs(name)), "o", color=BLACK, markersize=4)
-    axes.set(xlabel="throughput in images per second (bar: median, dots: rounds)")
+    axes.set(xlabel="throughput in images per second (bar: mean, dots: rounds)")
     axes.set_yticks(range(len(result.names)), [textwrap.fill(name, 28) for name in result.names])
     axes.xaxis.set_major_locator(MaxNLocator(6))  # more labels of millions would overlap
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
     tidy(axes, "x")
     write_source(figure, source)
-    words = ", ".join(f"{name} {median:,.0f}" for name, median in zip(result.names, medians, strict=True))
-    return Picture(figure, f"Bars of median images per second: {words}. {source}.")
+    words = ", ".join(f"{name} {each.mean:,.0f}" for name, each in zip(result.names, means, strict=True))
+    return Picture(figure, f"Bars of images per second: {words}. {source}.")
 
 
 def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:

@@ -270,11 +270,11 @@ def _page(out: Path, results: list[scoreboard.Result], left_out: list[str]) -> s
     """Return the reference as a page of Markdown."""
     machine = json.loads((out / _MACHINE).read_text())
     lines = [f"# Recorded on {machine['device']}", ""]
-    lines += ["| rung | images/s (spread) | ms a step | waiting for data | ratio (spread) | trace |"]
+    lines += ["| rung | images/s (95% interval) | ms a step | waiting for data | ratio (95% interval) | trace |"]
     lines += ["|---|---|---|---|---|---|"]
     lines += [_row(result, out) for result in results]
     if results:
-        lines += ["", f"Medians of {results[0].rounds} interleaved rounds; spread: the lowest and the highest."]
+        lines += ["", f"Geometric means of {results[0].rounds} interleaved rounds, and their 95% confidence intervals."]
     if left_out:
         lines += ["", *(f"Left out: {each}." for each in left_out)]
     lines += ["", "| measured on | |", "|---|---|"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -33,11 +32,12 @@ class Result:
     rung : str
         Number and name, such as ``"01 naive PNG files"``; rungs sort by it.
     images_per_second, step_ms, loading_share : float
-        Median throughput, time of a step in milliseconds, share of it spent waiting for data (0 to 1).
+        Throughput, time of a step in milliseconds, share of it spent waiting for data (0 to 1): means of the rounds,
+        as in `timing.Comparison`.
     lowest, highest : float
-        Spread of the throughput over the rounds.
+        95 % interval of the throughput.
     ratio, ratio_lowest, ratio_highest : float or None
-        Throughput over that of `baseline`: median and spread of the rounds. None for the first rung of its kind.
+        Throughput over that of `baseline`, and its 95 % interval. None for the first rung of its kind.
     rounds, steps : int
         Timed runs, and steps in each.
     workers : int
@@ -104,20 +104,20 @@ def result(
     data : str
         Source of the images, as `cifar10.prepare` names it.
     """
-    ratios = comparison.ratios(variant, to=baseline) if baseline else None
-    rates, median = comparison.throughputs(variant), comparison.median(variant)
+    rate, mean, runs = comparison.throughput(variant), comparison.mean(variant), comparison.timings[variant]
+    ratio = comparison.ratio(variant, to=baseline) if baseline else None
     return Result(
         rung=rung,
-        images_per_second=statistics.median(rates),
-        lowest=min(rates),
-        highest=max(rates),
-        ratio=statistics.median(ratios) if ratios else None,
-        ratio_lowest=min(ratios) if ratios else None,
-        ratio_highest=max(ratios) if ratios else None,
-        step_ms=median.step_ms,
-        loading_share=median.loading_share,
-        rounds=len(rates),
-        steps=len(median.durations),
+        images_per_second=rate.mean,
+        lowest=rate.lowest,
+        highest=rate.highest,
+        ratio=ratio.mean if ratio else None,
+        ratio_lowest=ratio.lowest if ratio else None,
+        ratio_highest=ratio.highest if ratio else None,
+        step_ms=mean.step_ms,
+        loading_share=mean.loading_share,
+        rounds=len(runs),
+        steps=max(len(run.durations) for run in runs),
         workers=getattr(loader, "num_workers", 0),
         step=str(step),
         data=data,
@@ -209,7 +209,7 @@ def reference(rung: str) -> pd.DataFrame:
             "images/s": f"{result.images_per_second:,.0f}",
             "ms a step": f"{result.step_ms:.1f}",
             "waiting for data": f"{result.loading_share:.0%}",
-            "ratio (spread)": ratio_text(result) or "–",
+            "ratio": ratio_text(result) or "–",
             "a step": result.step,
             "torch": result.torch,
         }
@@ -276,7 +276,7 @@ def ladder_text() -> str:
     if table.empty:
         return f"No result yet in {_path()}: run a notebook that measures, such as 01."
     width = max(map(len, table.rung))
-    text = [f"{'':{width}}  images/s  ms a step  waiting for data  ratio (spread)"]
+    text = [f"{'':{width}}  images/s  ms a step  waiting for data  ratio"]
     for row in table.itertuples():
         rung = f"{row.rung:{width}}  {row.images_per_second:8,.0f}  {row.step_ms:9.1f}"
         text.append(f"{rung}  {row.loading_share:16.0%}  {ratio_text(row) or '–'}")
@@ -284,16 +284,14 @@ def ladder_text() -> str:
 
 
 def ratio_text(result: Result) -> str:
-    """Return the ratio of a result with its spread, and what it is against; empty without a ratio.
+    """Return the ratio of a result, what it is against, and what it shows; empty without a ratio.
 
-    For example ``"2.03× (1.84 to 2.36) to 04 normalize on the device"``.
+    For example ``"2.03× to 04 normalize on the device: faster (1.84 to 2.36 in 5 rounds)"``.
     """
     if pd.isna(result.ratio):
         return ""
-    spread = f"{result.ratio_lowest:.2f} to {result.ratio_highest:.2f}"
-    text = f"{result.ratio:.2f}× ({spread}) to {baseline_text(result)}"
-    none = timing.no_effect(result.ratio_lowest, result.ratio_highest)
-    return f"{text}: no measurable effect" if none else text
+    ratio = timing.Interval(result.ratio, result.ratio_lowest, result.ratio_highest, result.rounds)
+    return f"{ratio.mean:.2f}× to {baseline_text(result)}: {timing.conclusion(ratio)}"
 
 
 def baseline_text(result: Result) -> str:

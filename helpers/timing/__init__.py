@@ -4,7 +4,7 @@ Works on any loader and any step; see `loop` for what they are.
 """
 
 from helpers.timing.clocks import TwoClocks, two_clocks
-from helpers.timing.comparison import Comparison, interleaved, no_effect
+from helpers.timing.comparison import Comparison, Interval, conclusion, interleaved, interval
 from helpers.timing.loaders import Step, WorkerDied, batch_size, batches, call, endless
 from helpers.timing.parts import phases, stages
 from helpers.timing.stopwatch import Timing, call_ms, each_call_ms, loading, loop, warmup_steps
@@ -12,6 +12,7 @@ from helpers.timing.system import forget, onednn, read_from_disk_mb, system_call
 
 __all__ = [
     "Comparison",
+    "Interval",
     "Step",
     "Timing",
     "TwoClocks",
@@ -20,13 +21,14 @@ __all__ = [
     "batches",
     "call",
     "call_ms",
+    "conclusion",
     "each_call_ms",
     "endless",
     "forget",
     "interleaved",
+    "interval",
     "loading",
     "loop",
-    "no_effect",
     "onednn",
     "phases",
     "read_from_disk_mb",

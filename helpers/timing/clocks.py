@@ -12,7 +12,7 @@ import torch
 
 from helpers import config
 from helpers.timing import loaders
-from helpers.timing.comparison import interleaved, no_effect
+from helpers.timing.comparison import EQUAL, FASTER, SAME, SLOWER, Interval, around, interleaved, interval
 from helpers.timing.stopwatch import Timing, loop, synchronize, timed
 
 if TYPE_CHECKING:
@@ -42,77 +42,77 @@ class TwoClocks:
 
     @property
     def loading_ms(self) -> float:
-        """Median time of loading a batch, in milliseconds."""
-        return statistics.median(timing.step_ms for timing in self.loading)
+        """Time of loading a batch, in milliseconds: the geometric mean of the rounds, as all times here."""
+        return _mean_ms(self.loading)
 
     @property
     def compute_ms(self) -> float:
-        """Median time of a step on a batch that is there already, in milliseconds."""
-        return statistics.median(timing.step_ms for timing in self.compute)
+        """Time of a step on a batch that is there already, in milliseconds."""
+        return _mean_ms(self.compute)
 
     @property
     def loop_ms(self) -> float:
-        """Median time of a batch in the loop of both, in milliseconds."""
-        return statistics.median(timing.step_ms for timing in self.loop)
+        """Time of a batch in the loop of both, in milliseconds."""
+        return _mean_ms(self.loop)
 
     @property
-    def predictions(self) -> list[float]:
-        """What the two clocks of each round predict for the loop, in milliseconds a batch.
+    def predicted_ms(self) -> float:
+        """What the two clocks predict for the loop, in milliseconds a batch.
 
         With workers the larger of the two: loading goes on during a step. Without, their sum; but a GPU computes while
         this process loads the next batch, so there it is compute, or else loading and what a step keeps the host.
         """
-        loading, compute = ([timing.step_ms for timing in clock] for clock in (self.loading, self.compute))
-        rounds = zip(loading, compute, strict=True)
-        if self.workers:
-            return [max(loading, compute) for loading, compute in rounds]
-        return [max(loading + (self.host_ms or compute), compute) for loading, compute in rounds]
+        return self._predicted(self.loading_ms, self.compute_ms)
 
     @property
-    def predicted_ms(self) -> float:
-        """Median of the predictions, in milliseconds."""
-        return statistics.median(self.predictions)
-
-    @property
-    def errors(self) -> list[float]:
-        """By how much each round's loop took longer than predicted, as a share of that; below 0 if shorter."""
-        return [timing.step_ms / predicted - 1 for timing, predicted in zip(self.loop, self.predictions, strict=True)]
+    def ratio(self) -> Interval:
+        """The loop's time over the predicted one; its interval follows from how the rounds differ in it."""
+        rounds = zip(self.loading, self.compute, self.loop, strict=True)
+        times = ([clock.step_ms for clock in clocks] for clocks in rounds)
+        logarithms = [math.log(loop / self._predicted(loading, compute)) for loading, compute, loop in times]
+        return around(math.log(self.loop_ms / self.predicted_ms), logarithms)
 
     @property
     def error(self) -> float:
-        """Median of the errors."""
-        return statistics.median(self.errors)
+        """By how much the loop took longer than predicted, as a share of that; below 0 if shorter."""
+        return self.ratio.mean - 1
 
     @property
     def ceiling(self) -> float:
-        """How many times as fast the loop would be if loading cost nothing; median of the rounds."""
-        return statistics.median(
-            loop.step_ms / compute.step_ms for loop, compute in zip(self.loop, self.compute, strict=True)
-        )
+        """How many times as fast the loop would be if loading cost nothing."""
+        return self.loop_ms / self.compute_ms
+
+    def _predicted(self, loading: float, compute: float) -> float:
+        if self.workers:
+            return max(loading, compute)
+        return max(loading + (self.host_ms or compute), compute)
 
     def table(self) -> pd.DataFrame:
-        """Return the clocks, the prediction and the loop, a row each, with their spread over the rounds."""
+        """Return the clocks, the prediction from them and the loop, a row each, with their 95 % intervals."""
         import pandas as pd
 
-        rows = {
-            "loading alone": [timing.step_ms for timing in self.loading],
-            "compute alone": [timing.step_ms for timing in self.compute],
-            "the loop, predicted": self.predictions,
-            "the loop, measured": [timing.step_ms for timing in self.loop],
-        }
-        columns = {
-            name: [f"{statistics.median(ms):.1f}", f"{min(ms):.1f} – {max(ms):.1f}"] for name, ms in rows.items()
-        }
-        return pd.DataFrame.from_dict(columns, orient="index", columns=["ms a batch", "lowest – highest"])
+        clocks = {"loading alone": self.loading, "compute alone": self.compute, "the loop, measured": self.loop}
+        rows = {name: _row(interval(run.step_ms for run in runs)) for name, runs in clocks.items()}
+        rows["the loop, predicted"] = [f"{self.predicted_ms:.1f}", ""]
+        order = ["loading alone", "compute alone", "the loop, predicted", "the loop, measured"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=["ms a batch", "95% interval"]).loc[order]
 
     def verdict(self) -> str:
         """Say in one sentence what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""
-        lowest, highest = min(self.errors), max(self.errors)
-        same = ", no measurable difference" if no_effect(1 + lowest, 1 + highest) else ""
+        ratio = self.ratio
+        shown = {FASTER: "longer", SLOWER: "shorter", SAME: f"equal within {EQUAL:.0%}"}
         return (
             f"{self.predicted_ms:.1f} ms predicted, {self.loop_ms:.1f} ms measured: {self.error:+.0%} "
-            f"({lowest:+.0%} to {highest:+.0%}){same}."
+            f"({ratio.lowest - 1:+.0%} to {ratio.highest - 1:+.0%}), {shown.get(ratio.outcome(), ratio.outcome())}."
         )
+
+
+def _mean_ms(runs: Iterable[Timing]) -> float:
+    return statistics.geometric_mean(run.step_ms for run in runs)
+
+
+def _row(times: Interval) -> list[str]:
+    return [f"{times.mean:.1f}", f"{times.lowest:.1f} – {times.highest:.1f}"]
 
 
 def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) -> TwoClocks:

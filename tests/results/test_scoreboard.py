@@ -38,7 +38,9 @@ def add(rung, *rates, before=None, workers=1):
 def test_a_result_is_read_as_it_was_stored():
     stored = add("01 naive", 100, 300, 200)
     assert scoreboard.read() == [stored]
-    assert (stored.images_per_second, stored.lowest, stored.highest, stored.rounds) == (200, 100, 300, 3)
+    assert stored.images_per_second == pytest.approx(6e6 ** (1 / 3))
+    assert stored.lowest < 100 and stored.highest > 300  # three rounds that differ so much say little
+    assert stored.rounds == 3
     assert stored.loading_share == pytest.approx(0.25)
 
 
@@ -56,7 +58,7 @@ def test_the_ladder_has_the_latest_result_of_each_rung_in_order():
     add("01 naive", 100)
     table = scoreboard.ladder()
     assert table.rung.tolist() == ["01 naive", "03 workers"]
-    assert table.images_per_second.tolist() == [100, 300]
+    assert table.images_per_second.tolist() == pytest.approx([100, 300])
 
 
 def test_the_ladder_of_a_recording_is_in_its_own_order_and_has_none_of_ones_own_results(own_runs):
@@ -68,9 +70,10 @@ def test_the_ladder_of_a_recording_is_in_its_own_order_and_has_none_of_ones_own_
 
 
 def test_the_ratio_is_that_to_the_baseline_of_the_same_rounds_which_is_named():
-    stored = add("03 workers", 300, 100, before=[100, 50])
-    assert (stored.ratio, stored.ratio_lowest, stored.ratio_highest, stored.baseline) == (2.5, 2, 3, "before")
-    assert scoreboard.ratio_text(stored) == "2.50× (2.00 to 3.00) to “before”"
+    stored = add("03 workers", 300, 100, 200, before=[100, 50, 80])  # 3, 2 and 2.5 times as fast
+    assert (stored.ratio, stored.baseline) == (pytest.approx(15 ** (1 / 3)), "before")
+    assert stored.ratio == pytest.approx(stored.images_per_second / 400000 ** (1 / 3))
+    assert scoreboard.ratio_text(stored) == "2.47× to “before”: faster (1.49 to 4.08 in 3 rounds)"
     assert add("01 naive", 100).baseline is None
 
 
@@ -80,7 +83,7 @@ def test_of_a_result_that_was_stored_before_its_baseline_was_that_is_unknown(own
     (own_runs / "scoreboard.jsonl").write_text(json.dumps(stored) + "\n")
     (read,) = scoreboard.read()
     assert (read.baseline, read.setting) == (None, None)
-    assert "2.50× (2.00 to 3.00) to an unknown baseline" in scoreboard.ladder_text()
+    assert "2.45× to an unknown baseline: too noisy to say" in scoreboard.ladder_text()
 
 
 def test_every_recorded_ratio_says_what_it_is_against():
@@ -97,12 +100,12 @@ def test_every_recorded_ratio_says_what_it_is_against():
 
 def test_the_ladder_in_words_has_a_line_a_rung():
     add("01 naive", 100)
-    add("03 workers", 300, 400, before=[100, 100])
-    add("04 device", 300, 400, before=[301, 399])
+    add("03 workers", 300, 330, before=[100, 100])
+    add("04 device", 300, 400, before=[300.3, 400])
     lines = scoreboard.ladder_text().splitlines()
     assert "25%" in lines[1] and lines[1].endswith("–")
-    assert lines[2].startswith("03 workers") and lines[2].endswith("3.50× (3.00 to 4.00) to “before”")
-    assert lines[3].endswith(" to “before”: no measurable effect")
+    assert lines[2].startswith("03 workers") and "3.15× to “before”: faster (1.72 to 5.76 in 2 rounds)" in lines[2]
+    assert "1.00× to “before”: equal within 2%" in lines[3]
 
 
 def test_a_terminal_that_cannot_show_all_characters_shows_the_others(monkeypatch):
@@ -128,7 +131,7 @@ def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, monkeypatch, c
     (own_runs / "scoreboard.jsonl").rename(own_runs / "reference" / "a GPU" / "scoreboard.jsonl")
     add("08 ResNet-50", 50)
     table = scoreboard.reference("08")
-    assert table["ratio (spread)"].to_list() == ["–", "–"]
+    assert table["ratio"].to_list() == ["–", "–"]
     assert table["images/s"].to_dict() == {"your machine": "50", "a GPU": "100"}
     assert capsys.readouterr().out == ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,16 +59,16 @@ class Grade:
                 "look for what has changed with it, such as the order of the images, the size of a batch, "
                 "normalization, or the learning rate."
             )
-        mine, whole = self.timed.ratios(YOURS), self.timed.ratios(FIXED)
+        mine, whole = self.timed.ratio(YOURS), self.timed.ratio(FIXED)
         lines = [
             f"The same training: in {steps} steps the losses differ by {self.difference:.1g} nats at most.",
-            f"You have {statistics.median(mine):.1f} of {statistics.median(whole):.1f}×: {_spread(YOURS, mine)}, "
-            f"{_spread(FIXED, whole)} the throughput of the original.",
+            f"You have {mine.mean:.1f} of {whole.mean:.1f}×: {_ratio(YOURS, mine)}, "
+            f"{_ratio(FIXED, whole)} the throughput of the original.",
         ]
         if self.passed:
             lines.append("Passed: it is about as fast as with all faults fixed, or faster.")
         else:
-            left = statistics.median(self.timed.ratios(YOURS, to=FIXED))
+            left = self.timed.ratio(YOURS, to=FIXED).mean
             lines.append(f"Not yet: it reaches {left:.0%} of what there is. Diagnose it again, as it is now.")
         return "\n".join(lines)
 
@@ -105,5 +104,5 @@ def grade(path: Path, seed: int, images: Path) -> Grade:
         return Grade(losses, running.compare(scripts) if same else None)
 
 
-def _spread(name: str, ratios: list[float]) -> str:
-    return f"{name} {statistics.median(ratios):.2f}× ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds)"
+def _ratio(name: str, ratio: timing.Interval) -> str:
+    return f"{name} {ratio.mean:.2f}× ({ratio.lowest:.2f} to {ratio.highest:.2f} in {ratio.count} rounds)"
