@@ -13,6 +13,7 @@ import torch
 from filelock import FileLock
 
 from helpers import config, staging, timing
+from helpers.confidence import Interval
 from helpers.results.describing import describe
 
 REFERENCE = config.PROJECT / "data" / "reference"
@@ -290,7 +291,7 @@ def ratio_text(result: Result) -> str:
     """
     if pd.isna(result.ratio):
         return ""
-    ratio = timing.Interval(result.ratio, result.ratio_lowest, result.ratio_highest, result.rounds)
+    ratio = Interval(result.ratio, result.ratio_lowest, result.ratio_highest, result.rounds)
     return f"{ratio.mean:.2f}× to {baseline_text(result)}: {timing.conclusion(ratio)}"
 
 

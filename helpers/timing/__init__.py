@@ -4,7 +4,7 @@ Works on any loader and any step; see `loop` for what they are.
 """
 
 from helpers.timing.clocks import TwoClocks, two_clocks
-from helpers.timing.comparison import Comparison, Interval, conclusion, interleaved, interval
+from helpers.timing.comparison import Comparison, conclusion, interleaved, outcome
 from helpers.timing.loaders import Step, WorkerDied, batch_size, batches, call, endless
 from helpers.timing.parts import phases, stages
 from helpers.timing.stopwatch import Timing, call_ms, each_call_ms, loading, loop, warmup_steps
@@ -12,7 +12,6 @@ from helpers.timing.system import forget, onednn, read_from_disk_mb, system_call
 
 __all__ = [
     "Comparison",
-    "Interval",
     "Step",
     "Timing",
     "TwoClocks",
@@ -26,10 +25,10 @@ __all__ = [
     "endless",
     "forget",
     "interleaved",
-    "interval",
     "loading",
     "loop",
     "onednn",
+    "outcome",
     "phases",
     "read_from_disk_mb",
     "stages",

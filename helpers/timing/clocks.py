@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from helpers import config
+from helpers.confidence import Interval, around, geometric
 from helpers.timing import loaders
-from helpers.timing.comparison import EQUAL, FASTER, SAME, SLOWER, Interval, around, interleaved, interval
+from helpers.timing.comparison import EQUAL, FASTER, SAME, SLOWER, interleaved, outcome
 from helpers.timing.stopwatch import Timing, loop, synchronize, timed
 
 if TYPE_CHECKING:
@@ -57,19 +58,15 @@ class TwoClocks:
 
     @property
     def predicted_ms(self) -> float:
-        """What the two clocks predict for the loop, in milliseconds a batch.
-
-        With workers the larger of the two: loading goes on during a step. Without, their sum; but a GPU computes while
-        this process loads the next batch, so there it is compute, or else loading and what a step keeps the host.
-        """
-        return self._predicted(self.loading_ms, self.compute_ms)
+        """What the two clocks predict for the loop, in milliseconds a batch."""
+        return self.predict(self.loading_ms, self.compute_ms)
 
     @property
     def ratio(self) -> Interval:
         """The loop's time over the predicted one; its interval follows from how the rounds differ in it."""
         rounds = zip(self.loading, self.compute, self.loop, strict=True)
         times = ([clock.step_ms for clock in clocks] for clocks in rounds)
-        logarithms = [math.log(loop / self._predicted(loading, compute)) for loading, compute, loop in times]
+        logarithms = [math.log(loop / self.predict(loading, compute)) for loading, compute, loop in times]
         return around(math.log(self.loop_ms / self.predicted_ms), logarithms)
 
     @property
@@ -82,7 +79,12 @@ class TwoClocks:
         """How many times as fast the loop would be if loading cost nothing."""
         return self.loop_ms / self.compute_ms
 
-    def _predicted(self, loading: float, compute: float) -> float:
+    def predict(self, loading: float, compute: float) -> float:
+        """Return what the loop takes if loading and compute do not disturb each other; the unit is that of both.
+
+        With workers the larger of the two: loading goes on during a step. Without, their sum; but a GPU computes while
+        this process loads the next batch, so there it is compute, or else loading and what a step keeps the host.
+        """
         if self.workers:
             return max(loading, compute)
         return max(loading + (self.host_ms or compute), compute)
@@ -92,18 +94,18 @@ class TwoClocks:
         import pandas as pd
 
         clocks = {"loading alone": self.loading, "compute alone": self.compute, "the loop, measured": self.loop}
-        rows = {name: _row(interval(run.step_ms for run in runs)) for name, runs in clocks.items()}
+        rows = {name: _row(geometric(run.step_ms for run in runs)) for name, runs in clocks.items()}
         rows["the loop, predicted"] = [f"{self.predicted_ms:.1f}", ""]
         order = ["loading alone", "compute alone", "the loop, predicted", "the loop, measured"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=["ms a batch", "95% interval"]).loc[order]
 
     def verdict(self) -> str:
         """Say in one sentence what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""
-        ratio = self.ratio
+        ratio, found = self.ratio, outcome(self.ratio)
         shown = {FASTER: "longer", SLOWER: "shorter", SAME: f"equal within {EQUAL:.0%}"}
         return (
             f"{self.predicted_ms:.1f} ms predicted, {self.loop_ms:.1f} ms measured: {self.error:+.0%} "
-            f"({ratio.lowest - 1:+.0%} to {ratio.highest - 1:+.0%}), {shown.get(ratio.outcome(), ratio.outcome())}."
+            f"({ratio.lowest - 1:+.0%} to {ratio.highest - 1:+.0%}), {shown.get(found, found)}."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from helpers import config
+from helpers.confidence import Interval, geometric
 from helpers.timing.progress import progress
 from helpers.timing.stopwatch import Timing, limited
 from helpers.wording import counted
@@ -20,78 +20,22 @@ if TYPE_CHECKING:
 EQUAL = 0.02  # two variants are called equal if they differ by no more than this share
 FASTER, SLOWER, SAME, NOISY = "faster", "slower", "equal", "too noisy to say"
 
-# Student's t for 1 to 8 degrees of freedom: 95 % of the distribution lie between −t and t.
-# Abramowitz and Stegun, Handbook of Mathematical Functions, table 26.10.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
 
-
-@dataclass(frozen=True)
-class Interval:
-    """A geometric mean and its 95 % confidence interval.
-
-    Of a ratio's logarithms over the rounds this is Student's interval: it widens with their scatter, narrows with their
-    number, and takes into account that few rounds say little about the scatter. The ratio of two geometric means is
-    the geometric mean of the ratios, so that a ratio always follows from the two figures beside it.
-
-    Attributes
-    ----------
-    mean : float
-        The geometric mean.
-    lowest, highest : float
-        The ends of the interval; 0 and infinity if there is one value only.
-    count : int
-        How many values it is of.
-    """
-
-    mean: float
-    lowest: float
-    highest: float
-    count: int
-
-    def outcome(self, equal: float = EQUAL) -> str:
-        """Return what a ratio shows: that a variant is `FASTER`, `SLOWER`, `SAME` as the other, or `NOISY`.
-
-        Parameters
-        ----------
-        equal : float
-            They are the same if the whole interval lies between 1 / (1 + `equal`) and 1 + `equal`. Else one of them is
-            faster if 1 lies outside of the interval.
-        """
-        if 1 / (1 + equal) <= self.lowest and self.highest <= 1 + equal:
-            return SAME
-        if self.lowest > 1:
-            return FASTER
-        return SLOWER if self.highest < 1 else NOISY
-
-
-def interval(values: Iterable[float]) -> Interval:
-    """Return the geometric mean of values above 0, with its interval."""
-    logarithms = [math.log(value) for value in values]
-    return around(statistics.fmean(logarithms), logarithms)
-
-
-def around(mean: float, logarithms: list[float]) -> Interval:
-    """Return the interval around exp(`mean`) that follows from the scatter of some logarithms."""
-    count = len(logarithms)
-    if count < 2:
-        return Interval(math.exp(mean), 0.0, math.inf, count)
-    reach = student(count - 1) * statistics.stdev(logarithms) / math.sqrt(count)
-    return Interval(math.exp(mean), math.exp(mean - reach), math.exp(min(mean + reach, 700.0)), count)
-
-
-def student(freedom: int) -> float:
-    """Return the t between whose two signs 95 % of Student's distribution lie, to 0.3 %.
+def outcome(ratio: Interval, equal: float = EQUAL) -> str:
+    """Return what a ratio shows: that a variant is `FASTER` or `SLOWER` than the other, the `SAME`, or `NOISY`.
 
     Parameters
     ----------
-    freedom : int
-        Degrees of freedom: one less than there are values.
+    ratio : Interval
+    equal : float
+        They are the same if the whole interval lies between 1 / (1 + `equal`) and 1 + `equal`. Else one of them is
+        faster if 1 lies outside of the interval.
     """
-    if freedom <= len(_STUDENT):
-        return _STUDENT[freedom - 1]
-    z = statistics.NormalDist().inv_cdf(0.975)
-    # The expansion in 1 / freedom: Abramowitz and Stegun, 26.7.5.
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    if 1 / (1 + equal) <= ratio.lowest and ratio.highest <= 1 + equal:
+        return SAME
+    if ratio.lowest > 1:
+        return FASTER
+    return SLOWER if ratio.highest < 1 else NOISY
 
 
 @dataclass(frozen=True)
@@ -142,7 +86,7 @@ class Comparison:
 
     def throughput(self, name: str) -> Interval:
         """Return the images per second of variant `name`."""
-        return interval(self.throughputs(name))
+        return geometric(self.throughputs(name))
 
     def ratios(self, name: str, to: str | None = None) -> list[float]:
         """Return, round by round, the throughput of variant `name` over that of variant `to`, the first by default."""
@@ -151,7 +95,7 @@ class Comparison:
 
     def ratio(self, name: str, to: str | None = None) -> Interval:
         """Return the throughput of variant `name` over that of variant `to`, the first by default."""
-        return interval(self.ratios(name, to))
+        return geometric(self.ratios(name, to))
 
     def fastest(self, names: Iterable[str] | None = None) -> str:
         """Return which variant had the highest throughput: of `names`, or of all.
@@ -184,7 +128,7 @@ class Comparison:
         Parameters
         ----------
         equal : float
-            As in `Interval.outcome`.
+            As in `outcome`.
         """
         to = to or self.names[0]
         ratio = self.ratio(name, to)
@@ -193,13 +137,13 @@ class Comparison:
 
 def conclusion(ratio: Interval, equal: float = EQUAL) -> str:
     """Return the outcome of a ratio in words, with its interval: "faster (1.31 to 1.58 in 5 rounds)"."""
-    outcome = ratio.outcome(equal)
-    found = f"{ratio.lowest:.2f} to {ratio.highest:.2f} in {counted(ratio.count, 'round')}"
-    if outcome == SAME:
-        return f"equal within {equal:.0%} ({found})"
-    if outcome == NOISY:
-        return f"{outcome} ({found}); take more rounds, or a quieter machine"
-    return f"{outcome} ({found})"
+    found = outcome(ratio, equal)
+    limits = f"{ratio.lowest:.2f} to {ratio.highest:.2f} in {counted(ratio.count, 'round')}"
+    if found == SAME:
+        return f"equal within {equal:.0%} ({limits})"
+    if found == NOISY:
+        return f"{found} ({limits}); take more rounds, or a quieter machine"
+    return f"{found} ({limits})"
 
 
 def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int, longest: float | None = None) -> Comparison:

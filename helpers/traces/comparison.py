@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pandas as pd
 
+from helpers import confidence
 from helpers.traces.reading import Trace
 from helpers.traces.timeline import breakdown
-from helpers.wording import milliseconds
 
 PLAIN_NAMES = {
     "Kernel": "kernels",
@@ -28,24 +29,36 @@ def difference(before: str | Path | Trace, after: str | Path | Trace) -> pd.Data
     Returns
     -------
     DataFrame
-        Index `category`; columns `before`, `after` and `change` in ms a step.
+        Index `category`; columns `before`, `after` and `change` in ms a step, and the 95 % interval of the change,
+        `lowest` and `highest`, which follows from how much the recorded steps differ. How much two recordings of the
+        same code differ it does not include.
     """
-    table = pd.DataFrame({"before": breakdown(before).mean() / 1e3, "after": breakdown(after).mean() / 1e3})
-    table["change"] = table["after"] - table["before"]
-    return table.rename_axis("category")
+    steps = breakdown(before) / 1e3, breakdown(after) / 1e3
+    rows = {}
+    for name in steps[0].columns:
+        first, second = (table[name].to_list() for table in steps)
+        found = confidence.change(first, second)
+        rows[name] = [statistics.fmean(first), statistics.fmean(second), found.mean, found.lowest, found.highest]
+    columns = ["before", "after", "change", "lowest", "highest"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("category")
 
 
 def sentence(change: pd.DataFrame) -> str:
-    """Say a `difference` in words: "loading −61 ms, copies +2 ms".
+    """Say a `difference` in words: "loading −61 ms (−70 to −52), copies +2.0 ms (+1.5 to +2.5)".
 
-    The largest change comes first. Changes below 2 % of the longer mean step are left out: two traces of the same
-    code differ by as much.
+    The largest change comes first. Left out are changes below 2 % of the longer mean step, since two traces of the same
+    code differ by as much, and those whose interval holds 0: the steps differ too much to say.
     """
-    visible = 0.02 * max(change["before"].sum(), change["after"].sum())
-    ordered = change["change"].sort_values(key=abs, ascending=False, kind="stable")
-    parts = [f"{PLAIN_NAMES[name]} {_signed(value)}" for name, value in ordered.items() if abs(value) >= visible]
-    return ", ".join(parts) or f"no change above {visible:.2g} ms a step"
+    least = 0.02 * max(change["before"].sum(), change["after"].sum())
+    clear = (change["change"].abs() >= least) & ((change["lowest"] > 0) | (change["highest"] < 0))
+    ordered = change[clear].sort_values("change", key=abs, ascending=False, kind="stable")
+    parts = [
+        f"{PLAIN_NAMES[name]} {_signed(row.change)} ms ({_signed(row.lowest)} to {_signed(row.highest)})"
+        for name, row in ordered.iterrows()
+    ]
+    return ", ".join(parts) or f"no change above {least:.2g} ms a step that the recorded steps agree on"
 
 
-def _signed(value: float) -> str:
-    return f"{'−' if value < 0 else '+'}{milliseconds(abs(value))}"
+def _signed(ms: float) -> str:
+    size = abs(ms)
+    return f"{'−' if ms < 0 else '+'}{size:.0f}" if size >= 10 else f"{'−' if ms < 0 else '+'}{size:.2g}"

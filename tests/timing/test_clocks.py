@@ -56,7 +56,7 @@ def test_the_interval_of_the_error_follows_from_how_the_rounds_differ_in_it():
     steady = clocks([10, 20, 40], [5, 5, 5], [11, 22, 44], workers=1)  # each round 10 % longer than its own prediction
     assert steady.ratio.lowest == pytest.approx(1.1)
     assert steady.ratio.highest == pytest.approx(1.1)
-    assert clocks([20, 20, 20], [5, 5, 5], [11, 22, 44], workers=1).ratio.outcome() == "too noisy to say"
+    assert timing.outcome(clocks([20, 20, 20], [5, 5, 5], [11, 22, 44], workers=1).ratio) == "too noisy to say"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers import timing
+from helpers.confidence import Interval
 from helpers.lessons.faults import catalogue, child, running
 
 # Nats. Of the first epoch of the script on two cores: rounding (threads, memory format, where it is normalized) moved a
@@ -104,5 +105,5 @@ def grade(path: Path, seed: int, images: Path) -> Grade:
         return Grade(losses, running.compare(scripts) if same else None)
 
 
-def _ratio(name: str, ratio: timing.Interval) -> str:
+def _ratio(name: str, ratio: Interval) -> str:
     return f"{name} {ratio.mean:.2f}× ({ratio.lowest:.2f} to {ratio.highest:.2f} in {ratio.count} rounds)"
