@@ -69,7 +69,7 @@ def _rungs(axes: Axes, table: pd.DataFrame) -> None:
     end = _LONGEST_INTERVAL * table.images_per_second.max()
     highest = table.highest.clip(upper=end)
     for row, result in enumerate(table.itertuples()):
-        text = f" {result.images_per_second:,.0f}/s, {result.loading_share:.0%} waiting"
+        text = f" {result.images_per_second:,.0f}/s, host waits {result.loading_share:.0%}"
         if not pd.isna(result.ratio):
             text += f"\n {result.ratio:.2f}× to {scoreboard.baseline_text(result)}"
         axes.text(max(highest.iat[row], result.images_per_second), row, text, va="center", fontsize=9, parse_math=False)

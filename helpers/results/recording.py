@@ -270,7 +270,7 @@ def _page(out: Path, results: list[scoreboard.Result], left_out: list[str]) -> s
     """Return the reference as a page of Markdown."""
     machine = json.loads((out / _MACHINE).read_text())
     lines = [f"# Recorded on {machine['device']}", ""]
-    lines += ["| rung | images/s (95% interval) | ms a step | waiting for data | ratio (95% interval) | trace |"]
+    lines += ["| rung | images/s (95% interval) | ms a step | host waits | ratio (95% interval) | trace |"]
     lines += ["|---|---|---|---|---|---|"]
     lines += [_row(result, out) for result in results]
     if results:

@@ -209,7 +209,7 @@ def reference(rung: str) -> pd.DataFrame:
         name: {
             "images/s": f"{result.images_per_second:,.0f}",
             "ms a step": f"{result.step_ms:.1f}",
-            "waiting for data": f"{result.loading_share:.0%}",
+            "host waits": f"{result.loading_share:.0%}",
             "ratio": ratio_text(result) or "–",
             "a step": result.step,
             "torch": result.torch,
@@ -277,10 +277,10 @@ def ladder_text() -> str:
     if table.empty:
         return f"No result yet in {_path()}: run a notebook that measures, such as 01."
     width = max(map(len, table.rung))
-    text = [f"{'':{width}}  images/s  ms a step  waiting for data  ratio"]
+    text = [f"{'':{width}}  images/s  ms a step  host waits  ratio"]
     for row in table.itertuples():
         rung = f"{row.rung:{width}}  {row.images_per_second:8,.0f}  {row.step_ms:9.1f}"
-        text.append(f"{rung}  {row.loading_share:16.0%}  {ratio_text(row) or '–'}")
+        text.append(f"{rung}  {row.loading_share:10.0%}  {ratio_text(row) or '–'}")
     return "\n".join([*text, "", *provenance(table)])
 
 

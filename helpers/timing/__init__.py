@@ -8,7 +8,15 @@ from helpers.timing.comparison import Comparison, conclusion, interleaved, outco
 from helpers.timing.loaders import Step, WorkerDied, batch_size, batches, call, endless
 from helpers.timing.parts import phases, stages
 from helpers.timing.stopwatch import Timing, call_ms, each_call_ms, loading, loop, warmup_steps
-from helpers.timing.system import forget, onednn, read_from_disk_mb, system_calls, worker_growth_mb, worker_memory_mb
+from helpers.timing.system import (
+    forget,
+    onednn,
+    read_from_disk_mb,
+    system_calls,
+    warm,
+    worker_growth_mb,
+    worker_memory_mb,
+)
 
 __all__ = [
     "Comparison",
@@ -34,6 +42,7 @@ __all__ = [
     "stages",
     "system_calls",
     "two_clocks",
+    "warm",
     "warmup_steps",
     "worker_growth_mb",
     "worker_memory_mb",

@@ -116,7 +116,7 @@ class Comparison:
                 "images/s": f"{rate.mean:,.0f}",
                 "95% interval": f"{rate.lowest:,.0f} – {rate.highest:,.0f}",
                 "ms a step": f"{mean.step_ms:.1f}",
-                "waiting for data": f"{mean.loading_share:.0%}",
+                "host waits": f"{mean.loading_share:.0%}",
                 "ratio": "1×" if first else f"{ratio.mean:.2f}×",
                 "its 95% interval": "" if first else f"{ratio.lowest:.2f} – {ratio.highest:.2f}",
             }

@@ -118,6 +118,15 @@ def forget(folder: Path) -> bool:
     return True
 
 
+def warm(folder: Path) -> None:
+    """Read all files in `folder` once, so that they lie in the page cache, as far as the memory has room for them."""
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            with open(path, "rb", buffering=0) as file:
+                while file.read(1 << 20):
+                    pass
+
+
 def worker_memory_mb() -> list[float]:
     """Memory of each worker that runs now, in MB (10⁶ bytes).
 

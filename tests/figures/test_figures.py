@@ -179,7 +179,7 @@ def test_without_kernels_there_is_no_accelerator_to_draw(tmp_path):
 def test_the_ladder_shows_throughput_waiting_and_ratio(tmp_path, monkeypatch):
     picture = figures.ladder(board(tmp_path, monkeypatch))
     (words,) = [text.get_text() for text in picture.figure.axes[0].texts]
-    assert re.fullmatch(r"3\d\d/s, 0% waiting\n 2\.\d\d× to “slow”", words.strip())
+    assert re.fullmatch(r"3\d\d/s, host waits 0%\n 2\.\d\d× to “slow”", words.strip())
     assert re.search(r"03 more workers: 3\d\d 2\.\d\d× to “slow”: faster \(", picture.alt)
     assert "a step, CIFAR-10, preset" in picture.figure.get_supxlabel().replace("\n", " ")
 

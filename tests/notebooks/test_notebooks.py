@@ -28,6 +28,30 @@ def test_a_notebook_that_is_wrong_fails(tmp_path, source, stored):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [("torch.set_num_threads(torch.get_num_threads() + 1)", "threads"), ("import os; os.chdir('/')", "folder")],
+)
+def test_a_notebook_that_leaves_a_setting_behind_fails(tmp_path, line, named):
+    cells = [nbformat.v4.new_code_cell(source) for source in ("import torch\n", line, "print(1)")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "leaks.ipynb")
+    process = nbval([tmp_path / "leaks.ipynb"], environment(tmp_path, tmp_path))
+    assert "1 failed, 2 passed" in process.stdout
+    assert f"{{'{named}': (" in process.stdout
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_images_that_the_system_was_asked_to_forget_are_read_again_before_the_next_cell(path):
+    """What is measured on a cold page cache by accident is the disk."""
+    sources = [cell.source for cell in code_cells(path) if cell.cell_type == "code"]
+    last_forgets = max(
+        (place for place, text in enumerate(sources) if "timing.forget(data.train)" in text), default=None
+    )
+    if last_forgets is not None:
+        assert "timing.warm(data.train)" in "".join(sources[last_forgets : last_forgets + 2])
+
+
+@pytest.mark.processes
 def test_a_cell_that_is_silent_for_six_seconds_passes(tmp_path):
     write(tmp_path / "slow.ipynb", nbformat.v4.new_code_cell("import time; print(1); time.sleep(6); print(2)"))
     process = nbval([tmp_path / "slow.ipynb"], environment(tmp_path, tmp_path))

@@ -21,7 +21,7 @@ def nbval(notebooks: list[Path], environment: dict[str, str], *options: str) -> 
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=900"),
-            *("-p", "support.patient_nbval", "-p", "no:cacheprovider", f"--rootdir={notebooks[0].parent}", *options),
+            *("-p", "support.nbval_plugin", "-p", "no:cacheprovider", f"--rootdir={notebooks[0].parent}", *options),
             *map(str, notebooks),
         ],
         env=environment | {"PYTHONPATH": str(Path(__file__).parent.parent)},

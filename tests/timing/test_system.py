@@ -64,6 +64,18 @@ def test_a_forgotten_file_is_read_from_the_disk_and_then_from_memory(tmp_path):
     assert min(from_memory, timing.read_from_disk_mb(path.read_bytes)) < 1  # unless memory is needed for something else
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")
+def test_forgotten_files_that_are_warmed_are_read_from_memory(tmp_path):
+    paths = [tmp_path / "below" / str(number) for number in range(4)]
+    paths[0].parent.mkdir()
+    for path in paths:
+        path.write_bytes(os.urandom(2_000_000))
+    timing.forget(tmp_path)
+    if timing.read_from_disk_mb(lambda: timing.warm(tmp_path)) == 0:
+        pytest.skip(f"{tmp_path} is not on a disk: `--basetemp=FOLDER` names another")
+    assert timing.read_from_disk_mb(lambda: [path.read_bytes() for path in paths]) < 1
+
+
 def test_where_files_cannot_be_forgotten_that_is_said(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
     assert not timing.forget(tmp_path)

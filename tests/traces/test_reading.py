@@ -209,7 +209,7 @@ def test_difference_is_put_in_words_largest_change_first(tmp_path):
     table = traces.difference(before, run("after.json", (1000, 3500), (900, 9500), (1100, 3500)))
     assert table.loc["DataLoader", ["before", "after", "change"]].tolist() == pytest.approx([62, 1, -61])
     # The copies' change of 4.5 ms is larger than a fiftieth of a step, but only one of three steps shows it.
-    assert traces.sentence(table) == "loading −61 ms (−61 to −61), other +57 ms (+48 to +65)"
+    assert traces.sentence(table) == "loading −61 ms (−61 to −61), other +56 ms (+48 to +65)"
 
 
 def test_difference_of_a_run_with_itself_is_none(tmp_path):
