@@ -70,6 +70,8 @@ def _rungs(axes: Axes, table: pd.DataFrame) -> None:
     highest = table.highest.clip(upper=end)
     for row, result in enumerate(table.itertuples()):
         text = f" {result.images_per_second:,.0f}/s, host waits {result.loading_share:.0%}"
+        if not pd.isna(result.device_idle):
+            text += f", device idle {result.device_idle:.0%}"
         if not pd.isna(result.ratio):
             text += f"\n {result.ratio:.2f}× to {scoreboard.baseline_text(result)}"
         axes.text(max(highest.iat[row], result.images_per_second), row, text, va="center", fontsize=9, parse_math=False)

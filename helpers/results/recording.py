@@ -172,6 +172,7 @@ def _results(rungs: list[Rung], group: Group, out: Path) -> list[scoreboard.Resu
             loader=rung.loader,
             step=rung.step,
             data=group.data,
+            trace=out / scoreboard.trace_folder(rung.name),
         )
         for rung in rungs
     ]
@@ -270,8 +271,10 @@ def _page(out: Path, results: list[scoreboard.Result], left_out: list[str]) -> s
     """Return the reference as a page of Markdown."""
     machine = json.loads((out / _MACHINE).read_text())
     lines = [f"# Recorded on {machine['device']}", ""]
-    lines += ["| rung | images/s (95% interval) | ms a step | host waits | ratio (95% interval) | trace |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines += [
+        "| rung | images/s (95% interval) | ms a step | host waits | device idle | ratio (95% interval) | trace |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|"]
     lines += [_row(result, out) for result in results]
     if results:
         lines += ["", f"Geometric means of {results[0].rounds} interleaved rounds, and their 95% confidence intervals."]
@@ -288,6 +291,6 @@ def _page(out: Path, results: list[scoreboard.Result], left_out: list[str]) -> s
 
 def _row(result: scoreboard.Result, out: Path) -> str:
     rate = f"{result.images_per_second:,.0f} ({result.lowest:,.0f} to {result.highest:,.0f})"
-    times = f"{result.step_ms:.2f} | {result.loading_share:.1%}"
+    times = f"{result.step_ms:.2f} | {result.loading_share:.1%} | {scoreboard.percent_or_dash(result.device_idle)}"
     size = profiling.size_kb(out / scoreboard.trace_folder(result.rung))
     return f"| {result.rung} | {rate} | {times} | {scoreboard.ratio_text(result) or '–'} | {size:.0f} kB |"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,7 +13,7 @@ import pandas as pd
 import torch
 from filelock import FileLock
 
-from helpers import config, staging, timing
+from helpers import config, staging, timing, traces
 from helpers.confidence import Interval
 from helpers.results.describing import describe
 
@@ -54,6 +55,9 @@ class Result:
         ratio, and in results that were stored before it was recorded: there it is unknown.
     setting : str or None
         Loader and step as `describing.describe` has them; None, unknown, in results that were stored before.
+    device_idle : float or None
+        Share of the steps in which no kernel ran on the device, 0 to 1, from a trace of the same loader and step: the
+        host may wait for data while the device still computes. None where no trace shows it, as without a GPU.
     """
 
     rung: str
@@ -77,6 +81,7 @@ class Result:
     date: str
     baseline: str | None = None
     setting: str | None = None
+    device_idle: float | None = None
 
 
 def result(
@@ -88,6 +93,7 @@ def result(
     loader: Iterable,
     step: Callable,
     data: str,
+    trace: Path | None = None,
 ) -> Result:
     """Return `variant` of a `comparison` as a result of `rung`.
 
@@ -104,6 +110,8 @@ def result(
         What was timed as `variant`: both are described in the result.
     data : str
         Source of the images, as `cifar10.prepare` names it.
+    trace : Path, optional
+        A trace file or the folder of a run, recorded of the same loader and step.
     """
     rate, mean, runs = comparison.throughput(variant), comparison.mean(variant), comparison.timings[variant]
     ratio = comparison.ratio(variant, to=baseline) if baseline else None
@@ -129,7 +137,17 @@ def result(
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         baseline=baseline,
         setting=describe(loader, step),
+        device_idle=_device_idle(trace) if trace else None,
     )
+
+
+def _device_idle(trace: Path) -> float | None:
+    """Return the share of the steps in which no device ran a kernel, None if that is unknown."""
+    try:
+        used = float(traces.accelerators(trace)["utilization"].max())
+    except traces.NoAccelerator:
+        return None
+    return None if math.isnan(used) else 1 - used
 
 
 def add(rung: str, comparison: timing.Comparison, variant: str, **provenance) -> Result:
@@ -210,6 +228,7 @@ def reference(rung: str) -> pd.DataFrame:
             "images/s": f"{result.images_per_second:,.0f}",
             "ms a step": f"{result.step_ms:.1f}",
             "host waits": f"{result.loading_share:.0%}",
+            "device idle": percent_or_dash(result.device_idle),
             "ratio": ratio_text(result) or "–",
             "a step": result.step,
             "torch": result.torch,
@@ -277,11 +296,17 @@ def ladder_text() -> str:
     if table.empty:
         return f"No result yet in {_path()}: run a notebook that measures, such as 01."
     width = max(map(len, table.rung))
-    text = [f"{'':{width}}  images/s  ms a step  host waits  ratio"]
+    text = [f"{'':{width}}  images/s  ms a step  host waits  device idle  ratio"]
     for row in table.itertuples():
         rung = f"{row.rung:{width}}  {row.images_per_second:8,.0f}  {row.step_ms:9.1f}"
-        text.append(f"{rung}  {row.loading_share:10.0%}  {ratio_text(row) or '–'}")
+        shares = f"{row.loading_share:10.0%}  {percent_or_dash(row.device_idle):>11}"
+        text.append(f"{rung}  {shares}  {ratio_text(row) or '–'}")
     return "\n".join([*text, "", *provenance(table)])
+
+
+def percent_or_dash(share: float | None) -> str:
+    """Return a share in percent, or a dash if it is unknown."""
+    return "–" if pd.isna(share) else f"{share:.0%}"
 
 
 def ratio_text(result: Result) -> str:

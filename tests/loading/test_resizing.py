@@ -39,6 +39,25 @@ def test_copies_are_the_originals_resized(originals):
         assert abs(np.asarray(copy).astype(int) - np.asarray(expected)).mean() < 4  # of 255: what a JPEG changes
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_squashed_photos_are_off_by_far_more_than_copies_are(tmp_path, seed):
+    """Notebook 05 checks the copies by this, and that the check can fail: it must do so by a wide margin."""
+    path = tmp_path / "originals" / "class" / "photo.jpg"
+    path.parent.mkdir(parents=True)
+    Image.fromarray(synthetic.draw_photo(seed, seed)[0]).save(path, quality=photos.QUALITY)
+    middle = v2.CenterCrop(224)
+
+    def pixels(folder, resize):
+        ((image, _),) = datasets.JpegDataset(folder, v2.Compose([resize, middle]))
+        return np.asarray(image).astype(int)
+
+    copies = resize_ahead(tmp_path / "originals", 256)
+    right = pixels(tmp_path / "originals", v2.Resize(256))
+    off = abs(pixels(copies.folder, v2.Identity()) - right).mean()
+    squashed = abs(pixels(tmp_path / "originals", v2.Resize((256, 256))) - right).mean()
+    assert off < squashed / 4
+
+
 def test_copies_keep_their_classes_and_names(originals):
     copies = resize_ahead(originals)
     assert names_in(copies.folder) == ["even", "odd", "resized.json"]

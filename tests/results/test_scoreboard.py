@@ -8,9 +8,10 @@ import sys
 
 import pytest
 import torch
+from support import cuda_trace
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers import simulate, timing
+from helpers import simulate, timing, traces
 from helpers.__main__ import main
 from helpers.lessons import exercises
 from helpers.results import scoreboard
@@ -96,6 +97,27 @@ def test_every_recorded_ratio_says_what_it_is_against():
         assert all(result.baseline in rungs for result in results if result.baseline)
         page = (board.parent / "README.md").read_text(encoding="utf-8")
         assert all(f" {scoreboard.ratio_text(result) or '–'} |" in page for result in results)
+
+
+def test_what_the_device_idles_is_another_column_than_what_the_host_waits_and_comes_from_the_trace(tmp_path):
+    path = tmp_path / "gpu.pt.trace.json"
+    path.write_text(json.dumps(cuda_trace.trace()))
+    comparison = timing.Comparison({"now": runs(100, 100)})
+    step = simulate.SimulatedAccelerator(5)
+    stored = scoreboard.add("01 naive", comparison, "now", loader=[], step=step, data="CIFAR-10", trace=path)
+    assert stored.device_idle == pytest.approx(1 - traces.accelerators(path)["utilization"].max())
+    assert 0 < stored.device_idle < 1
+    head, line = scoreboard.ladder_text().splitlines()[:2]
+    assert head.split("  ")[-3:] == ["host waits", "device idle", "ratio"]
+    assert line.split()[-3:] == ["25%", f"{stored.device_idle:.0%}", "–"]
+
+
+def test_without_kernels_in_the_trace_it_is_unknown_what_the_device_idles():
+    trace = scoreboard.REFERENCE / "cpu-2-cores" / "traces" / "08-ResNet-50"
+    comparison = timing.Comparison({"now": runs(100, 100)})
+    stored = scoreboard.add("08 ResNet-50", comparison, "now", loader=[], step=print, data="CIFAR-10", trace=trace)
+    assert stored.device_idle is None
+    assert scoreboard.ladder_text().splitlines()[1].split()[-3:] == ["25%", "–", "–"]
 
 
 def test_the_ladder_in_words_has_a_line_a_rung():
