@@ -42,14 +42,15 @@ def test_copies_are_the_originals_resized(originals):
 @pytest.mark.parametrize("seed", range(10))
 def test_squashed_photos_are_off_by_far_more_than_copies_are(tmp_path, seed):
     """Notebook 05 checks the copies by this, and that the check can fail: it must do so by a wide margin."""
-    path = tmp_path / "originals" / "class" / "photo.jpg"
-    path.parent.mkdir(parents=True)
-    Image.fromarray(synthetic.draw_photo(seed, seed)[0]).save(path, quality=photos.QUALITY)
+    folder = tmp_path / "originals" / "class"
+    folder.mkdir(parents=True)
+    for number in range(8):
+        Image.fromarray(synthetic.draw_photo(number, seed)[0]).save(folder / f"{number}.jpg", quality=photos.QUALITY)
     middle = v2.CenterCrop(224)
 
     def pixels(folder, resize):
-        ((image, _),) = datasets.JpegDataset(folder, v2.Compose([resize, middle]))
-        return np.asarray(image).astype(int)
+        images = datasets.JpegDataset(folder, v2.Compose([resize, middle]))
+        return np.stack([np.asarray(image) for image, _ in images]).astype(int)
 
     copies = resize_ahead(tmp_path / "originals", 256)
     right = pixels(tmp_path / "originals", v2.Resize(256))
