@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
-    """Draw the training loss of one or several runs over their steps."""
+    """Draw the training loss of one or several runs over their steps; lines that lie on each other all show."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplots()
     colours = (BLUE, ORANGE, GREEN, PURPLE, BLACK, VERMILION)
     styles = zip(colours, ("-", "--", ":", "-.", (0, (8, 3)), (0, (4, 1, 1, 1, 1, 1))), strict=True)
-    for (name, values), (colour, style) in zip(losses.items(), styles, strict=False):
-        axes.plot(values, color=colour, linestyle=style, label=name)
+    for number, ((name, values), (colour, style)) in enumerate(zip(losses.items(), styles, strict=False)):
+        axes.plot(values, color=colour, linestyle=style, linewidth=1.5 * (len(losses) - number), label=name)
     axes.set(xlabel="step", ylabel="cross-entropy in nats")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)

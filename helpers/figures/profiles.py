@@ -27,7 +27,7 @@ from helpers.traces.intervals import union
 
 
 def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
-    """Draw the step breakdown of one or several traces side by side: a stacked bar a step.
+    """Draw the step breakdown of one or several traces side by side: a stacked bar a step, a gap between two spans.
 
     Parameters
     ----------
@@ -40,11 +40,14 @@ def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     figure = Figure(figsize=(min(4.2 * len(tables) + 1.6, 11), 3.6), layout="constrained")
     for axes, (title, table) in zip(panels_side_by_side(figure, len(tables)), tables.items(), strict=True):
         bottom = np.zeros(len(table))
+        jumps = np.diff(table.index) > 1
+        places = np.arange(len(table)) + np.r_[0, np.cumsum(jumps)]
         for name in used:
             milliseconds = table[name].to_numpy() / 1e3
-            axes.bar([str(step) for step in table.index], milliseconds, bottom=bottom, color=COLOURS[name], label=name)
+            axes.bar(places, milliseconds, bottom=bottom, color=COLOURS[name], label=name)
             bottom += milliseconds
-        axes.set(xlabel="step", title=title)
+        axes.set_xticks(places, [str(step) for step in table.index])
+        axes.set(xlabel="step (between two spans: a gap)" if jumps.any() else "step", title=title)
         tidy(axes)
     figure.axes[0].set_ylabel("time in ms")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, reverse=True)

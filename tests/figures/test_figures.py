@@ -258,6 +258,18 @@ def test_clocks_are_drawn_at_the_same_time_with_workers_and_interleaved_without(
     assert compute == {False: pytest.approx(30.98, abs=0.01), True: 0}
 
 
+def test_between_two_spans_of_a_trace_there_is_a_gap():
+    table = pd.DataFrame({"DataLoader": [5e3] * 4}, index=pd.Index([3, 4, 14, 15], name="step"))
+    axes = figures.breakdown({"one worker": table}, SOURCE).figure.axes[0]
+    assert axes.get_xticks().tolist() == [0, 1, 3, 4]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["3", "4", "14", "15"]
+
+
+def test_lines_that_lie_on_each_other_all_show():
+    lines = figures.curves({"first": [2.0, 1.0], "second": [2.0, 1.0]}, SOURCE).figure.axes[0].lines
+    assert lines[0].get_linewidth() > lines[1].get_linewidth() > 1
+
+
 def test_of_what_a_monitor_saw_only_the_loop_is_drawn():
     _, *panels = PICTURES["monitored"]().figure.axes
     assert [axes.get_ylabel() for axes in panels] == ["CPU in %", "GPU in %", "MB/s", "memory in MB"]
