@@ -15,8 +15,14 @@ def counted(number: int, noun: str) -> str:
 
 def milliseconds(value: float) -> str:
     """Return a duration in ms with two digits that matter: "0.85 ms", "8.5 ms", "85 ms"."""
-    digits = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
-    return f"{value:,.{digits}f} ms"
+    decimals = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
+    return f"{value:,.{decimals}f} ms"
+
+
+def digits(ratio: float) -> str:
+    """Return a ratio with two decimals, of a large one fewer: "0.98", "12.3", "1,230"."""
+    decimals = 2 if ratio < 9.995 else 1 if ratio < 99.95 else 0
+    return f"{ratio:,.{decimals}f}"
 
 
 def percent(share: float) -> str:
@@ -25,8 +31,8 @@ def percent(share: float) -> str:
         return "–"
     if 0 < share < 0.0005:
         return "< 0.1 %"
-    digits = 0 if share >= 0.0995 or share == 0 else 1
-    return f"{share * 100:.{digits}f} %"
+    decimals = 0 if share >= 0.0995 or share == 0 else 1
+    return f"{share * 100:.{decimals}f} %"
 
 
 def printable(name: str) -> str:

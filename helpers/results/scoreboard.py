@@ -16,6 +16,7 @@ from filelock import FileLock
 from helpers import config, staging, timing, traces
 from helpers.confidence import Interval
 from helpers.results.describing import describe
+from helpers.wording import digits
 
 REFERENCE = config.PROJECT / "data" / "reference"
 """Results of named machines, a folder each."""
@@ -317,7 +318,7 @@ def ratio_text(result: Result) -> str:
     if pd.isna(result.ratio):
         return ""
     ratio = Interval(result.ratio, result.ratio_lowest, result.ratio_highest, result.rounds)
-    return f"{ratio.mean:.2f}× to {baseline_text(result)}: {timing.conclusion(ratio)}"
+    return f"{digits(ratio.mean)}× to {baseline_text(result)}: {timing.conclusion(ratio)}"
 
 
 def baseline_text(result: Result) -> str:

@@ -12,7 +12,7 @@ from helpers import config
 from helpers.confidence import Interval, geometric
 from helpers.timing.progress import progress
 from helpers.timing.stopwatch import Timing, limited
-from helpers.wording import counted
+from helpers.wording import counted, digits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,8 +117,8 @@ class Comparison:
                 "95% interval": f"{rate.lowest:,.0f} – {rate.highest:,.0f}",
                 "ms a step": f"{mean.step_ms:.1f}",
                 "host waits": f"{mean.loading_share:.0%}",
-                "ratio": "1×" if first else f"{ratio.mean:.2f}×",
-                "its 95% interval": "" if first else f"{ratio.lowest:.2f} – {ratio.highest:.2f}",
+                "ratio": "1×" if first else f"{digits(ratio.mean)}×",
+                "its 95% interval": "" if first else f"{digits(ratio.lowest)} – {digits(ratio.highest)}",
             }
         return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -132,13 +132,13 @@ class Comparison:
         """
         to = to or self.names[0]
         ratio = self.ratio(name, to)
-        return f"{name} against {to}: {ratio.mean:.2f}× the throughput, {conclusion(ratio, equal)}."
+        return f"{name} against {to}: {digits(ratio.mean)}× the throughput, {conclusion(ratio, equal)}."
 
 
 def conclusion(ratio: Interval, equal: float = EQUAL) -> str:
     """Return the outcome of a ratio in words, with its interval: "faster (1.31 to 1.58 in 5 rounds)"."""
     found = outcome(ratio, equal)
-    limits = f"{ratio.lowest:.2f} to {ratio.highest:.2f} in {counted(ratio.count, 'round')}"
+    limits = f"{digits(ratio.lowest)} to {digits(ratio.highest)} in {counted(ratio.count, 'round')}"
     if found == SAME:
         return f"equal within {equal:.0%} ({limits})"
     if found == NOISY:

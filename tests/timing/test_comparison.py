@@ -72,6 +72,10 @@ def test_how_close_is_equal_can_be_asked_for():
     assert "equal within 5%" in result.verdict("b", equal=0.05)
 
 
+def test_of_large_ratios_no_decimals_are_printed():
+    assert "1,000× the throughput, faster (1,000 to 1,000 in" in comparison(a=[1, 1], b=[1000, 1000]).verdict("b")
+
+
 def test_variants_can_be_compared_with_another_than_the_first():
     assert comparison(a=[1], b=[2], c=[6]).ratios("c", to="b") == pytest.approx([3])
 
