@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 
@@ -30,6 +32,32 @@ def test_a_recorded_graph_learns_what_the_step_learns(batch, autocast):
         return [step(*each).item() for each in (batch, other, batch, other)]
 
     assert trained(True) == pytest.approx(trained(False), abs=1e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_recorded_graph_keeps_the_weights_that_it_trains(batch):
+    def new_step():
+        training.seed_everything(0)
+        model = models.SmallCNN(normalize=True).cuda()
+        return training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+
+    usual = new_step()
+    expected = [usual(*batch).item() for _ in range(6)][3:]
+    recorded = training.graphed(new_step(), *batch)  # nobody else holds the step; it trains three times
+    gc.collect()
+    with_nans = [torch.full_like(weight, torch.nan) for weight in usual.model.parameters()]  # where freed weights lay
+    found = [recorded(*batch).item() for _ in range(3)]
+    assert found == pytest.approx(expected, abs=1e-2)
+    assert all(each.isnan().all() for each in with_nans)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_step_with_an_accuracy_is_not_recorded(batch):
+    model = models.SmallCNN(normalize=True).cuda()
+    accuracy = training.new_accuracy(torch.device("cuda"))
+    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05), accuracy)
+    with pytest.raises(ValueError, match="without an accuracy"):
+        training.graphed(step, *batch)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
