@@ -19,6 +19,8 @@ from helpers import config
 from helpers.timing import loaders
 
 LEAST = 2  # steps, rounds and calls, however long they take
+_LONG_ENOUGH = 5.0  # milliseconds: what launching, waiting and reading the clock add is some tens of microseconds
+_MOST_CALLS = 1024  # in a row, of calls that take next to nothing
 
 
 @dataclass(frozen=True)
@@ -186,19 +188,41 @@ def call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) 
 def each_call_ms(
     function: Callable[[], object], repeats: int = 20, warmup: int = 1, longest: float | None = None
 ) -> list[float]:
-    """Milliseconds of each call, the device's work included, after some calls as warm-up.
+    """Milliseconds of a call, the device's work included, measured so often, after some calls as warm-up.
+
+    Short calls are made many in a row, and their time is divided by their number: to launch a kernel, wait for it and
+    read the clock takes longer than a short kernel runs. So on a GPU it is the time that each further call adds.
 
     Of slow calls there are fewer than `repeats`: none begins after `longest` seconds, once two are timed; by default
     that is ``longest_run`` of the preset.
     """
     longest = config.preset().longest_run if longest is None else longest
     warm_up(function, warmup)
-    times = []
+    times, calls = [], 1
     for _ in limited(range(repeats), longest):
-        start = mark()
-        function()
-        times.append((mark() - start) * 1e3)
+        ms = _in_a_row_ms(function, calls)
+        while ms < _LONG_ENOUGH and calls < _MOST_CALLS:
+            calls *= 2
+            ms = _in_a_row_ms(function, calls)
+        times.append(ms / calls)
     return times
+
+
+def _in_a_row_ms(function: Callable[[], object], calls: int) -> float:
+    """Milliseconds of so many calls, until the device has finished them; on a GPU by its own clock."""
+    synchronize()
+    if not _uses_gpu():
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        return (time.perf_counter() - start) * 1e3
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        function()
+    end.record()
+    synchronize()
+    return begin.elapsed_time(end)
 
 
 def mark() -> float:
@@ -209,5 +233,9 @@ def mark() -> float:
 
 def synchronize() -> None:
     """Wait until the GPU has finished its work, if this process uses one."""
-    if torch.cuda.is_initialized() and torch.cuda.is_available():  # in this order: the second question takes 2 µs
+    if _uses_gpu():
         torch.cuda.synchronize()
+
+
+def _uses_gpu() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_available()  # in this order: the second takes 2 µs to answer

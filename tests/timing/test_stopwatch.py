@@ -103,3 +103,41 @@ def test_loading_alone_leaves_no_worker_behind():
 def test_a_loop_without_a_step_to_time_says_so():
     with pytest.raises(ValueError, match="at least one step"):
         timing.loop([torch.zeros(4)], lambda images: None, steps=0)
+
+
+def test_a_call_of_microseconds_is_timed_by_many_in_a_row(clock, monkeypatch):
+    def finish():  # to wait for the device, and to read the clock, takes longer than the call
+        clock.sleep(40e-6)
+
+    monkeypatch.setattr(stopwatch, "synchronize", finish)
+    read = clock.perf_counter
+    monkeypatch.setattr(clock, "perf_counter", lambda: (clock.sleep(20e-6), read())[1])
+    assert timing.each_call_ms(lambda: clock.sleep(5e-6)) == pytest.approx([5e-3] * 20, rel=0.01)
+    assert timing.call_ms(lambda: clock.sleep(5e-6)) == pytest.approx(5e-3, rel=0.01)
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.0, 1024), (1e-3, 8), (2.6e-3, 2), (6e-3, 1)])
+def test_calls_are_as_many_in_a_row_as_take_long_enough_to_time(clock, seconds, calls):
+    def function():
+        seen.append(clock.now)
+        clock.sleep(seconds)
+
+    seen = []
+    assert timing.each_call_ms(function, repeats=3, warmup=0) == pytest.approx([1e3 * seconds] * 3)
+    tried = sum(2**power for power in range(calls.bit_length() - 1))
+    assert len(seen) == tried + 3 * calls
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_calls_are_timed_by_its_own_clock_and_not_waited_for_one_by_one(monkeypatch):
+    waited, called, timed = [], [], []
+    finish, elapsed = torch.cuda.synchronize, torch.cuda.Event.elapsed_time
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: (waited.append(1), finish()))
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *of: timed.append(elapsed(*of)) or timed[-1])
+    numbers = torch.zeros(8, device="cuda")
+    monkeypatch.setattr(stopwatch, "_LONG_ENOUGH", float("inf"))
+    monkeypatch.setattr(stopwatch, "_MOST_CALLS", 64)
+    found = timing.each_call_ms(lambda: called.append(numbers.add_(1)), repeats=4, warmup=0)
+    assert found == [ms / 64 for ms in timed[-4:]]
+    assert len(called) == numbers[0].item() == 63 + 4 * 64
+    assert len(waited) == 1 + 2 * len(timed)  # before and after so many calls
