@@ -11,7 +11,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from helpers import timing
-from helpers.figures.drawing import BLACK, COLOURS, NEUTRAL, Picture, tidy, write_source
+from helpers.figures.drawing import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    GREEN,
+    NEUTRAL,
+    ORANGE,
+    PURPLE,
+    Picture,
+    tidy,
+    write_source,
+)
 
 
 def comparison(result: timing.Comparison, source: str) -> Picture:
@@ -100,3 +111,28 @@ def phases(table: pd.DataFrame, source: str) -> Picture:
         for row, values in table.iterrows()
     )
     return Picture(figure, f"Stacked bars of microseconds per image. {words}. {source}.")
+
+
+def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
+    """Draw how far the host runs ahead: after each step, the time until the device has done that step, too.
+
+    Parameters
+    ----------
+    tables : mapping of str to DataFrame
+        As `timing.run_ahead` gives them, or a `simulate.SimulatedQueue`.
+    source : str
+    """
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    axes = figure.subplots()
+    words = []
+    for (name, table), colour, mark in zip(tables.items(), (BLUE, ORANGE, GREEN, PURPLE), "os^v", strict=False):
+        ahead = (table["device"] - table["host"]).to_numpy()
+        axes.plot(range(1, len(ahead) + 1), ahead, color=colour, marker=mark, label=name)
+        words.append(f"{name} {ahead[0]:.1f} ms after the first step, {ahead[-1]:.1f} ms after step {len(ahead)}")
+    axes.set(xlabel="step", ylabel="host ahead by ms")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False)
+    tidy(axes)
+    write_source(figure, source)
+    return Picture(figure, f"Lines of how far the host is ahead of the device. {'; '.join(words)}. {source}.")

@@ -5,7 +5,8 @@ the scoreboard's line.
 """
 
 from helpers.simulate.accelerator import SimulatedAccelerator
+from helpers.simulate.queue import SimulatedQueue
 from helpers.simulate.storage import SHARED_FILE_SYSTEM, SlowStorage
 from helpers.simulate.waiting import wait_until
 
-__all__ = ["SHARED_FILE_SYSTEM", "SimulatedAccelerator", "SlowStorage", "wait_until"]
+__all__ = ["SHARED_FILE_SYSTEM", "SimulatedAccelerator", "SimulatedQueue", "SlowStorage", "wait_until"]

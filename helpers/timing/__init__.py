@@ -7,7 +7,7 @@ from helpers.timing.clocks import TwoClocks, two_clocks
 from helpers.timing.comparison import Comparison, conclusion, interleaved, outcome
 from helpers.timing.loaders import Step, WorkerDied, batch_size, batches, call, endless
 from helpers.timing.parts import phases, stages
-from helpers.timing.stopwatch import Timing, call_ms, each_call_ms, loading, loop, warmup_steps
+from helpers.timing.stopwatch import Timing, call_ms, each_call_ms, loading, loop, run_ahead, warmup_steps
 from helpers.timing.system import (
     forget,
     onednn,
@@ -39,6 +39,7 @@ __all__ = [
     "outcome",
     "phases",
     "read_from_disk_mb",
+    "run_ahead",
     "stages",
     "system_calls",
     "two_clocks",

@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from helpers import config
 from helpers.timing import loaders
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LEAST = 2  # steps, rounds and calls, however long they take
 _LONG_ENOUGH = 5.0  # milliseconds: what launching, waiting and reading the clock add is some tens of microseconds
@@ -211,18 +214,51 @@ def each_call_ms(
 def _in_a_row_ms(function: Callable[[], object], calls: int) -> float:
     """Milliseconds of so many calls, until the device has finished them; on a GPU by its own clock."""
     synchronize()
-    if not _uses_gpu():
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        return (time.perf_counter() - start) * 1e3
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+    begin, start = _now(), time.perf_counter()
     for _ in range(calls):
         function()
-    end.record()
+    end, ms = _now(), (time.perf_counter() - start) * 1e3
     synchronize()
-    return begin.elapsed_time(end)
+    return begin.elapsed_time(end) if begin else ms
+
+
+def run_ahead(step: loaders.Step, batch: object, steps: int = 20, warmup: int = 3) -> pd.DataFrame:
+    """Show how far the host runs ahead of a GPU: when it returned from each step, and when the GPU had done it.
+
+    Parameters
+    ----------
+    step : callable
+        Called with `batch` as `loaders.call` does, again and again.
+    batch : object
+    steps, warmup : int
+        Steps to time, after those of the warm-up.
+
+    Returns
+    -------
+    DataFrame
+        A row a step; columns ``host`` and ``device``, in ms since the first step began. Without a GPU they are equal:
+        the host does the work itself.
+    """
+    import pandas as pd
+
+    warm_up(lambda: loaders.call(step, batch), warmup)
+    begin, rows = _now(), []
+    start = time.perf_counter()
+    for _ in range(steps):
+        loaders.call(step, batch)
+        rows.append(((time.perf_counter() - start) * 1e3, _now()))
+    synchronize()
+    rows = [(host, begin.elapsed_time(end) if end else host) for host, end in rows]
+    return pd.DataFrame(rows, columns=["host", "device"])
+
+
+def _now() -> torch.cuda.Event | None:
+    """Let the GPU note the time when it has done all that was launched so far; None without a GPU."""
+    if not _uses_gpu():
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def mark() -> float:

@@ -99,6 +99,9 @@ PICTURES = {
     "number_formats": figures.number_formats,
     "gradients": lambda: figures.gradients({"start": {"weights": 2.0 ** -torch.arange(30)}}, 2.0**16, SOURCE),
     "memory_curves": lambda: figures.memory_curves({"one": curve(5.0, 90.0), "two": curve(40.0, 90.0)}, SOURCE),
+    "run_ahead": lambda: figures.run_ahead(
+        {"never asks": pd.DataFrame({"host": [8.0, 16.0], "device": [14.0, 23.0]})}, SOURCE
+    ),
     "utilization": lambda: figures.utilization_and_efficiency([(0, 6, 0.1), (7, 9, 1.0)]),
 }
 
@@ -130,6 +133,7 @@ OF_MEASUREMENTS = [
     "phases",
     "accelerator",
     "kernels",
+    "run_ahead",
 ]
 
 
@@ -138,6 +142,12 @@ def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_w
     picture = PICTURES[name]()
     titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
     assert SOURCE in titles and SOURCE in picture.alt
+
+
+def test_the_host_is_ahead_by_the_time_until_the_device_has_done_the_same_step():
+    picture = PICTURES["run_ahead"]()
+    assert list(picture.figure.axes[0].lines[0].get_ydata()) == [6.0, 7.0]
+    assert "never asks 6.0 ms after the first step, 7.0 ms after step 2" in picture.alt
 
 
 def test_the_bars_of_a_step_are_as_high_as_its_parts():
@@ -222,7 +232,8 @@ def test_a_rung_is_drawn_beside_that_of_recorded_machines(tmp_path, monkeypatch)
     picture = figures.reference("03")
     assert "your machine: 310; a-machine: 310" in picture.alt
     assert [label.get_text() for label in picture.figure.axes[0].get_yticklabels()] == ["your machine", "a-machine"]
-    assert "a-machine: CPU, a step, CIFAR-10" in picture.figure.get_supxlabel()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    assert f"a-machine: {device}, a step, CIFAR-10" in picture.figure.get_supxlabel()
 
 
 def test_a_rung_that_nobody_has_measured_is_an_empty_figure(tmp_path, monkeypatch, capsys):

@@ -15,6 +15,7 @@ class Clock:
 
     def __init__(self, monkeypatch, *modules):
         self.now = self.worked = 0.0
+        monkeypatch.setattr("helpers.timing.stopwatch._uses_gpu", lambda: False)  # which has a clock of its own
         names = tuple(module.__name__ for module in modules)
         inside = tuple(f"{name}." for name in names)
         for name, module in list(sys.modules.items()):

@@ -141,3 +141,19 @@ def test_on_a_gpu_calls_are_timed_by_its_own_clock_and_not_waited_for_one_by_one
     assert found == [ms / 64 for ms in timed[-4:]]
     assert len(called) == numbers[0].item() == 63 + 4 * 64
     assert len(waited) == 1 + 2 * len(timed)  # before and after so many calls
+
+
+def test_without_a_gpu_the_host_runs_ahead_of_nothing(clock):
+    found = timing.run_ahead(lambda images: clock.sleep(0.25), torch.zeros(4), steps=3)
+    assert list(found["host"]) == list(found["device"]) == [250, 500, 750]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_asked_once_when_it_ended_each_step(monkeypatch):
+    waited, finish = [], torch.cuda.synchronize
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: (waited.append(1), finish()))
+    numbers = torch.zeros(8, device="cuda")
+    found = timing.run_ahead(lambda batch: batch.add_(1), numbers, steps=5, warmup=2)
+    assert numbers[0].item() == 7
+    assert len(waited) == 2  # after the warm-up, and at the end
+    assert len(found) == 5 and found["device"].is_monotonic_increasing and found["host"].is_monotonic_increasing
