@@ -41,9 +41,9 @@ def resnet_workload(batch: int | None = None) -> Workload:
     """Return what ResNet-50 trains on here, so that a step is long enough to be worth making faster.
 
     On a GPU at 224 × 224 pixels, where computing dominates. The batch is the largest power of two, up to 256, whose
-    activations in float32 take at most half of the GPU's memory: 86 MB an image. That makes 32 with 8 GB, 64 with
-    16 GB, 256 from 48 GB on. On a CPU images stay as they are, 32 × 32, and the preset says how many; 32 take 0.15 s on
-    two cores with units for matrices, and 0.65 s on two threads of an older one.
+    activations in float32 take at most half of the memory that others leave free there: 86 MB an image. That makes 32
+    with 8 GB free, 64 with 16 GB, 256 from 48 GB on. On a CPU images stay as they are, 32 × 32, and the preset says how
+    many: 32 take 0.15 s on two cores with units for matrices, and 0.65 s on two threads of an older one.
 
     Parameters
     ----------
@@ -52,10 +52,11 @@ def resnet_workload(batch: int | None = None) -> Workload:
     """
     if config.device().type == "cpu":
         return Workload(batch or config.preset().cpu_batch, 32, "for a CPU" if batch is None else "as you chose")
-    memory = torch.cuda.get_device_properties(config.device()).total_memory
+    free, _ = torch.cuda.mem_get_info(config.device())
+    memory = free + torch.cuda.memory_reserved(config.device())  # what this process holds it can use again
     fitting = max(int(memory * _SHARE_FOR_ACTIVATIONS / _RESNET_BYTES_PER_IMAGE), 1)
     largest = min(2 ** (fitting.bit_length() - 1), _LARGEST_BATCH)
-    return Workload(batch or largest, 224, f"for {memory / 1e9:.0f} GB" if batch is None else "as you chose")
+    return Workload(batch or largest, 224, f"for {memory / 1e9:.0f} GB free" if batch is None else "as you chose")
 
 
 def launch_bound_workload() -> Workload:

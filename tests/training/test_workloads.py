@@ -8,15 +8,14 @@ from helpers.training import models, workloads
 @pytest.mark.parametrize(
     ("gigabytes", "expected"), [(4, 16), (8, 32), (16, 64), (24, 128), (40, 128), (48, 256), (141, 256)]
 )
-def test_the_batch_follows_the_memory_of_the_gpu(monkeypatch, gigabytes, expected):
-    class Properties:
-        total_memory = gigabytes * 1e9
-
+@pytest.mark.parametrize("reserved", [0, 2e9])
+def test_the_batch_follows_the_memory_that_others_leave_free(monkeypatch, gigabytes, expected, reserved):
     monkeypatch.setattr(config, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gigabytes * 1e9 - reserved, 200e9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
     workload = training.resnet_workload()
     assert (workload.batch, workload.side) == (expected, 224)
-    assert f"{expected} images at 224 × 224 pixels a step (for {gigabytes} GB)" == str(workload)
+    assert f"{expected} images at 224 × 224 pixels a step (for {gigabytes} GB free)" == str(workload)
     assert training.resnet_workload(batch=8).batch == 8
 
 
