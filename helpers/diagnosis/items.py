@@ -6,22 +6,35 @@ import copy
 import cProfile
 import itertools
 import math
+import operator
+import os
 import pstats
 import re
+import statistics
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from helpers import timing
+from helpers.diagnosis import sampling
 
-SECONDS = 1.0  # of loading with the stopwatch; then as many items again with cProfile
+SECONDS = 1.0  # of loading with the stopwatch; then as many items again with cProfile, twice if they wait
+STARTED = 0.01  # of the time of items: what programs work that the dataset starts, if they work
+WAITS = 0.1  # of the time of an item, from which on it is asked what waits
+LONGER = 3  # times as long, to see more of items of which some take long
+SAMPLE = 0.002  # seconds from one look at the line that runs to the next
 LEAST_ITEMS = 2
 GROUP_SECONDS = 0.1  # of items at a time: collating one alone would count for more than it does in a batch
+# An item is slow that takes so many times as long as most, and longer than most batches; the share of the time that
+# slow ones must take, and the share of the items that they may be.
+SLOW, SLOW_TIME, SLOW_ITEMS = 10, 0.1, 0.1
 
 # What a function does, by its file and name, or by its name alone if it is no Python: the first that matches. What
 # matches none of them counts to the functions that call it. Collected by running cProfile on Pillow, torchvision,
@@ -32,12 +45,40 @@ PARTS = {
     "reading": r"method '(read\w*|recv\w*)' of|posix\.p?read|:_?read(_bytes|_text|_file|_item)?$|read_file|fromfile"
     r"|h5py/_hl/(dataset|group)|'(get|getmulti)' of '(lmdb\.)?(Transaction|Cursor)'|urlopen",
     "resizing": r"resize|upsample|interpolate|'reduce' of 'ImagingCore|thumbnail|grid_sample",
-    "decoding": r"decode|decompress|ImagePlugin\.py|PIL/ImageFile\.py|PIL/Image\.py:(open|convert|load|draft)"
-    r"|'(convert|convert2)' of 'ImagingCore|imread|torchaudio|soundfile|librosa",
+    "decoding": r"^(?!.*(/json/|of 'bytes'|codecs)).*(decode|decompress)|ImagePlugin\.py|PIL/ImageFile\.py"
+    r"|PIL/Image\.py:(open|convert|load|draft)|'(convert|convert2)' of 'ImagingCore|imread|torchaudio|soundfile"
+    r"|librosa",
     "collating": r"collate|method stack of|torch\.stack",
     "transforming": r"transforms/|albumentations|kornia|imgaug",
 }
 REST = "the rest of the dataset"
+WAITING, IRREGULAR = "waiting", "irregular"  # beside the parts, what a line of the reader's is named for
+
+
+@dataclass(frozen=True)
+class Irregular:
+    """Items that take far longer than most.
+
+    Attributes
+    ----------
+    count : int
+        How many of those loaded.
+    share : float
+        What they take longer than most, of the time of all items, 0 to 1.
+    waiting : float
+        What of this share they wait.
+    usual_ms, slowest_ms : float
+        Median of all items, and the slowest one.
+    slowest : object
+        Index of that one in the dataset; None for an iterable dataset.
+    """
+
+    count: int
+    share: float
+    waiting: float
+    usual_ms: float
+    slowest_ms: float
+    slowest: object
 
 
 @dataclass(frozen=True)
@@ -50,7 +91,8 @@ class Items:
         Items that were loaded with the stopwatch.
     ms, cpu_ms : float
         Time of an item, and what of it a processor worked; the rest is waiting, for storage mostly. Where the system
-        reports how long others had the cores meanwhile, that is left out.
+        reports how long others had the cores meanwhile, that is left out. All is work if the dataset starts programs
+        that work: how long they wait is unknown.
     batch : int
         Items of a batch.
     parts : dict of str to float
@@ -61,6 +103,12 @@ class Items:
         Bytes read for each file opened; NaN where the system does not report it.
     slowest : str
         The function that by itself took most time.
+    waits : dict of str to float
+        What of the shares in `parts` is waiting.
+    irregular : Irregular or None
+        Items that take far longer than most, if they take much of the time.
+    lines : dict of str to str
+        The line of the reader's own that takes most time, for parts, for `WAITING` and for `IRREGULAR`; where known.
     """
 
     count: int
@@ -71,6 +119,9 @@ class Items:
     opened: float
     file_bytes: float
     slowest: str
+    waits: dict[str, float] = field(default_factory=dict)
+    irregular: Irregular | None = None
+    lines: dict[str, str] = field(default_factory=dict)
 
     @property
     def batch_ms(self) -> float:
@@ -78,10 +129,16 @@ class Items:
         return self.ms * self.batch
 
 
-def load(loader: DataLoader) -> Items:
+def load(loader: DataLoader, longer: bool = False) -> Items:
     """Load items of a loader's dataset here, as a worker would: with one thread, and in the loader's order.
 
     The dataset is copied first, not deeply: what it opens is not left open in the reader's own.
+
+    Parameters
+    ----------
+    loader : DataLoader
+    longer : bool
+        Whether to load more of them, since some are known to take long.
 
     Raises
     ------
@@ -93,26 +150,82 @@ def load(loader: DataLoader) -> Items:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
     try:
-        return _measured(_Source(loader))
+        return _measured(_Source(loader), SECONDS * (LONGER if longer else 1))
     finally:
         torch.set_num_threads(threads)
 
 
-def _measured(source: _Source) -> Items:
+def _measured(source: _Source, seconds: float) -> Items:
     source.take(1)  # imports, and files that are opened once
     start = time.perf_counter()
     group = max(1, min(source.batch, int(GROUP_SECONDS * source.take(1) / (time.perf_counter() - start))))
-    count, start, worked, queued = 0, time.perf_counter(), time.process_time(), _queued()
-    while count < LEAST_ITEMS or time.perf_counter() - start < SECONDS:
-        count += source.take(group)
-    ms = (time.perf_counter() - start - (_queued() - queued)) / count * 1e3
-    cpu_ms = (time.process_time() - worked) / count * 1e3
-    profile, profiled, before = cProfile.Profile(), 0, _bytes_read()
+    count, source.taken = 0, []
+    with sampling.Sampler(_Source.take.__code__, SAMPLE) as sampler:
+        start, worked, started, queued = time.perf_counter(), time.process_time(), _started(), _queued()
+        while count < LEAST_ITEMS or time.perf_counter() - start < seconds:
+            count += source.take(group)
+        started, queued = _started() - started, _queued() - queued
+        spent, worked = time.perf_counter() - start - queued, time.process_time() - worked
+    worked = spent if started >= STARTED * spent else min(max(worked - sampler.worked, 0.0), spent)
+    ms, cpu_ms = spent / count * 1e3, worked / count * 1e3
+    taken, source.taken = [_Taken(*each) for each in source.taken], None
+    irregular, slow = _irregular(taken, source.batch, queued, 1 - cpu_ms / ms)
+    before = _bytes_read()
+    spent, opens, slowest, profiled = _profiled(source, group, count)
+    file_bytes = (_bytes_read() - before) / opens if opens else math.nan
+    total = sum(spent.values()) or 1.0
+    parts = {part: seconds / total for part, seconds in spent.items()}
+    waits = {}
+    if cpu_ms < ms * (1 - WAITS):
+        worked, *_, again = _profiled(source, group, count, time.process_time)
+        waits = {part: max(0.0, spent[part] / profiled - worked[part] / again) for part in spent}
+        scale = (1 - cpu_ms / ms) / (sum(waits.values()) or 1.0)
+        waits = {part: min(seconds * scale, parts[part]) for part, seconds in waits.items()}
+    lines = _lines(sampler.samples, slow)
+    return Items(
+        count, ms, cpu_ms, source.batch, parts, opens / profiled, file_bytes, slowest, waits, irregular, lines
+    )  # fmt: skip
+
+
+def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[dict[str, float], int, str, int]:
+    """Load `count` items with cProfile; return the time of each part, files opened, the slowest function, and items."""
+    profile, profiled = cProfile.Profile(*timer), 0
     while profiled < count:
         profiled += profile.runcall(source.take, group)
-    parts, opens, slowest = _parts(pstats.Stats(profile).stats)
-    file_bytes = (_bytes_read() - before) / opens if opens else math.nan
-    return Items(count, ms, min(cpu_ms, ms), source.batch, parts, opens / profiled, file_bytes, slowest)
+    return *_parts(pstats.Stats(profile).stats), profiled
+
+
+def _irregular(taken: list[_Taken], batch: int, queued: float, waiting: float) -> tuple[Irregular | None, list[_Taken]]:
+    """Return what is known of items that take far longer than most, and these items."""
+    if not taken:  # the dataset loads whole batches
+        return None, []
+    usual, total = statistics.median(each.seconds for each in taken), sum(each.seconds for each in taken)
+    slow = [each for each in taken if each.seconds > max(SLOW * usual, batch * usual)]
+    longer = sum(each.seconds - usual for each in slow) - queued  # as if others had the core in just these items
+    if not slow or len(slow) > SLOW_ITEMS * len(taken) or longer < SLOW_TIME * total:
+        return None, []
+    slowest, share = max(slow, key=lambda each: each.seconds), longer / total
+    return Irregular(len(slow), share, min(share, waiting), usual * 1e3, slowest.seconds * 1e3, slowest.index), slow
+
+
+def _lines(samples: list[sampling.Sample], slow: list[_Taken]) -> dict[str, str]:
+    """Return the reader's own line that takes most time, for each part of the work, for waiting, and in slow items."""
+    weights = {}
+    for each in samples:
+        part = next(filter(None, (_part((frame.file, 0, frame.name)) for frame in each.inside)), REST)
+        weights.setdefault(part, []).append((each.own, each.end - each.begin - each.waited))
+        weights.setdefault(WAITING, []).append((each.own, each.waited))
+        if any(item.begin < each.end <= item.begin + item.seconds for item in slow):
+            weights.setdefault(IRREGULAR, []).append((each.own, each.end - each.begin))
+    return {name: line for name, of_lines in weights.items() if (line := sampling.place(of_lines))}
+
+
+class _Taken(NamedTuple):
+    """An item that was loaded: its index, and when it began and how long it took, in s."""
+
+    index: object
+    begin: float
+    seconds: float
 
 
 class _Source:
@@ -130,6 +243,7 @@ class _Source:
         self.together = not iterable and loader.batch_sampler is not None and hasattr(self.dataset, "__getitems__")
         self.batched = loader.batch_size is not None or (not iterable and loader.batch_sampler is not None)
         self.left = []  # indices of a batch that was begun
+        self.taken: list[tuple] | None = None  # the items since it was last emptied, or None if they are not counted
 
     def take(self, count: int) -> int:
         """Load `count` items as a batch, or a whole one if the dataset loads only these; return how many."""
@@ -138,13 +252,25 @@ class _Source:
             self.loader.collate_fn(self.dataset.__getitems__(indices))
             return len(indices)
         if self.items is not None:
-            items = list(itertools.islice(self.items, count))
+            items = self._timed(itertools.islice(self.items, count), itertools.repeat(None))
         else:
-            items = [self.dataset[index] for index in self._next(count)]
+            indices = self._next(count)
+            items = self._timed(map(operator.getitem, itertools.repeat(self.dataset), indices), indices)
         batches = [items] if self.batched else items
         for batch in batches:
             self.loader.collate_fn(batch)
         return count
+
+    def _timed(self, items: Iterable, indices: Iterable) -> list:
+        if self.taken is None:
+            return list(items)
+        loaded, begin = [], time.perf_counter()
+        for item, index in zip(items, indices, strict=False):
+            loaded.append(item)
+            end = time.perf_counter()
+            self.taken.append((index, begin, end - begin))  # a _Taken takes longer to make than some items
+            begin = end
+        return loaded
 
     def _next(self, count: int) -> list:
         if self.loader.batch_sampler is None:
@@ -156,7 +282,7 @@ class _Source:
 
 
 def _parts(stats: dict) -> tuple[dict[str, float], int, str]:
-    """Return the share of the time of each part, how many files were opened, and the slowest function."""
+    """Return the seconds of each part, how many files were opened, and the slowest function."""
     own = {function: _part(function) for function in stats}
     shares = {function: {part: 1.0} for function, part in own.items() if part}
     spent = dict.fromkeys([*PARTS, REST], 0.0)
@@ -166,10 +292,9 @@ def _parts(stats: dict) -> tuple[dict[str, float], int, str]:
             spent[part] += seconds * share
         if re.search(r"(io|builtins)\.open\b", function[2]):
             opens += calls
-    total = sum(spent.values()) or 1.0
     file, line, name = max(stats, key=lambda function: stats[function][2])
     slowest = name.strip("<>").removeprefix("built-in method ") if file == "~" else f"{name} ({Path(file).name}:{line})"
-    return {part: seconds / total for part, seconds in spent.items()}, opens, slowest
+    return spent, opens, slowest
 
 
 def _attributed(function: tuple, stats: dict, shares: dict, above: frozenset) -> dict[str, float]:
@@ -190,6 +315,11 @@ def _part(function: tuple[str, int, str]) -> str | None:
     file, _, name = function
     text = name if file == "~" else f"{file}:{name}".replace("\\", "/")
     return next((part for part, pattern in PARTS.items() if re.search(pattern, text)), None)
+
+
+def _started() -> float:
+    """Return the CPU time of processes that this one started and that have ended, in s."""
+    return sum(os.times()[2:4])
 
 
 def _queued() -> float:

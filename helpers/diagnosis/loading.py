@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from helpers.diagnosis.items import REST, Items
+from helpers.diagnosis.items import IRREGULAR, REST, WAITING, Items
 from helpers.diagnosis.result import WORTH, Finding
 from helpers.wording import counted, milliseconds, percent
 
@@ -20,7 +20,7 @@ MARGIN = 0.1
 # Bytes. A fast disk delivers so many, at 500 MB/s, in the 2 ms that an open takes on a shared file system (simulate).
 SMALL_FILE = 1_000_000
 # Of the mean wait: where the median is less, a few steps wait for long and the others hardly.
-IRREGULAR = 0.5
+USUAL = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,23 @@ class Loading:
         return self.step + self.restart
 
     @property
+    def irregular(self) -> bool:
+        """Whether a few steps wait for long, and the others hardly."""
+        return self.usual_wait < USUAL * self.wait
+
+    @property
     def useful(self) -> int:
         """Workers that can work at once: those that wait for storage need no core."""
         return round(self.cores * min(max(1.0, self.items.ms / max(self.items.cpu_ms, 1e-6)), MOST_PER_CORE))
 
+    @property
+    def slower(self) -> float:
+        """How many times as long as by itself a batch takes in a loop without workers: others use the machine, too."""
+        return 1.0 if self.workers else max(1.0, self.wait / max(self.items.batch_ms, 1e-6))
+
     def pace(self, workers: int) -> float:
-        """The time in which so many workers can make a batch at best, given the cores."""
-        return max(self.items.batch_ms / workers, self.items.batch * self.items.cpu_ms / self.cores)
+        """The time in which so many workers can make a batch at best, given the cores, and as busy as they are."""
+        return self.slower * max(self.items.batch_ms / workers, self.items.batch * self.items.cpu_ms / self.cores)
 
 
 def findings(loading: Loading) -> Iterator[Finding]:
@@ -139,10 +149,10 @@ def _in_spite(loading: Loading) -> Finding:
     """Workers that are fast enough on average, and a loop that waits all the same."""
     evidence = f"{_speed(loading)} They are fast enough, but the loop waits {milliseconds(loading.wait)} a step"
     gain = loading.wait / loading.whole
-    if loading.usual_wait < IRREGULAR * loading.wait:
+    if loading.irregular:
+        usual = f"half of the time no more than {milliseconds(loading.usual_wait)}."
         return Finding(
-            "irregular loading", "loading", gain,
-            f"{evidence}; half of the time no more than {milliseconds(loading.usual_wait)}.",
+            "irregular loading", "loading", gain, f"{evidence}; {usual} {_slow(loading.items)}".strip(),
             "DataLoader(…, prefetch_factor=8)", "prefetching",
         )  # fmt: skip
     return Finding(
@@ -183,30 +193,70 @@ _PARTS = {
 
 
 def _work(loading: Loading) -> Iterator[Finding]:
-    """The parts of an item's work: each could at most vanish, and no more than the waiting with it."""
+    """What an item's time goes to: each could at most vanish, and no more than the waiting for batches with it."""
     items = loading.items
     paced = loading.step if loading.workers else loading.wait  # the time that loading sets
+
+    def gained(share: float) -> float:
+        return min(loading.wait, share * paced) / loading.whole
+
+    irregular, seldom = 0.0, 0.0  # what items take that are slow, and what of that they wait
+    if items.irregular:
+        irregular, seldom = items.irregular.share, items.irregular.waiting
+        if gained(irregular) >= WORTH:
+            yield Finding(
+                "irregular items", "loading", gained(irregular), _slow(items),
+                "# look at what these items do; a larger prefetch_factor bridges them, if they are rare",
+                "prefetching",
+            )  # fmt: skip
+    waiting = sum(items.waits.get(part, 0.0) for part in _PARTS) - seldom
+    if gained(waiting) >= WORTH:
+        yield Finding(
+            "items that wait", "loading", gained(waiting),
+            f"In {percent(waiting)} of the {milliseconds(items.ms)} that an item takes no core works on it: it waits"
+            f"{_mostly(items, WAITING)}.",
+            "# ask for a whole batch at once, and keep connections open; or let more workers wait side by side",
+            "more workers",
+        )  # fmt: skip
     for part, (name, change, topic) in _PARTS.items():
-        gain = min(loading.wait, items.parts[part] * paced) / loading.whole
-        if gain >= WORTH:
-            where = f"goes to {part}"
+        share = items.parts[part] - items.waits.get(part, 0.0)
+        if part == REST:
+            share -= irregular - seldom
+        if gained(share) >= WORTH:
+            where = f"goes to {part}{_mostly(items, part)}"
             if part == REST:
-                where = f"is spent in the dataset itself; most in {items.slowest}"
-            evidence = f"{percent(items.parts[part])} of the {milliseconds(items.ms)} that an item takes {where}."
-            yield Finding(name, "loading", gain, evidence, change, topic)
+                where = f"is spent in the dataset itself{_mostly(items, part) or f'; most in {items.slowest}'}"
+            evidence = f"{percent(share)} of the {milliseconds(items.ms)} that an item takes {where}."
+            yield Finding(name, "loading", gained(share), evidence, change, topic)
     share = items.parts["opening"] + items.parts["reading"]
-    gain = min(loading.wait, share * paced) / loading.whole
-    if gain >= WORTH:
+    if gained(share) >= WORTH:
         small = items.opened > 0 and not items.file_bytes > SMALL_FILE
         files = "1 file" if items.opened == 1 else f"{items.opened:.2g} files"
         size = "" if math.isnan(items.file_bytes) else f" of {items.file_bytes / 1e3:,.0f} kB"
         yield Finding(
-            "many small files" if small else "slow reading", "loading", gain,
+            "many small files" if small else "slow reading", "loading", gained(share),
             f"{percent(share)} of the {milliseconds(items.ms)} that an item takes goes to opening and reading; each "
-            f"opens {files}{size}.",
+            f"opens {files}{size}{_mostly(items, 'reading')}.",
             "# pack the images into one large file; or read a copy on a disk of this machine",
             "packed formats",
         )  # fmt: skip
+
+
+def _slow(items: Items) -> str:
+    """Say which items take far longer than most, if some do."""
+    slow = items.irregular
+    if slow is None:
+        return ""
+    which = "" if slow.slowest is None else f", item {slow.slowest},"
+    return (
+        f"{slow.count} of {counted(items.count, 'item')} take {percent(slow.share)} of the time: the slowest{which} "
+        f"{milliseconds(slow.slowest_ms)}, most {milliseconds(slow.usual_ms)}{_mostly(items, IRREGULAR)}."
+    )
+
+
+def _mostly(items: Items, name: str) -> str:
+    """Return the reader's own line to look at, as the end of a sentence; "" if it is unknown."""
+    return f", mostly at {items.lines[name]}" if name in items.lines else ""
 
 
 def _speed(loading: Loading) -> str:

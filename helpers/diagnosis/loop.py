@@ -19,7 +19,7 @@ def diagnose(loader: Iterable, step: Callable, steps: int) -> Diagnosis:
     record = recorded.read(traces.load(watched.profile))
     unknown, sample = [], None
     try:
-        sample = _items(loader)
+        sample = _items(loader, watched.usual_wait < loading.USUAL * watched.wait)
     except _CannotLook as error:
         unknown.append(str(error))
     facts = _loading(loader, watched, record, sample)
@@ -43,14 +43,14 @@ class _CannotLook(Exception):
     """No items can be loaded here."""
 
 
-def _items(loader: Iterable) -> items.Items:
+def _items(loader: Iterable, irregular: bool) -> items.Items:
     if not isinstance(loader, DataLoader):
         raise _CannotLook(
             f"how the batches are made: the loader is a {type(loader).__name__}, and only of a DataLoader are the "
             "workers and the dataset known."
         )
     try:
-        return items.load(loader)
+        return items.load(loader, irregular)
     except Exception as error:  # the workers could load them, so that it is no fault of the loop
         raise _CannotLook(
             f"how long an item takes: loading some in this process failed. {type(error).__name__}: {error}"

@@ -439,6 +439,21 @@ def test_a_gain_by_workers_is_bounded_by_the_cores():
     assert found["loading in the loop itself"].gain == pytest.approx((42 - 16) / 42)
 
 
+def test_a_gain_by_workers_is_that_of_a_machine_as_busy_as_it_was():
+    found = of_loading(step=170, wait=160, workers=0, cores=2)  # five times as long as the items by themselves
+    assert found["loading in the loop itself"].gain == pytest.approx((170 - 5 * 16) / 170)
+
+
+def test_what_an_item_waits_and_what_it_works_are_findings_of_their_own():
+    parts, waits = NONE | {items.REST: 1.0}, {items.REST: 0.75}
+    lines = {items.WAITING: "train.py:3: ask()", items.REST: "train.py:4: sort()"}
+    found = of_loading(step=34, wait=24, workers=2, cores=2, parts=parts, waits=waits, lines=lines)
+    assert list(found) == ["items that wait", "the dataset's own work"]
+    assert [each.gain for each in found.values()] == pytest.approx([24 / 34, 0.25])
+    assert "train.py:3" in found["items that wait"].evidence
+    assert "train.py:4" in found["the dataset's own work"].evidence
+
+
 def test_more_workers_than_can_work_are_too_many_even_if_nothing_is_lost():
     found = of_loading(step=40, wait=0.5, workers=17)
     assert list(found) == ["too many workers"]
@@ -500,7 +515,7 @@ def clock(quick, monkeypatch):
     """A clock that all of a diagnosis goes by, its profiles too: what it finds is exact."""
     clock = Clock(monkeypatch, watching, items, timing, datasets, simulate)
     monkeypatch.setattr(items, "_queued", lambda: 0.0)
-    monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda: cProfile.Profile(tick)))
+    monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda *timer: cProfile.Profile(*timer or [tick])))
     monkeypatch.setattr(config, "cores", lambda: 8)
 
     def tick():
@@ -633,7 +648,7 @@ def test_a_loop_that_keeps_up_is_accused_of_nothing(clock):
 
 def test_too_few_workers_are_found(clock):
     found = simulated(clock, datasets.SleepDataset(1000, 0.004), num_workers=1)
-    assert (found.verdict, names(found)) == ("loading", ["too few workers", "the dataset's own work"])
+    assert (found.verdict, names(found)) == ("loading", ["too few workers", "items that wait"])
     assert found.step_ms == pytest.approx(32)
     assert [finding.gain for finding in found.findings] == pytest.approx([22 / 32, 22 / 32])
     assert found.findings[0].change == "DataLoader(…, num_workers=4)"
@@ -641,7 +656,7 @@ def test_too_few_workers_are_found(clock):
 
 def test_loading_in_the_loop_itself_is_found(clock):
     found = simulated(clock, datasets.SleepDataset(1000, 0.004))
-    assert (found.verdict, names(found)) == ("loading", ["loading in the loop itself", "the dataset's own work"])
+    assert (found.verdict, names(found)) == ("loading", ["loading in the loop itself", "items that wait"])
     assert [finding.gain for finding in found.findings] == pytest.approx([32 / 42, 32 / 42], rel=1e-4)
 
 
@@ -683,7 +698,7 @@ def test_restarting_workers_gains_what_it_adds_to_a_step(clock):
 
 def found_in_items(dataset, monkeypatch):
     """Return what items are found to spend time on, the most first; of CPU time, not that on the wall."""
-    monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda: cProfile.Profile(time.thread_time)))
+    monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda *_: cProfile.Profile(time.thread_time)))
     parts = items.load(DataLoader(dataset, 2)).parts
     found = of_loading(step=34, wait=24, workers=2, cores=2, parts=parts)
     return sorted(found, key=lambda name: -found[name].gain)
@@ -706,6 +721,14 @@ def test_many_small_files_are_found(clock, png_folder):
     found = simulated(clock, slow, step_ms=20)
     assert names(found) == ["loading in the loop itself", "many small files"]
     assert "opens 1 file of 0 kB" in found.findings[1].evidence
+
+
+def test_irregular_items_are_found_with_their_share(clock):
+    irregular = datasets.SleepDataset(10_000, 0.0001, hiccup_every=64, hiccup_seconds=0.2)
+    found = simulated(clock, irregular, step_ms=1, steps=24)
+    assert names(found) == ["loading in the loop itself", "irregular items"]
+    assert "take 97 % of the time" in found.findings[1].evidence
+    assert re.search(r"the slowest, item \d*, 200 ms, most 0.10 ms", found.findings[1].evidence)
 
 
 def test_irregular_loading_is_found(clock):
