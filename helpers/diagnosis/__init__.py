@@ -12,6 +12,7 @@ launches         the GPU waits until the host launches its next kernel
 compute          the kernels take the time, and could take less
 synchronization  the host waits for the GPU in every step, and then the GPU for the host
 communication    the GPU waits for the other processes
+host             in a step Python does other things than to train, or calls very many small operators
 nothing wrong    no change that is known here would gain 5 % of a step
 unknown          the evidence does not suffice
 ===============  ==================================================================================
@@ -45,9 +46,10 @@ NEEDS_THE_LOADER = (
 def diagnose(loader: Iterable, step: Callable, *, steps: int = 20) -> Diagnosis:
     """Find the bottleneck of a training loop.
 
-    The loop runs as it is: first with the stopwatch, then with the profiler. So `step` is called some dozens of times,
-    and trains. Then some items of the dataset are loaded in this process, to time them. Workers that were started here
-    have ended afterwards.
+    The loop runs as it is: first with the stopwatch, then with the profiler. If operators do not explain a step, some
+    more steps are taken while a second thread notes each millisecond which line runs. So `step` is called some dozens
+    of times, and trains. Then some items of the dataset are loaded in this process, to time them. Workers that were
+    started here have ended afterwards.
 
     The profiler's trace stays in the folder ``diagnosis`` below ``COURSE_RUNS`` (by default, ``runs`` in this clone)
     and replaces that of the diagnosis before; in a temporary folder if that one cannot be written. The evidence says
@@ -96,6 +98,8 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
     traces.TraceError
         If there is no trace, if it cannot be read, or if it is of several processes or recordings.
     """
+    from helpers.diagnosis import calls  # here, because pandas takes half a second to import
+
     trace = traces.load(path)
     try:
         recorded = record.read(trace)
@@ -105,7 +109,7 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
     if doubt := record.doubt(recorded):
         return conclude(recorded.step_ms, evidence, (), doubt=doubt)
     loading = list(record.loading(recorded))
-    findings = [*device.findings(recorded), *loading]
+    findings = [*device.findings(recorded), *(found for found, _ in calls.findings(recorded)), *loading]
     unknown = [NEEDS_THE_LOADER] if loading else []
     return conclude(recorded.step_ms, evidence, findings, unknown, otherwise=record.unexplained(recorded))
 

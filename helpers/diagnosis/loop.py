@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch.utils.data import DataLoader
 
 from helpers import config, traces
-from helpers.diagnosis import device, items, loading, recorded, watching
-from helpers.diagnosis.result import Diagnosis, conclude
+from helpers.diagnosis import calls, device, items, loading, recorded, steps, watching
+from helpers.diagnosis.result import Diagnosis, Finding, conclude
 from helpers.wording import counted, milliseconds, percent
 
 
-def diagnose(loader: Iterable, step: Callable, steps: int) -> Diagnosis:
-    """Find the bottleneck of a training loop; see `helpers.diagnosis.diagnose`."""
-    watched = watching.watch(loader, step, steps)
+def diagnose(loader: Iterable, step: Callable, count: int) -> Diagnosis:
+    """Find the bottleneck of a training loop of which `count` steps are timed; see `helpers.diagnosis.diagnose`."""
+    watched = watching.watch(loader, step, count)
     record = recorded.read(traces.load(watched.profile))
     unknown, sample = [], None
     try:
@@ -23,10 +24,10 @@ def diagnose(loader: Iterable, step: Callable, steps: int) -> Diagnosis:
     except _CannotLook as error:
         unknown.append(str(error))
     facts = _loading(loader, watched, record, sample)
-    found = [*device.findings(record), *loading.findings(facts)]
+    found = [*device.findings(record), *_of_the_step(loader, step, facts, record), *loading.findings(facts)]
     if torch.cuda.is_available() and not record.on_device:
         unknown.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")
-    timed = f"{milliseconds(watched.step)} a step (mean of {steps}), {milliseconds(watched.wait)} of it waiting"
+    timed = f"{milliseconds(watched.step)} a step (mean of {count}), {milliseconds(watched.wait)} of it waiting"
     if facts.restart:
         timed += f"; starting workers adds {milliseconds(facts.restart)}"
     rows = [
@@ -37,6 +38,23 @@ def diagnose(loader: Iterable, step: Callable, steps: int) -> Diagnosis:
     ]
     otherwise = recorded.doubt(record) or recorded.unexplained(record)
     return conclude(facts.whole, rows, found, unknown, otherwise=otherwise)
+
+
+def _of_the_step(loader: Iterable, step: Callable, facts: loading.Loading, record: recorded.Recorded) -> list[Finding]:
+    """Return what the step does beside its operators, and which of them it calls very often; if so, sample it."""
+    often = list(calls.findings(record))
+    work = facts.work / facts.whole
+    if facts.work < steps.LEAST_MS or (record.shares["Other"] < steps.SHARE and not often):
+        return [finding for finding, _ in often]
+    operators = sum(int(span.events["operator"].sum()) for span in record.trace.spans) / record.steps
+    sampled = watching.sample(loader, step, steps.most(operators))
+    names = frozenset().union(*(names for _, names in often))
+    found = list(steps.findings(sampled, names, work, record.host if record.on_device else 1.0))
+    for finding, names in often:
+        line = sampled.line_of(names)
+        evidence = f"{finding.evidence} Mostly at {line}" if line else finding.evidence
+        found.append(replace(finding, gain=min(finding.gain, work), evidence=evidence))
+    return found
 
 
 class _CannotLook(Exception):

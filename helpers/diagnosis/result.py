@@ -24,6 +24,7 @@ VERDICTS = {
     "compute": "the kernels take the time, and could take less",
     "synchronization": "the host waits for the GPU in every step, and then the GPU for the host",
     "communication": "the GPU waits for the other processes",
+    "host": "in a step Python does other things than to train, or calls very many small operators",
     NOTHING: "no change that is known here would gain 5 % of a step",
     UNKNOWN: "the evidence does not suffice",
 }

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from helpers import config, staging, timing
+from helpers.diagnosis import steps as sampling
 from helpers.timing import profiling
 from helpers.timing.progress import progress
 from helpers.timing.stopwatch import timed, warm_up
@@ -89,6 +90,22 @@ def watch(loader: Iterable, step: timing.Step, steps: int) -> Watched:
         step_ms, wait_ms, usual_wait_ms = _time(epochs, call, steps)
         profiling.record(epochs, call, folder, active=active)
     return Watched(step_ms, wait_ms, usual_wait_ms, min(epochs.starts) * 1e3, epochs.length, folder)
+
+
+def sample(loader: Iterable, step: timing.Step, most: int) -> sampling.Sampled:
+    """Run at most so many steps of the loop, and see which lines run in a step while no operator does.
+
+    No worker of the loader is left when it returns or raises.
+
+    Raises
+    ------
+    LoaderFailed, StepFailed, TooFewBatches
+    timing.WorkerDied
+        If a worker is killed or exits.
+    """
+    call = _Call(step, lambda: None)
+    with timing.batches(_Epochs(loader)) as batches:
+        return sampling.sample(batches, lambda batch: timing.call(call, batch), _Call.__call__, most)
 
 
 def _folder() -> Path:

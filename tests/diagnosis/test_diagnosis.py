@@ -197,6 +197,7 @@ def test_a_trace_without_steps_gives_no_verdict(file):
     assert "profiler.step()" in found.reason
 
 
+OPTIMIZER = "an optimizer that goes weight by weight"
 ALONE, WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 
 
@@ -227,6 +228,36 @@ def on_cpu(loading_us, operators_us, *, operator="aten::conv2d", category="cpu_o
 def test_traces_without_an_accelerator_are_distinguished(file, content, verdict):
     file.write_text(json.dumps(content))
     assert diagnosis.of_trace(file).verdict == verdict
+
+
+def with_short_operators(count, name, around=()):
+    """Return five steps of 10 ms, of which operators of 5 µs take a half, with 5 µs between them."""
+    content = on_cpu(0, 0)
+    for number in range(5):
+        for each in range(count):
+            start = number * 10_000 + 10 * each
+            content["traceEvents"].append(cuda_trace._event("cpu_op", name, start, start + 5))
+        for annotation in around:
+            end = number * 10_000 + 10 * count
+            content["traceEvents"].append(cuda_trace._event("user_annotation", annotation, number * 10_000, end))
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (with_short_operators(200, "aten::select"), ["many small operators"]),
+        (with_short_operators(90, "aten::select"), []),  # too few
+        (with_short_operators(200, "autograd::engine::evaluate_function: AccumulateGrad"), []),
+        (with_short_operators(120, "aten::add_", ["Optimizer.step#SGD.step"]), [OPTIMIZER]),
+        (with_short_operators(90, "aten::add_", ["Optimizer.step#SGD.step"]), []),  # less than a tenth of a step
+    ],
+)
+def test_operators_that_are_short_and_called_often_are_found(file, content, found):
+    file.write_text(json.dumps(content))
+    diagnosed = diagnosis.of_trace(file)
+    assert names(diagnosed) == found
+    assert [finding.verdict for finding in diagnosed.findings] == ["host"] * len(found)
 
 
 def test_an_accelerator_that_is_unknown_is_named(file):
