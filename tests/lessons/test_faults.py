@@ -155,7 +155,7 @@ CHANGES = {
     "learning rate": ("lr=0.1", "lr=0.099"),
     "normalization": ("(images / 255 - self.mean) / self.std", "images / 255"),
     "batch": ("batch_size=BATCH", "batch_size=120"),
-    "order": ("        shuffle=True,\n", ""),
+    "order": ("        sampler=RandomSampler(images, generator=order),\n", ""),
     "precision": (
         "    logits = model(images)\n",
         "    with torch.autocast(device.type, torch.bfloat16):\n        logits = model(images)\n",

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 DATA = Path("data/cifar10/train")
@@ -56,11 +56,11 @@ class Network(nn.Module):
 
 
 def make_loader():
+    images, order = Images(DATA, IMAGES), torch.Generator().manual_seed(SEED)
     return DataLoader(
-        Images(DATA, IMAGES),
+        images,
         batch_size=BATCH,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(SEED),
+        sampler=RandomSampler(images, generator=order),
         num_workers=min(4, os.cpu_count()),
         persistent_workers=True,
         pin_memory=torch.cuda.is_available(),
