@@ -4,8 +4,8 @@ The script is used through four of its functions: ``make_loader()``, ``make_mode
 optimizer, ``train_step(model, optimizer, images, labels)``, which returns the loss, alone or first, and
 ``main(epochs)``, which calls the others.
 
-`running` times scripts interleaved, and `grading` says what a fixed one is worth. They are not imported here: `child`,
-which each process of a script needs, must be there quickly.
+`running` times scripts interleaved, and `grading` says what a fixed one is worth: whether it does the same, and how
+fast. They are not imported here: `child`, which each process of a script needs, must be there quickly.
 """
 
 from helpers.lessons.faults.catalogue import FAULTS, Fault, draw, text

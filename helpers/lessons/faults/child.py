@@ -1,16 +1,18 @@
-"""What runs in a process of its own: a training script, for some steps, by the stopwatch or for its losses."""
+"""What runs in a process of its own: a training script, for some steps, which are reported to the parent."""
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import random
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import perf_counter
 from types import ModuleType
 
 import torch
@@ -19,6 +21,7 @@ from torch import nn
 from helpers import config, simulate  # no more: each takes its time
 
 FUNCTIONS = ("make_loader", "make_model", "train_step", "main")
+_synchronize = torch.cuda.synchronize
 _FOR_EVER = 10**9  # epochs: whoever asks for steps ends the script when they are done
 
 
@@ -30,47 +33,73 @@ class _Enough(BaseException):  # not an Exception, which a script may catch
     """All steps that were asked for are done."""
 
 
-def answer(
-    connection: Connection, start_method: str | None, function: Callable, path: Path, *arguments: object
-) -> None:
-    """Call `function` with a script and `arguments`, and send what comes of it: its kind, and the result or a text."""
+def answer(connection: Connection, start_method: str | None, path: Path, *arguments: object) -> None:
+    """Run a script as `run` does, which sends its steps, and send what comes of it: its kind, and the result or a text.
+
+    What is needed to send is looked up before the script runs, as is the clock: it may put others in their places.
+    """
     # A process's workers are started as it was itself: those of a script started by hand are not
     multiprocessing.set_start_method(start_method, force=True)
-    silence = os.open(os.devnull, os.O_WRONLY)
+    silence, send = os.open(os.devnull, os.O_WRONLY), connection.send
     for stream in (1, 2):  # what the script prints would end up between the lines of the notebook
         os.dup2(silence, stream)
     try:
-        reply = "result", function(path, *arguments)
+        reply = "result", run(send, path, *arguments)
     except Lacking as error:
         reply = "lacking", str(error)
     except BaseException as error:  # also SystemExit: whatever ends the script is the reader's to see
         reply = "failed", traceback_of(error, path)
-    connection.send(reply)
+    send(reply)
 
 
-def timing(path: Path, warmup: int, steps: int) -> tuple[int, float, tuple[float, ...], tuple[float, ...]]:
-    """Time `steps` steps of a script's ``main`` after `warmup` others, in front of an accelerator.
+def run(
+    send: Callable, path: Path, warmup: int, steps: int, seed: int, simulated: bool
+) -> tuple[tuple[float, ...], str, dict[str, float]]:
+    """Run `warmup` + `steps` steps of a script's ``main``; the parent, who has the clock, hears of each as it begins.
 
-    All that ``main`` does between two steps counts. Without a GPU the model is that of `simulating`.
+    Sent are ``("step", (images, waited))`` for each step after the warm-up, and for the one after the last, which does
+    not take place: the images in its batch, and the seconds that were waited since the step before. All that ``main``
+    does between two steps is in between. Before the last of these messages the losses have been read: they are there.
+
+    Parameters
+    ----------
+    send : callable
+        Takes a message.
+    path : Path
+    warmup, steps : int
+    seed : int
+        Of the factor, 0.9 to 1, that all weights are multiplied by at first: so the losses cannot be known before.
+    simulated : bool
+        Whether the model, if there is no GPU, is that of `simulating`.
 
     Returns
     -------
     tuple
-        What `timing.Timing` is made of: the images, all seconds, and for each step its waiting and its duration.
+        The losses of all steps in nats, what ``main`` has printed, and the `norms` of the model's weights at the end.
     """
+    chance, printed = random.Random(seed), io.StringIO()
+    torch.set_num_threads(1)  # on two busy cores a step of the script's network takes half as long as with two
     script = load(path)
     make_loader, make_model, train_step = script.make_loader, script.make_model, script.train_step
-    starts, sizes, waits, loaders, called = [], [], [], [], []
+    taken, losses, weights, loaders, called = 0, [], {}, [], []
 
     def watched_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor):
-        if len(starts) in (warmup, warmup + steps) and torch.cuda.is_available():
-            torch.cuda.synchronize()
-        starts.append(time.perf_counter())
-        sizes.append(len(images))
-        waits.append(sum(loader.take() for loader in loaders))
-        if len(starts) > warmup + steps:
+        nonlocal taken, losses, weights
+        ended = taken == warmup + steps
+        if ended:
+            losses = [float(loss) for loss in losses]
+        if (ended or taken == warmup) and torch.cuda.is_available():
+            _synchronize()
+        if taken >= warmup:
+            send(("step", (len(images), sum(loader.take() for loader in loaders))))
+        if ended:
+            weights = norms(dict(model.named_parameters()))
             raise _Enough
-        return train_step(model, optimizer, images, labels)
+        taken += 1
+        result = train_step(model, optimizer, images, labels)
+        loss = result[0] if isinstance(result, tuple) else result
+        losses.append(loss.detach().clone() if isinstance(loss, torch.Tensor) else loss)  # read later: no GPU waits
+        return result
 
     def watched_loader() -> Watched:
         loaders.append(Watched(make_loader()))
@@ -79,33 +108,29 @@ def timing(path: Path, warmup: int, steps: int) -> tuple[int, float, tuple[float
     def watched_model() -> tuple[nn.Module, torch.optim.Optimizer]:
         model, optimizer = make_model()
         model.register_forward_pre_hook(lambda *_: called.append(True))
-        return simulating(model), optimizer
+        with torch.no_grad():
+            factor = chance.uniform(0.9, 1)  # from 1.2 on rounding grows five times as fast
+            for parameter in model.parameters():
+                parameter.mul_(factor)
+        return (simulating(model, seed) if simulated else model), optimizer
 
     script.make_loader, script.make_model, script.train_step = watched_loader, watched_model, watched_step
-    _run(script, warmup + steps + 1, starts)
+    with suppress(_Enough), redirect_stdout(printed):
+        script.main(_FOR_EVER)
+    if taken < warmup + steps:
+        raise Lacking(
+            f"main ended after {taken} calls of train_step, and {warmup + steps} were expected: main(epochs) has to "
+            "train as many epochs as its argument says, and to call train_step for each batch."
+        )
     if not loaders or not called:
         raise Lacking("main no longer uses make_loader() and make_model(), whose results are watched here.")
-    ends = starts[warmup + 1 :]
-    durations = tuple(end - start for start, end in zip(starts[warmup:], ends, strict=False))
-    timed = slice(warmup, warmup + steps)
-    return sum(sizes[timed]), ends[-1] - starts[warmup], tuple(waits[warmup + 1 :]), durations
+    return tuple(losses), printed.getvalue(), weights
 
 
-def losses(path: Path, steps: int) -> tuple[float, ...]:
-    """Return the losses in nats of the first `steps` steps of a script's ``main``, with its own model."""
-    script, found = load(path), []
-    train_step = script.train_step
-
-    def watched_step(*arguments: object, **settings: object) -> object:
-        result = train_step(*arguments, **settings)
-        found.append(float(result[0] if isinstance(result, tuple) else result))
-        if len(found) == steps:
-            raise _Enough
-        return result
-
-    script.train_step = watched_step
-    _run(script, steps, found)
-    return tuple(found)
+def norms(weights: Mapping[str, object]) -> dict[str, float]:
+    """Return the Euclidean norm of each tensor: short, and another one after each step."""
+    tensors = {name: each.detach().cpu().double() for name, each in weights.items() if isinstance(each, torch.Tensor)}
+    return {name: float(each.norm()) for name, each in tensors.items()}
 
 
 def load(path: Path) -> ModuleType:
@@ -130,21 +155,27 @@ def load(path: Path) -> ModuleType:
     return script
 
 
-def simulating(model: nn.Module) -> nn.Module:
+def simulating(model: nn.Module, seed: int = 0) -> nn.Module:
     """Let a model on the CPU stand for one on an accelerator: the host calls every operator, then waits.
 
-    The operators compute the first image only, as calling them takes the host some time in front of a GPU, too. The
-    others take `simulate.SimulatedAccelerator`'s time and no CPU time. PyTorch is set to one thread, as calling
-    operators is the work of one. The model is changed; one on a GPU stays as it is.
+    The operators compute one image only, drawn for each batch by `seed`, as calling them takes the host some time in
+    front of a GPU, too. The others take `simulate.SimulatedAccelerator`'s time and no CPU time. PyTorch is set to one
+    thread, as calling operators is the work of one. The model is changed; one on a GPU stays as it is.
     """
     if config.device().type == "cuda":
         return model
-    forward, accelerator = model.forward, simulate.SimulatedAccelerator()
+    forward, accelerator, chance = model.forward, simulate.SimulatedAccelerator(), random.Random(seed)
     torch.set_num_threads(1)
 
     def simulated(images: torch.Tensor) -> torch.Tensor:
-        logits = forward(images[:1])
+        drawn = chance.randrange(len(images))
+        logits = forward(images[drawn : drawn + 1])
+        begin = perf_counter()
         accelerator(images, logits)
+        if perf_counter() - begin < accelerator.step_ms / 1e3:
+            raise Lacking(
+                "its steps no longer wait for the simulated accelerator, or the clock that it waits by is off."
+            )
         return logits.expand(len(images), -1)
 
     model.forward = simulated
@@ -178,25 +209,15 @@ class Watched:
         return waited
 
     def __iter__(self) -> Iterator:
-        start = time.perf_counter()
+        start = perf_counter()
         for batch in self._loader:
-            self._waited += time.perf_counter() - start
+            self._waited += perf_counter() - start
             yield batch
-            start = time.perf_counter()
-        self._waited += time.perf_counter() - start
+            start = perf_counter()
+        self._waited += perf_counter() - start
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
-
-
-def _run(script: ModuleType, steps: int, done: list) -> None:
-    with suppress(_Enough):
-        script.main(_FOR_EVER)
-    if len(done) < steps:
-        raise Lacking(
-            f"main ended after {len(done)} calls of train_step, and {steps} were expected: main(epochs) has to train "
-            "as many epochs as its argument says, and to call train_step for each batch."
-        )

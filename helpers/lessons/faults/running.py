@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
@@ -35,7 +39,30 @@ class ScriptDied(RuntimeError):
     """The process of a training script ended without an error."""
 
 
-def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
+@dataclass(frozen=True, kw_only=True)
+class Run(timing.Timing):
+    """A script that has run: how long it took by this process's clock, and what it has done.
+
+    `waits` are what the script's process says, by its own clock; all other times are when its messages arrived here.
+
+    Attributes
+    ----------
+    losses : tuple of float
+        Nats, of each step from the first on, the warm-up included.
+    printed : str
+        What its ``main`` has printed.
+    weights, checkpoint : dict of str to float
+        `child.norms` of the model's weights as the last step had ended, and of those that were then in the file
+        ``checkpoint.pt`` beside the script; empty if there was none that can be read.
+    """
+
+    losses: tuple[float, ...]
+    printed: str
+    weights: Mapping[str, float]
+    checkpoint: Mapping[str, float]
+
+
+def compare(scripts: Mapping[str, Path], seed: int = 0) -> timing.Comparison:
     """Time training scripts interleaved, each run in a process of its own, in front of an accelerator.
 
     A run is an epoch as a warm-up, and then whole epochs, about as many steps as the preset says: workers that are
@@ -44,6 +71,13 @@ def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
     Parameters
     ----------
     scripts : mapping of str to Path
+    seed : int
+        As in `run`.
+
+    Returns
+    -------
+    timing.Comparison
+        Its timings are `Run`.
 
     Raises
     ------
@@ -51,11 +85,9 @@ def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
     """
     warmup = catalogue.EPOCH_STEPS
     steps = max(config.preset().steps // warmup, 1) * warmup
-
-    def timed(path: Path) -> timing.Timing:
-        return timing.Timing(*run(child.timing, path, warmup, steps))
-
-    runs = {name: lambda path=path: timed(path) for name, path in scripts.items()}
+    runs = {
+        name: lambda path=path: run(path, steps, warmup, seed=seed, simulated=True) for name, path in scripts.items()
+    }
     return timing.interleaved(runs, config.preset().rounds)
 
 
@@ -85,8 +117,18 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
     return loader, step
 
 
-def run(function: Callable, path: Path, *arguments: object) -> object:
-    """Return what a function of `child` returns for a script, in a process of its own.
+def run(path: Path, steps: int, warmup: int = 0, seed: int = 0, simulated: bool = False) -> Run:
+    """Run a training script in a process of its own, and time it from here: its clock is not asked.
+
+    Parameters
+    ----------
+    path : Path
+    steps, warmup : int
+        Steps of its ``main`` that are timed, and those before them.
+    seed : int
+        Of the factor that all weights are multiplied by at first, as in `child.run`.
+    simulated : bool
+        Whether the model, if there is no GPU, is that of `child.simulating`, and not the script's own.
 
     Raises
     ------
@@ -96,16 +138,12 @@ def run(function: Callable, path: Path, *arguments: object) -> object:
     context = _context()
     ours, theirs = context.Pipe(duplex=False)
     method = multiprocessing.get_start_method(allow_none=True)  # of the workers; None is the default
-    process = context.Process(target=child.answer, args=(theirs, method, function, path, *arguments))
+    process = context.Process(target=child.answer, args=(theirs, method, path, warmup, steps, seed, simulated))
     process.start()
     theirs.close()
     try:
-        if not ours.poll(LIMIT):
-            raise ScriptNeverEnds(
-                f"{path}: expected its steps within {LIMIT:.0f} s, and stopped it then. Is there a loop without an "
-                "end, or is this machine very busy?"
-            )
-        kind, reply = ours.recv()
+        *taken, (_, kind, reply) = _messages(ours, path)
+        checkpoint = _read(path.with_name("checkpoint.pt"))  # now: what a thread still writes comes too late
         process.join(_GRACE)
     except EOFError:
         process.join(_GRACE)
@@ -120,7 +158,40 @@ def run(function: Callable, path: Path, *arguments: object) -> object:
         raise ScriptFailed(f"{path} failed:\n{reply}")
     if kind == "lacking":
         raise ScriptLacking(f"{path}: {reply}")
-    return reply
+    (losses, printed, weights), (moments, _, batches) = reply, zip(*taken, strict=True)
+    durations = tuple(after - before for before, after in itertools.pairwise(moments))
+    images, waits = sum(images for images, _ in batches[:-1]), tuple(waited for _, waited in batches[1:])
+    return Run(
+        images,
+        moments[-1] - moments[0],
+        waits,
+        durations,
+        moments[0],
+        losses=losses,
+        printed=printed,
+        weights=weights,
+        checkpoint=checkpoint,
+    )
+
+
+def _messages(ours: Connection, path: Path) -> Iterator[tuple[float, str, object]]:
+    """Yield each message of a script's process with the time at which it arrived; the last is no ``"step"``."""
+    kind, end = "step", time.perf_counter() + LIMIT
+    while kind == "step":
+        if not ours.poll(max(end - time.perf_counter(), 0)):
+            raise ScriptNeverEnds(
+                f"{path}: expected its steps within {LIMIT:.0f} s, and stopped it then. Is there a loop without an "
+                "end, or is this machine very busy?"
+            )
+        moment, (kind, content) = time.perf_counter(), ours.recv()
+        yield moment, kind, content
+
+
+def _read(checkpoint: Path) -> dict[str, float]:
+    try:
+        return child.norms(torch.load(checkpoint, map_location="cpu", weights_only=True))
+    except Exception:  # torch.load raises what it likes, and anything may be in the file
+        return {}
 
 
 def _context() -> multiprocessing.context.BaseContext:
