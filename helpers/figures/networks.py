@@ -27,6 +27,7 @@ from helpers.figures.drawing import (
 )
 from helpers.training import precision
 from helpers.training.roofline import Placed
+from helpers.wording import counted
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +124,7 @@ def memory_formats(tensors: Mapping[str, torch.Tensor]) -> Picture:
         axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_xlabel("place in memory, in elements; each box: channel, and row,column of its pixel")
     words = "; ".join(
-        f"{title}, strides {tensor.stride()}: a pixel's channels are {tensor.stride(1)} elements apart"
+        f"{title}, strides {tensor.stride()}: a pixel's channels are {counted(tensor.stride(1), 'element')} apart"
         for title, tensor in tensors.items()
     )
     return Picture(figure, f"Rows of boxes, one an element, in the order of memory. {words}.")

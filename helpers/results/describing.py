@@ -96,6 +96,8 @@ def _of_step(step: Callable) -> str:
             return _of_step(step.step)
     if isinstance(step, training.TrainingStep):
         return ", ".join(_of_training(step))
+    if isinstance(recorded := getattr(step, "step", None), training.TrainingStep):  # by `training.graphed`
+        return f"{_of_step(recorded)}, replayed as a CUDA graph"
     return str(step)
 
 

@@ -129,7 +129,7 @@ def result(
         rounds=len(runs),
         steps=max(len(run.durations) for run in runs),
         workers=getattr(loader, "num_workers", 0),
-        step=str(step),
+        step=str(getattr(step, "step", step)),  # of a recorded graph, the step that it replays
         data=data,
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         cores=config.cores(),

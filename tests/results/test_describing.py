@@ -57,6 +57,24 @@ LOADERS = {
     "Images storage simulated storage": lambda: loader(Images(storage=simulate.SHARED_FILE_SYSTEM)),
     "list; ": lambda: [torch.zeros(2)],
 }
+
+
+def replaying(recorded):
+    """As `training.graphed` returns it, which needs a GPU."""
+
+    def replay(images, labels):
+        pass
+
+    replay.step = recorded
+    return replay
+
+
+@pytest.fixture(autouse=True)
+def no_tf32(monkeypatch):
+    """On a GPU it is a part of every description."""
+    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: False)
+
+
 STEPS = {
     "Sequential, weights contiguous_format, images preserve_format, SGD(lr=0.001)": step,
     "simulated accelerator (5 ms a step)": lambda: simulate.SimulatedAccelerator(5),
@@ -74,6 +92,7 @@ STEPS = {
     "loss scaled": lambda: step(scaler=torch.amp.GradScaler("cpu")),
     "SGD(lr=0.001), compiled": lambda: step(torch.compile(nn.Conv2d(3, 2, 3))),
     "compiled, into CUDA graphs": lambda: step(torch.compile(nn.Conv2d(3, 2, 3), mode="reduce-overhead")),
+    "replayed as a CUDA graph": lambda: replaying(step(lr=0.3)),
     "1 layer compiled": lambda: step(nn.Sequential(torch.compile(nn.Conv2d(3, 2, 3)))),
 }
 

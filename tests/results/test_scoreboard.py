@@ -120,6 +120,16 @@ def test_without_kernels_in_the_trace_it_is_unknown_what_the_device_idles():
     assert scoreboard.ladder_text().splitlines()[1].split()[-3:] == ["25%", "–", "–"]
 
 
+def test_of_a_recorded_graph_the_step_that_it_replays_is_stored():
+    def replay(*batch):
+        pass
+
+    replay.step = simulate.SimulatedAccelerator(7)
+    comparison = timing.Comparison({"now": runs(100, 100)})
+    stored = scoreboard.add("11 graph", comparison, "now", loader=[], step=replay, data="CIFAR-10")
+    assert stored.step == "simulated accelerator (7 ms a step)"
+
+
 def test_the_ladder_in_words_has_a_line_a_rung():
     add("01 naive", 100)
     add("03 workers", 300, 330, before=[100, 100])

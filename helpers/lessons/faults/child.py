@@ -128,9 +128,12 @@ def run(
 
 
 def norms(weights: Mapping[str, object]) -> dict[str, float]:
-    """Return the Euclidean norm of each tensor: short, and another one after each step."""
+    """Return the Euclidean norm of each tensor: short, and another one after each step.
+
+    The names are those of a model that is not compiled: `torch.compile` puts ``_orig_mod.`` before them.
+    """
     tensors = {name: each.detach().cpu().double() for name, each in weights.items() if isinstance(each, torch.Tensor)}
-    return {name: float(each.norm()) for name, each in tensors.items()}
+    return {name.removeprefix("_orig_mod."): float(each.norm()) for name, each in tensors.items()}
 
 
 def load(path: Path) -> ModuleType:
