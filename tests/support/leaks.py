@@ -8,18 +8,19 @@ import torch
 
 
 def state() -> dict[str, object]:
-    """Return the settings of this process that change how fast it is, or what it computes."""
+    """Return the settings of this process that change how fast it is, or what it computes.
+
+    Without TF32: notebooks 08 to 11 set it on purpose, for all that follows. The first start method is the default.
+    """
     return {
         "threads": torch.get_num_threads(),
         "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "default type": torch.get_default_dtype(),
         "gradients": torch.is_grad_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
-        "TF32 of products": torch.backends.cuda.matmul.allow_tf32,
-        "TF32 of convolutions": torch.backends.cudnn.allow_tf32,
         "cudnn.benchmark": torch.backends.cudnn.benchmark,
         "oneDNN": torch.backends.mkldnn.enabled,
-        "start method": multiprocessing.get_start_method(allow_none=True),
+        "start method": multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
         "folder": Path.cwd(),
         "variables": {
             name: value for name, value in os.environ.items() if name.startswith(("COURSE_", "OMP_", "MKL_"))
