@@ -506,7 +506,9 @@ def test_the_pipeline_of_a_script_trains_in_this_process_without_printing(change
     loader, step = running.pipeline(path)
     images, labels = next(iter(loader))
     before = torch.get_rng_state()
+    torch.set_num_threads(3)  # `threads` sets it back
     assert step(images, labels)[0].item() > 0
+    assert torch.get_num_threads() == 3
     assert (torch.get_rng_state() == before).all()
     assert capsys.readouterr().out == ""
 

@@ -162,13 +162,12 @@ def simulating(model: nn.Module, seed: int = 0) -> nn.Module:
     """Let a model on the CPU stand for one on an accelerator: the host calls every operator, then waits.
 
     The operators compute one image only, drawn for each batch by `seed`, as calling them takes the host some time in
-    front of a GPU, too. The others take `simulate.SimulatedAccelerator`'s time and no CPU time. PyTorch is set to one
-    thread, as calling operators is the work of one. The model is changed; one on a GPU stays as it is.
+    front of a GPU, too. The others take `simulate.SimulatedAccelerator`'s time and no CPU time. Let PyTorch have one
+    thread meanwhile, as calling operators is the work of one. The model is changed; one on a GPU stays as it is.
     """
     if config.device().type == "cuda":
         return model
     forward, accelerator, chance = model.forward, simulate.SimulatedAccelerator(), random.Random(seed)
-    torch.set_num_threads(1)
 
     def simulated(images: torch.Tensor) -> torch.Tensor:
         drawn = chance.randrange(len(images))

@@ -94,7 +94,8 @@ def compare(scripts: Mapping[str, Path], seed: int = 0) -> timing.Comparison:
 def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
     """Return a script's loader, and its training step in front of an accelerator, to be used in this process.
 
-    Without a GPU the model is that of `child.simulating`. What the step prints is swallowed.
+    Without a GPU the model is that of `child.simulating`, with one thread during a step. What the step prints is
+    swallowed.
 
     Raises
     ------
@@ -111,8 +112,13 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
     child.simulating(model)
 
     def step(*batch: torch.Tensor) -> object:
-        with redirect_stdout(None):
-            return script.train_step(model, optimizer, *batch)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with redirect_stdout(None):
+                return script.train_step(model, optimizer, *batch)
+        finally:
+            torch.set_num_threads(threads)  # what this process does besides keeps its own
 
     return loader, step
 
