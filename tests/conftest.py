@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -144,14 +145,20 @@ def hub(tmp_path_factory):
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    text = ""
-    while not text:
+    port = None
+    while port is None or not _listens(port):  # it says its port a moment before it listens there
         assert process.poll() is None, (folder / "log").read_text()
         time.sleep(0.1)
         text = "".join(path.read_text() for path in folder.glob("jpserver-*.json"))
-    yield f"http://127.0.0.1:{json.loads(text)['port']}"
+        port = json.loads(text)["port"] if text else None
+    yield f"http://127.0.0.1:{port}"
     process.terminate()
     process.wait(120)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 def prepared(tmp_path_factory: pytest.TempPathFactory, archive: Path | None) -> dict[str, str]:
