@@ -31,9 +31,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from helpers import traces
-from helpers.diagnosis import device
+from helpers.diagnosis import calls, device
 from helpers.diagnosis import recorded as record
 from helpers.diagnosis.result import Diagnosis, Finding, conclude
+from helpers.traces import report
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "of_trace", "show"]
 
@@ -98,8 +99,6 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
     traces.TraceError
         If there is no trace, if it cannot be read, or if it is of several processes or recordings.
     """
-    from helpers.diagnosis import calls  # here, because pandas takes half a second to import
-
     trace = traces.load(path)
     try:
         recorded = record.read(trace)
@@ -135,6 +134,4 @@ def show(path: str | Path, links: Mapping[str, str] = MappingProxyType({})) -> b
     traces.NoTraces
         If there are none.
     """
-    from helpers.traces import report  # here, because pandas takes half a second to import
-
     return report.show(path, lambda trace: str(of_trace(trace).linked(links)))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from helpers.diagnosis.recorded import Recorded
 from helpers.diagnosis.result import Finding
 from helpers.wording import counted, percent, printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Calls of one operator, in a step by itself and in a call of an optimizer. A ResNet-50 has 161 tensors of weights.
 MANY, MANY_WEIGHTS = 100, 16
@@ -28,6 +31,8 @@ def outermost(recorded: Recorded) -> pd.DataFrame:
         `name`, `start` and `end` in µs, `length`, `gap` to the next one, and `optimizer`: whether an optimizer calls
         it.
     """
+    import pandas as pd
+
     tables = []
     for span in recorded.trace.spans:
         events = span.events

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from helpers import traces
 from helpers.diagnosis.recorded import Recorded
 from helpers.diagnosis.result import UNKNOWN, WORTH, Finding
+from helpers.traces.waiting import PAGEABLE, direction
 from helpers.wording import counted, percent, printable
 
 if TYPE_CHECKING:
@@ -142,8 +143,6 @@ _READS = {
 
 
 def _copies(recorded: Recorded, waits: pd.DataFrame) -> Iterator[Finding]:
-    from helpers.traces.waiting import PAGEABLE, direction  # here, because pandas takes half a second to import
-
     exposed = traces.exposed_copies(recorded.trace).sum() / recorded.total
     to_device = {name: float(share) for name, share in exposed.items() if direction(name) == "to the device"}
     copying, blocked = sum(to_device.values()), min(_shares(recorded, waits)[0], recorded.avoidable_idle)

@@ -11,6 +11,7 @@ import numpy as np
 
 from helpers import traces
 from helpers.diagnosis.result import WORTH, Finding
+from helpers.traces.reading import CLASSIFIERS
 from helpers.wording import counted, milliseconds, percent, printable
 
 if TYPE_CHECKING:
@@ -178,8 +179,6 @@ def _stall_period(recorded: Recorded) -> int | None:
 
 def _foreign(recorded: Recorded) -> list[str]:
     """Return the categories of events that look like an accelerator's, and are unknown."""
-    from helpers.traces.reading import CLASSIFIERS  # here, because pandas takes half a second to import
-
     found = {category for span in recorded.trace.spans for category in span.counts}
     return sorted(each for each in found - CLASSIFIERS.keys() if each.endswith(("_runtime", "_driver", "_events")))
 

@@ -54,8 +54,8 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> object:
     """Import a function's module when the function is first asked for.
 
-    All tables need pandas, which takes longer to import than the rest of this package together (0.5 s to 0.03 s), and
-    `helpers.tensorboard`, which makes no table, does not.
+    Tables need NumPy, and pandas once they are made: both take longer to import than this package, and
+    `helpers.tensorboard`, which makes no table, needs neither. The modules here import pandas in their functions.
     """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from helpers import confidence
 from helpers.traces.reading import Trace
 from helpers.traces.timeline import breakdown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PLAIN_NAMES = {
     "Kernel": "kernels",
@@ -33,6 +35,8 @@ def difference(before: str | Path | Trace, after: str | Path | Trace) -> pd.Data
         `lowest` and `highest`, which follows from how much the recorded steps differ. How much two recordings of the
         same code differ it does not include.
     """
+    import pandas as pd
+
     steps = breakdown(before) / 1e3, breakdown(after) / 1e3
     rows = {}
     for name in steps[0].columns:

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import pandas as pd
-
 if TYPE_CHECKING:
+    import pandas as pd
+
     from helpers.traces.reading import Span, Trace
 
 Recorded = TypeVar("Recorded", "Span", "Trace")
@@ -66,10 +66,15 @@ def once(compute: Callable[[Recorded], pd.DataFrame]) -> Callable[[Recorded], pd
 
 def copy(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table to which anything may be done without changing `table`."""
-    return table.copy(deep=_COPIES_AT_ONCE)
+    return table.copy(deep=_copies_at_once())
 
 
-_COPIES_AT_ONCE = int(pd.__version__.split(".")[0]) < 3  # later versions copy a column when it is written to
+@functools.cache
+def _copies_at_once() -> bool:
+    """Return whether this version of pandas copies a column now: later ones do it when the column is written to."""
+    import pandas as pd
+
+    return int(pd.__version__.split(".")[0]) < 3
 
 
 def _identities(files: Sequence[Path]) -> tuple:

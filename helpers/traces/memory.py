@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from helpers.traces.files import NoMemory
 from helpers.traces.reading import Trace, load
 from helpers.traces.sharing import shared_with_workers
 from helpers.traces.timeline import steps
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CPU = 0  # the profiler's number for this type of device
 
@@ -39,6 +41,8 @@ def memory_curve(path: str | Path | Trace) -> pd.DataFrame:
     NoSteps
         If it marks no steps.
     """
+    import pandas as pd
+
     trace = load(path)
     steps(trace)  # raises NoSteps
     events = [span.events for span in trace.spans]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from helpers.traces.keeping import once
 from helpers.traces.linking import makers
 from helpers.traces.reading import Span, Trace, load
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NO_ROW = r"Optimizer\.|(Distributed)?DataParallel\.forward$"  # what the Operator view leaves out
 ON_DEVICE = ["Kernel", "Memcpy", "Memset", "Communication"]  # kinds of events there; Communication is also on the host
@@ -39,6 +42,8 @@ def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
 
 @once
 def _all_operators(trace: Trace) -> pd.DataFrame:
+    import pandas as pd
+
     table = pd.concat([_by_name(span) for span in trace.spans]).groupby("Name").sum()
     if not any(_on_device(span.events).any() for span in trace.spans):
         table = table.drop(columns=DEVICE_COLUMNS)
@@ -80,6 +85,8 @@ def linked_calls(span: Span) -> pd.DataFrame:
     DataFrame
         Columns `operator`, int, the place of the operator in `host_events`; `correlation`; and `duration` in µs.
     """
+    import pandas as pd
+
     events, host = span.events, host_events(span)
     if "external" not in events:
         return pd.DataFrame({"operator": np.zeros(0, int), "correlation": [], "duration": np.zeros(0)})
@@ -100,6 +107,8 @@ def _by_name(span: Span) -> pd.DataFrame:
 
 def _calls(span: Span) -> pd.DataFrame:
     """Return a row for each call of an operator, with its self and total times."""
+    import pandas as pd
+
     host = host_events(span)
     is_operator = (host["operator"] & ~host["kind"].isin(["step", "DataLoader"])).to_numpy()
     innermost = parents(host)

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from helpers.traces import files, keeping
 from helpers.traces.files import EmptyTrace, SeveralRecordings, TruncatedTrace
 from helpers.traces.linking import numbers
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CATEGORIES = ["Kernel", "Memcpy", "Memset", "Communication", "Runtime", "DataLoader", "CPU Exec", "Other"]
 KINDS = [*CATEGORIES, "step", "dropped"]
@@ -266,6 +269,8 @@ def _kernels(table: pd.DataFrame, launches: dict[str, list]) -> pd.DataFrame:
 
 def _memory(columns: dict[str, list]) -> pd.DataFrame:
     """Return `Span.memory`."""
+    import pandas as pd
+
     table = pd.DataFrame({name: numbers(columns[name]) for name in ("start", *MEMORY)})
     return table.sort_values("start", kind="stable", ignore_index=True)
 
@@ -289,6 +294,8 @@ def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[s
 
 def _table(columns: dict[str, np.ndarray], keys: list[tuple[str, str]], threads: list) -> pd.DataFrame:
     """Return `Span.events`; `columns` has the number of each event's category and name in `keys`, and of its thread."""
+    import pandas as pd
+
     classified = [CLASSIFIERS[category](name) for category, name in keys]
     kind = np.array([KINDS.index(each) for each in classified], np.int8)
     host = np.array([CLASSIFIERS[category] in (_of_host, _of_annotation) for category, _ in keys], bool)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from helpers.traces.comparison import PLAIN_NAMES
 from helpers.traces.files import NoAccelerator, NoSteps, SeveralRecordings, TraceError, of_run, runs
@@ -15,6 +14,9 @@ from helpers.traces.reading import Trace, load, ranks
 from helpers.traces.timeline import breakdown
 from helpers.traces.utilization import MEANWHILE, accelerators, gaps, kernels
 from helpers.wording import percent, printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WIDTH = 110  # of a line, in characters
 TOP = 5  # kernels or operators

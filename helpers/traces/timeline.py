@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from helpers.traces.files import NoSteps, SeveralRecordings
 from helpers.traces.intervals import coverage
 from helpers.traces.keeping import once
 from helpers.traces.reading import CATEGORIES, Span, Trace, load
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def steps(path: str | Path | Trace) -> pd.DataFrame:
@@ -71,6 +74,8 @@ def window(span: Span) -> pd.Series | None:
     Series or None
         `start` and `end` in µs since the trace's first event.
     """
+    import pandas as pd
+
     table = steps_of(span)
     if table.empty:
         events = span.events
@@ -84,6 +89,8 @@ def window(span: Span) -> pd.Series | None:
 
 def concatenate(trace: Trace, tables: list[pd.DataFrame]) -> pd.DataFrame:
     """Put the tables of all spans under each other, a row a step; errors as those of `steps`."""
+    import pandas as pd
+
     table = pd.concat([table for table in tables if len(table)] or tables[:1])
     if not len(table):
         raise NoSteps(
@@ -112,6 +119,8 @@ def steps_of(span: Span) -> pd.DataFrame:
 @once
 def _breakdown(span: Span) -> pd.DataFrame:
     """Cover the steps with one category after the other: each is charged what it adds to those before it."""
+    import pandas as pd
+
     table, events = steps_of(span), span.events
     rank, starts, ends = events["kind"].cat.codes.to_numpy(), events["start"].to_numpy(), events["end"].to_numpy()
     covered = np.zeros(len(table))
@@ -132,6 +141,8 @@ def _with_device_work(table: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame
     As in TensorBoard, the last step is dropped if it launched less than 80 % of what the one before it did: the
     profiler may have ended before its kernels did.
     """
+    import pandas as pd
+
     if table.empty or "correlation" not in events:
         return table
     known = events[~events["host"] & events["correlation"].notna()]

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from helpers.traces import occupancy
 from helpers.traces.files import NoAccelerator
@@ -20,6 +20,9 @@ from helpers.traces.reading import Span, Trace, load
 from helpers.traces.tensor_cores import uses_tensor_cores
 from helpers.traces.timeline import window
 from helpers.wording import percent
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Runtime calls that return when the accelerator has done its work; the last one is AMD's blocking copy
 WAITS = r"Synchronize|^(?:cuda|hip)Memcpy$|^hipMemcpyWithStream$"
@@ -59,6 +62,8 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
 
 @once
 def _accelerators(trace: Trace) -> pd.DataFrame:
+    import pandas as pd
+
     table = _kernels(trace)
     windows, length = _windows(trace)
     rows = {device: _use(trace, rows, windows, length) for device, rows in table.groupby("device")}
@@ -162,6 +167,8 @@ def idle(path: str | Path | Trace) -> pd.DataFrame:
     NoAccelerator
         If the trace has no kernels.
     """
+    import pandas as pd
+
     trace = load(path)
     windows, _ = _windows(trace)
     tables = []
@@ -205,6 +212,8 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
 
 @once
 def _gaps_of_all(trace: Trace) -> pd.DataFrame:
+    import pandas as pd
+
     table = _kernels(trace)
     windows, length = _windows(trace)
     rows = {}
@@ -230,6 +239,8 @@ def _windows(trace: Trace) -> tuple[list, float]:
 @once
 def _kernels(trace: Trace) -> pd.DataFrame:
     """Return the kernels of all spans, with their `span`, `operator`, `duration`, `tensor_cores`; `occupancy` right."""
+    import pandas as pd
+
     table = pd.concat([_of_span(span).assign(span=number) for number, span in enumerate(trace.spans)])
     if table.empty:
         names = sorted({name for span in trace.spans for device in span.devices if (name := _name(device))})
@@ -258,6 +269,8 @@ def _of_span(span: Span) -> pd.DataFrame:
 
 def _operators(span: Span) -> np.ndarray:
     """Return for each kernel the name of the operator that launched it, or None."""
+    import pandas as pd
+
     calls = linked_calls(span)
     launching = host_events(span).iloc[calls["operator"]]
     in_operator = (launching["kind"] != "step").to_numpy()
@@ -367,6 +380,8 @@ def _unknown(trace: Trace, table: pd.DataFrame, result: pd.DataFrame, length: fl
 
 def _gaps(rows: pd.DataFrame, window: pd.Series | None) -> pd.DataFrame:
     """Return the `start` and `end` of the gaps between one span's kernels on one device."""
+    import pandas as pd
+
     if window is not None:
         rows = _clip(rows.assign(span=0), [window])
     starts, ends = union(rows["start"].to_numpy(), rows["end"].to_numpy())
@@ -375,6 +390,8 @@ def _gaps(rows: pd.DataFrame, window: pd.Series | None) -> pd.DataFrame:
 
 def _gaps_row(trace: Trace, found: list[pd.DataFrame], length: float) -> dict:
     """Return a row of `gaps`: `found` are the gaps in each span on one device."""
+    import pandas as pd
+
     lengths = pd.concat([each["end"] - each["start"] for each in found], ignore_index=True)
     parts = [_meanwhile(span.events, each) for span, each in zip(trace.spans, found, strict=True)]
     return {
@@ -390,6 +407,8 @@ def _gaps_row(trace: Trace, found: list[pd.DataFrame], length: float) -> dict:
 
 def _meanwhile(events: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     """Return what of each gap was spent in which way: a row a gap, a column for each of `MEANWHILE`, in µs."""
+    import pandas as pd
+
     way = _ways(events)
     starts, ends = events["start"].to_numpy(), events["end"].to_numpy()
     covered = np.zeros(len(found))

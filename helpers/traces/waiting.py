@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from helpers.traces.intervals import coverage
 from helpers.traces.keeping import once
@@ -14,6 +14,9 @@ from helpers.traces.operators import host_events, nested, parents
 from helpers.traces.reading import Span, Trace, load
 from helpers.traces.timeline import concatenate, steps_of
 from helpers.traces.utilization import WAITS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # In the name of a copy; AMD's say Host for any memory. Copies from and to pageable memory wait for the accelerator
 # whatever they are called: "API synchronization behavior" in the documentation of the CUDA Runtime API.
@@ -38,6 +41,8 @@ def waits(path: str | Path | Trace) -> pd.DataFrame:
     NoSteps, SeveralRecordings
         As `steps`.
     """
+    import pandas as pd
+
     trace = load(path)
     kept = concatenate(trace, [steps_of(span) for span in trace.spans]).index
     found = pd.concat([_waits(span) for span in trace.spans], ignore_index=True)
@@ -71,6 +76,8 @@ def direction(copy: str) -> str | None:
 @once
 def _waits(span: Span) -> pd.DataFrame:
     """Return the `waits` of one span, those outside of the steps as well, which have step −1."""
+    import pandas as pd
+
     calls = _waiting_or_copying(span)
     host = nested(pd.concat([host_events(span), calls]))
     around = parents(host)
@@ -111,6 +118,8 @@ def _matching(pattern: str, names: pd.Series) -> list[str]:
 
 def _copies(events: pd.DataFrame, calls: pd.DataFrame) -> pd.Series:
     """Return the name of the copy that each call made, or "" if it made none."""
+    import pandas as pd
+
     if "correlation" not in events:
         return pd.Series("", calls.index, dtype=object)
     copies = events[(events["kind"] == "Memcpy") & events["correlation"].notna()]
@@ -142,6 +151,8 @@ def _step(events: pd.DataFrame, moments: np.ndarray) -> np.ndarray:
 @once
 def _exposed_copies(span: Span) -> pd.DataFrame:
     """Return the `exposed_copies` of one span: each name is charged what it adds to the kernels and those before it."""
+    import pandas as pd
+
     table, events = steps_of(span), span.events
     chosen = (events["kind"] == "Kernel").to_numpy()
     starts, ends = events["start"].to_numpy(), events["end"].to_numpy()

@@ -187,6 +187,7 @@ EACH = """
 import importlib
 for name in {names}:
     importlib.import_module(name)
+assert "pandas" not in sys.modules, "takes three times as long as all that was asked for: import it in a function"
 """
 
 
