@@ -124,6 +124,7 @@ def interrupt_in_the_second_round(out):
     record([lambda: group(Counting(), killing)], out)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a forked process cannot use CUDA, and a started one takes long")
 def test_a_recording_that_was_killed_goes_on_where_it_was(tmp_path, unhurried):
     out = tmp_path / "out"
     process = multiprocessing.get_context("fork").Process(target=interrupt_in_the_second_round, args=(out,))
