@@ -1,0 +1,248 @@
+"""Recipes: what each notebook hands over, to copy into a script of your own. They need no other file of the course.
+
+``python recipes.py`` runs them all on noise. They all together make `train_photos.py`.
+"""
+
+import itertools
+import random
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import nn
+from torch.profiler import profile, schedule, tensorboard_trace_handler
+from torch.utils.data import DataLoader, Dataset
+
+# 00 · Start here: how many items a second a dataset gives, in one process and without a network
+
+
+def items_per_second(dataset, count=200):
+    chosen = random.sample(range(len(dataset)), min(count, len(dataset)))
+    start = time.perf_counter()
+    for index in chosen:
+        dataset[index]
+    return len(chosen) / (time.perf_counter() - start)
+
+
+# 01 · The first profile: the training step, the stopwatch, and the profiler's block
+
+
+def train_step(model, optimizer, images, labels):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()  # still on the device: to read its value would make the host wait
+
+
+def milliseconds(call, repeats=20, warmup=3):
+    for number in range(warmup + repeats):
+        if number == warmup:
+            synchronize()
+            start = time.perf_counter()
+        call()
+    synchronize()
+    return (time.perf_counter() - start) / repeats * 1e3
+
+
+def synchronize():
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # a GPU has only been told what to do: wait until it has done it
+
+
+def record(loader, step, folder):
+    plan = schedule(wait=5, warmup=2, active=6, repeat=1)
+    with profile(schedule=plan, on_trace_ready=tensorboard_trace_handler(str(folder))) as profiler:
+        for images, labels in itertools.islice(endless(loader), 5 + 2 + 6):
+            step(images, labels)
+            profiler.step()
+
+
+def endless(loader):
+    while True:
+        yield from loader
+
+
+# 02 · Two clocks: loading alone and compute alone, in ms a step. The loop takes the longer one at least
+
+
+def two_clocks(loader, step):
+    batches = endless(loader)
+    batch = next(batches)
+    loading = milliseconds(lambda: next(batches), repeats=50, warmup=10)  # at first the workers have some ready
+    compute = milliseconds(lambda: step(*batch))
+    return loading, compute
+
+
+# 03 · More workers: a loader with every setting, and how many workers are best: in turns, not one after the other
+
+
+def loader_of(dataset, batch, workers, train=True, **others):
+    return DataLoader(
+        dataset, batch, shuffle=train, drop_last=train, num_workers=workers,
+        pin_memory=torch.cuda.is_available(), persistent_workers=workers > 0, **others,
+    )  # fmt: skip
+
+
+def best_workers(new_loader, step, candidates=(0, 1, 2, 4), rounds=3):
+    times = {workers: [] for workers in candidates}
+    for _ in range(rounds):
+        for workers in random.sample(candidates, len(candidates)):
+            batches, ready = endless(new_loader(workers)), 2 * workers  # batches that wait already: prefetch_factor
+            times[workers].append(milliseconds(lambda: step(*next(batches)), warmup=ready + 3))
+    return min(times, key=lambda workers: statistics.geometric_mean(times[workers]))
+
+
+# 04 · Normalize on the device: the network's first layer. The loader delivers bytes
+
+
+class Normalize(nn.Module):
+    def __init__(self, mean, std):  # of each channel, for pixels from 0 to 1
+        super().__init__()
+        self.register_buffer("mean", 255 * torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", 255 * torch.tensor(std).view(-1, 1, 1))
+
+    def forward(self, images):
+        return (images - self.mean) / self.std
+
+
+# 05 · Preprocess ahead: what is the same in every epoch is done once, on all cores
+
+
+def resize(path, side):
+    with Image.open(path) as photo:
+        photo.draft("RGB", (side, side))  # let the decoder leave out what is thrown away
+        upright = ImageOps.exif_transpose(photo).convert("RGB")
+    return ImageOps.fit(upright, (side, side), Image.Resampling.BILINEAR)  # shorter side, then the middle
+
+
+def resize_all(paths, side, folder):
+    def write_copy(path):
+        resize(path, side).save(folder / f"{path.stem}.jpg", quality=90)
+
+    with ThreadPoolExecutor() as threads:  # Pillow lets other threads work while it decodes and resizes
+        list(threads.map(write_copy, paths))  # a list: so that an error in a thread is raised here
+
+
+# 06 · Packed formats: all images in one file that is an array, opened in each worker, read a whole batch at once
+
+
+def pack(images, count, side, path):
+    packed = np.lib.format.open_memmap(path, "w+", np.uint8, (count, 3, side, side))
+    for place, image in zip(packed, images, strict=True):
+        place[:] = np.asarray(image).transpose(2, 0, 1)  # channels first, as PyTorch has them
+    packed.flush()
+
+
+class Packed(Dataset):
+    def __init__(self, path, labels):
+        self.path, self.labels, self.images = path, torch.as_tensor(labels), None
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitems__(self, indices):  # a batch at once: give the loader collate_fn=as_it_is
+        if self.images is None:  # each worker opens the file for itself
+            self.images = np.load(self.path, mmap_mode="r")
+        return torch.from_numpy(self.images[indices]), self.labels[indices]
+
+    def __getitem__(self, index):
+        images, labels = self.__getitems__([index])
+        return images[0], labels[0]
+
+    def __getstate__(self):  # what a started worker gets: not the images that this process may have opened
+        return self.__dict__ | {"images": None}
+
+
+def as_it_is(batch):
+    return batch
+
+
+# 08 · ResNet-50: nobody asks for a value while the loop runs, and a GPU may round products to TF32
+
+
+def train(loader, step, device):
+    torch.set_float32_matmul_precision("high")  # TF32 where the GPU has it; "highest": not
+    torch.backends.cudnn.allow_tf32 = True
+    losses = []
+    for images, labels in loader:
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        losses.append(step(images, labels))
+    return torch.stack(losses).mean().item()  # here the host waits, once
+
+
+# 09 · channels_last: the weights once, the images of each batch
+
+
+def channels_last(model, step):
+    model.to(memory_format=torch.channels_last)
+    return lambda images, labels: step(images.contiguous(memory_format=torch.channels_last), labels)
+
+
+# 10 · Mixed precision: bfloat16 needs no scaler; float16 does, and so does whoever clips its gradients
+
+
+def mixed_step(model, optimizer, images, labels, dtype=torch.bfloat16, scaler=None):
+    scaler = scaler or torch.amp.GradScaler(enabled=False)  # float16: one GradScaler() for the whole training
+    optimizer.zero_grad()
+    with torch.autocast(images.device.type, dtype):
+        loss = nn.functional.cross_entropy(model(images), labels)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)  # only for those who clip
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach()
+
+
+# 11 · Fewer launches: one kernel for all weights, and kernels that do the work of several
+
+
+def with_fewer_launches(model, lr):
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, fused=True)
+    return torch.compile(model), optimizer  # the first step compiles: it takes a minute
+
+
+# All of them, on noise
+
+
+def main():
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        originals = [folder / f"{number}.png" for number in range(64)]
+        for path in originals:
+            Image.fromarray(np.random.randint(0, 256, (48, 64, 3), np.uint8)).save(path)
+        resize_all(originals, 32, folder)
+        pack((Image.open(path.with_suffix(".jpg")) for path in originals), 64, 32, folder / "images.npy")
+        dataset = Packed(folder / "images.npy", [number % 2 for number in range(64)])
+        print(f"{items_per_second(dataset):,.0f} images/s in one process")
+
+        layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+        model = nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), *layers).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step(images, labels):
+            return train_step(model, optimizer, images.to(device), labels.to(device))
+
+        def new_loader(workers):
+            return loader_of(dataset, 8, workers, collate_fn=as_it_is)
+
+        loader = new_loader(0)
+        print("loading and compute: {:.2f} and {:.2f} ms a step".format(*two_clocks(loader, step)))
+        print(f"best: {best_workers(new_loader, step, candidates=(0, 1))} workers")
+        record(loader, step, folder / "traces")
+        print(f"loss {train(loader, channels_last(model, step), device):.3f} nats")
+        compiled, optimizer = with_fewer_launches(model, lr=0.01)
+        images, labels = (each.to(device) for each in next(iter(loader)))
+        print(f"loss in bfloat16, compiled: {mixed_step(compiled, optimizer, images, labels):.3f} nats")
+
+
+if __name__ == "__main__":
+    main()

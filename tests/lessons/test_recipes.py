@@ -1,0 +1,174 @@
+"""The two files that readers take home, run as they would run them: without the rest of the course."""
+
+import ast
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from helpers import config
+
+NOTEBOOKS = config.PROJECT / "notebooks"
+ALLOWED = {"numpy", "torch", "torchvision", "PIL", "recipes"} | sys.stdlib_module_names
+
+
+@pytest.fixture
+def recipes(monkeypatch):
+    """The module, as a script beside it imports it."""
+    monkeypatch.syspath_prepend(NOTEBOOKS)
+    yield __import__("recipes")
+    for name in ("recipes", "train_photos"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def script(recipes, monkeypatch):
+    """`train_photos`, with small images."""
+    module = __import__("train_photos")
+    monkeypatch.setattr(module, "STORED", 40)
+    monkeypatch.setattr(module, "SIDE", 32)
+    return module
+
+
+def write_photos(folder, classes, of_each, side=(60, 48)):
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for photo in range(of_each):
+            pixels = np.full((*side, 3), (80 * number, 200 - 20 * photo, 100), np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{photo}.png")
+
+
+@pytest.mark.parametrize("name", ["recipes.py", "train_photos.py"])
+def test_nothing_of_the_course_is_imported(name):
+    tree = ast.parse((NOTEBOOKS / name).read_text(encoding="utf-8"))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {module.split(".")[0] for module in imported} <= ALLOWED
+
+
+def test_the_script_is_short_enough_to_be_read():
+    assert len((NOTEBOOKS / "train_photos.py").read_text(encoding="utf-8").splitlines()) < 150
+
+
+@pytest.mark.slow
+def test_the_recipes_run_as_they_are_in_another_folder(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.run(
+        [sys.executable, str(NOTEBOOKS / "recipes.py")], env=environment, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert process.returncode == 0, process.stderr
+    assert "images/s in one process" in process.stdout and "workers" in process.stdout
+    assert "compiled: 0." in process.stdout or "compiled: 1." in process.stdout
+
+
+def test_clearing_the_gradients_belongs_to_the_training_step(recipes):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, labels = torch.rand(4, 3), torch.tensor([0, 1, 0, 1])
+    recipes.train_step(model, optimizer, images, labels)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    recipes.train_step(model, optimizer, images, labels)
+    model.zero_grad()
+    with torch.no_grad():
+        now = [weight.clone() for weight in model.parameters()]
+        for weight, old in zip(model.parameters(), before, strict=True):
+            weight.copy_(old)
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    for weight, old, new in zip(model.parameters(), before, now, strict=True):
+        torch.testing.assert_close(new, old - 0.1 * weight.grad)
+
+
+def test_a_photo_is_turned_upright_and_cut_but_never_squashed(recipes, tmp_path):
+    pixels = np.zeros((60, 120, 3), np.uint8)
+    pixels[:, 30:90] = 255  # the middle: a square
+    image = Image.fromarray(pixels)
+    exif = image.getexif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    image.save(tmp_path / "a.png", exif=exif)
+    resized = recipes.resize(tmp_path / "a.png", 30)
+    assert resized.size == (30, 30) and np.asarray(resized).min() > 200  # but for the edge
+
+
+def test_what_was_packed_is_read_back_also_by_workers_and_one_by_one(recipes, tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
+    recipes.pack(map(Image.fromarray, images), 12, 8, tmp_path / "images.npy")
+    dataset = recipes.Packed(tmp_path / "images.npy", range(12))
+    assert dataset[3][1] == 3
+    np.testing.assert_array_equal(dataset[3][0], images[3].transpose(2, 0, 1))
+    assert dataset.__getstate__()["images"] is None  # opened here, and yet not sent to a worker
+    loader = recipes.loader_of(dataset, 4, 1, train=False, collate_fn=recipes.as_it_is, multiprocessing_context="spawn")
+    read = torch.cat([batch for batch, _ in loader])
+    np.testing.assert_array_equal(read, images.transpose(0, 3, 1, 2))
+
+
+def test_the_script_packs_each_photo_as_it_is_resized_with_the_classes_of_the_training(script, tmp_path):
+    write_photos(tmp_path / "val", ["cat"], 2)
+    script.pack(tmp_path / "val", ["ant", "cat"], tmp_path / "val.npy")
+    images = np.load(tmp_path / "val.npy")
+    with Image.open(tmp_path / "val" / "cat" / "1.png") as photo:
+        expected = np.asarray(ImageOps.fit(photo, (40, 40), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(images[1], expected)
+    assert np.load(tmp_path / "val.labels.npy").tolist() == [1, 1]
+
+
+def test_a_pack_that_was_broken_off_is_made_anew(script, tmp_path):
+    write_photos(tmp_path / "train", ["ant"], 3)
+    (tmp_path / "train" / "ant" / "2.png").write_bytes(b"no photo")
+    with pytest.raises(OSError, match="cannot identify"):
+        script.pack(tmp_path / "train", ["ant"], tmp_path / "train.npy")
+    assert not (tmp_path / "train.npy").exists()
+
+
+@pytest.fixture
+def photos(script, tmp_path):
+    """Numbers that say where they stand: row by row in every channel of every image."""
+    images = np.arange(40 * 40, dtype=np.int64).reshape(40, 40) % 251
+    np.save(tmp_path / "train.npy", np.tile(images.astype(np.uint8), (64, 3, 1, 1)))
+    np.save(tmp_path / "train.labels.npy", np.arange(64) % 2)
+    return lambda training: script.Photos(tmp_path / "train.npy", training)
+
+
+def test_each_image_is_cut_and_flipped_by_chances_of_its_own(photos):
+    torch.manual_seed(0)
+    batch, labels = photos(training=True).__getitems__(list(range(64)))
+    assert batch.shape == (64, 3, 32, 32) and labels.tolist() == [0, 1] * 32
+    first_rows = {tuple(image[0, 0].tolist()) for image in batch}
+    assert len(first_rows) > 40  # of 9 × 9 corners, flipped or not
+    flipped = sum(bool((image[0, 0].int().diff() % 251 == 250).all()) for image in batch)
+    assert 16 <= flipped <= 48
+
+
+def test_in_validation_the_middle_is_read_every_time(photos):
+    batch, _ = photos(training=False).__getitems__([5, 6])
+    np.testing.assert_array_equal(batch[0, 0], (np.arange(1600).reshape(40, 40) % 251)[4:36, 4:36])
+    torch.testing.assert_close(batch[0], batch[1])
+
+
+@pytest.mark.slow
+def test_the_script_trains_validates_and_records_photos_of_ones_own(script, tmp_path, monkeypatch, capsys):
+    small = lambda num_classes, **_: torch.nn.Sequential(  # noqa: E731
+        torch.nn.Conv2d(3, 8, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+        torch.nn.Linear(8, num_classes),
+    )  # fmt: skip
+    monkeypatch.setattr(script.torchvision.models, "resnet50", small)
+    for part, of_each in (("train", 12), ("val", 5)):
+        write_photos(tmp_path / part, ["ant", "bee", "cat"], of_each)
+    packed = tmp_path / "packed"
+    arguments = [str(tmp_path), str(packed), "--epochs", "30", "--batch", "8", "--lr", "0.1", "--workers"]
+    monkeypatch.setattr(sys, "argv", ["train_photos.py", *arguments, "0", "1"])
+    script.main()
+    printed = capsys.readouterr().out
+    assert printed.count("epoch ") == 30 and "From here on: " in printed
+    assert "100.0% right" in printed.splitlines()[-1]
+    assert list((packed / "trace").glob("*.pt.trace.json"))
+    assert "0.mean" in torch.load(packed / "model.pt", weights_only=True)
+    identity = (packed / "train.npy").stat().st_ino
+    monkeypatch.setattr(
+        sys, "argv", ["train_photos.py", *arguments[:2], "--epochs", "1", "--batch", "8", "--workers", "0"]
+    )
+    script.main()
+    assert (packed / "train.npy").stat().st_ino == identity
