@@ -1,4 +1,4 @@
-"""Recipes: what each notebook hands over, to copy into a script of your own. They need no other file of the course.
+"""Recipes: what to take home from each notebook, to copy into a script of your own. They need no other file of the course.
 
 ``python recipes.py`` runs them all on noise. They all together make `train_photos.py`.
 """
@@ -52,7 +52,7 @@ def milliseconds(call, repeats=20, warmup=3):
 
 def synchronize():
     if torch.cuda.is_available():
-        torch.cuda.synchronize()  # a GPU has only been told what to do: wait until it has done it
+        torch.cuda.synchronize()  # calls return before the GPU has done the work
 
 
 def record(loader, step, folder):

@@ -1,36 +1,112 @@
-"""Checks the answers to the exercises, and answers at once."""
+"""Checks the answers to the questions of the notebooks that ask for a number or a name, and answers at once.
+
+Code that the reader writes is checked by `helpers.lessons.checks`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from helpers.simulate import SlowStorage
 
 
-def check(answer: float | None, expected: float, *, tolerance: float = 0.05, hint: str) -> bool:
+@dataclass(frozen=True)
+class Question:
+    """A question for a number.
+
+    Attributes
+    ----------
+    expected : callable
+        Computes the answer, from what was measured in the notebook.
+    hint : str
+        Printed with a wrong answer.
+    tolerance : float
+        Largest deviation that counts as right, as a share of what is expected.
+    """
+
+    expected: Callable[..., float]
+    hint: str
+    tolerance: float = 0.05
+
+
+def _from_a_server(time_here: float, bytes_each: float, storage: SlowStorage) -> float:
+    return 1 / (time_here + storage.seconds_per_open + bytes_each / storage.bytes_per_second)
+
+
+def _between_stalls(waits_ms: Sequence[float]) -> float:
+    return float(np.diff(np.flatnonzero(np.array(waits_ms) > max(waits_ms) / 2)).mean())
+
+
+QUESTIONS = {
+    "images from a server": Question(
+        _from_a_server, "Add three times in seconds (1 / whole is the first of them); the rate is 1 over their sum."
+    ),
+    "faster at most": Question(
+        lambda waiting: 1 / (1 - waiting),
+        "If a share s goes away, 1 - s is left. How many times does that fit into the whole?",
+    ),
+    "workers from stalls": Question(_between_stalls, "Count the steps from one long wait to the next."),
+    "bytes for floats": Question(
+        lambda: 256 * 3 * 224 * 224 * (4 - 1) / 1e6,
+        "Count the numbers in a batch. Each needs 4 bytes as a float, 1 as a byte.",
+    ),
+    "paid for itself": Question(
+        lambda once, before, after: once / (before - after),
+        "What does one epoch save? How often does that fit into the time it took once?",
+    ),
+    "PNG from storage": Question(
+        lambda: (150e3 / 200e6) / (60e3 / 200e6 + 1.2e-3),
+        "How long does a photo take in each case? Both times are sums of reading and decoding.",
+    ),
+    "ReLU at most": Question(
+        lambda gb_per_second: gb_per_second / 8 / 1e3,
+        "Bytes per second, divided by the bytes for each operation; then GB to TFLOP: 1 TFLOP = 1000 GFLOP.",
+    ),
+    "the next row": Question(
+        lambda: 56 * 64, "Between the two lie all columns of one row, each with all its channels.", tolerance=0
+    ),
+    "largest factor": Question(
+        lambda largest: 2.0 ** math.floor(math.log2(65_504 / largest)),
+        "Largest number / largest gradient, then down to a power of two: 2 ** floor(log2(…)).",
+    ),
+    "graph at most": Question(
+        lambda: max(1_200 * 6e-3, 4.0) / 4.0,
+        "The longer of launching and running decides. With a graph launching costs next to nothing.",
+    ),
+}
+
+
+def check(question: str, answer: float | None, **measured: object) -> bool:
     """Say whether `answer` is right.
 
     Parameters
     ----------
+    question : str
+        One of `QUESTIONS`.
     answer : float or None
         None where nothing has been filled in yet.
-    expected : float
-    tolerance : float
-        Largest deviation that counts as right, as a share of `expected`.
-    hint : str
-        Printed with a wrong answer.
+    **measured
+        What the question's `expected` computes the answer from.
 
     Returns
     -------
     bool
         Whether the answer is right.
     """
+    asked = QUESTIONS[question]
     if answer is None or answer is ...:
         print("Nothing to check yet: fill in the cell above, run it, then run this cell again.")
         return False
     if not isinstance(answer, (int, float)):
         print(f"Expected a number, found {answer!r}.")
         return False
-    right = abs(answer - expected) <= tolerance * abs(expected)
-    print(f"Right: {answer:.4g}." if right else f"Not yet: {answer:.4g}. {hint}")
+    expected = asked.expected(**measured)
+    right = abs(answer - expected) <= asked.tolerance * abs(expected)
+    print(f"Right: {answer:.4g}." if right else f"Not yet: {answer:.4g}. {asked.hint}")
     return right
 
 

@@ -1,5 +1,6 @@
 import pytest
 
+from helpers import simulate
 from helpers.lessons import exercises
 
 RIGHT = {"A": "latency", "B": "processor"}
@@ -8,13 +9,24 @@ RIGHT = {"A": "latency", "B": "processor"}
 @pytest.mark.parametrize(("answer", "right", "said"), [
     (2.0, True, "Right: 2"),
     (2.05, True, "Right"),
-    (2.2, False, "Not yet: 2.2. Halve it."),
+    (2.2, False, "Not yet: 2.2. If a share"),
     (..., False, "Nothing to check"),
     ("two", False, "Expected a number"),
 ])  # fmt: skip
 def test_a_number_is_right_within_its_tolerance(answer, right, said, capsys):
-    assert exercises.check(answer, 2, hint="Halve it.") is right
+    assert exercises.check("faster at most", answer, waiting=0.5) is right
     assert said in capsys.readouterr().out
+
+
+def test_stalls_are_counted_from_one_long_wait_to_the_next(capsys):
+    waits = [0.2, 81.0, 0.1, 0.2, 79.5, 0.1, 0.2, 80.3]
+    assert exercises.check("workers from stalls", 3, waits_ms=waits)
+    assert not exercises.check("workers from stalls", 4, waits_ms=waits)
+
+
+def test_a_server_adds_its_waits_to_the_time_of_an_image():
+    storage = simulate.SlowStorage(seconds_per_open=0.002, bytes_per_second=1e6)
+    assert exercises.check("images from a server", 1 / 0.005, time_here=0.001, bytes_each=2000, storage=storage)
 
 
 @pytest.mark.parametrize(("answers", "right", "said"), [

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from helpers import simulate, timing, traces
 from helpers.__main__ import main
-from helpers.lessons import exercises
 from helpers.results import scoreboard
 
 
@@ -223,12 +222,3 @@ def test_processes_that_write_at_once_lose_nothing():
     with multiprocessing.get_context("fork").Pool(4) as pool:
         pool.starmap(add, [(f"{number:02d}", 100) for number in range(12)])
     assert sorted(result.rung for result in scoreboard.read()) == [f"{number:02d}" for number in range(12)]
-
-
-@pytest.mark.parametrize(
-    ("answer", "right", "message"),
-    [(2.0, True, "Right"), (2.5, False, "Not yet: 2.5. Think."), (..., False, "fill in"), ("2", False, "a number")],
-)
-def test_an_exercise_answers_at_once(capsys, answer, right, message):
-    assert exercises.check(answer, 2.0, hint="Think.") is right
-    assert message in capsys.readouterr().out
