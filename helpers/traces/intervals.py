@@ -9,6 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
 
+    from helpers.traces.columns import Columns
+
 
 def union(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the starts and ends of the fewest disjoint intervals that cover the same moments.
@@ -25,14 +27,14 @@ def union(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return starts[first], reach[np.r_[first[1:], True]]
 
 
-def coverage(starts: np.ndarray, ends: np.ndarray, spans: pd.DataFrame) -> np.ndarray:
+def coverage(starts: np.ndarray, ends: np.ndarray, spans: pd.DataFrame | Columns) -> np.ndarray:
     """Return how much of each span lies in at least one of the intervals.
 
     Parameters
     ----------
     starts, ends : ndarray of float, shape (intervals,)
         In the order of the starts.
-    spans : DataFrame
+    spans : DataFrame or Columns
         Columns `start` and `end`, one row a span.
 
     Returns
@@ -42,12 +44,12 @@ def coverage(starts: np.ndarray, ends: np.ndarray, spans: pd.DataFrame) -> np.nd
     starts, ends = union(starts, ends)
     before = np.r_[0.0, np.cumsum(ends - starts)]  # covered before each of the now disjoint intervals
 
-    def covered_until(moment: pd.Series) -> np.ndarray:
+    def covered_until(moment: np.ndarray) -> np.ndarray:
         index = np.searchsorted(starts, moment, side="right")
-        overshoot = np.r_[0.0, ends][index] - moment.to_numpy()
+        overshoot = np.r_[0.0, ends][index] - moment
         return before[index] - np.where(index > 0, np.maximum(overshoot, 0), 0)
 
-    return covered_until(spans["end"]) - covered_until(spans["start"])
+    return covered_until(np.asarray(spans["end"])) - covered_until(np.asarray(spans["start"]))
 
 
 def capped_sum(starts: np.ndarray, ends: np.ndarray, values: np.ndarray) -> float:

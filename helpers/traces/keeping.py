@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     import pandas as pd
 
+    from helpers.traces.columns import Columns
     from helpers.traces.reading import Span, Trace
 
 Recorded = TypeVar("Recorded", "Span", "Trace")
+Table = TypeVar("Table", "pd.DataFrame", "Columns")
 
 TRACES = 8  # notebook 11 makes tables of ten, and comes back to the first after four others
 EVENTS = 1_000_000  # in all of them, at 64 to 200 bytes, and as much for tables of them; a larger trace is kept alone
@@ -52,11 +54,11 @@ def clear() -> None:
         _kept.clear()
 
 
-def once(compute: Callable[[Recorded], pd.DataFrame]) -> Callable[[Recorded], pd.DataFrame]:
+def once(compute: Callable[[Recorded], Table]) -> Callable[[Recorded], Table]:
     """Let `compute` compute its table of a span or trace only once; each caller gets a copy."""
 
     @functools.wraps(compute)
-    def computed(recorded: Recorded) -> pd.DataFrame:
+    def computed(recorded: Recorded) -> Table:
         if compute not in recorded.computed:
             recorded.computed[compute] = compute(recorded)
         return copy(recorded.computed[compute])
@@ -64,7 +66,7 @@ def once(compute: Callable[[Recorded], pd.DataFrame]) -> Callable[[Recorded], pd
     return computed
 
 
-def copy(table: pd.DataFrame) -> pd.DataFrame:
+def copy(table: Table) -> Table:
     """Return a table to which anything may be done without changing `table`."""
     return table.copy(deep=_copies_at_once())
 
@@ -103,4 +105,4 @@ def _forget_the_oldest() -> None:
 
 
 def _events(kept: tuple[tuple[Span, ...], dict]) -> int:
-    return sum(len(span._events) + len(span._memory) for span in kept[0])
+    return sum(len(span.event_columns["start"]) + len(span.memory_columns["start"]) for span in kept[0])

@@ -32,6 +32,15 @@ def makers(
     return np.where(known & running, place, -1)
 
 
+def places(sought: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Return for each number the place of the first that equals it among others, or −1. NaN equals none."""
+    if not len(among):
+        return np.full(len(sought), -1)
+    order = np.argsort(among, kind="stable")
+    place = order[np.searchsorted(among[order], sought).clip(max=len(order) - 1)]
+    return np.where(among[place] == sought, place, -1)
+
+
 def numbers(values: list) -> np.ndarray:
     """Return what stands in a trace as float, NaN for what is no number."""
     try:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from helpers.traces.columns import Columns
 from helpers.traces.files import NoMemory
 from helpers.traces.reading import Trace, load
 from helpers.traces.sharing import shared_with_workers
@@ -45,28 +49,33 @@ def memory_curve(path: str | Path | Trace) -> pd.DataFrame:
 
     trace = load(path)
     steps(trace)  # raises NoSteps
-    events = [span.events for span in trace.spans]
-    begin = min(each["start"][each["kind"] == "step"].min() for each in events)
-    table = pd.concat([span.memory for span in trace.spans], ignore_index=True)
-    table = _of_allocators(table.dropna(subset=["device_type", "allocated"]))
-    if table.empty:
+    events = [span.event_columns for span in trace.spans]
+    begin = min(each["start"][each["kind"] == "step"].min(initial=math.inf) for each in events)
+    parts = [span.memory_columns for span in trace.spans]
+    table = Columns({name: np.concatenate([each[name] for each in parts]) for name in parts[0]})
+    table = _of_allocators(table.rows(~np.isnan(table["device_type"]) & ~np.isnan(table["allocated"])))
+    if not len(table["start"]):
         raise NoMemory(f"{trace.path} has no record of memory. Record the profile with profile_memory=True.")
     on_cpu = table["device_type"] == CPU
-    device = "GPU " + table["device"].astype(int).astype(str)
-    before = (table["allocated"] - table["change"])[on_cpu].head(1).sum()  # 0 without the CPU
+    names = {number: f"GPU {int(number)}" for number in set(table["device"][~on_cpu].tolist())}
+    device = ["CPU" if cpu else names[number] for cpu, number in zip(on_cpu, table["device"].tolist(), strict=True)]
+    before = (table["allocated"] - table["change"])[on_cpu][:1].sum()  # 0 without the CPU
     return pd.DataFrame(
         {
             "time": (table["start"] - begin) / 1e3,
-            "device": device.mask(on_cpu, "CPU"),
+            "device": device,
             "allocated": (table["allocated"] - on_cpu * before) / 1e6,
         }
-    ).reset_index(drop=True)
-
-
-def _of_allocators(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the events without those of memory shared with workers."""
-    of_cpu = events[events["device_type"] == CPU]
-    shared = shared_with_workers(
-        zip(*(of_cpu[name] for name in ("address", "change", "allocated", "reserved")), strict=True)
     )
-    return events.drop(of_cpu.index[shared])
+
+
+def _of_allocators(events: Columns) -> Columns:
+    """Return the events without those of memory shared with workers."""
+    on_cpu = events["device_type"] == CPU
+    of_cpu = events.rows(on_cpu)
+    shared = shared_with_workers(
+        zip(*(of_cpu[name].tolist() for name in ("address", "change", "allocated", "reserved")), strict=True)
+    )
+    kept = ~on_cpu
+    kept[on_cpu] = ~np.array(shared, bool)
+    return events.rows(kept)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from helpers.traces.columns import Columns
 from helpers.traces.keeping import once
-from helpers.traces.linking import makers
+from helpers.traces.linking import makers, places
 from helpers.traces.reading import Span, Trace, load
 
 if TYPE_CHECKING:
@@ -45,28 +47,29 @@ def _all_operators(trace: Trace) -> pd.DataFrame:
     import pandas as pd
 
     table = pd.concat([_by_name(span) for span in trace.spans]).groupby("Name").sum()
-    if not any(_on_device(span.events).any() for span in trace.spans):
+    if not any(_on_device(span.event_columns).any() for span in trace.spans):
         table = table.drop(columns=DEVICE_COLUMNS)
     return table.sort_values("Host Self Duration (us)", ascending=False, kind="stable")
 
 
 @once
-def host_events(span: Span) -> pd.DataFrame:
+def host_events(span: Span) -> Columns:
     """Return what ran on the CPU, thread by thread, each event after those around it."""
-    events = span.events
-    return nested(events[events["host"]])
+    events = span.event_columns
+    host = events.rows(events["host"])
+    return host.rows(outer_first(host["thread"].codes, host["start"], host["end"]))
 
 
-def nested(events: pd.DataFrame) -> pd.DataFrame:
-    """Return events thread by thread, each after those around it."""
-    return events.assign(later_end_first=-events["end"]).sort_values(["thread", "start", "later_end_first"])
+def outer_first(threads: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return the order of events thread by thread, each after those around it."""
+    return np.lexsort((-ends, starts, threads))
 
 
-def parents(nested: pd.DataFrame) -> np.ndarray:
-    """Return for each of `nested` events the row of the innermost event around it in its thread, or −1."""
-    parents = np.full(len(nested), -1)
+def parents(nested: pd.DataFrame | Columns) -> np.ndarray:
+    """Return for each event the place of the innermost one around it in its thread, or −1; all are `outer_first`."""
+    parents = np.full(len(nested["start"]), -1)
     around: list[int] = []  # the outermost first
-    threads, starts, ends = (nested[column].to_list() for column in ("thread", "start", "end"))
+    threads, starts, ends = (nested[column].tolist() for column in ("thread", "start", "end"))
     for row, (thread, start) in enumerate(zip(threads, starts, strict=True)):
         while around and (threads[around[-1]] != thread or ends[around[-1]] <= start):
             around.pop()
@@ -77,32 +80,30 @@ def parents(nested: pd.DataFrame) -> np.ndarray:
 
 
 @once
-def linked_calls(span: Span) -> pd.DataFrame:
+def linked_calls(span: Span) -> Columns:
     """Return the calls of the accelerator's runtime that are known to be made by an operator; see `makers`.
 
     Returns
     -------
-    DataFrame
-        Columns `operator`, int, the place of the operator in `host_events`; `correlation`; and `duration` in µs.
+    Columns
+        `operator`, int, the place of the operator in `host_events`; `correlation`; and `duration` in µs.
     """
-    import pandas as pd
-
-    events, host = span.events, host_events(span)
+    events, host = span.event_columns, host_events(span)
     if "external" not in events:
-        return pd.DataFrame({"operator": np.zeros(0, int), "correlation": [], "duration": np.zeros(0)})
-    calls = events[events["kind"] == "Runtime"]
-    operators = (host[column].to_numpy() for column in ("external", "start", "end"))
-    operator = makers(calls["external"].to_numpy(), calls["start"].to_numpy(), *operators)
-    duration = calls["end"] - calls["start"]
-    table = pd.DataFrame({"operator": operator, "correlation": calls["correlation"], "duration": duration})
-    return table[operator >= 0]
+        return Columns(operator=np.zeros(0, int), correlation=np.zeros(0), duration=np.zeros(0))
+    runtime = events["kind"] == "Runtime"
+    start = events["start"][runtime]
+    operator = makers(events["external"][runtime], start, host["external"], host["start"], host["end"])
+    duration = events["end"][runtime] - start
+    calls = Columns(operator=operator, correlation=events["correlation"][runtime], duration=duration)
+    return calls.rows(operator >= 0)
 
 
 @once
 def _by_name(span: Span) -> pd.DataFrame:
     """Return the calls, self and total times of all operators of one name, as the plugin counts them."""
     table = _calls(span).groupby("Name").sum()
-    return table[~table.index.str.match(NO_ROW)]
+    return table.loc[[re.match(NO_ROW, name) is None for name in table.index]]
 
 
 def _calls(span: Span) -> pd.DataFrame:
@@ -110,23 +111,23 @@ def _calls(span: Span) -> pd.DataFrame:
     import pandas as pd
 
     host = host_events(span)
-    is_operator = (host["operator"] & ~host["kind"].isin(["step", "DataLoader"])).to_numpy()
+    is_operator = host["operator"] & (host["kind"] != "step") & (host["kind"] != "DataLoader")
     innermost = parents(host)
-    counted_as = _counted_as(host["name"].to_numpy(), is_operator, innermost)
-    counts = counted_as == np.arange(len(host))
+    counted_as = _counted_as(host["name"], is_operator, innermost)
+    counts = counted_as == np.arange(len(counted_as))
     around = np.where(innermost >= 0, counted_as[innermost], -1)
 
     def add_up(rows: np.ndarray, amounts: np.ndarray) -> np.ndarray:
-        return np.bincount(rows, weights=amounts, minlength=len(host))
+        return np.bincount(rows, weights=amounts, minlength=len(counted_as))
 
-    duration = (host["end"] - host["start"]).to_numpy()
+    duration = host["end"] - host["start"]
     inner = counts & (around >= 0)
     in_operators = add_up(around[inner], duration[inner])
 
     calls = linked_calls(span)
     caller = counted_as[calls["operator"]]
     in_calls = add_up(caller, calls["duration"])
-    on_device = add_up(caller, _launched(span.events, calls["correlation"]))
+    on_device = add_up(caller, _launched(span.event_columns, calls["correlation"]))
 
     chosen = is_operator & counts
     table = {
@@ -136,7 +137,7 @@ def _calls(span: Span) -> pd.DataFrame:
         "Device Self Duration (us)": on_device[chosen],
         "Device Total Duration (us)": _with_inner(on_device, around, inner)[chosen],
     }
-    return pd.DataFrame(table, index=pd.Index(host["name"].to_numpy()[chosen], name="Name"))
+    return pd.DataFrame(table, index=pd.Index(host["name"][chosen], name="Name"))
 
 
 def _counted_as(names: np.ndarray, is_operator: np.ndarray, innermost: np.ndarray) -> np.ndarray:
@@ -156,22 +157,24 @@ def _counted_as(names: np.ndarray, is_operator: np.ndarray, innermost: np.ndarra
 
 def _with_inner(amounts: np.ndarray, around: np.ndarray, inner: np.ndarray) -> np.ndarray:
     """Return the amount of each row with those of the rows inside it."""
-    total = amounts.copy()
-    if not total.any():
-        return total
-    for row in np.flatnonzero(inner)[::-1]:  # the innermost ones first
-        total[around[row]] += total[row]
-    return total
+    if not amounts.any():
+        return amounts
+    total, outer = amounts.tolist(), around.tolist()
+    for row in np.flatnonzero(inner)[::-1].tolist():  # the innermost ones first
+        total[outer[row]] += total[row]
+    return np.array(total)
 
 
-def _launched(events: pd.DataFrame, correlations: pd.Series) -> np.ndarray:
+def _launched(events: Columns, correlations: np.ndarray) -> np.ndarray:
     """Return the µs on the device of what each call launched, by its correlation."""
-    if correlations.empty:
+    import pandas as pd
+
+    if not len(correlations):
         return np.zeros(0)
-    work = events[_on_device(events)]
-    total = (work["end"] - work["start"]).groupby(work["correlation"].to_numpy()).sum()
-    return correlations.map(total).fillna(0).to_numpy(float)
+    work = events.rows(_on_device(events))
+    total = pd.Series(work["end"] - work["start"]).groupby(work["correlation"]).sum()
+    return np.r_[total.to_numpy(), 0.0][places(correlations, total.index.to_numpy())]
 
 
-def _on_device(events: pd.DataFrame) -> pd.Series:
-    return events["kind"].isin(ON_DEVICE) & ~events["host"]
+def _on_device(events: Columns) -> np.ndarray:
+    return np.logical_or.reduce([events["kind"] == kind for kind in ON_DEVICE]) & ~events["host"]

@@ -8,6 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from helpers.traces import files, keeping
+from helpers.traces.columns import Columns
 from helpers.traces.files import EmptyTrace, SeveralRecordings, TruncatedTrace
 from helpers.traces.linking import numbers
 
@@ -62,11 +64,13 @@ class Span:
         Which of `SETTINGS` were on.
     counts : mapping of str to int
         How many events of each category the file has, those that are not in `events` as well; 0 for others.
+    event_columns, kernel_columns, memory_columns : Columns
+        What `events`, `kernels` and `memory` are made of.
     """
 
-    _events: pd.DataFrame
-    _kernels: pd.DataFrame
-    _memory: pd.DataFrame
+    event_columns: Columns
+    kernel_columns: Columns
+    memory_columns: Columns
     devices: tuple[Mapping, ...]
     rank: int | None
     settings: frozenset[str]
@@ -84,6 +88,18 @@ class Span:
     @property
     def memory(self) -> pd.DataFrame:
         return keeping.copy(self._memory)
+
+    @cached_property
+    def _events(self) -> pd.DataFrame:
+        return self.event_columns.table()
+
+    @cached_property
+    def _kernels(self) -> pd.DataFrame:
+        return self.kernel_columns.table()
+
+    @cached_property
+    def _memory(self) -> pd.DataFrame:
+        return self.memory_columns.table()
 
 
 @dataclass(frozen=True)
@@ -180,12 +196,12 @@ def _spans(of_worker: list[Path]) -> tuple[Span, ...]:
     """Parse the files of one worker, in the order of their start; times count from the first event of all."""
     with files.no_garbage_collection():
         found = [_checked(files.read(file, _span), file) for file in of_worker]
-    found.sort(key=lambda span: span._events["start"].iat[0])
-    origin = found[0]._events["start"].iat[0]
+    found.sort(key=lambda span: span.event_columns["start"][0])
+    origin = found[0].event_columns["start"][0].copy()
     for span in found:
-        span._events[["start", "end"]] -= origin
-        span._kernels[["start", "end"]] -= origin
-        span._memory["start"] -= origin
+        for columns in (span.event_columns, span.kernel_columns, span.memory_columns):
+            for name in columns.keys() & {"start", "end"}:
+                columns[name] -= origin
     return tuple(found)
 
 
@@ -233,14 +249,13 @@ def _span(parts: Iterable[dict]) -> Span:
         _collect(memory, [event for event in part["traceEvents"] if event.get("name") == "[memory]"], MEMORY)
     if not all(isinstance(name, str) for _, name in keys):
         raise TypeError("the name of an event is no text")
-    table = _table({name: np.concatenate(columns.pop(name)) for name in list(columns)}, list(keys), list(threads))
-    exchanging = table.loc[table["kind"] == "Communication", "external"].dropna()
-    table.loc[(table["kind"] == "Kernel") & table["external"].isin(exchanging), "kind"] = "Communication"
-    unneeded = ["launch"] if table["correlation"].notna().any() else ["launch", "external", "correlation"]
+    events = _in_order({name: np.concatenate(columns.pop(name)) for name in list(columns)}, list(keys), list(threads))
+    kernels, memory = _kernels(events, launches), _memory(memory)
+    unneeded = ["launch"] if not np.isnan(events["correlation"]).all() else ["launch", "external", "correlation"]
     return Span(
-        table.drop(columns=unneeded),
-        _kernels(table, launches),
-        _memory(memory),
+        Columns({name: values for name, values in events.items() if name not in unneeded}),
+        kernels,
+        memory,
         tuple(_read_only(dict(device)) for device in head.get("deviceProperties") or ()),
         (head.get("distributedInfo") or {}).get("rank"),
         frozenset(name for name in SETTINGS if head.get(name) == 1),
@@ -254,25 +269,6 @@ def _collect(columns: dict[str, list], events: list[dict], keys: dict[str, str])
     columns["start"] += [event["ts"] for event in events]
     for name, key in keys.items():
         columns[name] += [each.get(key) for each in arguments]
-
-
-def _kernels(table: pd.DataFrame, launches: dict[str, list]) -> pd.DataFrame:
-    """Return `Span.kernels`; `launch` in `table` is the place of each kernel in `launches`."""
-    launched = table[table["launch"] >= 0]
-    kernels = launched[["name", "kind", "start", "end", "external", "correlation"]].reset_index(drop=True)
-    for name in LAUNCH:
-        values = [*launches[name], None]  # or numpy makes a matrix of lists of three
-        values = np.array(values, object) if name in ("grid", "block") else numbers(values)
-        kernels[name] = values[launched["launch"]]
-    return kernels
-
-
-def _memory(columns: dict[str, list]) -> pd.DataFrame:
-    """Return `Span.memory`."""
-    import pandas as pd
-
-    table = pd.DataFrame({name: numbers(columns[name]) for name in ("start", *MEMORY)})
-    return table.sort_values("start", kind="stable", ignore_index=True)
 
 
 def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[str, np.ndarray]:
@@ -292,36 +288,55 @@ def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[s
     }
 
 
-def _table(columns: dict[str, np.ndarray], keys: list[tuple[str, str]], threads: list) -> pd.DataFrame:
-    """Return `Span.events`; `columns` has the number of each event's category and name in `keys`, and of its thread."""
+def _in_order(columns: dict[str, np.ndarray], keys: list[tuple[str, str]], threads: list) -> Columns:
+    """Return the columns of `Span.events`, and `launch`: which one of the file's kernels an event is, or −1.
+
+    `columns` has the number of each event's category and name in `keys`, and of its thread.
+    """
     import pandas as pd
 
-    classified = [CLASSIFIERS[category](name) for category, name in keys]
-    kind = np.array([KINDS.index(each) for each in classified], np.int8)
-    host = np.array([CLASSIFIERS[category] in (_of_host, _of_annotation) for category, _ in keys], bool)
-    operator = np.array([category in OPERATORS for category, _ in keys], bool)
-    name = np.array([name for _, name in keys], object)
-    launched = np.array([category in KERNELS for category, _ in keys], bool)[columns["code"]]
-    columns["launch"] = np.where(launched, np.cumsum(launched) - 1, -1).astype(np.int32)
-    order = np.argsort(columns["start"], kind="stable")
-    order = order[kind[columns["code"][order]] != KINDS.index("dropped")]
-    order = order[~(columns["duration"][order] < 0)]  # as Kineto writes now and then of an event that it saw no end of
-    columns = {column: values[order] for column, values in columns.items()}
     code = columns["code"]
-    return pd.DataFrame(
-        {
-            "start": columns["start"],
-            "thread": pd.Categorical.from_codes(columns["thread"], threads),
-            "end": columns["start"] + columns["duration"],
-            "name": pd.Series(name[code], dtype=object),
-            "kind": pd.Categorical.from_codes(kind[code], KINDS),
-            "host": host[code],
-            "operator": operator[code],
-            "external": columns["external"],
-            "correlation": columns["correlation"],
-            "launch": columns["launch"],
-        }
+    launched = np.array([category in KERNELS for category, _ in keys], bool)[code]
+    launch = np.where(launched, np.cumsum(launched) - 1, -1)
+    kinds = np.array([KINDS.index(CLASSIFIERS[category](name)) for category, name in keys], np.int8)
+    order = np.argsort(columns["start"], kind="stable")
+    order = order[kinds[code[order]] != KINDS.index("dropped")]
+    order = order[~(columns["duration"][order] < 0)]  # as Kineto writes now and then of an event that it saw no end of
+    code, start, duration, thread, external, correlation = (values[order] for values in columns.values())
+    kind = kinds[code]
+    exchanging = external[kind == KINDS.index("Communication")]
+    kind[(kind == KINDS.index("Kernel")) & np.isin(external, exchanging)] = KINDS.index("Communication")
+    return Columns(
+        start=start,
+        thread=pd.Categorical.from_codes(thread, threads),
+        end=start + duration,
+        name=np.array([name for _, name in keys], object)[code],
+        kind=pd.Categorical.from_codes(kind, KINDS),
+        host=np.array([CLASSIFIERS[category] in (_of_host, _of_annotation) for category, _ in keys], bool)[code],
+        operator=np.array([category in OPERATORS for category, _ in keys], bool)[code],
+        external=external,
+        correlation=correlation,
+        launch=launch[order],
     )
+
+
+def _kernels(events: Columns, launches: dict[str, list]) -> Columns:
+    """Return the columns of `Span.kernels`."""
+    launched = events["launch"] >= 0
+    places = events["launch"][launched]
+    kernels = Columns({name: events[name] for name in ("name", "kind", "start", "end", "external", "correlation")})
+    kernels = kernels.rows(launched)
+    for name in LAUNCH:
+        values = launches[name]
+        values = np.fromiter(values, object, len(values)) if name in ("grid", "block") else numbers(values)
+        kernels[name] = values[places]
+    return kernels
+
+
+def _memory(columns: dict[str, list]) -> Columns:
+    """Return the columns of `Span.memory`."""
+    memory = Columns({name: numbers(columns[name]) for name in ("start", *MEMORY)})
+    return memory.rows(np.argsort(memory["start"], kind="stable"))
 
 
 def _of_kernel(name: str) -> str:
@@ -371,16 +386,17 @@ class _Numbering(dict):
 
 def _checked(span: Span, path: Path) -> Span:
     """Return `span` if its times and steps can be right."""
-    events = span.events
-    if events.empty:
+    events = span.event_columns
+    if not len(events["start"]):
         raise EmptyTrace(f"{path} holds no operator, kernel or step. Record it again, with at least one active step.")
-    if not np.isfinite(events[["start", "end"]].to_numpy()).all():
+    if not (np.isfinite(events["start"]) & np.isfinite(events["end"])).all():
         raise TruncatedTrace(f"{path} is damaged: a time in it is no number. Copy it or record it again.")
-    steps = events[events["kind"] == "step"]
+    steps = events.rows(events["kind"] == "step")
     # Older versions of PyTorch write whole µs, so that a step may seem to end one after the start of the next.
-    overlap = steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1] - 2
-    if steps["name"].duplicated().any() or overlap.any():
-        twice = steps["name"][1:][overlap | steps["name"].duplicated().to_numpy()[1:]].iat[0]
+    overlap = steps["start"][1:] < steps["end"][:-1] - 2
+    if len(set(steps["name"])) < len(steps["name"]) or overlap.any():
+        repeats = steps.table()["name"].duplicated().to_numpy()
+        twice = steps["name"][1:][overlap | repeats[1:]][0]
         raise SeveralRecordings(
             f"{path} holds steps that repeat or overlap, such as {twice}: those of several recordings, processes or "
             "threads in one file. Name the trace of one of them, and call profiler.step() in one thread only."

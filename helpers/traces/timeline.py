@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from helpers.traces.columns import Columns
 from helpers.traces.files import NoSteps, SeveralRecordings
 from helpers.traces.intervals import coverage
 from helpers.traces.keeping import once
+from helpers.traces.linking import places
 from helpers.traces.reading import CATEGORIES, Span, Trace, load
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ def loading_share(path: str | Path | Trace) -> float:
     return float(table["DataLoader"].sum() / table.attrs["total"])
 
 
-def window(span: Span) -> pd.Series | None:
+def window(span: Span) -> tuple[float, float] | None:
     """Return the time that shares are of: from the first step's start to the last one's end.
 
     Without steps: from the first operator's start to the end of the last one or of what they launched, as the plugin
@@ -71,20 +74,20 @@ def window(span: Span) -> pd.Series | None:
 
     Returns
     -------
-    Series or None
-        `start` and `end` in µs since the trace's first event.
+    tuple of float, or None
+        Start and end in µs since the trace's first event.
     """
-    import pandas as pd
-
     table = steps_of(span)
-    if table.empty:
-        events = span.events
-        host = events[events["host"]]
-        if host.empty:
+    starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
+    if not len(starts):
+        events = span.event_columns
+        host = events["host"]
+        if not host.any():
             return None
-        whole = pd.DataFrame({"start": [host["start"].min()], "end": [host["end"].max()]})
-        table = _with_device_work(whole, events)
-    return pd.Series({"start": table["start"].iat[0], "end": table["end"].iat[-1]})
+        starts, ends = _with_device_work(
+            events["start"][host].min(keepdims=True), events["end"][host].max(keepdims=True), events
+        )
+    return starts[0], ends[-1]
 
 
 def concatenate(trace: Trace, tables: list[pd.DataFrame]) -> pd.DataFrame:
@@ -109,11 +112,14 @@ def concatenate(trace: Trace, tables: list[pd.DataFrame]) -> pd.DataFrame:
 @once
 def steps_of(span: Span) -> pd.DataFrame:
     """Return the `steps` of one span; none if it marks none."""
-    events = span.events
-    marks = events[events["kind"] == "step"]
-    numbers = marks["name"].str.removeprefix("ProfilerStep#").astype(int)
-    table = marks[["start", "end"]].set_index(numbers.rename("step"))
-    return _with_device_work(table, events)
+    import pandas as pd
+
+    events = span.event_columns
+    marks = events.rows(events["kind"] == "step")
+    numbers = [int(name.removeprefix("ProfilerStep#")) for name in marks["name"]]
+    starts, ends = _with_device_work(marks["start"], marks["end"], events)
+    index = pd.Index(numbers[: len(starts)], dtype=int, name="step")
+    return pd.DataFrame({"start": starts, "end": ends}, index=index)
 
 
 @once
@@ -121,8 +127,8 @@ def _breakdown(span: Span) -> pd.DataFrame:
     """Cover the steps with one category after the other: each is charged what it adds to those before it."""
     import pandas as pd
 
-    table, events = steps_of(span), span.events
-    rank, starts, ends = events["kind"].cat.codes.to_numpy(), events["start"].to_numpy(), events["end"].to_numpy()
+    table, events = steps_of(span), span.event_columns
+    rank, starts, ends = events["kind"].codes, events["start"], events["end"]
     covered = np.zeros(len(table))
     columns = {}
     for number, category in enumerate(CATEGORIES[:-1]):
@@ -135,33 +141,31 @@ def _breakdown(span: Span) -> pd.DataFrame:
     return pd.DataFrame(columns, index=table.index).round(3) + 0.0  # the profiler counts in ns; no −0.0
 
 
-def _with_device_work(table: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
+def _with_device_work(starts: np.ndarray, ends: np.ndarray, events: Columns) -> tuple[np.ndarray, np.ndarray]:
     """Let each step end when what it launched on an accelerator has ended, and the next one start no earlier.
 
     As in TensorBoard, the last step is dropped if it launched less than 80 % of what the one before it did: the
     profiler may have ended before its kernels did.
     """
-    import pandas as pd
-
-    if table.empty or "correlation" not in events:
-        return table
-    known = events[~events["host"] & events["correlation"].notna()]
-    calls, device = known[known["kind"] == "Runtime"], known[known["kind"] != "Runtime"]
-    starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
+    if not len(starts) or "correlation" not in events:
+        return starts, ends
+    linked, is_call = ~events["host"] & ~np.isnan(events["correlation"]), events["kind"] == "Runtime"
+    links = Columns({name: events[name] for name in ("start", "end", "correlation")})
+    calls, device = links.rows(linked & is_call), links.rows(linked & ~is_call)
     step = np.searchsorted(starts, calls["start"], side="right") - 1
-    inside = (step >= 0) & (calls["end"].to_numpy() <= ends[step])
-    launched_in = pd.Series(step[inside], index=calls["correlation"][inside].to_numpy())
-    launched_in = launched_in[~launched_in.index.duplicated()]
-    owner = device["correlation"].map(launched_in)
-    owned = device[owner.notna()].groupby(owner.dropna().astype(int))
-    if not len(owned):
-        return table
-    count = owned.size().reindex(range(len(table)), fill_value=0).to_numpy()
-    ends = np.fmax(ends, owned["end"].max().reindex(range(len(table))).to_numpy())
+    inside = (step >= 0) & (calls["end"] <= ends[step])
+    owner = np.r_[step[inside], -1][places(device["correlation"], calls["correlation"][inside])]
+    owned = owner >= 0
+    if not owned.any():
+        return starts, ends
+    count = np.bincount(owner[owned], minlength=len(starts))
+    ends = ends.copy()
+    np.maximum.at(ends, owner[owned], device["end"][owned])
     # What was launched before the first step may delay it.
-    earlier = device["end"][owner.isna() & (device["end"] < owned["start"].min().get(0, -np.inf))]
-    ends = np.maximum.accumulate(np.r_[np.fmax(starts[0], earlier.max()), ends])
-    result = pd.DataFrame({"start": np.maximum(starts, ends[:-1]), "end": ends[1:]}, index=table.index)
+    first = device["start"][owner == 0].min() if count[0] else -math.inf
+    earlier = device["end"][~owned & (device["end"] < first)]
+    ends = np.maximum.accumulate(np.r_[earlier.max(initial=starts[0]), ends])
     last = int(np.flatnonzero(count)[-1])
     incomplete = last > 0 and 0.8 * count[last - 1] > count[last]
-    return result.iloc[: last if incomplete else last + 1] if len(table) > 1 else result
+    kept = (last if incomplete else last + 1) if len(starts) > 1 else 1
+    return np.maximum(starts, ends[:-1])[:kept], ends[1:][:kept]

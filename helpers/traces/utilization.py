@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from helpers.traces import occupancy
+from helpers.traces.columns import Columns
 from helpers.traces.files import NoAccelerator
 from helpers.traces.intervals import capped_sum, coverage, union
 from helpers.traces.keeping import once
+from helpers.traces.linking import places
 from helpers.traces.operators import host_events, linked_calls
 from helpers.traces.reading import Span, Trace, load
 from helpers.traces.tensor_cores import uses_tensor_cores
@@ -66,7 +68,7 @@ def _accelerators(trace: Trace) -> pd.DataFrame:
 
     table = _kernels(trace)
     windows, length = _windows(trace)
-    rows = {device: _use(trace, rows, windows, length) for device, rows in table.groupby("device")}
+    rows = {device: _use(trace, each, windows, length) for device, each in _by("device", table)}
     result = pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
     result.attrs["unknown"] = _unknown(trace, table, result, length)
     return result
@@ -102,11 +104,12 @@ def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
 
 @once
 def _by_name(trace: Trace) -> pd.DataFrame:
-    table = _kernels(trace)
+    kernels = _kernels(trace)
     means = {"blocks_per_sm": "Mean Blocks Per SM", "occupancy": "Mean Est. Achieved Occupancy (%)"}
     for column in means:
-        table[f"{column}, weight"] = table["duration"].where(table[column].notna())
-        table[f"{column}, sum"] = table[column] * table["duration"]
+        kernels[f"{column}, weight"] = np.where(np.isnan(kernels[column]), math.nan, kernels["duration"])
+        kernels[f"{column}, sum"] = kernels[column] * kernels["duration"]
+    table = kernels.table()
     groups = table.groupby(["name", "operator"], dropna=False, sort=False)
     result = groups["duration"].agg(["size", "sum", "mean", "min", "max"])
     result.columns = ["Calls", *(f"{word} Duration (us)" for word in ("Total", "Mean", "Min", "Max"))]
@@ -131,9 +134,9 @@ def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> floa
     """
     trace = load(path)
     table = _computing(trace)
-    accepted = {name: chosen(name) for name in table["name"].unique()}
-    table = table[table["name"].map(accepted).astype(bool)]
-    return float(sum(_busy(each) for _, each in table.groupby(["device", "span"])))
+    accepted = {name for name in set(table["name"]) if chosen(name)}
+    table = table.rows(np.array([name in accepted for name in table["name"]], bool))
+    return float(sum(_busy(each) for _, each in _by("device", table) for _, each in _by("span", each)))
 
 
 def fill(path: str | Path | Trace) -> float:
@@ -153,8 +156,8 @@ def fill(path: str | Path | Trace) -> float:
         If the trace has no kernels.
     """
     table = _computing(load(path))
-    table = table[table["blocks_per_sm"] > 0]
-    groups = [each for _, each in table.groupby(["device", "span"])]
+    table = table.rows(table["blocks_per_sm"] > 0)
+    groups = [each for _, each in _by("device", table) for _, each in _by("span", each)]
     working = sum(capped_sum(each["start"], each["end"], each["blocks_per_sm"]) for each in groups)
     return working / sum(map(_busy, groups)) if groups else math.nan
 
@@ -172,10 +175,11 @@ def idle(path: str | Path | Trace) -> pd.DataFrame:
     trace = load(path)
     windows, _ = _windows(trace)
     tables = []
-    for device, of_device in _kernels(trace).groupby("device"):
-        for number, (span, each) in enumerate(zip(trace.spans, windows, strict=True)):
-            found = _gaps(of_device[of_device["span"] == number], each)
-            tables.append(found.assign(device=device).join(_meanwhile(span.events, found)))
+    for device, found in _gaps_of_devices(trace, windows):
+        for span, each in zip(trace.spans, found, strict=True):
+            parts = _meanwhile(span.event_columns, _ways(span.event_columns), each)
+            device_of_each = np.full(len(each["start"]), device)
+            tables.append(Columns({**each, "device": device_of_each, **parts}).table())
     return pd.concat(tables, ignore_index=True)
 
 
@@ -214,35 +218,38 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
 def _gaps_of_all(trace: Trace) -> pd.DataFrame:
     import pandas as pd
 
-    table = _kernels(trace)
     windows, length = _windows(trace)
-    rows = {}
-    for device, of_device in table.groupby("device"):
-        found = [_gaps(of_device[of_device["span"] == number], each) for number, each in enumerate(windows)]
-        rows[device] = _gaps_row(trace, found, length)
+    ways = [_ways(span.event_columns) for span in trace.spans]
+    rows = {device: _gaps_row(trace, ways, found, length) for device, found in _gaps_of_devices(trace, windows)}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
 
 
-def _computing(trace: Trace) -> pd.DataFrame:
+def _computing(trace: Trace) -> Columns:
     """Return the kernels that compute, cut to the steps."""
     windows, _ = _windows(trace)
-    table = _clip(_kernels(trace), windows)
-    return table[table["kind"] == "Kernel"]
+    table = _kernels(trace)
+    return _clip(table.rows(table["kind"] == "Kernel"), windows)
+
+
+def _by(name: str, table: Columns) -> Iterator[tuple[int, Columns]]:
+    """Yield each number that stands in a column, with its rows."""
+    for number in np.unique(table[name]).tolist():
+        yield number, table.rows(table[name] == number)
 
 
 def _windows(trace: Trace) -> tuple[list, float]:
     """Return the time of the steps in each span, and their length in all, NaN if it is unknown."""
     windows = [window(span) for span in trace.spans]
-    return windows, sum(each["end"] - each["start"] for each in windows if each is not None) or math.nan
+    return windows, sum(end - start for start, end in filter(None, windows)) or math.nan
 
 
 @once
-def _kernels(trace: Trace) -> pd.DataFrame:
+def _kernels(trace: Trace) -> Columns:
     """Return the kernels of all spans, with their `span`, `operator`, `duration`, `tensor_cores`; `occupancy` right."""
-    import pandas as pd
-
-    table = pd.concat([_of_span(span).assign(span=number) for number, span in enumerate(trace.spans)])
-    if table.empty:
+    spans = [_of_span(span) for span in trace.spans]
+    table = Columns({name: np.concatenate([each[name] for each in spans]) for name in spans[0]})
+    table["span"] = np.repeat(np.arange(len(spans)), [len(each["start"]) for each in spans])
+    if not len(table["start"]):
         names = sorted({name for span in trace.spans for device in span.devices if (name := _name(device))})
         raise NoAccelerator(
             f"{trace.path} has no kernels: it was recorded without a GPU, or without ProfilerActivity.CUDA"
@@ -254,40 +261,39 @@ def _kernels(trace: Trace) -> pd.DataFrame:
 
 
 @once
-def _of_span(span: Span) -> pd.DataFrame:
+def _of_span(span: Span) -> Columns:
     """Return the kernels of one span that ran on a device, with what is computed of each."""
-    table = span.kernels
-    names = {name: uses_tensor_cores(name) for name in table["name"].unique()}
-    table = table.assign(
-        duration=table["end"] - table["start"],
+    kernels = span.kernel_columns
+    names = {name: uses_tensor_cores(name) for name in set(kernels["name"])}
+    table = Columns(
+        {name: kernels[name] for name in ("name", "start", "end", "blocks_per_sm")},
+        kind=np.asarray(kernels["kind"]),
+        duration=kernels["end"] - kernels["start"],
         operator=_operators(span),
-        tensor_cores=table["name"].map(names).astype(bool),
+        tensor_cores=np.array([names[name] for name in kernels["name"]], bool),
         occupancy=_occupancy(span),
     )
-    return table[np.isfinite(table["device"])].astype({"device": int})
+    known = np.isfinite(kernels["device"])
+    table = table.rows(known)
+    table["device"] = kernels["device"][known].astype(int)
+    return table
 
 
 def _operators(span: Span) -> np.ndarray:
     """Return for each kernel the name of the operator that launched it, or None."""
-    import pandas as pd
-
-    calls = linked_calls(span)
-    launching = host_events(span).iloc[calls["operator"]]
-    in_operator = (launching["kind"] != "step").to_numpy()
-    numbers = calls["correlation"].to_numpy()[in_operator]
-    names = pd.Series(launching["name"].to_numpy()[in_operator], index=numbers, dtype=object)
-    names = names[~names.index.duplicated()]
-    found = span.kernels["correlation"].map(names)
-    return found.astype(object).where(found.notna(), None).to_numpy()
+    calls, host = linked_calls(span), host_events(span)
+    calls = calls.rows((host["kind"] != "step")[calls["operator"]])
+    launching = places(span.kernel_columns["correlation"], calls["correlation"])
+    return np.r_[host["name"][calls["operator"]], np.array([None])][launching]
 
 
 def _occupancy(span: Span) -> np.ndarray:
     """Return the occupancy of each kernel in %, corrected where falsely 0."""
-    kernels = span.kernels
-    found = kernels["occupancy"].to_numpy(copy=True)
+    kernels = span.kernel_columns
+    found = kernels["occupancy"].copy()
     doubtful = np.flatnonzero(found <= 0)
-    launches = kernels.iloc[doubtful][["grid", "block", "registers", "shared_memory", "device"]]
-    for row, (*launch, device) in zip(doubtful, launches.itertuples(index=False), strict=True):
+    launches = (kernels[name][doubtful] for name in ("grid", "block", "registers", "shared_memory", "device"))
+    for row, *launch, device in zip(doubtful, *launches, strict=True):
         found[row] = occupancy.corrected(found[row], *launch, _properties(span, device))
     return found
 
@@ -302,22 +308,21 @@ def _name(properties: dict) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _use(trace: Trace, rows: pd.DataFrame, windows: list[pd.Series | None], length: float) -> dict:
+def _use(trace: Trace, rows: Columns, windows: list[tuple[float, float] | None], length: float) -> dict:
     """Return a row of `accelerators`: `rows` are the kernels of one device."""
-    device = rows["device"].iat[0]
+    device = rows["device"][0]
     properties = [each for span in trace.spans if (each := _properties(span, device)) is not None]
     inside = _clip(rows, windows)
-    efficient = inside[inside["blocks_per_sm"] > 0]
-    by_span = [each for _, each in efficient.groupby("span")]
+    by_span = [each for _, each in _by("span", inside.rows(inside["blocks_per_sm"] > 0))]
     working = sum(capped_sum(each["start"], each["end"], each["blocks_per_sm"]) for each in by_span)
     of_amd = any(each.get("warpSize") == AMD_WARP for each in properties)
     return {
         "name": _name(properties[0]) if properties else None,
-        "utilization": sum(_busy(each) for _, each in inside.groupby("span")) / length,
-        "sm_efficiency": working / length if rows["blocks_per_sm"].notna().any() else math.nan,
-        "occupancy": _weighted_mean(inside[["occupancy", "duration"]]) / 100,
+        "utilization": sum(_busy(each) for _, each in _by("span", inside)) / length,
+        "sm_efficiency": math.nan if np.isnan(rows["blocks_per_sm"]).all() else working / length,
+        "occupancy": _weighted_mean(inside["occupancy"], inside["duration"]) / 100,
         "tensor_core_share": math.nan if of_amd else _share(rows["duration"], rows["tensor_cores"]),
-        "kernels": len(rows),
+        "kernels": len(rows["start"]),
         "kernel_time": rows["duration"].sum(),
     }
 
@@ -325,45 +330,42 @@ def _use(trace: Trace, rows: pd.DataFrame, windows: list[pd.Series | None], leng
 AMD_WARP = 64  # threads; NVIDIA's are 32
 
 
-def _clip(rows: pd.DataFrame, windows: list[pd.Series | None]) -> pd.DataFrame:
+def _clip(rows: Columns, windows: list[tuple[float, float] | None]) -> Columns:
     """Return what of the kernels lies in the window of their span."""
-    nothing = (math.inf, -math.inf)
-    limits = np.array([nothing if each is None else (each["start"], each["end"]) for each in windows])
-    begins, closes = limits[rows["span"].to_numpy()].T
-    starts = np.maximum(rows["start"].to_numpy(), begins)
-    ends = np.minimum(rows["end"].to_numpy(), closes)
-    return rows.assign(start=starts, end=ends, duration=ends - starts)[ends > starts]
+    limits = np.array([(math.inf, -math.inf) if each is None else each for each in windows])
+    begins, closes = limits[rows["span"]].T
+    starts, ends = np.maximum(rows["start"], begins), np.minimum(rows["end"], closes)
+    return Columns({**rows, "start": starts, "end": ends, "duration": ends - starts}).rows(ends > starts)
 
 
-def _busy(rows: pd.DataFrame) -> float:
-    starts, ends = union(rows["start"].to_numpy(), rows["end"].to_numpy())
+def _busy(rows: Columns) -> float:
+    starts, ends = union(rows["start"], rows["end"])
     return float((ends - starts).sum())
 
 
-def _share(durations: pd.Series, chosen: pd.Series) -> float:
+def _share(durations: np.ndarray, chosen: np.ndarray) -> float:
     total = durations.sum()
     return durations[chosen].sum() / total if total else math.nan
 
 
-def _weighted_mean(table: pd.DataFrame) -> float:
-    """Return the mean of the first column, weighted with the second, over the rows where it is known."""
-    values, weights = (table[column].to_numpy(float) for column in table)
+def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
+    """Return the weighted mean of the values that are known."""
     known = ~np.isnan(values)
     if not weights[known].sum():
         return math.nan
     return float(np.average(values[known], weights=weights[known]))
 
 
-def _unknown(trace: Trace, table: pd.DataFrame, result: pd.DataFrame, length: float) -> list[str]:
+def _unknown(trace: Trace, table: Columns, result: pd.DataFrame, length: float) -> list[str]:
     """Say what of `accelerators` is unknown, and why."""
     reasons = []
     if math.isnan(length):
         reasons.append("Utilization and SM efficiency: the trace has neither steps nor operators, so no total time.")
-    elif not any((span.events["kind"] == "step").any() for span in trace.spans):
+    elif not any((span.event_columns["kind"] == "step").any() for span in trace.spans):
         reasons.append("Which part was training: the trace marks no steps, so shares are of the whole recording.")
     if result["sm_efficiency"].isna().any() and not math.isnan(length):
         reasons.append("SM efficiency: the trace does not say how many blocks a kernel has. Only CUDA's profiler does.")
-    missing = _share(table["duration"], table["occupancy"].isna())
+    missing = _share(table["duration"], np.isnan(table["occupancy"]))
     if missing == 1:
         reasons.append("Occupancy: the trace does not state it. Only CUDA's profiler does.")
     elif missing > 0:
@@ -378,71 +380,74 @@ def _unknown(trace: Trace, table: pd.DataFrame, result: pd.DataFrame, length: fl
     return reasons
 
 
-def _gaps(rows: pd.DataFrame, window: pd.Series | None) -> pd.DataFrame:
+def _gaps_of_devices(trace: Trace, windows: list[tuple[float, float] | None]) -> Iterator[tuple[int, list[Columns]]]:
+    """Yield for each device the gaps in each span."""
+    for device, kernels in _by("device", _kernels(trace)):
+        yield device, [_gaps(kernels.rows(kernels["span"] == number), each) for number, each in enumerate(windows)]
+
+
+def _gaps(rows: Columns, window: tuple[float, float] | None) -> Columns:
     """Return the `start` and `end` of the gaps between one span's kernels on one device."""
-    import pandas as pd
-
     if window is not None:
-        rows = _clip(rows.assign(span=0), [window])
-    starts, ends = union(rows["start"].to_numpy(), rows["end"].to_numpy())
-    return pd.DataFrame({"start": ends[:-1], "end": starts[1:]})
+        rows = _clip(Columns({**rows, "span": np.zeros_like(rows["span"])}), [window])
+    starts, ends = union(rows["start"], rows["end"])
+    return Columns(start=ends[:-1], end=starts[1:])
 
 
-def _gaps_row(trace: Trace, found: list[pd.DataFrame], length: float) -> dict:
-    """Return a row of `gaps`: `found` are the gaps in each span on one device."""
+def _gaps_row(trace: Trace, ways: list[np.ndarray], found: list[Columns], length: float) -> dict:
+    """Return a row of `gaps`: `ways` are those of the events in each span, `found` the gaps in it on one device."""
     import pandas as pd
 
-    lengths = pd.concat([each["end"] - each["start"] for each in found], ignore_index=True)
-    parts = [_meanwhile(span.events, each) for span, each in zip(trace.spans, found, strict=True)]
+    lengths = pd.Series(np.concatenate([each["end"] - each["start"] for each in found]))
+    parts = [_meanwhile(span.event_columns, *each) for span, *each in zip(trace.spans, ways, found, strict=True)]
     return {
         "count": len(lengths),
         "total": lengths.sum(),
         "share": lengths.sum() / length,
         "median": lengths.median(),
         "longest": lengths.max(),
-        **pd.concat(parts, ignore_index=True).sum().to_dict(),
-        "in_longest": _in_longest(trace, found, parts) if len(lengths) else None,
+        **{name: np.concatenate([each[name] for each in parts]).sum() for name in MEANWHILE},
+        "in_longest": _in_longest(trace, ways, found, parts) if len(lengths) else None,
     }
 
 
-def _meanwhile(events: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+def _meanwhile(events: Columns, ways: np.ndarray, found: Columns) -> Columns:
     """Return what of each gap was spent in which way: a row a gap, a column for each of `MEANWHILE`, in µs."""
-    import pandas as pd
-
-    way = _ways(events)
-    starts, ends = events["start"].to_numpy(), events["end"].to_numpy()
-    covered = np.zeros(len(found))
-    columns = {}
+    covered = np.zeros(len(found["start"]))
+    columns = Columns()
     for number, name in enumerate(MEANWHILE[:-1]):
-        chosen = way <= number
-        now = coverage(starts[chosen], ends[chosen], found)
+        chosen = ways <= number
+        now = coverage(events["start"][chosen], events["end"][chosen], found)
         columns[name] = now - covered
         covered = now
-    columns["other"] = (found["end"] - found["start"]).to_numpy() - covered
-    return pd.DataFrame(columns).round(3) + 0.0  # the profiler counts in ns; no −0.0
+    columns["other"] = found["end"] - found["start"] - covered
+    return Columns({name: values.round(3) + 0.0 for name, values in columns.items()})  # in ns; no −0.0
 
 
-def _ways(events: pd.DataFrame) -> np.ndarray:
+def _ways(events: Columns) -> np.ndarray:
     """Return the place in `MEANWHILE` of what each event does, or 99 for what does not count."""
-    kind, host = events["kind"], events["host"]
+    kind, host, names = events["kind"], events["host"], events["name"]
     runtime = kind == "Runtime"
-    waits = runtime & events["name"].isin([name for name in events["name"][runtime].unique() if re.search(WAITS, name)])
-    operators = host & kind.isin(["CPU Exec", "Communication"])
-    ways = [kind.isin(["Memcpy", "Memset"]), waits, runtime, kind == "DataLoader", operators]
+    waiting = {name for name in set(names[runtime]) if re.search(WAITS, name)}
+    waits = runtime.copy()
+    waits[runtime] = [name in waiting for name in names[runtime]]
+    copying = (kind == "Memcpy") | (kind == "Memset")
+    operators = host & ((kind == "CPU Exec") | (kind == "Communication"))
+    ways = [copying, waits, runtime, kind == "DataLoader", operators]
     return np.select(ways, range(len(ways)), default=99)
 
 
-def _in_longest(trace: Trace, found: list[pd.DataFrame], parts: list[pd.DataFrame]) -> str:
+def _in_longest(trace: Trace, ways: list[np.ndarray], found: list[Columns], parts: list[Columns]) -> str:
     """Name what took most of the longest gap."""
-    longest = [(each["end"] - each["start"]).max() if len(each) else -1.0 for each in found]
-    number = int(np.argmax(longest))
-    row = int((found[number]["end"] - found[number]["start"]).argmax())
-    start, end = found[number].iloc[row]
-    way = parts[number].iloc[row].argmax()
-    events = trace.spans[number].events
-    events = events[(_ways(events) == way) & (events["start"] < end) & (events["end"] > start)]
-    if events.empty:
+    lengths = [each["end"] - each["start"] for each in found]
+    number = int(np.argmax([each.max(initial=-1.0) for each in lengths]))
+    row = int(lengths[number].argmax())
+    start, end = found[number]["start"][row], found[number]["end"][row]
+    way = int(np.argmax([parts[number][name][row] for name in MEANWHILE]))
+    events = trace.spans[number].event_columns
+    events = events.rows((ways[number] == way) & (events["start"] < end) & (events["end"] > start))
+    if not len(events["start"]):
         return MEANWHILE[way]
     inside = np.minimum(events["end"], end) - np.maximum(events["start"], start)
     length = events["end"] - events["start"]
-    return str(events["name"].iloc[np.lexsort((length, -inside))[0]])  # the innermost of those that took most of it
+    return str(events["name"][np.lexsort((length, -inside))[0]])  # the innermost of those that took most of it

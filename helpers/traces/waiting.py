@@ -10,7 +10,7 @@ import numpy as np
 
 from helpers.traces.intervals import coverage
 from helpers.traces.keeping import once
-from helpers.traces.operators import host_events, nested, parents
+from helpers.traces.operators import host_events, outer_first, parents
 from helpers.traces.reading import Span, Trace, load
 from helpers.traces.timeline import concatenate, steps_of
 from helpers.traces.utilization import WAITS
@@ -79,7 +79,8 @@ def _waits(span: Span) -> pd.DataFrame:
     import pandas as pd
 
     calls = _waiting_or_copying(span)
-    host = nested(pd.concat([host_events(span), calls]))
+    host = pd.concat([host_events(span).table(), calls], ignore_index=True)
+    host = host.iloc[outer_first(host["thread"].cat.codes, host["start"], host["end"])]
     around = parents(host)
     rows = np.flatnonzero(host["waits"].notna())
     found, inner = host.iloc[rows], around[rows]
