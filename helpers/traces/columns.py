@@ -29,5 +29,5 @@ class Columns(dict):
         """Return a DataFrame. Text stays the object that it is, whatever pandas would make of it."""
         import pandas as pd
 
-        texts = {name: pd.Series(each, dtype=object) for name, each in self.items() if each.dtype == object}
+        texts = {name: pd.Series(each, dtype=object, copy=False) for name, each in self.items() if each.dtype == object}
         return pd.DataFrame(self | texts, copy=False)

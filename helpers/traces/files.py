@@ -121,7 +121,7 @@ def _is_trace(file: Path) -> bool:
 
 # From a file to pieces of JSON.
 
-PIECE = 1 << 18  # bytes: a smaller one fits the processor's cache; 1 MiB takes 1.6 times the time, the whole 2.5 times
+PIECE = 1 << 16  # bytes: its objects fit the processor's cache; 256 KiB take up to 1.4 × the time, all 2.3 ×
 _BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*:)')
 
 
