@@ -1,4 +1,4 @@
-"""Recipes: what to take home from each notebook, to copy into a script of your own. They need no other file of the course.
+"""Recipes: what to take home from each notebook, for a script of your own. They need no other file of the course.
 
 ``python recipes.py`` runs them all on noise. They all together make `train_photos.py`.
 """
