@@ -29,7 +29,7 @@ def items_per_second(dataset, count=200):
     return len(chosen) / (time.perf_counter() - start)
 
 
-# 01 · The first profile: the training step, the stopwatch, and the profiler's block
+# 01 · The first profile: the training step, and the profiler's block around the loop
 
 
 def train_step(model, optimizer, images, labels):
@@ -38,21 +38,6 @@ def train_step(model, optimizer, images, labels):
     loss.backward()
     optimizer.step()
     return loss.detach()  # still on the device: to read its value would make the host wait
-
-
-def milliseconds(call, repeats=20, warmup=3):
-    for number in range(warmup + repeats):
-        if number == warmup:
-            synchronize()
-            start = time.perf_counter()
-        call()
-    synchronize()
-    return (time.perf_counter() - start) / repeats * 1e3
-
-
-def synchronize():
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # calls return before the GPU has done the work
 
 
 def record(loader, step, folder):
@@ -68,7 +53,22 @@ def endless(loader):
         yield from loader
 
 
-# 02 · Two clocks: loading alone and compute alone, in ms a step. The loop takes the longer one at least
+# 02 · Two clocks: a stopwatch; loading alone and compute alone, in ms a step
+
+
+def milliseconds(call, repeats=20, warmup=3):
+    for number in range(warmup + repeats):
+        if number == warmup:
+            synchronize()
+            start = time.perf_counter()
+        call()
+    synchronize()
+    return (time.perf_counter() - start) / repeats * 1e3
+
+
+def synchronize():
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # calls return before the GPU has done the work
 
 
 def two_clocks(loader, step):
@@ -129,7 +129,7 @@ def resize_all(paths, side, folder):
         list(threads.map(write_copy, paths))  # a list: so that an error in a thread is raised here
 
 
-# 06 · Packed formats: all images in one file that is an array, opened in each worker, read a whole batch at once
+# 06 · Packed formats: all images in one file that is an array; a whole batch is read at once
 
 
 def pack(images, count, side, path):
@@ -141,22 +141,14 @@ def pack(images, count, side, path):
 
 class Packed(Dataset):
     def __init__(self, path, labels):
-        self.path, self.labels, self.images = path, torch.as_tensor(labels), None
+        self.path, self.labels = path, torch.as_tensor(labels)
 
     def __len__(self):
         return len(self.labels)
 
     def __getitems__(self, indices):  # a batch at once: give the loader collate_fn=as_it_is
-        if self.images is None:  # each worker opens the file for itself
-            self.images = np.load(self.path, mmap_mode="r")
-        return torch.from_numpy(self.images[indices]), self.labels[indices]
-
-    def __getitem__(self, index):
-        images, labels = self.__getitems__([index])
-        return images[0], labels[0]
-
-    def __getstate__(self):  # what a started worker gets: not the images that this process may have opened
-        return self.__dict__ | {"images": None}
+        images = np.load(self.path, mmap_mode="r")  # to map the file anew takes little, and workers need no open file
+        return torch.from_numpy(images[indices]), self.labels[indices]
 
 
 def as_it_is(batch):
@@ -187,13 +179,12 @@ def channels_last(model, step):
 # 10 · Mixed precision: bfloat16 needs no scaler; float16 does, and so does whoever clips its gradients
 
 
-def mixed_step(model, optimizer, images, labels, dtype=torch.bfloat16, scaler=None):
-    scaler = scaler or torch.amp.GradScaler(enabled=False)  # float16: one GradScaler() for the whole training
+def mixed_step(model, optimizer, scaler, images, labels):  # scaler: one torch.amp.GradScaler(device.type)
     optimizer.zero_grad()
-    with torch.autocast(images.device.type, dtype):
+    with torch.autocast(images.device.type, torch.bfloat16):
         loss = nn.functional.cross_entropy(model(images), labels)
     scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)  # only for those who clip
+    scaler.unscale_(optimizer)  # before you clip; without clipping leave out both lines
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()
@@ -222,7 +213,7 @@ def main():
         resize_all(originals, 32, folder)
         pack((Image.open(path.with_suffix(".jpg")) for path in originals), 64, 32, folder / "images.npy")
         dataset = Packed(folder / "images.npy", [number % 2 for number in range(64)])
-        print(f"{items_per_second(dataset):,.0f} images/s in one process")
+        print(f"{items_per_second([dataset.labels, dataset.path]):,.0f} items/s of a list")
 
         layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
         model = nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), *layers).to(device)
@@ -241,7 +232,8 @@ def main():
         print(f"loss {train(loader, channels_last(model, step), device):.3f} nats")
         compiled, optimizer = with_fewer_launches(model, lr=0.01)
         images, labels = (each.to(device) for each in next(iter(loader)))
-        print(f"loss in bfloat16, compiled: {mixed_step(compiled, optimizer, images, labels):.3f} nats")
+        scaler = torch.amp.GradScaler(device.type)
+        print(f"loss in bfloat16, compiled: {mixed_step(compiled, optimizer, scaler, images, labels):.3f} nats")
 
 
 if __name__ == "__main__":

@@ -47,14 +47,13 @@ class Photos(recipes.Packed):
         self.training = training
 
     def __getitems__(self, indices):
-        if self.images is None:
-            self.images = np.load(self.path, mmap_mode="r")
+        images = np.load(self.path, mmap_mode="r")
         corners, flips = torch.full((len(indices), 2), (STORED - SIDE) // 2), torch.zeros(len(indices), dtype=bool)
         if self.training:
             corners, flips = torch.randint(STORED - SIDE + 1, corners.shape), torch.rand(len(flips)) < 0.5
         batch = np.empty((len(indices), 3, SIDE, SIDE), np.uint8)
         for image, index, (top, left), flip in zip(batch, indices, corners.tolist(), flips.tolist(), strict=True):
-            cut = self.images[index, :, top : top + SIDE, left : left + SIDE]
+            cut = images[index, :, top : top + SIDE, left : left + SIDE]
             image[:] = cut[:, :, ::-1] if flip else cut
         return torch.from_numpy(batch), self.labels[indices]
 

@@ -1,4 +1,4 @@
-"""Checks the answers to the questions of the notebooks that ask for a number or a name, and answers at once.
+"""Answers predictions, and checks the answers to questions of the notebooks for a number or a name.
 
 Code that the reader writes is checked by `helpers.lessons.checks`.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from helpers.simulate import SlowStorage
+from helpers.wording import digits
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,32 @@ QUESTIONS = {
         "The longer of launching and running decides. With a graph launching costs next to nothing.",
     ),
 }
+
+
+def prediction(mine: float | None, measured: float | None, unit: str = "×") -> None:
+    """Print what was predicted beside what was measured; say kindly if nothing was predicted.
+
+    Parameters
+    ----------
+    mine : float or None
+        ``...`` or None where no prediction was made.
+    measured : float or None
+        None where it could not be measured here.
+    unit : str
+        Follows both numbers.
+    """
+    found = "here it could not be measured" if measured is None else f"it is {digits(measured)}{unit}"
+    if mine is None or mine is ...:
+        print(f"You made no prediction, and {found}. To guess first makes it stay in mind: try it next time.")
+    elif not isinstance(mine, (int, float)):
+        print(f"Your prediction, {mine!r}, is no number; {found}.")
+    elif measured is None:
+        print(f"You predicted {digits(mine)}{unit}; {found}.")
+    else:
+        apart = max(mine, measured) / min(mine, measured) if min(mine, measured) > 0 else math.inf
+        print(
+            f"You predicted {digits(mine)}{unit}; {found}" + (f": {digits(apart)}× apart." if apart >= 1.005 else ".")
+        )
 
 
 def check(question: str, answer: float | None, **measured: object) -> bool:

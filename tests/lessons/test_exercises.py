@@ -41,3 +41,17 @@ def test_each_name_is_checked(answers, right, said, capsys):
     assert exercises.check_names(answers, RIGHT, names=names, hint="Look again.") is right
     out = capsys.readouterr().out
     assert all(line in out for line in said)
+
+
+@pytest.mark.parametrize(("mine", "measured", "said"), [
+    (2, 3.0, "You predicted 2.00×; it is 3.00×: 1.50× apart."),
+    (3, 3.0, "You predicted 3.00×; it is 3.00×."),
+    (0, 3.0, "inf× apart"),
+    (..., 3.0, "You made no prediction, and it is 3.00×. To guess first"),
+    (None, None, "You made no prediction, and here it could not be measured."),
+    (2, None, "You predicted 2.00×; here it could not be measured."),
+    ("two", 3.0, "Your prediction, 'two', is no number; it is 3.00×."),
+])  # fmt: skip
+def test_a_prediction_is_answered_and_none_is_said_kindly(mine, measured, said, capsys):
+    exercises.prediction(mine, measured)
+    assert said in capsys.readouterr().out
