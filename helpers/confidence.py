@@ -33,6 +33,11 @@ class Interval:
     highest: float
     count: int
 
+    @property
+    def wide(self) -> bool:
+        """Whether its ends are a factor of a hundred or more apart, so that to print them would say nothing."""
+        return self.highest >= 100 * self.lowest
+
 
 def geometric(values: Iterable[float]) -> Interval:
     """Return the geometric mean of values above 0, such as ratios, and its interval: Student's, of their logarithms.

@@ -93,18 +93,22 @@ def prediction(mine: float | None, measured: float | None, unit: str = "×") -> 
     unit : str
         Follows both numbers.
     """
-    found = "here it could not be measured" if measured is None else f"it is {digits(measured)}{unit}"
+    found = "here it could not be measured" if measured is None else f"it is {_shown(measured)}{unit}"
     if mine is None or mine is ...:
         print(f"You made no prediction, and {found}. To guess first makes it stay in mind: try it next time.")
     elif not isinstance(mine, (int, float)):
         print(f"Your prediction, {mine!r}, is no number; {found}.")
     elif measured is None:
-        print(f"You predicted {digits(mine)}{unit}; {found}.")
+        print(f"You predicted {_shown(mine)}{unit}; {found}.")
     else:
-        apart = max(mine, measured) / min(mine, measured) if min(mine, measured) > 0 else math.inf
+        apart = max(mine, measured) / min(mine, measured) if min(mine, measured) > 0 else 1
         print(
-            f"You predicted {digits(mine)}{unit}; {found}" + (f": {digits(apart)}× apart." if apart >= 1.005 else ".")
+            f"You predicted {_shown(mine)}{unit}; {found}" + (f": {digits(apart)}× apart." if apart >= 1.005 else ".")
         )
+
+
+def _shown(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else digits(value)
 
 
 def check(question: str, answer: float | None, **measured: object) -> bool:

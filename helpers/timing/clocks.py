@@ -13,7 +13,7 @@ import torch
 from helpers import config
 from helpers.confidence import Interval, around, geometric
 from helpers.timing import loaders
-from helpers.timing.comparison import EQUAL, FASTER, SAME, SLOWER, interleaved, outcome
+from helpers.timing.comparison import EQUAL, FASTER, SAME, SLOWER, interleaved, limits, outcome
 from helpers.timing.stopwatch import Timing, loop, synchronize, timed
 
 if TYPE_CHECKING:
@@ -103,9 +103,12 @@ class TwoClocks:
         """Say in one sentence what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""
         ratio, found = self.ratio, outcome(self.ratio)
         shown = {FASTER: "longer", SLOWER: "shorter", SAME: f"equal within {EQUAL:.0%}"}
+        ends = f"{ratio.lowest - 1:+.0%} to {ratio.highest - 1:+.0%}"
+        if ratio.wide:
+            ends = "the rounds are too different for an interval"
         return (
             f"{self.predicted_ms:.1f} ms predicted, {self.loop_ms:.1f} ms measured: {self.error:+.0%} "
-            f"({ratio.lowest - 1:+.0%} to {ratio.highest - 1:+.0%}), {shown.get(found, found)}."
+            f"({ends}), {shown.get(found, found)}."
         )
 
 
@@ -114,7 +117,7 @@ def _mean_ms(runs: Iterable[Timing]) -> float:
 
 
 def _row(times: Interval) -> list[str]:
-    return [f"{times.mean:.1f}", f"{times.lowest:.1f} – {times.highest:.1f}"]
+    return [f"{times.mean:.1f}", limits(times, "{:.1f}".format)]
 
 
 def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) -> TwoClocks:

@@ -114,11 +114,11 @@ class Comparison:
             first = name == self.names[0]
             rows[name] = {
                 "images/s": f"{rate.mean:,.0f}",
-                "95% interval": f"{rate.lowest:,.0f} – {rate.highest:,.0f}",
+                "95% interval": limits(rate, "{:,.0f}".format),
                 "ms a step": f"{mean.step_ms:.1f}",
                 "host waits": f"{mean.loading_share:.0%}",
                 "ratio": "1×" if first else f"{digits(ratio.mean)}×",
-                "its 95% interval": "" if first else f"{digits(ratio.lowest)} – {digits(ratio.highest)}",
+                "its 95% interval": "" if first else limits(ratio),
             }
         return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -135,15 +135,22 @@ class Comparison:
         return f"{name} against {to}: {digits(ratio.mean)}× the throughput, {conclusion(ratio, equal)}."
 
 
+def limits(interval: Interval, write: Callable[[float], str] = digits) -> str:
+    """Return the ends of an interval: "1.31 – 1.58"; "unknown" if it is so wide that it says nothing."""
+    return "unknown" if interval.wide else f"{write(interval.lowest)} – {write(interval.highest)}"
+
+
 def conclusion(ratio: Interval, equal: float = EQUAL) -> str:
     """Return the outcome of a ratio in words, with its interval: "faster (1.31 to 1.58 in 5 rounds)"."""
     found = outcome(ratio, equal)
-    limits = f"{digits(ratio.lowest)} to {digits(ratio.highest)} in {counted(ratio.count, 'round')}"
+    rounds = counted(ratio.count, "round")
+    ends = f"{digits(ratio.lowest)} to {digits(ratio.highest)} in {rounds}"
     if found == SAME:
-        return f"equal within {equal:.0%} ({limits})"
+        return f"equal within {equal:.0%} ({ends})"
     if found == NOISY:
-        return f"{found} ({limits}); take more rounds, or a quieter machine"
-    return f"{found} ({limits})"
+        ends = f"{rounds}, too different for an interval" if ratio.wide else ends
+        return f"{found} ({ends}); take more rounds, or a quieter machine"
+    return f"{found} ({ends})"
 
 
 def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int, longest: float | None = None) -> Comparison:

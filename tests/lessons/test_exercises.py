@@ -44,12 +44,12 @@ def test_each_name_is_checked(answers, right, said, capsys):
 
 
 @pytest.mark.parametrize(("mine", "measured", "said"), [
-    (2, 3.0, "You predicted 2.00×; it is 3.00×: 1.50× apart."),
-    (3, 3.0, "You predicted 3.00×; it is 3.00×."),
-    (0, 3.0, "inf× apart"),
+    (2, 3.0, "You predicted 2×; it is 3.00×: 1.50× apart."),
+    (3, 3.0, "You predicted 3×; it is 3.00×."),
+    (4, 0, "You predicted 4×; it is 0×."),
     (..., 3.0, "You made no prediction, and it is 3.00×. To guess first"),
     (None, None, "You made no prediction, and here it could not be measured."),
-    (2, None, "You predicted 2.00×; here it could not be measured."),
+    (2, None, "You predicted 2×; here it could not be measured."),
     ("two", 3.0, "Your prediction, 'two', is no number; it is 3.00×."),
 ])  # fmt: skip
 def test_a_prediction_is_answered_and_none_is_said_kindly(mine, measured, said, capsys):

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import timing
+from helpers.confidence import geometric
+from helpers.timing.comparison import conclusion, limits
 
 
 def run_at(images_per_second):
@@ -114,3 +116,12 @@ def test_the_table_has_a_row_for_every_variant():
     assert table.loc["b", "images/s"] == "225"
     assert table.loc["b", "ratio"] == "2.05×"
     assert table.loc["a", ["ratio", "its 95% interval"]].tolist() == ["1×", ""]
+
+
+def test_rounds_that_differ_wildly_give_no_interval_instead_of_a_senseless_one():
+    verdict = conclusion(geometric([0.01, 40.0]))
+    assert (
+        verdict == "too noisy to say (2 rounds, too different for an interval); take more rounds, or a quieter machine"
+    )
+    assert limits(geometric([0.01, 40.0])) == "unknown"
+    assert limits(geometric([1.0, 1.0])) == "1.00 – 1.00"
