@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,8 @@ for name in list(os.environ):
         del os.environ[name]
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as nohup leaves it, for all processes that are started here
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from support.notebooks import NOTEBOOKS, environment, nbval  # noqa: E402
 
