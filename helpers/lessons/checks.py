@@ -241,7 +241,7 @@ def normalize(written: type[nn.Module]) -> str:
     _expect(isinstance(found, torch.Tensor), f"expected a tensor, found {type(found).__name__}.")
     _expect(found.dtype == torch.float32, f"expected float32, found {found.dtype}.")
     _expect(found.shape == images.shape, f"expected the shape {tuple(images.shape)}, found {tuple(found.shape)}.")
-    difference = float((found - expected).abs().max())
+    difference = float((found.detach() - expected).abs().max())
     _expect(difference < 1e-4, f"a number differs by {difference:.3g} from (pixel / 255 − mean) / std.")
     _expect(torch.equal(images, before), "the images that came in were changed.")
     _expect(not list(module.parameters()), "the mean and the standard deviation would be trained: they are parameters.")

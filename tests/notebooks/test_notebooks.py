@@ -96,6 +96,7 @@ def test_the_notebook_has_the_parts_that_every_notebook_has(path):
     assert [part for part in parts if part not in text] == []
     solutions = [cell for cell in cells if "solution" in cell.metadata.get("tags", [])]
     assert solutions and all(cell.metadata.jupyter.source_hidden for cell in solutions)
+    assert all(cell.source.startswith("# Solution\n") for cell in solutions)  # of a folded cell it is shown
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
