@@ -35,7 +35,7 @@ class Interval:
 
     @property
     def wide(self) -> bool:
-        """Whether its ends are a factor of a hundred or more apart, so that to print them would say nothing."""
+        """Of a value above 0: whether the ends are a factor of a hundred apart, so that to print them says nothing."""
         return self.highest >= 100 * self.lowest
 
 

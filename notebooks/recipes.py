@@ -147,7 +147,7 @@ class Packed(Dataset):
         return len(self.labels)
 
     def __getitems__(self, indices):  # a batch at once: give the loader collate_fn=as_it_is
-        images = np.load(self.path, mmap_mode="r")  # to map the file anew takes little, and workers need no open file
+        images = np.load(self.path, mmap_mode="r")  # mapped for each batch: no open file goes to a worker
         return torch.from_numpy(images[indices]), self.labels[indices]
 
 

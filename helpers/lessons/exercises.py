@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from helpers.simulate import SlowStorage
+from helpers.training.precision import FLOAT16
 from helpers.wording import digits
 
 
@@ -71,7 +72,7 @@ QUESTIONS = {
         lambda: 56 * 64, "Between the two lie all columns of one row, each with all its channels.", tolerance=0
     ),
     "largest factor": Question(
-        lambda largest: 2.0 ** math.floor(math.log2(65_504 / largest)),
+        lambda largest: 2.0 ** math.floor(math.log2(FLOAT16.largest / largest)),
         "Largest number / largest gradient, then down to a power of two: 2 ** floor(log2(…)).",
     ),
     "graph at most": Question(

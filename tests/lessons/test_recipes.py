@@ -187,9 +187,7 @@ def test_each_notebook_has_its_recipe_as_the_file_has_it():
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         for cell in nbformat.read(path, 4).cells:
             if "recipe" in cell.metadata.get("tags", []):
-                lines = cell.source.splitlines()
-                code = "\n".join(line for line in lines if not line.startswith(("import ", "from "))).strip()
-                of_notebooks[path.name[:2]] = code
+                (of_notebooks[path.name[:2]],) = re.findall(r"```python\n(.*?)\n```", cell.source, re.DOTALL)
     assert of_notebooks == sections()
     assert len(of_notebooks) == len(list(NOTEBOOKS.glob("*.ipynb"))) - 1  # the last one ends with the script
 
