@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
     diagnose = commands.add_parser("diagnose", help="say where the bottleneck is in each trace, and what to change")
     diagnose.add_argument("path", metavar="TRACE_OR_LOGDIR", help="a trace, the folder of a run, or a folder of runs")
-    exercise = commands.add_parser("exercise", help="write a training script with six faults, as in notebook 13")
+    exercise = commands.add_parser("exercise", help="write a training script with six faults, as in notebook 14")
     exercise.add_argument("--seed", type=int, required=True, help="any number; each stands for other faults")
     exercise.add_argument("--out", metavar="FILE", required=True, help="the script to write, such as train.py")
     grade = commands.add_parser("grade", help="time a fixed script of `exercise`, and check that it trains the same")

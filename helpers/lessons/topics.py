@@ -25,7 +25,7 @@ NOTEBOOKS = {
     "fewer launches": "11-fewer-launches",
     "fewer copies": "11-fewer-launches",
     "less work between launches": "11-fewer-launches",
-    "work between the operators": "13-your-own-code",
+    "work between the operators": "14-your-own-code",
     "overlapping communication with computation": "13-scale-out",
 }
 PLANNED = {"12-shards-and-streams", "13-scale-out"}  # not there yet, so nothing links to them

@@ -178,7 +178,7 @@ FAULTS = (
     Fault(
         "checkpoint in every step", "loop",
         "All weights are written to the disk after each batch; once an epoch suffices.",
-        "13-your-own-code", None,
+        "14-your-own-code", None,
         (
             (
                 "        torch.save(model.state_dict(), CHECKPOINT)\n",
@@ -215,7 +215,7 @@ FAULTS = (
     Fault(
         "histograms of all weights in every step", "loop",
         "All weights are copied to the host and counted after each batch; once an epoch suffices.",
-        "13-your-own-code", None,
+        "14-your-own-code", None,
         (
             ("    for epoch in range(epochs):\n", "    histograms = []\n    for epoch in range(epochs):\n"),
             (
