@@ -35,8 +35,9 @@ MAY_IMPORT = {
     "results": BASE | TOOLBOX | {"data", "simulate", "training", "loading"},
     "figures": BASE | TOOLBOX | {"data", "simulate", "training", "loading", "results"},
     "lessons": BASE | TOOLBOX | {"data", "simulate", "training", "loading", "results"},
+    "course": {"timing", "data", "training", "loading", "results", "lessons"},
 }
-ROOMS = BASE | {path.parent.name for path in HELPERS.glob("*/__init__.py")}
+ROOMS = BASE | {"course"} | {path.parent.name for path in HELPERS.glob("*/__init__.py")}
 
 
 def imported_rooms(source: str) -> list[tuple[int, str]]:
