@@ -1,8 +1,10 @@
-"""Where the course explains what the diagnosis advises: the notebook for each of its topics."""
+"""Where the course explains what the diagnosis advises: the notebook for each of its topics, and all on one page."""
 
 from __future__ import annotations
 
-from helpers import config
+from pathlib import Path
+
+from helpers import config, staging
 
 # By the topics of `diagnosis.Finding`
 NOTEBOOKS = {
@@ -41,3 +43,40 @@ def links(folder: str = "") -> dict[str, str]:
     """
     there = {path.stem for path in (config.PROJECT / "notebooks").glob("*.ipynb")}
     return {topic: f"{folder}{notebook}.ipynb" for topic, notebook in NOTEBOOKS.items() if notebook in there}
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<base href="{base}/">
+<title>Where is the bottleneck?</title>
+<style>
+@page {{size: A4; margin: 1cm}}
+body {{font: 13px sans-serif}}
+.anchor-link {{display: none}}
+table {{border-collapse: collapse}}
+td, th {{border: 1px solid; padding: 3px 6px; text-align: left}}
+</style>
+{body}
+</html>
+"""
+
+
+def checklist() -> str:
+    """Return the course's checklist, in Markdown: what is seen, what to look at, what to do, and the notebook."""
+    return (config.PROJECT / "notebooks" / "checklist.md").read_text(encoding="utf-8")
+
+
+def write_checklist(path: Path) -> None:
+    """Write the checklist as an HTML page of one sheet; its links lead to the notebooks of this clone.
+
+    Parameters
+    ----------
+    path : Path
+        The page; its folder is made if needed.
+    """
+    from nbconvert.filters import markdown2html  # takes a second, which `diagnose` need not wait
+
+    base = (config.PROJECT / "notebooks").as_uri()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging.write(path, _PAGE.format(base=base, body=markdown2html(checklist())))
