@@ -1,16 +1,9 @@
-"""The notebooks of the diagnosis' topics, and the checklist as a page."""
+"""The checklist as a page. (The topics themselves: tests/diagnosis/test_diagnosis.py.)"""
 
 import re
 
 from helpers import config
 from helpers.lessons import topics
-
-
-def test_each_notebook_that_exists_is_linked_and_no_other():
-    linked = {link.removesuffix(".ipynb") for link in topics.links().values()}
-    named = set(topics.NOTEBOOKS.values())
-    assert linked == {name for name in named if (config.PROJECT / "notebooks" / f"{name}.ipynb").exists()}
-    assert named - linked <= topics.PLANNED
 
 
 def test_the_checklist_is_a_page_whose_links_lead_to_the_notebooks(tmp_path):
