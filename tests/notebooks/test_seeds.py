@@ -1,4 +1,4 @@
-"""A control that must fail does so by a wide margin, whatever the seed; and the variants that are right hold as well."""
+"""A control that must fail does so by a wide margin, whatever the seed, and the right variants hold as well."""
 
 import os
 

@@ -1,11 +1,10 @@
-"""Run the experiment of a notebook that must fail for one of its variants, with several seeds: the notebook's own cells.
+"""Run a notebook's experiment with a control that must fail, with several seeds: the notebook's own cells.
 
 As a script: ``python -m support.seeds NOTEBOOK SEED…`` prints a line of JSON for each assertion and seed.
 """
 
 import ast
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,6 +74,5 @@ def _run(notebook: Path, seeds: list[int]) -> Iterator[dict]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.getcwd())
     for each in _run(Path(sys.argv[1]), [int(seed) for seed in sys.argv[2:]]):
         print(json.dumps(each), flush=True)
