@@ -236,7 +236,7 @@ def _span(parts: Iterable[dict]) -> Span:
     columns, launches, memory, head, counts = defaultdict(list), defaultdict(list), defaultdict(list), {}, Counter()
     for part in parts:
         head |= {key: part[key] for key in ("deviceProperties", "distributedInfo", *SETTINGS) if key in part}
-        counts.update([str(each.get("cat")) for each in part["traceEvents"]])
+        counts.update([each.get("cat") for each in part["traceEvents"]])
         events = [each for each in part["traceEvents"] if each.get("ph") == "X" and each.get("cat") in CLASSIFIERS]
         try:
             arrays = _arrays(events, keys, threads)
@@ -259,16 +259,22 @@ def _span(parts: Iterable[dict]) -> Span:
         tuple(_read_only(dict(device)) for device in head.get("deviceProperties") or ()),
         (head.get("distributedInfo") or {}).get("rank"),
         frozenset(name for name in SETTINGS if head.get(name) == 1),
-        _read_only(counts),
+        _read_only(Counter({str(category): count for category, count in counts.items()})),
     )
 
 
 def _collect(columns: dict[str, list], events: list[dict], keys: dict[str, str]) -> None:
     """Append to each column what stands in the events' arguments, and to "start" when they began."""
+    if not events:
+        return
     arguments = [event.get("args") or {} for event in events]
     columns["start"] += [event["ts"] for event in events]
-    for name, key in keys.items():
-        columns[name] += [each.get(key) for each in arguments]
+    try:
+        found = zip(*map(itemgetter(*keys.values()), arguments), strict=True)
+    except KeyError:  # by a version of the profiler, or for a device, without some of them
+        found = ([each.get(key) for each in arguments] for key in keys.values())
+    for name, values in zip(keys, found, strict=True):
+        columns[name] += values
 
 
 def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[str, np.ndarray]:
