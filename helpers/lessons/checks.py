@@ -7,14 +7,15 @@ solution.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import itertools
 import pickle
-import statistics
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +25,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from helpers.wording import counted, milliseconds
 
@@ -96,19 +97,92 @@ def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4)
 
 
 class _Slow(Dataset):
-    """Items that take a while; the first one much longer, as the first of a loader does."""
+    """Items that take a while."""
 
-    def __init__(self, seconds: float, first: float = 0.0):
-        self.seconds, self.first, self.taken = seconds, first, []
+    def __init__(self, seconds: float):
+        self.seconds, self.taken = seconds, 0
 
     def __len__(self) -> int:
         return 10_000
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        start = time.perf_counter()
-        time.sleep(self.seconds if self.taken else self.seconds + self.first)
-        self.taken.append(time.perf_counter() - start)
+        time.sleep(self.seconds)
+        self.taken += 1
         return torch.zeros(3), torch.tensor(0)
+
+
+class _Clock:
+    """A simulated clock: it goes on only when something is said to take time, so no answer depends on this machine."""
+
+    def __init__(self) -> None:
+        self.now, self.looks = 0.0, 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.now
+
+
+class _Waits:
+    """A loader of numbered batches, each with a wait of its own, in milliseconds."""
+
+    def __init__(self, clock: _Clock, waits: Sequence[float]):
+        self.clock, self.waits = clock, waits
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for number, wait in enumerate(self.waits):
+            self.clock.now += wait / 1e3
+            yield torch.full((4, 3), float(number)), torch.full((4,), number)
+
+
+class _Machine:
+    """A machine on which a loop takes known times, while what else it does changes.
+
+    Parameters
+    ----------
+    ms : dict of int to float
+        Of a step of the loop, for each number of workers.
+    slower : range
+        Among all batches, of whatever loader, those that take three times as long, since others are at work.
+    """
+
+    START, STEP, AHEAD = 0.3, 1.0, 2  # seconds for each worker; ms of a step; batches ready for each worker
+
+    def __init__(self, ms: dict[int, float], slower: range = range(0)):
+        self.ms, self.slower, self.clock = ms, slower, _Clock()
+        self.taken: list[int] = []  # for each batch: the workers of its loader
+        self.steps = 0
+
+    def new_loader(self, workers: int) -> _Simulated:
+        if workers not in self.ms:
+            raise Wrong(f"expected one of the numbers {sorted(self.ms)}, found a loader of {workers!r}.")
+        return _Simulated(self, workers)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self.steps += 1
+        self.clock.now += self.STEP / 1e3
+
+    def turns(self) -> list[int]:
+        """Return the loaders' workers in the order in which they were timed."""
+        return [workers for workers, _ in itertools.groupby(self.taken)]
+
+
+class _Simulated:
+    """A loader of a simulated machine."""
+
+    def __init__(self, machine: _Machine, workers: int):
+        self.machine, self.num_workers = machine, workers
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        machine, workers, batch = self.machine, self.num_workers, (torch.zeros(4, 3), torch.zeros(4))
+        for number in range(len(self)):
+            waits = 0.0 if 0 < number <= machine.AHEAD * workers else (machine.ms[workers] - machine.STEP) / 1e3
+            waits *= 3 if len(machine.taken) in machine.slower else 1
+            machine.clock.now += waits + (machine.START * workers if number == 0 else 0)
+            machine.taken.append(workers)
+            yield batch
 
 
 def _network() -> nn.Sequential:
@@ -155,7 +229,7 @@ def items_per_second(written: Callable[[Dataset, int], float]) -> str:
     found = written(dataset, 50)
     seconds = time.perf_counter() - start
     _expect(isinstance(found, (int, float)), f"expected a number, found {found!r}.")
-    _expect(len(dataset.taken) == 50, f"expected 50 items to be read, found {counted(len(dataset.taken), 'item')}.")
+    _expect(dataset.taken == 50, f"expected 50 items to be read, found {counted(dataset.taken, 'item')}.")
     expected = 50 / seconds
     close = abs(found - expected) <= CLOCKS_AGREE * expected
     _expect(close, f"50 items took {seconds:.2f} s, so expected {expected:.0f} items/s, found {found:.4g}.")
@@ -183,76 +257,117 @@ def train_step(written: Callable) -> str:
 
 
 @_answered
-def two_clocks(written: Callable) -> str:
-    """Notebook 02: ``written(loader, step)`` returns the seconds of loading alone and of compute alone, for a step."""
-    dataset, computed = _Slow(0.006, first=0.3), []
+def host_waits(written: Callable) -> str:
+    """Notebook 02: ``written(loader, step, clock)`` loops, and returns the share of the time in which it waits."""
+    clock, waits, steps, taken = _Clock(), [900, 4, 4, 40, 4, 4, 40, 4], [200, 20, 20, 20, 40, 20, 20, 20], []
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> None:
-        start = time.perf_counter()
-        time.sleep(0.012 if computed else 0.3)  # the first step prepares, as on a GPU
-        computed.append(time.perf_counter() - start)
+        taken.append(int(labels[0]) if torch.is_tensor(labels) else labels)
+        clock.now += steps[len(taken) - 1] / 1e3
 
-    found = written(DataLoader(dataset, batch_size=1), step)
+    found = written(_Waits(clock, waits), step, clock)
+    _expect(taken == list(range(len(waits))), f"expected a step with each of {len(waits)} batches, found {taken}.")
+    _expect(isinstance(found, (int, float)), f"expected a share, a number from 0 to 1, found {found!r}.")
+    _expect(clock.looks > 0, "nobody looked at the clock that was given.")
+    expected = sum(waits[1:]) / (sum(waits[1:]) + sum(steps[1:]))
+    close = abs(found - expected) < 1e-6
     _expect(
-        isinstance(found, Sequence) and len(found) == 2, f"expected two numbers, loading and compute, found {found!r}."
+        close,
+        f"after the first step the loop waited for {sum(waits[1:])} ms and stepped for {sum(steps[1:])} ms; before it, "
+        f"it waited for {waits[0]} ms. Expected a share of {expected:.3f}, found {found:.3f}.",
     )
-    _expect(len(dataset.taken) > 5, f"expected some batches to be loaded, found {len(dataset.taken)}.")
-    _expect(len(computed) > 5, f"expected some steps to be computed, found {len(computed)}.")
-    for name, seconds, taken in zip(("loading", "compute"), found, (dataset.taken, computed), strict=True):
-        expected = statistics.mean(taken[1:])
-        close = abs(seconds - expected) <= CLOCKS_AGREE * expected
+    return f"the host waits for {found:.0%} of the time, once the loop is running."
+
+
+@_answered
+def best_workers(written: Callable) -> str:
+    """Notebook 03: ``written(new_loader, step, candidates, clock)`` returns the best number of workers."""
+    quiet, other = {0: 20.0, 1: 16.0, 2: 8.0, 4: 12.0}, {0: 20.0, 1: 8.0, 2: 12.0, 4: 15.0}
+    for title, machine in (
+        ("a quiet machine", _Machine(quiet)),
+        ("a machine on which others begin to work meanwhile", _Machine(quiet, range(110, 1_000_000))),
+        ("a machine on which others end their work meanwhile", _Machine(other, range(195))),
+    ):
+        candidates = list(machine.ms)
+        found = written(machine.new_loader, machine.step, candidates, machine.clock)
+        timed = {workers: machine.taken.count(workers) for workers in candidates}
+        _expect(machine.clock.looks > 0, "nobody looked at the clock that was given.")
         _expect(
-            close,
-            f"expected {milliseconds(expected * 1e3)} for {name} alone, found {milliseconds(seconds * 1e3)} a step. "
-            "The first of each takes 300 ms longer, and the other clock's work must not be in between.",
+            min(timed.values()) >= 50,
+            f"expected 5 rounds of 10 batches for each number, found {timed[min(timed, key=timed.get)]} batches "
+            f"for {counted(min(timed, key=timed.get), 'worker')}.",
         )
-    return f"loading {milliseconds(found[0] * 1e3)}, compute {milliseconds(found[1] * 1e3)} a step."
+        _expect(
+            2 * machine.steps >= len(machine.taken),
+            f"expected a step with each batch, found {machine.steps} for {len(machine.taken)} batches.",
+        )
+        turns = machine.turns()
+        _expect(
+            len(turns) >= 3 * len(candidates),
+            f"expected rounds, in each of which all numbers have their turn. Found the order {_listed(turns)}: what "
+            "others do on the machine meanwhile then affects one number and not the next.",
+        )
+        _expect(found in candidates, f"expected one of the candidates {candidates}, found {found!r}.")
+        best = min(machine.ms, key=machine.ms.get)
+        _expect(
+            found == best,
+            f"{title}: expected {best}, found {found!r}. There a loader's first batch takes {machine.START} s for each "
+            f"worker that starts, and {machine.AHEAD} batches for each worker are then ready at once: none of these "
+            "says how fast the loop will be.",
+        )
+    return "the best number on three machines, also while others begin or end their work there."
+
+
+def _listed(numbers: Sequence[int], most: int = 8) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
+
+
+class _BrightAtLast:
+    """Three batches of bytes, the last one smaller and brighter; it notes how many are in memory at once."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        drawn, alive = torch.Generator().manual_seed(0), weakref.WeakSet()
+        for count, darkest in ((50, 0), (50, 20), (7, 180)):
+            images = torch.randint(darkest, 256, (count, 3, 8, 6), dtype=torch.uint8, generator=drawn)
+            images[:, 1] //= 2  # the channels differ
+            images[:, 2] = 255 - images[:, 2] // 4
+            alive.add(images)
+            self.most = max(self.most, len(alive))
+            yield images, torch.zeros(count, dtype=torch.int64)
+            del images
 
 
 @_answered
-def new_loader(written: Callable[[Dataset], DataLoader]) -> str:
-    """Notebook 03: ``written(dataset)`` returns the loader that the notebook asks for."""
-    dataset = TensorDataset(torch.arange(300))
-    loader = written(dataset)
-    _expect(isinstance(loader, DataLoader), f"expected a DataLoader, found {type(loader).__name__}.")
-    asked = {
-        "num_workers": 2,
-        "prefetch_factor": 4,
-        "persistent_workers": True,
-        "pin_memory": torch.cuda.is_available(),
-    }
-    found = {name: getattr(loader, name) for name in asked}
-    wrong = {name: value for name, value in found.items() if value != asked[name]}
-    _expect(not wrong, "; ".join(f"{name}: found {value}" for name, value in wrong.items()) + ".")
-    epochs = [[batch.tolist() for (batch,) in loader] for _ in range(2)]
-    sizes = {len(batch) for batch in epochs[0]}
-    _expect(sizes == {128}, f"expected batches of 128 images only, found sizes {sorted(sizes)}.")
-    seen = set(itertools.chain(*epochs[0]))
-    _expect(len(seen) == 256, f"expected 256 different images in an epoch, found {len(seen)}.")
-    _expect(epochs[0] != epochs[1], "two epochs had the same order.")
-    return "two epochs in different orders, from workers that stay."
+def mean_and_std(written: Callable) -> str:
+    """Notebook 04: ``written(loader)`` returns each channel's mean and standard deviation of all bytes, from 0 to 1."""
+    pixels = torch.cat([images for images, _ in _BrightAtLast()]).double() / 255
+    expected = pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3), correction=0)
+    loader = _BrightAtLast()
+    found = written(loader)
+    _expect(
+        isinstance(found, Sequence) and len(found) == 2,
+        f"expected the mean and the standard deviation, found {type(found).__name__}.",
+    )
+    for name, mine, right in zip(("mean", "standard deviation"), found, expected, strict=True):
+        mine = torch.as_tensor(mine, dtype=torch.float64).flatten()
+        _expect(len(mine) == 3, f"expected a {name} for each of 3 channels, found {counted(len(mine), 'number')}.")
+        _expect(
+            bool((mine - right).abs().max() < 1e-3),
+            f"expected a {name} of {_three(right)}, found {_three(mine)}. Each pixel counts alike, and the last batch "
+            "has fewer; bytes go from 0 to 255, and their squares do not fit into bytes.",
+        )
+    _expect(
+        loader.most <= 2,
+        f"{loader.most} of 3 batches were in memory at once; those of a whole dataset may not fit.",
+    )
+    return f"mean {_three(found[0])}, standard deviation {_three(found[1])}, with one batch in memory at a time."
 
 
-@_answered
-def normalize(written: type[nn.Module]) -> str:
-    """Notebook 04: ``written(mean, std)`` is a module that normalizes a batch of bytes, and has buffers."""
-    mean, std = (0.5, 0.25, 0.125), (0.5, 0.25, 0.2)
-    module = written(mean, std)
-    images = torch.randint(256, (4, 3, 5, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    before, found = images.clone(), module(images)
-    shape = (1, 3, 1, 1)
-    expected = (images / 255 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
-    _expect(isinstance(found, torch.Tensor), f"expected a tensor, found {type(found).__name__}.")
-    _expect(found.dtype == torch.float32, f"expected float32, found {found.dtype}.")
-    _expect(found.shape == images.shape, f"expected the shape {tuple(images.shape)}, found {tuple(found.shape)}.")
-    difference = float((found.detach() - expected).abs().max())
-    _expect(difference < 1e-4, f"a number differs by {difference:.3g} from (pixel / 255 − mean) / std.")
-    _expect(torch.equal(images, before), "the images that came in were changed.")
-    _expect(not list(module.parameters()), "the mean and the standard deviation would be trained: they are parameters.")
-    _expect(len(module.state_dict()) >= 2, "the mean and the standard deviation are not saved with the weights.")
-    moved = {name: each.dtype for name, each in module.double().state_dict().items()}
-    _expect(set(moved.values()) == {torch.float64}, "what is in the module does not move with it.")
-    return "normalized as expected, saved with the weights, not trained."
+def _three(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{float(each):.4f}" for each in numbers)
 
 
 @_answered
@@ -427,53 +542,105 @@ def mean_loss(written: Callable) -> str:
     return "six steps, and the host waited once."
 
 
+class _Copies(TorchDispatchMode):
+    """Notes the operators that copy a tensor of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None):
+        result, name = function(*args, **(kwargs or {})), str(function).split(".")[1]
+        if name in ("clone", "copy_", "_to_copy", "contiguous") and torch.is_tensor(result) and result.dim() == 4:
+            self.found.append(f"aten::{name}")
+        return result
+
+
 @_answered
-def channels_last_step(written: Callable) -> str:
-    """Notebook 09: ``written(model, optimizer, images, labels)`` trains in channels_last, whatever comes in."""
-    (mine, my_optimizer), (right, optimizer) = _new_training(), _new_training()
-    seen = []
-    mine[0].register_forward_pre_hook(lambda layer, inputs: seen.append((layer.weight, inputs[0])))
-    for batch in _batches(2):
-        loss, expected = written(mine, my_optimizer, *batch), _expected_step(right, optimizer, *batch)
-        _expect(seen, "the model was not called.")
-        for what, tensor in zip(("weights of the first layer", "images"), seen[-1], strict=True):
-            _expect(
-                tensor.is_contiguous(memory_format=torch.channels_last),
-                f"expected the {what} in channels_last, found the strides {tensor.stride()} of {tuple(tensor.shape)}.",
-            )
-        _expect(isinstance(loss, torch.Tensor), f"expected the loss as a tensor, found {type(loss).__name__}.")
+def channel_norm(written: Callable) -> str:
+    """Notebook 09: ``written(images, weight, bias)`` normalizes the channels of each pixel, and keeps channels_last."""
+    drawn = torch.Generator().manual_seed(0)
+    images = torch.rand(2, 6, 4, 5, generator=drawn)
+    weight, bias = (torch.rand(6, generator=drawn).requires_grad_() for _ in range(2))
+    mean, variance = images.mean(1, keepdim=True), images.var(1, keepdim=True, correction=0)
+    scaled = (images - mean) / (variance + 1e-5).sqrt()
+    expected = scaled * weight.detach().view(1, -1, 1, 1) + bias.detach().view(1, -1, 1, 1)
+    last = images.contiguous(memory_format=torch.channels_last)
+    with _Copies() as copies:
+        found = written(last, weight, bias)
+    for title, result in (("channels_last", found), ("contiguous", written(images, weight, bias))):
+        _expect(isinstance(result, torch.Tensor), f"expected a tensor, found {type(result).__name__}.")
         _expect(
-            _close(loss.detach(), expected, 1e-3), f"expected a loss of {expected:.4f}, found {float(loss):.4f} nats."
+            result.shape == images.shape,
+            f"expected the shape {tuple(images.shape)}, whatever the memory format, found {tuple(result.shape)}.",
         )
-    difference = _largest_difference(mine, right)
-    _expect(difference < 1e-3, f"a weight differs by {difference:.2g} from what it is without channels_last.")
-    return "weights and images are in channels_last, and the network learns the same."
+        difference = float((result.detach() - expected).abs().max())
+        _expect(
+            difference < 1e-2,
+            f"images in {title}: a number differs by {difference:.2g}. Expected the mean 0 and the variance 1 over the "
+            "6 channels of each pixel, times the weight of the channel, plus its bias.",
+        )
+    _expect(
+        found.is_contiguous(memory_format=torch.channels_last),
+        f"channels_last came in, with the strides {last.stride()}; out came {found.stride()}.",
+    )
+    _expect(
+        not copies.found,
+        f"the result is in channels_last, but images were copied on the way: {', '.join(copies.found)}.",
+    )
+    found.sum().backward()
+    _expect(weight.grad is not None and bias.grad is not None, "weight and bias would not learn: no gradient arrives.")
+    return "the same numbers, in channels_last, and nothing was copied."
 
 
 @_answered
-def mixed_step(written: Callable) -> str:
-    """Notebook 10: ``written(model, optimizer, scaler, images, labels)`` trains in bfloat16, clipped to 0.1."""
+def accumulated_step(written: Callable) -> str:
+    """Notebook 10: ``written(model, optimizer, scaler, parts, largest_norm)`` is one step with a batch in parts."""
     (mine, my_optimizer), (right, optimizer) = _new_training(), _new_training()
-    scaler, factor = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2), 1024.0
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
     types = []
     mine[0].register_forward_hook(lambda layer, inputs, output: types.append(output.dtype))
-    for batch in _batches(4):
-        written(mine, my_optimizer, scaler, *batch)
-        _expect(types, "the model was not called.")
+    for title, parts, largest_norm in (
+        ("the first step", _parts(), 1e6), ("the second step", _parts(), 1e6), ("clipped to 0.1", _parts(), 0.1),
+        ("with an infinite gradient", _parts(infinite=True), 0.1), ("after a skipped step", _parts(), 1e6),
+    ):  # fmt: skip
+        right.load_state_dict(mine.state_dict())  # each step by itself
+        before, factor = copy.deepcopy(right), scaler.get_scale()
+        written(mine, my_optimizer, scaler, parts, largest_norm)
+        _expect(len(types) > 0, "the model was not called.")
         _expect(types[-1] == torch.bfloat16, f"expected the first layer to give bfloat16, found {types[-1]}.")
-        loss = nn.functional.cross_entropy(right(batch[0]), batch[1])
-        loss.backward()
-        nn.utils.clip_grad_norm_(right.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
-    difference, moved = _largest_difference(mine, right), _largest_difference(right, _network())
-    _expect(
-        difference < moved / 5,
-        f"in four steps a weight moves by up to {moved:.2g}; yours differ from those expected by {difference:.2g}. "
-        "Are the gradients cleared, and divided by the factor before they are clipped to a norm of 0.1?",
-    )
-    _expect(scaler.get_scale() > factor, "the scaler does not look for a better factor: nobody calls its update().")
-    return "four steps in bfloat16, scaled, clipped, and the scaler goes on looking."
+        _expect(
+            all(bool(weight.isfinite().all()) for weight in mine.parameters()),
+            f"{title}: weights became infinite or nan. The scaler takes the step: it looks at the gradients first.",
+        )
+        images, labels = map(torch.cat, zip(*parts, strict=True))
+        skipped = not bool(images.isfinite().all())
+        if not skipped:
+            nn.functional.cross_entropy(right(images), labels).backward()
+            nn.utils.clip_grad_norm_(right.parameters(), largest_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        moved, difference = _largest_difference(right, before), _largest_difference(mine, right)
+        _expect(
+            difference <= moved / 10,
+            f"{title}: with the whole batch a weight moves by up to {moved:.2g}; yours differ from that by "
+            f"{difference:.2g}. Each image counts alike, and parts differ in size; gradients are clipped without the "
+            "scaler's factor; a step begins with no gradients.",
+        )
+        _expect(
+            not skipped or scaler.get_scale() < factor,
+            "a step was skipped, and the scaler's factor is what it was: nobody calls its update().",
+        )
+    return "the step of the whole batch, clipped or not, and a skipped step does no harm."
+
+
+def _parts(infinite: bool = False) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return a batch in three parts, the last one smaller, brighter and of one class."""
+    (first, second, last) = _batches(3)
+    parts = [first, second, (4 * last[0][:2], torch.full((2,), 3))]
+    if infinite:
+        parts[1] = (second[0].clone().fill_(torch.inf), second[1])
+    return parts
 
 
 class _Products(TorchDispatchMode):
