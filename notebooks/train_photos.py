@@ -2,13 +2,10 @@
 
     python train_photos.py PHOTOS PACKED [--epochs 10] [--batch 64] [--lr 0.05] [--workers 0 1 2 4]
 
-PHOTOS holds train/CLASS/*.jpg and val/CLASS/*.jpg. PACKED is a folder on a fast disk, filled once, with 196 kB for each
-photo: more than its JPEG takes, but nothing is left to decode.
+PHOTOS holds train/CLASS/*.jpg and val/CLASS/*.jpg. PACKED, on a fast disk, is filled once, with 196 kB for each photo.
 """
 
 import argparse
-import random
-import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,19 +20,21 @@ STORED, SIDE, SEED = 256, 224, 2021  # pixels of a packed photo, pixels of what 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def pack(photos, classes, packed):
+def pack(paths, labels, packed):
     """Decode and resize each photo once, on all cores, into one file that is an array."""
-    paths = sorted(path for path in photos.glob("*/*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     started = packed.with_suffix(".started")
     images = np.lib.format.open_memmap(started, "w+", np.uint8, (len(paths), 3, STORED, STORED))
 
     def place(number):
-        images[number] = np.asarray(recipes.resize(paths[number], STORED)).transpose(2, 0, 1)
+        try:
+            images[number] = np.asarray(recipes.resize(paths[number], STORED)).transpose(2, 0, 1)
+        except (OSError, SyntaxError, ValueError) as error:  # as Pillow reports damage
+            raise OSError(f"{paths[number]}: expected a photo, but: {error}. Remove or replace it") from error
 
     with ThreadPoolExecutor() as threads:
         list(threads.map(place, range(len(paths))))
     images.flush()
-    np.save(packed.with_suffix(".labels.npy"), [classes.index(path.parent.name) for path in paths])
+    np.save(packed.with_suffix(".labels.npy"), labels)
     started.rename(packed)  # so that a run that was killed leaves no half of a pack under this name
 
 
@@ -97,9 +96,9 @@ def faster_type(types, batch, rounds=3):
         return "float32"
     times = {name: [] for name in types}
     for _ in range(rounds):
-        for name in random.sample(list(types), len(types)):
+        for name in np.random.permutation(list(types)):
             times[name].append(recipes.milliseconds(lambda: types[name](*batch), repeats=5, warmup=1))
-    return min(times, key=lambda name: statistics.geometric_mean(times[name]))
+    return min(times, key=lambda name: sum(times[name]))
 
 
 def main():
@@ -111,27 +110,29 @@ def main():
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4], help="to try; one is taken as it is")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # TF32, where there is a GPU that has it
-
     options.packed.mkdir(parents=True, exist_ok=True)
     classes = sorted(folder.name for folder in (options.photos / "train").iterdir() if folder.is_dir())
     data = {}
-    for part in ("train", "val"):
-        packed = options.packed / f"{part}.npy"
+    for part, least in (("train", options.batch), ("val", 1)):
+        packed, folder = options.packed / f"{part}.npy", options.photos / part
+        paths = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+        found = len(np.load(packed, mmap_mode="r")) if packed.exists() else len(paths)
+        if others := {path.parent.name for path in paths} - set(classes):
+            parser.error(f"{folder}: expected the classes of train, found others: {sorted(others)}. Rename them")
+        if found < least:
+            parser.error(f"{folder}: expected {least} or more photos, found {found}. Add some, or lower --batch")
         if not packed.exists():
-            pack(options.photos / part, classes, packed)
+            pack(paths, [classes.index(path.parent.name) for path in paths], packed)
         data[part] = Photos(packed, training=part == "train")
 
-    def loader_of(workers, part="train"):
-        training = part == "train"
-        return recipes.loader_of(data[part], options.batch, workers, training, collate_fn=recipes.as_it_is)
+    def loader(workers, part="train"):
+        return recipes.loader_of(data[part], options.batch, workers, part == "train", collate_fn=recipes.as_it_is)
 
     types = {name: Training(len(classes), options.lr, name) for name in ("float32", "bfloat16")}
-    name = faster_type(types, next(iter(loader_of(0))))
-    workers = options.workers[0]
-    if len(options.workers) > 1:
-        workers = recipes.best_workers(loader_of, types[name], options.workers)
+    name = faster_type(types, next(iter(loader(0))))
+    workers = recipes.best_workers(loader, types[name], options.workers) if options.workers[1:] else options.workers[0]
     print(f"From here on: {name}, {workers} workers")
-    train, val = loader_of(workers), loader_of(workers, "val")
+    train, val = loader(workers), loader(workers, "val")
     step = Training(len(classes), options.lr, name)  # anew: the trials have trained theirs
     plan = torch.optim.lr_scheduler.CosineAnnealingLR(step.optimizer, options.epochs)
     for epoch in range(options.epochs):

@@ -107,9 +107,10 @@ def test_what_was_packed_is_read_back_by_workers_that_are_spawned(recipes, tmp_p
     np.testing.assert_array_equal(read, images.transpose(0, 3, 1, 2))
 
 
-def test_the_script_packs_each_photo_as_it_is_resized_with_the_classes_of_the_training(script, tmp_path):
+def test_the_script_packs_each_photo_as_it_is_resized_with_its_label(script, tmp_path):
     write_photos(tmp_path / "val", ["cat"], 2)
-    script.pack(tmp_path / "val", ["ant", "cat"], tmp_path / "val.npy")
+    paths = [tmp_path / "val" / "cat" / f"{number}.png" for number in range(2)]
+    script.pack(paths, [1, 1], tmp_path / "val.npy")
     images = np.load(tmp_path / "val.npy")
     with Image.open(tmp_path / "val" / "cat" / "1.png") as photo:
         expected = np.asarray(ImageOps.fit(photo, (40, 40), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
@@ -117,12 +118,35 @@ def test_the_script_packs_each_photo_as_it_is_resized_with_the_classes_of_the_tr
     assert np.load(tmp_path / "val.labels.npy").tolist() == [1, 1]
 
 
-def test_a_pack_that_was_broken_off_is_made_anew(script, tmp_path):
+def test_a_pack_that_was_broken_off_is_made_anew_and_the_photo_is_named(script, tmp_path):
     write_photos(tmp_path / "train", ["ant"], 3)
-    (tmp_path / "train" / "ant" / "2.png").write_bytes(b"no photo")
-    with pytest.raises(OSError, match="cannot identify"):
-        script.pack(tmp_path / "train", ["ant"], tmp_path / "train.npy")
+    paths = sorted((tmp_path / "train" / "ant").iterdir())
+    paths[2].write_bytes(b"no photo")
+    with pytest.raises(OSError, match=re.escape(f"{paths[2]}: expected a photo, but: cannot identify")):
+        script.pack(paths, [0, 0, 0], tmp_path / "train.npy")
+    paths[2].write_bytes(paths[1].read_bytes()[:-40])
+    with pytest.raises(OSError, match=re.escape(f"{paths[2]}: expected a photo, but: ") + ".*truncated"):
+        script.pack(paths, [0, 0, 0], tmp_path / "train.npy")
     assert not (tmp_path / "train.npy").exists()
+
+
+@pytest.mark.parametrize(("classes", "packed", "said"), [
+    (("ant", "bee"), False, "train: expected 8 or more photos, found 6. Add some, or lower --batch"),
+    (("ant", "bee"), True, "train: expected 8 or more photos, found 6. Add some, or lower --batch"),
+    (("dog", "cat"), False, "val: expected the classes of train, found others: ['dog']. Rename them"),
+    ((), False, "val: expected 1 or more photos, found 0."),
+])  # fmt: skip
+def test_the_script_says_which_photos_are_missing(classes, packed, said, script, tmp_path, monkeypatch, capsys):
+    """Fewer photos than a batch make no step, and a loop over endless epochs would never end."""
+    write_photos(tmp_path / "train", ["ant", "bee", "cat"], 2 if "bee" in classes else 4)
+    write_photos(tmp_path / "val", classes, 1)
+    if packed:
+        (tmp_path / "packed").mkdir()
+        np.save(tmp_path / "packed" / "train.npy", np.zeros((6, 3, 40, 40), np.uint8))
+    monkeypatch.setattr(sys, "argv", ["train_photos.py", str(tmp_path), str(tmp_path / "packed"), "--batch", "8"])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert said in capsys.readouterr().err
 
 
 @pytest.fixture
