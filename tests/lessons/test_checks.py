@@ -187,6 +187,53 @@ def test_the_solution_of_the_notebook_is_right_and_its_placeholder_none(number, 
     assert capsys.readouterr().out.startswith("Right: ")
 
 
+OTHERS = {  # right, and written in another way than the solution
+    "03": """
+def best_workers(new_loader, step, candidates, clock):
+    running = {workers: iter(new_loader(workers)) for workers in candidates}
+    seconds = dict.fromkeys(candidates, 0)
+    for number in range(7):
+        for workers, batches in running.items():
+            start = clock()
+            for _ in range(10):
+                step(*next(batches))
+            seconds[workers] += clock() - start if number > 1 else 0
+    return min(seconds, key=seconds.get)
+""",
+    "04": """
+def mean_and_std(loader):
+    count = sum(images[:, 0].numel() for images, labels in loader)
+    mean = sum(images.float().sum((0, 2, 3)) for images, labels in loader) / count
+    squares = sum(((images - mean.view(3, 1, 1)) ** 2).sum((0, 2, 3)) for images, labels in loader)
+    return (mean / 255).tolist(), ((squares / count) ** 0.5 / 255).tolist()
+""",
+    "09": """
+def channel_norm(images, weight, bias):
+    images = images - images.mean(1, keepdim=True)
+    images = images / (images.square().mean(1, keepdim=True) + 1e-6).sqrt()
+    return images * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
+""",
+    "10": """
+def accumulated_step(model, optimizer, scaler, parts, largest_norm):
+    count = sum(map(len, next(zip(*parts))))
+    for images, labels in parts:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(images)
+        scaler.scale(cross_entropy(logits.float(), labels, reduction="sum") / count).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=False)
+""",
+}
+
+
+@pytest.mark.parametrize("number", OTHERS)
+def test_another_way_that_is_right_is_accepted(number, tmp_path, capsys):
+    assert checked(number, OTHERS[number], tmp_path) is True, capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("text", "said"), [
     (None, "Nothing to check yet: there is no file"),
     ("class PackedImages(Dataset)", "Not yet: no PackedImages can be imported from written_06.py: SyntaxError"),
