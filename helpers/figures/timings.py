@@ -7,10 +7,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from helpers import timing
+from helpers import simulate, timing
 from helpers.figures.drawing import (
     BLACK,
     BLUE,
@@ -18,11 +21,13 @@ from helpers.figures.drawing import (
     GREEN,
     NEUTRAL,
     ORANGE,
+    PALE,
     PURPLE,
     Picture,
     tidy,
     write_source,
 )
+from helpers.wording import counted
 
 
 def comparison(result: timing.Comparison, source: str) -> Picture:
@@ -119,7 +124,7 @@ def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     Parameters
     ----------
     tables : mapping of str to DataFrame
-        As `timing.run_ahead` gives them, or a `simulate.SimulatedQueue`.
+        As `timing.run_ahead` gives them, or the ``ends`` of a `simulate.SimulatedRun`.
     source : str
     """
     figure = Figure(figsize=(7, 3), layout="constrained")
@@ -136,3 +141,67 @@ def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     tidy(axes)
     write_source(figure, source)
     return Picture(figure, f"Lines of how far the host is ahead of the device. {'; '.join(words)}. {source}.")
+
+
+OF_STEPS = (BLUE, ORANGE, GREEN)  # one after the other, so that a step can be followed from the host to the device
+OF_KINDS = {"copy": COLOURS["copy"], "loading": COLOURS["loading"], "wait": PALE}
+NAMES = {"copy": "copy of a batch", "loading": "loading", "wait": "the host waits"}
+
+
+def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Picture:
+    """Draw the time lines of simulated hosts and devices above each other, on one time axis.
+
+    The launches and kernels of a step have one colour, and a line goes from each launch to what it launched.
+
+    Parameters
+    ----------
+    runs : mapping of str to SimulatedRun
+        By their titles.
+    steps : int
+        How many to draw, from the first one on; the figures beside the titles are of the whole run.
+    """
+    lanes = [_lanes(run) for run in runs.values()]
+    figure = Figure(figsize=(8, 0.42 * sum(map(len, lanes)) + 0.5 * len(runs) + 1.1), layout="constrained")
+    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False, height_ratios=list(map(len, lanes)))[:, 0]
+    words = []
+    for axes, (title, run) in zip(panels, runs.items(), strict=True):
+        _draw_lines(axes, run, steps)
+        words.append(f"{title}: {run.step_us:,.0f} µs a step, kernels run for {run.utilization:.0%} of the time")
+        axes.set_title(words[-1], loc="left", fontsize=10)
+    axes.set(xlabel=f"simulated time in µs, the first {counted(steps, 'step')}")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlim(left=0)
+    kinds = {
+        kind: colour for kind, colour in OF_KINDS.items() if any(kind in set(r.spans["kind"]) for r in runs.values())
+    }
+    patches = [(OF_STEPS[0], "launches and kernels, a colour a step"), *((kinds[kind], NAMES[kind]) for kind in kinds)]
+    figure.legend(
+        handles=[Patch(facecolor=colour, edgecolor=BLACK, linewidth=0.4, label=name) for colour, name in patches],
+        loc="outside upper center", ncols=len(patches), frameon=False, fontsize=9,
+    )  # fmt: skip
+    source = "calculated, nothing ran: " + "; ".join(dict.fromkeys(str(run.device) for run in runs.values()))
+    write_source(figure, source)
+    return Picture(figure, f"Simulated time lines of host and device. {'; '.join(words)}. {source}.")
+
+
+def _lanes(run: simulate.SimulatedRun) -> list[str]:
+    """Return the time lines of a run from above: the host, then the streams."""
+    return sorted(set(run.spans["lane"]), key=lambda lane: (lane != "host", len(lane), lane))
+
+
+def _draw_lines(axes: Axes, run: simulate.SimulatedRun, steps: int) -> None:
+    lanes, spans = _lanes(run), run.spans[run.spans["step"] < steps]
+    launched = dict(zip(spans["launch"], spans["kind"], strict=True))  # the last of a number is on the device
+    ready = dict(zip(spans["launch"][::-1], spans["end"][::-1], strict=True))  # and the first one on the host
+    links = []
+    for span in spans.itertuples():
+        kind = launched[span.launch] if span.launch > 0 else span.kind
+        colour = OF_KINDS.get(kind, OF_STEPS[span.step % len(OF_STEPS)])
+        place, length, hatch = lanes.index(span.lane), span.end - span.start, "///" if kind == "wait" else None
+        axes.barh(place, length, 0.56, span.start, color=colour, edgecolor=BLACK, linewidth=0.4, hatch=hatch)
+        if span.lane != "host":
+            links.append([(ready[span.launch], 0.28), (span.start, place - 0.28)])
+    axes.add_collection(LineCollection(links, colors="0.35", linewidths=0.6, zorder=0.9))  # behind the bars
+    axes.set_yticks(range(len(lanes)), [lane if lane == "host" else f"device: {lane}" for lane in lanes])
+    axes.set_ylim(len(lanes) - 0.6, -0.4)
+    tidy(axes, "x")

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 from support import cuda_trace
 
-from helpers import figures, timing, traces
+from helpers import figures, simulate, timing, traces
 from helpers.results import scoreboard
 from helpers.training import roofline
 
@@ -102,6 +102,13 @@ PICTURES = {
     "run_ahead": lambda: figures.run_ahead(
         {"never asks": pd.DataFrame({"host": [8.0, 16.0], "device": [14.0, 23.0]})}, SOURCE
     ),
+    "time_lines": lambda: figures.time_lines(
+        {
+            "one stream": simulate.SimulatedDevice(kernels=3, copy_us=50).run(9),
+            "two streams": simulate.SimulatedDevice(kernels=3, copy_us=50, streams=2, asks=True).run(9),
+        },
+        steps=2,
+    ),
     "utilization": lambda: figures.utilization_and_efficiency([(0, 6, 0.1), (7, 9, 1.0)]),
 }
 
@@ -148,6 +155,33 @@ def test_the_host_is_ahead_by_the_time_until_the_device_has_done_the_same_step()
     picture = PICTURES["run_ahead"]()
     assert list(picture.figure.axes[0].lines[0].get_ydata()) == [6.0, 7.0]
     assert "never asks 6.0 ms after the first step, 7.0 ms after step 2" in picture.alt
+
+
+def test_each_simulated_launch_and_what_it_launched_are_drawn_on_one_time_axis_and_linked():
+    picture = PICTURES["time_lines"]()
+    one, two = picture.figure.axes
+    assert [label.get_text() for label in two.get_yticklabels()] == ["host", "device: stream 7", "device: stream 20"]
+    assert one.get_xlim() == two.get_xlim()
+    run = simulate.SimulatedDevice(kernels=3, copy_us=50).run(2)
+    bars = [(bar.get_x(), bar.get_width()) for bar in one.patches]
+    assert bars == [(span.start, span.end - span.start) for span in run.spans.itertuples()]
+    links = [tuple(path.vertices[:, 0]) for path in one.collections[0].get_paths()]
+    launches, launched = run.spans[run.spans["lane"] == "host"], run.spans[run.spans["lane"] != "host"]
+    assert links == list(zip(launches["end"], launched["start"], strict=True))
+
+
+def test_a_step_keeps_its_colour_from_the_host_to_the_device():
+    axes = figures.time_lines({"a": simulate.SimulatedDevice(kernels=2).run(3)}).figure.axes[0]
+    spans = simulate.SimulatedDevice(kernels=2).run(3).spans
+    colours = pd.Series([bar.get_facecolor() for bar in axes.patches]).groupby(spans["step"]).nunique()
+    assert colours.tolist() == [1, 1, 1]
+
+
+def test_simulated_time_lines_say_so_in_the_picture_and_in_the_words():
+    picture = PICTURES["time_lines"]()
+    assert "simulated time" in picture.figure.axes[-1].get_xlabel()
+    assert "nothing ran: simulated device (3 kernels" in picture.figure.get_supxlabel().replace("\n", " ")
+    assert picture.alt.startswith("Simulated") and "two streams: 143 µs a step" in picture.alt
 
 
 def test_the_bars_of_a_step_are_as_high_as_its_parts():

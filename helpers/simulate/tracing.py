@@ -1,0 +1,129 @@
+"""Writes simulated time lines as a trace, as PyTorch's profiler writes one of a GPU. All of it is named simulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from helpers import staging, traces
+
+NAME = "simulated.pt.trace.json"
+PROCESS, THREAD, DEVICE = 1, 1, 0
+LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # the name by which readers of traces know it
+WITHIN = 0.3  # of a launch: where in its operator the runtime's call begins
+
+
+def write(spans: pd.DataFrame, title: str, folder: Path) -> Path:
+    """Write time lines as a trace that `helpers.traces` and TensorBoard's profiler tab read, and return its folder.
+
+    In it a launch is an operator with a call of the CUDA runtime inside, and an arrow to what it launched. With two
+    streams and fewer than four kernels a step, readers take the last step for one that was cut off.
+
+    Parameters
+    ----------
+    spans : DataFrame
+        As `device.SimulatedRun` has them.
+    title : str
+        What was simulated; stands in the head of the file.
+    folder : Path
+        A run's folder. A simulated trace in it is replaced.
+
+    Raises
+    ------
+    FileExistsError
+        If the folder holds other traces: readers would take both for one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    others = [path.name for path in folder.iterdir() if traces.TRACE_FILE.fullmatch(path.name) and path.name != NAME]
+    if others:
+        raise FileExistsError(
+            f"{folder}: expected a folder without other traces, found {', '.join(sorted(others)[:3])} in it. Name a "
+            "folder of its own for the simulated one."
+        )
+    content = {
+        "schemaVersion": 1,
+        "simulated": title,
+        "deviceProperties": [{"id": DEVICE, "name": "simulated device"}],
+        "displayTimeUnit": "ms",
+        "traceName": NAME,
+        "traceEvents": [*_names(spans), *_steps(spans), *_events(spans)],
+    }
+    staging.write(folder / NAME, json.dumps(content).encode())
+    return folder
+
+
+def _names(spans: pd.DataFrame) -> Iterator[dict]:
+    """Name processes and threads for those who look at the trace itself."""
+    streams = sorted({int(lane.split()[1]) for lane in spans["lane"] if lane != "host"})
+    named = [
+        ("process_name", PROCESS, 0, "simulated host"),
+        ("process_name", DEVICE, 0, "simulated device"),
+        ("thread_name", PROCESS, THREAD, f"thread {THREAD} (simulated)"),
+        *(("thread_name", DEVICE, stream, f"stream {stream} (simulated)") for stream in streams),
+    ]
+    for kind, process, thread, name in named:
+        yield {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
+
+
+def _steps(spans: pd.DataFrame) -> Iterator[dict]:
+    """Mark the steps as the host goes through them."""
+    of_steps = spans[spans["lane"] == "host"].groupby("step")
+    for step, start, end in zip(of_steps.groups, of_steps["start"].min(), of_steps["end"].max(), strict=True):
+        yield _event("user_annotation", f"ProfilerStep#{step}", start, end)
+
+
+def _events(spans: pd.DataFrame) -> Iterator[dict]:
+    launched = spans[spans["lane"] != "host"].drop_duplicates("launch").set_index("launch")
+    for span in spans.itertuples():
+        if span.lane != "host":
+            yield from _on_device(span)
+        elif span.kind == "loading":
+            yield _event("user_annotation", LOADING, span.start, span.end)
+        elif span.kind == "wait":
+            for name in ("aten::item", "aten::_local_scalar_dense"):
+                yield _event("cpu_op", name, span.start, span.end)
+            yield _event("cuda_runtime", "cudaStreamSynchronize", span.start, span.end)
+        else:
+            yield from _launch(span, launched["kind"][span.launch])
+
+
+def _launch(span: tuple, kind: str) -> Iterator[dict]:
+    """Write a launch: an operator, the call inside it, and the beginning of an arrow."""
+    call = {"copy": "cudaMemcpyAsync", "kernel": "cudaLaunchKernel"}[kind]
+    if span.name == "graph":
+        call = "cudaGraphLaunch"
+    begin = span.start + WITHIN * (span.end - span.start)
+    numbers = {"External id": span.launch, "correlation": span.launch}
+    operator = "aten::copy_" if kind == "copy" else f"simulated::{span.name}"
+    yield _event("cpu_op", operator, span.start, span.end, **{"External id": span.launch})
+    yield _event("cuda_runtime", call, begin, span.end, **numbers)
+    yield _arrow("s", span.launch, begin, PROCESS, THREAD)
+
+
+def _on_device(span: tuple) -> Iterator[dict]:
+    """Write a kernel or a copy, and the end of the arrow to it."""
+    stream = int(span.lane.split()[1])
+    category, name = {
+        "copy": ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"),
+        "kernel": ("kernel", f"{span.name} (simulated)"),
+    }[span.kind]
+    numbers = {"External id": span.launch, "correlation": span.launch}
+    place = {"device": DEVICE, "context": 1, "stream": stream}
+    yield _event(category, name, span.start, span.end, DEVICE, stream, **numbers, **place)
+    yield _arrow("f", span.launch, span.start, DEVICE, stream) | {"bp": "e"}
+
+
+def _event(
+    category: str, name: str, start: float, end: float, process: int = PROCESS, thread: int = THREAD, **arguments
+) -> dict:
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": process, "tid": thread, "ts": start, "dur": end - start,
+        "args": arguments,
+    }  # fmt: skip
+
+
+def _arrow(end: str, number: int, time: float, process: int, thread: int) -> dict:
+    return {"ph": end, "id": number, "pid": process, "tid": thread, "ts": time, "cat": "ac2g", "name": "ac2g"}
