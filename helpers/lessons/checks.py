@@ -487,59 +487,59 @@ def _in_turns(*calls: Callable, rounds: int = 7) -> list[float]:
     return list(map(min, seconds))
 
 
-class _Watched(torch.Tensor):
-    """A loss that notes whenever its value is asked for."""
+class _Loader:
+    """A loader that can be gone through again and again, as a DataLoader; each batch has its number for a label."""
 
-    asked: list[str]
+    def __init__(self, count: int):
+        self.batches = [
+            (images, torch.full_like(labels, number)) for number, (images, labels) in enumerate(_batches(count))
+        ]
 
-    def __format__(self, layout: str) -> str:
-        self.asked.append("__format__")
-        return format(self.as_subclass(torch.Tensor).item(), layout)
-
-    @classmethod
-    def __torch_function__(cls, function: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None):
-        name = getattr(function, "__name__", "")
-        result = super().__torch_function__(function, types, args, kwargs or {})
-        watched = next((each for each in _flat(args) if isinstance(each, cls) and hasattr(each, "asked")), None)
-        if watched is not None and name in READS:
-            watched.asked.append(name)
-        if watched is not None and isinstance(result, cls):
-            result.asked = watched.asked
-        return result
-
-
-# What makes the host wait for a GPU: the value is needed in Python or in the host's memory.
-READS = {"item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__format__", "__repr__", "to"}
-
-
-def _flat(values: object) -> Iterator[object]:
-    if isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _flat(value)
-    else:
-        yield values
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return iter(self.batches)
 
 
 @_answered
-def mean_loss(written: Callable) -> str:
-    """Notebook 08: ``written(loader, step)`` takes a step with each batch and returns the mean loss, a float."""
-    asked, when, values = [], [], [3.0, 2.0, 4.0, 1.0, 5.0, 0.0]
+def one_ahead(written: Callable) -> str:
+    """Notebook 08: ``written(loader, start_copy, finish_copy)`` yields batches, the copy of the next one started."""
+    for count in (6, 1, 0):
+        started, finished = [], []
 
-    def step(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        when.append(len(asked))
-        loss = torch.tensor(values[len(when) - 1]).as_subclass(_Watched)
-        loss.asked = asked
-        return loss
+        def start_copy(batch: Sequence[torch.Tensor], started: list = started) -> tuple[str, int]:
+            started.append(int(batch[1][0]))
+            return "started", started[-1]
 
-    found = written(_batches(len(values)), step)
-    _expect(len(when) == len(values), f"expected {len(values)} steps, found {len(when)}.")
-    _expect(isinstance(found, (int, float)), f"expected the mean as a float, found {type(found).__name__}.")
-    _expect(abs(found - 2.5) < 1e-4, f"expected a mean of 2.5 nats, found {found:.4g}.")
-    _expect(
-        when[-1] == 0, f"a loss was read in the loop ({', '.join(sorted(set(asked)))}): there the host waits each time."
-    )
-    _expect(len(asked) <= 1, f"after the loop losses were read {len(asked)} times; once is enough.")
-    return "six steps, and the host waited once."
+        def finish_copy(copy: tuple[str, int], finished: list = finished) -> tuple[str, int]:
+            finished.append(copy[1])
+            return "copied", copy[1]
+
+        found = written(_Loader(count), start_copy, finish_copy)
+        _expect(
+            isinstance(found, Iterator),
+            f"expected a function that yields batches, found that it returns {type(found).__name__}: all batches would "
+            "be on the device at once.",
+        )
+        number = -1
+        for number, batch in enumerate(found):
+            _expect(
+                batch == ("copied", number),
+                f"expected batch {number} as finish_copy returns it, found {str(batch)[:60]}.",
+            )
+            ahead = started[number + 1 :]
+            if number + 1 < count:
+                _expect(ahead, f"batch {number} was yielded, and nobody had started the copy of batch {number + 1}.")
+            _expect(
+                len(ahead) <= 1,
+                f"when batch {number} was yielded, the copies of {len(ahead)} batches after it had been "
+                "started: one is enough, and all of them would fill the device's memory.",
+            )
+            _expect(
+                len(finished) == number + 1,
+                f"when batch {number} was yielded, finish_copy had been called {len(finished)} times: the device then "
+                "waits for a copy that should run beside its computing.",
+            )
+        _expect(number + 1 == count, f"from a loader of {count} expected as many batches, found {number + 1}.")
+    return "each batch comes while the next one is being copied, and none is lost."
 
 
 class _Copies(TorchDispatchMode):

@@ -23,7 +23,7 @@ NOTEBOOKS = {
     "loading without workers": "06-packed-formats",
     "channels-last memory format": "09-channels-last",
     "mixed precision": "10-mixed-precision",
-    "fewer synchronizations": "11-fewer-launches",
+    "fewer synchronizations": "08-resnet50-baseline",
     "fewer launches": "11-fewer-launches",
     "fewer copies": "11-fewer-launches",
     "less work between launches": "11-fewer-launches",

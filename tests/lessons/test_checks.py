@@ -28,7 +28,7 @@ LESSONS = {  # the check of each notebook, and what the reader writes
     "04": ("mean_and_std", "mean_and_std"),
     "05": ("resize", "resize"),
     "06": ("packed_images", "PackedImages"),
-    "08": ("mean_loss", "mean_loss"),
+    "08": ("one_ahead", "one_ahead"),
     "09": ("channel_norm", "channel_norm"),
     "10": ("accumulated_step", "accumulated_step"),
     "11": ("three_in_one", "three_in_one"),
@@ -37,6 +37,8 @@ KEPT = '        if self.images is None:\n            self.images = np.load(self.
 WITHOUT_STATE = '    def __getstate__(self):\n        return self.__dict__ | {"images": None}\n\n'
 SUMS = "count += pixels.numel() / 3  # of one channel\n        total += pixels.sum(dim=(0, 2, 3))\n"
 MEANS = "count += 1\n        total += pixels.mean(dim=(0, 2, 3))\n"
+LAST = "\n    if started is not None:\n        yield finish_copy(started)"
+AHEAD = "        if started is not None:\n            yield finish_copy(started)\n        started = following" + LAST
 # What is wrong, where the solution is changed, and what the answer must say.
 WRONG = {
     "00": [
@@ -94,11 +96,12 @@ WRONG = {
             "found list of tuple"),
     ],
     "08": [
-        ("reads each", ("step(images, labels) for", "step(images, labels).cpu() for"), r"in the loop \(cpu"),
-        ("a number each", ("[step(images, labels) for", "[torch.tensor(float(step(images, labels))) for"),
-            "in the loop"),
-        ("prints", ("    return", '    print(f"{losses[0]:.2f} {losses[1]:.2f}")\n    return'), "read 3 times"),
-        ("a tensor", (".mean().item()", ".mean()"), "expected the mean as a float"),
+        ("not ahead", (AHEAD, "        yield finish_copy(following)"), "nobody had started the copy of batch 1"),
+        ("the last one is lost", (LAST, ""), "a loader of 6 expected as many batches, found 5"),
+        ("all at once", ("for batch in loader:\n        following = start_copy(batch)",
+            "for following in [start_copy(batch) for batch in loader]:"), "the copies of 5 batches after it"),
+        ("finished too early", ("= start_copy(batch)", "= finish_copy(start_copy(batch))"), "had been called 3 times"),
+        ("no empty loader", (LAST, LAST.replace("started is not None", "True")), "TypeError"),
     ],
     "09": [
         ("not seen as before", (".permute(0, 3, 1, 2)", ""), r"the shape \(2, 6, 4, 5\), .*found \(2, 4, 5, 6\)"),
@@ -248,6 +251,6 @@ def test_a_file_that_cannot_be_imported_is_answered(text, said, tmp_path, capsys
 
 
 def test_an_error_names_the_line_of_the_cell(tmp_path, capsys):
-    code = "def mean_loss(loader, step):\n    for batch in loader:\n        step(batch)"
+    code = "def one_ahead(loader, start_copy, finish_copy):\n    for batch in loader:\n        yield start_copy()"
     assert checked("08", code, tmp_path) is False
     assert "TypeError" in (said := capsys.readouterr().out) and "(line 3 of your cell)" in said
