@@ -26,7 +26,7 @@ LESSONS = {  # the check of each notebook, and what the reader writes
     "02": ("host_waits", "host_waits"),
     "03": ("best_workers", "best_workers"),
     "04": ("mean_and_std", "mean_and_std"),
-    "05": ("resize", "resize"),
+    "05": ("resize", "resized"),
     "06": ("packed_images", "PackedImages"),
     "08": ("one_ahead", "one_ahead"),
     "09": ("channel_norm", "channel_norm"),
