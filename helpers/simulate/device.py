@@ -12,7 +12,11 @@ import pandas as pd
 from helpers.simulate import tracing
 from helpers.wording import counted
 
-HOST, COMPUTING, COPYING = "host", "stream 7", "stream 20"  # as the profiler numbers PyTorch's first two streams
+HOST, COMPUTING, COPYING = (
+    "host",
+    "stream 7",
+    "stream 20",
+)  # traces give the default stream this number, and others higher ones
 
 
 @dataclass(frozen=True)
