@@ -1,5 +1,5 @@
-"""The shell's door: ``python -m helpers check · prepare · run · record · ladder · tensorboard · traces · diagnose ·
-exercise · grade``."""
+"""The shell's door: ``python -m helpers check · prepare · run · record · tour · ladder · tensorboard · traces ·
+diagnose · exercise · grade``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--record-times", action="store_true", help="store how long they took, for the estimate of check")
     record = commands.add_parser("record", help="time and trace every rung without Jupyter, as a reference for others")
     record.add_argument("--out", metavar="DIR", required=True, help="folder to write; an interrupted recording goes on")
+    tour = commands.add_parser("tour", help="record the trace that the guided tour in notebook 01 goes through")
+    tour.add_argument("--out", metavar="DIR", required=True, help="folder to write; an earlier tour is replaced")
     commands.add_parser("ladder", help="print the results so far")
     tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
     tensorboard.add_argument("logdir", metavar="LOGDIR", help="folder of the traces")
@@ -110,6 +112,13 @@ def _record(options: argparse.Namespace) -> int:
     return 1 if left_out else 0
 
 
+def _tour(options: argparse.Namespace) -> int:
+    from helpers.results import tour
+
+    print((tour.record(options.out) / tour.PAGE).read_text(encoding="utf-8"))
+    return 0
+
+
 def _draw_ladder(table, path) -> None:
     from helpers import figures  # needs Matplotlib, which a machine that only records may lack
 
@@ -173,6 +182,7 @@ _COMMANDS = {
     "prepare": _prepare,
     "run": _run,
     "record": _record,
+    "tour": _tour,
     "ladder": _ladder,
     "tensorboard": _tensorboard,
     "traces": _traces,

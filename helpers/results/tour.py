@@ -1,0 +1,150 @@
+"""Records the trace of the guided tour in notebook 01: training steps, then evaluation, each with a costly metric.
+
+``python -m helpers tour --out DIR`` makes a folder with the trace and a page that names the machine. The one that ships
+is ``data/reference/tour``. It belongs to no rung of the ladder: nothing is timed by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.profiler import profile, record_function, schedule, tensorboard_trace_handler
+from torch.utils.data import DataLoader, TensorDataset
+
+from helpers import config, staging, traces
+from helpers.results import recording, scoreboard
+from helpers.timing import profiling
+
+FOLDER = scoreboard.REFERENCE / "tour"
+"""The trace that ships."""
+
+TRACE, PAGE = "reference.pt.trace.json.gz", "README.md"
+BATCH, CLASSES = 64, 10
+TRAINING, EVALUATION = 3, 3  # recorded steps
+_NOT_RECORDED = 5  # steps before them, the last one as the profiler's warm-up
+
+
+class OtherFolder(FileExistsError):
+    """The folder holds something else than a tour."""
+
+
+def training_step(model, optimizer, images, labels, table) -> None:
+    """Train on one batch. The names in quotation marks are in the trace; PyTorch itself names the optimizer's calls."""
+    with record_function("training"):
+        optimizer.zero_grad()
+        with record_function("forward"):
+            outputs = model(images)
+            loss = nn.functional.cross_entropy(outputs, labels)
+        with record_function("backward"):
+            loss.backward()
+        optimizer.step()
+        with record_function("metric"):
+            count_confusions(outputs.argmax(1), labels, table)
+
+
+def evaluation_step(model, images, labels, table) -> None:
+    """Evaluate one batch."""
+    with record_function("evaluation"), torch.no_grad():
+        with record_function("forward"):
+            outputs = model(images)
+        with record_function("metric"):
+            count_confusions(outputs.argmax(1), labels, table)
+
+
+def count_confusions(guesses, labels, table) -> None:
+    """Add to ``table[i][j]`` how often class i was taken for class j, in the slowest way: one ``.item()`` for each."""
+    for i, row in enumerate(table):
+        for j in range(len(row)):
+            row[j] += ((labels == i) & (guesses == j)).sum().item()
+
+
+def record(out: str | Path) -> Path:
+    """Profile the steps on this machine, and write the trace and its page.
+
+    Parameters
+    ----------
+    out : str or Path
+        Folder to write: a new one, or one with an earlier tour, which is replaced.
+
+    Returns
+    -------
+    Path
+        `out`.
+
+    Raises
+    ------
+    OtherFolder
+        If the folder holds something else.
+    """
+    out = Path(out)
+    found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    if others := [name for name in found if name not in (TRACE, PAGE)]:
+        raise OtherFolder(
+            f"{out}: expected a new folder, or one with {TRACE} and {PAGE} alone, and found {', '.join(others[:3])} "
+            "in it. Name another folder."
+        )
+    with staging.folder(out, replace=True) as staged:
+        plan = schedule(wait=_NOT_RECORDED - 1, warmup=1, active=TRAINING + EVALUATION, repeat=1)
+        with profile(
+            activities=profiling.activities(),
+            schedule=plan,
+            on_trace_ready=tensorboard_trace_handler(str(staged), use_gzip=True),
+            record_shapes=True,
+        ) as profiler:
+            for _ in _steps():
+                profiler.step()
+        (written,) = staged.glob("*.pt.trace.json.gz")
+        traces.slim(written, staged / TRACE)
+        written.unlink()  # it was named after the machine
+        staging.write(staged / PAGE, _page(staged / TRACE))
+    return out
+
+
+def _steps() -> Iterator[None]:
+    """Take the steps, each as it is asked for: those that are not recorded, then training, then evaluation."""
+    torch.manual_seed(config.SEED)
+    device = config.device()
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 8 * 8, CLASSES),
+    ).to(device)  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters())
+    count = (_NOT_RECORDED + TRAINING + EVALUATION) * BATCH
+    dataset = TensorDataset(torch.rand(count, 3, 32, 32), torch.randint(CLASSES, (count,)))
+    table = [[0] * CLASSES for _ in range(CLASSES)]
+    for number, (images, labels) in enumerate(DataLoader(dataset, BATCH, num_workers=1)):
+        images, labels = images.to(device), labels.to(device)
+        if number < _NOT_RECORDED + TRAINING:
+            training_step(model, optimizer, images, labels, table)
+        else:
+            model.eval()
+            evaluation_step(model, images, labels, table)
+        yield
+
+
+def _page(trace: Path) -> str:
+    """Return what was recorded, and on what, as a page of Markdown."""
+    kept = ("device", "device memory", "driver", "processor", "cores", "system", "python", "torch", "CUDA", "date")
+    machine = {key: value for key, value in recording.machine().items() if key in kept and value is not None}
+    machine["threads of PyTorch"] = torch.get_num_threads()
+    lines = [
+        "# The guided tour",
+        "",
+        f"The trace that notebook 01 goes through: {TRAINING} training steps, then {EVALUATION} evaluation steps, with",
+        f"{BATCH} random images of 32 × 32 pixels in each. The network has two convolutions. In each step a confusion",
+        "matrix is counted in a slow way, on purpose.",
+        "",
+        "It is no rung of the ladder, and no measurement: what the profiler costs is in each of its times.",
+        "",
+        "Recorded, and slimmed, by `python -m helpers tour --out DIR`, whose code is in `helpers/results/tour.py`.",
+        "",
+        "| recorded on | |",
+        "|---|---|",
+        *(f"| {key} | {value} |" for key, value in machine.items()),
+        f"| size | {trace.stat().st_size / 1e3:.0f} kB |",
+    ]
+    return "\n".join(lines) + "\n"
