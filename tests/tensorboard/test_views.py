@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 from support import cuda_trace, recordings
+from support.notebooks import NOTEBOOKS
 
 from helpers import tensorboard
+from helpers.results import tour
 from helpers.tensorboard import perfetto
 
 pytestmark = pytest.mark.browser
@@ -127,20 +130,29 @@ class Tab:
         """The charts."""
         return self.frame.locator("main svg[role=img]")
 
-    def steps_in_trace(self):
-        """Names of the steps that Perfetto shows, asked by its own language."""
+    @property
+    def viewer(self):
+        """Perfetto's page, once it has the trace."""
         trace = self.page.frame_locator("iframe").frame_locator("main iframe").frame_locator("iframe")
         trace.locator("canvas").first.wait_for()
         viewer = next(frame for frame in self.page.frames if "/perfetto/" in frame.url)
         viewer.wait_for_function("() => window.ctx?.engine")
-        return viewer.evaluate(
-            """async () => {
-                const found = await ctx.engine.query("select name from slice where name glob 'ProfilerStep*'");
+        return viewer
+
+    def bars(self, condition):
+        """Names of the bars that Perfetto shows, asked by its own language."""
+        return self.viewer.evaluate(
+            """async (condition) => {
+                const found = await ctx.engine.query(`select name from slice where ${condition}`);
                 const names = [];
                 for (const each = found.iter({ name: "str" }); each.valid(); each.next()) names.push(each.name);
                 return names;
-            }"""
+            }""",
+            condition,
         )
+
+    def steps_in_trace(self):
+        return self.bars("name glob 'ProfilerStep*'")
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +182,7 @@ def server(tmp_path_factory):
     two_ranks(root / "gpus")
     recordings.record(root / "stacks", 2, **recordings.OPTIONS["everything"])
     recordings.record(root / "plain", 0)
+    shutil.copytree(tour.FOLDER, root / "tour")
     started = tensorboard.start(root)
     yield started
     started.stop()
@@ -341,6 +354,124 @@ def test_the_trace_view_works_through_the_hubs_proxy(chromium, server, hub, monk
     assert len(tab.steps_in_trace()) == 4
     assert (tab.errors, tab.asked) == ([], [])
     tab.page.context.close()
+
+
+# ------------------------------------------------------------------------------- the guided tour, as notebook 01 has it
+
+SEEN = """() => {
+    const seen = ctx.timeline.visibleWindow;
+    return [Number(seen.start.integral), seen.duration];
+}"""
+MARKED_IS_SEEN = """() => {
+    const { ts, dur } = ctx.selection.selection;
+    const [start, duration] = (SEEN)();
+    return start <= Number(ts) && Number(ts + dur) <= start + duration;
+}""".replace("SEEN", SEEN)
+
+
+@pytest.fixture(scope="module")
+def guided(light):
+    light.show("tour", "Trace")
+    light.viewer.get_by_text("main thread").wait_for()
+    return light
+
+
+def search(tab, text):
+    """Search for a text in the Trace view, and return the name of the bar that is then marked."""
+    field = tab.viewer.locator("input").first
+    field.click()
+    field.fill(text)
+    tab.viewer.wait_for_function(
+        "(text) => ctx.search.searchText === text && !ctx.search.searchInProgress && ctx.search.searchResults", arg=text
+    )
+    field.press("Enter")
+    return marked(tab, text)
+
+
+def marked(tab, text):
+    tab.viewer.wait_for_function("(text) => ctx.selection.selection.name?.includes(text)", arg=text)
+    return tab.viewer.evaluate("() => ctx.selection.selection.name")
+
+
+def below(tab):
+    """Names of the bars right below the one that is marked."""
+    return tab.bars(f"parent_id = {tab.viewer.evaluate('() => ctx.selection.selection.eventId')}")
+
+
+def test_the_tour_searches_for_what_is_in_the_trace(guided):
+    (notebook,) = (path for path in NOTEBOOKS if path.stem.startswith("01"))
+    sources = ["".join(cell["source"]) for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]]
+    (text,) = (source for source in sources if "1. **Move.**" in source)
+    words = re.findall(r"(?:Search for|Type) `([^`]+)`", text)
+    assert len(words) == 7
+    for word in words:
+        assert word in search(guided, word)
+
+
+def test_after_a_click_the_keys_zoom_and_move_and_f_goes_back_to_what_is_marked(guided):
+    search(guided, "ProfilerStep#6")
+    guided.page.keyboard.press("q")  # the panel, which covers the white space
+    area = guided.viewer.frame_element().bounding_box()
+    guided.page.mouse.click(area["x"] + 0.7 * area["width"], area["y"] + 0.7 * area["height"])
+    for key, change in (
+        ("w", "now.duration < before[1]"),
+        ("d", "Number(now.start.integral) > before[0]"),
+        ("a", "Number(now.start.integral) < before[0]"),
+        ("s", "now.duration > before[1]"),
+    ):
+        hold(guided, key, f"(before) => {{ const now = ctx.timeline.visibleWindow; return {change}; }}")
+    search(guided, "ProfilerStep#6")
+    hold(guided, "w", f"() => !({MARKED_IS_SEEN})()")
+    guided.page.keyboard.press("f")
+    guided.viewer.wait_for_function(MARKED_IS_SEEN)
+
+
+def hold(tab, key, until):
+    """Hold a key down until a condition holds, to which is given what was seen before."""
+    before = tab.viewer.evaluate(SEEN)
+    tab.page.keyboard.down(key)
+    tab.viewer.wait_for_function(until, arg=before)
+    tab.page.keyboard.up(key)
+
+
+def test_the_tour_finds_the_parts_of_a_step_below_it(guided):
+    search(guided, "ProfilerStep#6")
+    parts = [name.partition("#")[0] for name in below(guided)]
+    assert [name for name in parts if not name.startswith("aten::")] == ["enumerate(DataLoader)", "training"]
+    search(guided, "evaluation")
+    assert below(guided) == ["forward", "metric"]
+    search(guided, "zero_grad")
+    assert below(guided) == []
+    search(guided, "Optimizer.step")
+    assert len(below(guided)) > 8
+
+
+def test_the_tour_finds_what_an_operator_was_given_and_its_counterpart_in_backward(guided):
+    search(guided, "aten::conv2d")
+    for text in ("Duration", "Input Dims"):
+        guided.viewer.get_by_text(text, exact=True).wait_for()
+    search(guided, "aten::convolution")
+    guided.viewer.get_by_text("Following Flows").wait_for()
+    guided.page.keyboard.press("]")
+    assert marked(guided, "Backward") == "ConvolutionBackward0"
+    guided.page.keyboard.press("[")
+    assert marked(guided, "aten::") == "aten::convolution"
+
+
+def test_the_tour_counts_the_items_of_a_metric(guided):
+    search(guided, "metric")
+    guided.page.keyboard.press("r")
+    guided.viewer.get_by_text("Occurrences").wait_for()
+    guided.viewer.get_by_text("Slices", exact=True).wait_for()
+    row = guided.viewer.locator("tr", has_text="aten::item")
+    expect(row).to_contain_text(str(tour.CLASSES**2), timeout=PATIENCE)
+
+
+def test_the_help_of_the_trace_view_opens_and_closes_by_a_key(guided):
+    guided.page.keyboard.press("?")
+    guided.viewer.get_by_text("Perfetto Help").wait_for()
+    guided.page.keyboard.press("Escape")
+    guided.viewer.get_by_text("Perfetto Help").wait_for(state="detached")
 
 
 # ------------------------------------------------------------------------------------------------------- hostile names
