@@ -12,11 +12,8 @@ import pandas as pd
 from helpers.simulate import tracing
 from helpers.wording import counted
 
-HOST, COMPUTING, COPYING = (
-    "host",
-    "stream 7",
-    "stream 20",
-)  # traces give the default stream this number, and others higher ones
+# Traces give the default stream the number 7, and others higher ones
+HOST, COMPUTING, COPYING = "host", "stream 7", "stream 20"
 
 
 @dataclass(frozen=True)
