@@ -5,12 +5,12 @@ from helpers.lessons import checks, exercises, faults, preflight, topics
 from helpers.lessons.faults import child, grading, running
 from helpers.lessons.sources import source_of
 from helpers.loading import accidents, datasets, formats, packs, resizing
-from helpers.results import scoreboard
+from helpers.results import scoreboard, tour
 from helpers.timing import monitor, profiling
 from helpers.training import compiling, models, precision, roofline
 
 __all__ = [
     "accidents", "checks", "child", "cifar10", "compiling", "datasets", "exercises", "faults", "formats", "grading",
     "models", "monitor", "packs", "photos", "precision", "preflight", "profiling", "resizing", "roofline", "running",
-    "scoreboard", "source_of", "topics",
+    "scoreboard", "source_of", "topics", "tour",
 ]  # fmt: skip

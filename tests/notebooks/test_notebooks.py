@@ -72,6 +72,14 @@ def test_no_cell_is_longer_than_25_lines(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_no_cell_begins_with_more_than_seven_imports(path):
+    written = [cell for cell in code_cells(path) if cell.source.startswith("%%writefile ")]
+    for cell in code_cells(path):
+        lines = cell.source.splitlines()
+        assert cell in written or sum(line.startswith(("import ", "from ")) for line in lines) <= 7, cell.id
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
 def test_no_cell_defines_what_a_spawned_worker_could_not_import(path):
     """A dataset in a cell is written to a file, from which it is then imported."""
     inside = [cell for cell in code_cells(path) if not cell.source.startswith("%%writefile ")]
