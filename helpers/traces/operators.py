@@ -46,7 +46,8 @@ def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
 def _all_operators(trace: Trace) -> pd.DataFrame:
     import pandas as pd
 
-    table = pd.concat([_by_name(span) for span in trace.spans]).groupby("Name").sum()
+    tables = [_by_name(span) for span in trace.spans]
+    table = pd.concat(tables).groupby("Name").sum() if len(tables) > 1 else tables[0]
     if not any(_on_device(span.event_columns).any() for span in trace.spans):
         table = table.drop(columns=DEVICE_COLUMNS)
     return table.sort_values("Host Self Duration (us)", ascending=False, kind="stable")
