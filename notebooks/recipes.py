@@ -171,17 +171,17 @@ def train(loader, step, device):
 # 09 · channels_last: the weights once, the images of each batch
 
 
-def channels_last(model, step):
+def channels_last(model, step):  # the images are on the device already
     model.to(memory_format=torch.channels_last)
     return lambda images, labels: step(images.contiguous(memory_format=torch.channels_last), labels)
 
 
-# 10 · Mixed precision: bfloat16 needs no scaler; float16 does, and so does whoever clips its gradients
+# 10 · Mixed precision: bfloat16 needs no scaler; float16 does, and with it unscale gradients before you clip them
 
 
-def mixed_step(model, optimizer, scaler, images, labels):  # scaler: one torch.amp.GradScaler(device.type)
+def mixed_step(model, optimizer, scaler, images, labels):  # scaler: torch.amp.GradScaler(enabled=False)
     optimizer.zero_grad()
-    with torch.autocast(images.device.type, torch.bfloat16):
+    with torch.autocast(images.device.type, torch.bfloat16):  # with torch.float16 the scaler must be enabled
         loss = nn.functional.cross_entropy(model(images), labels)
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)  # before you clip; without clipping leave out both lines
@@ -232,7 +232,7 @@ def main():
         print(f"loss {train(loader, channels_last(model, step), device):.3f} nats")
         compiled, optimizer = with_fewer_launches(model, lr=0.01)
         images, labels = (each.to(device) for each in next(iter(loader)))
-        scaler = torch.amp.GradScaler(device.type)
+        scaler = torch.amp.GradScaler(enabled=False)
         print(f"loss in bfloat16, compiled: {mixed_step(compiled, optimizer, scaler, images, labels):.3f} nats")
 
 

@@ -205,14 +205,6 @@ def _new_training() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.5)
 
 
-def _expected_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor):
-    loss = nn.functional.cross_entropy(model(images), labels)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach()
-
-
 def _largest_difference(one: nn.Module, other: nn.Module) -> float:
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return max(float((mine.detach() - expected.detach()).abs().max()) for mine, expected in pairs)
@@ -237,23 +229,37 @@ def items_per_second(written: Callable[[Dataset, int], float]) -> str:
 
 
 @_answered
-def train_step(written: Callable) -> str:
-    """Notebook 01: ``written(model, optimizer, images, labels)`` trains on one batch and returns its loss."""
-    (mine, my_optimizer), (right, optimizer) = _new_training(), _new_training()
-    for number, batch in enumerate(_batches(3), 1):
-        loss, expected = written(mine, my_optimizer, *batch), _expected_step(right, optimizer, *batch)
+def share_of_waiting(written: Callable[[list[dict]], float]) -> str:
+    """Notebook 01: ``written(events)`` returns the share of the steps, 0 to 1, in which the loop waits for data."""
+    for title, waits, steps, gpu in (
+        ("a trace of two steps", [8_000, 2_000], [10_000, 6_000], False),
+        ("the trace of a GPU", [300, 500, 100], [2_000, 3_000, 1_000], True),
+        ("a trace without waiting", [0.0, 0.0], [5_000, 5_000], False),
+    ):
+        found, expected = written(_events(waits, steps, gpu)), sum(waits) / sum(steps)
+        _expect(isinstance(found, (int, float)), f"{title}: expected a share, a number from 0 to 1, found {found!r}.")
         _expect(
-            isinstance(loss, torch.Tensor),
-            f"expected the loss as a tensor, found {loss!r}. Nobody needs its value in the step, and to read it makes "
-            "the host wait for a GPU.",
+            abs(found - expected) < 1e-9,
+            f"{title}: its steps take {sum(steps):,} µs in all, and the loop waits for {sum(waits):,} µs of them. "
+            f"Expected a share of {expected:.4f}, found {found:.4f}.",
         )
-        _expect(not loss.requires_grad, "the loss that you return still holds the graph of all it was computed from.")
-        _expect(
-            _close(loss, expected, 1e-3), f"expected a loss of {expected:.4f} in step {number}, found {loss:.4f} nats."
-        )
-        difference = _largest_difference(mine, right)
-        _expect(difference < 1e-4, f"after step {number} a weight differs by {difference:.2g} from what is expected.")
-    return "after three steps the weights are those expected."
+    return "three traces, one of them of a GPU, give the shares that they should."
+
+
+def _events(waits: Sequence[float], steps: Sequence[float], gpu: bool) -> list[dict]:
+    """Return the events of a trace as `torch.profiler` writes them, with steps in which the loop waits for a batch."""
+    events, now = [{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "python"}}], 0.0
+    loading = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    for number, (wait, length) in enumerate(zip(waits, steps, strict=True), 4):
+        mark = {"ph": "X", "name": f"ProfilerStep#{number}", "ts": now, "dur": length}
+        events += [
+            {"ph": "X", "cat": "user_annotation", "name": loading, "pid": 1, "tid": 1, "ts": now, "dur": wait},
+            {"ph": "X", "cat": "cpu_op", "name": "aten::conv2d", "pid": 1, "tid": 1, "ts": now + wait, "dur": 90.0},
+            mark | {"cat": "user_annotation", "pid": 1, "tid": 1},
+            *([mark | {"cat": "gpu_user_annotation", "pid": 0, "tid": 7, "dur": length / 4}] if gpu else []),
+        ]
+        now += length
+    return [*events, {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": now}]
 
 
 @_answered
@@ -670,7 +676,7 @@ def three_in_one(written: Callable) -> str:
         _expect(
             mine.shape == right.shape, f"result {number}: expected {tuple(right.shape)}, found {tuple(mine.shape)}."
         )
-        difference = float((mine - right).abs().max())
+        difference = float((mine - right).detach().abs().max())
         _expect(difference < 1e-5, f"result {number} differs by {difference:.2g} from what the layer gives.")
     sum(each.sum() for each in found).backward()
     missing = [each for layer in layers for each in layer.parameters() if each.grad is None]

@@ -22,7 +22,7 @@ NAMES = {  # what the cells have imported
 }  # fmt: skip
 LESSONS = {  # the check of each notebook, and what the reader writes
     "00": ("items_per_second", "items_per_second"),
-    "01": ("train_step", "train_step"),
+    "01": ("share_of_waiting", "share_of_waiting"),
     "02": ("host_waits", "host_waits"),
     "03": ("best_workers", "best_workers"),
     "04": ("mean_and_std", "mean_and_std"),
@@ -47,11 +47,11 @@ WRONG = {
         ("seconds an item", ("return count / (", "return 1 / count * ("), "50 items took"),
     ],
     "01": [
-        ("gradients kept", ("    optimizer.zero_grad()\n", ""), "after step 2 a weight differs"),
-        ("the value is read", ("loss.detach()", "loss.item()"), "expected the loss as a tensor"),
-        ("the graph is kept", ("loss.detach()", "loss"), "holds the graph"),
-        ("softmax twice", ("model(images)", "model(images).softmax(1)"), "expected a loss of .* in step 1"),
-        ("no step", ("    optimizer.step()\n", ""), "after step 1 a weight differs"),
+        ("in percent", ("return waiting", "return 100 * waiting"), "Expected a share of 0.6250, found 62.5"),
+        ("of both together", ("/ stepping", "/ (waiting + stepping)"), "of 0.6250, found 0.3846"),
+        ("the GPU's marks, too", ('event.get("cat") == "user_annotation" and ', ""), "trace of a GPU.*found 0.1200"),
+        ("the last step", ("stepping +=", "stepping ="), "of 0.6250, found 1.6667"),
+        ("each has a category", ('event.get("cat")', 'event["cat"]'), "KeyError: 'cat'"),
     ],
     "02": [
         ("the start counts", ("sum(waits[1:]), sum(steps[1:])", "sum(waits), sum(steps)"), "of 0.385, found 0.735"),
