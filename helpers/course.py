@@ -1,7 +1,7 @@
 """What notebooks import in one line: modules of all rooms, by their own names. Nothing in `helpers` imports this."""
 
 from helpers.data import cifar10, photos
-from helpers.lessons import checks, exercises, faults, preflight, topics
+from helpers.lessons import checks, exercises, faults, topics
 from helpers.lessons.faults import child, grading, running
 from helpers.lessons.sources import source_of
 from helpers.loading import accidents, datasets, formats, packs, resizing
@@ -11,6 +11,6 @@ from helpers.training import compiling, models, precision, roofline
 
 __all__ = [
     "accidents", "checks", "child", "cifar10", "compiling", "datasets", "exercises", "faults", "formats", "grading",
-    "models", "monitor", "packs", "photos", "precision", "preflight", "profiling", "resizing", "roofline", "running",
+    "models", "monitor", "packs", "photos", "precision", "profiling", "resizing", "roofline", "running",
     "scoreboard", "source_of", "topics", "tour",
 ]  # fmt: skip
