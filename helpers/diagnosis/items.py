@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from helpers import timing
-from helpers.diagnosis import sampling
+from helpers.diagnosis import queueing, sampling
 
 SECONDS = 1.0  # of loading with the stopwatch; then as many items again with cProfile, twice if they wait
 STARTED = 0.01  # of the time of items: what programs work that the dataset starts, if they work
@@ -161,10 +161,10 @@ def _measured(source: _Source, seconds: float) -> Items:
     group = max(1, min(source.batch, int(GROUP_SECONDS * source.take(1) / (time.perf_counter() - start))))
     count, source.taken = 0, []
     with sampling.Sampler(_Source.take.__code__, SAMPLE) as sampler:
-        start, worked, started, queued = time.perf_counter(), time.process_time(), _started(), _queued()
+        start, worked, started, queued = time.perf_counter(), time.process_time(), _started(), queueing.of_this_thread()
         while count < LEAST_ITEMS or time.perf_counter() - start < seconds:
             count += source.take(group)
-        started, queued = _started() - started, _queued() - queued
+        started, queued = _started() - started, queueing.of_this_thread() - queued
         spent, worked = time.perf_counter() - start - queued, time.process_time() - worked
     worked = spent if started >= STARTED * spent else min(max(worked - sampler.worked, 0.0), spent)
     ms, cpu_ms = spent / count * 1e3, worked / count * 1e3
@@ -320,14 +320,6 @@ def _part(function: tuple[str, int, str]) -> str | None:
 def _started() -> float:
     """Return the CPU time of processes that this one started and that have ended, in s."""
     return sum(os.times()[2:4])
-
-
-def _queued() -> float:
-    """Return for how many seconds this thread was ready to work while others had the cores; 0 where it is unknown."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):  # only Linux reports it
-        return 0.0
 
 
 def _bytes_read() -> float:

@@ -15,7 +15,6 @@ from helpers.wording import counted, milliseconds, percent
 TOO_MANY = 2
 MOST_PER_CORE = 4  # workers that are advised: more were not tried. Each takes memory
 # Of a step's time that loading in the loop itself would have to save: the same loop timed twice differs by as much.
-# It also stands for the time of the transfer from the workers.
 MARGIN = 0.1
 # Bytes. A fast disk delivers so many, at 500 MB/s, in the 2 ms that an open takes on a shared file system (simulate).
 SMALL_FILE = 1_000_000
@@ -36,6 +35,10 @@ class Loading:
         Added to a step, on average, by starting the workers of each epoch; 0 if they persist.
     items : Items or None
         How items are loaded, if that could be tried.
+    transfer : float
+        From asking for a batch that a worker has ready to having it.
+    queued : float
+        For each batch, how long its worker was ready to work while others had the cores.
     """
 
     step: float
@@ -45,6 +48,8 @@ class Loading:
     cores: int
     restart: float
     items: Items | None
+    transfer: float = 0.0
+    queued: float = 0.0
 
     @property
     def work(self) -> float:
@@ -60,6 +65,16 @@ class Loading:
     def irregular(self) -> bool:
         """Whether a few steps wait for long, and the others hardly."""
         return self.usual_wait < USUAL * self.wait
+
+    @property
+    def fast_enough(self) -> bool:
+        """Whether the workers can make batches faster than the steps take them, if they have the cores."""
+        return self.pace(self.workers) < self.work * (1 - MARGIN)
+
+    @property
+    def unexplained(self) -> float:
+        """What the loop waits for workers that are fast enough, and not for the transfer from them."""
+        return max(0.0, self.wait - self.transfer) if self.items and self.workers and self.fast_enough else 0.0
 
     @property
     def useful(self) -> int:
@@ -93,11 +108,26 @@ def findings(loading: Loading) -> Iterator[Finding]:
     if loading.wait / loading.whole < WORTH:
         return
     workers = list(_workers(loading))
-    if workers or not loading.workers or loading.pace(loading.workers) >= loading.work * (1 - MARGIN):
+    if workers or not loading.workers or not loading.fast_enough:
         yield from workers
         yield from _work(loading)
     elif not too_many:
-        yield _in_spite(loading)
+        yield from _in_spite(loading)
+
+
+def doubt(loading: Loading) -> str | None:
+    """Return why to find nothing does not mean that nothing is wrong, or None."""
+    if loading.unexplained / loading.whole < WORTH:
+        return None
+    if loading.queued >= loading.unexplained / 2:
+        why = f"for each batch they were ready to work for {milliseconds(loading.queued)} while others had the cores"
+    else:
+        why = "what they wait for is not known here"
+    return (
+        f"The loop waits {milliseconds(loading.wait)} a step, though its workers are fast enough by themselves and a "
+        f"batch that is ready arrives in {milliseconds(loading.transfer)}: {why}. Diagnose again on a quiet machine; "
+        "if that changes nothing, leave a core to the workers: torch.set_num_threads(…)."
+    )
 
 
 def _unexplained(loading: Loading) -> Finding:
@@ -126,7 +156,10 @@ def _workers(loading: Loading) -> Iterator[Finding]:
     needed = max(1, math.ceil(items.batch_ms / max(loading.work, 1e-3)))
     better = min(needed, loading.useful)
     more = _gain(loading, max(loading.work, loading.pace(better)) if better > workers else loading.step)
-    none = _gain(loading, (loading.work + items.batch_ms) * (1 + MARGIN) if workers else loading.step)
+    none = 0.0
+    if workers:
+        waits = min(loading.wait, loading.transfer)  # what is waited for something else, would be without workers, too
+        none = _gain(loading, loading.step - waits + items.batch_ms + MARGIN * (loading.work + items.batch_ms))
     if more >= max(none, WORTH):
         yield Finding(
             "too few workers" if workers else "loading in the loop itself", "loading", more, _speed(loading),
@@ -135,7 +168,7 @@ def _workers(loading: Loading) -> Iterator[Finding]:
     elif none >= WORTH:
         yield Finding(
             "workers slower than none", "loading", none,
-            f"{_speed(loading)} To transfer batches from the workers takes longer than to make them.",
+            f"{_speed(loading)} From a worker that has it ready, it arrives in {milliseconds(loading.transfer)}.",
             "DataLoader(…, num_workers=0)", "loading without workers",
         )  # fmt: skip
 
@@ -145,21 +178,24 @@ def _gain(loading: Loading, step: float) -> float:
     return max(0.0, min(loading.step - step, loading.wait) / loading.whole)
 
 
-def _in_spite(loading: Loading) -> Finding:
+def _in_spite(loading: Loading) -> Iterator[Finding]:
     """Workers that are fast enough on average, and a loop that waits all the same."""
     evidence = f"{_speed(loading)} They are fast enough, but the loop waits {milliseconds(loading.wait)} a step"
-    gain = loading.wait / loading.whole
-    if loading.irregular:
+    irregular = max(0.0, loading.wait - loading.queued) / loading.whole
+    transfer = min(loading.wait, loading.transfer) / loading.whole
+    if loading.irregular and irregular >= WORTH:
         usual = f"half of the time no more than {milliseconds(loading.usual_wait)}."
-        return Finding(
-            "irregular loading", "loading", gain, f"{evidence}; {usual} {_slow(loading.items)}".strip(),
+        yield Finding(
+            "irregular loading", "loading", irregular, f"{evidence}; {usual} {_slow(loading.items)}".strip(),
             "DataLoader(…, prefetch_factor=8)", "prefetching",
         )  # fmt: skip
-    return Finding(
-        "transfer from the workers", "loading", gain, f"{evidence}, each time: for their transfer to this process.",
-        "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the device",
-        "normalization on the device",
-    )  # fmt: skip
+    elif transfer >= WORTH:
+        yield Finding(
+            "transfer from the workers", "loading", transfer,
+            f"{evidence}. A batch that a worker has ready arrives in {milliseconds(loading.transfer)}.",
+            "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the device",
+            "normalization on the device",
+        )  # fmt: skip
 
 
 # What each part of an item's work is called as a finding, what to change, and what to read about.
@@ -231,8 +267,8 @@ def _work(loading: Loading) -> Iterator[Finding]:
     share = items.parts["opening"] + items.parts["reading"]
     if gained(share) >= WORTH:
         small = items.opened > 0 and not items.file_bytes > SMALL_FILE
-        files = "1 file" if items.opened == 1 else f"{items.opened:.2g} files"
-        size = "" if math.isnan(items.file_bytes) else f" of {items.file_bytes / 1e3:,.0f} kB"
+        files = "a file once" if items.opened == 1 else f"files {items.opened:.2g} times"
+        size = "" if math.isnan(items.file_bytes) else f", {items.file_bytes / 1e3:,.0f} kB each time"
         yield Finding(
             "many small files" if small else "slow reading", "loading", gained(share),
             f"{percent(share)} of the {milliseconds(items.ms)} that an item takes goes to opening and reading; each "

@@ -20,14 +20,17 @@ def diagnose(loader: Iterable, step: Callable, count: int) -> Diagnosis:
     record = recorded.read(traces.load(watched.profile))
     unknown, sample = [], None
     try:
-        sample = _items(loader, watched.usual_wait < loading.USUAL * watched.wait)
+        sample = _items(loader, watched.usual_wait < loading.USUAL * (watched.wait - watched.held))
     except _CannotLook as error:
         unknown.append(str(error))
     facts = _loading(loader, watched, record, sample)
     found = [*device.findings(record), *_of_the_step(loader, step, facts, record), *loading.findings(facts)]
     if torch.cuda.is_available() and not record.on_device:
         unknown.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")
-    timed = f"{milliseconds(watched.step)} a step (mean of {count}), {milliseconds(watched.wait)} of it waiting"
+    which = f"mean of {count} without each epoch's first"
+    timed = f"{milliseconds(watched.step)} a step ({which}), {milliseconds(watched.wait)} of it waiting"
+    if watched.held >= loading.WORTH * watched.step:
+        timed += f", of that {milliseconds(watched.held)} while others had the cores"
     if facts.restart:
         timed += f"; starting workers adds {milliseconds(facts.restart)}"
     rows = [
@@ -36,7 +39,7 @@ def diagnose(loader: Iterable, step: Callable, count: int) -> Diagnosis:
         *_of_the_loader(loader, sample),
         ("profile", str(watched.profile)),
     ]
-    otherwise = recorded.doubt(record) or recorded.unexplained(record)
+    otherwise = recorded.doubt(record) or recorded.unexplained(record) or loading.doubt(facts)
     return conclude(facts.whole, rows, found, unknown, otherwise=otherwise)
 
 
@@ -83,11 +86,16 @@ def _loading(
     restart = 0.0
     if workers and watched.epoch and sample and not getattr(loader, "persistent_workers", False):
         restart = max(0.0, watched.start - sample.batch_ms) / watched.epoch
-    wait = watched.wait
+    step, wait = watched.step - watched.held, watched.wait - watched.held
+    usual = watched.usual_wait
+    if not workers and sample and usual < loading.USUAL * wait:  # once in a while, for what the items do not take
+        longer = max(0.0, wait - max(usual, sample.batch_ms))
+        step, wait = step - longer, wait - longer
     if record.on_device:  # only what the GPU waits, too, can be gained
         wait = min(wait, record.loading * watched.step)
-    usual = min(wait, watched.usual_wait)
-    return loading.Loading(watched.step, wait, usual, workers, config.cores(), restart, sample)
+        usual = min(wait, usual)
+    cores = config.cores()
+    return loading.Loading(step, wait, usual, workers, cores, restart, sample, watched.transfer, watched.queued)
 
 
 def _of_the_loader(loader: Iterable, sample: items.Items | None) -> list[tuple[str, str]]:

@@ -128,7 +128,7 @@ def evidence(recorded: Recorded) -> list[tuple[str, str]]:
         ("in a step", ", ".join(parts)),
     ]
     if not recorded.on_device:
-        return [*rows, ("accelerator", "none in the trace: all of this is CPU time")]
+        return [*rows, ("accelerator", "none in the trace: this is what the host did")]
     for device, row in traces.accelerators(recorded.trace).iterrows():
         columns = {"kernels run": "utilization", "SM efficiency": "sm_efficiency", "Tensor Cores": "tensor_core_share"}
         known = [f"{name} {percent(row[column])}" for name, column in columns.items() if not np.isnan(row[column])]

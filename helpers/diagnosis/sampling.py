@@ -137,17 +137,21 @@ class Sampler:
 
 
 def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
-    """Return the reader's own line with the largest sum of weights, as text; "" if too few samples show one."""
+    """Return the reader's own line with the largest sum of weights, as text; "" if too few samples show one.
+
+    A second line that has at least half as much is named, too.
+    """
     sums, counts = {}, {}
     for frame, weight in weights:
         if frame is not None and weight:
             line = frame.file, frame.line
             sums[line] = sums.get(line, 0.0) + weight
             counts.setdefault(line, []).append(frame)
-    best = max(sums, key=sums.get, default=None)
+    best, second = [*sorted(sums, key=sums.get, reverse=True), None, None][:2]
     if best is None or sums[best] <= 0 or len(counts[best]) < LEAST_SAMPLES:
         return ""
-    return str(counts[best][0])
+    also = second is not None and 2 * sums[second] >= sums[best] and len(counts[second]) >= LEAST_SAMPLES
+    return f"{counts[best][0]}; also {counts[second][0]}" if also else str(counts[best][0])
 
 
 def _frames(frame: object, within: CodeType) -> tuple[Frame, ...]:

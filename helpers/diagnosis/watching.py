@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from helpers import config, staging, timing
+from helpers.diagnosis import queueing
 from helpers.diagnosis import steps as sampling
 from helpers.timing import profiling
 from helpers.timing.progress import progress
@@ -24,6 +25,8 @@ from helpers.wording import counted
 
 RUN = "diagnosis"  # the folder of the profile, below COURSE_RUNS
 PROFILED = 8  # steps; or as many as there are workers, of which one may make every n-th step wait
+LONGEST_PAUSE = 2.0  # seconds, in which the workers make batches that are then asked for
+READY = 3  # batches that are asked for then
 
 
 class LoaderFailed(RuntimeError):
@@ -51,8 +54,14 @@ class Watched:
     step, wait : float
         Mean duration of a step by the stopwatch, and what of it the loop waited for its batch; without the first
         steps of epochs, if there are others.
+    held : float
+        What of this wait the thread was ready to go on, and others had the cores; 0 where it is unknown.
     usual_wait : float
-        The median of these waits.
+        The median of these waits, without that.
+    transfer : float
+        From asking for a batch that a worker has ready to having it, the fastest of some; 0 without workers.
+    queued : float
+        For each batch, how long its worker was ready to work while others had the cores; 0 where it is unknown.
     start : float
         From starting an epoch to its first batch; the fastest of those seen.
     epoch : int or None
@@ -63,7 +72,10 @@ class Watched:
 
     step: float
     wait: float
+    held: float
     usual_wait: float
+    transfer: float
+    queued: float
     start: float
     epoch: int | None
     profile: Path
@@ -87,9 +99,9 @@ def watch(loader: Iterable, step: timing.Step, steps: int) -> Watched:
     folder = _folder()
     with progress(count, "diagnosing", "step", delay=10) as bar:
         call = _Call(step, bar.update)
-        step_ms, wait_ms, usual_wait_ms = _time(epochs, call, steps)
+        times = _time(epochs, call, steps)
         profiling.record(epochs, call, folder, active=active)
-    return Watched(step_ms, wait_ms, usual_wait_ms, min(epochs.starts) * 1e3, epochs.length, folder)
+    return Watched(*times, min(epochs.starts) * 1e3, epochs.length, folder)
 
 
 def sample(loader: Iterable, step: timing.Step, most: int) -> sampling.Sampled:
@@ -126,24 +138,37 @@ def _folder() -> Path:
         return elsewhere
 
 
-def _time(epochs: _Epochs, call: _Call, steps: int) -> tuple[float, float, float]:
-    """Return the mean duration of a step, and of its waiting the mean and the median, in ms."""
+def _time(epochs: _Epochs, call: _Call, steps: int) -> tuple[float, ...]:
+    """Return the first six of `Watched`, in ms."""
     first, others = [], []  # steps of an epoch
     with timing.batches(epochs) as batches:
         warm_up(lambda: timing.call(call, next(batches)), timing.warmup_steps(epochs))
         begin, begun = time.perf_counter(), len(epochs.starts)
         for taken in timed(batches, call, steps):
-            if len(epochs.starts) > begun:
-                first.append(taken)
-            else:
-                others.append(taken)
+            (first if len(epochs.starts) > begun else others).append((taken, min(taken.wait, epochs.queued)))
             begun = len(epochs.starts)
         seconds = time.perf_counter() - begin
+        queued = epochs.latest.queued()
+        transfer = _transfer(batches, epochs, seconds / (len(first) + len(others)))
     if not others:  # each epoch has one step
         first, others = [], first
-    step = (seconds - sum(taken.duration for taken in first)) / len(others)  # the device has finished the last one
-    waits = [taken.wait for taken in others]
-    return step * 1e3, statistics.mean(waits) * 1e3, statistics.median(waits) * 1e3
+    step = (seconds - sum(taken.duration for taken, _ in first)) / len(others)  # the device has finished the last one
+    wait, held = (statistics.mean(each) for each in zip(*((taken.wait, held) for taken, held in others), strict=True))
+    usual = statistics.median(taken.wait - held for taken, held in others)
+    return tuple(each * 1e3 for each in (step, wait, held, usual, transfer, queued))
+
+
+def _transfer(batches: Iterator, epochs: _Epochs, step: float) -> float:
+    """Return how long it takes to get a batch that a worker has ready, in s; a step takes `step` seconds."""
+    if not epochs.num_workers:
+        return 0.0
+    time.sleep(min(LONGEST_PAUSE, 2 * epochs.num_workers * step))  # in a step, one of them makes a batch at least
+    took = []
+    for _ in range(READY):
+        begin = time.perf_counter()
+        next(batches)
+        took.append(time.perf_counter() - begin)
+    return min(took)
 
 
 @dataclass
@@ -157,11 +182,17 @@ class _Epochs:
         Seconds from starting each epoch to its first batch.
     length : int or None
         Batches of an epoch, as far as it is known.
+    latest : _Epoch or None
+        The epoch that was started last.
+    queued : float
+        Seconds that this thread was ready to work while others had the cores, when it was last asked for a batch.
     """
 
     loader: Iterable
     starts: list[float] = field(default_factory=list)
     length: int | None = None
+    latest: _Epoch | None = None
+    queued: float = 0.0
 
     def __post_init__(self):
         with suppress(TypeError, NotImplementedError):  # an iterable dataset without a length
@@ -178,7 +209,8 @@ class _Epochs:
         return getattr(self.loader, "prefetch_factor", None)
 
     def __iter__(self) -> _Epoch:
-        return _Epoch(self)
+        self.latest = _Epoch(self)
+        return self.latest
 
 
 class _Epoch:
@@ -186,6 +218,7 @@ class _Epoch:
 
     def __init__(self, epochs: _Epochs):
         self.epochs, self.count, self.begin, self.iterator = epochs, 0, time.perf_counter(), None
+        self.before = 0.0  # what the workers had queued at the first batch, in s
         try:
             self.iterator = iter(epochs.loader)
         except Exception as error:
@@ -195,6 +228,7 @@ class _Epoch:
         return self
 
     def __next__(self) -> object:
+        before = queueing.of_this_thread()
         try:
             batch = next(self.iterator)
         except StopIteration:
@@ -204,10 +238,19 @@ class _Epoch:
             raise
         except Exception as error:
             raise _loader_failed(error) from error
+        self.epochs.queued = queueing.of_this_thread() - before
         if not self.count:
             self.epochs.starts.append(time.perf_counter() - self.begin)
+            self.before = self._queued()
         self.count += 1
         return batch
+
+    def queued(self) -> float:
+        """Return for how many seconds a worker was ready to work while others had the cores, for each batch since."""
+        return max(0.0, self._queued() - self.before) / max(1, self.count - 1)
+
+    def _queued(self) -> float:
+        return queueing.of_processes(worker.pid for worker in self._workers)
 
     @property
     def _workers(self) -> list:

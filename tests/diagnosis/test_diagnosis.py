@@ -5,6 +5,7 @@ import cProfile
 import dataclasses
 import gzip
 import html
+import itertools
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from torchvision.transforms import v2
 
 from helpers import config, diagnosis, simulate, timing, traces
 from helpers.__main__ import main
-from helpers.diagnosis import items, loading, recorded, result, watching
+from helpers.diagnosis import items, loading, queueing, recorded, result, watching
 from helpers.lessons import topics
 from helpers.loading import datasets
 from helpers.timing import stopwatch
@@ -432,10 +433,14 @@ NONE = dict.fromkeys([*items.PARTS, items.REST], 0.0)
 ITEMS = items.Items(100, 1.0, 1.0, 32, NONE | {"decoding": 1.0}, opened=1.0, file_bytes=50e3, slowest="decode")
 
 
-def of_loading(step, wait, workers, *, usual=None, cores=8, restart=0.0, **of_items):
+def known(step, wait, workers, *, usual=None, cores=8, restart=0.0, transfer=0.0, queued=0.0, **of_items):
     usual = wait if usual is None else usual
-    facts = loading.Loading(step, wait, usual, workers, cores, restart, dataclasses.replace(ITEMS, **of_items))
-    return {finding.name: finding for finding in loading.findings(facts)}
+    loaded = dataclasses.replace(ITEMS, **of_items)
+    return loading.Loading(step, wait, usual, workers, cores, restart, loaded, transfer, queued)
+
+
+def of_loading(*arguments, **facts):
+    return {finding.name: finding for finding in loading.findings(known(*arguments, **facts))}
 
 
 @pytest.mark.parametrize(
@@ -492,14 +497,42 @@ def test_more_workers_than_can_work_are_too_many_even_if_nothing_is_lost():
 
 
 def test_workers_that_take_longer_than_none_are_found():
-    found = of_loading(step=12, wait=2, workers=4, ms=0.01, cpu_ms=0.01)
+    found = of_loading(step=12, wait=2, workers=4, ms=0.01, cpu_ms=0.01, transfer=2)
     assert found["workers slower than none"].change == "DataLoader(…, num_workers=0)"
 
 
+def test_workers_are_not_slower_than_none_where_the_transfer_from_them_takes_less_than_a_batch():
+    """The loop waits far longer than one process takes for a batch: others have the cores."""
+    found = of_loading(step=184, wait=155, workers=2, cores=2, ms=2.0, cpu_ms=2.0, transfer=2)
+    assert "workers slower than none" not in found
+
+
 def test_irregular_loading_is_distinguished_from_slow_transfer():
-    busy = dict(step=40, wait=8, workers=4)
+    busy = dict(step=50, wait=8, workers=4)
     assert list(of_loading(usual=0.2, **busy)) == ["irregular loading"]
-    assert list(of_loading(usual=8, **busy)) == ["transfer from the workers"]
+    assert list(of_loading(usual=8, transfer=6, **busy)) == ["transfer from the workers"]
+    assert of_loading(usual=8, transfer=6, **busy)["transfer from the workers"].gain == pytest.approx(6 / 50)
+
+
+@pytest.mark.parametrize("usual", [0.2, 8])
+def test_workers_that_wait_for_a_core_are_no_fault_of_the_loop_and_make_a_verdict_impossible(usual):
+    facts = known(step=50, wait=8, workers=4, usual=usual, transfer=0.5, queued=12)
+    assert not list(loading.findings(facts))
+    assert "ready to work for 12 ms" in loading.doubt(facts)
+    assert "not known" in loading.doubt(dataclasses.replace(facts, queued=0.1))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        dict(step=50, wait=8, workers=4, transfer=7),  # a finding of its own
+        dict(step=34, wait=24, workers=1),  # too few
+        dict(step=42, wait=32, workers=0),
+        dict(step=40, wait=0.5, workers=2),
+    ],
+)
+def test_a_wait_that_is_explained_is_not_doubted(facts):
+    assert loading.doubt(known(**facts)) is None
 
 
 def test_a_restart_is_weighed_against_the_step():
@@ -545,7 +578,7 @@ def quick(tmp_path, monkeypatch):
 def clock(quick, monkeypatch):
     """A clock that all of a diagnosis goes by, its profiles too: what it finds is exact."""
     clock = Clock(monkeypatch, watching, items, timing, datasets, simulate)
-    monkeypatch.setattr(items, "_queued", lambda: 0.0)
+    monkeypatch.setattr(queueing, "_seconds", lambda process: 0.0)
     monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda *timer: cProfile.Profile(*timer or [tick])))
     monkeypatch.setattr(config, "cores", lambda: 8)
 
@@ -677,6 +710,37 @@ def test_a_loop_that_keeps_up_is_accused_of_nothing(clock):
     assert found.step_ms == pytest.approx(100)
 
 
+class Interrupted(Busy):
+    """One item takes far longer than the others, once: something else had the core, or so it looks."""
+
+    def __init__(self, clock, seconds, late):
+        super().__init__(clock, seconds)
+        self.taken, self.late = itertools.count(), late
+
+    def __getitem__(self, index):
+        if next(self.taken) == 40:
+            self.clock.sleep(self.late)
+        return super().__getitem__(index)
+
+
+def test_a_wait_that_no_item_needs_is_not_blamed_on_loading(clock):
+    found = simulated(clock, Interrupted(clock, 1e-5, late=0.013), step_ms=20, steps=8)
+    assert (found.verdict, found.findings) == ("nothing wrong", ())
+
+
+def test_what_others_take_of_the_core_is_not_blamed_on_loading(clock, monkeypatch):
+    class Shared(Busy):
+        def __getitem__(self, index):
+            self.clock.sleep(0.001)
+            queued[0] += 0.001
+            return super().__getitem__(index)
+
+    queued = [0.0]
+    monkeypatch.setattr(queueing, "of_this_thread", lambda: queued[0])
+    found = simulated(clock, Shared(clock, 1e-5), step_ms=20, steps=8)
+    assert (found.verdict, found.findings) == ("nothing wrong", ())
+
+
 def test_too_few_workers_are_found(clock):
     found = simulated(clock, datasets.SleepDataset(1000, 0.004), num_workers=1)
     assert (found.verdict, names(found)) == ("loading", ["too few workers", "items that wait"])
@@ -751,7 +815,7 @@ def test_many_small_files_are_found(clock, png_folder):
     slow = datasets.PngDataset(png_folder, corner, storage=simulate.SlowStorage(0.004, 50e6))
     found = simulated(clock, slow, step_ms=20)
     assert names(found) == ["loading in the loop itself", "many small files"]
-    assert "opens 1 file of 0 kB" in found.findings[1].evidence
+    assert "opens a file once, 0 kB each time" in found.findings[1].evidence
 
 
 def test_irregular_items_are_found_with_their_share(clock):
@@ -981,6 +1045,7 @@ def test_a_step_that_fails_is_named_and_no_worker_is_left(quick, left):
     with pytest.raises(watching.StepFailed, match="called with 3 arguments"):
         diagnosis.diagnose(loader, step)
     assert len(list(loader)) == 250  # it still works
+    loader._iterator._shutdown_workers()  # the kept errors hold this frame, and so the loader
 
 
 @pytest.mark.processes

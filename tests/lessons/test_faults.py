@@ -362,7 +362,7 @@ def test_a_fixed_script_is_the_same_training_and_is_timed_beside_both(changed, i
         assert sum(run.durations) == pytest.approx(run.seconds)
         assert min(run.waits) >= 0
         assert sum(run.losses) > 0
-    assert re.search(r"You have \d+\.\d of \d+\.\d×", str(grade))
+    assert re.search(r"You have \d+\.\d×; with all fixed it is \d+\.\d×", str(grade))
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ FAULTS = (
     Fault(
         "accuracy counted image by image", "loop",
         "Some operators for each class of each image, and as often a wait for the GPU; compare whole tensors, and sum.",
-        "11-fewer-launches", "a synchronization in every step",
+        "08-resnet50-baseline", "a synchronization in every step",
         (
             (
                 "    correct = (logits.argmax(1) == labels).sum()\n",
@@ -242,7 +242,7 @@ FAULTS = (
     Fault(
         "loss printed in every step", "GPU",
         "To read the loss, the host waits for the GPU, and then the GPU for the host; read it now and then.",
-        "11-fewer-launches", "a synchronization in every step",
+        "08-resnet50-baseline", "a synchronization in every step",
         (
             (
                 "    return loss.detach(), correct\n",
@@ -278,7 +278,7 @@ FAULTS = (
     Fault(
         "gradients' norms read one by one", "GPU",
         "The host waits for the GPU once for each tensor of weights; sum on the GPU, and read now and then.",
-        "11-fewer-launches", "a synchronization in every step",
+        "08-resnet50-baseline", "a synchronization in every step",
         (
             (
                 "    optimizer.step()\n",

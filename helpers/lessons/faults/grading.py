@@ -106,7 +106,7 @@ class Grade:
             return lines[0]
         mine, whole = self.timed.ratio(YOURS), self.timed.ratio(FIXED)
         lines.append(
-            f"You have {mine.mean:.1f} of {whole.mean:.1f}×: {_ratio(YOURS, mine)}, "
+            f"You have {mine.mean:.1f}×; with all fixed it is {whole.mean:.1f}×: {_ratio(YOURS, mine)}, "
             f"{_ratio(FIXED, whole)} the throughput of the original."
         )
         left = self.timed.ratio(YOURS, to=FIXED)
@@ -227,4 +227,7 @@ def _figures(line: re.Match) -> np.ndarray:
 
 
 def _ratio(name: str, ratio: Interval) -> str:
-    return f"{name} {ratio.mean:.2f}× ({ratio.lowest:.2f} to {ratio.highest:.2f} in {ratio.count} rounds)"
+    ends = f"{ratio.lowest:.2f} to {ratio.highest:.2f} in {ratio.count} rounds"
+    return (
+        f"{name} {ratio.mean:.2f}× ({f'{ratio.count} rounds, too different for an interval' if ratio.wide else ends})"
+    )
