@@ -4,13 +4,13 @@ from helpers.data import cifar10, photos
 from helpers.lessons import checks, exercises, faults, topics
 from helpers.lessons.faults import child, grading, running
 from helpers.lessons.sources import source_of
-from helpers.loading import accidents, datasets, formats, packs, resizing
+from helpers.loading import accidents, datasets, formats, packs, resident, resizing
 from helpers.results import scoreboard, tour
 from helpers.timing import monitor, profiling
 from helpers.training import compiling, models, precision, roofline
 
 __all__ = [
     "accidents", "checks", "child", "cifar10", "compiling", "datasets", "exercises", "faults", "formats", "grading",
-    "models", "monitor", "packs", "photos", "precision", "profiling", "resizing", "roofline", "running",
+    "models", "monitor", "packs", "photos", "precision", "profiling", "resident", "resizing", "roofline", "running",
     "scoreboard", "source_of", "topics", "tour",
 ]  # fmt: skip

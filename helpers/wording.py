@@ -35,6 +35,11 @@ def percent(share: float) -> str:
     return f"{share * 100:.{decimals}f} %"
 
 
+def signed_percent(change: float) -> str:
+    """Return a change of 1 as a whole number of percent with its sign: "+12%", "-3%"; "+0%" for what rounds to none."""
+    return f"{round(change * 100):+d}%" if math.isfinite(change) else f"{change:+.0%}"
+
+
 def printable(name: str) -> str:
     """Return a name with each character replaced that a terminal would obey and not show.
 

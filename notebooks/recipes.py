@@ -155,6 +155,25 @@ def as_it_is(batch):
     return batch
 
 
+# 07 · Augment on the device: a whole batch at once; the data set itself lies there
+
+
+def crop_and_flip(images, padding=4):  # each image by a draw of its own
+    (count, channels, height, width), device = images.shape, images.device
+    padded = nn.functional.pad(images, 4 * [padding])
+    top, left = torch.randint(2 * padding + 1, (2, count, 1), device=device)
+    rows, columns = top + torch.arange(height, device=device), left + torch.arange(width, device=device)
+    columns = torch.where(torch.rand(count, 1, device=device) < 0.5, columns.flip(1), columns)
+    pixels = (rows.unsqueeze(2) * padded.shape[3] + columns.unsqueeze(1)).flatten(1)
+    return padded.flatten(2).gather(2, pixels.unsqueeze(1).expand(-1, channels, -1)).view_as(images)
+
+
+def batches_on_device(images, labels, batch):  # an epoch
+    order = torch.randperm(len(images), device=images.device)
+    for chosen in order[: len(images) // batch * batch].split(batch):
+        yield images.index_select(0, chosen), labels[chosen]  # as images[chosen]; on a CPU faster
+
+
 # 08 · ResNet-50: nobody asks for a value while the loop runs, and a GPU may round products to TF32
 
 
@@ -196,7 +215,7 @@ def mixed_step(model, optimizer, scaler, images, labels):  # scaler: torch.amp.G
 
 def with_fewer_launches(model, lr):
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, fused=True)
-    return torch.compile(model), optimizer  # the first step compiles: it takes a minute
+    return torch.compile(model), optimizer  # the first step compiles: it can take a minute
 
 
 # All of them, on noise
@@ -224,6 +243,10 @@ def main():
 
         def new_loader(workers):
             return loader_of(dataset, 8, workers, collate_fn=as_it_is)
+
+        on_device = [each.to(device) for each in dataset.__getitems__(list(range(64)))]
+        losses = [step(crop_and_flip(images), labels) for images, labels in batches_on_device(*on_device, 8)]
+        print(f"augmented on the device: {len(losses)} steps")
 
         loader = new_loader(0)
         print("loading and compute: {:.2f} and {:.2f} ms a step".format(*two_clocks(loader, step)))

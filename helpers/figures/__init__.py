@@ -5,14 +5,15 @@ alternative text for those who cannot see it.
 from helpers.figures.drawing import Picture
 from helpers.figures.ladders import ladder, reference
 from helpers.figures.loaders import access, image_grid, item_timeline, memory, monitored
-from helpers.figures.networks import curves, gradients, memory_formats, number_formats, roofline
+from helpers.figures.networks import accuracies, curves, gradients, memory_formats, number_formats, roofline
 from helpers.figures.profiles import accelerator, breakdown, kernels, memory_curves, utilization_and_efficiency
-from helpers.figures.timings import comparison, phases, run_ahead, time_lines, two_clocks
+from helpers.figures.timings import comparison, phases, run_ahead, seconds, time_lines, two_clocks
 
 __all__ = [
     "Picture",
     "accelerator",
     "access",
+    "accuracies",
     "breakdown",
     "comparison",
     "curves",
@@ -30,6 +31,7 @@ __all__ = [
     "reference",
     "roofline",
     "run_ahead",
+    "seconds",
     "time_lines",
     "two_clocks",
     "utilization_and_efficiency",

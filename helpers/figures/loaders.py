@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -44,7 +45,8 @@ def image_grid(images: Sequence, labels: Sequence[int], classes: Sequence[str], 
     for axes in figure.axes:
         axes.axis("off")
     figure.suptitle(source, fontsize=10)
-    shown = ", ".join(classes[label] for label in labels)
+    counts = Counter(classes[label] for label in labels)
+    shown = ", ".join(name if count == 1 else f"{name} ({count})" for name, count in counts.items())
     return Picture(figure, f"{len(images)} images from {source}, of the classes {shown}.")
 
 

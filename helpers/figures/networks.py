@@ -52,6 +52,35 @@ def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
     )
 
 
+def accuracies(runs: Mapping[str, np.ndarray], source: str) -> Picture:
+    """Draw the test accuracy after each epoch: a line for the mean of several seeds, a band from lowest to highest.
+
+    Parameters
+    ----------
+    runs : mapping of str to array of shape (seeds, epochs)
+        Shares from 0 to 1.
+    source : str
+    """
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for (name, values), colour, style in zip(
+        runs.items(), (GREY, BLUE, ORANGE, GREEN), (":", "-", "--", "-."), strict=False
+    ):
+        values = 100 * np.asarray(values)
+        epochs = np.arange(1, values.shape[1] + 1)
+        axes.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+        axes.plot(epochs, values.mean(0), style, color=colour, marker=".", label=name)
+    axes.set(xlabel="epoch", ylabel="test accuracy in %")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False)
+    tidy(axes)
+    write_source(figure, source)
+    ends = ", ".join(f"{name} {100 * np.mean(values, axis=0)[-1]:.0f} %" for name, values in runs.items())
+    return Picture(
+        figure, f"Lines of the test accuracy by epoch, with bands over the seeds. At the end: {ends}. {source}."
+    )
+
+
 def roofline(steps: Mapping[str, Placed], source: str) -> Picture:
     """Draw training steps below the two limits of their device: memory, which rises with the intensity, and computing.
 

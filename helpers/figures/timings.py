@@ -27,7 +27,7 @@ from helpers.figures.drawing import (
     tidy,
     write_source,
 )
-from helpers.wording import counted
+from helpers.wording import counted, signed_percent
 
 
 def comparison(result: timing.Comparison, source: str) -> Picture:
@@ -73,7 +73,7 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
         axes.plot(rounds, [place + 0.27] * len(rounds), "o", color=BLACK, markersize=3)
         axes.plot([clocks.predicted_ms] * 2, [place - 0.4, place + 0.42], color=BLACK, linestyle="--", linewidth=1.2)
         end = max(clocks.predicted_ms, *rounds)
-        axes.text(end, place + 0.27, f"  {clocks.error:+.0%}", va="center", fontsize=9)
+        axes.text(end, place + 0.27, f"  {signed_percent(clocks.error)}", va="center", fontsize=9)
     axes.plot([], [], color=BLACK, linestyle="--", linewidth=1.2, label="predicted")
     axes.set(xlabel="time per batch in ms (dots: rounds; on the right: how far off the prediction is)")
     axes.set_yticks(range(len(results)), list(results))
@@ -85,7 +85,7 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
     write_source(figure, source)
     words = "; ".join(
         f"{name}: loading {clocks.loading_ms:.1f} ms, compute {clocks.compute_ms:.1f} ms, predicted "
-        f"{clocks.predicted_ms:.1f} ms, measured {clocks.loop_ms:.1f} ms ({clocks.error:+.0%})"
+        f"{clocks.predicted_ms:.1f} ms, measured {clocks.loop_ms:.1f} ms ({signed_percent(clocks.error)})"
         for name, clocks in results.items()
     )
     return Picture(figure, f"For each loader bars of the two clocks and of the loop. {words}. {source}.")
@@ -116,6 +116,31 @@ def phases(table: pd.DataFrame, source: str) -> Picture:
         for row, values in table.iterrows()
     )
     return Picture(figure, f"Stacked bars of microseconds per image. {words}. {source}.")
+
+
+def seconds(table: pd.DataFrame, source: str) -> Picture:
+    """Draw how many seconds a training takes: a horizontal bar a setting, waiting and step stacked, the sum beside it.
+
+    Parameters
+    ----------
+    table : DataFrame
+        A row a setting, named by the index; in seconds, ``waiting`` for batches and the rest of the ``step``.
+    source : str
+    """
+    figure = Figure(figsize=(8, 0.45 * len(table) + 1.3), layout="constrained")
+    axes = figure.subplots()
+    for name, left, colour in (("step", 0, COLOURS["CPU Exec"]), ("waiting", table["step"], COLOURS["DataLoader"])):
+        axes.barh(table.index, table[name], left=left, color=colour, label=name, height=0.6)
+    sums = table.sum(axis=1)
+    for row, total in enumerate(sums):
+        axes.annotate(f"{total:,.3g} s", (total, row), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set(xlabel="seconds", xlim=(0, 1.12 * sums.max()))
+    axes.invert_yaxis()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
+    tidy(axes, "x")
+    write_source(figure, source)
+    words = ", ".join(f"{name} {total:,.3g}" for name, total in sums.items())
+    return Picture(figure, f"Stacked bars of seconds, of the step and of waiting for data; in all: {words}. {source}.")
 
 
 def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:

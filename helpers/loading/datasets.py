@@ -144,6 +144,27 @@ class OnSlowStorage(Dataset):
         return self.dataset.__getitems__(indices)
 
 
+class Transformed(Dataset):
+    """The images of another dataset, transformed one by one: `transform` gets each image as that dataset yields it.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Of images and labels.
+    transform : callable
+    """
+
+    def __init__(self, dataset: Dataset, transform: Callable):
+        self.dataset, self.transform = dataset, transform
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int):
+        image, label = self.dataset[index]
+        return self.transform(image), label
+
+
 class SleepDataset(Dataset):
     """Items that take a known time and no CPU time: shows what the loader does, undisturbed by any work.
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, default_collate
 
 from helpers import training, wording
+from helpers.loading import datasets
 from helpers.training import models
 
 
@@ -21,7 +22,8 @@ def describe(loader: Iterable, step: Callable) -> str:
     Parameters
     ----------
     loader : iterable
-        Of a DataLoader dataset, transform, order, workers and other settings are named, of anything else its type.
+        Of a DataLoader dataset, transform, order, workers and other settings are named, of anything else its type and
+        its `batch`, if it has one.
     step : callable
         Of a `training.TrainingStep` network, optimizer, number formats, memory formats and compilation are named; any
         other speaks for itself, by ``str()``. On a GPU it counts whether TF32 is on at this moment, or in a
@@ -38,6 +40,8 @@ def describe(loader: Iterable, step: Callable) -> str:
 def _of_loader(loader: Iterable) -> Iterator[str]:
     if not isinstance(loader, DataLoader):
         yield type(loader).__name__
+        if batch := getattr(loader, "batch", None):
+            yield f"in batches of {batch}"
         return
     yield _of_dataset(loader.dataset)
     yield from _of_order(loader)
@@ -55,6 +59,8 @@ def _of_loader(loader: Iterable) -> Iterator[str]:
 def _of_dataset(dataset: Dataset) -> str:
     settings = {name: getattr(dataset, name, None) for name in ("format", "decoder", "draft", "storage")}
     words = [type(dataset).__name__, *(f"{name} {value}" for name, value in settings.items() if value is not None)]
+    if isinstance(dataset, datasets.Transformed):
+        words.append(f"of {_of_dataset(dataset.dataset)}")
     transforms = " → ".join(_of_transform(getattr(dataset, "transform", None)))
     return f"{' '.join(words)} ({transforms})" if transforms else " ".join(words)
 
@@ -96,6 +102,8 @@ def _of_step(step: Callable) -> str:
             return _of_step(step.step)
     if isinstance(step, training.TrainingStep):
         return ", ".join(_of_training(step))
+    if isinstance(step, training.Augmented):
+        return f"{step.augment.__name__}, then {_of_step(step.step)}"
     if isinstance(recorded := getattr(step, "step", None), training.TrainingStep):  # by `training.graphed`
         return f"{_of_step(recorded)}, replayed as a CUDA graph"
     return str(step)

@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from helpers import config, simulate, timing, training
 from helpers.data import cifar10, photos
-from helpers.loading import datasets, resizing
+from helpers.loading import datasets, resident, resizing
 from helpers.results.recording import Group, Rung
 from helpers.training import compiling, models, precision
 
@@ -28,11 +28,12 @@ _SIZE, _CROP = 256, 224  # pixels
 
 _NORMALIZED = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cifar10.MEAN, cifar10.STD)])
 _BYTES = transforms.PILToTensor()
+_AUGMENTED = v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()])
 _CROPPED = v2.Compose([v2.RandomCrop(_CROP), v2.RandomHorizontalFlip(), v2.PILToTensor()])
 _RESIZED_AND_CROPPED = v2.Compose([v2.Resize(_SIZE), _CROPPED])
 
 
-# Notebooks 01 to 06, with CIFAR-10: how the small network is fed
+# Notebooks 01 to 07, with CIFAR-10: how the small network is fed
 
 
 def loading_rungs(data: cifar10.Prepared, workers: int) -> tuple[Rung, ...]:
@@ -57,11 +58,30 @@ def loading_rungs(data: cifar10.Prepared, workers: int) -> tuple[Rung, ...]:
     )
 
 
+def augmenting_rungs(data: cifar10.Prepared, workers: int) -> tuple[Rung, ...]:
+    """Return the rungs of notebook 07; one of them has its images on the device at once. Parameters as above."""
+    from helpers.loading import formats, packs
+
+    workers, on_gpu, pack = workers or 1, config.device().type == "cuda", packs.prepare(data)
+    by_item = DataLoader(datasets.Transformed(pack, _AUGMENTED), _BATCH, True, num_workers=workers, pin_memory=on_gpu)
+    batches = formats.ShuffledBatches(len(pack), _BATCH)
+    in_batches = DataLoader(pack, batch_sampler=batches, collate_fn=pack.collate, pin_memory=on_gpu)
+    images, labels = (each.to(config.device()) for each in pack.collate(pack.__getitems__(range(len(pack)))))
+    resident_images = resident.OnDevice(images, labels, _BATCH)
+    step = training.accelerator_step(models.SmallCNN(normalize=True))
+    augmenting = training.Augmented(step, training.crop_and_flip)
+    return (
+        Rung("07 augmented image by image", by_item, step),
+        Rung("07 augmented on the device", in_batches, augmenting, "07 augmented image by image"),
+        Rung("07 data set on the device", resident_images, augmenting, "07 augmented on the device"),
+    )
+
+
 def loading() -> Group:
-    """Prepare notebooks 01 to 06, with CIFAR-10."""
+    """Prepare notebooks 01 to 07, with CIFAR-10."""
     data, preset = cifar10.prepare(), config.preset()
-    rungs = loading_rungs(data, _best_workers(data))
-    return Group(rungs, data.source, preset.steps)
+    workers = _best_workers(data)
+    return Group(loading_rungs(data, workers) + augmenting_rungs(data, workers), data.source, preset.steps)
 
 
 def _png_files(data: cifar10.Prepared, transform: object, workers: int) -> DataLoader:

@@ -16,6 +16,7 @@ from filelock import FileLock
 from helpers import config, staging, timing, traces
 from helpers.confidence import Interval
 from helpers.results.describing import describe
+from helpers.timing.comparison import limits
 from helpers.wording import digits
 
 REFERENCE = config.PROJECT / "data" / "reference"
@@ -230,13 +231,22 @@ def reference(rung: str) -> pd.DataFrame:
             "ms a step": f"{result.step_ms:.1f}",
             "host waits": f"{result.loading_share:.0%}",
             "device idle": percent_or_dash(result.device_idle),
-            "ratio": ratio_text(result) or "–",
+            **_ratio_columns(result),
             "a step": result.step,
             "torch": result.torch,
         }
         for name, result in references(rung).items()
     }
     return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def _ratio_columns(result: Result) -> dict[str, str]:
+    if pd.isna(result.ratio):
+        return {"ratio": "–", "its 95% interval": "–", "to": "–"}
+    if result.ratio_lowest == result.ratio_highest == 1:
+        return {"ratio": "–", "its 95% interval": "–", "to": f"the same as {baseline_text(result)}"}
+    ratio = Interval(result.ratio, result.ratio_lowest, result.ratio_highest, result.rounds)
+    return {"ratio": f"{digits(ratio.mean)}×", "its 95% interval": limits(ratio), "to": baseline_text(result)}
 
 
 def trace_folder(rung: str) -> Path:
@@ -318,6 +328,8 @@ def ratio_text(result: Result) -> str:
     if pd.isna(result.ratio):
         return ""
     ratio = Interval(result.ratio, result.ratio_lowest, result.ratio_highest, result.rounds)
+    if ratio.lowest == ratio.highest == 1:
+        return f"the same as {baseline_text(result)}"
     return f"{digits(ratio.mean)}× to {baseline_text(result)}: {timing.conclusion(ratio)}"
 
 

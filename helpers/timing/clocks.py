@@ -15,6 +15,7 @@ from helpers.confidence import Interval, around, geometric
 from helpers.timing import loaders
 from helpers.timing.comparison import EQUAL, FASTER, SAME, SLOWER, interleaved, limits, outcome
 from helpers.timing.stopwatch import Timing, loop, synchronize, timed
+from helpers.wording import signed_percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,11 +104,11 @@ class TwoClocks:
         """Say in one sentence what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""
         ratio, found = self.ratio, outcome(self.ratio)
         shown = {FASTER: "longer", SLOWER: "shorter", SAME: f"equal within {EQUAL:.0%}"}
-        ends = f"{ratio.lowest - 1:+.0%} to {ratio.highest - 1:+.0%}"
+        ends = f"{signed_percent(ratio.lowest - 1)} to {signed_percent(ratio.highest - 1)}"
         if ratio.wide:
             ends = "the rounds are too different for an interval"
         return (
-            f"{self.predicted_ms:.1f} ms predicted, {self.loop_ms:.1f} ms measured: {self.error:+.0%} "
+            f"{self.predicted_ms:.1f} ms predicted, {self.loop_ms:.1f} ms measured: {signed_percent(self.error)} "
             f"({ends}), {shown.get(found, found)}."
         )
 

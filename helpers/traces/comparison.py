@@ -60,7 +60,15 @@ def sentence(change: pd.DataFrame) -> str:
         f"{PLAIN_NAMES[name]} {_signed(row.change)} ms ({_signed(row.lowest)} to {_signed(row.highest)})"
         for name, row in ordered.iterrows()
     ]
-    return ", ".join(parts) or f"no change above {least:.2g} ms a step that the recorded steps agree on"
+    if parts:
+        return ", ".join(parts)
+    largest = change.loc[change["change"].abs().idxmax()]
+    if abs(largest.change) < least:
+        return f"no change of {_signed(least)[1:]} ms a step or more"
+    ends = f"{_signed(largest.lowest)} to {_signed(largest.highest)}"
+    return (
+        f"{PLAIN_NAMES[largest.name]} {_signed(largest.change)} ms, but the steps differ too much to be sure ({ends})"
+    )
 
 
 def _signed(ms: float) -> str:

@@ -1,5 +1,6 @@
 """Training: the step, its networks and workloads, number formats, compilation, and which limit a step meets."""
 
+from helpers.training.augmenting import Augmented, crop_and_flip
 from helpers.training.epochs import Epoch, evaluate, seed_everything, train_epoch
 from helpers.training.graphs import graphed
 from helpers.training.steps import (
@@ -15,12 +16,14 @@ from helpers.training.steps import (
 from helpers.training.workloads import Workload, launch_bound_workload, resnet_workload
 
 __all__ = [
+    "Augmented",
     "Epoch",
     "OutOfMemory",
     "TrainingStep",
     "WithTF32",
     "Workload",
     "accelerator_step",
+    "crop_and_flip",
     "device_of",
     "evaluate",
     "graphed",

@@ -2,9 +2,10 @@
 
 50,000 images of 32×32, drawn; shuffled batches of 128 through a standard DataLoader without workers, with one
 thread of PyTorch, on one core: images a second and core. Naive is one PNG an image, with ToTensor and Normalize. The
-limit is the gather alone: index_select into a tensor kept. All variants are timed interleaved, for a moment in each
-round; ratios are medians of those of the rounds. Files are in the page cache; every checksum is on. The libraries of
-the extra ``peers`` that are installed are timed in the same rounds.
+limit is the gather alone, index_select into a tensor kept; where npy is normalized, it is normalizing one batch in
+memory. All variants are timed interleaved, for a moment in each round; ratios are medians of those of the rounds. Files
+are in the page cache; every checksum is on. The libraries of the extra ``peers`` that are installed are timed in the
+same rounds.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from helpers.data import cifar10, synthetic
 from helpers.loading import datasets, formats
 from helpers.loading.formats import parquet
 from helpers.loading.formats.sampling import ShuffledBatches
+from helpers.training import models
 from tests.bench import peers, timing
 from tests.bench.timing import BATCH, Variant
 
@@ -69,6 +71,16 @@ class Normalized:
     def __call__(self, batch: formats.Batch) -> tuple[torch.Tensor, torch.Tensor]:
         # In place: torch.addcmul, of which the shapes differ, takes 4 times as long
         return batch.images.float().sub_(self.mean).mul_(self.scale), batch.labels
+
+
+class NormalizedByLayer:
+    """Collates, and normalizes as the course's networks do."""
+
+    def __init__(self):
+        self.layer = models.Normalize()
+
+    def __call__(self, batch: formats.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(batch.images), batch.labels
 
 
 def main() -> None:
@@ -118,7 +130,11 @@ def all_variants(packs, naive: Path, images: torch.Tensor, labels: torch.Tensor)
     npy = packs["npy"]
     by_group = parquet.RowGroupBatches(packs["parquet"], BATCH)
     variants["parquet, batches by row group"] = Variant(loader(packs["parquet"], npy.collate, by_group))
-    variants["npy, normalized"] = Variant(loader(npy, Normalized()), "float32")
+    one = npy.__getitems__(range(BATCH))
+    for name, normalized in {"normalized": Normalized(), "normalized by the layer": NormalizedByLayer()}.items():
+        alone = f"{name.replace('ized', 'izing')} alone"
+        variants[f"npy, {name}"] = Variant(loader(npy, normalized), "float32", limit=alone)
+        variants[alone] = Variant(lambda collate=normalized: repeated(lambda: collate(one)), "float32")
     variants["lmdb, png, normalized"] = Variant(loader(packs["lmdb, png"], Normalized()), "float32")
     variants["npy, ShuffledBatches"] = Variant(loader(npy, npy.collate, ShuffledBatches(COUNT, BATCH)))
     in_memory = InMemory(images, labels)
@@ -143,6 +159,10 @@ def loader(dataset: Dataset, collate: Callable | None = None, batches: Iterable 
     if batches is not None:
         return DataLoader(dataset, batch_sampler=batches, collate_fn=collate)
     return DataLoader(dataset, BATCH, shuffle=True, collate_fn=collate)
+
+
+def repeated(make: Callable[[], tuple]) -> Iterator[tuple]:
+    return (make() for _ in range(COUNT // BATCH))
 
 
 def gather(images: torch.Tensor) -> Iterator[tuple[torch.Tensor, None]]:

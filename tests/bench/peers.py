@@ -1,10 +1,10 @@
-"""Other libraries that load images, for `tests.bench.bench_formats` to compare with: the extra ``peers``.
+"""Other libraries that load or augment images, for the benchmarks to compare with: the extra ``peers``.
 
 Each is used as its own documentation advises for shuffled batches from a local disk, in one process; a function
 for each way to read writes the files that the library wants, and returns an epoch's batches. The first batch
-of each is compared with the images. Two things favour the others: webdataset, tfrecord, DALI and streamed datasets
-shuffle within a buffer of about 1,000 images, and litdata within a file, where ours shuffle all; and of those that read
-raw pixels, only ours and numpy.load compare checksums.
+of each is compared with the images. Two things favour those that read files of their own or ours: webdataset, tfrecord,
+DALI and streamed datasets shuffle within a buffer of about 1,000 images, and litdata within a file, where ours shuffle
+all; and of those that read raw pixels, only ours and numpy.load compare checksums.
 
 FFCV is left out: its last release, of 2023, must be compiled, and that stops without OpenCV's development files.
 """
@@ -16,8 +16,9 @@ import importlib.metadata
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from torchvision import transforms
 
 from helpers.data import cifar10
 from helpers.loading import datasets, formats
+from helpers.loading.formats.sampling import ShuffledBatches
 from tests.bench.timing import BATCH, Variant, failure
 
 # Without the override, the clouds' clients that come along (boto3, oci) take python-dateutil back to 2, and
@@ -34,6 +36,7 @@ from tests.bench.timing import BATCH, Variant, failure
 INSTALL = ".venv/bin/uv pip install --override requirements.lock -e '.[peers]'"
 BUFFER = 1_000  # images to shuffle among, as in WebDataset's documentation; DALI's default is 1,024
 SHAPE = (3, 32, 32)
+PADDING = 4
 NORMALIZE = transforms.Normalize(cifar10.MEAN, cifar10.STD)
 TRANSFORM = transforms.Compose([transforms.ToTensor(), NORMALIZE])
 
@@ -59,6 +62,11 @@ class Source:
     files: Path
     packs: dict[str, formats.PackedDataset]
     folder: Path
+
+    @cached_property
+    def known(self) -> dict[int, int]:
+        """The label of each image, by the image's hash."""
+        return {hash(image.tobytes()): int(label) for image, label in zip(self.images, self.labels, strict=True)}
 
     def pack(self, name: str, pattern: str) -> list[str]:
         """The files of one of our packs."""
@@ -261,10 +269,43 @@ def png_by_dali(source: Source) -> Iterable:
     return _dali(read)
 
 
+# ----------------------------------------------------------------------- batches of our npy pack, cropped and mirrored
+
+
+def augmented_by_kornia(source: Source) -> Iterable:
+    """It takes no bytes, so that they become float32 from 0 to 1 first."""
+    from kornia import augmentation
+
+    augment = torch.nn.Sequential(
+        augmentation.RandomCrop(SHAPE[1:], padding=PADDING), augmentation.RandomHorizontalFlip()
+    )
+    return DataLoader(
+        source.packs["npy"], BATCH, shuffle=True, collate_fn=lambda batch: (augment(batch.images / 255), batch.labels)
+    )
+
+
+def augmented_by_dali(source: Source) -> Iterable:
+    from nvidia.dali import fn, types
+
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for indices in ShuffledBatches(len(source.images), BATCH):
+            batch = source.packs["npy"].__getitems__(indices)
+            yield batch.images.numpy(), batch.labels.numpy()
+
+    def read():
+        images, labels = fn.external_source(batches, num_outputs=2, layout=["CHW", ""], cycle="raise")
+        offsets = [float(offset) for offset in range(-PADDING, PADDING + 1)]
+        corner = fn.cast(fn.random.uniform(values=offsets, shape=2), dtype=types.INT32)
+        images = fn.slice(images, start=corner, shape=SHAPE[1:], axis_names="HW", out_of_bounds_policy="pad")
+        return fn.flip(images, horizontal=fn.random.coin_flip()), labels
+
+    return _dali(read, reader=None)
+
+
 # ------------------------------------------------------------------------------------------------ what two ways share
 
 
-def _dali(read: Callable) -> Iterable:
+def _dali(read: Callable, reader: str | None = "reader") -> Iterable:
     """A pipeline on the CPU, with one thread."""
     from nvidia.dali import pipeline_def
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -272,7 +313,7 @@ def _dali(read: Callable) -> Iterable:
 
     pipeline = pipeline_def(batch_size=BATCH, num_threads=1, device_id=None)(read)()
     return DALIGenericIterator(
-        pipeline, ["image", "label"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL, auto_reset=True
+        pipeline, ["image", "label"], reader_name=reader, last_batch_policy=LastBatchPolicy.PARTIAL, auto_reset=True
     )
 
 
@@ -311,7 +352,7 @@ def _litdata_sample(sample: tuple) -> dict:
 
 @dataclass(frozen=True)
 class Peer:
-    """A way to load images with another library.
+    """A way to load or augment images with another library.
 
     Attributes
     ----------
@@ -352,23 +393,40 @@ PEERS = (
     Peer("DALI, PNG files", DALI, png_by_dali, "float32", "lmdb, png, normalized"),
 )
 
+AUGMENTING = (
+    Peer("npy, batches, kornia", "kornia", augmented_by_kornia, "0 to 1", "npy, batches, crop_and_flip"),
+    Peer("npy, batches, DALI", DALI, augmented_by_dali, "uint8", "npy, batches, crop_and_flip"),
+)
 
-def variants(source: Source) -> dict[str, Variant]:
+
+def check(images: torch.Tensor, labels: torch.Tensor, source: Source) -> None:
+    """Raise ValueError if a batch has anything but our images with their labels."""
+    if images.dtype == torch.float32:
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (cifar10.MEAN, cifar10.STD))
+        images = (images * std + mean).mul(255).round().to(torch.uint8)
+    if images.dtype != torch.uint8 or images.shape != (BATCH, *SHAPE):
+        raise ValueError(f"expected {BATCH} images of {SHAPE}, found {images.dtype} of {tuple(images.shape)}")
+    found = [source.known.get(hash(image.numpy().tobytes())) for image in images]
+    if found != labels.flatten().tolist():
+        raise ValueError("expected the images with their labels, found others")
+
+
+def variants(
+    source: Source, peers: Sequence[Peer] = PEERS, check: Callable[[torch.Tensor, torch.Tensor, Source], None] = check
+) -> dict[str, Variant]:
     """Begin all that are installed; name the others, and those that fail."""
-    begun, there = {}, installed()
-    if missing := {peer.package: None for peer in PEERS if peer.package not in there}:
+    begun, there = {}, installed(peers)
+    if missing := {peer.package: None for peer in peers if peer.package not in there}:
         print(f"Not installed, so left out: {', '.join(missing)}. To compare with them too: {INSTALL}")
     print("The other libraries write the files that they want, and begin ...", flush=True)
-    pairs = zip(source.images, source.labels, strict=True)
-    known = {hash(image.tobytes()): int(label) for image, label in pairs}
-    for peer in PEERS:
+    for peer in peers:
         if peer.package not in there:
             continue
         try:
             with quiet():
                 loader = peer.begin(source)
                 variant = Variant(lambda loader=loader: map(_pair, loader), peer.delivers, peer.beside)
-                _check(*next(variant.stream), known)
+                check(*next(variant.stream), source)
         except Exception as error:
             print(failure(peer.name, error))
         else:
@@ -376,10 +434,10 @@ def variants(source: Source) -> dict[str, Variant]:
     return begun
 
 
-def installed() -> list[str]:
-    """The packages of `PEERS` that are installed."""
+def installed(peers: Sequence[Peer] = PEERS) -> list[str]:
+    """The packages of `peers` that are installed."""
     found = {distribution.name for distribution in importlib.metadata.distributions()}
-    return [package for package in dict.fromkeys(peer.package for peer in PEERS) if package in found]
+    return [package for package in dict.fromkeys(peer.package for peer in peers) if package in found]
 
 
 @contextlib.contextmanager
@@ -410,15 +468,3 @@ def _pair(batch) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(batch, list) and len(batch) == 1:  # DALI: a dictionary for each pipeline
         (batch,) = batch
     return (batch["image"], batch["label"]) if isinstance(batch, dict) else tuple(batch)
-
-
-def _check(images: torch.Tensor, labels: torch.Tensor, known: dict[int, int]) -> None:
-    """Raise ValueError if a batch has anything but our images with their labels."""
-    if images.dtype == torch.float32:
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (cifar10.MEAN, cifar10.STD))
-        images = (images * std + mean).mul(255).round().to(torch.uint8)
-    if images.dtype != torch.uint8 or images.shape != (BATCH, *SHAPE):
-        raise ValueError(f"expected {BATCH} images of {SHAPE}, found {images.dtype} of {tuple(images.shape)}")
-    found = [known.get(hash(image.numpy().tobytes())) for image in images]
-    if found != labels.flatten().tolist():
-        raise ValueError("expected the images with their labels, found others")

@@ -33,14 +33,17 @@ class Variant:
     loader : iterable, or callable that returns one
         An epoch of tuples that begin with the images.
     delivers : str
-        What the images are: ``"uint8"``, or ``"float32"`` for normalized ones.
+        What the images are: ``"uint8"``, ``"float32"`` for normalized ones, or ``"0 to 1"``, float32 as well.
     beside : str, optional
-        For the loader of another library: which of ours has the same kind of file and delivers the same.
+        For the loader of another library: which of ours does the same.
+    limit : str, optional
+        The variant that this one cannot surpass, if it is not the last of all.
     """
 
     loader: Iterable | Callable[[], Iterable]
     delivers: str = "uint8"
     beside: str | None = None
+    limit: str | None = None
 
     @cached_property
     def stream(self) -> Iterator[tuple]:
@@ -123,14 +126,15 @@ def failure(name: str, error: Exception) -> str:
 def report(rates: Rates, variants: dict[str, Variant]) -> None:
     """Print images a second, their spread, microseconds a batch, and the ratios to naive and to the limit.
 
-    The first of `rates` is naive, the last is the limit.
+    The first of `rates` is naive, the last is the limit of those that name no other.
     """
     naive, *_, limit = rates
     title, columns = f"medians of {ROUNDS} interleaved rounds", f"{'µs/batch':>8} {'naive':>8} {'limit':>6}"
     print(f"\n{title:38} {'delivers':8} {'images/s':>10} {'lowest – highest':>23} {columns}")
     for name, mine in rates.items():
         median, spread = statistics.median(mine), f"{min(mine):,.0f} – {max(mine):,.0f}"
-        to_naive, to_limit = (statistics.median(ratios(rates, name, other)) for other in (naive, limit))
+        others = naive, variants[name].limit or limit
+        to_naive, to_limit = (statistics.median(ratios(rates, name, other)) for other in others)
         print(
             f"{name:38} {variants[name].delivers:8} {median:10,.0f} {spread:>23} {BATCH / median * 1e6:8,.0f}"
             f" {to_naive:7.1f}× {to_limit:6.3f}"

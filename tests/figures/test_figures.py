@@ -91,6 +91,8 @@ PICTURES = {
     "curves": lambda: figures.curves({"training": [2.3, 2.1, 1.9]}, SOURCE),
     "item_timeline": lambda: figures.item_timeline({"1 worker": np.array([[0, 1.0, 1.5], [0, 1.5, 2.0]])}),
     "phases": lambda: figures.phases(pd.DataFrame({"loading": [5.0], "forward": [7.0]}, ["batch 32"]), SOURCE),
+    "accuracies": lambda: figures.accuracies({"in batches": np.array([[0.3, 0.4], [0.2, 0.5]])}, SOURCE),
+    "seconds": lambda: figures.seconds(pd.DataFrame({"waiting": [9.0], "step": [4.0]}, ["naive"]), SOURCE),
     "memory": lambda: figures.memory({"list": {1000: 1.0, 9000: 8.0}, "array": {1000: 0.0, 9000: 0.0}}),
     "accelerator": lambda: figures.accelerator(gpu(), SOURCE),
     "kernels": lambda: figures.kernels(traces.kernels(gpu()), SOURCE),
@@ -141,6 +143,8 @@ OF_MEASUREMENTS = [
     "accelerator",
     "kernels",
     "run_ahead",
+    "accuracies",
+    "seconds",
 ]
 
 

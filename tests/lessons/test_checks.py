@@ -28,6 +28,7 @@ LESSONS = {  # the check of each notebook, and what the reader writes
     "04": ("mean_and_std", "mean_and_std"),
     "05": ("resize", "resized"),
     "06": ("packed_images", "PackedImages"),
+    "07": ("crop_pairs", "crop_pairs"),
     "08": ("one_ahead", "one_ahead"),
     "09": ("channel_norm", "channel_norm"),
     "10": ("accumulated_step", "accumulated_step"),
@@ -40,6 +41,8 @@ MEANS = "count += 1\n        total += pixels.mean(dim=(0, 2, 3))\n"
 LAST = "\n    if started is not None:\n        yield finish_copy(started)"
 AHEAD = "        if started is not None:\n            yield finish_copy(started)\n        started = following" + LAST
 # What is wrong, where the solution is changed, and what the answer must say.
+ONE_BY_ONE = """return tuple(torch.stack([take(images[n:n + 1], scale * top[n:n + 1], scale * left[n:n + 1],
+        scale * size)[0] for n in range(len(low))]) for images, scale in ((low, 1), (high, scale)))"""
 WRONG = {
     "00": [
         ("seconds instead", ("return count / (", "return ("), "expected .* items/s, found 0"),
@@ -94,6 +97,22 @@ WRONG = {
         ("a list of pairs", ("return torch.from_numpy(self.images[indices]), self.labels[indices]",
             "return [(torch.tensor(self.images[each]), self.labels[each]) for each in indices]"),
             "found list of tuple"),
+    ],
+    "07": [
+        ("one place for all", ("(2, len(low))", "(2, 1)"), "RuntimeError|the same place"),
+        ("one draw", ("top, left = torch.randint(places, (2, len(low)), device=low.device)",
+            "top, left = torch.randint(places, (2, 1)).expand(2, len(low))"), "2,000 crops begin at the same place"),
+        ("never the last place", ("- size + 1", "- size"), "from 0 to 4 each way; found 0 to"),
+        ("down as far as to the right", ("top, left = torch.randint(places, (2, len(low)), device=low.device)",
+            "top = left = torch.randint(places, (len(low),))"), "about 80 at each of 5 × 5 places.*found 0 to"),
+        ("another place in high", ("scale * top, scale * left", "top, left"), "crops of high, where high is 2 times"),
+        ("always twice as large", ("high.shape[2] // low.shape[2]", "2"), r"expected the shape \(2000, 3, 12, 12\)"),
+        ("small crops of high", ("scale * left, scale * size", "scale * left, size"), r"shape \(2000, 3, 8, 8\)"),
+        ("in floats", ("return take(low, top, left, size)", "return take(low.float(), top, left, size)"),
+            "torch.int64 came in, torch.float32 came out"),
+        ("image by image", (
+            "return take(low, top, left, size), take(high, scale * top, scale * left, scale * size)", ONE_BY_ONE),
+            "× as fast as image by image; expected 5× or more"),
     ],
     "08": [
         ("not ahead", (AHEAD, "        yield finish_copy(following)"), "nobody had started the copy of batch 1"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from helpers import config
+from helpers import config, training
 
 NOTEBOOKS = config.PROJECT / "notebooks"
 ALLOWED = {"numpy", "torch", "torchvision", "PIL", "recipes"} | sys.stdlib_module_names
@@ -55,6 +55,21 @@ def test_nothing_of_the_course_is_imported(name):
 
 def test_the_script_is_short_enough_to_be_read():
     assert len((NOTEBOOKS / "train_photos.py").read_text(encoding="utf-8").splitlines()) < 150
+
+
+def test_a_batch_is_augmented_as_in_the_course(recipes):
+    images = torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8)
+    torch.manual_seed(0)
+    expected = training.crop_and_flip(images)
+    torch.manual_seed(0)
+    assert torch.equal(recipes.crop_and_flip(images), expected)
+
+
+def test_a_data_set_on_the_device_gives_each_image_once(recipes):
+    batches = list(recipes.batches_on_device(torch.arange(10), torch.arange(10) * 2, 4))
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert [len(batch) for batch, _ in batches] == [4, 4]
+    assert len(images.unique()) == 8 and torch.equal(labels, images * 2)
 
 
 @pytest.mark.slow

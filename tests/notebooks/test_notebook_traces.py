@@ -18,7 +18,11 @@ from helpers.results import rungs, scoreboard
 from helpers.results.describing import describe
 from helpers.timing import profiling
 
-FIRST = {"01 naive PNG files", "08 ResNet-50"}  # of their kind: there is nothing to compare them with
+FIRST = {
+    "01 naive PNG files",
+    "07 augmented image by image",
+    "08 ResNet-50",
+}  # of their kind: there is nothing to compare them with
 BORROWED = {path.name for path in scoreboard.REFERENCE.iterdir()}
 
 
@@ -80,7 +84,8 @@ def as_recorded(result, data):
         if result["rung"][:2] == "11" and "bfloat16" not in result["step"]:
             definition = replace(definition, autocast=None)
         return rungs.resnet_rung(result["rung"], data, definition)
-    (rung,) = (rung for rung in rungs.loading_rungs(data, result["workers"]) if rung.name == result["rung"])
+    group = rungs.augmenting_rungs if result["rung"][:2] == "07" else rungs.loading_rungs
+    (rung,) = (rung for rung in group(data, result["workers"]) if rung.name == result["rung"])
     return rung
 
 

@@ -8,6 +8,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from helpers import simulate, training
+from helpers.loading import datasets, resident
 from helpers.loading.formats import ShuffledBatches
 from helpers.results.describing import describe
 from helpers.training import models
@@ -55,6 +56,10 @@ LOADERS = {
     "Images decoder torchvision": lambda: loader(Images(decoder="torchvision")),
     "Images draft 256": lambda: loader(Images(draft=256)),
     "Images storage simulated storage": lambda: loader(Images(storage=simulate.SHARED_FILE_SYSTEM)),
+    "Transformed of Images draft 4 (RandomCrop(": lambda: loader(
+        datasets.Transformed(Images(draft=4), v2.RandomCrop(2))
+    ),
+    "OnDevice, in batches of 2; ": lambda: resident.OnDevice(torch.zeros(4), torch.zeros(4), 2),
     "list; ": lambda: [torch.zeros(2)],
 }
 
@@ -93,6 +98,7 @@ STEPS = {
     "SGD(lr=0.001), compiled": lambda: step(torch.compile(nn.Conv2d(3, 2, 3))),
     "compiled, into CUDA graphs": lambda: step(torch.compile(nn.Conv2d(3, 2, 3), mode="reduce-overhead")),
     "replayed as a CUDA graph": lambda: replaying(step(lr=0.3)),
+    "crop_and_flip, then Sequential": lambda: training.Augmented(step(lr=0.2), training.crop_and_flip),
     "1 layer compiled": lambda: step(nn.Sequential(torch.compile(nn.Conv2d(3, 2, 3)))),
 }
 

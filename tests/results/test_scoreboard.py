@@ -222,3 +222,10 @@ def test_processes_that_write_at_once_lose_nothing():
     with multiprocessing.get_context("fork").Pool(4) as pool:
         pool.starmap(add, [(f"{number:02d}", 100) for number in range(12)])
     assert sorted(result.rung for result in scoreboard.read()) == [f"{number:02d}" for number in range(12)]
+
+
+def test_a_result_that_is_its_own_baseline_has_no_verdict(own_runs):
+    stored = dataclasses.replace(
+        add("03 more workers", 100), ratio=1.0, ratio_lowest=1.0, ratio_highest=1.0, baseline="1 worker"
+    )
+    assert scoreboard.ratio_text(stored) == "the same as “1 worker”"

@@ -64,7 +64,7 @@ def test_the_interval_of_the_error_follows_from_how_the_rounds_differ_in_it():
     [
         ([34.4, 34.6, 34.5], "34.5 ms measured: +15% (+14% to +16%), longer."),
         ([25.4, 25.5, 25.6], "25.5 ms measured: -15% (-16% to -14%), shorter."),
-        ([30, 30.1, 30.2], "30.1 ms measured: +0% (-0% to +1%), equal within 2%."),
+        ([30, 30.1, 30.2], "30.1 ms measured: +0% (+0% to +1%), equal within 2%."),
         ([40, 27, 25], "30.0 ms measured: +0% (-47% to +87%), too noisy to say."),
     ],
 )

@@ -8,6 +8,7 @@ import sys
 import tracemalloc
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -214,9 +215,7 @@ def test_difference_is_put_in_words_largest_change_first(tmp_path):
 
 def test_difference_of_a_run_with_itself_is_none(tmp_path):
     path = write(tmp_path / "trace.json", two_steps())
-    assert traces.sentence(traces.difference(path, path)) == (
-        "no change above 0.015 ms a step that the recorded steps agree on"
-    )
+    assert traces.sentence(traces.difference(path, path)) == ("no change of 0.015 ms a step or more")
 
 
 def test_collection_of_garbage_goes_on_after_reading(tmp_path):
@@ -426,3 +425,9 @@ def test_loading_agrees_with_the_stopwatch_around_it(recorded, workers):
 def test_importing_traces_does_not_import_torch():
     code = "import sys, helpers.traces; sys.exit('torch' in sys.modules or 'tensorboard' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_change_that_the_steps_do_not_agree_on_is_named_as_unsure():
+    changes = {"before": [10.0, 50.0], "after": [30.0, 50.0], "change": [20.0, 0.0], "lowest": [-5.0, -1.0]}
+    table = pd.DataFrame(changes | {"highest": [45.0, 1.0]}, index=["DataLoader", "CPU Exec"])
+    assert traces.sentence(table) == "loading +20 ms, but the steps differ too much to be sure (−5 to +45)"

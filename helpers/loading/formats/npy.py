@@ -8,11 +8,13 @@ several shapes lie one after the other in an array of one dimension, with an ind
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from helpers.loading.formats import reading
 from helpers.loading.formats.indexed import Images, write_arrays
@@ -63,6 +65,28 @@ def pack(images: Iterable, labels: Iterable, path: str | Path) -> None:
 class PackedDataset(reading.PackedDataset):
     __doc__ = reading.PackedDataset.__doc__
     format = "npy"
+    # The process, images and labels, once every block has been checked: from then on a batch is a gather, and no more
+    _ready: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def __getitems__(self, indices: Sequence[int]) -> reading.Batch:
+        numbers = np.asarray(indices)
+        if self._ready is not None and self._ready[0] == os.getpid() and numbers.dtype.kind == "i" and numbers.size:
+            try:
+                return reading.Batch(*(torch.from_numpy(array.take(numbers, 0)) for array in self._ready[1:]))
+            except IndexError:
+                pass  # raised below, with what was expected
+        batch = super().__getitems__(indices)
+        arrays = [getattr(array, "checked", array) for array in self._opened]
+        if all(isinstance(array, np.ndarray) for array in arrays):
+            self._ready = (os.getpid(), *arrays)
+        return batch
+
+    def close(self) -> None:
+        super().close()
+        self._ready = None
+
+    def __getstate__(self) -> dict:
+        return super().__getstate__() | {"_ready": None}
 
     def _open(self):
         images = self._open_images("images")
@@ -100,8 +124,13 @@ class _Array:
             self._check(np.array([index]))
         return self._images[index]
 
+    @property
+    def checked(self) -> np.ndarray | None:
+        """All images, once every block has been checked."""
+        return None if self._some_unchecked else self._images
+
     def take(self, indices: np.ndarray, axis: int) -> np.ndarray:
-        if self._some_unchecked:  # once all blocks are checked, a batch is the gather alone
+        if self._some_unchecked:
             self._check(indices)
         return self._images.take(indices, axis)
 

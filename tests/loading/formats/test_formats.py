@@ -449,3 +449,22 @@ def test_importing_the_package_imports_no_format():
     code = "import sys; from helpers.loading import formats; "
     code += "print({'h5py', 'pyarrow', 'lmdb', 'lz4'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_batches_are_the_same_when_all_has_been_read_before(packed):
+    """npy then gathers without asking: whatever an index may be, what comes back or is raised stays the same."""
+    dataset, images, labels = packed
+    dataset.__getitems__(range(COUNT))
+    for chosen in ([3, 3, 0], [-1, 2], np.array([4, -COUNT], np.int32), np.array([1, 2], np.uint64), range(2)):
+        batch, numbers = dataset.__getitems__(chosen), [int(number) for number in chosen]
+        assert packs.equal(batch.images, np.stack([images[number] for number in numbers]))
+        assert batch.labels.tolist() == [labels[number] for number in numbers]
+    for index in (COUNT, -COUNT - 1):
+        with pytest.raises(IndexError, match=rf"pack: there is no item {index}"):
+            dataset.__getitems__([0, index])
+    for wrong in ([1.0], [True, False], []):
+        with pytest.raises((TypeError, IndexError)):
+            dataset.__getitems__(wrong)
+    assert len(pickle.dumps(dataset)) < 10_000
+    dataset.close()
+    assert packs.equal(dataset.__getitems__([5]).images, np.stack(images[5:6]))

@@ -1,0 +1,137 @@
+"""Crops and flips of a batch: each image by itself, with the distribution of torchvision's transforms."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchvision.transforms import v2
+
+from helpers import config, simulate, training
+
+SIDE, PADDING, COUNT = 12, 4, 4000
+IMAGE_BY_IMAGE = v2.Compose([v2.RandomCrop(SIDE, padding=PADDING), v2.RandomHorizontalFlip()])
+
+
+def marked(count=COUNT, dtype=torch.uint8):
+    """Images whose pixels say where they were, and which image: rows and columns from 1 on, as 0 is from outside."""
+    rows, columns = torch.meshgrid(torch.arange(SIDE) + 1, torch.arange(SIDE) + 1, indexing="ij")
+    numbers = torch.arange(count).view(-1, 1, 1).expand(-1, SIDE, SIDE) % 250 + 1
+    return torch.stack([rows.expand(count, -1, -1), columns.expand(count, -1, -1), numbers], dim=1).to(dtype)
+
+
+def draws(images):
+    """Return what was drawn for each image: rows and columns that it moved, and whether it was mirrored.
+
+    Of the pixel in the middle, which is never from outside, and its neighbour.
+    """
+    middle = SIDE // 2
+    row, column = images[:, 0, middle, middle].long(), images[:, 1, middle, middle].long()
+    flipped = images[:, 1, middle, middle + 1].long() < column
+    place = torch.where(flipped, SIDE - 1 - middle, middle)
+    return torch.stack([row - 1 - middle, column - 1 - place, flipped.long()], dim=1)
+
+
+def replayed(images, drawn):
+    """Return the images moved and mirrored as it was drawn, pixel by pixel."""
+    out = torch.zeros_like(images)
+    for number, (down, right, flipped) in enumerate(drawn.tolist()):
+        for row in range(SIDE):
+            for column in range(SIDE):
+                source = SIDE - 1 - column if flipped else column
+                if 0 <= row + down < SIDE and 0 <= source + right < SIDE:
+                    out[number, :, row, column] = images[number, :, row + down, source + right]
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
+def test_each_image_is_moved_and_mirrored_as_a_whole(dtype):
+    images = marked(50, dtype)
+    augmented = training.crop_and_flip(images)
+    assert augmented.dtype == dtype
+    assert torch.equal(augmented, replayed(images, draws(augmented)))
+
+
+def test_the_images_stay_in_their_order_and_the_originals_as_they_were():
+    images = marked(300)
+    before = images.clone()
+    augmented = training.crop_and_flip(images)
+    assert torch.equal(augmented[:, 2, SIDE // 2, SIDE // 2], images[:, 2, 0, 0])
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (1, 1, 5, 9), (7, 4, 16, 3)])
+def test_any_shape_of_batch_is_kept(shape):
+    assert training.crop_and_flip(torch.rand(shape), padding=2).shape == shape
+
+
+def test_channels_last_images_give_the_same():
+    images = torch.rand(20, 3, 8, 8)
+    torch.manual_seed(1)
+    expected = training.crop_and_flip(images)
+    torch.manual_seed(1)
+    assert torch.equal(training.crop_and_flip(images.to(memory_format=torch.channels_last)), expected)
+
+
+def test_the_notebooks_own_lines_give_the_same():
+    cells = json.loads((config.PROJECT / "notebooks" / "07-augment-on-device.ipynb").read_text(encoding="utf-8"))[
+        "cells"
+    ]
+    (source,) = ("".join(cell["source"]) for cell in cells if cell["id"] == "07-change-1")
+    defined = {"torch": torch, "nn": nn}
+    exec(source, defined)
+    images = torch.randint(0, 256, (40, 3, 9, 7), dtype=torch.uint8)
+    torch.manual_seed(3)
+    expected = training.crop_and_flip(images)
+    torch.manual_seed(3)
+    assert torch.equal(defined["crop_and_flip"](images), expected)
+
+
+def p_value(observed, expected):
+    """Return the probability of a chi-squared distance at least as large, by Wilson and Hilferty's approximation."""
+    observed, freedom = np.asarray(observed, float), len(observed) - 1
+    distance = ((observed - expected) ** 2 / expected).sum()
+    z = ((distance / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
+    return 1 - torch.distributions.Normal(0, 1).cdf(torch.tensor(z)).item()
+
+
+def fits(drawn):
+    """Whether all pairs of offsets are as likely as each other, and half are mirrored, whatever the offset."""
+    sides = 2 * PADDING + 1
+    pairs = (drawn[:, 0] + PADDING) * sides + drawn[:, 1] + PADDING
+    cells = torch.bincount(pairs * 2 + drawn[:, 2], minlength=2 * sides**2)
+    return p_value(cells, len(drawn) / len(cells)) > 1e-4
+
+
+def test_the_distribution_is_that_of_torchvision_image_by_image():
+    torch.manual_seed(0)
+    assert fits(draws(training.crop_and_flip(marked())))
+    assert fits(draws(torch.stack([IMAGE_BY_IMAGE(image) for image in marked()])))
+
+
+def test_one_draw_for_the_whole_batch_does_not_fit():
+    """The classic mistake: a transform of torchvision that gets a batch draws once."""
+    torch.manual_seed(0)
+    assert not fits(draws(IMAGE_BY_IMAGE(marked())))
+
+
+def test_too_little_padding_or_no_mirroring_does_not_fit():
+    torch.manual_seed(0)
+    assert not fits(draws(training.crop_and_flip(marked(), padding=PADDING - 1)))
+    assert not fits(draws(torch.stack([IMAGE_BY_IMAGE.transforms[0](image) for image in marked()])))
+
+
+def test_a_step_augments_its_batch_and_says_so():
+    seen = []
+
+    def step(images, labels):
+        seen.append((images, labels))
+        return 0.5
+
+    step_after = training.Augmented(step, lambda images: images + 1)
+    labels = torch.tensor([3, 4])
+    assert step_after(torch.zeros(2, 3, 8, 8), labels) == 0.5
+    assert seen[0][0].eq(1).all() and seen[0][1] is labels
+    accelerator = training.Augmented(simulate.SimulatedAccelerator(5), training.crop_and_flip)
+    assert str(accelerator) == "simulated accelerator (5 ms a step), after crop_and_flip"
