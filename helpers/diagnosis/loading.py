@@ -16,6 +16,8 @@ TOO_MANY = 2
 MOST_PER_CORE = 4  # workers that are advised: more were not tried. Each takes memory
 # Of a step's time that loading in the loop itself would have to save: the same loop timed twice differs by as much.
 MARGIN = 0.1
+# ms. A batch that a worker has ready took 1.7 to 3 ms to arrive in a loop on two cores, of 1 image or of 128.
+ARRIVAL = 1.0
 # Bytes. A fast disk delivers so many, at 500 MB/s, in the 2 ms that an open takes on a shared file system (simulate).
 SMALL_FILE = 1_000_000
 # Of the mean wait: where the median is less, a few steps wait for long and the others hardly.
@@ -156,6 +158,8 @@ def _workers(loading: Loading) -> Iterator[Finding]:
     needed = max(1, math.ceil(items.batch_ms / max(loading.work, 1e-3)))
     better = min(needed, loading.useful)
     more = _gain(loading, max(loading.work, loading.pace(better)) if better > workers else loading.step)
+    if not workers and more * loading.whole < ARRIVAL:  # to get it from a worker would take longer
+        more = 0.0
     none = 0.0
     if workers:
         waits = min(loading.wait, loading.transfer)  # what is waited for something else, would be without workers, too

@@ -480,6 +480,11 @@ def test_a_gain_by_workers_is_that_of_a_machine_as_busy_as_it_was():
     assert found["loading in the loop itself"].gain == pytest.approx((170 - 5 * 16) / 170)
 
 
+def test_workers_are_not_advised_for_less_than_it_takes_to_get_a_batch_from_them():
+    assert "loading in the loop itself" in of_loading(step=13, wait=1.3, workers=0, cores=2, cpu_ms=0.1, ms=0.1)
+    assert "loading in the loop itself" not in of_loading(step=12, wait=0.8, workers=0, cores=2, cpu_ms=0.1, ms=0.1)
+
+
 def test_what_an_item_waits_and_what_it_works_are_findings_of_their_own():
     parts, waits = NONE | {items.REST: 1.0}, {items.REST: 0.75}
     lines = {items.WAITING: "train.py:3: ask()", items.REST: "train.py:4: sort()"}
