@@ -8,6 +8,9 @@ variable             meaning
 ``COURSE_RUNS``      folder of your traces and scoreboard (default: ``runs``)
 ``CIFAR10_ARCHIVE``  a CIFAR-10 archive or extracted folder that you already have
 ``COURSE_PHOTOS``    photos of your own: a folder with a folder of images for each class
+``S3_ENDPOINT``      URL of an S3 store of your own, with a bucket in ``S3_BUCKET``, keys in
+                     ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``, for temporary keys
+                     ``AWS_SESSION_TOKEN``, and ``AWS_REGION`` (default: ``us-east-1``)
 ==================== =====================================================================
 """
 
@@ -110,6 +113,33 @@ def cifar10_archive() -> Path | None:
 def photos() -> Path | None:
     """The reader's own photos in class folders, as ``COURSE_PHOTOS`` names them, absolute, or None."""
     return _folder("COURSE_PHOTOS", None)
+
+
+def s3() -> dict[str, str] | None:
+    """The reader's own S3 store as the arguments of `stores.Bucket`, or None if ``S3_ENDPOINT`` names none.
+
+    Raises
+    ------
+    ValueError
+        If the bucket or the keys are missing.
+    """
+    endpoint = os.environ.get("S3_ENDPOINT")
+    if not endpoint:
+        return None
+    needed = ("S3_BUCKET", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    missing = [name for name in needed if not os.environ.get(name)]
+    if missing:
+        raise ValueError(
+            f"S3_ENDPOINT is {endpoint}, but {', '.join(missing)} is missing; set it, or unset S3_ENDPOINT."
+        )
+    return {
+        "endpoint": endpoint.rstrip("/"),
+        "name": os.environ["S3_BUCKET"],
+        "access_key": os.environ["AWS_ACCESS_KEY_ID"],
+        "secret_key": os.environ["AWS_SECRET_ACCESS_KEY"],
+        "region": os.environ.get("AWS_REGION") or "us-east-1",
+        "session_token": os.environ.get("AWS_SESSION_TOKEN", ""),
+    }
 
 
 def hub_base_url() -> str | None:

@@ -8,6 +8,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -218,6 +219,32 @@ def with_fewer_launches(model, lr):
     return torch.compile(model), optimizer  # the first step compiles: it can take a minute
 
 
+# 12 · Shards and streams: requests that run ahead, the order of an epoch, and its division among ranks
+
+
+def results_ahead(requests, threads=16):  # calls functions in threads, and gives their results in order
+    with ThreadPoolExecutor(threads) as pool:
+        waiting = deque()
+        for request in requests:
+            waiting.append(pool.submit(request))
+            if len(waiting) == 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def epoch_order(sizes, seed, epoch, buffer=1_000):  # sizes: how many samples each piece of the data has
+    draw, first = np.random.default_rng((seed, epoch)), np.cumsum(sizes) - sizes
+    order = np.concatenate([first[piece] + np.arange(sizes[piece]) for piece in draw.permutation(len(sizes))])
+    return order[np.argsort(np.arange(len(order)) + draw.uniform(0, buffer, len(order)))]
+
+
+def batches_of_rank(order, batch, rank=0, world=1, done=0):  # done: samples that all ranks together have had
+    # each rank reads nearly all pieces: let those of a machine share a cache, or deal the pieces out to lanes first
+    for start in range(done, len(order) - batch * world + 1, batch * world):
+        yield order[start + rank * batch :][:batch]
+
+
 # All of them, on noise
 
 
@@ -256,6 +283,10 @@ def main():
         compiled, optimizer = with_fewer_launches(model, lr=0.01)
         images, labels = (each.to(device) for each in next(iter(loader)))
         scaler = torch.amp.GradScaler(enabled=False)
+        order = epoch_order([8] * 8, seed=0, epoch=0)
+        mine = list(batches_of_rank(order, 8, rank=1, world=2))
+        loaded = list(results_ahead(lambda rows=rows: dataset.__getitems__(rows.tolist()) for rows in mine))
+        print(f"rank 1 of 2: {len(loaded)} batches")
         print(f"loss in bfloat16, compiled: {mixed_step(compiled, optimizer, scaler, images, labels):.3f} nats")
 
 

@@ -7,6 +7,7 @@ from helpers.figures.ladders import ladder, reference
 from helpers.figures.loaders import access, image_grid, item_timeline, memory, monitored
 from helpers.figures.networks import accuracies, curves, gradients, memory_formats, number_formats, roofline
 from helpers.figures.profiles import accelerator, breakdown, kernels, memory_curves, utilization_and_efficiency
+from helpers.figures.stores import throughput
 from helpers.figures.timings import comparison, phases, run_ahead, seconds, time_lines, two_clocks
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "roofline",
     "run_ahead",
     "seconds",
+    "throughput",
     "time_lines",
     "two_clocks",
     "utilization_and_efficiency",

@@ -675,6 +675,61 @@ def crop_pairs(written: Callable) -> str:
 
 
 @_answered
+def split(written: Callable) -> str:
+    """Notebook 12: ``written(total, batch, rank, world, worker, workers, done)`` is the batches of one worker."""
+    runs = 0
+    for total, batch, interrupted, going_on in (
+        (100, 5, (1, 1), (1, 1)), (100, 5, (1, 3), (1, 1)), (96, 4, (4, 1), (2, 1)), (96, 4, (2, 3), (3, 2)),
+        (103, 5, (2, 2), (3, 1)), (7, 2, (2, 2), (4, 1)), (61, 3, (1, 2), (2, 4)),
+    ):  # fmt: skip
+        for stop in (0, 1, 2, 5):
+            world, workers = interrupted
+            title = f"{total} positions in batches of {batch}, {counted(world, 'rank')}, {counted(workers, 'worker')}"
+            begun = _steps_of(written, title, total, batch, world, workers, 0)[:stop]
+            done = sum(len(each) for each in begun)
+            if stop:
+                title = f"after {counted(len(begun), 'step')} of {title}, {done} positions done: "
+                title += f"{counted(going_on[0], 'rank')}, {counted(going_on[1], 'worker')}"
+                world, workers = going_on
+            rest = _steps_of(written, title, total, batch, world, workers, done)
+            found = [position for step in begun + rest for position in step]
+            step = batch * world
+            expected = list(range(done + (total - done) // step * step))
+            _expect(found == expected, f"{title}: {_first_difference(found, expected)}")
+            runs += 1
+    return f"{runs} runs, interrupted and resumed with other numbers, have each position once, in order."
+
+
+def _steps_of(written: Callable, title: str, total: int, batch: int, world: int, workers: int, done: int) -> list:
+    """Return the positions of each step of all ranks, as their loaders deliver them: each worker in turn."""
+    ranks = []
+    for rank in range(world):
+        own = [written(total, batch, rank, world, worker, workers, done) for worker in range(workers)]
+        for worker, batches in enumerate(own):
+            _expect(
+                isinstance(batches, Sequence) and all(len(each) == batch for each in batches),
+                f"{title}: expected worker {worker} of rank {rank} to have a list of batches with {batch} positions "
+                f"each, found {batches!r}.",
+            )
+        turns = itertools.zip_longest(*own)
+        ranks.append([list(each) for turn in turns for each in turn if each is not None])
+    counts = [len(each) for each in ranks]
+    _expect(len(set(counts)) == 1, f"{title}: expected as many batches on each rank, found {counts}: one would wait.")
+    return [[position for each in step for position in each] for step in zip(*ranks, strict=True)]
+
+
+def _first_difference(found: list, expected: list) -> str:
+    """Say where two lists of positions part."""
+    for place, (mine, right) in enumerate(itertools.zip_longest(found, expected)):
+        if mine != right:
+            return (
+                f"in place {place} expected {'nothing more' if right is None else f'position {right}'}, "
+                f"found {'nothing' if mine is None else f'position {mine}'}."
+            )
+    return "they are the same."
+
+
+@_answered
 def accumulated_step(written: Callable) -> str:
     """Notebook 10: ``written(model, optimizer, scaler, parts, largest_norm)`` is one step with a batch in parts."""
     (mine, my_optimizer), (right, optimizer) = _new_training(), _new_training()

@@ -30,7 +30,7 @@ NOTEBOOKS = {
     "work between the operators": "14-your-own-code",
     "overlapping communication with computation": "13-scale-out",
 }
-PLANNED = {"12-shards-and-streams", "13-scale-out"}  # not there yet, so nothing links to them
+PLANNED = {"13-scale-out"}  # not there yet, so nothing links to them
 
 
 def links(folder: str = "") -> dict[str, str]:

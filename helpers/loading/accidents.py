@@ -1,8 +1,11 @@
-"""Two classic accidents with files and worker processes, made to happen every time. Never write a dataset like these.
+"""Three classic accidents with worker processes, made to happen every time. Never write a dataset like these.
 
-Both come from opening a file in ``__init__``. The forked workers share such a file's *position* with each other, since
+Two come from opening a file in ``__init__``. The forked workers share such a file's *position* with each other, since
 they inherited it: one worker's seek moves the other worker's next read. Which files cannot be shared so, the system
 does not say. And where workers are not forked but spawned, the open file must be pickled, which most refuse.
+
+The third comes from a library with threads of its own: a fork copies the process, but of its threads only the one that
+forks. What the others should answer is never answered.
 """
 
 from __future__ import annotations
@@ -10,6 +13,10 @@ from __future__ import annotations
 import gc
 import io
 import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -118,3 +125,59 @@ def load_with_two_workers(dataset: Dataset, start: str = "fork") -> np.ndarray |
         return str(error).splitlines()[-1]
     finally:
         gc.collect()  # the broken loader, which the next forked workers would inherit and complain of
+
+
+# A process that uses a store, and then starts another one, in the way that it is asked for, which uses one, too.
+_USE_TWICE = """
+import multiprocessing, sys
+import obstore.store
+
+def use(folder):
+    store = obstore.store.LocalStore(folder)
+    store.put("object", b"content")
+    assert store.get("object").bytes() == b"content"
+
+if __name__ == "__main__":
+    use(sys.argv[1])
+    process = multiprocessing.get_context(sys.argv[2]).Process(target=use, args=(sys.argv[1],))
+    process.start()
+    process.join(float(sys.argv[3]))
+    if process.exitcode is None:
+        process.kill()
+        print("no answer", end="")
+    elif process.exitcode == 0:
+        print("answered", end="")
+"""
+
+
+def store_in_a_child(start: str, patience: float = 5.0) -> str:
+    """Use an object store, start a process, and let that use one: what comes of it.
+
+    All this takes place in processes of its own, and a child that hangs is ended: nothing can happen to the caller.
+
+    Parameters
+    ----------
+    start : {"fork", "spawn", "forkserver"}
+        How the child is started.
+    patience : float
+        Seconds until a child without an answer is ended.
+
+    Returns
+    -------
+    str
+        ``"answered"`` or ``"no answer"``.
+
+    Raises
+    ------
+    RuntimeError
+        If it ended otherwise, with what it wrote; on Windows there is no fork.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "use_twice.py")
+        script.write_text(_USE_TWICE)
+        command = [sys.executable, "-P", script, Path(folder, "store"), start, str(patience)]
+        Path(folder, "store").mkdir()
+        ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONWARNINGS": "ignore"})
+    if ended.returncode or not ended.stdout:
+        raise RuntimeError(f"Expected an answer or none, found exit code {ended.returncode}:\n{ended.stderr}")
+    return ended.stdout

@@ -6,8 +6,10 @@ import csv
 import io
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -142,6 +144,42 @@ class OnSlowStorage(Dataset):
         seconds = self.storage.seconds(requests, len(indices) * self.image_bytes)
         simulate.wait_until(time.perf_counter() + seconds)
         return self.dataset.__getitems__(indices)
+
+
+class ImageObjects(Dataset):
+    """Images in an object store, an object each: a batch takes a request for each of its images, some at a time.
+
+    Parameters
+    ----------
+    bucket : stores.Bucket or stores.Folder
+        Each process connects for itself, when it loads for the first time.
+    names : sequence of str
+        Of the objects, each a PNG file.
+    labels : sequence of int
+    threads : int
+        Requests at a time.
+    """
+
+    def __init__(self, bucket: Any, names: Sequence[str], labels: Sequence[int], threads: int):
+        self.bucket, self.names, self.labels, self.threads = bucket, names, labels, threads
+        self.store = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
+        if self.store is None:
+            self.store = self.bucket.connect()
+        with ThreadPoolExecutor(self.threads) as pool:
+            return list(pool.map(self._item, indices))
+
+    def _item(self, index: int) -> tuple[torch.Tensor, int]:
+        return _pixels(bytes(self.store.get(self.names[index]).bytes())), self.labels[index]
+
+
+def image_and_label(sample: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
+    """Decode a sample of shards: uint8 of shape (3, H, W) of its ``png``, and the number in its ``cls``."""
+    return _pixels(sample["png"]), int(bytes(sample["cls"]))
 
 
 class Transformed(Dataset):
@@ -283,3 +321,7 @@ def _read_labels(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     if missing := rows.keys() - images:
         raise BadLabels(f"{folder / min(missing)}: no such image, but {table} has a label for it.")
     return np.array(list(rows), dtype="S"), np.array([int(label) for label in rows.values()])
+
+
+def _pixels(png: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(png)))).permute(2, 0, 1)

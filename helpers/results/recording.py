@@ -76,12 +76,15 @@ class Group:
         In one timed run.
     left_out : tuple of str
         What cannot be timed here, and why.
+    kept : tuple
+        What must not end before the group does, such as a server.
     """
 
     rungs: tuple[Rung, ...]
     data: str
     steps: int
     left_out: tuple[str, ...] = ()
+    kept: tuple = ()
 
 
 def record_reference(

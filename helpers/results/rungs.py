@@ -18,13 +18,14 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from helpers import config, simulate, timing, training
-from helpers.data import cifar10, photos
+from helpers.data import cifar10, photos, stores
 from helpers.loading import datasets, resident, resizing
 from helpers.results.recording import Group, Rung
 from helpers.training import compiling, models, precision
 
 _BATCH, _PHOTOS = 128, 32  # images in a batch
 _SIZE, _CROP = 256, 224  # pixels
+_OBJECTS = 1_024  # images that are written as objects of their own
 
 _NORMALIZED = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cifar10.MEAN, cifar10.STD)])
 _BYTES = transforms.PILToTensor()
@@ -247,4 +248,48 @@ def _try(mixed: Rung, usual: Rung, batch: tuple[torch.Tensor, torch.Tensor]) -> 
     return precision.try_step(mixed.step, batch, usual_ms, "TF32" if usual.step.enabled else "float32")
 
 
-GROUPS = (loading, preprocessing, resnet)
+# Notebook 12, from an object store that is far away: an object an image, or shards
+
+
+def streaming_rungs(data: cifar10.Prepared, near: object, far: object) -> tuple[Rung, ...]:
+    """Return the rungs of notebook 12; the images are written to the store.
+
+    Parameters
+    ----------
+    data : cifar10.Prepared
+    near, far : stores.Bucket, stores.Folder or simulate.SlowStore
+        The same store, to write to and to read from.
+    """
+    from helpers.loading import shards  # here, since it needs packages for stores and checksums
+
+    files, store = datasets.PngDataset(data.train), near.connect()
+    count = min(len(files), config.preset().train_images)
+    pngs = [(data.train / name.decode()).read_bytes() for name in files.files[:count]]
+    names = [f"course-12/images/{number:09d}.png" for number in range(min(count, _OBJECTS))]
+    for name, png in zip(names, pngs, strict=False):
+        store.put(name, png)
+    samples = [
+        {"png": png, "cls": str(label).encode()} for png, label in zip(pngs, files.labels[:count].tolist(), strict=True)
+    ]
+    index = shards.pack(samples, store, "course-12/packed/", shard_bytes=1e6, piece_bytes=1.2e5)
+    objects = datasets.ImageObjects(far, names, files.labels.tolist(), threads=16)
+    stream = shards.ShardStream(
+        far, index, _BATCH, datasets.image_and_label, prefix="course-12/packed/", seed=config.SEED, threads=16
+    )
+    step = training.accelerator_step(models.SmallCNN(normalize=True))
+    return (
+        Rung("12 an object an image", DataLoader(objects, _BATCH, shuffle=True), step),
+        Rung("12 streamed from shards", DataLoader(stream, batch_size=None), step, "12 an object an image"),
+    )
+
+
+def streaming() -> Group:
+    """Prepare notebook 12: a store on this machine, behind a simulated link."""
+    data, preset = cifar10.prepare(), config.preset()
+    near, server = stores.course_store(config.runs_dir() / "objects")
+    far, link = simulate.far_away(near, first_byte_ms=30, mb_per_s=25)
+    epoch = min(preset.train_images, len(datasets.PngDataset(data.train))) // _BATCH  # less, and what ran ahead counts
+    return Group(streaming_rungs(data, near, far), f"{data.source}, {link}", epoch, kept=(server, link))
+
+
+GROUPS = (loading, preprocessing, resnet, streaming)

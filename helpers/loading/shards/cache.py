@@ -1,0 +1,124 @@
+"""A copy of the pieces on this machine's own disk: in a folder that is said, up to a size that is said."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from helpers import staging
+
+_KEPT = 0.9  # of the limit, when pieces are removed: to list 50,000 of them takes 0.2 s, so not each time
+
+
+class Cache:
+    """Pieces on a local disk, shared by all processes of this machine: each is downloaded once.
+
+    A piece is a file with its shard's name and its first byte, and with the index's fingerprint: pieces of another
+    version of the data are never taken for these. A file appears whole or not at all, so a killed process leaves none
+    that counts. If all files together exceed the limit, those that were read longest ago are removed, until a tenth of
+    it is free. If the disk is full, reading goes on without keeping.
+
+    Parameters
+    ----------
+    folder : path
+        On a disk of this machine; made if need be. To empty the cache, delete it while nobody reads.
+    limit_bytes : float
+        Of all files together. A piece larger than that is not kept.
+    """
+
+    def __init__(self, folder: str | Path, limit_bytes: float):
+        if limit_bytes <= 0:
+            raise ValueError(f"Expected a limit of some bytes, found {limit_bytes}; to keep nothing, use no cache.")
+        self.folder = Path(folder)
+        self.limit_bytes = limit_bytes
+
+    def get(self, name: str, download: Callable[[], bytes], is_whole: Callable[[bytes], bool]) -> bytes:
+        """Return the content of a piece: from the disk, or downloaded, by one of all who want it at the same time.
+
+        Parameters
+        ----------
+        name : str
+            Of the piece, other than that of all other pieces.
+        download : callable
+            Called without arguments where there is no copy; what it raises is raised.
+        is_whole : callable
+            Whether a copy is as it should be; else it is downloaded anew.
+        """
+        path = self.folder / "pieces" / f"{zlib.crc32(name.encode()) % 256:02x}" / name  # `staging` lists its folder
+        content = self._read(path, is_whole)
+        if content is None:
+            with _lock(self.folder / "locks" / name):
+                content = self._read(path, is_whole)  # another process may have been faster
+                if content is None:
+                    content = download()
+                    self._keep(path, content)
+        return content
+
+    def size(self) -> int:
+        """Return the bytes of all pieces."""
+        return sum(size for _, size, _ in self._files())
+
+    def _read(self, path: Path, is_whole: Callable[[bytes], bool]) -> bytes | None:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        with suppress(OSError):  # another user's file, or removed meanwhile
+            os.utime(path)
+        return content if is_whole(content) else None
+
+    def _keep(self, path: Path, content: bytes) -> None:
+        if len(content) > self.limit_bytes:
+            return
+        try:
+            self._make_room(len(content))
+            staging.write(path, content)
+        except OSError as error:
+            warnings.warn(
+                f"{self.folder}: a piece could not be kept ({os.strerror(error.errno or 0)}). Reading goes on without. "
+                "Free some space, or choose another folder or a smaller limit.",
+                stacklevel=2,
+            )
+
+    def _make_room(self, size: int) -> None:
+        """Count a piece before it is written; if that exceeds the limit, remove those that were read longest ago.
+
+        A process that is killed before it has written its piece leaves the count too high, which the next removal
+        corrects.
+        """
+        count = self.folder / "bytes"
+        with _lock(self.folder / "bytes.lock"):
+            try:
+                total = size + int(count.read_text())
+            except (FileNotFoundError, ValueError):  # a new cache; or the disk was full, or its process killed
+                total = size + self.size()
+            if total > self.limit_bytes:
+                files = sorted(self._files())
+                total = size + sum(each for _, each, _ in files)
+                for _, each, path in files:
+                    if total > _KEPT * self.limit_bytes and not staging.is_staging(path.relative_to(self.folder)):
+                        with suppress(OSError):  # on Windows, where somebody reads it
+                            path.unlink()
+                            total -= each
+                            (self.folder / "locks" / path.name).unlink()
+            count.write_text(str(total))
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Return when each piece was read last, its bytes, its path."""
+        found = []
+        for path in (self.folder / "pieces").glob("*/*"):
+            with suppress(FileNotFoundError):
+                state = path.stat()
+                found.append((state.st_mtime, state.st_size, path))
+        return found
+
+
+def _lock(path: Path):
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path, mode=0o666)  # for other users of the folder, too

@@ -1,0 +1,142 @@
+"""The index of a folder of shards: which pieces there are, where, and how many samples each holds."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import orjson
+
+from helpers.loading.shards.asking import ask
+
+NAME = "index.json"
+VERSION = 1
+END = 1_024  # bytes of zeros after a shard's last piece, as a tar file ends
+
+
+class NoIndex(FileNotFoundError):
+    """There are no shards here, or they have no index."""
+
+
+class UnfinishedShards(ValueError):
+    """Not all tasks have written their shards."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of a shard that holds some samples as a whole, and is read by one request.
+
+    Attributes
+    ----------
+    shard : str
+        The shard's name in the store.
+    start, end : int
+        Its bytes are those from `start` up to `end`, without `end`.
+    samples : int
+    crc32c : int
+        CRC32C (Castagnoli) of its bytes.
+    """
+
+    shard: str
+    start: int
+    end: int
+    samples: int
+    crc32c: int
+
+    def __str__(self) -> str:
+        return f"{self.shard}, bytes {self.start:,} to {self.end:,}"
+
+
+@dataclass(frozen=True)
+class Index:
+    """All pieces, in the order in which the samples were written.
+
+    Attributes
+    ----------
+    pieces : tuple of Piece
+    fingerprint : str
+        Of the whole index: two with the same one hold the same samples.
+    """
+
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.to_json()).hexdigest()[:16]
+
+    @cached_property
+    def samples(self) -> np.ndarray:
+        """How many samples each piece has: int64, shape (pieces,)."""
+        return np.array([piece.samples for piece in self.pieces], np.int64)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """The number of each piece's first sample: int64, shape (pieces,)."""
+        return np.cumsum(self.samples) - self.samples
+
+    @cached_property
+    def shard_bytes(self) -> dict[str, int]:
+        """The bytes of each shard, by its name."""
+        return {piece.shard: piece.end + END for piece in self.pieces}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(piece.end - piece.start for piece in self.pieces)
+
+    def __len__(self) -> int:
+        return int(self.samples.sum())
+
+    def to_json(self) -> bytes:
+        """Return the index as it is stored: a list of pieces, each a list, below the names of its fields."""
+        rows = [[piece.shard, piece.start, piece.end, piece.samples, piece.crc32c] for piece in self.pieces]
+        fields = ["shard", "start", "end", "samples", "crc32c"]
+        return orjson.dumps({"version": VERSION, "fields": fields, "pieces": rows})
+
+    @classmethod
+    def from_json(cls, content: bytes, name: str = NAME) -> Index:
+        """Return the index that `to_json` wrote.
+
+        Raises
+        ------
+        NoIndex
+            If this is none, or of another version.
+        """
+        try:
+            found = orjson.loads(content)
+            version, rows = found["version"], found["pieces"]
+            pieces = tuple(Piece(*row) for row in rows)
+        except (ValueError, TypeError, KeyError) as error:
+            raise NoIndex(f"{name}: expected an index of shards, found something else ({error}); pack anew.") from error
+        if version != VERSION:
+            raise NoIndex(f"{name}: expected an index of version {VERSION}, found version {version}; pack anew.")
+        return cls(pieces)
+
+    @classmethod
+    def load(cls, store: Any, prefix: str = "") -> Index:
+        """Read the index of the shards below `prefix`.
+
+        Parameters
+        ----------
+        store : obstore store, or anything with its `get`
+        prefix : str
+            Folder of the shards, with a slash at its end.
+
+        Raises
+        ------
+        NoIndex
+            If there is none.
+        StoreFailed, StoreRefused
+        """
+        name = f"{prefix}{NAME}"
+        try:
+            content = ask(lambda: bytes(store.get(name).bytes()), f"{name} in {store}")
+        except FileNotFoundError as error:
+            raise NoIndex(
+                f"{name}: expected an index of shards in {store}, found none. Write shards there with shards.pack, and "
+                "then, if several tasks did so, call shards.join."
+            ) from error
+        return cls.from_json(content, name)
