@@ -129,7 +129,7 @@ def load_with_two_workers(dataset: Dataset, start: str = "fork") -> np.ndarray |
 
 # A process that uses a store, and then starts another one, in the way that it is asked for, which uses one, too.
 _USE_TWICE = """
-import multiprocessing, sys
+import multiprocessing, sys, time
 import obstore.store
 
 def use(folder):
@@ -139,6 +139,7 @@ def use(folder):
 
 if __name__ == "__main__":
     use(sys.argv[1])
+    time.sleep(0.5)  # until its thread is idle: else, in one of ten cases, the child starts one of its own
     process = multiprocessing.get_context(sys.argv[2]).Process(target=use, args=(sys.argv[1],))
     process.start()
     process.join(float(sys.argv[3]))

@@ -132,9 +132,9 @@ class SlowStore(_Dials):
         """As obstore does, but late."""
         return self._late(lambda: self.store.list(prefix))
 
-    def put(self, path: str, content: bytes):
+    def put(self, path: str, content: bytes, **options):
         """As obstore does, but late."""
-        return self._late(lambda: self.store.put(path, content), sent=len(content))
+        return self._late(lambda: self.store.put(path, content, **options), sent=len(content))
 
     def counts(self) -> Counts:
         """Return what passed so far in this process."""

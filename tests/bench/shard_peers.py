@@ -185,17 +185,15 @@ def read_webdataset(run: Run):
     import webdataset
 
     settings = {"shardshuffle": 100, "detshuffle": True} | run.extra.get("settings", {})
-    resampled = settings.pop("epoch", None)
+    batches = settings.pop("epoch", None)
     dataset = webdataset.WebDataset(
         run.extra["urls"], nodesplitter=webdataset.split_by_node, empty_check=False, seed=SEED, **settings
     )
     dataset = dataset.compose(webdataset.detshuffle(1_000, seed=SEED))
     dataset = dataset.map(_row_of_webdataset).batched(run.batch, collation_fn=stack)
-    if resampled:
-        dataset = dataset.with_epoch(resampled)
+    if batches is not None:
+        dataset = dataset.with_epoch(batches)
     loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=run.workers)
-    if run.state:
-        loader.load_state_dict(run.state)
     return loader, lambda _: loader.state_dict()
 
 
@@ -225,8 +223,8 @@ def read_streaming(run: Run):
         remote=f"s3://{run.bucket.name}/{run.prefix}", local=run.folder, shuffle=True, shuffle_seed=SEED,
         batch_size=run.batch, num_canonical_nodes=1, **settings,
     )  # fmt: skip
-    # Forked workers share the connection over which the index came, and read each other's answers: with "fork" a
-    # shard arrived with the first half of another, or not before a time-out, in every second run.
+    # Forked workers share the connection over which the index came, and read each other's answers: with "fork", every
+    # second run stood still until a time-out, or had a shard with bytes of two. Without TLS nothing notices.
     loader = streaming.StreamingDataLoader(
         dataset, batch_size=run.batch, num_workers=run.workers, collate_fn=_rows_of_dicts,
         multiprocessing_context=AFRESH if run.workers else None,

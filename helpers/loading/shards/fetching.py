@@ -77,15 +77,16 @@ def read_samples(piece: bytes) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        A sample's files by their extensions, each a memoryview (not copied), and its stem, a str, as ``__key__``.
+        A sample's files by their extensions, each as bytes, and its stem, a str, as ``__key__``.
 
     Raises
     ------
     ValueError
         If this is no such file.
     """
+    # Files are copied: views of the piece take 6 µs a sample more, in which the garbage collector looks at them.
     samples: list[dict[str, Any]] = []
-    content, position, stem = memoryview(piece), 0, None
+    position, stem = 0, None
     while position < len(piece) and piece[position]:  # a name of no letters: the end of the tar file
         name = piece[position : piece.index(0, position)].decode()
         folder, slash, base = name.rpartition("/")
@@ -96,7 +97,7 @@ def read_samples(piece: bytes) -> list[dict[str, Any]]:
             stem = key
         size = int(piece[position + 124 : position + 135], 8)
         position += _BLOCK
-        samples[-1][extension] = content[position : position + size]
+        samples[-1][extension] = piece[position : position + size]
         position += -(-size // _BLOCK) * _BLOCK
     return samples
 

@@ -30,8 +30,8 @@ def order(
     lanes : int
         As many as there will ever be readers, or a multiple.
     shuffle : int
-        Samples of each lane's window; 0 keeps the order within pieces. All readers together have the
-        pieces of about ``lanes * shuffle`` samples in memory, and one or two more a lane, however many they are.
+        Samples of each lane's window; 0 keeps the order within pieces. All readers together have at
+        most ``lanes * shuffle`` samples in memory, and a piece more for each lane, however many readers they are.
     chunk : int
         Samples that come from one lane at a time: the batch size, or a divisor of it.
 

@@ -24,7 +24,7 @@ _ORDER = ("seed", "lanes", "shuffle", "chunk")
 
 
 class OtherShards(ValueError):
-    """A state to go on from is of other shards, or of another order of them."""
+    """A state to go on from is of other shards."""
 
 
 class ShardStream(IterableDataset):
@@ -32,6 +32,7 @@ class ShardStream(IterableDataset):
 
     The loader gives the batches of this rank in the order that `batches` says, with any number of workers. Range
     requests run ahead in threads, which wait without holding the GIL: workers are worth their start for decoding only.
+    A loop may be left at any time: no further request is sent.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class ShardStream(IterableDataset):
     batch : int
         Samples of a batch of one rank.
     decode : callable
-        Takes a sample, a dict of memoryviews by extension, with its ``__key__``; what it returns is collated to
+        Takes a sample, a dict of bytes by extension, with its ``__key__``; what it returns is collated to
         batches. To use spawned workers, it must be a function of a module.
     prefix : str
         Folder of the shards, with a slash at its end.
@@ -62,6 +63,13 @@ class ShardStream(IterableDataset):
         Makes a batch of a list of decoded samples.
     patience : float
         Seconds that a store may fail until the error is raised.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    StoreFailed, StoreRefused, MissingShard, DamagedShard, ForkedAfterUse
+        While it is iterated.
     """
 
     def __init__(
@@ -115,13 +123,18 @@ class ShardStream(IterableDataset):
         return len(self._batches())
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch at its start; call it on all ranks before the loader is iterated."""
+        """Begin an epoch at its start; call it on all ranks before the loader is iterated. All workers see it."""
         self._now[:2] = torch.tensor([epoch, 0])
 
     def state(self, steps: int) -> dict[str, Any]:
         """Return what to keep with the weights: where all ranks are after `steps` batches each of this iteration.
 
         The training loop counts the steps. The loader cannot: its workers are ahead of the loop.
+
+        Raises
+        ------
+        ValueError
+            If there are not so many batches.
         """
         ends = [self.start, *(batch.stop for batch in self._batches(self.world - 1))]  # the last rank's end a step
         if not 0 <= steps < len(ends):
@@ -165,7 +178,7 @@ class ShardStream(IterableDataset):
             raise
 
     def _samples(self, batches: list[range]) -> Iterator[dict[str, Any]]:
-        """Give the samples of batches. A piece is asked for before its first one is needed, and freed with its last."""
+        """Give the samples of batches, each of which is freed with that; its piece was asked for long before."""
         if not batches:
             return
         order = ordering.order(self.index.samples, epoch=self.epoch, **self.order)
@@ -187,7 +200,7 @@ class ShardStream(IterableDataset):
                     for each in islice(to_ask, self.ahead - len(asked)):
                         asked[each] = pool.submit(self._piece, store, each % len(self.index.pieces), stop)
                     held[piece] = read_samples(asked.pop(piece).result())
-                sample = held[piece][row]
+                sample, held[piece][row] = held[piece][row], None
                 left[piece] -= 1
                 if not left[piece]:
                     del held[piece], left[piece]

@@ -6,7 +6,7 @@ import warnings
 import pytest
 from obstore import exceptions
 from obstore.store import LocalStore, MemoryStore
-from support.shards import InMemory, Watched, numbers, packed, streams
+from support.shards import InMemory, Watched, numbers, packed, samples, streams
 
 from helpers.loading import shards
 from helpers.loading.shards import asking
@@ -111,6 +111,30 @@ def test_when_nobody_waits_any_more_it_is_not_asked_again():
     with pytest.warns(UserWarning), pytest.raises(shards.StoreFailed, match="nobody waits"):
         asking.ask(request, "a shard", stop=stop)
     assert len(asked) == 1
+
+
+def test_writing_and_joining_ask_again_too():
+    class Flaky:
+        """Each request fails the first time."""
+
+        def __init__(self):
+            self.store, self.asked = MemoryStore(), set()
+
+        def __getattr__(self, name):
+            def call(*arguments, **options):
+                if (name, arguments[0]) not in self.asked:
+                    self.asked.add((name, arguments[0]))
+                    raise NO_ANSWER
+                return getattr(self.store, name)(*arguments, **options)
+
+            return call
+
+    flaky = Flaky()
+    with pytest.warns(UserWarning, match="asking again"):
+        for task in range(2):
+            shards.pack(samples(20), flaky, task=task, tasks=2)
+        assert shards.join(flaky) == shards.Index.load(flaky)
+    assert {name for name, _ in flaky.asked} == {"put", "list", "get"}
 
 
 # ------------------------------------------------------------------------------------------- shards that have changed

@@ -126,6 +126,14 @@ def test_no_message_shows_a_key(server, index):
     )
 
 
+def test_a_shard_is_written_by_one_request_however_large_it_is(server):
+    """Of an upload in parts, as the client makes by default, a killed task would leave parts that nobody sees."""
+    store = server.bucket.connect()
+    shards.pack([{"bin": bytes(12_000_000)}], store, "large/")
+    assert store.head("large/shard-00000-000000.tar")["size"] > 12_000_000
+    assert "-" not in store.head("large/shard-00000-000000.tar")["e_tag"], "the tag of an object made of parts"
+
+
 DAMAGES = {
     "missing": (None, shards.MissingShard, "in the index, but not in the store"),
     "cut off": (lambda content: content[:-2_000], shards.DamagedShard, "it was cut off"),
