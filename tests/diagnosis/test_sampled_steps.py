@@ -1,7 +1,11 @@
 """Tests of `helpers.diagnosis.steps`: what of a step no operator explains, from samples written by hand."""
 
+import itertools
+import time
+
 import numpy as np
 import pytest
+import torch
 
 from helpers.diagnosis import sampling, steps
 
@@ -46,3 +50,16 @@ def test_no_samples_say_nothing():
 def test_of_steps_with_very_many_operators_a_few_are_sampled_all_the_same():
     assert steps.most(1e6) == steps.LEAST_STEPS
     assert steps.most(0) == steps.MOST_STEPS
+
+
+def test_the_step_in_which_the_profiler_makes_itself_ready_does_not_count():
+    ended = []
+
+    def take(batch):
+        time.sleep(0.01)
+        torch.ones(1).add(1)
+        ended.append(time.perf_counter())
+
+    counted = steps.sample(itertools.repeat(None), take, take, steps=3)
+    assert len(ended) == 4
+    assert counted.samples and min(each.begin for each in counted.samples) >= ended[0]
