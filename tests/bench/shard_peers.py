@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,6 +38,7 @@ from helpers.data import stores
 
 ROOT = Path(__file__).parents[2]
 SEED = 1
+SEMAPHORES = "shard-peers"
 AFRESH = "forkserver"  # for libraries whose workers must not be forks of a process that has read
 PATIENCE = 90  # seconds that a run may take; then it hangs
 
@@ -418,7 +420,7 @@ class Ranks:
         with open(order.with_suffix(".log"), "wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", __name__, str(order)],
-                cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
     def outcomes(self, patience: float = PATIENCE) -> list[Outcome]:
@@ -466,6 +468,7 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            process.stdin.close()
 
 
 def _free_port() -> int:
@@ -476,6 +479,8 @@ def _free_port() -> int:
 
 def main() -> None:
     """Do what the file says that is named on the command line."""
+    threading.Thread(target=lambda: (os.read(0, 1), os.killpg(0, signal.SIGKILL)), daemon=True).start()  # as its parent
+    multiprocessing.current_process()._config["semprefix"] = f"/{SEMAPHORES}"  # so that what a kill leaves is known
     order = Path(sys.argv[1])
     run: Run = pickle.loads(order.read_bytes())
     if run.world > 1:

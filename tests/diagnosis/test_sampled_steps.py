@@ -55,9 +55,12 @@ def test_of_steps_with_very_many_operators_a_few_are_sampled_all_the_same():
 def test_the_step_in_which_the_profiler_makes_itself_ready_does_not_count():
     ended = []
 
-    def take(batch):
+    def work():
         time.sleep(0.01)
         torch.ones(1).add(1)
+
+    def take(batch):
+        work()
         ended.append(time.perf_counter())
 
     counted = steps.sample(itertools.repeat(None), take, take, steps=3)

@@ -52,7 +52,7 @@ class ShardStream(IterableDataset):
     remainder : {"share", "drop", "repeat"}
         See `batches`.
     lanes, shuffle, chunk : int, optional
-        See `order`; chunk is `batch` by default.
+        See `order`; chunk is `batch` by default. Say it to keep the order where ranks and their batches change.
     threads : int
         Requests at a time, in each worker.
     ahead : int, optional
