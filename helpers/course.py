@@ -7,10 +7,10 @@ from helpers.lessons.sources import source_of
 from helpers.loading import accidents, datasets, formats, packs, resident, resizing, shards
 from helpers.results import scoreboard, tour
 from helpers.timing import monitor, profiling
-from helpers.training import compiling, models, precision, roofline
+from helpers.training import compiling, launching, models, precision, roofline
 
 __all__ = [
     "accidents", "checks", "child", "cifar10", "compiling", "datasets", "exercises", "faults", "formats", "grading",
-    "models", "monitor", "packs", "photos", "precision", "profiling", "resident", "resizing", "roofline", "running",
-    "scoreboard", "shards", "source_of", "stores", "topics", "tour",
+    "launching", "models", "monitor", "packs", "photos", "precision", "profiling", "resident", "resizing", "roofline",
+    "running", "scoreboard", "shards", "source_of", "stores", "topics", "tour",
 ]  # fmt: skip

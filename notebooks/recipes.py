@@ -4,6 +4,7 @@
 """
 
 import itertools
+import os
 import random
 import statistics
 import tempfile
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before the process group: else DDP imports it, and gloo's threads outlive the group
 from PIL import Image, ImageOps
 from torch import nn
 from torch.profiler import profile, schedule, tensorboard_trace_handler
@@ -236,13 +239,32 @@ def results_ahead(requests, threads=16):  # calls functions in threads, and give
 def epoch_order(sizes, seed, epoch, buffer=1_000):  # sizes: how many samples each piece of the data has
     draw, first = np.random.default_rng((seed, epoch)), np.cumsum(sizes) - sizes
     order = np.concatenate([first[piece] + np.arange(sizes[piece]) for piece in draw.permutation(len(sizes))])
-    return order[np.argsort(np.arange(len(order)) + draw.uniform(0, buffer, len(order)))]
+    return order[np.argsort(np.arange(len(order)) + draw.exponential(buffer, len(order)))]
 
 
 def batches_of_rank(order, batch, rank=0, world=1, done=0):  # done: samples that all ranks together have had
     # each rank reads nearly all pieces: let those of a machine share a cache, or deal the pieces out to lanes first
     for start in range(done, len(order) - batch * world + 1, batch * world):
         yield order[start + rank * batch :][:batch]
+
+
+# 13 · Scale out: what a script needs that torchrun starts, and how much of the communication is exposed
+
+
+def distributed(model):  # in each process that torchrun starts
+    gpu, local = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local) if gpu else torch.device("cpu")
+    dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
+    return nn.parallel.DistributedDataParallel(model.to(device), bucket_cap_mb=25)  # MB: time 5 and 100, too
+
+
+def exposed_ms(model, step, rounds=3):  # of communication, in a step. Then throw the model away: its ranks go apart
+    times = []
+    for _ in range(rounds):
+        with_all_reduce = milliseconds(step)
+        with model.no_sync():  # forward and backward in here leave the all-reduce out
+            times.append(with_all_reduce - milliseconds(step))
+    return statistics.median(times)
 
 
 # All of them, on noise
@@ -288,6 +310,14 @@ def main():
         loaded = list(results_ahead(lambda rows=rows: dataset.__getitems__(rows.tolist()) for rows in mine))
         print(f"rank 1 of 2: {len(loaded)} batches")
         print(f"loss in bfloat16, compiled: {mixed_step(compiled, optimizer, scaler, images, labels):.3f} nats")
+
+        alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in alone.items()}  # as torchrun
+        parallel = distributed(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)))
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
+        exposed = exposed_ms(parallel, lambda: train_step(parallel, optimizer, images / 255, labels))
+        print(f"{exposed:.2f} ms of communication are exposed, with one rank")
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Says where the bottleneck of a training loop is, and what to change: of any loop, or of a trace of one.
 
 `diagnose` runs a loop: it looks at the loader, times some steps with the stopwatch and records some with the profiler.
-`of_trace` reads a trace that is there; ``python -m helpers diagnose PATH`` prints that for each trace in a folder.
+`of_trace` reads a trace that is there, `of_ranks` those of all processes that trained together; ``python -m helpers
+diagnose PATH`` prints that for each trace in a folder, and for all of its ranks together.
 
 ===============  ==================================================================================
 verdict          what it means
@@ -11,7 +12,7 @@ copies           copies between host and GPU hold the step up
 launches         the GPU waits until the host launches its next kernel
 compute          the kernels take the time, and could take less
 synchronization  the host waits for the GPU in every step, and then the GPU for the host
-communication    the GPU waits for the other processes
+communication    the step waits for the other processes
 host             in a step Python does other things than to train, or calls very many small operators
 nothing wrong    no change that is known here would gain 5 % of a step
 unknown          the evidence does not suffice
@@ -26,17 +27,19 @@ see `Diagnosis.linked`.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from helpers import traces
-from helpers.diagnosis import calls, device
+from helpers.diagnosis import calls, device, together
 from helpers.diagnosis import recorded as record
 from helpers.diagnosis.result import Diagnosis, Finding, conclude
 from helpers.traces import report
+from helpers.wording import printable
 
-__all__ = ["Diagnosis", "Finding", "diagnose", "of_trace", "show"]
+__all__ = ["Diagnosis", "Finding", "diagnose", "of_ranks", "of_trace", "show"]
 
 NEEDS_THE_LOADER = (
     "why the loading is slow. The workers are not in the trace, nor are the sizes of files and the times of decoding. "
@@ -113,14 +116,32 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
     return conclude(recorded.step_ms, evidence, findings, unknown, otherwise=record.unexplained(recorded))
 
 
+def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
+    """Find what the processes that trained together cost each other: communication, and waiting for a late one.
+
+    What each of them does by itself, `of_trace` says.
+
+    Parameters
+    ----------
+    path : str, Path or mapping of str to Trace
+        The folder with the traces of all ranks, or what `traces.ranks` returns.
+
+    Raises
+    ------
+    traces.TraceError
+        If there is no trace, if one cannot be read, or if two are of the same rank.
+    """
+    return together.diagnose(path if isinstance(path, Mapping) else traces.ranks(path))
+
+
 def show(path: str | Path, links: Mapping[str, str] = MappingProxyType({})) -> bool:
-    """Print the diagnosis of each trace at `path`, and what each that cannot be read has wrong.
+    """Print the diagnosis of each trace at `path`, of the ranks of each folder together, and what cannot be read.
 
     Parameters
     ----------
     path : str or Path
-        A trace file, the folder of a run, or a folder of such folders. Of processes that trained together each is
-        diagnosed on its own.
+        A trace file, the folder of a run, or a folder of such folders. Of processes that trained together all are
+        diagnosed first, and then each on its own.
     links : mapping of str to str, optional
         Where to read about topics; see `Diagnosis.linked`.
 
@@ -134,4 +155,20 @@ def show(path: str | Path, links: Mapping[str, str] = MappingProxyType({})) -> b
     traces.NoTraces
         If there are none.
     """
+    if Path(path).is_dir():
+        for folder in traces.runs(path):
+            title = folder.resolve().name if folder == Path(path) else str(folder.relative_to(path))
+            _show_together(folder, title, links)
     return report.show(path, lambda trace: str(of_trace(trace).linked(links)))
+
+
+def _show_together(folder: Path, title: str, links: Mapping[str, str]) -> None:
+    """Print the diagnosis of the ranks in a folder together; nothing if there are none, or one cannot be read."""
+    try:
+        ranks = traces.ranks(folder)
+        if len(ranks) < 2 or any(trace.spans[0].rank is None for trace in ranks.values()):
+            return
+        text = textwrap.indent(str(of_ranks(ranks).linked(links)), "  ")
+    except traces.TraceError:
+        return  # it is named where each is diagnosed on its own
+    print(f"{printable(title)}, {len(ranks)} ranks together\n{text}\n", flush=True)

@@ -23,7 +23,7 @@ VERDICTS = {
     "launches": "the GPU waits until the host launches its next kernel",
     "compute": "the kernels take the time, and could take less",
     "synchronization": "the host waits for the GPU in every step, and then the GPU for the host",
-    "communication": "the GPU waits for the other processes",
+    "communication": "the step waits for the other processes",
     "host": "in a step Python does other things than to train, or calls very many small operators",
     NOTHING: "no change that is known here would gain 5 % of a step",
     UNKNOWN: "the evidence does not suffice",
@@ -41,7 +41,8 @@ class Finding:
     verdict : str
         The verdict if this is what can gain most, one of `VERDICTS`.
     gain : float
-        The most that fixing it can gain: a share of the step, 0 to 1 (Amdahl: no more than all of the time it takes).
+        The most that fixing it can gain: a share of the step, 0 to 1 (Amdahl: no more than all of the time it takes);
+        infinite if the job hangs as it is.
     evidence : str
         What was measured.
     change : str
@@ -66,6 +67,8 @@ class Finding:
         """Say how much can be gained of a step of `step_ms` milliseconds."""
         if self.gain < WORTH:
             return f"less than {percent(WORTH)} of a step"
+        if math.isinf(self.gain):
+            return "fix it, or the job hangs"
         saved = f"−{milliseconds(self.gain * step_ms)} of a step of {milliseconds(step_ms)}"
         if self.factor >= 100:
             return f"at most 100× and more (or {saved})"

@@ -7,6 +7,7 @@ from helpers.figures.ladders import ladder, reference
 from helpers.figures.loaders import access, image_grid, item_timeline, memory, monitored
 from helpers.figures.networks import accuracies, curves, gradients, memory_formats, number_formats, roofline
 from helpers.figures.profiles import accelerator, breakdown, kernels, memory_curves, utilization_and_efficiency
+from helpers.figures.ranks import communication, rank_timeline, scaling
 from helpers.figures.stores import throughput
 from helpers.figures.timings import comparison, phases, run_ahead, seconds, time_lines, two_clocks
 
@@ -16,6 +17,7 @@ __all__ = [
     "access",
     "accuracies",
     "breakdown",
+    "communication",
     "comparison",
     "curves",
     "gradients",
@@ -29,9 +31,11 @@ __all__ = [
     "monitored",
     "number_formats",
     "phases",
+    "rank_timeline",
     "reference",
     "roofline",
     "run_ahead",
+    "scaling",
     "seconds",
     "throughput",
     "time_lines",

@@ -11,10 +11,12 @@ import copy
 import functools
 import importlib.util
 import itertools
+import json
 import pickle
 import sys
 import tempfile
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,8 +30,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from helpers.training import launching
 from helpers.wording import counted, milliseconds
 
+LIMIT = 120.0  # seconds for a job of two ranks; on two cores one takes 12 s, beside ten busy processes up to 58 s
 CLOCKS_AGREE = 0.5  # a share; two clocks around the same work differ by what lies between them, more so when busy
 
 
@@ -413,15 +417,22 @@ def _disc(size: tuple[int, int], mode: str) -> Image.Image:
 
 def packed_images(file: Path) -> bool:
     """Notebook 06: a file with `PackedImages`, a dataset over an array in a file that reads a batch at once."""
+    return _check_file(file, "PackedImages", _packed_images)
+
+
+def _check_file(file: Path, name: str, check: Callable[..., bool], *others: object) -> bool:
+    """Check what a file defines under a name, or say why there is no such thing."""
     try:
-        written = _imported(file).PackedImages
+        written = getattr(_imported(file), name)
     except FileNotFoundError:
         print(f"Nothing to check yet: there is no file {file}. Run the cell above, which writes it.")
         return False
     except Exception as error:
-        print(f"Not yet: no PackedImages can be imported from {file.name}: {type(error).__name__}: {error}")
+        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(file)]
+        where = f" (line {lines[-1]})" if lines else ""
+        print(f"Not yet: no {name} can be imported from {file.name}: {type(error).__name__}: {error}{where}")
         return False
-    return _packed_images(written)
+    return check(written, *others)
 
 
 def _imported(file: Path) -> ModuleType:
@@ -813,3 +824,22 @@ def three_in_one(written: Callable) -> str:
     _expect(not missing, f"{counted(len(missing), 'weight')} of the layers would not learn: no gradient arrives there.")
     _expect(products.count == 1, f"expected one product of matrices, found {products.count}.")
     return "the same results and gradients, with one product instead of three."
+
+
+def overlap(file: Path) -> bool:
+    """Notebook 13: a file with `Overlapped`, which averages gradients over the ranks in buckets, during backward."""
+    return _check_file(file, "Overlapped", _overlap, file)
+
+
+@_answered
+def _overlap(written: type, file: Path) -> str:
+    script = Path(__file__).with_name("distributed_checks.py")
+    with tempfile.TemporaryDirectory() as name:
+        answer = Path(name) / "answer.json"
+        try:
+            launching.torchrun(script, file, answer, ranks=2, timeout=LIMIT, quiet=True)
+        except launching.JobFailed as error:
+            raise Wrong(f"two ranks ran it, and gave no answer. {error}") from None
+        found = json.loads(answer.read_text(encoding="utf-8"))
+    _expect(found["right"], found["said"])
+    return found["said"]

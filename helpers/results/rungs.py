@@ -292,4 +292,7 @@ def streaming() -> Group:
     return Group(streaming_rungs(data, near, far), f"{data.source}, {link}", epoch, kept=(server, link))
 
 
+OF_RANKS = ("13 exchange after backward", "13 exchange beside backward")
+"""The rungs of notebook 13. The ranks of a job time them, and `record` starts none, so no reference has them."""
+
 GROUPS = (loading, preprocessing, resnet, streaming)

@@ -1,4 +1,4 @@
-"""Dials that make the lessons visible on any machine: slow storage, an accelerator, time lines of host and device.
+"""Dials that make the lessons visible on any machine: slow storage, a slow network, an accelerator, time lines.
 
 None is a measurement of real hardware. Whatever uses one of them says so: in the notebook's text, in the figure, and in
 the scoreboard's line.
@@ -8,6 +8,7 @@ from helpers.simulate.accelerator import SimulatedAccelerator
 from helpers.simulate.device import SimulatedDevice, SimulatedRun
 from helpers.simulate.far import far_away
 from helpers.simulate.link import Link, SlowStore
+from helpers.simulate.network import SleepingLayer, SlowNetwork
 from helpers.simulate.storage import SHARED_FILE_SYSTEM, SlowStorage
 from helpers.simulate.waiting import wait_until
 
@@ -17,6 +18,8 @@ __all__ = [
     "SimulatedAccelerator",
     "SimulatedDevice",
     "SimulatedRun",
+    "SleepingLayer",
+    "SlowNetwork",
     "SlowStorage",
     "SlowStore",
     "far_away",

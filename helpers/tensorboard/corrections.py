@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from helpers import staging
-from helpers.tensorboard import data, pages, perfetto
+from helpers.tensorboard import data, distributed, pages, perfetto
 from helpers.traces import tensor_cores
 
 CORRECTED_VERSION = "0.4.3"
@@ -228,7 +228,10 @@ CORRECTIONS = (
     name_no_operator_where_none_is_known,
     compare_only_memory_of_gpus_with_theirs,
     say_that_no_steps_are_marked,
+    distributed.know_what_ranks_exchange,
+    distributed.compare_what_ranks_share,
     correct_the_parsing_processes,
+    distributed.keep_ranks_of_one_name_apart,
     pages.draw_without_internet,
     pages.compare_operators_by_name,
     pages.show_names_of_gpus_as_text,

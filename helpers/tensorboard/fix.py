@@ -1,7 +1,8 @@
 """Writes copies of traces corrected as data, for people with a plain TensorBoard.
 
 What is wrong in the plugin itself cannot be corrected in a trace: NCCL's kernels count as computation, the Tensor-Core
-kernels of Hopper as others, and without internet the page does not draw. For that, see `helpers.tensorboard`.
+kernels of Hopper as others, the Distributed view compares ranks by what they recorded in all, and without internet the
+page does not draw. For that, see `helpers.tensorboard`.
 """
 
 from __future__ import annotations

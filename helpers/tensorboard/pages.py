@@ -36,6 +36,9 @@ def views_page() -> bytes:
     page = answers.replace(page, loader, look + answers.script("charts.js"))
     # A share of 0 is infinite: no number to show.
     page = answers.replace(page, b'isNaN(n)?"N/A":n.toFixed(2)+"%"', b'isFinite(n)?n.toFixed(2)+"%":"N/A"')
+    # What the ranks' traces do not show is said at the head of the view.
+    heading = b'n.createElement(X,{title:"Distributed View"'
+    page = answers.replace(page, heading, heading + b",subheader:s&&s.metadata.note")
     # The view gets the trace's address: parsed and written anew a trace would take long, and NaN be refused.
     return answers.replace(
         page,

@@ -17,6 +17,7 @@ from helpers.timing.system import (
     worker_growth_mb,
     worker_memory_mb,
 )
+from helpers.timing.together import interleaved_ranks, read_comparison
 
 __all__ = [
     "Comparison",
@@ -33,11 +34,13 @@ __all__ = [
     "endless",
     "forget",
     "interleaved",
+    "interleaved_ranks",
     "loading",
     "loop",
     "onednn",
     "outcome",
     "phases",
+    "read_comparison",
     "read_from_disk_mb",
     "run_ahead",
     "stages",

@@ -23,7 +23,9 @@ from __future__ import annotations
 import importlib
 
 _PLACES = {
+    "aligning": ("Ranks", "ranks"),
     "comparison": ("PLAIN_NAMES", "difference", "sentence"),
+    "exposure": ("collectives", "communication"),
     "files": (
         "TRACE_FILE",
         "EmptyTrace",
@@ -41,7 +43,7 @@ _PLACES = {
     "kernel_names": ("converts_layout", "multiplies_float32"),
     "memory": ("memory_curve",),
     "operators": ("top_operators",),
-    "reading": ("CATEGORIES", "Span", "Trace", "load", "ranks"),
+    "reading": ("CATEGORIES", "Span", "Trace", "load"),
     "slimming": ("slim",),
     "timeline": ("breakdown", "loading_share", "steps"),
     "utilization": ("accelerators", "fill", "gaps", "idle", "kernel_time", "kernels"),

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 
 from helpers.traces import files, keeping
 from helpers.traces.columns import Columns
+from helpers.traces.exchanging import exchanged, exchanges_data
 from helpers.traces.files import EmptyTrace, SeveralRecordings, TruncatedTrace
 from helpers.traces.linking import numbers
 
@@ -56,23 +57,39 @@ class Span:
         Each allocation and release, in the order of time: `start` as above; `device_type` and `device`, the
         profiler's numbers; `address`; `change` in bytes, negative for a release; `allocated` and `reserved`, bytes in
         all afterwards. Empty unless the profile was recorded with ``profile_memory=True``.
+    communication : DataFrame
+        Each event of an exchange with other processes, on the host and on accelerators, in the order of their start:
+        `name`, `start` and `end` as above; `thread`, a number; `kernel`, whether it ran on an accelerator;
+        `correlation` as above; and what was recorded of the exchange: `collective`, its name, or None; `bytes`, what
+        the rank puts in, NaN if unknown; `group`, the name of the process group and its ranks, or ""; `sequence`,
+        the number of the operation in its group, or NaN.
     devices : tuple of mapping
         Properties of each accelerator as they stand in the trace: name, computeMajor, numSms, and so on.
     rank : int or None
         Rank of the process among those that train together.
+    world : int or None
+        How many processes train together.
+    host : str or None
+        Name of the machine.
+    origin : float
+        When the trace's first event was, in µs on the clock of its machine; the times above count from there.
     settings : frozenset of str
         Which of `SETTINGS` were on.
     counts : mapping of str to int
         How many events of each category the file has, those that are not in `events` as well; 0 for others.
-    event_columns, kernel_columns, memory_columns : Columns
-        What `events`, `kernels` and `memory` are made of.
+    event_columns, kernel_columns, memory_columns, communication_columns : Columns
+        What `events`, `kernels`, `memory` and `communication` are made of.
     """
 
     event_columns: Columns
     kernel_columns: Columns
     memory_columns: Columns
+    communication_columns: Columns
     devices: tuple[Mapping, ...]
     rank: int | None
+    world: int | None
+    host: str | None
+    origin: float
     settings: frozenset[str]
     counts: Mapping[str, int]
     computed: dict = field(default_factory=dict, repr=False, compare=False)  # by `keeping.once`
@@ -89,6 +106,10 @@ class Span:
     def memory(self) -> pd.DataFrame:
         return keeping.copy(self._memory)
 
+    @property
+    def communication(self) -> pd.DataFrame:
+        return keeping.copy(self._communication)
+
     @cached_property
     def _events(self) -> pd.DataFrame:
         return self.event_columns.table()
@@ -100,6 +121,10 @@ class Span:
     @cached_property
     def _memory(self) -> pd.DataFrame:
         return self.memory_columns.table()
+
+    @cached_property
+    def _communication(self) -> pd.DataFrame:
+        return self.communication_columns.table()
 
 
 @dataclass(frozen=True)
@@ -149,66 +174,34 @@ def load(path: str | Path | Trace) -> Trace:
             "Which one do you mean? Name one file, remove the older ones, or read them all with traces.ranks, if they "
             "trained together."
         )
-    (of_worker,) = workers.values()
-    return _trace(path, of_worker)
+    (found,) = workers.values()
+    return of_worker(path, found)
 
 
-def ranks(path: str | Path) -> dict[str, Trace]:
-    """Read the traces of processes that trained together: one trace a rank, or a worker.
-
-    Parameters
-    ----------
-    path : str or Path
-        The folder of a run, or a trace file.
-
-    Returns
-    -------
-    dict of str to Trace
-        By "rank 0" and so on, as recorded in the traces themselves, in this order; then by the first part of the
-        file's name those without a rank. Times count from the first event of each.
-
-    Raises
-    ------
-    NoTraces, UnreadableFile, EmptyTrace, TruncatedTrace, ForeignFile
-        As `load`.
-    SeveralRecordings
-        If two workers say that they are the same rank.
-    """
-    found = {}
-    for worker, of_worker in files.by_worker(Path(path)).items():
-        trace = _trace(Path(path) if Path(path).is_file() else of_worker[0].with_name(worker), of_worker)
-        rank = trace.spans[0].rank
-        key = (rank is None, rank or 0, worker if rank is None else f"rank {rank}")
-        if key in found:
-            raise SeveralRecordings(
-                f"In {path} both {found[key].path.name} and {worker} say that they are rank {rank}: "
-                "these are several recordings. Remove the older ones, or move them to a folder of their own."
-            )
-        found[key] = trace
-    return {name: found[_, number, name] for _, number, name in sorted(found)}
+def of_worker(path: Path, files_of_it: list[Path]) -> Trace:
+    """Read the files of one worker: its spans, in the order of their start."""
+    return Trace(path, *keeping.spans(files_of_it, _spans))
 
 
-def _trace(path: Path, of_worker: list[Path]) -> Trace:
-    return Trace(path, *keeping.spans(of_worker, _spans))
-
-
-def _spans(of_worker: list[Path]) -> tuple[Span, ...]:
+def _spans(files_of_worker: list[Path]) -> tuple[Span, ...]:
     """Parse the files of one worker, in the order of their start; times count from the first event of all."""
     with files.no_garbage_collection():
-        found = [_checked(files.read(file, _span), file) for file in of_worker]
+        found = [_checked(files.read(file, _span), file) for file in files_of_worker]
     found.sort(key=lambda span: span.event_columns["start"][0])
     origin = found[0].event_columns["start"][0].copy()
     for span in found:
-        for columns in (span.event_columns, span.kernel_columns, span.memory_columns):
+        of_span = (span.event_columns, span.kernel_columns, span.memory_columns, span.communication_columns)
+        for columns in of_span:
             for name in columns.keys() & {"start", "end"}:
                 columns[name] -= origin
-    return tuple(found)
+    return tuple(replace(span, origin=span.origin + float(origin)) for span in found)
 
 
 # From the events of a file to tables.
 
 OPERATORS = ["cpu_op", "operator", "Operator"]
 KERNELS = ["kernel", "Kernel"]
+HEAD = ["deviceProperties", "distributedInfo", "baseTimeNanoseconds", "host_name"]
 SETTINGS = ["record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"]  # 1 in the head if on
 LAUNCH = {  # columns of a kernel's launch, and where they stand in its arguments
     "device": "device",
@@ -234,8 +227,9 @@ def _span(parts: Iterable[dict]) -> Span:
     """Turn events as they stand in the file into tables with categories; drops the annotations that have none."""
     keys, threads = _Numbering(), _Numbering()  # there are few different names: classify each of them once
     columns, launches, memory, head, counts = defaultdict(list), defaultdict(list), defaultdict(list), {}, Counter()
+    exchanging, exchanges = np.zeros(0, bool), []
     for part in parts:
-        head |= {key: part[key] for key in ("deviceProperties", "distributedInfo", *SETTINGS) if key in part}
+        head |= {key: part[key] for key in (*HEAD, *SETTINGS) if key in part}
         counts.update([each.get("cat") for each in part["traceEvents"]])
         events = [each for each in part["traceEvents"] if each.get("ph") == "X" and each.get("cat") in CLASSIFIERS]
         try:
@@ -245,19 +239,28 @@ def _span(parts: Iterable[dict]) -> Span:
             arrays = _arrays(events, keys, threads)
         for name, values in arrays.items():
             columns[name].append(values)
+        if len(keys) > len(exchanging):
+            exchanging = np.array([*exchanging, *(exchanges_data(*key) for key in [*keys][len(exchanging) :])], bool)
+        of_exchange = np.flatnonzero(exchanging[arrays["code"]]).tolist()
+        exchanges += [(int(arrays["thread"][place]), events[place]) for place in of_exchange]
         _collect(launches, [event for event in events if event["cat"] in KERNELS], LAUNCH)
         _collect(memory, [event for event in part["traceEvents"] if event.get("name") == "[memory]"], MEMORY)
     if not all(isinstance(name, str) for _, name in keys):
         raise TypeError("the name of an event is no text")
     events = _in_order({name: np.concatenate(columns.pop(name)) for name in list(columns)}, list(keys), list(threads))
     kernels, memory = _kernels(events, launches), _memory(memory)
+    distributed = head.get("distributedInfo") or {}
     unneeded = ["launch"] if not np.isnan(events["correlation"]).all() else ["launch", "external", "correlation"]
     return Span(
         Columns({name: values for name, values in events.items() if name not in unneeded}),
         kernels,
         memory,
+        exchanged(exchanges),
         tuple(_read_only(dict(device)) for device in head.get("deviceProperties") or ()),
-        (head.get("distributedInfo") or {}).get("rank"),
+        distributed.get("rank"),
+        distributed.get("world_size"),
+        head.get("host_name"),
+        head.get("baseTimeNanoseconds", 0) / 1e3,
         frozenset(name for name in SETTINGS if head.get(name) == 1),
         _read_only(Counter({str(category): count for category, count in counts.items()})),
     )

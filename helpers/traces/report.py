@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from helpers.traces.aligning import Ranks, ranks
 from helpers.traces.comparison import PLAIN_NAMES
+from helpers.traces.exposure import communication
 from helpers.traces.files import NoAccelerator, NoSteps, SeveralRecordings, TraceError, of_run, runs
 from helpers.traces.operators import top_operators
-from helpers.traces.reading import Trace, load, ranks
+from helpers.traces.reading import Trace, load
 from helpers.traces.timeline import breakdown
 from helpers.traces.utilization import MEANWHILE, accelerators, gaps, kernels
-from helpers.wording import percent, printable
+from helpers.wording import milliseconds, percent, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +32,7 @@ def show(path: str | Path, describe: Callable[[Trace], str] | None = None) -> bo
     ----------
     path : str or Path
         A trace file, the folder of a run, or a folder of such folders. Each of several processes that trained together
-        is printed on its own.
+        is printed on its own, and then what they cost each other.
     describe : callable, optional
         What to print of a trace; `text` by default. It may raise a TraceError.
 
@@ -47,10 +50,12 @@ def show(path: str | Path, describe: Callable[[Trace], str] | None = None) -> bo
     places = runs(path) if path.is_dir() else [path]
     readable = True
     for title, trace in (each for place in places for each in _traces(place, path)):
+        if describe and isinstance(trace, Ranks):
+            continue
         try:
             if isinstance(trace, TraceError):
                 raise trace
-            described = (describe or text)(trace)
+            described = together(trace) if isinstance(trace, Ranks) else (describe or text)(trace)
         except TraceError as error:
             readable = False
             described = "\n".join(_paragraph(f"{type(error).__name__}: {error}"))
@@ -61,6 +66,50 @@ def show(path: str | Path, describe: Callable[[Trace], str] | None = None) -> bo
 def text(trace: Trace) -> str:
     """Return what is recorded in a trace, in lines of text that a terminal can show as they are."""
     return "\n".join(line.rstrip() for line in [*_steps(trace), *_accelerators(trace)])
+
+
+def together(found: Ranks) -> str:
+    """Return what exchanging data costs each rank in a step, and for which rank the others wait, in lines of text."""
+    try:
+        table = communication(found)
+    except NoSteps as error:
+        return "\n".join(_paragraph(str(error)))
+    if not table["collectives"].any():
+        return "\n".join(_paragraph("No exchange of data is recorded in their steps, so what it costs is unknown."))
+    times = ["step", "compute", "overlapped", "transfer", "waiting"]
+    rows = [
+        [
+            printable(rank),
+            *(_time(row[column] * 1e3) if row[column] > 5e-4 else "0" for column in times),
+            percent(row["efficiency"]),
+            f"{row['collectives']:,.3g}",
+            "–" if math.isnan(row["megabytes"]) else f"{row['megabytes']:,.3g}",
+        ]
+        for rank, row in table.iterrows()
+    ]
+    head = [
+        "in a step",
+        "all of it",
+        "computing",
+        "overlapped",
+        "transfer",
+        "waiting",
+        "efficiency",
+        "operations",
+        "MB",
+    ]
+    lines = [*_aligned(head, rows), ""]
+    late = table.attrs["straggler"]
+    if late is not None:
+        waits = milliseconds(table.attrs["late_ms"])
+        lines += _paragraph(
+            f"The other ranks wait {waits} of each step for {late}, which is late: look at its part above."
+        )
+    elif len(table) > 1:
+        lines += _paragraph("No rank is late by more than chance.")
+    for sentence in table.attrs["unequal"]:
+        lines += _paragraph(f"Not all ranks took part in the same operations. {sentence}")
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def short(kernel: str, width: int = 44) -> str:
@@ -85,7 +134,7 @@ def _without_arguments(name: str) -> str:
     return name
 
 
-def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | TraceError]]:
+def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | TraceError]]:
     """Yield the title and the trace of each rank or recording in one place, or why it cannot be read."""
     title = printable(str(place.relative_to(root) if place != root else place.resolve().name))
     try:
@@ -102,8 +151,8 @@ def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | TraceError]]
         yield title + "".join(f", rank {rank}" for rank in recorded), trace
 
 
-def _ranks(place: Path, root: Path, title: str) -> Iterator[tuple[str, Trace | TraceError]]:
-    """Yield each rank of a folder, or each file if two have the same rank or one of them cannot be read."""
+def _ranks(place: Path, root: Path, title: str) -> Iterator[tuple[str, Trace | Ranks | TraceError]]:
+    """Yield each rank of a folder, then all together; or each file, if two have one rank or one cannot be read."""
     try:
         found = ranks(place)
     except TraceError:
@@ -112,6 +161,7 @@ def _ranks(place: Path, root: Path, title: str) -> Iterator[tuple[str, Trace | T
     else:
         for name, trace in found.items():
             yield f"{title}, {printable(name)}", trace
+        yield f"{title}, {len(found)} ranks together", found
 
 
 def _steps(trace: Trace) -> list[str]:

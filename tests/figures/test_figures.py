@@ -11,6 +11,7 @@ import torch
 from matplotlib.patches import Rectangle
 from PIL import Image
 from support import cuda_trace
+from support.nccl_job import Job
 
 from helpers import figures, simulate, timing, traces
 from helpers.results import scoreboard
@@ -79,6 +80,21 @@ def curve(*allocated):
     return pd.DataFrame({"time": range(len(allocated)), "device": "CPU", "allocated": allocated})
 
 
+def of_ranks(draw, **job):
+    with tempfile.TemporaryDirectory() as folder:
+        return draw(traces.ranks(Job(**job).write(Path(folder))))
+
+
+def scaled():
+    rows = [
+        ("weak", 1, 100.0, 100.0),
+        ("weak", 2, 190.0, 195.0),
+        ("weak", 8, np.nan, 720.0),
+        ("strong", 1, 100.0, np.nan),
+    ]
+    return pd.DataFrame([*rows, ("strong", 2, 150.0, np.nan)], columns=["kind", "ranks", "images/s", "predicted"])
+
+
 PICTURES = {
     "image_grid": lambda: figures.image_grid(np.zeros((3, 32, 32, 3), np.uint8), [0, 1, 1], ["cat", "dog"], SOURCE),
     "breakdown": lambda: figures.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
@@ -96,6 +112,8 @@ PICTURES = {
     "throughput": lambda: figures.throughput(
         pd.DataFrame({"MB": [0.1, 0.1, 8.0], "connections": [1, 1, 4], "seconds": [0.03, 0.04, 0.4]}),
         lambda requests, size, connections: 0.03 + size / connections / 25e6,
+        pd.DataFrame({"MB": [0.1, 2.0], "connections": [1, 4], "MB/s": [2.5, 11.0]}),
+        12.0,
         SOURCE,
     ),
     "memory": lambda: figures.memory({"list": {1000: 1.0, 9000: 8.0}, "array": {1000: 0.0, 9000: 0.0}}),
@@ -116,6 +134,11 @@ PICTURES = {
         },
         steps=2,
     ),
+    "communication": lambda: of_ranks(
+        lambda ranks: figures.communication({"a straggler": traces.communication(ranks)}, SOURCE), loading={1: 50}
+    ),
+    "rank_timeline": lambda: of_ranks(lambda ranks: figures.rank_timeline(ranks, source=SOURCE), loading={1: 50}),
+    "scaling": lambda: figures.scaling(scaled(), SOURCE),
     "utilization": lambda: figures.utilization_and_efficiency([(0, 6, 0.1), (7, 9, 1.0)]),
 }
 
@@ -150,6 +173,7 @@ OF_MEASUREMENTS = [
     "run_ahead",
     "accuracies",
     "seconds",
+    "throughput",
 ]
 
 
@@ -312,6 +336,13 @@ def test_clocks_are_drawn_at_the_same_time_with_workers_and_interleaved_without(
     assert compute == {False: pytest.approx(30.98, abs=0.01), True: 0}
 
 
+def test_epochs_of_shards_are_drawn_at_their_throughput_and_the_cores_limit_where_it_is():
+    (axes,) = PICTURES["throughput"]().figure.axes
+    hollow = [line.get_xydata().tolist() for line in axes.lines if line.get_fillstyle() == "none"]
+    assert hollow == [[[0.1, 2.5]], [[2.0, 11.0]]]
+    assert [12.0, 12.0] in [list(line.get_ydata()) for line in axes.lines]
+
+
 def test_between_two_spans_of_a_trace_there_is_a_gap():
     table = pd.DataFrame({"DataLoader": [5e3] * 4}, index=pd.Index([3, 4, 14, 15], name="step"))
     axes = figures.breakdown({"one worker": table}, SOURCE).figure.axes[0]
@@ -329,3 +360,71 @@ def test_of_what_a_monitor_saw_only_the_loop_is_drawn():
     assert [axes.get_ylabel() for axes in panels] == ["CPU in %", "GPU in %", "MB/s", "memory in MB"]
     times = np.concatenate([line.get_xdata() for axes in panels for line in axes.lines])
     assert times.min() >= 0 and times.max() <= 0.35
+
+
+def test_the_bars_of_a_rank_add_up_to_its_step():
+    table = of_ranks(traces.communication, slower={1: 1.4})
+    axes = figures.communication(table, SOURCE).figure.axes[0]
+    for place, step in enumerate(table["step"]):
+        bars = [bar for bar in axes.patches if bar.get_y() < place < bar.get_y() + bar.get_height()]
+        assert sum(bar.get_width() for bar in bars) == pytest.approx(step)
+    assert f"rank 0 {table['step'].iloc[0]:.0f}, with" in figures.communication(table, SOURCE).alt
+
+
+def test_what_no_rank_does_has_no_entry_in_the_legend():
+    figure = of_ranks(lambda ranks: figures.communication(traces.communication(ranks), SOURCE), by_hand=True).figure
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["computing", "exposed communication: transfer"]
+
+
+def bars_of(picture, label):
+    """Return the (begin, end) of each bar, by the row of the rank."""
+    (patch,) = [each for each in picture.figure.legends[0].get_patches() if each.get_label() == label]
+    found = {}
+    for bars in picture.figure.axes[0].collections:
+        if (bars.get_facecolor() == patch.get_facecolor()).all() and bars.get_hatch() == patch.get_hatch():
+            boxes = [path.get_extents() for path in bars.get_paths()]
+            found[round(boxes[0].y0)] = [(box.x0, box.x1) for box in boxes]
+    return found
+
+
+def test_all_ranks_are_drawn_on_one_clock_and_wait_until_the_last_one_has_begun():
+    picture = PICTURES["rank_timeline"]()
+    transfers = bars_of(picture, "communication: transfer")
+    assert len(transfers[0]) == 10
+    assert np.allclose(transfers[0], transfers[1], atol=1e-6)
+    waits = bars_of(picture, "communication: waiting for the last rank")
+    assert list(waits) == [0]
+    assert waits[0][0][1] == pytest.approx(transfers[1][0][0])
+    (loading,) = bars_of(picture, "loading")[1]
+    assert loading[1] - loading[0] == pytest.approx(50.2)
+
+
+def test_of_the_steps_of_ranks_the_last_ones_in_common_are_drawn():
+    picture = of_ranks(lambda ranks: figures.rank_timeline(ranks, 2))
+    assert "in steps 2 to 3, 315 ms" in picture.alt
+    assert "in step 3, 158 ms" in of_ranks(figures.rank_timeline).alt
+
+
+def test_ranks_without_a_step_in_common_are_refused(tmp_path):
+    Job(steps=6).write(tmp_path)
+    for rank, missing in enumerate(("012", "345")):
+        file = tmp_path / f"rank_{rank}.1.pt.trace.json"
+        file.write_text(re.sub(f"ProfilerStep#[{missing}]", "a step", file.read_text()))
+    with pytest.raises(traces.NoSteps, match="rank 0 3 to 5, rank 1 0 to 2"):
+        figures.rank_timeline(tmp_path)
+
+
+def test_the_ideal_is_what_the_fewest_ranks_bring_each():
+    picture = figures.scaling(scaled(), SOURCE)
+    (ideal,) = [line for line in picture.figure.axes[0].lines if line.get_label() == "ideal"]
+    assert list(zip(*ideal.get_data(), strict=True)) == [(1, 100), (2, 200), (8, 800)]
+    assert (
+        "weak: 1 rank 100 (100%), 2 ranks 190 (95%), 8 ranks 720 (90%); strong: 1 rank 100 (100%), 2 ranks 150 (75%)"
+        in (picture.alt)
+    )
+
+
+def test_scaling_can_be_drawn_without_a_prediction():
+    lines = figures.scaling(scaled().drop(columns="predicted").dropna(), SOURCE).figure.axes[0].lines
+    assert [line.get_label() for line in lines] == ["weak, measured", "strong, measured", "ideal"]

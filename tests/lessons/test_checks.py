@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -34,16 +35,20 @@ LESSONS = {  # the check of each notebook, and what the reader writes
     "10": ("accumulated_step", "accumulated_step"),
     "11": ("three_in_one", "three_in_one"),
     "12": ("split", "split"),
+    "13": ("overlap", "Overlapped"),
 }
+FILES = ("06", "13")  # what the reader writes is a file
 KEPT = '        if self.images is None:\n            self.images = np.load(self.path, mmap_mode="r")\n'
 WITHOUT_STATE = '    def __getstate__(self):\n        return self.__dict__ | {"images": None}\n\n'
 SUMS = "count += pixels.numel() / 3  # of one channel\n        total += pixels.sum(dim=(0, 2, 3))\n"
 MEANS = "count += 1\n        total += pixels.mean(dim=(0, 2, 3))\n"
 LAST = "\n    if started is not None:\n        yield finish_copy(started)"
 AHEAD = "        if started is not None:\n            yield finish_copy(started)\n        started = following" + LAST
-# What is wrong, where the solution is changed, and what the answer must say.
 ONE_BY_ONE = """return tuple(torch.stack([take(images[n:n + 1], scale * top[n:n + 1], scale * left[n:n + 1],
         scale * size)[0] for n in range(len(low))]) for images, scale in ((low, 1), (high, scale)))"""
+START, EMPTY = "self.started.append(self.all_reduce(flat))", "self.bucket = []"
+FULL, WAIT = "self.start(at_least=self.bucket_bytes)", "while self.started:\n            self.started.pop().wait()"
+# What is wrong, where the solution is changed, and what the answer must say.
 WRONG = {
     "00": [
         ("seconds instead", ("return count / (", "return ("), "expected .* items/s, found 0"),
@@ -161,9 +166,37 @@ WRONG = {
         ("the last is short", ("total - step + rank * batch + 1, step)\n    return [range(start, start + batch)",
             "total, step)\n    return [range(start, min(start + batch, total))"), "(each|as many).*, found"),
     ],
+    "13": [
+        ("the sum", (" / torch.distributed.get_world_size()", ""),
+            "step 1, .* gradient of layers.5.bias on rank 0 is the sum, not the mean"),
+        ("no all-reduce", (START, "pass"), "all_reduce, which Overlapped was given, was never called"),
+        ("waits in the hook", (START, "self.all_reduce(flat).wait()"),
+            "right, but during backward a future's wait.* was called"),
+        ("asks in the hook until it is done", (START, f"{START}\n            while not self.started[-1].done(): ..."),
+            "too little overlaps: a step takes .* without .* as written, over a simulated network"),
+        ("after backward", (FULL, "pass"), r"only in wait\(\): when backward had ended, 42.2 kB of 42.2 kB"),
+        ("too late", (FULL, FULL.replace("=self", "=2.8 * self")), "started late: .* kB were ready and not started"),
+        ("the last bucket is lost", ("self.start(at_least=1)", "pass"),
+            r"only its own.*, so that wait\(\) has to start"),
+        ("not empty for the next step", (EMPTY, f"{EMPTY} if at_least > 1 else self.bucket"),
+            "step 2, .*42.2 kB of gradients, and all_reduce was given .* also for the next step"),
+        ("one for each parameter", (FULL, "self.start(at_least=1)"),
+            "called 12 times for 12 parameters: calls 1 and 2"),
+        ("weights only", ("model.parameters()", "[each for each in model.parameters() if each.dim() > 1]"),
+            "only its own, .* of layers.5.bias, layers.4.bias, .* Has each parameter a hook"),
+        ("does not wait", (WAIT, "self.started.clear()"), r"wait\(\) returned while . of . all-reduces had not ended"),
+        ("waits again", (WAIT, "for future in self.started:\n            future.wait()"),
+            "step 2, .*once more for . all-reduces? of earlier steps"),
+        ("a rank takes no part", (START, f"{START} if len(self.started) < 2 or torch.distributed.get_rank() else None"),
+            "rank 1 has waited 10 s for all-reduce number 3 of step 1, .*: 2 on rank 0, 3 on rank 1"),
+        ("an error", ("each.nbytes", "each.nbites"),
+            "on rank 0 it raised AttributeError: .* .line 15 of written_13.py"),
+        ("dies", (START, "__import__('os')._exit(3)"), "gave no answer. .*rank . exited with 3"),
+    ],
 }  # fmt: skip
-CASES = [(number, *case) for number, cases in WRONG.items() for case in cases]
-IDS = [f"{number}, {title}" for number, title, *_ in CASES]
+MARKS = {"13": pytest.mark.processes}
+CASES = [pytest.param(number, *case, marks=MARKS.get(number, ())) for number, cases in WRONG.items() for case in cases]
+IDS = [f"{number}, {title}" for number, cases in WRONG.items() for title, *_ in cases]
 
 
 def code_of(number, tag):
@@ -178,8 +211,8 @@ def checked(number, code, folder):
     check, name = LESSONS[number]
     path = folder / f"written_{number}.py"
     path.write_text(code, encoding="utf-8")
-    if number == "06":
-        return checks.packed_images(path)
+    if number in FILES:
+        return getattr(checks, check)(path)
     scope = dict(NAMES)
     exec(compile(code, path, "exec"), scope)
     return getattr(checks, check)(scope[name])
@@ -190,7 +223,8 @@ def scripts(tmp_path, monkeypatch):
     """The folder from which a spawned worker imports, as in the notebook."""
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    sys.modules.pop("written_06", None)
+    for number in FILES:
+        sys.modules.pop(f"written_{number}", None)
 
 
 def test_each_check_has_three_wrong_answers():
@@ -258,10 +292,40 @@ def accumulated_step(model, optimizer, scaler, parts, largest_norm):
     scaler.update()
     optimizer.zero_grad(set_to_none=False)
 """,
+    "13": """
+import torch
+import torch.distributed as dist
+
+
+class Overlapped:  # starts a bucket when the next gradient would not fit, and puts the results in place at the end
+    def __init__(self, model, bucket_bytes, all_reduce):
+        self.most, self.all_reduce, self.waiting, self.bytes, self.sent = bucket_bytes, all_reduce, [], 0, []
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self.collect)
+
+    def collect(self, parameter):
+        if self.waiting and self.bytes + parameter.nbytes > self.most:
+            self.send()
+        self.waiting.append(parameter)
+        self.bytes += parameter.nbytes
+
+    def send(self):
+        flat = torch.cat([each.grad.flatten() for each in self.waiting])
+        self.sent.append((self.waiting, self.all_reduce(flat)))
+        self.waiting, self.bytes = [], 0
+
+    def wait(self):
+        self.send()
+        for parameters, future in self.sent:
+            mean = future.wait() / dist.get_world_size()
+            for parameter, part in zip(parameters, mean.split([each.numel() for each in parameters])):
+                parameter.grad.copy_(part.view_as(parameter))
+        self.sent.clear()
+""",
 }
 
 
-@pytest.mark.parametrize("number", OTHERS)
+@pytest.mark.parametrize("number", [pytest.param(number, marks=MARKS.get(number, ())) for number in OTHERS])
 def test_another_way_that_is_right_is_accepted(number, tmp_path, capsys):
     assert checked(number, OTHERS[number], tmp_path) is True, capsys.readouterr().out
 
@@ -283,3 +347,20 @@ def test_an_error_names_the_line_of_the_cell(tmp_path, capsys):
     code = "def one_ahead(loader, start_copy, finish_copy):\n    for batch in loader:\n        yield start_copy()"
     assert checked("08", code, tmp_path) is False
     assert "TypeError" in (said := capsys.readouterr().out) and "(line 3 of your cell)" in said
+
+
+@pytest.mark.processes
+def test_a_job_that_does_not_end_is_ended_and_leaves_no_process(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(checks, "LIMIT", 15)
+    endless = code_of("13", "solution").replace(START, "while True: ...")
+    assert checked("13", endless, tmp_path) is False
+    assert "Not yet: two ranks ran it, and gave no answer." in (said := capsys.readouterr().out) and "15 s" in said
+    command_lines = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
+    assert not [words for words in command_lines if str(tmp_path / "written_13.py") in words]
+
+
+def test_an_error_while_a_file_is_imported_names_its_line(tmp_path, capsys):
+    assert checked("13", "import torch\n\nclass Overlapped(torch.Modul): ...\n", tmp_path) is False
+    said = capsys.readouterr().out
+    assert said.startswith("Not yet: no Overlapped can be imported from written_13.py: AttributeError: ")
+    assert said.endswith("(line 3)\n")

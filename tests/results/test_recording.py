@@ -203,7 +203,7 @@ def test_the_rungs_have_the_names_that_the_notebooks_give_them():
 
 def names():
     """Names of all rungs."""
-    return {*re.findall(r'Rung\("([^"]+)"', inspect.getsource(rungs)), *rungs.RESNET}
+    return {*re.findall(r'Rung\("([^"]+)"', inspect.getsource(rungs)), *rungs.RESNET, *rungs.OF_RANKS}
 
 
 @pytest.mark.slow

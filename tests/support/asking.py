@@ -10,9 +10,10 @@ def ask(server, page, run, view="Overview", **query):
     return server.get(page, run=run, worker=worker, span=span, **query)
 
 
-def overview(server, run):
-    """Return the Overview's steps, of all spans: a list of (number, {category: µs})."""
-    (worker,) = server.get("workers", run=run, view="Overview")
+def overview(server, run, worker=None):
+    """Return the Overview's steps, of all spans: a list of (number, {category: µs}). A run may have several workers."""
+    if worker is None:
+        (worker,) = server.get("workers", run=run, view="Overview")
     spans = server.get("spans", run=run, worker=worker)
     tables = [server.get("overview", run=run, worker=worker, span=span)["steps"] for span in spans]
     return [

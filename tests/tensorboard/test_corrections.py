@@ -7,17 +7,16 @@ by hand for a GPU: one as it is installed, one of ours. Both are asked over HTTP
 import json
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 from support import cuda_trace, recordings
 from support.asking import ask, overview
+from support.stock import stock_tensorboard
 from torch_tb_profiler.plugin import TorchProfilerPlugin
 
 from helpers import tensorboard, traces
@@ -28,15 +27,6 @@ pytestmark = pytest.mark.processes
 RECORDED = [f"{option}-{workers}" for workers in (0, 2) for option in recordings.OPTIONS]
 RUNS = sorted([*RECORDED, "chance", "gpu", "gpu-runtime", "no-steps", "odd-step", "two-spans"])
 CLOCKS = 1e-4  # s by which the profiler's clock and that of Python may differ in a step
-STOCK = """
-    import sys
-    from pathlib import Path
-    from helpers.tensorboard import child, corrections
-    corrections.apply = lambda: None
-    print(child._launch(sys.argv[1]), flush=True)
-    sys.stdin.read()
-    child._end(Path(sys.argv[2]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +88,7 @@ def ours(logdir):
 @pytest.fixture(scope="module")
 def stock(logdir, tmp_path_factory):
     """The ordinary TensorBoard with the plugin as it is installed."""
-    with stock_tensorboard(logdir, tmp_path_factory.mktemp("stock")) as server:
+    with stock_tensorboard(logdir, RUNS, tmp_path_factory.mktemp("stock")) as server:
         yield server
 
 
@@ -107,28 +97,8 @@ def fixed(logdir, tmp_path_factory):
     """The ordinary TensorBoard over copies of the traces corrected as data."""
     copies = tmp_path_factory.mktemp("copies")
     fix.fix(logdir, copies)
-    with stock_tensorboard(copies, tmp_path_factory.mktemp("fixed")) as server:
+    with stock_tensorboard(copies, RUNS, tmp_path_factory.mktemp("fixed")) as server:
         yield server
-
-
-@contextmanager
-def stock_tensorboard(logdir, folder):
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(STOCK), str(logdir), str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        server = tensorboard.Server(logdir, tuple(RUNS), process.stdout.readline().strip(), process, folder, 0)
-        while (answer := server.get("runs"))["loading"] or len(answer["runs"]) < len(RUNS):
-            time.sleep(0.1)
-        yield server
-    finally:
-        process.stdin.close()
-        process.wait(120)
-        process.stdout.close()
 
 
 def operators(server, run, group_by="Operation"):

@@ -180,6 +180,8 @@ def two_ranks(folder, change=lambda trace: trace):
 def server(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     two_ranks(root / "gpus")
+    two_ranks(root / "rank-alone")
+    (root / "rank-alone" / "host_1.10.pt.trace.json").unlink()
     recordings.record(root / "stacks", 2, **recordings.OPTIONS["everything"])
     recordings.record(root / "plain", 0)
     shutil.copytree(tour.FOLDER, root / "tour")
@@ -250,6 +252,18 @@ def test_the_distributed_view_has_the_ranks(tab):
     tab.drawn.nth(1).locator("rect").first.wait_for()
     expect(tab.drawn.nth(0).get_by_text("host_1")).to_have_count(1, timeout=PATIENCE)
     tab.frame.get_by_role("cell", name="nccl:all_reduce").first.wait_for()
+    expect(tab.frame.get_by_text("Record all ranks into one folder")).to_have_count(0, timeout=PATIENCE)
+    readable(tab)
+
+
+def test_the_distributed_view_of_a_rank_alone_says_what_is_missing_and_what_to_do(tab):
+    tab.show("rank-alone", "Distributed")
+    tab.frame.get_by_text("This is the trace of one of 2 ranks").wait_for()
+    tab.frame.get_by_text("Record all ranks into one folder").wait_for()
+    expect(tab.drawn).to_have_count(2, timeout=PATIENCE)
+    bars = "rect:not([width='12'])"  # without the legend's
+    expect(tab.drawn.nth(0).locator(bars)).to_have_count(4, timeout=PATIENCE)
+    expect(tab.drawn.nth(1).locator(bars)).to_have_count(0, timeout=PATIENCE)
     readable(tab)
 
 

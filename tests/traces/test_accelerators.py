@@ -547,10 +547,11 @@ def write_ranks(folder):
         (folder / f"host{rank}.1.pt.trace.json").write_text(json.dumps(content))
 
 
-def test_each_rank_of_a_run_is_printed_by_itself(tmp_path, capsys):
+def test_each_rank_of_a_run_is_printed_by_itself_and_then_all_together(tmp_path, capsys):
     write_ranks(tmp_path)
     status, output = shown(capsys, tmp_path)
-    assert re.findall(r"^\S.*", output, re.M) == [f"{tmp_path.name}, rank 0", f"{tmp_path.name}, rank 1"]
+    headings = [f"{tmp_path.name}, {part}" for part in ("rank 0", "rank 1", "2 ranks together")]
+    assert re.findall(r"^\S.*", output, re.M) == headings
     assert status == 0
 
 

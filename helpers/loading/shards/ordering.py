@@ -11,15 +11,15 @@ REMAINDERS = ("share", "drop", "repeat")
 
 
 def order(
-    samples: np.ndarray, *, seed: int, epoch: int, lanes: int = 8, shuffle: int = 1_000, chunk: int = 128
+    samples: np.ndarray, *, seed: int, epoch: int, lanes: int = 32, shuffle: int = 8_000, chunk: int = 32
 ) -> np.ndarray:
     """Return the order of an epoch's samples: the same for all ranks and workers, whatever their numbers are.
 
-    The pieces are shuffled, and divided into `lanes` of equal length but for a piece. Within its lane each sample is
-    late by up to `shuffle` places, at random, so samples mix within a window of so many: about as in a shuffle buffer,
-    but known before anything is read. Then the lanes take turns, `chunk` samples each. So a batch of one chunk comes
-    from one lane, and if the number of readers (ranks times workers) divides the number of lanes, hardly any piece is
-    read by two of them.
+    The pieces are shuffled, and the samples divided into `lanes`, which a piece may belong to two of. In its lane each
+    sample is late by a random number of places, exponentially distributed with a mean of ``shuffle / lanes``: as in a
+    shuffle buffer of so many samples, but known before anything is read. Then the lanes take turns, `chunk` samples
+    each, and end with the same turn. So, if the batch is a multiple of the chunk, and ``lanes * chunk`` one of readers
+    (ranks times workers) times batch, each reader has lanes of its own, and hardly any piece is read by two of them.
 
     Parameters
     ----------
@@ -28,12 +28,13 @@ def order(
     seed, epoch : int
         Not negative.
     lanes : int
-        As many as there will ever be readers, or a multiple.
+        32 are right for batches of 32 to 128 and 1, 2, 4 or 8 readers; for 3 or 6 of them, take 48 or 96.
     shuffle : int
-        Samples of each lane's window; 0 keeps the order within pieces. All readers together have at
-        most ``lanes * shuffle`` samples in memory, and a piece more for each lane, however many readers they are.
+        Samples in the buffers of all lanes together, which all readers together have in memory, and a piece more for
+        each lane; 0 keeps the order within pieces. In 1.3 million places, at most 3 % more were in a buffer of 8,000,
+        7 % more in one of 1,000, and 17 % more in one of 250.
     chunk : int
-        Samples that come from one lane at a time: the batch size, or a divisor of it.
+        Samples that come from one lane at a time. Smaller ones suit more batch sizes, but need more lanes.
 
     Returns
     -------
@@ -47,15 +48,14 @@ def order(
     samples = np.asarray(samples, np.int64)
     random = np.random.default_rng((seed, epoch))
     pieces = random.permutation(len(samples))
-    first, ends = np.cumsum(samples) - samples, np.cumsum(samples[pieces])
-    begins, total = ends - samples[pieces], int(samples.sum())
-    numbers = np.arange(total) + np.repeat(first[pieces] - begins, samples[pieces])
-    lane = begins * lanes // max(total, 1)  # of each piece
-    edges = np.append(begins, total)[np.searchsorted(lane, np.arange(lanes + 1))]
+    first, ends, total = np.cumsum(samples) - samples, np.cumsum(samples[pieces]), int(samples.sum())
+    numbers = np.arange(total) + np.repeat(first[pieces] + samples[pieces] - ends, samples[pieces])
+    rounds, left = divmod(total, lanes * chunk)
+    lengths = rounds * chunk + np.clip(left - chunk * np.arange(lanes), 0, chunk)  # in the last round, some lack a turn
     turns = np.empty(total, np.int64)
-    for begin, end in pairwise(edges):
+    for begin, end in pairwise([0, *np.cumsum(lengths)]):
         place = np.arange(end - begin)
-        late = np.argsort(place + random.uniform(0, shuffle, end - begin), kind="stable")
+        late = np.argsort(place + random.exponential(shuffle / lanes, end - begin), kind="stable")
         numbers[begin:end] = numbers[begin:end][late]
         turns[begin:end] = place // chunk
     return numbers[np.argsort(turns, kind="stable")]

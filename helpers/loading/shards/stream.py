@@ -51,8 +51,8 @@ class ShardStream(IterableDataset):
         Those of `torch.distributed`, where it is used.
     remainder : {"share", "drop", "repeat"}
         See `batches`.
-    lanes, shuffle, chunk : int, optional
-        See `order`; chunk is `batch` by default. Say it to keep the order where ranks and their batches change.
+    lanes, shuffle, chunk : int
+        See `order`. They do not depend on the batch or on the ranks: whoever takes the defaults has the same order.
     threads : int
         Requests at a time, in each worker.
     ahead : int, optional
@@ -84,9 +84,9 @@ class ShardStream(IterableDataset):
         rank: int = 0,
         world: int = 1,
         remainder: str = "share",
-        lanes: int = 8,
-        shuffle: int = 1_000,
-        chunk: int | None = None,
+        lanes: int = 32,
+        shuffle: int = 8_000,
+        chunk: int = 32,
         threads: int = 8,
         ahead: int | None = None,
         cache: Cache | None = None,
@@ -100,7 +100,7 @@ class ShardStream(IterableDataset):
         self.threads, self.ahead, self.cache = threads, 2 * threads if ahead is None else ahead, cache
         self.collate, self.patience = collate, patience
         # In memory that is shared with the workers: those that persist see what set_epoch and load_state change.
-        self._now = torch.tensor([0, 0, seed, lanes, shuffle, batch if chunk is None else chunk]).share_memory_()
+        self._now = torch.tensor([0, 0, seed, lanes, shuffle, chunk]).share_memory_()
         self._batches()  # refuses what cannot be, here and not in a worker
         ordering.order(index.samples[:0], epoch=0, **self.order)
 

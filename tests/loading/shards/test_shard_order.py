@@ -59,12 +59,38 @@ def test_without_shuffling_one_lane_gives_each_piece_as_it_was_written():
     assert order.reshape(6, 4)[:, 0].tolist() != [0, 4, 8, 12, 16, 20]
 
 
-def test_a_sample_moves_back_by_less_than_the_shuffle_buffer():
-    """What is needed at the same time is then at most the buffer, and a piece."""
-    plain = shards.order([10] * 50, seed=3, epoch=0, lanes=1, shuffle=0)
-    moved = shards.order([10] * 50, seed=3, epoch=0, lanes=1, shuffle=40)
-    distance = np.argsort(moved) - np.argsort(plain)
-    assert 20 < np.abs(distance).max() < 40
+def through_a_buffer(count, size):
+    """The numbers as they leave a shuffle buffer: each new one takes the place of one drawn at random."""
+    random, waiting, left = np.random.default_rng(0), [], []
+    for number in range(count):
+        waiting.append(number)
+        if len(waiting) > size:
+            left.append(waiting.pop(random.integers(len(waiting))))
+    return np.array([*left, *random.permutation(waiting)])
+
+
+def moved(seed, lanes, size):
+    """The places that each of 40,000 samples is moved by, and how many of a lane are at most in its buffer."""
+    samples = np.full(4_000, 10)
+    plain, order = (
+        np.argsort(shards.order(samples, seed=seed, epoch=0, lanes=lanes, shuffle=lanes * each, chunk=1))
+        for each in (0, size)
+    )
+    lane = np.argsort(order[np.argsort(plain)][::lanes])  # what leaves the first lane, by when it came
+    return order - plain, (np.maximum.accumulate(lane) + 1 - np.arange(len(lane))).max()
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_samples_are_moved_as_far_as_a_shuffle_buffer_moves_them(lanes):
+    buffer = np.argsort(through_a_buffer(40_000, 200)) - np.arange(40_000)
+    distance, _ = moved(seed=3, lanes=lanes, size=200)
+    assert np.std(distance) == pytest.approx(lanes * np.std(buffer), rel=0.1)
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_a_buffer_holds_hardly_more_samples_than_it_is_said_to(lanes):
+    _, most = moved(seed=3, lanes=lanes, size=200)
+    assert 200 < most < 1.2 * 200
 
 
 @pytest.mark.parametrize("wrong", [{"lanes": 0}, {"shuffle": -1}, {"chunk": 0}])
@@ -173,24 +199,25 @@ def readings(order, pieces, batch, readers):
 )
 @settings(**UNHURRIED)
 def test_readers_whose_number_divides_the_lanes_share_no_piece(lanes_and_readers, rounds, chunk, chunks, shuffle):
+    """Where whole pieces fill the lanes."""
     lanes, readers = lanes_and_readers
     pieces = np.full(lanes * rounds, chunk * chunks)
     order = shards.order(pieces, seed=0, epoch=0, lanes=lanes, shuffle=shuffle, chunk=chunk)
     assert readings(order, pieces, chunk, readers) == len(pieces)
 
 
-@pytest.mark.parametrize("readers", [2, 4, 8])
-def test_where_pieces_differ_readers_share_those_at_the_epochs_end_only(readers):
-    pieces = np.random.default_rng(0).integers(30, 41, 3_200)
-    order = shards.order(pieces, seed=0, epoch=0, lanes=8, shuffle=1_000, chunk=64)
-    assert readings(order, pieces, 64, readers) < 1.02 * len(pieces)
-    middle = order[: len(order) * 99 // 100]
-    needed = len(np.unique(np.repeat(np.arange(len(pieces)), pieces)[middle]))
-    assert readings(middle, pieces, 64, readers) == needed
+@pytest.mark.parametrize("count", [50, 500, 5_000])
+@pytest.mark.parametrize(("readers", "batch"), [(2, 64), (2, 128), (4, 64), (4, 256), (8, 64), (8, 128)])
+def test_where_pieces_differ_readers_share_those_between_two_lanes_only(count, readers, batch):
+    pieces = np.random.default_rng(count).integers(30, 41, count)
+    order = shards.order(pieces, seed=0, epoch=0)
+    turns = 1_024 // batch  # in a round of all lanes
+    assert readings(order, pieces, batch, readers) <= len(pieces) + turns - 1
 
 
 def test_readers_whose_number_does_not_divide_the_lanes_share_nearly_all_pieces():
     """What the docstring warns of; the order stays right."""
     pieces = np.full(3_200, 35)
-    order = shards.order(pieces, seed=0, epoch=0, lanes=8, shuffle=1_000, chunk=64)
+    order = shards.order(pieces, seed=0, epoch=0)
     assert readings(order, pieces, 64, 3) > 2.9 * len(pieces)
+    assert readings(shards.order(pieces, seed=0, epoch=0, lanes=48), pieces, 64, 3) < 1.01 * len(pieces)

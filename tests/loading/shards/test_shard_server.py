@@ -34,8 +34,8 @@ def index(server):
     return shards.Index.load(server.bucket.connect(), PREFIX)
 
 
-def order_of(index, epoch, batch=7):
-    return shards.order(index.samples, seed=0, epoch=epoch, lanes=4, shuffle=20, chunk=batch).tolist()
+def order_of(index, epoch):
+    return shards.order(index.samples, seed=0, epoch=epoch, lanes=4, shuffle=20).tolist()
 
 
 def test_a_hundred_epochs_interrupted_anywhere_go_on_exactly_with_other_ranks_and_workers(server, index):
@@ -43,7 +43,7 @@ def test_a_hundred_epochs_interrupted_anywhere_go_on_exactly_with_other_ranks_an
     whole = numbers(streams(bucket, index, 7, prefix=PREFIX))
     assert whole == order_of(index, 0)
     for _ in range(100):
-        ranks = streams(bucket, index, draw.randint(3, 20), draw.randint(1, 3), prefix=PREFIX, chunk=7)
+        ranks = streams(bucket, index, draw.randint(3, 20), draw.randint(1, 3), prefix=PREFIX)
         steps = draw.randint(0, len(ranks[0]))
         found, state = numbers(ranks, draw.randint(0, 3), steps), ranks[0].state(steps)
         others = streams(bucket, index, draw.randint(3, 20), draw.randint(1, 3), prefix=PREFIX)

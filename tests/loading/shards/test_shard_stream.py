@@ -47,7 +47,7 @@ def shards_threads():
 def test_an_epoch_has_each_sample_once_in_the_order_of_the_index(data, whole):
     _, index = data
     assert sorted(whole) == list(range(COUNT))
-    assert whole == shards.order(index.samples, seed=0, epoch=0, lanes=4, shuffle=20, chunk=7).tolist()
+    assert whole == shards.order(index.samples, seed=0, epoch=0, lanes=4, shuffle=20).tolist()
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
@@ -56,8 +56,15 @@ def test_ranks_and_workers_together_have_the_order_of_one_process(data, whole, w
     assert numbers(streams(*data, 7, world), workers) == whole
 
 
-def test_a_batch_of_another_size_is_of_the_same_order_if_chunk_is_said(data, whole):
-    assert numbers(streams(*data, 5, chunk=7)) == whole
+@pytest.mark.parametrize("batch", [1, 5, 64, 300])
+def test_a_batch_of_another_size_is_of_the_same_order(data, whole, batch):
+    assert numbers(streams(*data, batch)) == whole
+
+
+def test_a_state_goes_on_in_its_own_order_whatever_the_stream_was_made_with(data):
+    (stream,), (other,) = streams(*data, 7, chunk=5, shuffle=90), streams(*data, 11, lanes=7, seed=1)
+    other.load_state(stream.state(3))
+    assert numbers([other]) == numbers([stream])[21:]
 
 
 @given(
@@ -69,7 +76,7 @@ def test_a_batch_of_another_size_is_of_the_same_order_if_chunk_is_said(data, who
 def test_an_epoch_interrupted_anywhere_goes_on_exactly_with_any_ranks_workers_and_batches(data, parts):
     found, state = [], None
     for world, batch, workers, steps in parts:
-        ranks = streams(*data, batch, world, chunk=7)
+        ranks = streams(*data, batch, world)
         for each in ranks if state else ():
             each.load_state(state)
         steps = min(steps, len(ranks[0]))
@@ -100,7 +107,7 @@ def test_a_new_epoch_begins_at_its_start(data, whole):
 
 @pytest.mark.parametrize(("remainder", "count"), [("share", 300), ("drop", 280), ("repeat", 320)])
 def test_the_remainder_is_shared_dropped_or_repeated(data, remainder, count):
-    ranks = streams(*data, 10, 4, remainder=remainder, chunk=7)
+    ranks = streams(*data, 10, 4, remainder=remainder)
     whole = numbers(streams(*data, 7))
     assert numbers(ranks, workers=2) == (whole + whole)[:count]
     assert [len(stream) for stream in ranks] == [-(-count // 40)] * 4
@@ -290,15 +297,15 @@ def test_requests_run_ahead_while_a_batch_is_worked_on_and_stop_where_they_shoul
 def test_each_piece_is_asked_for_once(data):
     bucket, index = data
     store = Watched(bucket.store)
-    numbers(streams(InMemory(store), index, 7, 4))
-    assert store.requests <= len(index.pieces) + 2 * 4, "four readers of four lanes share pieces at the epoch's end"
+    numbers(streams(InMemory(store), index, 7, 4, chunk=7))
+    assert store.requests <= len(index.pieces) + 3 + 3, "four readers share pieces between two lanes, and the last step"
     store.requests = 0
     numbers(streams(InMemory(store), index, 7))
     assert store.requests == len(index.pieces)
 
 
 @pytest.mark.parametrize("remainder", ["share", "repeat"])
-@pytest.mark.parametrize(("lanes", "shuffle"), [(1, 0), (1, 400), (4, 100)])
+@pytest.mark.parametrize(("lanes", "shuffle"), [(1, 0), (1, 400), (4, 400)])
 def test_memory_holds_the_shuffle_buffers_of_the_lanes_and_what_was_asked_for(monkeypatch, lanes, shuffle, remainder):
     bucket, index = packed(2_000, piece_bytes=10_000)
     store, live, pieces, read = Watched(bucket.store), set(), set(), []
@@ -316,7 +323,7 @@ def test_memory_holds_the_shuffle_buffers_of_the_lanes_and_what_was_asked_for(mo
         read.append(len(samples))
         weakref.finalize(samples, pieces.discard, len(read))
         pieces.add(len(read))
-        assert len(pieces) <= lanes * (shuffle / min(index.samples) + 2)
+        assert len(pieces) <= 3 * shuffle / min(index.samples) + 2 * lanes  # lists, mostly of samples that are gone
         for number, sample in enumerate(samples):
             live.add((len(read), number))
             weakref.finalize(sample, live.discard, (len(read), number))
@@ -327,8 +334,8 @@ def test_memory_holds_the_shuffle_buffers_of_the_lanes_and_what_was_asked_for(mo
     options = {"lanes": lanes, "shuffle": shuffle, "remainder": remainder, "threads": 2, "ahead": 6}
     assert set(numbers(streams(InMemory(store), index, 64, **options))) == set(range(2_000))
     assert len(read) > 80
-    # On average a sample of the buffer waits for half its length. And the batch that is being made is there, too.
-    assert most_live <= lanes * (0.6 * shuffle + max(read)) + 64
+    # The batch that is being made is there, too.
+    assert most_live <= 1.2 * shuffle + lanes * max(read) + 64
     assert most_ahead <= 6
     assert not live and not pieces, "nothing is kept after the epoch"
 

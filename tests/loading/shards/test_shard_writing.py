@@ -277,8 +277,7 @@ def test_the_order_of_what_many_tasks_wrote_is_that_of_the_index_alone():
     by_tasks(bucket.store, samples(60), 7)
     index = shards.join(bucket.store)
     assert (
-        numbers(streams(bucket, index, 4))
-        == shards.order(index.samples, seed=0, epoch=0, lanes=4, shuffle=20, chunk=4).tolist()
+        numbers(streams(bucket, index, 4)) == shards.order(index.samples, seed=0, epoch=0, lanes=4, shuffle=20).tolist()
     )
 
 

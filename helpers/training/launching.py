@@ -1,0 +1,341 @@
+"""Jobs of several processes: `torchrun` from a notebook, ended as a whole whatever happens, its failures named.
+
+This file is also the process that starts `torchrun` and ends it. It imports nothing of `helpers` or PyTorch at its
+top, so as to be there in no time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import linecache
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, suppress
+from pathlib import Path
+
+import psutil
+
+_POLL, _DUMP, _GRACE = 0.1, 10.0, 30.0  # seconds: between two looks, for ranks to say where they are, to be gone
+_LATE = 124  # the exit code of `timeout` in a shell
+_SHOWN = 12  # lines of a rank's, or of torchrun's, in an error
+_FOLDER = "PET_LOG_DIR"  # torchrun's --log-dir; all processes of a job inherit it, which is how they are found
+# Without it (torch 2.5 to 2.15) ranks that start again share a store with those before them, and whoever is first
+# takes their addresses for the new ones: "Connection refused", https://github.com/pytorch/pytorch/issues/135712.
+_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+# What torchrun writes: before a line of a rank, as `_environment` says; when it sees a failure; and at the end
+_RANK = re.compile("\x02([0-9]+)\x03")
+_SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+_SUMMARY = re.compile(r"rank +: (\d+) \(.*\n *exitcode +: (-?\d+)")
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')  # as faulthandler writes it
+# What a rank says when another has gone (gloo on Linux and macOS, and on Windows; NCCL), or does not come
+_LOST = re.compile(r"Connection (closed|reset) by|Broken pipe|forcibly closed|remote process exited")
+_WAITED = re.compile(r"Timed out|timeout", re.IGNORECASE)
+
+
+class JobFailed(RuntimeError):
+    """A job of several processes failed, or did not end; the message names the rank, and what became of it."""
+
+
+def torchrun(
+    script: str | Path,
+    *arguments: object,
+    ranks: int = 2,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 600,
+    quiet: bool = False,
+    max_restarts: int = 0,
+) -> str:
+    """Run a script on several processes of this machine by ``torchrun``, and return what they printed.
+
+    The command is printed as one would type it, and the ranks' output as it comes, without what ``torchrun`` itself
+    says. Each rank has one thread, can import `helpers`, and talks to the others on this machine only. When this
+    returns or raises, and when this process ends in whatever way, no process of the job is left.
+
+    Parameters
+    ----------
+    script : str or Path
+    *arguments
+        Of the script, each a word.
+    ranks : int
+        Processes; for NCCL not more than there are GPUs.
+    env : mapping of str to str, optional
+        Environment variables for the ranks, beside those of this process.
+    timeout : float
+        Seconds for the whole job; then it is ended.
+    quiet : bool
+        Whether nothing is printed.
+    max_restarts : int
+        How often ``torchrun`` may start all ranks again, because one has failed.
+
+    Returns
+    -------
+    str
+        The output of all ranks, errors included; lines of different ranks are in no certain order.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such script.
+    JobFailed
+        If a rank failed, with no restart left, or if the time was over.
+
+    Examples
+    --------
+    >>> launching.torchrun("train_ddp.py", "data", "--epochs", 1, ranks=2)
+    $ torchrun --standalone --nproc-per-node=2 train_ddp.py data --epochs 1
+    epoch 0: 12,345 images/s
+    """
+    script = Path(script)
+    if not script.is_file():
+        raise FileNotFoundError(f"Expected a script at {script.absolute()}, found none.")
+    options = ["--standalone", f"--nproc-per-node={ranks}"] + [f"--max-restarts={max_restarts}"] * bool(max_restarts)
+    words = [str(word) for word in (script, *arguments)]
+    words = [*options, *_separator(words), *words]
+    show = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
+    show(f"$ torchrun {shlex.join(words)}")
+    with tempfile.TemporaryDirectory(prefix="torchrun-", ignore_cleanup_errors=True) as folder:
+        environment = _environment(folder) | (_OWN_STORE if max_restarts else {}) | dict(env or {})
+        code, lines, own = _run(words, Path(folder), environment, timeout, max_restarts, show)
+        if code:
+            raise JobFailed(f"{script}: {_reason(script, code, own, Path(folder), timeout)}")
+    return "\n".join(lines)
+
+
+def _separator(words: list[str]) -> list[str]:
+    """Return what must stand before the script, so that ``torchrun`` takes none of its options for its own.
+
+    `argparse` looks at all words first, and (up to Python 3.11) calls one ambiguous if several of ``torchrun``'s
+    options begin with it, as ``--log`` does.
+    """
+    from torch.distributed.run import get_args_parser  # here: see the top of this file
+
+    try:
+        with redirect_stderr(io.StringIO()):
+            get_args_parser().parse_args(words)
+    except SystemExit:
+        return ["--"]
+    return []
+
+
+def _environment(folder: str) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}  # options of torchrun
+    usual = {"linux": {"GLOO_SOCKET_IFNAME": "lo"}, "darwin": {"GLOO_SOCKET_IFNAME": "lo0"}}.get(sys.platform, {})
+    paths = [str(Path(__file__).parents[2]), own.get("PYTHONPATH")]
+    fixed = {
+        "OMP_NUM_THREADS": "1",
+        "KINETO_LOG_LEVEL": "6",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONFAULTHANDLER": "1",  # a rank says where it is when it is asked, see `_ask`
+        "USE_LIBUV": "0" if os.name == "nt" else "1",  # PyTorch for Windows is built without
+        "PET_LOCAL_ADDR": "127.0.0.1",  # the machine's own name may lead nowhere
+        "PET_TEE": "3",  # the output of each rank into files of its own, too
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "\x02${rank}\x03",
+        _FOLDER: folder,
+    }
+    return usual | own | fixed
+
+
+def _run(
+    words: list[str],
+    folder: Path,
+    environment: dict[str, str],
+    timeout: float,
+    max_restarts: int,
+    show: Callable[[str], None],
+) -> tuple[int, list[str], str]:
+    """Run ``torchrun``, and return its exit code, the lines that the ranks printed, and what it said itself."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-P", __file__, str(os.getpid()), str(timeout), str(folder), *words],
+        env=environment, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        start_new_session=True,  # an interrupt of the notebook is not for the job, which is ended below
+    )  # fmt: skip
+    pipe, watcher.stdin = watcher.stdin, None  # closes here; Popen's would stay open
+    lines, own, begun, restarts = [], "", {}, 0
+
+    def say(line: str) -> None:
+        lines.append(line)
+        show(line)
+
+    try:
+        for line in io.TextIOWrapper(watcher.stdout, encoding="utf-8", errors="replace"):
+            said, *marked = _RANK.split(line)
+            own += said
+            if (seen := _SEEN.search(said)) and restarts < max_restarts:
+                restarts += 1
+                became = _became([(int(seen[2]), int(seen[1]))], folder).splitlines()[0]
+                say(f"{became}\nAll ranks start again ({restarts} of {max_restarts}).")
+            for rank, text in zip(marked[::2], marked[1::2], strict=True):  # a line may come in several parts
+                begun[rank] = begun.get(rank, "") + text
+                if text.endswith("\n"):
+                    say(begun.pop(rank)[:-1])
+        for text in begun.values():
+            say(text)
+        return watcher.wait(), lines, own
+    finally:
+        pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            watcher.wait(_GRACE)
+        watcher.kill()
+        watcher.wait()
+        watcher.stdout.close()
+        _end(folder)  # even if somebody killed the watcher
+
+
+def _reason(script: Path, code: int, own: str, folder: Path, timeout: float) -> str:
+    if code == _LATE:
+        places = "; ".join(f"rank {rank.name} {_place(_errors(rank), script)}" for rank in _ranks(folder))
+        return (
+            f"expected its end within {timeout:g} s, and ended it then: {places or 'no rank had begun'}. Ranks wait "
+            "without end where another leaves out a collective; if they all just need longer, give them more time."
+        )
+    failures = [(int(rank), int(exit_code)) for rank, exit_code in _SUMMARY.findall(own)]
+    if failures:
+        return _became(failures, folder)
+    end = "\n".join(own.splitlines()[-_SHOWN:])
+    return f"torchrun itself {_ended(128 - code if code > 128 else code)}. What it said last:\n{end}"
+
+
+def _became(failures: list[tuple[int, int]], folder: Path) -> str:
+    """Return in words what became of the rank that failed first, of those with these exit codes.
+
+    Others fail because of it: they lose their connection, or ``torchrun`` ends them by SIGTERM.
+    """
+    ranks = _ranks(folder)
+    errors = {rank: _traceback(_errors(ranks[rank])) for rank, _ in failures}
+
+    def order(failure: tuple[int, int]) -> tuple:
+        rank, code = failure
+        written = (ranks[rank] / "stderr.log").stat().st_mtime_ns
+        return bool(_LOST.search(errors[rank][0])), code == -signal.SIGTERM, code >= 0, written
+
+    rank, code = min(failures, key=order)
+    became, (last, shown) = f"rank {rank} {_ended(code)}", errors[rank]
+    if code == -9:
+        return f"{became}, as the system does when memory runs out, or as anybody may."
+    if not last:
+        return f"{became}, and wrote no error."
+    ended = [str(other) for other in range(len(ranks)) if other not in errors]
+    busy = [str(other) for other, code in failures if code == -signal.SIGTERM and other != rank]
+    others = ""
+    if ended and _LOST.search(last):
+        others = f"\nEnded before, without an error: rank {', '.join(ended)}. With fewer steps than the others?"
+    if busy and _WAITED.search(last):
+        others = f"\nStill busy, when the wait for it was over: rank {', '.join(busy)}."
+    return f"{became}: {last}{others}\nThe end of its errors:\n{shown}"
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"exited with {code}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name} (signal {-code})"
+    return f"was killed by signal {-code}"
+
+
+def _ranks(folder: Path) -> list[Path]:
+    """Return the folder of each rank in the last attempt; one has `stdout.log` and `stderr.log`."""
+    attempts = sorted(folder.glob("*/attempt_*"), key=lambda path: int(path.name.rpartition("_")[2]))
+    return sorted(attempts[-1].iterdir(), key=lambda path: int(path.name)) if attempts else []
+
+
+def _errors(rank: Path) -> str:
+    """Return what a rank wrote to standard error, without the marks that PyTorch puts before each line."""
+    text = (rank / "stderr.log").read_text(encoding="utf-8", errors="replace")
+    return re.sub(r"^\[rank\d+\]: ?", "", text, flags=re.MULTILINE)
+
+
+def _traceback(errors: str) -> tuple[str, str]:
+    """Return the line with the error, or the last one if there is no traceback, and the last lines up to it.
+
+    Of several tracebacks the last counts: a `DataLoader` quotes that of its worker at the end of its own.
+    """
+    own = errors.partition("Fatal Python error")[0]  # what follows is faulthandler's, of a rank that was killed
+    lines = [line for line in own.splitlines() if line.strip()]
+    begins = [number for number, line in enumerate(lines) if line.endswith("Traceback (most recent call last):")]
+    if begins:
+        ends = (number for number in range(begins[-1] + 1, len(lines)) if not lines[number].startswith(" "))
+        lines = lines[begins[-1] : next(ends, len(lines)) + 1]
+    return lines[-1] if lines else "", "\n".join(lines[-_SHOWN:])
+
+
+def _place(errors: str, script: Path) -> str:
+    """Return in words where a rank was when it was asked, by what faulthandler then wrote."""
+    main = errors.rpartition("(most recent call first):\n")[2]  # the main thread is the last
+    frames = [(Path(file), int(line)) for file, line, _ in _FRAME.findall(main)]
+    if not frames:
+        return "had ended, or did not say where it was"
+    file, line = next((frame for frame in frames if frame[0].name == script.name), frames[0])
+    return f"was at {file.name}, line {line}: {linecache.getline(str(file), line).strip()}"
+
+
+def _end(folder: Path) -> None:
+    """Kill all processes of a job, also those that have lost their parent, until there is none."""
+    for _ in range(3):  # what is killed may just have started another
+        found = [process for process in psutil.process_iter() if _folder_of(process) == str(folder)]
+        if not found:
+            return
+        for process in found:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, _GRACE)
+
+
+def _folder_of(process: psutil.Process) -> str | None:
+    with suppress(psutil.Error, OSError):  # another user's, or just gone
+        return process.environ().get(_FOLDER) if process.pid != os.getpid() else None
+    return None
+
+
+def _watch(owner: str, timeout: str, folder: str, *words: str) -> int:
+    """Run ``torchrun`` until it ends, its time is over, or the process `owner`, whose child this is, ends or asks."""
+    # On Linux the kernel ends torchrun even if somebody kills this process (1 is PR_SET_PDEATHSIG).
+    end_with_this = (lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)) if sys.platform == "linux" else None
+    signal.signal(signal.SIGINT, lambda *_: None)  # on Windows torchrun sends it to ranks, and to all in its console
+    command = [sys.executable, "-P", "-u", "-m", "torch.distributed.run", *words]
+    agent, stopped = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_this), threading.Event()
+    threading.Thread(target=lambda: (os.read(0, 1), stopped.set()), daemon=True).start()
+    deadline = time.monotonic() + float(timeout)
+    try:  # the pipe's end would not do: forks of `owner`, such as loader workers, may hold it longer
+        while not stopped.is_set() and (os.name == "nt" or os.getppid() == int(owner)):
+            if time.monotonic() > deadline:
+                _ask(psutil.Process(agent.pid))
+                return _LATE
+            with suppress(subprocess.TimeoutExpired):
+                code = agent.wait(_POLL)
+                return code if code >= 0 else 128 - code
+    finally:
+        agent.kill()
+        agent.wait()
+        _end(Path(folder))
+    shutil.rmtree(folder, ignore_errors=True)  # of an owner that is no more
+    return 1
+
+
+def _ask(agent: psutil.Process) -> None:
+    """End ``torchrun``, and let each rank write where it is: Python's faulthandler does so when it is aborted."""
+    ranks = agent.children()
+    agent.kill()
+    if os.name != "nt":
+        for rank in ranks:
+            with suppress(psutil.Error):
+                rank.send_signal(signal.SIGABRT)
+        psutil.wait_procs(ranks, _DUMP)
+
+
+if __name__ == "__main__":
+    if os.name != "nt":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a rank that is asked where it is leaves no core behind
+    sys.exit(_watch(*sys.argv[1:]))

@@ -1,0 +1,271 @@
+"""Jobs of small scripts, most without PyTorch, which would take seconds to import; `torchrun` is the real one."""
+
+import contextlib
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+
+import pytest
+from support import ranks
+from support.shards import numbers, packed, streams
+
+from helpers.data import stores
+from helpers.training import launching
+
+pytestmark = pytest.mark.processes
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only there the kernel ends a process with its parent")
+START = "import os, pathlib, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n"
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch):
+    """A mark for all processes of the test, of which none may be left when it has ended."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(ranks.MARK, mark)
+    yield mark
+    assert [process.cmdline() for process in ranks.processes(mark)] == []
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A function that writes a script and returns its path."""
+
+    def write(text):
+        path = tmp_path / "job.py"
+        path.write_text(START + text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_ranks_get_arguments_and_settings_and_their_output_comes_back_without_that_of_torchrun(
+    script, capfd, monkeypatch
+):
+    monkeypatch.setenv("PET_NNODES", "2")  # an option of torchrun, as some clusters set it
+    path = script(
+        "import helpers.wording, other\n"
+        "print(rank, os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], os.environ['ADA'], *sys.argv[1:])\n"
+        "print('an error', file=sys.stderr)\n"
+    )
+    path.with_name("other.py").touch()
+    arguments = ["--log", "--r", "x y", "--", "--role=z", 3, "--max-restarts"]
+    output = launching.torchrun(path, *arguments, env={"ADA": "1815"}, timeout=100)
+    printed = [f"{rank} 2 1 1815 --log --r x y -- --role=z 3 --max-restarts" for rank in range(2)]
+    assert sorted(output.splitlines()) == [*printed, "an error", "an error"]
+    shown, errors = capfd.readouterr()
+    assert shown == (
+        f"$ torchrun --standalone --nproc-per-node=2 -- {path} --log --r 'x y' -- --role=z 3 --max-restarts\n{output}\n"
+    )
+    assert errors == ""
+
+
+def test_output_is_shown_while_the_job_runs_and_lines_of_two_ranks_stay_whole(script, tmp_path):
+    path = script(
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "print('begun', end=''); time.sleep(0.5); print(f' by {rank}')\n"
+        "while not (folder / str(rank)).exists(): time.sleep(0.02)\n"
+    )
+
+    class Notebook(io.StringIO):
+        def write(self, text):
+            if text.startswith("begun"):  # else the job waits until its time is over
+                (tmp_path / text[-1]).touch()
+            return super().write(text)
+
+    with contextlib.redirect_stdout(Notebook()) as shown:
+        launching.torchrun(path, tmp_path, timeout=100)
+    first, *lines = shown.getvalue().splitlines()
+    assert first == f"$ torchrun --standalone --nproc-per-node=2 {path} {tmp_path}"
+    assert sorted(lines) == ["begun by 0", "begun by 1"]
+
+
+def test_a_script_that_does_not_exist_is_said_to_before_anything_starts(tmp_path, mark, capsys):
+    with pytest.raises(FileNotFoundError, match=re.escape(f"Expected a script at {tmp_path / 'none.py'}, found none.")):
+        launching.torchrun(tmp_path / "none.py")
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_in_one_rank_ends_the_job_and_is_quoted(script, capsys):
+    path = script("if rank == 1:\n    raise ValueError('no such image')\ntime.sleep(1000)")
+    with pytest.raises(launching.JobFailed) as raised:
+        launching.torchrun(path, timeout=100, quiet=True)
+    first, *others = str(raised.value).splitlines()
+    assert first == f"{path}: rank 1 exited with 1: ValueError: no such image"
+    assert "line 4, in <module>" in "".join(others)
+    assert capsys.readouterr().out == ""
+
+
+@posix
+def test_a_crash_is_named_by_its_signal_and_by_what_was_written_before(script):
+    path = script("if rank == 1:\n    os.write(2, b'terminate called\\n')\n    os.abort()\ntime.sleep(1000)")
+    with pytest.raises(launching.JobFailed, match=r"rank 1 was killed by SIGABRT \(signal 6\): terminate called\n"):
+        launching.torchrun(path, timeout=100, quiet=True)
+
+
+@posix
+def test_the_rank_that_failed_first_is_named_also_if_the_others_fail_because_of_it(script):
+    # Rank 0 and rank 2 end before torchrun looks again, as DDP does when a connection is lost.
+    path = script(
+        "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "raise RuntimeError('[gloo/pair.cc:561] Connection closed by peer [127.0.0.1]:7592')"
+    )
+    with pytest.raises(launching.JobFailed, match=r"job.py: rank 1 was killed by SIGKILL \(signal 9\)"):
+        launching.torchrun(path, ranks=3, timeout=100, quiet=True)
+
+
+@pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.slow)])  # 30: on a busy machine, too
+def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(script, seconds):
+    path = script(
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=True)\n"
+        "if rank == 0:\n    time.sleep(1000)  # as a barrier\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1001)\n"
+    )
+    with pytest.raises(launching.JobFailed) as raised:
+        launching.torchrun(path, timeout=seconds, quiet=True)
+    message = str(raised.value)
+    assert message.startswith(f"{path}: expected its end within {seconds} s, and ended it then: ")
+    if seconds == 30 and os.name != "nt":
+        assert "rank 0 was at job.py, line 5: time.sleep(1000)  # as a barrier; " in message
+        assert "rank 1 was at job.py, line 7: time.sleep(1001). " in message
+
+
+@posix
+def test_an_interrupt_of_the_notebook_ends_the_job(script, tmp_path, mark):
+    path = script("(pathlib.Path(sys.argv[1]) / str(rank)).touch()\ntime.sleep(1000)")
+
+    def interrupt():
+        ranks.wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        launching.torchrun(path, tmp_path, quiet=True)
+    thread.join()
+    assert ranks.processes(mark) == []
+
+
+@posix
+def test_when_the_notebook_is_killed_the_job_ends_too_and_leaves_no_files(script, tmp_path, mark, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    path = script("(pathlib.Path(sys.argv[1]) / str(rank)).touch()\ntime.sleep(1000)")
+    code = f"from helpers.training import launching; launching.torchrun({str(path)!r}, {str(tmp_path)!r})"
+    notebook = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    ranks.wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+    assert list(tmp_path.glob("torchrun-*"))
+    notebook.kill()
+    notebook.wait()
+    ranks.wait_until(lambda: not ranks.processes(mark))
+    ranks.wait_until(lambda: not list(tmp_path.glob("torchrun-*")))
+
+
+@posix
+@pytest.mark.parametrize("killed", ["torchrun", pytest.param("the watcher", marks=linux)])
+def test_when_somebody_kills_what_holds_the_job_together_it_ends_and_this_is_said(script, killed):
+    path = script(
+        "import psutil\n"
+        "agent = psutil.Process().parent()\n"
+        "(agent if sys.argv[1] == 'torchrun' else agent.parent()).kill()\n"
+        "time.sleep(1000)"
+    )
+    with pytest.raises(launching.JobFailed, match=r"torchrun itself was killed by SIGKILL \(signal 9\)"):
+        launching.torchrun(path, killed, ranks=1, timeout=100, quiet=True)
+
+
+def test_all_ranks_start_again_as_often_as_is_said_and_the_reason_is_shown(script, capsys):
+    path = script(
+        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "print('attempt', attempt)\n"
+        "if attempt != '2' and rank == 1:\n    sys.exit('no more')\n"
+        "while attempt != '2': time.sleep(0.1)\n"
+    )
+    output = launching.torchrun(path, max_restarts=2, timeout=100)
+    lines = output.splitlines()
+    again = [lines.index(f"All ranks start again ({number} of 2).") for number in (1, 2)]
+    assert again[0] < again[1] and {lines[number - 1] for number in again} == {"rank 1 exited with 1: no more"}
+    counts = {"attempt 0": 2, "attempt 1": 2, "attempt 2": 2, "no more": 2}
+    assert {line: lines.count(line) for line in counts} == counts
+    assert capsys.readouterr().out.startswith(f"$ torchrun --standalone --nproc-per-node=2 --max-restarts=2 {path}\n")
+
+
+SHARDS = """
+import torch, torch.distributed as dist, torch.distributed.nn
+from helpers.data import stores
+from helpers.loading import shards
+from torch.utils.data import DataLoader
+
+folder, fatal = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":  # rank 0 is first: it must not take the old address of rank 1
+    if rank == 0:
+        (folder / "first").touch()
+    while not (folder / "first").exists():
+        time.sleep(0.02)
+    time.sleep(3 * rank)
+dist.init_process_group("gloo")
+world = dist.get_world_size()
+bucket, kept = stores.Folder(folder / "shards"), folder / "kept.pt"
+number = lambda sample: int(sample["__key__"])
+stream = shards.ShardStream(
+    bucket, shards.Index.from_json((folder / "index.json").read_bytes()), 12 // world, number,
+    rank=rank, world=world, collate=list, lanes=4, shuffle=20, threads=2,
+)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+step, begun, seen = 0, 0, []  # all samples of all ranks that the weights have seen
+if kept.exists():
+    state = torch.load(kept, weights_only=True)
+    stream.load_state(state["stream"])
+    model.module.load_state_dict(state["model"])
+    step, seen = state["step"], state["seen"]
+for epoch in range(stream.epoch, 2):
+    for steps, numbers in enumerate(DataLoader(stream, batch_size=None, num_workers=1), start=1):
+        step += 1
+        if step == fatal and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.tensor(numbers)[:, None] / 100).mean().backward()
+        shares = [None] * world
+        dist.all_gather_object(shares, numbers)
+        seen += sum(shares, [])
+        if step % 4 == 0 and rank == 0:
+            state = {"stream": stream.state(steps), "model": model.module.state_dict(), "step": step, "seen": seen}
+            torch.save(state, kept.with_suffix(".new"))
+            kept.with_suffix(".new").replace(kept)
+    stream.set_epoch(epoch + 1)
+if rank == 0:
+    print("seen", seen)
+dist.destroy_process_group()
+"""
+
+
+def pack_shards(folder):
+    """Pack 100 samples, and return the order in which one process sees them in two epochs."""
+    bucket, index = packed(100, bucket=stores.Folder(folder / "shards"))
+    (folder / "index.json").write_bytes(index.to_json())
+    (stream,) = streams(bucket, index, 12)
+    first = numbers([stream])
+    stream.set_epoch(1)
+    return first + numbers([stream])
+
+
+@posix
+def test_streams_of_shards_go_on_after_a_restart_with_each_sample_once(script, tmp_path):
+    order = pack_shards(tmp_path)
+    output = launching.torchrun(script(SHARDS), tmp_path, 13, max_restarts=1, timeout=200)
+    assert "rank 1 was killed by SIGKILL" in output
+    assert f"seen {order}" in output
+
+
+@posix
+@pytest.mark.slow
+def test_streams_of_shards_go_on_on_another_number_of_ranks_with_each_sample_once(script, tmp_path):
+    order = pack_shards(tmp_path)
+    with pytest.raises(launching.JobFailed, match="rank 1 was killed by SIGKILL"):
+        launching.torchrun(script(SHARDS), tmp_path, 7, timeout=200)
+    with pytest.raises(launching.JobFailed, match="rank 1 was killed by SIGKILL"):
+        launching.torchrun(script(SHARDS), tmp_path, 15, ranks=4, timeout=200)
+    assert f"seen {order}" in launching.torchrun(script(SHARDS), tmp_path, 0, ranks=3, timeout=200)
