@@ -211,15 +211,11 @@ def _unequal(job: Job) -> Iterator[Finding]:
 
 
 def _late(job: Job) -> Iterator[Finding]:
-    """The rank for which the others wait. What they may gain is what it is busy for longer than they are.
-
-    While buckets overlap, that is more than they wait: the buckets that come late are then exposed.
-    """
+    """The rank for which the others wait. What they may gain is what it is busy for longer than they are."""
     name = job.table.attrs["straggler"]
     if name is None:
         return
-    exposed = job.table["exposed"]
-    late = max(float(exposed.drop(index=name).median() - exposed[name]), job.table.attrs["late_ms"])
+    late = job.table.attrs["late_ms"]
     more = job.meanwhile.loc[name] - job.meanwhile.drop(index=name).median()
     doing = more.idxmax() if more.max() >= late / 2 else "other"
     meanwhile, change = _DOING[doing]

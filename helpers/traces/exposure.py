@@ -69,9 +69,11 @@ def communication(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
         `transfer`, the rest. `collectives`, operations a step; `megabytes` that the rank put in, 1e6 bytes a step, NaN
         where sizes were not recorded; `efficiency`, 1 − exposed / step.
 
-        ``attrs["straggler"]`` is the rank for which the others wait most, and ``attrs["late_ms"]`` how many ms of a
-        step each of them waits for it on average; None and 0.0 unless that is 5 % of the step or more, and in each
-        step so much more than for any other rank that the 95 % interval of the difference is above 0.
+        ``attrs["straggler"]`` is the rank that the others are slowed down by, and ``attrs["late_ms"]`` by how many ms a
+        step: what they have more of exposed communication on average than that rank itself. (That is more than
+        `waiting` where operations overlap: while a late rank still computes, its transfers hide behind that, and on
+        the others they are exposed.) None and 0.0 unless it is 5 % of the step or more, and so much more than for any
+        other rank that over the steps the 95 % interval of the difference is above 0.
         ``attrs["unequal"]`` is a list of sentences, one for each kind of operation of which not all ranks have equally
         many in each step.
 
@@ -88,18 +90,16 @@ def communication(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
 
     found = _ranks(path)
     operations = _on_one_clock(found)
-    operations["late"], operations["last"] = _last_of_the_others(operations)
-    rows, charges = {}, []
+    operations["late"] = _last_of_the_others(operations)
+    rows, exposed = {}, []
     for place, (name, trace) in enumerate(found.items()):
         of_rank = operations[operations["rank"] == place].copy()
         of_rank[["issued", "start", "end", "late"]] -= found.clock[name]
-        spans = [
-            _of_span(span, of_rank[of_rank["span"] == number], len(found)) for number, span in enumerate(trace.spans)
-        ]
+        spans = [_of_span(span, of_rank[of_rank["span"] == number]) for number, span in enumerate(trace.spans)]
         table = concatenate(trace, spans)
         within = of_rank[of_rank["step"].isin(table.index)]
         means = table[["step", "overlapped", "exposed", "waiting"]].mean() / 1e3
-        charges.append(table.drop(columns=means.index))
+        exposed.append(table["exposed"])
         rows[name] = {
             "step": means["step"],
             "compute": means["step"] - means["overlapped"] - means["exposed"],
@@ -112,7 +112,7 @@ def communication(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
             "efficiency": 1 - means["exposed"] / means["step"],
         }
     result = pd.DataFrame.from_dict(rows, orient="index").astype(float).rename_axis("rank")
-    straggler, late = _straggler(charges, result["step"].mean())
+    straggler, late = _straggler(exposed, result["step"].mean())
     result.attrs = {
         "straggler": None if straggler is None else list(found)[straggler],
         "late_ms": late,
@@ -135,8 +135,8 @@ def _on_one_clock(found: Ranks) -> pd.DataFrame:
     return table.sort_values(["issued", "start"], kind="stable")
 
 
-def _last_of_the_others(operations: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row when the last of the other ranks began its operation, and its place; −inf, −1 if none."""
+def _last_of_the_others(operations: pd.DataFrame) -> np.ndarray:
+    """Return for each row when the last of the other ranks began its operation; −inf if there is no other."""
     order = operations.sort_values("start", kind="stable")
     last, before = (order.groupby("number")[["start", "rank"]].nth(place) for place in (-1, -2))
     last, before = (
@@ -145,12 +145,11 @@ def _last_of_the_others(operations: pd.DataFrame) -> tuple[np.ndarray, np.ndarra
     )
     own = last["rank"].to_numpy() == operations["rank"].to_numpy()
     late = np.where(own, before["start"], last["start"])
-    place = np.where(own, before["rank"], last["rank"])
-    return np.where(np.isnan(late), -math.inf, late), np.where(np.isnan(place), -1, place).astype(int)
+    return np.where(np.isnan(late), -math.inf, late)
 
 
-def _of_span(span: Span, operations: pd.DataFrame, world: int) -> pd.DataFrame:
-    """Return for each step its length, what was overlapped, exposed and waiting, and waiting for each rank, in µs."""
+def _of_span(span: Span, operations: pd.DataFrame) -> pd.DataFrame:
+    """Return for each step its length, and what was overlapped, exposed and waiting, in µs."""
     import pandas as pd
 
     table = steps_of(span)
@@ -167,12 +166,8 @@ def _of_span(span: Span, operations: pd.DataFrame, world: int) -> pd.DataFrame:
         "kernels": _union(events["start"][computing], events["end"][computing]),
         "idle": _idle(span, issued[by_gloo], ends[by_gloo]) if by_gloo.any() else _union(starts[:0], ends[:0]),
         "transfer": _union(np.maximum(starts, until), ends),
+        "waiting": _union(starts[waits], until[waits]),
     }
-    last = operations["last"].to_numpy(int)
-    late_ones = np.unique(last[waits]).tolist()
-    for rank in late_ones:
-        of_rank = waits & (last == rank)
-        sets[rank] = _union(starts[of_rank], until[of_rank])
     moments = np.unique(np.concatenate([*map(np.concatenate, sets.values()), table["start"], table["end"]]))
     masks = {name: _inside(*each, moments[:-1]) for name, each in sets.items()}
     exposed = (masks["gloo"] & masks["idle"]) | (masks["nccl"] & ~masks["kernels"])
@@ -185,15 +180,13 @@ def _of_span(span: Span, operations: pd.DataFrame, world: int) -> pd.DataFrame:
         chosen = mask & within
         return np.bincount(step[chosen], weights=lengths[chosen], minlength=len(table))
 
-    for_others = np.any([masks[rank] for rank in late_ones], axis=0)
-    for_rank = dict.fromkeys(range(world), 0.0) | {rank: of_steps(waiting & masks[rank]) for rank in late_ones}
     columns = {
         "step": (table["end"] - table["start"]).to_numpy(),
         "overlapped": of_steps((masks["gloo"] | masks["nccl"]) & ~exposed),
         "exposed": of_steps(exposed),
-        "waiting": of_steps(waiting & for_others),
+        "waiting": of_steps(waiting & masks["waiting"]),
     }
-    return pd.DataFrame(columns | for_rank, index=table.index)
+    return pd.DataFrame(columns, index=table.index)
 
 
 def _idle(span: Span, issued: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -243,15 +236,17 @@ def _inside(starts: np.ndarray, ends: np.ndarray, moments: np.ndarray) -> np.nda
     return np.searchsorted(starts, moments, side="right") > np.searchsorted(ends, moments, side="right")
 
 
-def _straggler(charges: list[pd.DataFrame], step_ms: float) -> tuple[int | None, float]:
-    """Return the place of the rank for which the others wait most, and the ms a step they do; None, 0.0 if by chance.
+def _straggler(exposed: list[pd.Series], step_ms: float) -> tuple[int | None, float]:
+    """Return the place of the rank for which the others wait, and the ms a step they do; None, 0.0 if by chance.
 
-    `charges` has for each rank the µs of each step in which it waited for each rank.
+    `exposed` has for each rank the µs of exposed communication in each step.
     """
-    common = sorted(set.intersection(*(set(table.index) for table in charges)))
-    if len(charges) < 2 or len(common) < 2:
+    common = sorted(set.intersection(*(set(column.index) for column in exposed)))
+    if len(exposed) < 2 or len(common) < 2:
         return None, 0.0
-    late = sum(table.loc[common].to_numpy() for table in charges) / (len(charges) - 1) / 1e3  # [step, rank]
+    table = np.column_stack([column.loc[common] for column in exposed]) / 1e3  # [step, rank], ms
+    of_others = (table.sum(axis=1, keepdims=True) - table) / (len(exposed) - 1)
+    late = of_others - table
     second, first = np.argsort(late.mean(axis=0), kind="stable")[-2:]
     more = (late[:, first] - late[:, second]).tolist()
     reach = student(len(more) - 1) * statistics.stdev(more) / math.sqrt(len(more))

@@ -103,7 +103,7 @@ def together(found: Ranks) -> str:
     if late is not None:
         waits = milliseconds(table.attrs["late_ms"])
         lines += _paragraph(
-            f"The other ranks wait {waits} of each step for {late}, which is late: look at its part above."
+            f"The other ranks lose {waits} of each step to {late}, which is late: look at its part above."
         )
     elif len(table) > 1:
         lines += _paragraph("No rank is late by more than chance.")
