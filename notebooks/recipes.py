@@ -253,9 +253,10 @@ def batches_of_rank(order, batch, rank=0, world=1, done=0):  # done: samples tha
 
 def distributed(model):  # in each process that torchrun starts
     gpu, local = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local) if gpu else torch.device("cpu")
-    dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
-    return nn.parallel.DistributedDataParallel(model.to(device), bucket_cap_mb=25)  # MB: time 5 and 100, too
+    torch.cuda.set_device(local if gpu else -1)  # each rank has its own GPU; -1: none
+    dist.init_process_group("nccl" if gpu else "gloo")
+    model = model.to("cuda" if gpu else "cpu")
+    return nn.parallel.DistributedDataParallel(model)  # bucket_cap_mb=…, in MiB: time 5 and 100, too
 
 
 def exposed_ms(model, step, rounds=3):  # of communication, in a step. Then throw the model away: its ranks go apart

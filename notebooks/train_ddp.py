@@ -9,16 +9,15 @@ with the very next batch, also with another number of processes: what it learns 
 import argparse
 import contextlib
 import os
-import time
 from datetime import timedelta
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # now, or DDP imports it, and then the group's threads outlive destroy_process_group
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
@@ -29,40 +28,41 @@ def network():
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 4 * 4, 10))
 
 
-def main(args, rank, world, device):
+def main(args, rank, world, device, profiler):
     torch.manual_seed(args.seed)
-    model = DistributedDataParallel(network().to(device))  # sends the weights of rank 0 to all
+    model, step = network().to(device), 0
     rate = args.lr * args.batch / 256  # the linear rule: twice the images in a step, twice the learning rate
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
     arrays = (np.load(args.data / f"{name}.npy", mmap_mode="c") for name in ("images", "labels"))  # read when indexed
-    dataset, step, to_profile = TensorDataset(*map(torch.from_numpy, arrays)), 0, args.trace
+    dataset = TensorDataset(*map(torch.from_numpy, arrays))
     if args.checkpoint and args.checkpoint.exists():
         kept = torch.load(args.checkpoint, map_location=device, weights_only=True)
-        model.module.load_state_dict(kept["model"])
+        model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
         step = kept["step"]
+    dist.all_reduce(ends := torch.tensor([step, -step], device=device), dist.ReduceOp.MAX)
+    assert ends.sum() == 0, f"ranks go on from steps {-ends[1]} to {ends[0]}: do all of them see --checkpoint?"
+    model = nn.parallel.DistributedDataParallel(model)  # sends the weights of rank 0 to all
     sampler = DistributedSampler(dataset, world, rank, seed=args.seed, drop_last=True)  # rank, rank + world, …
     steps = len(dataset) // args.batch if args.batch % world == 0 else 0  # of an epoch; the ranks share a batch
     assert steps, f"--batch {args.batch}: expected a multiple of the {world} ranks, and at most {len(dataset)} images"
     for epoch in range(step // steps, args.epochs):
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         batches = list(BatchSampler(sampler, args.batch // world, drop_last=True))[step % steps : steps]
-        loader = DataLoader(dataset, sampler=batches, batch_size=None, num_workers=args.workers)  # indexed by a batch
-        begin = time.perf_counter()
-        with recording(args.trace, rank) if to_profile else contextlib.nullcontext() as profiler:
-            for images, labels in loader:
-                step += 1
-                optimizer.param_groups[0]["lr"] = rate * min(1, step / max(args.warmup, 1))
-                loss = nn.functional.cross_entropy(model(images.to(device) / 128 - 1), labels.to(device))
-                optimizer.zero_grad()
-                loss.backward()  # when it returns, each gradient is the mean over all ranks
-                optimizer.step()
-                keep(args, rank, step, model, optimizer, loss.detach() / world)
-                if profiler:
-                    profiler.step()
-        to_profile = None
-        if rank == 0:
-            print(f"epoch {epoch}: {len(batches) * args.batch / (time.perf_counter() - begin):,.0f} images/s")
+        loader = DataLoader(dataset, None, sampler=batches, num_workers=args.workers, pin_memory=device == "cuda")
+        begin, count = perf_counter(), len(batches) * args.batch
+        for images, labels in ([each.to(device, non_blocking=True) for each in batch] for batch in loader):
+            step += 1
+            optimizer.param_groups[0]["lr"] = rate * min(1, step / max(args.warmup, 1))
+            loss = nn.functional.cross_entropy(model(images / 128 - 1), labels)
+            optimizer.zero_grad()
+            loss.backward()  # when it returns, each gradient is the mean over all ranks
+            optimizer.step()
+            keep(args, rank, step, model, optimizer, loss.detach() / world)
+            if profiler:
+                profiler.step()
+        if rank == 0:  # .item() waits for the device, so it comes before the time
+            print(f"epoch {epoch}: loss {loss.item():.3f}, {count / (perf_counter() - begin):,.0f} images/s, {device}")
 
 
 def recording(folder, rank):
@@ -72,7 +72,7 @@ def recording(folder, rank):
 
 def keep(args, rank, step, model, optimizer, loss):
     if args.losses:
-        dist.all_reduce(loss)  # all ranks must take part
+        dist.all_reduce(loss)  # by all ranks; to read it makes the host wait in each step: for tests only
         if rank == 0:
             print(step, loss.item(), sep=",", file=args.losses.open("a"))
     if args.checkpoint and rank == 0 and step % args.every == 0:
@@ -89,11 +89,11 @@ if __name__ == "__main__":
     for name, default in (defaults | {"lr": 0.05}).items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     args = parser.parse_args()
-    rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # NCCL takes one rank a GPU
-    device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=args.timeout))
-    main(args, rank, world, device)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    (rank, world, local, here), gpus = (int(os.environ[name]) for name in names), torch.cuda.device_count()
+    assert gpus == 0 or gpus >= here, f"{here} ranks but {gpus} GPUs: start fewer, or CUDA_VISIBLE_DEVICES= for the CPU"
+    torch.cuda.set_device(local if gpus else -1)  # each rank has a GPU of its own, as NCCL wants it; -1: none
+    dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=args.timeout))
+    with recording(args.trace, rank) if args.trace else contextlib.nullcontext() as profiler:
+        main(args, rank, world, "cuda" if gpus else "cpu", profiler)
     dist.destroy_process_group()

@@ -89,7 +89,7 @@ def _communication(recorded: Recorded) -> Iterator[Finding]:
             f"In {percent(share)} of the time the step exchanges data with other processes, and computes nothing "
             "meanwhile. It may wait for a slower one: the diagnosis of all ranks together says whether it does.",
             "DDP(model, bucket_cap_mb=…)  # buckets that travel during backward\n"
-            "with model.no_sync(): loss.backward()  # all but every n-th step; or a larger batch for each process",
+            "with model.no_sync(): loss_of(model(images)).backward()  # but every n-th step; or a larger batch",
             "overlapping communication with computation",
         )  # fmt: skip
 

@@ -303,7 +303,7 @@ def _exposed(job: Job, others: pd.DataFrame, transfer: float) -> Finding:
         "exposed communication", "communication", share,
         f"{text} It overlaps already, and is still too much.",
         "model.register_comm_hook(None, default_hooks.bf16_compress_hook)  # half of the bytes\n"
-        "with model.no_sync(): loss.backward()  # all but every n-th step; or a larger batch for each rank\n"
+        "with model.no_sync(): loss_of(model(images)).backward()  # but every n-th step; or a larger batch a rank\n"
         f"DDP(…, gradient_as_bucket_view=True, bucket_cap_mb=…)  # saves copies; {buckets}",
         "less communication",
     )  # fmt: skip

@@ -105,11 +105,11 @@ class _Noted(torch.futures.Future):
         future.add_done_callback(self._arrive)
 
     def _arrive(self, future: torch.futures.Future) -> None:
+        self.arrived.set()  # before what the reader has chained with `then`, which runs in `set_result`
         try:
             self.set_result(future.value())
         except Exception as error:
             self.set_exception(error)
-        self.arrived.set()
 
     def wait(self) -> torch.Tensor:
         self.calls.blocked += self.calls.in_backward and not self.arrived.is_set()
@@ -300,12 +300,13 @@ def _expect_means(title: str, found: Gradients, own: Gradients, total: Gradients
             continue
         wrong = f"differs from the mean by up to {(found[name] - mean).abs().max():.2g}"
         raise Wrong(f"{place} {'is the sum, not the mean' if _close(found[name], total[name]) else wrong}.")
+    mistakes = " Has each parameter a hook, and is the result written back? (register_hook runs before .grad is there.)"
     last = " They are the last that become ready: their bucket is not full, so that wait() has to start it."
     _expect(
         not missed,
         f"{title}: of {len(order)} gradients rank {rank} has only its own, not the mean, of {', '.join(missed[:3])}"
         f"{', …' if len(missed) > 3 else ''} ({len(missed)} in all)."
-        + (last if missed == order[-len(missed) :] else " Has each parameter a hook, and is the result written back?"),
+        + (last if missed == order[-len(missed) :] else mistakes),
     )
 
 

@@ -4,6 +4,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from helpers import config
-from helpers.lessons import checks
+from helpers.lessons import checks, distributed_checks
 
 NAMES = {  # what the cells have imported
     "DataLoader": DataLoader, "Image": Image, "ImageOps": ImageOps, "cross_entropy": nn.functional.cross_entropy,
@@ -364,3 +365,12 @@ def test_an_error_while_a_file_is_imported_names_its_line(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.startswith("Not yet: no Overlapped can be imported from written_13.py: AttributeError: ")
     assert said.endswith("(line 3)\n")
+
+
+def test_what_is_chained_to_an_all_reduce_finds_it_ended():
+    calls = SimpleNamespace(step=1, in_backward=True, blocked=0, again=0)
+    source, seen = torch.futures.Future(), []
+    noted = distributed_checks._Noted(calls, source, "the first")
+    noted.then(lambda _: seen.append(noted.arrived.is_set()))
+    source.set_result(torch.ones(1))
+    assert seen == [True]

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.skipif(os.name == "nt", reason=
 SCRIPT = config.PROJECT / "notebooks" / "train_ddp.py"
 IMAGES, BATCH, STEPS, EPOCHS, RATE = 330, 32, 10, 2, 0.1  # in the middle of an epoch, ten images are left over
 OPTIONS = ("--batch", BATCH, "--epochs", EPOCHS, "--every", 5, "--timeout", 60, "--lr", RATE * 256 / BATCH)
-STEP = "                step += 1\n"
+STEP = "            step += 1\n"
 LIMIT = 250  # seconds for a job, on a very busy machine
 
 
@@ -102,7 +102,7 @@ def in_step(number, rank, folder, action):
                     {action}
         """)
     )
-    changed = (STEP, STEP + "                __import__('happening').now(**locals())\n")
+    changed = (STEP, STEP + "            __import__('happening').now(**locals())\n")
     return ranks.changed(SCRIPT, folder / "train_ddp.py", step=changed)
 
 
@@ -212,8 +212,9 @@ def test_it_goes_on_with_the_very_next_batch_on_another_number_of_ranks(
     np.testing.assert_allclose(losses(tmp_path), losses(uninterrupted)[5:], atol=1e-4, rtol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [3, 60])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(3, marks=pytest.mark.slow), pytest.param(60, marks=pytest.mark.prove)]
+)
 def test_a_rank_that_is_late_is_waited_for(seconds, uninterrupted, data, tmp_path):
     run(in_step(4, 1, tmp_path, f"time.sleep({seconds})"), data, tmp_path, "--timeout", 600)
     np.testing.assert_array_equal(losses(tmp_path), losses(uninterrupted))
@@ -292,10 +293,10 @@ def test_no_thread_of_the_group_is_left_when_it_is_destroyed(data, tmp_path):
     assert output.splitlines().count("1 thread") == 2
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_twenty_jobs_in_a_row_all_end(data, tmp_path, mark):
-    for number in range(20):
+@pytest.mark.parametrize("jobs", [pytest.param(5, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.prove)])
+def test_jobs_in_a_row_all_end(data, tmp_path, mark, jobs):
+    for number in range(jobs):
         folder = tmp_path / str(number)
         folder.mkdir()
         run(SCRIPT, data, folder, "--epochs", 1, timeout=60)

@@ -57,6 +57,7 @@ def train(cluster, data, tmp_path):
 
     def submit(*words, options=SHORT, name="run", **variables):
         run = tmp_path / name
+        options = (*options, "--losses", run / "losses.csv")
         jobs.append(cluster.submit(*words, data, *options, SCRIPT=TRAIN, RUN=run, **variables))
         return jobs[-1], run
 

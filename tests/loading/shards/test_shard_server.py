@@ -70,7 +70,9 @@ def test_worker_processes_that_are_interrupted_go_on_exactly_in_others_though_th
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("epochs", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "epochs", [2, pytest.param(10, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.prove)]
+)
 def test_while_the_server_is_killed_and_restarted_nothing_is_lost_or_doubled(server, index, epochs):
     draw = random.Random(epochs)
     with simulate.Link(server.bucket.endpoint, first_byte_ms=5, mb_per_s=5) as link:  # requests are always on their way
