@@ -9,7 +9,7 @@ SIDE_BY_SIDE := -n auto --maxprocesses 4
 # Many container images forbid Python to keep compiled modules: then every process would compile torch anew, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab quick test test-all prove run bench clean
+.PHONY: lab quick test test-all prove run site bench clean
 
 lab: .venv/installed
 	$(BIN)/python -m helpers prepare
@@ -34,11 +34,14 @@ prove:
 run: .venv/installed
 	$(BIN)/python -m helpers run
 
+site: .venv/installed
+	$(BIN)/python -m helpers site
+
 bench: .venv/installed
 	$(BIN)/python -m tests.bench
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site
 
 # The file is the last thing made, so an interrupted installation is taken up again.
 .venv/installed: requirements.lock requirements.hashes pyproject.toml

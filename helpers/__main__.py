@@ -1,5 +1,5 @@
-"""The shell's door: ``python -m helpers check · prepare · run · record · tour · ladder · tensorboard · traces ·
-diagnose · exercise · grade``."""
+"""The shell's door: ``python -m helpers check · prepare · run · site · record · tour · ladder · tensorboard · traces ·
+diagnose · exercise · grade · class · slides · colab``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status: 0, or 1 if there is a problem."""
     parser = argparse.ArgumentParser(prog="python -m helpers", description="What the course offers in a shell.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("check", help="is this machine ready, and how long will the course take?")
+    check = commands.add_parser("check", help="is this machine ready, and how long will the course take?")
+    check.add_argument("--people", type=int, metavar="N", help="instead, is it ready for so many people at once?")
     prepare = commands.add_parser("prepare", help="get the images, or check those that are there")
     prepare.add_argument("--verify", action="store_true", help="then also read every byte of them")
     run = commands.add_parser("run", help="execute all notebooks and write them as HTML pages")
     run.add_argument("--record-times", action="store_true", help="store how long they took, for the estimate of check")
+    site = commands.add_parser("site", help="build the course as web pages; execute the notebooks that have no outputs")
+    site.add_argument("--out", metavar="DIR", help="folder of the site (default: site); an earlier site is replaced")
     record = commands.add_parser("record", help="time and trace every rung without Jupyter, as a reference for others")
     record.add_argument("--out", metavar="DIR", required=True, help="folder to write; an interrupted recording goes on")
     tour = commands.add_parser("tour", help="record the trace that the guided tour in notebook 01 goes through")
@@ -35,10 +38,19 @@ def main(arguments: list[str] | None = None) -> int:
     diagnose.add_argument("path", metavar="TRACE_OR_LOGDIR", help="a trace, the folder of a run, or a folder of runs")
     exercise = commands.add_parser("exercise", help="write a training script with six faults, as in notebook 14")
     exercise.add_argument("--seed", type=int, required=True, help="any number; each stands for other faults")
-    exercise.add_argument("--out", metavar="FILE", required=True, help="the script to write, such as train.py")
+    exercise.add_argument("--groups", type=int, metavar="N", help="a script for each group of a class, of other faults")
+    exercise.add_argument("--out", metavar="PATH", required=True, help="the script to write; with --groups a folder")
     grade = commands.add_parser("grade", help="time a fixed script of `exercise`, and check that it trains the same")
     grade.add_argument("--seed", type=int, required=True, help="the number that it was drawn with")
     grade.add_argument("path", metavar="FILE", help="the script")
+    class_ = commands.add_parser("class", help="write a page with the results of a whole class")
+    class_.add_argument("folder", metavar="FOLDER", help="with a folder for each reader that holds a scoreboard.jsonl")
+    class_.add_argument("--out", metavar="FILE", default="class.html", help="the page to write (default: class.html)")
+    class_.add_argument("--anonymous", action="store_true", help="leave out the names, and shuffle the readers")
+    slides = commands.add_parser("slides", help="draw figures for slides, and a page with what to say to each")
+    slides.add_argument("--out", metavar="DIR", required=True, help="folder to write; earlier slides are replaced")
+    colab = commands.add_parser("colab", help="write copies of the notebooks that get the course where they are opened")
+    colab.add_argument("--out", metavar="DIR", required=True, help="folder to write; notebooks there are replaced")
     options = parser.parse_args(arguments)
     if options.command == "tensorboard" and options.fix != (options.out is not None):
         tensorboard.error("--fix needs LOGDIR and OUT; without it, name LOGDIR alone")
@@ -71,9 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from helpers.lessons import preflight
+    from helpers.lessons import classroom, preflight
 
-    report = preflight.check()
+    report = preflight.check() if options.people is None else classroom.check(options.people)
     print(report)
     return 1 if report.problems else 0
 
@@ -96,9 +108,23 @@ def _run(options: argparse.Namespace) -> int:
     from helpers.lessons import execute
 
     data = cifar10.prepare()
-    took = execute.run()
+    took = execute.run(images=data.source)
     if options.record_times:
         execute.record_times(took, data.source)
+    return 0
+
+
+def _site(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from helpers import config
+    from helpers.data import cifar10
+    from helpers.lessons import site
+
+    out = Path(options.out or config.PROJECT / "site")
+    site.refresh(cifar10.prepare().source)
+    site.build(out)
+    print(f"The site is in {out}: open {out / 'index.html'} in a browser.")
     return 0
 
 
@@ -123,6 +149,8 @@ def _draw_ladder(table, path) -> None:
     from helpers import figures  # needs Matplotlib, which a machine that only records may lack
 
     figures.ladder(table).save(path)
+    if not table.empty:
+        figures.waiting(table).save(path.with_name("waiting.png"))
 
 
 def _ladder(options: argparse.Namespace) -> int:
@@ -164,7 +192,13 @@ def _exercise(options: argparse.Namespace) -> int:
     from helpers.data import cifar10
     from helpers.lessons import faults
 
-    faults.write(options.out, faults.draw(options.seed), cifar10.prepare().train)
+    images = cifar10.prepare().train
+    if options.groups is None:
+        faults.write(options.out, faults.draw(options.seed), images)
+        return 0
+    scripts = faults.write_for_groups(options.out, options.groups, options.seed, images)
+    print("\nEach group grades its own script with its own seed:")
+    print("\n".join(f"  python -m helpers grade --seed {seed} {path}" for path, seed in scripts.items()))
     return 0
 
 
@@ -177,10 +211,37 @@ def _grade(options: argparse.Namespace) -> int:
     return 0 if grade.passed else 1
 
 
+def _class(options: argparse.Namespace) -> int:
+    from helpers import figures
+    from helpers.lessons import class_page
+
+    refused = class_page.write(options.folder, options.out, figures.ratios, anonymous=options.anonymous)
+    print(f"Wrote {options.out}.")
+    for error in refused:
+        print(f"Left out: {error}", file=sys.stderr)
+    return 1 if refused else 0
+
+
+def _slides(options: argparse.Namespace) -> int:
+    from helpers.figures import slides
+
+    print(slides.write(options.out))
+    return 0
+
+
+def _colab(options: argparse.Namespace) -> int:
+    from helpers.lessons import hosted
+
+    copies = hosted.write_copies(options.out)
+    print(f"{len(copies)} notebooks that get the course of {hosted.release()} are in {options.out}.")
+    return 0
+
+
 _COMMANDS = {
     "check": _check,
     "prepare": _prepare,
     "run": _run,
+    "site": _site,
     "record": _record,
     "tour": _tour,
     "ladder": _ladder,
@@ -189,6 +250,9 @@ _COMMANDS = {
     "diagnose": _diagnose,
     "exercise": _exercise,
     "grade": _grade,
+    "class": _class,
+    "slides": _slides,
+    "colab": _colab,
 }
 
 if __name__ == "__main__":

@@ -1,28 +1,33 @@
 """Presets, folders, seed and device: the only place that reads the course's environment variables.
 
-==================== =====================================================================
-variable             meaning
-==================== =====================================================================
-``COURSE_PRESET``    how much to run: ``ci``, ``workshop`` (the default) or ``full``
-``COURSE_DATA``      folder of the images; a class may share one (default: ``data``)
-``COURSE_RUNS``      folder of your traces and scoreboard (default: ``runs``)
-``CIFAR10_ARCHIVE``  a CIFAR-10 archive or extracted folder that you already have
-``COURSE_PHOTOS``    photos of your own: a folder with a folder of images for each class
-``S3_ENDPOINT``      URL of an S3 store of your own, with a bucket in ``S3_BUCKET``, keys in
-                     ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``, for temporary keys
-                     ``AWS_SESSION_TOKEN``, and ``AWS_REGION`` (default: ``us-east-1``)
-==================== =====================================================================
+========================= =====================================================================
+variable                  meaning
+========================= =====================================================================
+``COURSE_PRESET``         how much to run: ``ci``, ``workshop`` (the default) or ``full``
+``COURSE_DATA``           folder of the images; a class may share one (default: ``data``)
+``COURSE_RUNS``           folder of your traces and scoreboard (default: ``runs``)
+``CIFAR10_ARCHIVE``       a CIFAR-10 archive or extracted folder that you already have
+``COURSE_PHOTOS``         photos of your own: a folder with a folder of images for each class
+``S3_ENDPOINT``           URL of an S3 store of your own, with a bucket in ``S3_BUCKET``, keys in
+                          ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``, for temporary keys
+                          ``AWS_SESSION_TOKEN``, and ``AWS_REGION`` (default: ``us-east-1``)
+``TENSORBOARD_PROXY_URL`` where a proxy shows ports of this machine, such as ``/proxy/%PORT%/``
+========================= =====================================================================
 """
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 CONTROL_GROUPS, OWN_CONTROL_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Where the course is published, such as https://github.com/OWNER/NAME: the only place that says so. Empty, it is
+# nowhere: the site has no buttons that lead there, and there are no copies of the notebooks for Colab.
+REPOSITORY = ""
 SEED = 2021  # any fixed number: two runs draw the same images, the same weights, the same order
 
 
@@ -146,6 +151,25 @@ def hub_base_url() -> str | None:
     """URL path of this reader's server behind JupyterHub (``/user/ada/``), or None without a hub."""
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX")
     return None if not prefix else f"/{prefix.strip('/')}/"
+
+
+def address(port: int | str) -> str:
+    """URL at which a reader's browser finds a port of this machine, with ``/`` at its end.
+
+    It is a path if a proxy stands before this machine: JupyterHub's, or the one that ``TENSORBOARD_PROXY_URL`` names.
+    """
+    hub = hub_base_url()
+    proxy = os.environ.get("TENSORBOARD_PROXY_URL") or (None if hub is None else f"{hub}proxy/%PORT%/")
+    return f"{proxy.rstrip('/')}/".replace("%PORT%", str(port)) if proxy else f"http://127.0.0.1:{port}/"
+
+
+def in_colab() -> bool:
+    """Whether this process is a kernel of Google Colab.
+
+    Its kernels have loaded this module. Kaggle's have not, though it is installed there, too: Kaggle's image is made of
+    Colab's.
+    """
+    return "google.colab" in sys.modules
 
 
 def device():

@@ -2,8 +2,9 @@
 alternative text for those who cannot see it.
 """
 
+from helpers.figures.classes import ratios
 from helpers.figures.drawing import Picture
-from helpers.figures.ladders import ladder, reference
+from helpers.figures.ladders import ladder, reference, waiting
 from helpers.figures.loaders import access, image_grid, item_timeline, memory, monitored
 from helpers.figures.networks import accuracies, curves, gradients, memory_formats, number_formats, roofline
 from helpers.figures.profiles import accelerator, breakdown, kernels, memory_curves, utilization_and_efficiency
@@ -32,6 +33,7 @@ __all__ = [
     "number_formats",
     "phases",
     "rank_timeline",
+    "ratios",
     "reference",
     "roofline",
     "run_ahead",
@@ -41,4 +43,5 @@ __all__ = [
     "time_lines",
     "two_clocks",
     "utilization_and_efficiency",
+    "waiting",
 ]

@@ -59,10 +59,10 @@ class Picture:
     figure: Figure
     alt: str
 
-    def png(self) -> bytes:
-        """Return the figure as a PNG file."""
+    def png(self, dpi: float = 150) -> bytes:
+        """Return the figure as a PNG file of so many pixels an inch."""
         buffer = io.BytesIO()
-        self.figure.savefig(buffer, dpi=150)
+        self.figure.savefig(buffer, dpi=dpi)
         return buffer.getvalue()
 
     def save(self, path: str | Path) -> None:

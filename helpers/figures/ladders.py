@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers.figures.drawing import BLACK, NEUTRAL, Picture, tidy, write_source
+from helpers.figures.drawing import BLACK, COLOURS, NEUTRAL, Picture, tidy, write_source
 from helpers.results import scoreboard
 
 
@@ -38,6 +38,46 @@ def ladder(table: pd.DataFrame | None = None) -> Picture:
         f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples()
     )
     return Picture(figure, f"Bars of images per second, one a rung. {'; '.join(words)}.")
+
+
+def waiting(table: pd.DataFrame | None = None) -> Picture:
+    """Draw where the time of a training step goes in the ladder's first panel: waiting for the batch, and the rest.
+
+    Parameters
+    ----------
+    table : DataFrame, optional
+        As `scoreboard.ladder` returns it, which is also the default.
+
+    Raises
+    ------
+    ValueError
+        If the table has no rung.
+    """
+    table = scoreboard.ladder() if table is None else table
+    if table.empty:
+        raise ValueError("Expected a ladder with a rung at least, and found none. Run notebook 01 first.")
+    rungs = table[table.ratio.isna().cumsum() == table.ratio.isna().cumsum().iat[0]]
+    waits = rungs.step_ms * rungs.loading_share
+    figure = Figure(figsize=(8, 0.45 * len(rungs) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(rungs.rung, waits, color=COLOURS["DataLoader"], height=0.6, label="the host waits for data")
+    computing = rungs.step_ms - waits
+    axes.barh(rungs.rung, computing, left=waits, color=COLOURS["compute"], height=0.6, label="the step itself")
+    for row, (length, wait) in enumerate(zip(rungs.step_ms, waits, strict=True)):
+        axes.text(length, row, f" {length:.1f} ms, {wait:.1f} of them waiting", va="center", fontsize=9)
+    axes.set(xlabel="milliseconds of one training step", xlim=(0, rungs.step_ms.max() * 1.5))
+    axes.invert_yaxis()
+    tidy(axes, "x")
+    figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    source = "\n".join(scoreboard.provenance(rungs))
+    write_source(figure, source)
+    words = "; ".join(
+        f"{row.rung}: {row.step_ms:.1f} ms, of them {row.step_ms * row.loading_share:.1f} waiting"
+        for row in rungs.itertuples()
+    )
+    return Picture(
+        figure, f"Bars of the time of one training step: waiting for data, and the step itself. {words}. {source}."
+    )
 
 
 def reference(rung: str) -> Picture:

@@ -1,8 +1,9 @@
-"""Executes the notebooks in order, without a browser, and writes each as an HTML page."""
+"""Executes the notebooks in order, without a browser; keeps each with its outputs, and writes it as an HTML page."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import datetime
 import json
 import os
@@ -25,7 +26,7 @@ from tqdm import tqdm
 
 from helpers import config, staging
 from helpers.lessons import preflight
-from helpers.results import scoreboard
+from helpers.results import recording, scoreboard
 
 NOTEBOOKS = config.PROJECT / "notebooks"
 
@@ -62,16 +63,19 @@ class Took:
     working: float
 
 
-def run(notebooks: Sequence[Path] | None = None) -> dict[str, Took]:
+def run(notebooks: Sequence[Path] | None = None, images: str | None = None) -> dict[str, Took]:
     """Execute notebooks in order, each in a kernel of its own, and print the ladder.
 
-    Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails. How long it took is kept
-    there for the estimate of `preflight`.
+    Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails; beside the page of one
+    that does not fail, the notebook is kept with its outputs, and with what they were measured on, for the site. How
+    long it took is kept below ``COURSE_RUNS`` for the estimate of `preflight`.
 
     Parameters
     ----------
     notebooks : sequence of Path, optional
         By default all of the course.
+    images : str, optional
+        Where the images come from, as `cifar10.Prepared` says it, to be kept with the outputs.
 
     Returns
     -------
@@ -83,14 +87,16 @@ def run(notebooks: Sequence[Path] | None = None) -> dict[str, Took]:
     NotebookFailed
         If a cell raises an error or its kernel dies: no later notebook is executed then.
     """
-    notebooks = sorted(NOTEBOOKS.glob("[0-9][0-9]-*.ipynb")) if notebooks is None else notebooks
-    folder = config.runs_dir() / "html"
+    notebooks = all_notebooks() if notebooks is None else notebooks
+    folder = pages()
     print(f"Preset {config.preset().name}: {len(notebooks)} notebooks. Pages go to {folder}.", flush=True)
     took = {}
     for notebook in notebooks:
         start, worked = time.perf_counter(), _cpu_seconds()
-        execute(notebook, folder / f"{notebook.stem}.html")
+        executed = execute(notebook, folder / f"{notebook.stem}.html")
         seconds = time.perf_counter() - start
+        executed.metadata["course"] = _provenance(images)
+        staging.write(folder / notebook.name, nbformat.writes(executed))
         # Several threads at once count as one: what they do takes as long as the longest of them
         took[notebook.stem] = Took(round(seconds, 1), round(min((_cpu_seconds() - worked) / seconds, 1), 2))
         _keep(took)
@@ -98,8 +104,8 @@ def run(notebooks: Sequence[Path] | None = None) -> dict[str, Took]:
     return took
 
 
-def execute(notebook: Path, page: Path) -> None:
-    """Execute one notebook and write it to `page`, with a progress bar over its cells.
+def execute(notebook: Path, page: Path) -> nbformat.NotebookNode:
+    """Execute one notebook, write it to `page`, with a progress bar over its cells, and return it with its outputs.
 
     What its kernel writes to the terminal goes into a file beside the page, with the ending ``log``.
 
@@ -134,6 +140,17 @@ def execute(notebook: Path, page: Path) -> None:
             ) from error
         finally:
             _write_page(content, page)
+    return content
+
+
+def all_notebooks() -> list[Path]:
+    """Return the notebooks of the course, in order."""
+    return sorted(NOTEBOOKS.glob("[0-9][0-9]-*.ipynb"))
+
+
+def pages() -> Path:
+    """Folder where `run` writes pages and keeps executed notebooks, absolute; it need not exist yet."""
+    return config.runs_dir() / "html"
 
 
 def record_times(took: dict[str, Took], data: str) -> None:
@@ -149,6 +166,17 @@ def record_times(took: dict[str, Took], data: str) -> None:
         "date": datetime.date.today().isoformat(),
     }
     staging.write(path, json.dumps(times, indent=2) + "\n")
+
+
+def _provenance(images: str | None) -> dict[str, str | None]:
+    """What the outputs of a notebook were measured on, and when."""
+    return {
+        "machine": config.describe(),
+        "processor": recording.machine()["processor"],
+        "preset": config.preset().name,
+        "images": images,
+        "date": datetime.date.today().isoformat(),
+    }
 
 
 def _cpu_seconds() -> float:
@@ -170,8 +198,9 @@ async def _leave_ctrl_c_alone(**_) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
 
-def _write_page(notebook: nbformat.NotebookNode, page: Path) -> None:
+def _write_page(executed: nbformat.NotebookNode, page: Path) -> None:
     exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.html.j2": OFFLINE})], template_file="offline.html.j2")
+    notebook = copy.deepcopy(executed)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [_without_tensorboard(output) for output in cell.outputs]

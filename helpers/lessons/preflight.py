@@ -23,6 +23,7 @@ from helpers import config, wording
 RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
 _FIRST_COMPUTING = "08"  # the notebooks before it load, those from it on compute
 _CALIBRATION = 5.0  # s for each of its two kinds of work, whatever the preset
+SERVERS = {"jupyterlab", "jupyter-server-proxy"}  # of the notebooks themselves
 SHOWN_PACKAGES = ("torch", "torchvision", "torchmetrics", "tensorboard", "torch-tb-profiler", "jupyterlab")
 
 GB = 1e9
@@ -90,7 +91,7 @@ class Report:
 def check() -> Report:
     """Look at this machine and return what was found, problems and remedies included."""
     looks = [_python, _packages, _cores, _memory, _shared_memory, _disk, _open_files, _hub, _data, _preset]
-    if _version("torch") is not None:  # or else the row of the packages has a problem already
+    if version("torch") is not None:  # or else the row of the packages has a problem already
         looks += [_gpu, _times]
     return Report(tuple(row for look in looks for row in look()))
 
@@ -135,7 +136,11 @@ def calibrate() -> dict[str, float]:
 
 
 def estimate_minutes(
-    recorded: dict, here: dict[str, float], measured: dict[str, dict[str, float]] | None = None
+    recorded: dict,
+    here: dict[str, float],
+    measured: dict[str, dict[str, float]] | None = None,
+    people: int = 1,
+    cores: float = 1,
 ) -> dict[str, float]:
     """Estimate how long each preset takes on this machine.
 
@@ -143,6 +148,10 @@ def estimate_minutes(
     machine, and for which share of that time a processor worked. This share is scaled by the two machines'
     calibrations: by that of loading for notebooks 00 to 07, by that of compute from 08 on. The rest was waiting, which
     is as long everywhere.
+
+    Several people at once share the cores: a notebook takes them as long as the cores need for everybody's share, if
+    that is longer. In truth it takes longer where a notebook keeps several cores busy, which is not recorded, and less
+    where it leaves out rounds because the machine is slow.
 
     Parameters
     ----------
@@ -153,6 +162,10 @@ def estimate_minutes(
         The calibration of this machine, by `calibrate`.
     measured : dict, optional
         For each preset, the seconds of each notebook that has run here.
+    people : int
+        How many execute all notebooks at once.
+    cores : float
+        Of this machine.
 
     Returns
     -------
@@ -162,11 +175,14 @@ def estimate_minutes(
     minutes = {}
     for name, run in recorded.items():
         ratios = {kind: here[kind] / run["calibration"][kind] for kind in here}
-        seconds = {}
+        seconds, working = {}, {}
         for notebook, there in run["seconds"].items():
-            ratio = ratios["loading" if notebook < _FIRST_COMPUTING else "compute"]
-            seconds[notebook] = there * (1 + run["working"][notebook] * (ratio - 1))
-        minutes[name] = sum((seconds | (measured or {}).get(name, {})).values()) / 60
+            ratio, share = ratios["loading" if notebook < _FIRST_COMPUTING else "compute"], run["working"][notebook]
+            longer = 1 + share * (ratio - 1)
+            seconds[notebook], working[notebook] = there * longer, share * ratio / longer
+        seconds |= (measured or {}).get(name, {})
+        shared = {notebook: max(1, people * working.get(notebook, 1) / cores) for notebook in seconds}
+        minutes[name] = sum(seconds[notebook] * shared[notebook] for notebook in seconds) / 60
     return minutes
 
 
@@ -178,18 +194,21 @@ def _packages() -> Iterator[Row]:
     pins = _pins()
     shown = []
     for package in SHOWN_PACKAGES:
-        version = _version(package)
-        if version is not None:
-            same = version.split("+")[0] == pins[package]
-            shown.append(f"{package} {version}" + ("" if same else f" (the course was tested with {pins[package]})"))
-    missing = [str(wanted) for wanted in _dependencies() if not _satisfied(wanted)]
+        found = version(package)
+        if found is not None:
+            same = found.split("+")[0] == pins[package]
+            shown.append(f"{package} {found}" + ("" if same else f" (the course was tested with {pins[package]})"))
+    missing = [str(wanted) for wanted in dependencies() if not satisfied(wanted)]
     problem = f"missing, or another version: {', '.join(missing)}" if missing else ""
-    yield Row("Packages", ", ".join(shown), problem, "in the course's folder:  make -B lab" if missing else "")
+    remedy = "run the first cell again" if config.in_colab() else "in the course's folder:  make -B lab"
+    yield Row("Packages", ", ".join(shown), problem, remedy if missing else "")
 
 
-def _dependencies() -> list[Requirement]:
+def dependencies() -> list[Requirement]:
+    """Return what pyproject.toml says that the course needs on this system; in Colab, which has its own, no server."""
     project = tomllib.loads((config.PROJECT / "pyproject.toml").read_text())["project"]
-    return [Requirement(line) for line in project["dependencies"]]
+    wanted = [each for each in map(Requirement, project["dependencies"]) if not each.marker or each.marker.evaluate()]
+    return [each for each in wanted if not (config.in_colab() and each.name in SERVERS)]
 
 
 def _pins() -> dict[str, str]:
@@ -197,12 +216,14 @@ def _pins() -> dict[str, str]:
     return dict(line.split(";")[0].strip().split("==") for line in lines if "==" in line and not line.startswith("#"))
 
 
-def _satisfied(wanted: Requirement) -> bool:
-    version = _version(wanted.name)
-    return version is not None and wanted.specifier.contains(version, prereleases=True)
+def satisfied(wanted: Requirement) -> bool:
+    """Whether a package is installed, in a version that is allowed."""
+    found = version(wanted.name)
+    return found is not None and wanted.specifier.contains(found, prereleases=True)
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -222,7 +243,7 @@ def _memory() -> Iterator[Row]:
     available = psutil.virtual_memory().available
     limit = _container_memory()
     value = f"{available / GB:.1f} GB available" + (f", limited to {limit / GB:.1f} GB here" if limit else "")
-    if min(available, limit or available) < LEAST_MEMORY:
+    if available_memory() < LEAST_MEMORY:
         yield Row("Memory", value, f"under {LEAST_MEMORY / GB:.0f} GB", "shut down kernels and programs not in use")
     else:
         yield Row("Memory", value)
@@ -248,7 +269,7 @@ def _disk() -> Iterator[Row]:
         existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
         free = shutil.disk_usage(existing).free
         value, elsewhere = f"{free / GB:.1f} GB free at {folder}", f"set {variable} to a folder on another disk"
-        prepared = variable == "COURSE_DATA" and any(_manifests())
+        prepared = variable == "COURSE_DATA" and any(manifests())
         if not os.access(existing, os.W_OK) and not prepared:
             yield Row(name, value, f"{existing} is not writable", elsewhere)
         elif free < LEAST_DISK and not prepared:
@@ -280,7 +301,7 @@ def _gpu() -> Iterator[Row]:
         yield Row("GPU", "unknown", f"its driver does not answer: {error}", "restart the machine, or ask who runs it")
         return
     value = f"{', '.join(names)}, driver {driver}"
-    other_build = "make -B lab TORCH_BACKEND=cu126  (see README)"
+    other_build = "make -B lab TORCH_BACKEND=cu126  (see notebooks/anywhere.md)"
     if torch.cuda.is_available():
         yield _usable_gpu(f"driver {driver or 'unknown'}, CUDA {torch.version.cuda or torch.version.hip}", other_build)
     elif not names:
@@ -311,9 +332,11 @@ def _usable_gpu(versions: str, other_build: str) -> Row:
 
 def _hub() -> Iterator[Row]:
     base = config.hub_base_url()
-    if base is None:
-        yield Row("JupyterHub", "no; TensorBoard opens on this machine's 127.0.0.1")
-    elif _version("jupyter-server-proxy") is None:
+    if config.in_colab():
+        yield Row("Colab", "yes; TensorBoard opens below the cell that shows it, through Colab's proxy")
+    elif base is None:
+        yield Row("JupyterHub", f"no; TensorBoard opens at {config.address('PORT')}")
+    elif version("jupyter-server-proxy") is None:
         problem = "its proxy is missing, so TensorBoard cannot open"
         yield Row("JupyterHub", base, problem, "pip install jupyter-server-proxy")
     else:
@@ -322,7 +345,7 @@ def _hub() -> Iterator[Row]:
 
 def _data() -> Iterator[Row]:
     sources = []
-    for manifest in _manifests():
+    for manifest in manifests():
         try:
             sources.append(json.loads(manifest.read_text())["source"])
         except (ValueError, TypeError, KeyError):
@@ -333,7 +356,8 @@ def _data() -> Iterator[Row]:
     yield Row("Images", ", ".join(sources) if sources else todo)
 
 
-def _manifests() -> list[Path]:
+def manifests() -> list[Path]:
+    """Return the file that lies in each folder of prepared images, and says where they come from."""
     return sorted(config.data_dir().glob("cifar10*/manifest.json"))  # the name of a staging folder begins with a dot
 
 
@@ -349,12 +373,17 @@ def own_times() -> Path:
     return config.runs_dir() / "run-times.json"
 
 
+def known_times() -> tuple[dict, dict]:
+    """Return what is recorded in `RUN_TIMES`, and in `own_times`, for `estimate_minutes`."""
+    recorded, measured = (json.loads(file.read_text()) if file.exists() else {} for file in (RUN_TIMES, own_times()))
+    return recorded, measured
+
+
 def _times() -> Iterator[Row]:
     if not RUN_TIMES.exists():
         yield Row("Time for all notebooks", "unknown: no times are recorded in data/reference/run-times.json yet")
         return
-    recorded = json.loads(RUN_TIMES.read_text())
-    measured = json.loads(own_times().read_text()) if own_times().exists() else {}
+    recorded, measured = known_times()
     minutes = estimate_minutes(recorded, calibrate(), measured)
     texts = []
     for name in config.PRESETS:
@@ -384,6 +413,12 @@ def _nvidia() -> tuple[str | None, int, list[str]]:
         return pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion() // 1000, names
     finally:
         pynvml.nvmlShutdown()
+
+
+def available_memory() -> int:
+    """Return the memory in bytes that is free here, or what the container or job may use, if that is less."""
+    available = psutil.virtual_memory().available
+    return min(available, _container_memory() or available)
 
 
 def _container_memory() -> int | None:

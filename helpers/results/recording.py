@@ -7,12 +7,13 @@
 ``machine.json``     what they were measured on
 ``README.md``        both, to read
 ``ladder.png``       the results as a figure
+``waiting.png``      where the time of a step goes, in the first rungs
 ``traces/``          a folder for each rung, with a trace of two steps
 ``timings.jsonl``    every timed run: an interrupted recording goes on where it was
 ==================== ====================================================================
 
 It needs torch 2.11 or newer, torchvision, torchmetrics, pandas, orjson, google-crc32c, psutil, nvidia-ml-py, filelock
-and tqdm; neither Jupyter nor TensorBoard nor the libraries of the packed formats; Matplotlib for the figure only.
+and tqdm; neither Jupyter nor TensorBoard nor the libraries of the packed formats; Matplotlib for the figures only.
 """
 
 from __future__ import annotations

@@ -27,6 +27,9 @@ class DamagedScoreboard(ValueError):
     """A line of the scoreboard is not a result."""
 
 
+_KINDS = {"str": str, "int": int, "float": int | float, "str | None": str | None, "float | None": int | float | None}
+
+
 @dataclass(frozen=True)
 class Result:
     """One rung of the ladder, as measured by the stopwatch, and where the figures come from.
@@ -186,16 +189,39 @@ def read(path: Path | None = None) -> list[Result]:
         stored = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
-    results = []
-    for number, line in enumerate(stored, 1):
-        try:
-            results.append(Result(**json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise DamagedScoreboard(
-                f"{path}, line {number}: expected a result with the fields "
-                f"{', '.join(field.name for field in fields(Result))}, but: {error}. Delete the line."
-            ) from error
-    return results
+    return [parse(line, f"{path}, line {number}") for number, line in enumerate(stored, 1)]
+
+
+def parse(line: str, place: str) -> Result:
+    """Return the result that a line of a scoreboard holds.
+
+    Parameters
+    ----------
+    line : str
+    place : str
+        Its file and number, for the error.
+
+    Raises
+    ------
+    DamagedScoreboard
+        If it holds something else, or a field holds what cannot have been measured.
+    """
+    try:
+        found = Result(**json.loads(line))
+        for field in fields(Result):
+            if not isinstance(getattr(found, field.name), _KINDS[field.type]):
+                raise TypeError(f"{field.name} is {getattr(found, field.name)!r}")
+        if not 0 < found.images_per_second < math.inf:
+            raise ValueError(f"images_per_second is {found.images_per_second}")
+        ends = found.ratio_lowest, found.ratio, found.ratio_highest
+        if ends != (None, None, None) and (None in ends or not 0 <= ends[0] <= ends[1] <= ends[2] or not ends[1] > 0):
+            raise ValueError(f"ratio_lowest, ratio and ratio_highest are {ends}")
+    except (ValueError, TypeError) as error:
+        raise DamagedScoreboard(
+            f"{place}: expected a result with the fields {', '.join(field.name for field in fields(Result))}, "
+            f"found {line[:40]!r}, and: {error}. Delete the line."
+        ) from error
+    return found
 
 
 def latest(rung: str) -> Result | None:

@@ -64,10 +64,8 @@ class Server:
 
     @property
     def link(self) -> str:
-        """Where a browser finds the profiler tab: behind JupyterHub a path, through the hub's proxy."""
-        hub = config.hub_base_url()
-        address = self.url if hub is None else f"{hub}proxy/{urlsplit(self.url).port}/"
-        return f"{address}#pytorch_profiler"
+        """Where a browser finds the profiler tab: behind a proxy, such as JupyterHub's, a path."""
+        return f"{config.address(urlsplit(self.url).port)}#pytorch_profiler"
 
     def get(self, page: str, **query: str):
         """Ask the profiler's plugin, as its page does: ``server.get("views", run="one-worker")``."""
@@ -104,7 +102,9 @@ def show(logdir: str | Path, *, height: int = 800) -> None:
     stop()
     _shown = server
     _announce(server)
-    if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+    if config.in_colab():
+        _embed_by_colab(server, height)
+    elif "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
         from IPython.display import HTML, display
 
         link = html.escape(server.link, quote=True)
@@ -178,8 +178,17 @@ def load_ipython_extension(shell) -> None:
     magic.register(shell)
 
 
+def _embed_by_colab(server: Server, height: int) -> None:
+    """Embed the page by Colab's own function: nobody else reaches its machine, and a link fails for lack of cookies."""
+    from google.colab import output
+
+    path = f"/#{urlsplit(server.link).fragment}"
+    output.serve_kernel_port_as_iframe(urlsplit(server.url).port, path=path, height=str(height))
+
+
 def _announce(server: Server) -> None:
-    print(f"TensorBoard shows {counted(len(server.runs), 'run')} of {server.logdir} at {server.link}", flush=True)
+    where = "in the frame below, through Colab's proxy" if config.in_colab() else f"at {server.link}"
+    print(f"TensorBoard shows {counted(len(server.runs), 'run')} of {server.logdir} {where}", flush=True)
     for run in server.runs:
         if not server.get("views", run=run):
             print(f"It could not read the trace of {run}: helpers.traces.load({str(server.logdir)!r}) says why.")

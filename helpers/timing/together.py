@@ -40,7 +40,7 @@ def interleaved_ranks(
         Images of a step, on all ranks together.
     warmup : int
         Steps before each run that are not timed.
-    path : path, optional
+    path : str or Path, optional
         Where rank 0 writes the result as JSON, for `read_comparison`.
 
     Returns

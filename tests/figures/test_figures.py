@@ -95,6 +95,16 @@ def scaled():
     return pd.DataFrame([*rows, ("strong", 2, 150.0, np.nan)], columns=["kind", "ranks", "images/s", "predicted"])
 
 
+def of_a_class():
+    rows = [
+        ("03 more workers to 01", 2.0, 1.5, 3.0, "faster"),
+        ("03 more workers to 01", 0.8, 0.7, 0.9, "slower"),
+        ("04 bytes to 03", 1.0, 0.99, 1.01, "equal"),
+        ("04 bytes to 03", 1.2, 0.0, np.inf, "too noisy to say"),
+    ]
+    return pd.DataFrame(rows, columns=["rung", "ratio", "lowest", "highest", "outcome"])
+
+
 PICTURES = {
     "image_grid": lambda: figures.image_grid(np.zeros((3, 32, 32, 3), np.uint8), [0, 1, 1], ["cat", "dog"], SOURCE),
     "breakdown": lambda: figures.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
@@ -139,6 +149,7 @@ PICTURES = {
     ),
     "rank_timeline": lambda: of_ranks(lambda ranks: figures.rank_timeline(ranks, source=SOURCE), loading={1: 50}),
     "scaling": lambda: figures.scaling(scaled(), SOURCE),
+    "ratios": lambda: figures.ratios(of_a_class()),
     "utilization": lambda: figures.utilization_and_efficiency([(0, 6, 0.1), (7, 9, 1.0)]),
 }
 
@@ -273,6 +284,18 @@ def test_a_rung_that_cannot_be_compared_begins_a_panel_of_its_own(tmp_path, monk
 def test_a_ladder_without_rungs_can_be_drawn(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
     figures.ladder().png()
+
+
+def test_the_time_of_a_step_is_waiting_and_the_rest_in_the_rungs_of_the_first_panel(tmp_path, monkeypatch):
+    board(tmp_path, monkeypatch)
+    for rung, baseline in (("08 ResNet-50", None), ("09 channels_last", "slow")):
+        add(rung, baseline, "ResNet-50")
+    table = scoreboard.ladder().assign(step_ms=20.0, loading_share=[0.75, 0.0, 0.0])
+    picture = figures.waiting(table)
+    assert [bar.get_width() for bar in picture.figure.axes[0].patches] == [15, 5]
+    assert "03 more workers: 20.0 ms, of them 15.0 waiting" in picture.alt and "ResNet-50" not in picture.alt
+    with pytest.raises(ValueError, match="Run notebook 01 first"):
+        figures.waiting(table.iloc[:0])
 
 
 def test_a_step_stands_in_the_roofline_where_its_figures_say_below_its_limits():
@@ -428,3 +451,23 @@ def test_the_ideal_is_what_the_fewest_ranks_bring_each():
 def test_scaling_can_be_drawn_without_a_prediction():
     lines = figures.scaling(scaled().drop(columns="predicted").dropna(), SOURCE).figure.axes[0].lines
     assert [line.get_label() for line in lines] == ["weak, measured", "strong, measured", "ideal"]
+
+
+def test_each_reader_of_a_class_is_a_mark_in_the_band_of_its_rung():
+    axes = figures.ratios(of_a_class()).figure.axes[0]
+    marks = {bars.get_label(): bars.lines[0].get_xydata()[0].tolist() for bars in axes.containers}
+    assert {name: x for name, (x, _) in marks.items()} == {
+        "faster": 2,
+        "slower": 0.8,
+        "equal": 1,
+        "too noisy to say": 1.2,
+    }
+    assert {name: round(y) for name, (_, y) in marks.items()} == {
+        "faster": 0,
+        "slower": 0,
+        "equal": 1,
+        "too noisy to say": 1,
+    }
+    assert marks["faster"][1] != marks["slower"][1]
+    (low, _), (high, _) = axes.containers[-1].lines[2][0].get_segments()[0]  # an interval without end is cut off
+    assert (low, high) == pytest.approx((0.8 / 1.6, 2 * 1.6))

@@ -13,8 +13,7 @@ from packaging.requirements import Requirement
 
 from helpers import config
 
-WORKFLOWS = sorted((config.PROJECT / ".github" / "workflows").glob("*.yml"))
-NAMES = [path.name for path in WORKFLOWS]
+WORKFLOWS = {path.stem: path for path in sorted((config.PROJECT / ".github" / "workflows").glob("*.yml"))}
 FORMS = config.PROJECT / ".github" / "ISSUE_TEMPLATE"
 HOOKS = config.PROJECT / ".pre-commit-config.yaml"
 SCHEMAS = {path: "github-issue-forms" for path in sorted(FORMS.glob("*.yml")) if path.name != "config.yml"}
@@ -23,6 +22,8 @@ MAKEFILE = (config.PROJECT / "Makefile").read_text(encoding="utf-8")
 CONTRIBUTING = (config.PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([\w./-]+):", MAKEFILE, re.MULTILINE))
 ACTION = re.compile(r"actions/[a-z-]+@v\d+")
+# What a job may do beyond reading: deploy the site, and push the branch that Colab opens
+MAY = {"deploy": {"pages": "write", "id-token": "write"}, "colab": {"contents": "write"}}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,9 @@ def faults(text, markers):
     workflow = yaml.safe_load(text)
     if workflow.get("permissions") != {"contents": "read"}:
         yield "permissions"
-    for job in workflow["jobs"].values():
+    for name, job in workflow["jobs"].items():
+        if job.get("permissions", {}) != MAY.get(name, {}):
+            yield f"permissions of {name}"
         if not isinstance(job.get("timeout-minutes"), int):
             yield "timeout-minutes"
         for step in job["steps"]:
@@ -94,18 +97,18 @@ def lowest(requirement):
 # ----------------------------------------------------------------------------------------------------- each workflow
 
 
-def test_there_is_a_workflow_for_every_change_and_one_for_every_week():
-    assert NAMES == ["tests.yml", "weekly.yml"]
+def test_there_is_a_workflow_for_every_change_one_for_every_week_and_one_for_the_site():
+    assert list(WORKFLOWS) == ["site", "tests", "weekly"]
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=NAMES)
+@pytest.mark.parametrize("path", WORKFLOWS.values(), ids=WORKFLOWS)
 def test_the_workflow_fits_the_schema_of_github(path):
     checked = fits_the_schema(path)
     assert checked.exit_code == 0, checked.output
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=NAMES)
-def test_the_workflow_reads_only_ends_in_time_and_calls_what_is_there(path, markers):
+@pytest.mark.parametrize("path", WORKFLOWS.values(), ids=WORKFLOWS)
+def test_the_workflow_may_only_what_it_must_ends_in_time_and_calls_what_is_there(path, markers):
     assert list(faults(path.read_text(encoding="utf-8"), markers)) == []
 
 
@@ -120,7 +123,7 @@ def test_the_workflow_reads_only_ends_in_time_and_calls_what_is_there(path, mark
     ],
 )
 def test_a_workflow_with_a_mistake_does_not_fit_the_schema(right, wrong, tmp_path):
-    text = (config.PROJECT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    text = WORKFLOWS["tests"].read_text(encoding="utf-8")
     assert right in text
     (tmp_path / "wrong.yml").write_text(text.replace(right, wrong, 1), encoding="utf-8")
     assert fits_the_schema(tmp_path / "wrong.yml").exit_code == 1
@@ -139,9 +142,28 @@ def test_a_workflow_with_a_mistake_does_not_fit_the_schema(right, wrong, tmp_pat
     ],
 )
 def test_a_workflow_that_calls_what_is_not_there_is_found_out(right, wrong, fault, markers):
-    text = (config.PROJECT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    text = WORKFLOWS["tests"].read_text(encoding="utf-8")
     assert right in text
     assert list(faults(text.replace(right, wrong, 1), markers)) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "fault"),
+    [
+        ("      pages: write", "      contents: write", "permissions of deploy"),
+        ("run: make site", "run: make sites", "sites"),
+    ],
+)
+def test_the_site_may_be_deployed_by_one_job_only(right, wrong, fault, markers):
+    text = WORKFLOWS["site"].read_text(encoding="utf-8")
+    assert right in text
+    assert list(faults(text.replace(right, wrong, 1), markers)) == [fault]
+
+
+def test_the_site_is_deployed_where_pages_is_set_up_and_from_main_only():
+    site = yaml.safe_load(WORKFLOWS["site"].read_text(encoding="utf-8"))
+    assert site["jobs"]["deploy"]["if"] == "vars.PAGES == 'true' && github.ref_name == 'main'"
+    assert site["jobs"]["deploy"]["needs"] == "build"
 
 
 # ------------------------------------------------------------------------------- forms for issues, citation, and hooks
@@ -177,6 +199,12 @@ def test_the_citation_has_the_title_and_the_licences_of_the_project(project):
     assert " AND ".join(citation["license"]) == project["license"]
 
 
+def test_the_citation_names_the_repository_that_the_rest_of_the_project_names():
+    citation = yaml.safe_load((config.PROJECT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation.get("repository-code", "") == config.REPOSITORY
+    assert config.REPOSITORY == "" or re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+", config.REPOSITORY)
+
+
 def test_each_hook_calls_what_is_here_and_installs_nothing(markers):
     repositories = yaml.safe_load(HOOKS.read_text(encoding="utf-8"))["repos"]
     assert [repository["repo"] for repository in repositories] == ["local"]
@@ -191,7 +219,7 @@ def test_each_hook_calls_what_is_here_and_installs_nothing(markers):
 
 
 def test_windows_runs_the_quick_tests_of_the_makefile():
-    steps = yaml.safe_load(WORKFLOWS[0].read_text(encoding="utf-8"))["jobs"]["windows"]["steps"]
+    steps = yaml.safe_load(WORKFLOWS["tests"].read_text(encoding="utf-8"))["jobs"]["windows"]["steps"]
     expressions = [
         given(command, "-m") for step in steps for command in commands(step.get("run", "")) if given(command, "-m")
     ]
@@ -199,18 +227,18 @@ def test_windows_runs_the_quick_tests_of_the_makefile():
 
 
 def test_every_change_is_tested_with_the_oldest_python(project):
-    linux = yaml.safe_load(WORKFLOWS[0].read_text(encoding="utf-8"))["jobs"]["linux"]
+    linux = yaml.safe_load(WORKFLOWS["tests"].read_text(encoding="utf-8"))["jobs"]["linux"]
     versions = [one["python"] for one in linux["strategy"]["matrix"]["include"]]
     assert lowest(Requirement(f"python{project['requires-python']}")) in versions
 
 
 def test_the_weekly_lowest_pytorch_is_the_lowest_that_the_project_allows(project):
     (torch,) = [wanted for wanted in map(Requirement, project["dependencies"]) if wanted.name == "torch"]
-    assert f'"torch=={lowest(torch)}.*"' in WORKFLOWS[1].read_text(encoding="utf-8")
+    assert f'"torch=={lowest(torch)}.*"' in WORKFLOWS["weekly"].read_text(encoding="utf-8")
 
 
 def test_the_weekly_lock_is_made_as_contributors_make_it():
-    relock = yaml.safe_load(WORKFLOWS[1].read_text(encoding="utf-8"))["jobs"]["linux"]["env"]["RELOCK"].strip()
+    relock = yaml.safe_load(WORKFLOWS["weekly"].read_text(encoding="utf-8"))["jobs"]["linux"]["env"]["RELOCK"].strip()
     assert f".venv/bin/{relock}" in " ".join(CONTRIBUTING.replace("\\\n", " ").split())
 
 

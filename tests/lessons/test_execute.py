@@ -62,6 +62,30 @@ def test_a_page_does_not_embed_a_tensorboard_that_has_ended(tmp_path, own_runs):
     assert "<iframe src=http" not in page
 
 
+def test_an_executed_notebook_is_kept_beside_its_page_with_what_it_was_measured_on(tmp_path, own_runs):
+    frame = "<iframe src=http://127.0.0.1:1/></iframe>"
+    path = notebook(tmp_path / "00-a.ipynb", "print(40 + 2)", f"import IPython; IPython.display.HTML({frame!r})")
+    execute.run([path], "drawn images")
+    kept = nbformat.read(own_runs / "html" / "00-a.ipynb", as_version=4)
+    assert [cell.source for cell in kept.cells] == [cell.source for cell in nbformat.read(path, as_version=4).cells]
+    assert kept.cells[0].outputs[0].text == "42\n"
+    assert kept.cells[1].outputs[-1].data["text/html"] == frame  # as it was shown: only the page is without it
+    course = kept.metadata.course
+    assert course.machine == execute.config.describe() and course.processor
+    assert course.preset == "ci" and course.images == "drawn images" and len(course.date) == 10
+    assert not nbformat.read(path, as_version=4).cells[0].outputs
+
+
+def test_the_outputs_that_are_kept_stay_when_a_later_run_fails(tmp_path, own_runs):
+    path = notebook(tmp_path / "00-a.ipynb", "print('good')")
+    execute.run([path])
+    kept = (own_runs / "html" / "00-a.ipynb").read_text()
+    notebook(path, "1 / 0")
+    with pytest.raises(execute.NotebookFailed):
+        execute.run([path])
+    assert (own_runs / "html" / "00-a.ipynb").read_text() == kept
+
+
 def test_a_failing_cell_stops_the_run_and_is_named_and_the_page_shows_it(tmp_path, own_runs):
     bad = notebook(tmp_path / "00-bad.ipynb", "print('before')", "1 / 0", "print('after')")
     never = notebook(tmp_path / "01-never.ipynb", "1")
@@ -113,10 +137,12 @@ def test_the_time_and_the_share_in_which_a_processor_worked_are_kept(tmp_path, o
     def waits_and_computes(path, page):
         clock.sleep(6)
         clock.work(2)
+        return nbformat.v4.new_notebook()
 
     def computes_in_threads(path, page):
         clock.work(3)
         clock.worked += 3
+        return nbformat.v4.new_notebook()
 
     for kind, expected in ((waits_and_computes, (8, 0.25)), (computes_in_threads, (3, 1))):
         monkeypatch.setattr(execute, "execute", kind)

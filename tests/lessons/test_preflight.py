@@ -40,15 +40,15 @@ def test_the_check_names_what_a_reader_needs_to_know(folders):
 
 
 def test_a_missing_package_is_a_problem_and_the_rest_is_looked_at_all_the_same(folders, monkeypatch):
-    installed = preflight._version
-    monkeypatch.setattr(preflight, "_version", lambda name: None if name == "torch" else installed(name))
+    installed = preflight.version
+    monkeypatch.setattr(preflight, "version", lambda name: None if name == "torch" else installed(name))
     assert "torch>=" in row("Packages").problem and "make" in row("Packages").remedy
     assert row("Memory").value
 
 
 def test_a_plugin_that_cannot_be_corrected_is_a_problem(folders, monkeypatch):
-    installed = preflight._version
-    monkeypatch.setattr(preflight, "_version", lambda name: "0.4.4" if "profiler" in name else installed(name))
+    installed = preflight.version
+    monkeypatch.setattr(preflight, "version", lambda name: "0.4.4" if "profiler" in name else installed(name))
     found = row("Packages")
     assert "torch-tb-profiler==0.4.3" in found.problem and "0.4.4 (the course was tested with 0.4.3)" in found.value
 

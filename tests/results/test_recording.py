@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers import __main__, config, figures, simulate, traces, training
+from helpers import __main__, config, simulate, traces, training
 from helpers.results import recording, rungs, scoreboard
 
 ROUNDS = 2  # of the preset ci
@@ -47,12 +47,8 @@ class Counting:
         return "a step"
 
 
-def draw(table, path):
-    figures.ladder(table).save(path)
-
-
 def record(groups, out):
-    return recording.record_reference(groups, out, draw)
+    return recording.record_reference(groups, out, __main__._draw_ladder)
 
 
 def loader(workers=0):
@@ -90,7 +86,7 @@ def test_a_reference_has_a_result_and_a_light_trace_for_every_rung(tmp_path, unh
     assert "| – |" in first and f"{results[1].ratio:.2f}× to 00 rung: " in second
     assert [result.baseline for result in results] == [None, "00 rung"]
     assert "- 01 rung: TensorDataset, in batches of 2, in order, 0 workers; a step\n" in page
-    assert (tmp_path / "out" / "ladder.png").stat().st_size > 1000
+    assert all((tmp_path / "out" / name).stat().st_size > 1000 for name in ("ladder.png", "waiting.png"))
 
 
 def test_a_reference_names_neither_the_machine_nor_its_folders(tmp_path):

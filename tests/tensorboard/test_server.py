@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
@@ -299,3 +300,35 @@ def test_behind_jupyterhub_the_link_goes_through_its_proxy(server, hub, monkeypa
     assert "<title>TensorBoard</title>" in urllib.request.urlopen(hub + page).read().decode()
     runs = urllib.request.urlopen(f"{hub}{page}data/plugin/pytorch_profiler/runs").read().decode()
     assert RUNS[0] in runs
+
+
+def test_a_proxy_that_is_named_is_where_the_link_leads(server, hub, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_PROXY_URL", "/user/ada/proxy/%PORT%")  # without the slash that relative links need
+    page, fragment = server.link.split("#")
+    assert fragment == "pytorch_profiler"
+    assert "<title>TensorBoard</title>" in urllib.request.urlopen(hub + page).read().decode()
+
+
+# ---------------------------------------------------------------------------------------------------------------- Colab
+
+
+@pytest.fixture
+def colab(monkeypatch):
+    """A stand-in for Colab's module, which exists nowhere else: it records what it is asked to show."""
+    shown = []
+    output = types.ModuleType("google.colab.output")
+    output.serve_kernel_port_as_iframe = lambda port, path="/", **options: shown.append((port, path, options))
+    package = types.ModuleType("google.colab")
+    package.output = output
+    monkeypatch.setitem(sys.modules, "google.colab", package)
+    monkeypatch.setitem(sys.modules, "google.colab.output", output)
+    return shown
+
+
+def test_in_colab_its_own_function_shows_the_tab_and_no_address_is_named(logdir, colab, capsys):
+    tensorboard.show(logdir, height=500)
+    url = tensorboard._shown.url
+    tensorboard.stop()
+    assert colab == [(urlsplit(url).port, "/#pytorch_profiler", {"height": "500"})]
+    printed = capsys.readouterr().out
+    assert "in the frame below, through Colab's proxy" in printed and "http" not in printed

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 from support import cuda_trace, recordings
+from support.another_host import shown_elsewhere
 from support.notebooks import NOTEBOOKS
 
 from helpers import tensorboard
@@ -368,6 +369,29 @@ def test_the_trace_view_works_through_the_hubs_proxy(chromium, server, hub, monk
     assert len(tab.steps_in_trace()) == 4
     assert (tab.errors, tab.asked) == ([], [])
     tab.page.context.close()
+
+
+@pytest.mark.slow
+def test_the_views_work_in_a_frame_at_another_address_as_colab_shows_them(chromium, server, tmp_path):
+    """The page around is of another site. Where a browser blocks those, as in private windows, no TensorBoard works."""
+    (tmp_path / "Default").mkdir()
+    (tmp_path / "Default" / "Preferences").write_text('{"profile": {"cookie_controls_mode": 0}}')  # does not block
+    context = chromium.browser_type.launch_persistent_context(
+        tmp_path, executable_path=BROWSER, args=["--no-sandbox"], viewport={"width": 1400, "height": 1000}
+    )
+    context.set_default_timeout(PATIENCE)
+    tab = Tab(context.new_page())
+    with shown_elsewhere(urlsplit(server.url).port, "/#pytorch_profiler") as (around, host):
+        tab.page.route(around, lambda route: route.continue_())
+        tab.page.goto(around)
+        tab.page.frame_locator("iframe").frame_locator("iframe").get_by_text("Average Step Time").wait_for()
+        tab.show("stacks", "Operator")
+        tab.drawn.first.locator("path").first.wait_for(state="attached")
+        tab.show("stacks", "Trace")
+        tab.frame.frame_locator("main iframe").frame_locator("iframe").locator("canvas").first.wait_for()
+        assert {urlsplit(frame.url).netloc for frame in tab.page.frames[1:]} == {host}
+        assert (tab.errors, tab.asked) == ([], [])
+        context.close()
 
 
 # ------------------------------------------------------------------------------- the guided tour, as notebook 01 has it

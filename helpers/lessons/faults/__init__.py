@@ -9,6 +9,6 @@ fast. They are not imported here: `child`, which each process of a script needs,
 """
 
 from helpers.lessons.faults.catalogue import FAULTS, Fault, draw, text
-from helpers.lessons.faults.writing import NotAFile, keep, write
+from helpers.lessons.faults.writing import NotAFile, keep, write, write_for_groups
 
-__all__ = ["FAULTS", "Fault", "NotAFile", "draw", "keep", "text", "write"]
+__all__ = ["FAULTS", "Fault", "NotAFile", "draw", "keep", "text", "write", "write_for_groups"]

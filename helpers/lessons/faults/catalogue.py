@@ -17,6 +17,10 @@ EPOCH_STEPS = 8
 DRAWN = {"loading": 3, "loop": 2, "GPU": 1}
 
 
+class WrongGroups(ValueError):
+    """A class cannot have so many groups."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """Something that costs time and changes nothing else.
@@ -302,6 +306,30 @@ def draw(seed: int) -> tuple[Fault, ...]:
             if wanted and all(fault.fits_beside(other) for other in drawn):
                 drawn.append(fault)
     return tuple(sorted(drawn, key=FAULTS.index))
+
+
+def seeds_of_groups(groups: int, seed: int) -> list[int]:
+    """Return a seed for each group of a class, so that no two groups have the same six faults.
+
+    Parameters
+    ----------
+    groups : int
+        1 to 99, which is fewer than there are sets of six that fit beside each other (1,560).
+    seed : int
+        Of the class. The groups' are 100 times it and a number, which is their own but where faults would repeat.
+
+    Raises
+    ------
+    WrongGroups
+        If there are fewer groups or more.
+    """
+    if not 1 <= groups <= 99:
+        raise WrongGroups(f"Expected 1 to 99 groups, found {groups}: name another number after --groups.")
+    seeds, each = {}, 100 * seed
+    while len(seeds) < groups:
+        each += 1
+        seeds.setdefault(draw(each), each)
+    return list(seeds.values())
 
 
 def text(faults: Sequence[Fault], images: Path) -> str:

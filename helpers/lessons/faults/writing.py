@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers import staging
-from helpers.lessons.faults.catalogue import Fault, text
+from helpers.lessons.faults.catalogue import Fault, draw, seeds_of_groups, text
 
 
 class NotAFile(IsADirectoryError):
@@ -41,6 +41,39 @@ def write(path: Path, faults: Sequence[Fault], images: Path) -> Path:
     staging.write(path, script)
     print(f"Wrote {path}.")
     return path
+
+
+def write_for_groups(folder: Path, groups: int, seed: int, images: Path) -> dict[Path, int]:
+    """Write a script for each group of a class, with other faults each; print which.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is not there. A script is named after its group and its seed, such as ``train-group-1-seed-701.py``.
+    groups, seed : int
+        As for `catalogue.seeds_of_groups`.
+    images : Path
+        As for `write`.
+
+    Returns
+    -------
+    dict of Path to int
+        The seed of each script.
+
+    Raises
+    ------
+    staging.TargetExists
+        If `folder` is a file.
+    catalogue.WrongGroups
+        If there are fewer groups or more.
+    """
+    seeds, folder = seeds_of_groups(groups, seed), Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise staging.TargetExists(
+            f"Expected the name of a folder for {groups} scripts, and found the file {folder.resolve()}."
+        )
+    scripts = {f"train-group-{number}-seed-{each}.py": each for number, each in enumerate(seeds, 1)}
+    return {write(folder / name, draw(each), images): each for name, each in scripts.items()}
 
 
 def keep(path: Path, name: str) -> dict[str, Path]:

@@ -1,0 +1,225 @@
+"""Figures for a teacher's slides, drawn from what ships with the course, from simulations, and from one's own runs.
+
+Nothing is measured for them. ``python -m helpers slides --out DIR`` writes them.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont
+from PIL import Image, ImageDraw, ImageFont
+
+from helpers import config, simulate, staging, traces
+from helpers.figures.drawing import BLACK, BLUE, COLOURS, NEUTRAL, Picture, tidy, write_source
+from helpers.figures.ladders import ladder
+from helpers.figures.networks import memory_formats, number_formats
+from helpers.figures.profiles import breakdown, utilization_and_efficiency
+from helpers.figures.ranks import communication, scaling
+from helpers.figures.timings import run_ahead, time_lines
+from helpers.results import scoreboard, tour
+from helpers.traces import files
+from helpers.wording import counted
+
+WIDTH, HEIGHT, TITLE = 1920, 1080, 84  # pixels
+SMALLEST = 8.5  # inches of width: then letters of 8 to 10 points are 25 to 31 pixels high
+PAGE = "README.md"
+Slide = tuple[str, str, Picture]  # its title, what to say, and the figure
+
+# Recorded traces to show beside each other, and what to say
+PAIRS = {
+    (
+        "01 naive PNG files",
+        "03 more workers",
+    ): "Which part of a step did more workers make shorter, and which not? Why?",
+    ("04 normalize on the device", "06 packed in one file"): "One file of pixels instead of many small files. What is "
+    "left of the waiting, and what would help now?",
+    (
+        "05 photos as they are",
+        "05 photos resized ahead",
+    ): "Photos: resized once instead of in each epoch. What was paid for it (disk, and the choice of sizes)?",
+    ("08 ResNet-50", "10 mixed precision"): "A real network. Does anything wait for data? What is there to gain?",
+}
+
+
+def write(folder: str | Path) -> str:
+    """Draw all slides, and a page with their alternative texts and what to say; return a line that says so.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Made if it is not there. What else lies in it stays.
+
+    Raises
+    ------
+    staging.TargetExists
+        If there is a file of that name.
+    """
+    folder = Path(folder).resolve()
+    if folder.exists() and not folder.is_dir():
+        raise staging.TargetExists(f"Expected the name of a folder for the slides, and found the file {folder}.")
+    text = ["# Slides", "", "Each figure names what it was recorded on; what is simulated says so."]
+    for number, (title, say, picture) in enumerate(_slides(), 1):
+        name = f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.png"
+        _save(picture, title, folder / name)
+        text += [
+            "",
+            f"## {number} {title}",
+            "",
+            say,
+            "",
+            f"![{picture.alt.replace('[', '(').replace(']', ')')}]({name})",
+        ]
+    staging.write(folder / PAGE, "\n".join(text) + "\n")
+    return f"{counted(number, 'slide')} are in {folder}; what to say to each stands in {PAGE} there."
+
+
+def _save(picture: Picture, title: str, path: Path) -> None:
+    """Write a figure below its title: drawn into the figure, that would lie on a legend above the panels."""
+    figure, height = picture.figure, HEIGHT - TITLE
+    width = max(SMALLEST, figure.get_figwidth(), figure.get_figheight() * WIDTH / height)
+    figure.set_size_inches(width, width * height / WIDTH)
+    slide = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    slide.paste(Image.open(io.BytesIO(picture.png(WIDTH / width))), (0, TITLE))
+    font = ImageFont.truetype(findfont("DejaVu Sans:bold"), TITLE // 2)
+    ImageDraw.Draw(slide).text((WIDTH / 2, TITLE / 2), title, "black", font, anchor="mm")
+    buffer = io.BytesIO()
+    slide.save(buffer, "png")
+    staging.write(path, buffer.getvalue())
+
+
+def _slides() -> Iterator[Slide]:
+    boards = sorted(scoreboard.REFERENCE.glob("*/scoreboard.jsonl"))
+    for board in boards:
+        yield from _ladders(f"recorded on {board.parent.name}", scoreboard.ladder(board))
+    own = scoreboard.ladder()
+    if len(own):
+        yield from _ladders("measured on this machine", own)
+    for board in boards:
+        yield from _pairs(board)
+    machine = dict(re.findall(r"^\| (\w+) \| (.*) \|$", (tour.FOLDER / tour.PAGE).read_text(encoding="utf-8"), re.M))
+    recorded = f"recorded on {machine['device']}, {machine['processor']}, {machine['cores']} cores"
+    said = "Three training steps, then three evaluation steps without a backward pass. Ask: which is which?"
+    yield "Six steps of the guided tour", said, breakdown({"tour": traces.breakdown(tour.FOLDER)}, recorded)
+    said = "What a step consists of, as the view Trace shows it. The metric is slow on purpose: one .item() a cell."
+    yield "One training step, one evaluation step", said, _regions(tour.FOLDER / tour.TRACE, recorded)
+    yield from _concepts()
+    yield from _simulated()
+    troubled = {name: config.runs_dir() / "13-scale-out" / name for name in ("even", "straggler", "buffers")}
+    troubled = {name: traces.communication(path) for name, path in troubled.items() if path.is_dir()}
+    if troubled:
+        said = "Your own run of 13. Which rank is late with a straggler? The one that does not wait."
+        yield "Who waits for whom", said, communication(troubled, "sleeping layers, simulated network, this machine")
+
+
+def _ladders(where: str, table: pd.DataFrame) -> Iterator[Slide]:
+    """Give a slide for each panel of a ladder: rungs that are compared with each other."""
+    for _, part in table.groupby(table["ratio"].isna().cumsum()):
+        if len(part) > 1:
+            rungs = " to ".join(dict.fromkeys(name[:2] for name in part["rung"].iloc[[0, -1]]))
+            said = "Let the class guess the next bar before you show it. Which ratio did they expect, and why?"
+            yield f"The ladder, {rungs}, {where}", said, ladder(part)
+
+
+def _pairs(board: Path) -> Iterator[Slide]:
+    results = {result.rung: result for result in scoreboard.read(board)}
+    for pair, said in PAIRS.items():
+        folders = {rung: board.parent / scoreboard.trace_folder(rung) for rung in pair if rung in results}
+        if len(folders) == len(pair) and all(path.is_dir() for path in folders.values()):
+            result = results[pair[0]]
+            source = f"recorded on {board.parent.name}: {result.device}, {result.step}, {result.data}"
+            tables = {rung: traces.breakdown(path) for rung, path in folders.items()}
+            yield f"Where a step's time goes: {pair[1]}", said, breakdown(tables, source)
+
+
+def _concepts() -> Iterator[Slide]:
+    said = "Kernels run for 80% of these 10 ms. Is the GPU used well? Most of the time nine tenths of it have no work."
+    example = utilization_and_efficiency([(0.0, 6.0, 0.1), (7.0, 9.0, 1.0)])
+    write_source(example.figure, "an example, not measured")
+    yield "Utilization is not efficiency", said, example
+    image = torch.zeros(1, 3, 2, 4)
+    formats = {"contiguous, NCHW": image, "channels_last, NHWC": image.contiguous(memory_format=torch.channels_last)}
+    said = (
+        "The same image, twice. Where are the three numbers of the first pixel? Which does a convolution read at once?"
+    )
+    yield "Memory formats", said, memory_formats(formats)
+    said = "Which bits does bfloat16 give up, and which float16? Which of the two needs a loss scale?"
+    yield "Number formats", said, number_formats()
+
+
+def _simulated() -> Iterator[Slide]:
+    """Give the time lines of notebooks 08 and 11, and a prediction for 13: all of it calculated."""
+
+    def run(steps: int = 100, **dials) -> simulate.SimulatedRun:
+        return simulate.SimulatedDevice(**({"kernels": 8, "launch_us": 10} | dials)).run(steps)
+
+    said = "Above, kernels twice as fast would gain nothing. Below, the host is ahead: nobody waits but who asks."
+    yield (
+        "Launch-bound and compute-bound",
+        said,
+        time_lines({"launch-bound": run(kernel_us=4), "compute-bound": run(kernel_us=20)}),
+    )
+    asking = {
+        name: run(kernel_us=15, loading_us=40, asks=asks) for name, asks in (("never asks", False), ("asks", True))
+    }
+    said = "One print(loss) a step. What does it cost, and where would it cost nothing?"
+    yield "The host asks for the loss", said, time_lines(asking)
+    ahead = {"never asks": run(20, kernel_us=20).ends, "asks for the loss": run(20, kernel_us=20, asks=True).ends}
+    said = "How far the host is ahead of the device. A stopwatch without synchronize() measures the host only."
+    yield "The host runs ahead", said, run_ahead(ahead, "simulated host and device")
+    copies = {
+        f"{number} stream{'s' * (number > 1)}": run(kernel_us=20, copy_us=100, streams=number) for number in (1, 2)
+    }
+    said = "The copy of the next batch beside this step's kernels. It gains at most the shorter of the two."
+    yield "Copies on a stream of their own", said, time_lines(copies, steps=3)
+    graph = {"launched one by one": run(kernels=16, kernel_us=3), "one graph": run(kernels=16, kernel_us=3, graph=True)}
+    said = "Sixteen launches, or one. The kernels are the same."
+    yield "A CUDA graph", said, time_lines(graph, steps=2)
+    network, rows = simulate.SlowNetwork(mb_per_s=625, latency_ms=0.02), []
+    for ranks in (1, 2, 4, 8, 16, 32, 64):
+        exchange = 1e3 * network.seconds(100e6, ranks)
+        for kind, step in (("after backward", 300 + exchange), ("beside backward", 100 + max(200, exchange))):
+            rows.append({"kind": kind, "ranks": ranks, "images/s": None, "predicted": 32e3 * ranks / step})
+    table = pd.DataFrame(rows).astype({"images/s": float})
+    said = "Change one dial: what happens with a tenth of the bandwidth? What does no plan on paper know?"
+    source = f"calculated, nothing ran: 100 ms forward, 200 ms backward, 32 images a rank, 100 MB, {network}"
+    yield "What more ranks could bring", said, scaling(table, source)
+
+
+def _regions(path: Path, source: str) -> Picture:
+    """Draw the named regions of the tour's first training step and of its first evaluation step."""
+    events = [each for each in files.document(path)["traceEvents"] if each.get("cat") == "user_annotation"]
+    steps = [each for each in events if each["name"].startswith("ProfilerStep#")]
+    figure = Figure(figsize=(8.5, 4.2), layout="constrained")
+    words = []
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, title, step in zip(panels, ("training", "evaluation"), (steps[0], steps[tour.TRAINING]), strict=True):
+        ends, shown = [], []
+        for event in sorted(events, key=lambda each: (each["ts"], -each["dur"])):
+            start, length = (event["ts"] - step["ts"]) / 1e3, event["dur"] / 1e3
+            if not 0 <= start < step["dur"] / 1e3:
+                continue
+            ends = [end for end in ends if end > start]  # of the regions around it
+            name = re.sub(r"Optimizer\.(\w+)#.*", r"optimizer.\1", event["name"])
+            name = "DataLoader" if "DataLoader" in name else name.partition("#")[0]
+            colour = COLOURS.get(name.partition(".")[0], NEUTRAL)
+            place, narrow = 1.5 * len(ends), length < 1e-5 * len(name) * steps[0]["dur"]
+            axes.barh(place, length, 0.8, start, color=colour, edgecolor=BLACK, linewidth=0.5)
+            shown.append(f"{name} {length:.1f} ms")
+            axes.text(
+                start + (0 if narrow else length / 2), place + (0.7 if narrow else 0), name, fontsize=9,
+                ha="left" if narrow else "center", va="center", color="white" if colour == BLUE else BLACK,
+            )  # fmt: skip
+            ends.append(start + length)
+        axes.set(title=f"{title} step", yticks=[], ylim=(4, -0.6))
+        tidy(axes, "x")
+        words.append(f"{title}: {', '.join(shown)}")
+    panels[-1].set_xlabel("time in ms; what lies below a bar is a part of it")
+    write_source(figure, source)
+    return Picture(figure, f"Named regions over time, nested. {'; '.join(words)}. {source}.")

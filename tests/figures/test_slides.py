@@ -1,0 +1,99 @@
+"""Slides: of the size of a screen, each with its source, words for it, and what to say."""
+
+import re
+
+import pytest
+from PIL import Image
+
+from helpers import simulate
+from helpers.__main__ import main
+from helpers.figures import slides
+from helpers.results import scoreboard
+
+pytestmark = pytest.mark.processes  # a dozen and more figures take seconds
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """The figures by their titles, of a reader without runs of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COURSE_RUNS", str(tmp_path_factory.mktemp("runs")))
+        return {title: picture.figure for title, _, picture in slides._slides()}
+
+
+def sections(folder):
+    """Return of each slide its title, what to say, the words for it, and its file."""
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"## \d+ (.*)\n\n(.*)\n\n!\[(.*)\]\((.*)\)\n", page)
+
+
+def test_each_slide_has_the_size_of_a_screen_and_words_and_something_to_say(runs, tmp_path, capsys):
+    (tmp_path / "slides").mkdir()
+    (tmp_path / "slides" / "my-own.pptx").write_text("mine")
+    assert main(["slides", "--out", str(tmp_path / "slides")]) == 0
+    found = sections(tmp_path / "slides")
+    files = {path.name for path in (tmp_path / "slides").glob("*.png")}
+    assert {file for *_, file in found} == files and len(files) == len(found) > 10
+    assert f"{len(files)} slides are in " in capsys.readouterr().out
+    assert (tmp_path / "slides" / "my-own.pptx").read_text() == "mine"
+    for title, said, words, file in found:
+        assert title and said.endswith(("?", ".")) and words.endswith(".")
+        picture = Image.open(tmp_path / "slides" / file)
+        assert picture.size == (1920, 1080)
+        assert len(picture.convert("L").crop((0, 0, 1920, slides.TITLE)).getcolors()) > 1, "no title"
+    assert any(title.startswith("The ladder") and title.endswith("recorded on cpu-2-cores") for title, *_ in found)
+    assert not any("this machine" in title for title, *_ in found)
+
+
+def test_what_is_recorded_or_simulated_is_named_in_the_figure(drawn):
+    for title, figure in drawn.items():
+        text = figure.get_supxlabel() + " ".join(axes.get_xlabel() for axes in figure.axes)
+        if title not in ("Memory formats", "Number formats"):  # neither is a measurement
+            assert re.search("recorded on|preset|simulated|calculated|not measured", text), title
+
+
+def test_ones_own_ladder_is_among_them_once_there_is_one(runs):
+    board = scoreboard.REFERENCE / "cpu-2-cores" / "scoreboard.jsonl"
+    (runs / "scoreboard.jsonl").write_bytes(board.read_bytes())
+    titles = [title for title, *_ in slides._ladders("measured on this machine", scoreboard.ladder())]
+    assert "The ladder, 08 to 11, measured on this machine" in titles
+    # a rung that nothing is compared with needs no slide
+    (runs / "scoreboard.jsonl").write_text(board.read_text().splitlines()[0] + "\n")
+    assert list(slides._ladders("measured on this machine", scoreboard.ladder())) == []
+
+
+def test_the_regions_of_a_step_are_nested_as_the_code_is(drawn):
+    training, evaluation = drawn["One training step, one evaluation step"].axes
+    rows = [[round(bar.get_y() + 0.4, 1) for bar in axes.patches] for axes in (training, evaluation)]
+    assert rows == [[0, 1.5, 1.5, 3, 3, 3, 3, 3], [0, 1.5, 1.5, 3, 3]]
+    names = [text.get_text() for text in training.texts]
+    assert names[1:] == [
+        "DataLoader",
+        "training",
+        "optimizer.zero_grad",
+        "forward",
+        "backward",
+        "optimizer.step",
+        "metric",
+    ]
+
+
+def test_the_prediction_for_more_ranks_is_that_of_the_simulated_network(drawn):
+    after, beside = (line.get_ydata() for line in drawn["What more ranks could bring"].axes[0].lines[:2])
+    exchange = 1e3 * simulate.SlowNetwork(mb_per_s=625, latency_ms=0.02).seconds(100e6, 8)
+    assert after[3] == pytest.approx(8 * 32e3 / (300 + exchange))
+    assert beside[3] == pytest.approx(8 * 32e3 / (100 + max(200, exchange)))
+
+
+def test_a_file_in_place_of_the_folder_stays(runs, tmp_path, capsys):
+    (tmp_path / "slides").write_text("mine")
+    assert main(["slides", "--out", str(tmp_path / "slides")]) == 1
+    assert "TargetExists: Expected the name of a folder" in capsys.readouterr().err
+    assert (tmp_path / "slides").read_text() == "mine"

@@ -1,0 +1,215 @@
+"""The page of a class: who is how far, what each change gained for whom, and that nothing is lost on bad input."""
+
+import html
+import json
+import os
+import re
+import shutil
+
+import pytest
+from PIL import Image
+
+from helpers import figures, timing
+from helpers.__main__ import main
+from helpers.lessons import class_page
+from helpers.results import scoreboard
+
+REAL = scoreboard.REFERENCE / "cpu-2-cores" / "scoreboard.jsonl"
+
+
+@pytest.fixture
+def add(tmp_path, monkeypatch):
+    """Add a result to a reader's scoreboard, as the notebooks do; the rounds' throughputs are given."""
+
+    def runs(rates):
+        return tuple(timing.Timing(100, 100 / rate, (0.0,), (100 / rate,)) for rate in rates)
+
+    def add(reader, rung, *rates, before=None):
+        monkeypatch.setenv("COURSE_RUNS", str(tmp_path / "class" / reader))
+        comparison = timing.Comparison({"before": runs(before or rates), "now": runs(rates)})
+        baseline = "before" if before else None
+        return scoreboard.add(rung, comparison, "now", baseline=baseline, loader=[], step=print, data="CIFAR-10")
+
+    return add
+
+
+@pytest.fixture
+def write(tmp_path, capsys):
+    """Write the page of the class; return its text, the exit status, and what was reported as left out."""
+
+    def write(*options):
+        status = main(["class", str(tmp_path / "class"), "--out", str(tmp_path / "page.html"), *options])
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        return page, status, capsys.readouterr().err
+
+    return write
+
+
+@pytest.fixture
+def browser():
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        message = "no Chromium: `apt install chromium` (Debian), `snap install chromium` (Ubuntu), or Google Chrome"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def rows(page, heading):
+    """Return the rows below a heading, as lists of their cells' texts."""
+    part = page.split(f"<h2>{heading}</h2>")[1].split("<h2>")[0]
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in re.findall(r"<tr>(.*?)</tr>", part, re.S)]
+    return [[html.unescape(re.sub("<[^>]+>", "", cell)).strip() for cell in row] for row in cells]
+
+
+def test_each_reader_is_as_far_as_there_are_rungs_in_the_scoreboard(add, write):
+    add("Ada", "01 naive", 100, 110)
+    add("Ada", "03 workers", 200, 210, before=[100, 110])
+    add("Ada", "03 workers", 300, 310, before=[100, 110])  # the second time counts
+    add("Đặng/runs", "01 naive", 90, 95)
+    page, status, _ = write()
+    assert status == 0
+    assert [row[:2] for row in rows(page, "Who is how far")[1:]] == [["Ada", "2 of 2"], ["Đặng", "1 of 2"]]
+    assert rows(page, "Images per second")[1:] == [["01 naive", "105", "92"], ["03 workers", "305", "–"]]
+
+
+def test_outcomes_are_counted_by_rung_and_baseline(add, write):
+    add("a", "04 bytes", 200, 201, before=[100, 101])
+    add("b", "04 bytes", 50, 50, before=[100, 101])
+    add("c", "04 bytes", 100, 100, before=[100, 100])
+    add("d", "04 bytes", 100, 400, before=[200, 100])
+    page, *_ = write()
+    header, row = rows(page, "What each change gained")
+    assert header[1:6] == ["readers", "faster", "slower", "equal", "too noisy to say"]
+    assert row[:6] == ["04 bytes to “before”", "4", "1", "1", "1", "1"]
+    assert row[6:] == ["1.21×", "0.50×", "2.00×"]  # (√2 + 1) / 2 is the median
+
+
+def test_what_readers_disagree_on_is_a_question_and_what_they_agree_on_is_none(add, write):
+    for reader, rate in (("Ada", 200), ("Boris", 50)):
+        add(reader, "09 channels_last", rate, rate, before=[100, 101])
+        add(reader, "04 bytes", 200, 200, before=[100, 101])
+    page, *_ = write()
+    questions = re.findall("<li>(.*)</li>", page)
+    assert len(questions) == 1
+    assert re.match(r"09 channels_last to “before”: faster for Ada \(.*\); slower for Boris \(.*\). What", questions[0])
+
+
+@pytest.mark.parametrize(
+    ("ratios", "question"),
+    [((2, 9), "What limits each of them"), ((0.5, 0.5), "slower for all 2"), ((2, 2.1), None)],
+)
+def test_questions_are_asked_by_ratio(add, write, ratios, question):
+    for number, ratio in enumerate(ratios):
+        add(f"reader {number}", "06 packed", 100 * ratio, 101 * ratio, before=[100, 100])
+    page, *_ = write()
+    found = re.findall("<li>(.*)</li>", page)
+    assert [bool(re.search(question or "", each)) for each in found] == [True] * (question is not None)
+
+
+def test_a_damaged_line_is_named_with_what_was_found_and_the_rest_is_shown(add, write, tmp_path):
+    add("Ada", "01 naive", 100, 110)
+    board = tmp_path / "class" / "Ada" / "scoreboard.jsonl"
+    good = json.loads(board.read_text())
+    bad = ["", "not json", "[1]", '{"rung": "01"}', json.dumps(good | {"images_per_second": "fast"})]
+    bad += [json.dumps(good | {"images_per_second": float("nan")}), json.dumps(good | {"ratio": 2.0})]
+    board.write_text("\n".join([*bad, json.dumps(good | {"rung": "03 workers"})]) + "\n")
+    (tmp_path / "class" / "Boris").mkdir()
+    (tmp_path / "class" / "Boris" / "scoreboard.jsonl").write_bytes(b"\xff\xfePK\x03")
+    (tmp_path / "class" / "Chloe" / "scoreboard.jsonl").mkdir(parents=True)
+    add("Emre", "01 naive", 100, 110)
+    page, status, err = write()
+    assert status == 1
+    assert [row[:2] for row in rows(page, "Who is how far")[1:]] == [
+        ["Ada", "1 of 2"], ["Boris", "0 of 2"], ["Chloe", "0 of 2"], ["Emre", "1 of 2"],
+    ]  # fmt: skip
+    for number in range(1, 8):
+        assert f"{board}, line {number}: expected a result" in err and f"Ada, scoreboard.jsonl, line {number}: " in page
+    assert "line 8" not in page
+    assert "'not json'" in err and "images_per_second is 'fast'" in err and "images_per_second is nan" in err
+    assert err.count("expected a scoreboard, found a file that cannot be read") == 2
+
+
+def test_without_names_none_is_anywhere_on_the_page(add, write, tmp_path):
+    for name in ("Ada", "Boris"):
+        add(f"{name}/runs", "01 naive", 100, 110)
+        add(f"{name}/runs", "03 workers", 200 if name == "Ada" else 50, 200, before=[100, 110])
+    with open(tmp_path / "class" / "Ada" / "runs" / "scoreboard.jsonl", "a") as board:
+        board.write("Ada was here\n")
+    page, _, err = write("--anonymous")
+    assert "Ada" not in page and "Boris" not in page and "Ada" in err
+    assert sorted(row[0] for row in rows(page, "Who is how far")[1:]) == ["reader 1", "reader 2"]
+    assert re.search(r"reader \d: 1 line without a result", page)
+
+
+def test_names_and_results_are_shown_as_they_are_and_are_no_markup(add, write):
+    add('<i>Ada & "Co"', "01 <script>alert(1)</script>", 100, 110)
+    add('<i>Ada & "Co"', "03 $\\frac{$", 200, 200, before=[100, 110])
+    page, *_ = write()
+    assert "<script" not in page and "<i>" not in page
+    assert rows(page, "Who is how far")[1][0] == '<i>Ada & "Co"'
+
+
+def test_two_scoreboards_of_a_reader_are_two_readers(add, write):
+    for folder in ("Ada/laptop", "Ada/server", "Boris/a/b"):
+        add(folder, "01 naive", 100, 110)
+    page, *_ = write()
+    assert [row[0] for row in rows(page, "Who is how far")[1:]] == ["Ada/laptop", "Ada/server", "Boris"]
+
+
+@pytest.mark.parametrize("found", ["no such folder", "a folder without any"])
+def test_a_folder_without_scoreboards_is_refused(tmp_path, found, capsys):
+    if "without" in found:
+        (tmp_path / "class").mkdir()
+    assert main(["class", str(tmp_path / "class"), "--out", str(tmp_path / "page.html")]) == 1
+    assert re.fullmatch(rf"NoScoreboards: .*scoreboard.jsonl in it, and found {found}.*\n", capsys.readouterr().err)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_real_scoreboard_is_shown_with_its_ratios_and_asks_for_nothing_else(tmp_path, write):
+    for reader in ("Ada", "Boris"):
+        (tmp_path / "class" / reader).mkdir(parents=True)
+        (tmp_path / "class" / reader / "scoreboard.jsonl").write_bytes(REAL.read_bytes())
+    page, status, _ = write()
+    results = scoreboard.read(REAL)
+    assert status == 0 and all(
+        row[1] == f"{len(results)} of {len(results)}" for row in rows(page, "Who is how far")[1:]
+    )
+    counts = {row[0]: row for row in rows(page, "What each change gained")[1:]}
+    for result in results:
+        if result.ratio:
+            assert counts[f"{result.rung} to {result.baseline}"][-3:] == [f"{result.ratio:.2f}×"] * 3
+    assert not re.search(r"""(src|href)=["'](?!data:)|url\(|@import|<script|<link""", page)
+    (alt,) = re.findall('<img alt="(.*?)"', page)
+    assert alt.startswith("Marks of the ratio to the baseline, one a reader")
+
+
+def test_a_class_without_any_ratio_has_no_figure(add, write):
+    add("Ada", "01 naive", 100, 110)
+    page, *_ = write()
+    assert "<img" not in page and "No result with a ratio yet" in page
+
+
+@pytest.mark.browser
+@pytest.mark.processes
+def test_the_page_fits_a_phone_and_has_light_and_dark(tmp_path, add, browser):
+    for number in range(12):
+        for rung in ("03 more workers", "06 packed in one file", "10 mixed precision"):
+            add(f"reader with a long name {number}", rung, 100 + number, 110, before=[100, 100])
+    class_page.write(tmp_path / "class", tmp_path / "page.html", figures.ratios)
+    colours = {}
+    for scheme, width in (("light", 390), ("dark", 390), ("light", 1280)):
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        asked = []
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        page.goto((tmp_path / "page.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert [url for url in asked if not url.startswith("data:")] == [(tmp_path / "page.html").as_uri()]
+        page.screenshot(path=tmp_path / "page.png")
+        colours[scheme] = Image.open(tmp_path / "page.png").convert("L").getpixel((2, 2))
+        page.close()
+    assert colours["light"] > 200 and colours["dark"] < 60

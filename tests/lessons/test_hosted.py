@@ -1,0 +1,210 @@
+"""Copies of the notebooks for Colab: their first cell, run by a real Git and a real pip, offline."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from packaging.requirements import Requirement
+from support.notebooks import NOTEBOOKS
+
+from helpers import __main__ as shell
+from helpers import config
+from helpers.lessons import hosted, preflight
+
+ADDRESS = "https://github.com/somebody/course"
+COLAB = Path(__file__).parent.parent / "support" / "colab-2026-08.txt"
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    return hosted.write_copies(tmp_path_factory.mktemp("copies"), ADDRESS)
+
+
+# --------------------------------------------------------------------------------------------------------- the copies
+
+
+def test_each_notebook_has_a_copy_that_differs_by_its_first_cell_only(copies):
+    assert [copy.name for copy in copies] == [path.name for path in NOTEBOOKS]
+    for copy, path in zip(copies, NOTEBOOKS, strict=True):
+        made, notebook = (nbformat.read(each, as_version=4) for each in (copy, path))
+        first = made.cells.pop(0)
+        assert made == notebook
+        assert (first.id, first.cell_type, first.outputs) == (hosted.CELL_ID, "code", [])
+        nbformat.validate(nbformat.read(copy, as_version=4))
+
+
+def test_the_first_cell_is_short_and_names_the_address_and_the_release(copies):
+    cell = nbformat.read(copies[0], as_version=4).cells[0].source
+    compile(cell, "cell", "exec")
+    assert len(cell.splitlines()) <= 15 and max(map(len, cell.splitlines())) <= 120
+    version = tomllib.loads((config.PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert f'"--branch=v{version}"' in cell and f'"{ADDRESS}"' in cell
+
+
+def test_no_notebook_of_the_project_has_that_cell():
+    assert [path.name for path in NOTEBOOKS if hosted.CELL_ID in path.read_text(encoding="utf-8")] == []
+
+
+def test_without_an_address_there_are_no_copies_and_the_shell_says_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(config, "REPOSITORY", "")
+    assert shell.main(["colab", "--out", str(tmp_path)]) == 1
+    assert "REPOSITORY in helpers/config.py is empty" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_shell_writes_copies_that_clone_from_the_one_address(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(config, "REPOSITORY", ADDRESS)
+    assert shell.main(["colab", "--out", str(tmp_path)]) == 0
+    assert f"{len(NOTEBOOKS)} notebooks that get the course of {hosted.release()}" in capsys.readouterr().out
+    assert all(ADDRESS in path.read_text(encoding="utf-8") for path in tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------ the first cell, executed
+
+
+def wheel(folder, name, version, requires=""):
+    """A package of nothing but its name, as a file that pip installs."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}/__init__.py": f"version = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    sums = {path: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()) for path, text in files.items()}
+    lines = [f"{path},sha256={sums[path].decode().rstrip('=')},{len(text)}" for path, text in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,"]) + "\n"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return zipfile.ZipFile(archive.filename)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A machine that somebody else has set up: all packages of this environment, and ``there`` 1.0; 2.0 is offered."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "environment"], check=True)
+    python = tmp_path / "environment" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    site = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
+    ).stdout.strip()
+    Path(site, "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    wheel(packages, "there", "1.0").extractall(site)
+    wheel(packages, "there", "2.0")
+    own = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(packages), "HOME": str(tmp_path), "USERPROFILE": str(tmp_path)}
+    return python, packages, os.environ | own
+
+
+@pytest.fixture
+def published(tmp_path):
+    """Publishes a course that needs some packages more, and returns the cell that gets it."""
+
+    def publish(*needed):
+        origin = tmp_path / "published"
+        shutil.copytree(config.PROJECT / "helpers", origin / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
+        (origin / "notebooks").mkdir()
+        (origin / "notebooks" / "one.ipynb").touch()
+        text = (config.PROJECT / "pyproject.toml").read_text(encoding="utf-8")
+        more = "".join(f'    "{each}",\n' for each in needed)
+        (origin / "pyproject.toml").write_text(text.replace("dependencies = [\n", f"dependencies = [\n{more}", 1))
+        git = ["git", "-C", origin, "-c", "user.name=a", "-c", "user.email=a@b.c"]
+        for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"], ["tag", hosted.release()]):
+            subprocess.run([*git, *command], check=True)
+        copy = hosted.write_copies(tmp_path / "copies", origin.as_uri())[0]
+        return nbformat.read(copy, as_version=4).cells[0].source
+
+    return publish
+
+
+SHOWN = """
+import importlib.metadata, json
+print(json.dumps({each: importlib.metadata.version(each) for each in ("there", "numpy", "torch")}))
+print(os.getcwd())
+subprocess.run([sys.executable, "-c", "import helpers; print(helpers.__file__)"], cwd="/", check=True)
+"""
+
+
+def run(machine, cell):
+    python, _, environment = machine
+    return subprocess.run([python, "-P", "-c", cell + SHOWN], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.processes
+def test_the_cell_gets_the_course_and_installs_what_is_missing_and_nothing_else(machine, published, tmp_path):
+    """The newest ``missing`` would replace a package that is there; pip takes one that does not."""
+    wheel(machine[1], "missing", "1.0", "Requires-Dist: there\n")
+    wheel(machine[1], "missing", "2.0", "Requires-Dist: there>=2\n")
+    cell = published("missing")
+    process = run(machine, cell)
+    assert process.returncode == 0, process.stderr
+    course = tmp_path / "faster-pytorch-training"
+    assert process.stdout.splitlines()[:3] == [
+        "Missing here: missing. pip installs it, in a minute or less.",
+        f"The course is at {course}. Installed: missing 1.0.",
+        "Nothing that was here has changed, so the runtime need not be restarted.",
+    ]
+    versions, folder, file = process.stdout.splitlines()[3:]
+    kept = {each: preflight.version(each) for each in ("numpy", "torch")}
+    assert json.loads(versions) == {"there": "1.0"} | kept
+    assert Path(folder) == course / "notebooks"
+    assert Path(file) == course / "helpers" / "__init__.py"
+    again = run(machine, cell)
+    assert "No package was missing." in again.stdout
+
+
+@pytest.mark.processes
+def test_what_cannot_be_installed_without_replacing_something_is_named(machine, published):
+    wheel(machine[1], "missing", "2.0", "Requires-Dist: there>=2\n")
+    process = run(machine, published("missing"))
+    assert process.returncode == 1
+    assert "Unfit: pip could not install missing beside what is here" in process.stderr
+
+
+@pytest.mark.processes
+def test_what_is_too_old_is_named_with_the_way_out_and_the_restart(machine, published):
+    process = run(machine, published("there>=2", "missing"))
+    assert process.returncode == 1
+    assert "The course does not fit there 1.0" in process.stderr
+    assert "pip install 'there>=2'  and restart the runtime" in process.stderr
+    assert "Missing here" not in process.stdout
+
+
+# ---------------------------------------------------------------------------------------------------------------- Colab
+
+
+def test_colab_needs_no_server_of_its_own(monkeypatch):
+    names = {each.name for each in preflight.dependencies()}
+    monkeypatch.setitem(sys.modules, "google.colab", None)
+    assert names - {each.name for each in preflight.dependencies()} == preflight.SERVERS
+
+
+@pytest.mark.slow
+def test_what_colab_lacks_can_be_installed_beside_what_it_has(monkeypatch, tmp_path):
+    """Its published versions, and for the rest the registry's newest: nothing that it has may be replaced."""
+    monkeypatch.setitem(sys.modules, "google.colab", None)
+    there = dict(line.split("==") for line in COLAB.read_text().splitlines() if "==" in line)
+    wanted = [each for each in preflight.dependencies() if each.name not in there]
+    (tmp_path / "wanted.txt").write_text("\n".join([*(f"{each.name}{each.specifier}" for each in wanted), *there]))
+    uv = [Path(sys.executable).with_name("uv"), "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
+    uv += ["--python-version=3.13", "--python-platform=linux", f"--constraint={COLAB}", tmp_path / "wanted.txt"]
+    process = subprocess.run(uv, cwd=tmp_path, capture_output=True, text=True)  # not with the project's own settings
+    if "error sending request" in process.stderr:
+        pytest.skip("no registry to ask")
+    assert process.returncode == 0, process.stderr
+    found = dict(re.findall(r"^([\w.-]+)==(\S+)", process.stdout, re.MULTILINE))
+    assert {each.name for each in wanted} <= found.keys()
+    assert {name: found[name] for name in there} == there
+    for each in preflight.dependencies():
+        assert Requirement(str(each)).specifier.contains(found[each.name]), each
