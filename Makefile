@@ -29,7 +29,7 @@ test-all: test
 prove:
 	for run in 1 2 3; do $(MAKE) test || exit; done
 	$(BIN)/python -c "while True: pass" & trap "kill $$!" EXIT INT TERM; for run in 4 5; do $(MAKE) test || exit; done
-	COURSE_SEEDS=10 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m prove
+	TEST_SEEDS=10 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m prove
 
 run: .venv/installed
 	$(BIN)/python -m helpers run

@@ -15,8 +15,8 @@ from helpers.lessons import preflight
 from helpers.lessons.preflight import GB, Report, Row
 
 # What one reader needs at the most. Measured on two cores with the preset ci: all processes of a notebook took 1.5 GB
-# (03), 2.3 GB (01), 2.6 GB (12) and 3.0 GB (13), of which readers share a part, the libraries; 16 processes with 79
-# threads, and 292 sockets (12).
+# (03), 2.6 GB (12) and 3.0 GB (13), of which readers share a part, the libraries: thirty at once in 00 and 01 took
+# 32 GB, where one alone takes 1.5. 16 processes with 79 threads, and 292 sockets (12).
 READER_MEMORY = 3 * GB
 READER_SHARED_MEMORY = 0.1 * GB  # batches on their way: 8 workers, 2 batches each, 4.8 MB in 05
 READER_PROCESSES, READER_PORTS = 16, 300

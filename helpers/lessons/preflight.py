@@ -91,7 +91,7 @@ class Report:
 def check() -> Report:
     """Look at this machine and return what was found, problems and remedies included."""
     looks = [_python, _packages, _cores, _memory, _shared_memory, _disk, _open_files, _hub, _data, _preset]
-    if version("torch") is not None:  # or else the row of the packages has a problem already
+    if None not in (version("torch"), version("nvidia-ml-py")):  # or the row of the packages has a problem already
         looks += [_gpu, _times]
     return Report(tuple(row for look in looks for row in look()))
 

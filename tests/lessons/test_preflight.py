@@ -39,10 +39,12 @@ def test_the_check_names_what_a_reader_needs_to_know(folders):
     assert [name for name in names if name not in text] == []
 
 
-def test_a_missing_package_is_a_problem_and_the_rest_is_looked_at_all_the_same(folders, monkeypatch):
+@pytest.mark.parametrize("package, module", [("torch", "torch"), ("nvidia-ml-py", "pynvml")])
+def test_a_missing_package_is_a_problem_and_the_rest_is_looked_at_all_the_same(folders, monkeypatch, package, module):
     installed = preflight.version
-    monkeypatch.setattr(preflight, "version", lambda name: None if name == "torch" else installed(name))
-    assert "torch>=" in row("Packages").problem and "make" in row("Packages").remedy
+    monkeypatch.setattr(preflight, "version", lambda name: None if name == package else installed(name))
+    monkeypatch.setitem(sys.modules, module, None)
+    assert package in row("Packages").problem and "make" in row("Packages").remedy
     assert row("Memory").value
 
 

@@ -10,7 +10,7 @@ from support.notebooks import NOTEBOOKS
 from helpers import config
 
 # `make prove` asks for ten
-SEEDS = [config.SEED, *range(int(os.environ.get("COURSE_SEEDS", "2")) - 1)]
+SEEDS = [config.SEED, *range(int(os.environ.get("TEST_SEEDS", "2")) - 1)]
 WITH_A_CONTROL = [path for path in NOTEBOOKS if seeds.cells(path, seeds.EXPERIMENT)]
 
 

@@ -71,11 +71,12 @@ async def _class(readers: list[Reader], notebooks: Sequence[Path], settings: lis
     )
     most = 0
     while not working.done():
+        start = time.monotonic()
         now = await asyncio.to_thread(lambda: {number: _memory(client) for number, client in list(kernels.items())})
         for number, memory in now.items():
             readers[number].memory = max(readers[number].memory, memory)
         most = max(most, sum(now.values()))
-        await asyncio.wait([working], timeout=2)
+        await asyncio.wait([working], timeout=2 + 9 * (time.monotonic() - start))  # or looking takes a core
     await working
     return most
 
@@ -108,11 +109,12 @@ async def _work(
 
 
 def _memory(client: NotebookClient) -> int:
-    """Return the bytes of a kernel and its descendants: of pages that processes share, each has its part of them."""
+    """Return the bytes of a kernel and its descendants: pages that processes share are divided, swapped ones count."""
     total = 0
     with suppress(psutil.Error, AttributeError):  # the kernel has not started yet, or has just ended
         kernel = psutil.Process(client.km.provisioner.process.pid)
         for process in [kernel, *kernel.children(recursive=True)]:
             with suppress(psutil.Error):
-                total += process.memory_full_info().pss
+                full = process.memory_full_info()
+                total += full.pss + full.swap
     return total
