@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 FIRST := notebooks/00-start-here.ipynb
 
-# A process a core and one more, four at most; a notebook's tests stay together, and so does a file's.
-SIDE_BY_SIDE := -n auto --maxprocesses 4
+# A process a core and one more, four at most; a notebook's tests stay together, and so does a file's. What took longest
+# is listed at the end.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --durations 15 --durations-min 20
 
 # Many container images forbid Python to keep compiled modules: then every process would compile torch anew, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
