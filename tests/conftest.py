@@ -70,11 +70,16 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Side by side run files of tests, each in one process, and notebooks, each with all that is tested of it."""
+    """Side by side run files of tests, each in one process, and notebooks, each with all that is tested of it.
+
+    The files of the site are one: else two processes would only wait while the third builds it.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFileOrNotebook(LoadScopeScheduling):
         def _split_scope(self, nodeid):
+            if nodeid.startswith("tests/site/"):
+                return "site"
             parameter = nodeid.rpartition("[")[2].rstrip("]")
             return parameter if parameter in {path.stem for path in NOTEBOOKS} else nodeid.partition("::")[0]
 

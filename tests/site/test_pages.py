@@ -60,6 +60,10 @@ def cell_with(page, words):
 # ---------------------------------------------------------------------------------------------------- what is there
 
 
+def test_nothing_is_left_beside_the_site(built_site):
+    assert not list(built_site.parent.glob("jupyter*"))
+
+
 def test_every_notebook_and_every_document_has_its_page(pages):
     names = [path.with_suffix(".html").name for path in execute.all_notebooks()]
     assert names and not {f"notebooks/{name}" for name in names} - pages.keys()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,10 +121,13 @@ def render(source: Path, built: Path, extra: Path | None = None) -> None:
     settings = {"html_extra_path": [str(extra)] if extra else [], "html_theme_options": _theme_options()}
     warnings = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="site-") as scratch, patch_docutils(CONFIGURATION), docutils_namespace():
+        made = Path(scratch, "made", "html")  # MyST-NB leaves a folder of its own beside it
         sphinx = Sphinx(
-            source, CONFIGURATION, built, scratch, "html", settings, status=None, warning=warnings, warningiserror=True
-        )
+            source, CONFIGURATION, made, Path(scratch, "doctrees"), "html", settings, status=None, warning=warnings,
+            warningiserror=True,
+        )  # fmt: skip
         sphinx.build()
+        shutil.copytree(made, built, dirs_exist_ok=True)
     if sphinx.statuscode:
         found = _COLOURS.sub("", warnings.getvalue()).replace(f"{source.resolve()}{os.sep}", "")
         raise SiteFailed(f"Sphinx warns; correct what it names, and build again.\n{found.strip()}")
