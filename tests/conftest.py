@@ -173,3 +173,24 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, archive: Path | None) -> 
     data = tmp_path_factory.mktemp("images")
     cifar10.prepare(data_dir=data, archive=archive, drawn=(5_000, 1_000), download=False)
     return environment(data, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def browser_program():
+    """Where Chromium or Chrome is. Without one, tests in a browser are skipped, but fail in CI."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        message = "no Chromium: `apt install chromium` (Debian), `snap install chromium` (Ubuntu), or Google Chrome"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    return program
+
+
+@pytest.fixture(scope="module")
+def chromium(browser_program):
+    """A running browser, for the tests of a file."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_program, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -2,9 +2,7 @@
 
 import html
 import json
-import os
 import re
-import shutil
 
 import pytest
 from PIL import Image
@@ -43,20 +41,6 @@ def write(tmp_path, capsys):
         return page, status, capsys.readouterr().err
 
     return write
-
-
-@pytest.fixture
-def browser():
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        message = "no Chromium: `apt install chromium` (Debian), `snap install chromium` (Ubuntu), or Google Chrome"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def rows(page, heading):
@@ -196,14 +180,14 @@ def test_a_class_without_any_ratio_has_no_figure(add, write):
 
 @pytest.mark.browser
 @pytest.mark.processes
-def test_the_page_fits_a_phone_and_has_light_and_dark(tmp_path, add, browser):
+def test_the_page_fits_a_phone_and_has_light_and_dark(tmp_path, add, chromium):
     for number in range(12):
         for rung in ("03 more workers", "06 packed in one file", "10 mixed precision"):
             add(f"reader with a long name {number}", rung, 100 + number, 110, before=[100, 100])
     class_page.write(tmp_path / "class", tmp_path / "page.html", figures.ratios)
     colours = {}
     for scheme, width in (("light", 390), ("dark", 390), ("light", 1280)):
-        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         asked = []
         page.on("request", lambda request, asked=asked: asked.append(request.url))
         page.goto((tmp_path / "page.html").as_uri())

@@ -1,7 +1,6 @@
 """A reader's first minutes, in a real browser without internet: JupyterLab opens and runs 00, TensorBoard shows it."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from helpers import config
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]
 PATIENCE = 300  # s: the machine may have other work
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 OPTIONS += ["--disable-background-networking", "--disable-component-update"]
 CODE_CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
@@ -25,14 +23,11 @@ CODE_CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.shared
 
 
 @pytest.fixture(scope="module")
-def page():
-    if BROWSER is None:
-        message = "no Chromium: `apt install chromium` (Debian), `snap install chromium` (Ubuntu), or Google Chrome"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+def page(browser_program):
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=OPTIONS)
+        browser = playwright.chromium.launch(executable_path=browser_program, args=OPTIONS)
         context = browser.new_context(viewport={"width": 1400, "height": 1000})
         context.set_default_timeout(1e3 * PATIENCE)
         yield context.new_page()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(1200)]
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE = 120_000  # ms: the machine may have other work
 LAPTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 LESSON = "notebooks/00-start-here.html"
@@ -68,25 +65,14 @@ def names(built_site):
 
 
 @pytest.fixture(scope="module")
-def browser():
-    if BROWSER is None:
-        message = "no Chromium: `apt install chromium` (Debian), `snap install chromium` (Ubuntu), or Google Chrome"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def asked(address):
     """Addresses that a page asked for outside of its own server."""
     return []
 
 
 @pytest.fixture(scope="module")
-def reused(browser, address, asked):
-    context = browser.new_context(reduced_motion="reduce", base_url=address, color_scheme="light")
+def reused(chromium, address, asked):
+    context = chromium.new_context(reduced_motion="reduce", base_url=address, color_scheme="light")
     context.set_default_timeout(PATIENCE)
     context.on("request", lambda request: request.url.startswith(address) or asked.append(request.url))
     context.add_init_script(
@@ -244,8 +230,8 @@ def test_on_paper_there_is_the_page_and_no_menu(page):
     assert page.evaluate(TOO_WIDE) == []
 
 
-def test_a_page_opens_as_a_file(browser, built_site):
-    page = browser.new_page()
+def test_a_page_opens_as_a_file(chromium, built_site):
+    page = chromium.new_page()
     errors = []
     page.on("requestfailed", lambda request: errors.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))

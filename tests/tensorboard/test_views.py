@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections import defaultdict
@@ -24,7 +23,6 @@ from helpers.tensorboard import perfetto
 
 pytestmark = pytest.mark.browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VIEWS = ["Overview", "Operator", "GPU Kernel", "Trace", "Distributed", "Memory", "Module", "Diff"]
 HOSTILE = '<img src=x onerror="top.ran=1"><script>top.ran=1</script><a href="javascript:top.ran=1">'
 PATIENCE = 120_000  # ms: the machine may have other work
@@ -154,19 +152,6 @@ class Tab:
 
     def steps_in_trace(self):
         return self.bars("name glob 'ProfilerStep*'")
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    if BROWSER is None:
-        message = "no Chromium: `apt install chromium` (Debian), `snap install chromium` (Ubuntu), or Google Chrome"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def two_ranks(folder, change=lambda trace: trace):
@@ -372,12 +357,12 @@ def test_the_trace_view_works_through_the_hubs_proxy(chromium, server, hub, monk
 
 
 @pytest.mark.slow
-def test_the_views_work_in_a_frame_at_another_address_as_colab_shows_them(chromium, server, tmp_path):
+def test_the_views_work_in_a_frame_at_another_address_as_colab_shows_them(chromium, server, tmp_path, browser_program):
     """The page around is of another site. Where a browser blocks those, as in private windows, no TensorBoard works."""
     (tmp_path / "Default").mkdir()
     (tmp_path / "Default" / "Preferences").write_text('{"profile": {"cookie_controls_mode": 0}}')  # does not block
     context = chromium.browser_type.launch_persistent_context(
-        tmp_path, executable_path=BROWSER, args=["--no-sandbox"], viewport={"width": 1400, "height": 1000}
+        tmp_path, executable_path=browser_program, args=["--no-sandbox"], viewport={"width": 1400, "height": 1000}
     )
     context.set_default_timeout(PATIENCE)
     tab = Tab(context.new_page())
