@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
-from torchvision import io as torchvision_io
 
 from helpers import simulate
 from helpers.data import photos
@@ -99,6 +98,8 @@ class JpegDataset(Dataset):
     ):
         if decoder not in ("pillow", "torchvision") or (draft and decoder != "pillow"):
             raise ValueError(f"Expected the decoder 'pillow' or, without draft, 'torchvision', not {decoder!r}.")
+        if decoder == "torchvision":
+            import torchvision  # noqa: F401 (now, so that workers need not, which are forked later)
         self.folder = str(folder)
         self.transform = transform
         self.draft = draft
@@ -274,6 +275,8 @@ def decode(path: str | Path, draft: int | None = None, decoder: str = "pillow") 
     try:
         content = _read(path)
         if decoder == "torchvision":
+            from torchvision import io as torchvision_io  # here: a spawned worker would need 1 s more to start
+
             data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             return torchvision_io.decode_image(data, mode="RGB")
         image = Image.open(io.BytesIO(content))

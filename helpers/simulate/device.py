@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from helpers.simulate import tracing
 from helpers.wording import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Traces give the default stream the number 7, and others higher ones
 HOST, COMPUTING, COPYING = "host", "stream 7", "stream 20"
@@ -107,6 +109,8 @@ class SimulatedDevice:
                 lines.launch(COMPUTING, "kernel", work, self.launch_us, step, after=copied.get(step, 0.0))
             if self.asks:
                 lines.host_works("wait", "wait", max(lines.ends[COMPUTING] - lines.ends[HOST], 0.0), step)
+        import pandas as pd  # here: each rank of a job imports `simulate`, and needs no table
+
         return SimulatedRun(self, steps, pd.DataFrame(lines.spans, columns=SPAN))
 
 
@@ -153,6 +157,8 @@ class SimulatedRun:
         """When the host went on from each step, and when the device had run its kernels: `host` and `device`, in ms."""
         of_step = [self.spans[self.spans["lane"] == lane].groupby("step")["end"].max() for lane in (HOST, COMPUTING)]
         host, device = (ends.to_numpy() / 1e3 for ends in of_step)
+        import pandas as pd
+
         return pd.DataFrame({"host": host, "device": device}).assign(device=lambda table: table.max(axis=1))
 
     @property

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from helpers import staging, traces
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NAME = "simulated.pt.trace.json"
 PROCESS, THREAD, DEVICE = 1, 1, 0
