@@ -133,7 +133,9 @@ def all_variants(packs, naive: Path, images: torch.Tensor, labels: torch.Tensor)
     one = npy.__getitems__(range(BATCH))
     for name, normalized in {"normalized": Normalized(), "normalized by the layer": NormalizedByLayer()}.items():
         alone = f"{name.replace('ized', 'izing')} alone"
+        by_array = ShuffledBatches(COUNT, BATCH)
         variants[f"npy, {name}"] = Variant(loader(npy, normalized), "float32", limit=alone)
+        variants[f"npy, ShuffledBatches, {name}"] = Variant(loader(npy, normalized, by_array), "float32", limit=alone)
         variants[alone] = Variant(lambda collate=normalized: repeated(lambda: collate(one)), "float32")
     variants["lmdb, png, normalized"] = Variant(loader(packs["lmdb, png"], Normalized()), "float32")
     variants["npy, ShuffledBatches"] = Variant(loader(npy, npy.collate, ShuffledBatches(COUNT, BATCH)))
