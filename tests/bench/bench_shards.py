@@ -263,8 +263,7 @@ class Reading:
 
     def __init__(self, bench: Bench, name: str):
         self.bench, self.name = bench, name
-        # Ours: the same chunk for all ranks, since by default it is the batch of a rank
-        given = {"ours": {"chunk": STEP // 2}, "lancedb": {"num_splits": STEP, "shuffle_clump_size": 8}}
+        given = {"lancedb": {"num_splits": STEP, "shuffle_clump_size": 8}}
         self.settings, self.documented = given.get(name, {}), {}
         self.epochs: dict[int, list[int]] = {}
 
