@@ -33,13 +33,18 @@ def diagnose(loader: Iterable, step: Callable, count: int) -> Diagnosis:
         timed += f", of that {milliseconds(watched.held)} while others had the cores"
     if facts.restart:
         timed += f"; starting workers adds {milliseconds(facts.restart)}"
+    if milliseconds(facts.whole) != milliseconds(watched.step):
+        timed += f"; gains are of a step of {milliseconds(facts.whole)}"
     rows = [
         ("stopwatch", timed),
         *recorded.evidence(record),
         *_of_the_loader(loader, sample),
         ("profile", str(watched.profile)),
     ]
-    otherwise = recorded.doubt(record) or recorded.unexplained(record) or loading.doubt(facts)
+    unexplained = loading.doubt(facts)
+    if found and unexplained:
+        unknown.append(unexplained)
+    otherwise = recorded.doubt(record) or recorded.unexplained(record) or unexplained
     return conclude(facts.whole, rows, found, unknown, otherwise=otherwise)
 
 

@@ -95,7 +95,10 @@ def reference(rung: str) -> Picture:
     axes = figure.subplots()
     _rungs(axes, table)
     axes.set(xlabel="throughput in images per second", title=f"rung {rung}")
-    lines = [f"{name}: {result.device}, {result.step}, {result.data}" for name, result in found.items()]
+    lines = [
+        f"{name}: {result.device}, {result.step}, {result.images_a_step:,} images a step, {result.data}"
+        for name, result in found.items()
+    ]
     write_source(figure, "\n".join(lines))
     words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f}" for row in table.itertuples())
     return Picture(figure, f"Bars of images per second, one a machine. {words}. {'; '.join(lines)}.")
@@ -117,6 +120,8 @@ def _rungs(axes: Axes, table: pd.DataFrame) -> None:
         axes.text(max(highest.iat[row], result.images_per_second), row, text, va="center", fontsize=9, parse_math=False)
     errors = [table.images_per_second - table.lowest, highest - table.images_per_second]
     axes.errorbar(table.images_per_second, table.rung, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
+    cut = table.highest > end
+    axes.plot(highest[cut], table.rung[cut], ">", color=BLACK, markersize=6)  # it goes on
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set(xlim=(0, highest.max() * 1.7 if len(table) else 1))
     axes.invert_yaxis()

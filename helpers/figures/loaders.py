@@ -62,6 +62,8 @@ def monitored(table: pd.DataFrame, loop: timing.Timing, source: str) -> Picture:
     source : str
     """
     table = table.loc[loop.begin : loop.begin + loop.seconds]
+    if len(table):  # memory is looked at once a second, so a short loop may have none of it
+        table = table.dropna(axis="columns", how="all")
     panels = {
         "CPU in %": {
             name.removesuffix(" in %").removesuffix(", CPU"): name for name in table if "core" in name or "CPU" in name

@@ -230,7 +230,7 @@ def items_per_second(written: Callable[[Dataset, int], float]) -> str:
     expected = 50 / seconds
     close = abs(found - expected) <= CLOCKS_AGREE * expected
     _expect(close, f"50 items took {seconds:.2f} s, so expected {expected:.0f} items/s, found {found:.4g}.")
-    return f"{found:.0f} items/s of a dataset that takes {milliseconds(4)} for each."
+    return f"{found:.0f} items/s of a dataset that takes {milliseconds(4)} or more for each."
 
 
 @_answered

@@ -88,6 +88,11 @@ class Result:
     setting: str | None = None
     device_idle: float | None = None
 
+    @property
+    def images_a_step(self) -> int:
+        """Images of a step: of all ranks together, and the mean if the last batch of an epoch is smaller."""
+        return round(self.images_per_second * self.step_ms / 1e3)
+
 
 def result(
     rung: str,
@@ -255,6 +260,7 @@ def reference(rung: str) -> pd.DataFrame:
         name: {
             "images/s": f"{result.images_per_second:,.0f}",
             "ms a step": f"{result.step_ms:.1f}",
+            "images a step": f"{result.images_a_step:,}",
             "host waits": f"{result.loading_share:.0%}",
             "device idle": percent_or_dash(result.device_idle),
             **_ratio_columns(result),

@@ -39,7 +39,8 @@ def interleaved_ranks(
     images : int
         Images of a step, on all ranks together.
     warmup : int
-        Steps before each run that are not timed.
+        Steps before a variant's first run that are not timed: DDP has its final buckets from the third step on. Before
+        each later run it is one, if it is any.
     path : str or Path, optional
         Where rank 0 writes the result as JSON, for `read_comparison`.
 
@@ -78,10 +79,10 @@ def interleaved_ranks(
             raise ValueError(f"Expected the same call on all ranks, found {asked} here, and {other} on rank {rank}.")
 
     timings, order, chance = {name: [] for name in variants}, list(variants), random.Random(config.SEED)
-    for _ in range(rounds):
+    for number in range(rounds):
         chance.shuffle(order)
         for name in order:
-            timings[name].append(_run(variants[name], steps, images, warmup))
+            timings[name].append(_run(variants[name], steps, images, min(warmup, 1) if number else warmup))
     result = Comparison({name: tuple(runs) for name, runs in timings.items()})
     if path is not None and dist.get_rank() == 0:
         runs = {name: [asdict(run) for run in runs] for name, runs in result.timings.items()}

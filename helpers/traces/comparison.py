@@ -51,24 +51,26 @@ def sentence(change: pd.DataFrame) -> str:
     """Say a `difference` in words: "loading −61 ms (−70 to −52), copies +2.0 ms (+1.5 to +2.5)".
 
     The largest change comes first. Left out are changes below 2 % of the longer mean step, since two traces of the same
-    code differ by as much, and those whose interval holds 0: the steps differ too much to say.
+    code differ by as much, and those whose interval holds 0: the steps differ too much to say. But if one of those is
+    the largest of all, that is said.
     """
     least = 0.02 * max(change["before"].sum(), change["after"].sum())
     clear = (change["change"].abs() >= least) & ((change["lowest"] > 0) | (change["highest"] < 0))
     ordered = change[clear].sort_values("change", key=abs, ascending=False, kind="stable")
-    parts = [
-        f"{PLAIN_NAMES[name]} {_signed(row.change)} ms ({_signed(row.lowest)} to {_signed(row.highest)})"
-        for name, row in ordered.iterrows()
-    ]
-    if parts:
-        return ", ".join(parts)
+    surely = ", ".join(
+        f"{PLAIN_NAMES[name]} {_signed(row.change)} ms ({_ends(row)})" for name, row in ordered.iterrows()
+    )
     largest = change.loc[change["change"].abs().idxmax()]
     if abs(largest.change) < least:
         return f"no change of {_signed(least)[1:]} ms a step or more"
-    ends = f"{_signed(largest.lowest)} to {_signed(largest.highest)}"
-    return (
-        f"{PLAIN_NAMES[largest.name]} {_signed(largest.change)} ms, but the steps differ too much to be sure ({ends})"
-    )
+    if clear[largest.name]:
+        return surely
+    perhaps = f"{PLAIN_NAMES[largest.name]} {_signed(largest.change)} ms, but the steps differ too much to be sure"
+    return "; ".join(filter(None, (surely, f"{perhaps} ({_ends(largest)})")))
+
+
+def _ends(row: pd.Series) -> str:
+    return f"{_signed(row.lowest)} to {_signed(row.highest)}"
 
 
 def _signed(ms: float) -> str:

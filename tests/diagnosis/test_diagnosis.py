@@ -796,6 +796,14 @@ def test_restarting_workers_gains_what_it_adds_to_a_step(clock):
     assert found.step_ms == pytest.approx(50)
 
 
+def test_what_a_wait_is_that_no_finding_explains_is_unknown(clock, monkeypatch):
+    monkeypatch.setattr(loading, "doubt", lambda facts: "The loop waits, and nobody knows why.")
+    found = simulated(clock, datasets.SleepDataset(8, 0.001), 2, num_workers=2, starting=0.1, step_ms=25)
+    assert "workers restarted every epoch" in names(found)
+    assert found.unknown == ("The loop waits, and nobody knows why.",)
+    assert f"gains are of a step of {found.step_ms:.0f} ms" in dict(found.evidence)["stopwatch"]
+
+
 def found_in_items(dataset, monkeypatch):
     """Return what items are found to spend time on, the most first; of CPU time, not that on the wall."""
     monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda *_: cProfile.Profile(time.thread_time)))

@@ -323,7 +323,9 @@ def test_a_rung_is_drawn_beside_that_of_recorded_machines(tmp_path, monkeypatch)
     assert "your machine: 310; a-machine: 310" in picture.alt
     assert [label.get_text() for label in picture.figure.axes[0].get_yticklabels()] == ["your machine", "a-machine"]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    assert f"a-machine: {device}, a step, CIFAR-10" in picture.figure.get_supxlabel()
+    result = scoreboard.latest("03")
+    images = f"{result.images_per_second * result.step_ms / 1e3:.0f} images a step"
+    assert f"a-machine: {device}, a step, {images}, CIFAR-10" in picture.figure.get_supxlabel()
 
 
 def test_a_rung_that_nobody_has_measured_is_an_empty_figure(tmp_path, monkeypatch, capsys):
@@ -383,6 +385,14 @@ def test_of_what_a_monitor_saw_only_the_loop_is_drawn():
     assert [axes.get_ylabel() for axes in panels] == ["CPU in %", "GPU in %", "MB/s", "memory in MB"]
     times = np.concatenate([line.get_xdata() for axes in panels for line in axes.lines])
     assert times.min() >= 0 and times.max() <= 0.35
+
+
+def test_of_what_was_not_looked_at_while_the_loop_ran_nothing_is_said():
+    table, loop = watched()
+    table.loc[table.index != 99.9, "workers, PSS in MB"] = np.nan
+    drawn = figures.monitored(table, loop, SOURCE)
+    assert "nan" not in drawn.alt and "PSS" not in drawn.alt
+    assert [axes.get_ylabel() for axes in drawn.figure.axes[1:]] == ["CPU in %", "GPU in %", "MB/s"]
 
 
 def test_the_bars_of_a_rank_add_up_to_its_step():

@@ -164,6 +164,7 @@ def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, monkeypatch, c
     table = scoreboard.reference("08")
     assert table["ratio"].to_list() == ["–", "–"]
     assert table["images/s"].to_dict() == {"your machine": "50", "a GPU": "100"}
+    assert table["images a step"].to_dict() == {"your machine": "100", "a GPU": "100"}
     assert capsys.readouterr().out == ""
 
 

@@ -431,3 +431,8 @@ def test_a_change_that_the_steps_do_not_agree_on_is_named_as_unsure():
     changes = {"before": [10.0, 50.0], "after": [30.0, 50.0], "change": [20.0, 0.0], "lowest": [-5.0, -1.0]}
     table = pd.DataFrame(changes | {"highest": [45.0, 1.0]}, index=["DataLoader", "CPU Exec"])
     assert traces.sentence(table) == "loading +20 ms, but the steps differ too much to be sure (−5 to +45)"
+    table.loc["Other"] = [5.0, 8.0, 3.0, 2.0, 4.0]
+    sure, unsure = "other +3 ms (+2 to +4)", "loading +20 ms, but the steps differ too much to be sure (−5 to +45)"
+    assert traces.sentence(table) == f"{sure}; {unsure}"
+    table.loc["Other"] = [5.0, 35.0, 30.0, 20.0, 40.0]
+    assert traces.sentence(table) == "other +30 ms (+20 to +40)"

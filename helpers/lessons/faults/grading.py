@@ -117,13 +117,14 @@ class Grade:
             )
         elif self.passed:
             lines.append("Passed: it is about as fast as with all faults fixed, or faster.")
-        else:
+        elif left.highest < SLOWER:
             lines.append(f"Not yet: it reaches {left.mean:.0%} of what there is. Diagnose it again, as it is now.")
-            if left.highest >= SLOWER:
-                lines.append(
-                    f"If that finds nothing, grade it again, on a quieter machine or in a larger preset: {left.count} "
-                    "rounds as different as these do not show that it is slower."
-                )
+        else:
+            lines.append(
+                f"Undecided: it reaches {left.mean:.0%} of what there is, in {left.count} rounds too different to show "
+                "that it is slower. Diagnose it again, as it is now. If that finds nothing, grade it again, on a "
+                "quieter machine or in a larger preset."
+            )
         return "\n".join(lines)
 
 
