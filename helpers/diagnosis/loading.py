@@ -98,7 +98,7 @@ def findings(loading: Loading) -> Iterator[Finding]:
     if loading.restart / loading.whole >= WORTH:
         yield Finding(
             "workers restarted every epoch", "loading", loading.restart / loading.whole,
-            f"Each epoch starts its workers anew, which adds {milliseconds(loading.restart)} to a step on average.",
+            f"Each epoch ends its workers and starts others: {milliseconds(loading.restart)} more a step on average.",
             "DataLoader(…, persistent_workers=True)", "persistent workers",
         )  # fmt: skip
     if loading.items is None:

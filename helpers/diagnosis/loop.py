@@ -32,7 +32,7 @@ def diagnose(loader: Iterable, step: Callable, count: int) -> Diagnosis:
     if watched.held >= loading.WORTH * watched.step:
         timed += f", of that {milliseconds(watched.held)} while others had the cores"
     if facts.restart:
-        timed += f"; starting workers adds {milliseconds(facts.restart)}"
+        timed += f"; ending and starting workers adds {milliseconds(facts.restart)}"
     if milliseconds(facts.whole) != milliseconds(watched.step):
         timed += f"; gains are of a step of {milliseconds(facts.whole)}"
     rows = [

@@ -63,7 +63,8 @@ class Watched:
     queued : float
         For each batch, how long its worker was ready to work while others had the cores; 0 where it is unknown.
     start : float
-        From starting an epoch to its first batch; the fastest of those seen.
+        What comes between two epochs: from starting one to its first batch, and, with workers, from its last batch to
+        its end, when they have ended; medians of those seen.
     epoch : int or None
         Batches of an epoch, or None if it has not ended and the loader has no length.
     profile : Path
@@ -101,7 +102,8 @@ def watch(loader: Iterable, step: timing.Step, steps: int) -> Watched:
         call = _Call(step, bar.update)
         times = _time(epochs, call, steps)
         profiling.record(epochs, call, folder, active=active)
-    return Watched(*times, min(epochs.starts) * 1e3, epochs.length, folder)
+    start = sum(statistics.median(each) for each in (epochs.starts, epochs.ends) if each)
+    return Watched(*times, start * 1e3, epochs.length, folder)
 
 
 def sample(loader: Iterable, step: timing.Step, most: int) -> sampling.Sampled:
@@ -180,6 +182,8 @@ class _Epochs:
     loader : iterable
     starts : list of float
         Seconds from starting each epoch to its first batch.
+    ends : list of float
+        Seconds from asking for a batch after the last one to the end of the epoch.
     length : int or None
         Batches of an epoch, as far as it is known.
     latest : _Epoch or None
@@ -190,6 +194,7 @@ class _Epochs:
 
     loader: Iterable
     starts: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
     length: int | None = None
     latest: _Epoch | None = None
     queued: float = 0.0
@@ -228,13 +233,14 @@ class _Epoch:
         return self
 
     def __next__(self) -> object:
-        before = queueing.of_this_thread()
+        before, asked = queueing.of_this_thread(), time.perf_counter()
         try:
             batch = next(self.iterator)
         except StopIteration:
             if not self.count:
                 raise _too_few(self.epochs) from None
             self.epochs.length = self.count
+            self.epochs.ends.append(time.perf_counter() - asked)
             raise
         except Exception as error:
             raise _loader_failed(error) from error

@@ -144,18 +144,14 @@ def conclusion(ratio: Interval, equal: float = EQUAL) -> str:
     """Return the outcome of a ratio in words, with its interval: "faster (1.31 to 1.58 in 5 rounds)"."""
     found = outcome(ratio, equal)
     rounds = counted(ratio.count, "round")
-    ends = f"{_end(ratio.lowest)} to {_end(ratio.highest)} in {rounds}"
+    ends = f"{digits(ratio.lowest)} to {digits(ratio.highest)} in {rounds}"
     if found == SAME:
         return f"equal within {equal:.0%} ({ends})"
     if found == NOISY:
         ends = f"{rounds}, too different for an interval" if ratio.wide else ends
         return f"{found} ({ends}); take more rounds, or a quieter machine"
-    return f"{found} ({ends})"
-
-
-def _end(ratio: float) -> str:
-    """Return an interval's end; with a decimal more if two would make it 1, on which side of which it lies says all."""
-    return f"{ratio:.3f}" if digits(ratio) == "1.00" and ratio != 1 else digits(ratio)
+    lowest, highest = (f"{end:.3f}" if digits(end) == "1.00" else digits(end) for end in (ratio.lowest, ratio.highest))
+    return f"{found} ({lowest} to {highest} in {rounds})"  # neither end is 1, or it would not be sure
 
 
 def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int, longest: float | None = None) -> Comparison:

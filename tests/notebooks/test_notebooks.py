@@ -107,6 +107,13 @@ def test_the_notebook_has_the_parts_that_every_notebook_has(path):
     )  # of a folded cell it is shown
 
 
+def test_the_last_line_of_each_notebook_leads_to_the_one_before_and_the_next():
+    for place, path in enumerate(NOTEBOOKS):
+        last = nbformat.read(path, 4).cells[-1].source.splitlines()[-1]
+        neighbours = [*NAMES[max(place - 1, 0) : place], *NAMES[place + 1 : place + 2]]
+        assert re.findall(r"\]\(([^)]+)\)", last) == [f"{name}.ipynb" for name in neighbours], path.name
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
 def test_links_between_files_of_the_project_lead_somewhere(path):
     text = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")

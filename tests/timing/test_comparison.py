@@ -54,7 +54,8 @@ def test_a_ratio_is_taken_round_by_round():
 @pytest.mark.parametrize(
     ("rates", "words"),
     [
-        ([100.4, 100.5, 100.3], "1.00× the throughput, equal within 2% (1.002 to 1.01 in 3 rounds)."),
+        ([100.4, 100.5, 100.3], "1.00× the throughput, equal within 2% (1.00 to 1.01 in 3 rounds)."),
+        ([103, 104, 101.8], "1.03× the throughput, faster (1.002 to 1.06 in 3 rounds)."),
         ([103, 104, 103.5], "1.03× the throughput, faster (1.02 to 1.05 in 3 rounds)."),
         ([50, 49.9, 50.1], "0.50× the throughput, slower (0.50 to 0.50 in 3 rounds)."),
         (
