@@ -26,13 +26,13 @@ def digits(ratio: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share from 0 to 1 in percent: "12 %", "1.2 %", "< 0.1 %"; "–" for NaN."""
+    """Return a share from 0 to 1 in percent: "12%", "1.2%", "< 0.1%"; "–" for NaN."""
     if math.isnan(share):
         return "–"
     if 0 < share < 0.0005:
-        return "< 0.1 %"
+        return "< 0.1%"
     decimals = 0 if share >= 0.0995 or share == 0 else 1
-    return f"{share * 100:.{decimals}f} %"
+    return f"{share * 100:.{decimals}f}%"
 
 
 def signed_percent(change: float) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from helpers.wording import milliseconds, percent, printable
 
 WIDTH = 98  # of a line, in characters: two more may stand before it, and a terminal has 100
-# Share of a step. TensorBoard's profiler tab advises from the same share on; two traces of one loop differ by 2 %.
+# Share of a step. TensorBoard's profiler tab advises from the same share on; two traces of one loop differ by 2%.
 WORTH = 0.05
 
 NOTHING, UNKNOWN = "nothing wrong", "unknown"
@@ -25,7 +25,7 @@ VERDICTS = {
     "synchronization": "the host waits for the GPU in every step, and then the GPU for the host",
     "communication": "the step waits for the other processes",
     "host": "in a step Python does other things than to train, or calls very many small operators",
-    NOTHING: "no change that is known here would gain 5 % of a step",
+    NOTHING: "no change that is known here would gain 5% of a step",
     UNKNOWN: "the evidence does not suffice",
 }
 

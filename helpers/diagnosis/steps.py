@@ -22,7 +22,7 @@ LEAST_STEPS = 3
 LEAST_MS = 1.0  # of a step: a shorter one is mostly calls, and samples say little of it
 # Seconds without an operator that count: from one operator to the next, PyTorch's own code takes some 10 µs.
 GAP = 1e-4
-SHARE = 0.1  # of a step, of one function: with 200 samples it is 8 to 12 %
+SHARE = 0.1  # of a step, of one function: with 200 samples it is 8 to 12%
 
 STEP = "helpers.diagnosis.step"  # what the profiler calls a step
 # What a line may call so that it counts to the training itself: between the operators this is PyTorch's own work.

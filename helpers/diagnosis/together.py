@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 SMALL = 0.1
 MANY = 10  # small operations in a step; a loss that is averaged over the ranks, or a counter, is one or two
 # Of the communication, the part behind computation from which on the bytes are too many, and do not come too late.
-# ResNet-50 at 1 Gbit/s overlaps none of one bucket, and half in buckets of 25 MB: those of 5 MB gain 9 % of that step,
-# half of the bytes 44 %.
+# ResNet-50 at 1 Gbit/s overlaps none of one bucket, and half in buckets of 25 MB: those of 5 MB gain 9% of that step,
+# half of the bytes 44%.
 OVERLAPPED = 0.2
 BUCKETS = (25, 10, 5, 2, 1)  # MB; of which five or more should make up the gradients, so that few wait for the last one
 LISTED = 8  # ranks with a line of their own
@@ -301,7 +301,7 @@ def _exposed(job: Job, others: pd.DataFrame, transfer: float) -> Finding:
     buckets = "larger ones: each has its latency" if many else "smaller ones: the last one has nothing to hide behind"
     return Finding(
         "exposed communication", "communication", share,
-        f"{text} It overlaps already, and is still too much.",
+        f"{text} It overlaps already, so only less of it helps.",
         "model.register_comm_hook(None, default_hooks.bf16_compress_hook)  # half of the bytes\n"
         "with model.no_sync(): loss_of(model(images)).backward()  # but every n-th step; or a larger batch a rank\n"
         f"DDP(…, gradient_as_bucket_view=True, bucket_cap_mb=…)  # saves copies; {buckets}",

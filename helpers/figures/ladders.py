@@ -34,6 +34,7 @@ def ladder(table: pd.DataFrame | None = None) -> Picture:
     scales = "; each panel has its own scale" if len(parts) > 1 else ""
     panels[-1].set_xlabel(f"throughput in images per second{scales}")
     write_source(figure, "\n".join(scoreboard.provenance(table)))
+    _make_room(figure)
     words = (
         f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples()
     )
@@ -64,13 +65,15 @@ def waiting(table: pd.DataFrame | None = None) -> Picture:
     computing = rungs.step_ms - waits
     axes.barh(rungs.rung, computing, left=waits, color=COLOURS["compute"], height=0.6, label="the step itself")
     for row, (length, wait) in enumerate(zip(rungs.step_ms, waits, strict=True)):
-        axes.text(length, row, f" {length:.1f} ms, {wait:.1f} of them waiting", va="center", fontsize=9)
-    axes.set(xlabel="milliseconds of one training step", xlim=(0, rungs.step_ms.max() * 1.5))
+        text = f" {length:.1f} ms, {wait:.1f} of them waiting"
+        axes.text(length, row, text, va="center", fontsize=9, in_layout=False)
+    axes.set(xlabel="milliseconds of one training step")
     axes.invert_yaxis()
     tidy(axes, "x")
     figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=9)
     source = "\n".join(scoreboard.provenance(rungs))
     write_source(figure, source)
+    _make_room(figure)
     words = "; ".join(
         f"{row.rung}: {row.step_ms:.1f} ms, of them {row.step_ms * row.loading_share:.1f} waiting"
         for row in rungs.itertuples()
@@ -100,11 +103,13 @@ def reference(rung: str) -> Picture:
         for name, result in found.items()
     ]
     write_source(figure, "\n".join(lines))
+    _make_room(figure)
     words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f}" for row in table.itertuples())
     return Picture(figure, f"Bars of images per second, one a machine. {words}. {'; '.join(lines)}.")
 
 
 _LONGEST_INTERVAL = 1.3  # times the longest bar: of two rounds an interval may be a hundred times as long
+_WIDEST_WORDS = 0.8  # of a panel: beside longer ones no bar could be seen
 
 
 def _rungs(axes: Axes, table: pd.DataFrame) -> None:
@@ -116,13 +121,24 @@ def _rungs(axes: Axes, table: pd.DataFrame) -> None:
         if not pd.isna(result.device_idle):
             text += f", device idle {result.device_idle:.0%}"
         if not pd.isna(result.ratio):
-            text += f"\n {result.ratio:.2f}× to {scoreboard.baseline_text(result)}"
-        axes.text(max(highest.iat[row], result.images_per_second), row, text, va="center", fontsize=9, parse_math=False)
+            text += f"\n {scoreboard.ratio_text(result, short=True)}"
+        beside = max(highest.iat[row], result.images_per_second)
+        axes.text(beside, row, text, va="center", fontsize=9, parse_math=False, in_layout=False)
     errors = [table.images_per_second - table.lowest, highest - table.images_per_second]
     axes.errorbar(table.images_per_second, table.rung, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
     cut = table.highest > end
     axes.plot(highest[cut], table.rung[cut], ">", color=BLACK, markersize=6)  # it goes on
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set(xlim=(0, highest.max() * 1.7 if len(table) else 1))
+    axes.set(xlim=(0, highest.max() if len(table) else 1))
     axes.invert_yaxis()
     tidy(axes, "x")
+
+
+def _make_room(figure: Figure) -> None:
+    """Let the scale of each panel go on as far as the words beside its bars do."""
+    figure.draw_without_rendering()  # the layout decides how wide the panels are
+    for axes in figure.axes:
+        width = axes.get_window_extent().width
+        shares = [min(text.get_window_extent().width / width, _WIDEST_WORDS) for text in axes.texts]
+        ends = [text.get_position()[0] / (1 - share) for text, share in zip(axes.texts, shares, strict=True)]
+        axes.set_xlim(0, max(ends, default=1))

@@ -75,7 +75,7 @@ def accuracies(runs: Mapping[str, np.ndarray], source: str) -> Picture:
     axes.legend(frameon=False)
     tidy(axes)
     write_source(figure, source)
-    ends = ", ".join(f"{name} {100 * np.mean(values, axis=0)[-1]:.0f} %" for name, values in runs.items())
+    ends = ", ".join(f"{name} {100 * np.mean(values, axis=0)[-1]:.0f}%" for name, values in runs.items())
     return Picture(
         figure, f"Lines of the test accuracy by epoch, with bands over the seeds. At the end: {ends}. {source}."
     )

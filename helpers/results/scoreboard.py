@@ -16,7 +16,7 @@ from filelock import FileLock
 from helpers import config, staging, timing, traces
 from helpers.confidence import Interval
 from helpers.results.describing import describe
-from helpers.timing.comparison import limits
+from helpers.timing.comparison import NOISY, limits, outcome
 from helpers.wording import digits
 
 REFERENCE = config.PROJECT / "data" / "reference"
@@ -352,17 +352,21 @@ def percent_or_dash(share: float | None) -> str:
     return "–" if pd.isna(share) else f"{share:.0%}"
 
 
-def ratio_text(result: Result) -> str:
+def ratio_text(result: Result, short: bool = False) -> str:
     """Return the ratio of a result, what it is against, and what it shows; empty without a ratio.
 
-    For example ``"2.03× to 04 normalize on the device: faster (1.84 to 2.36 in 5 rounds)"``.
+    For example ``"2.03× to 04 normalize on the device: faster (1.84 to 2.36 in 5 rounds)"``, or if `short` only what
+    stands before the colon, with a word of doubt if that was too noisy to say.
     """
     if pd.isna(result.ratio):
         return ""
     ratio = Interval(result.ratio, result.ratio_lowest, result.ratio_highest, result.rounds)
     if ratio.lowest == ratio.highest == 1:
         return f"the same as {baseline_text(result)}"
-    return f"{digits(ratio.mean)}× to {baseline_text(result)}: {timing.conclusion(ratio)}"
+    against = f"{digits(ratio.mean)}× to {baseline_text(result)}"
+    if short:
+        return f"{against}, {NOISY}" if outcome(ratio) == NOISY else against
+    return f"{against}: {timing.conclusion(ratio)}"
 
 
 def baseline_text(result: Result) -> str:

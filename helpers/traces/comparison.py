@@ -31,7 +31,7 @@ def difference(before: str | Path | Trace, after: str | Path | Trace) -> pd.Data
     Returns
     -------
     DataFrame
-        Index `category`; columns `before`, `after` and `change` in ms a step, and the 95 % interval of the change,
+        Index `category`; columns `before`, `after` and `change` in ms a step, and the 95% interval of the change,
         `lowest` and `highest`, which follows from how much the recorded steps differ. How much two recordings of the
         same code differ it does not include.
     """
@@ -50,7 +50,7 @@ def difference(before: str | Path | Trace, after: str | Path | Trace) -> pd.Data
 def sentence(change: pd.DataFrame) -> str:
     """Say a `difference` in words: "loading −61 ms (−70 to −52), copies +2.0 ms (+1.5 to +2.5)".
 
-    The largest change comes first. Left out are changes below 2 % of the longer mean step, since two traces of the same
+    The largest change comes first. Left out are changes below 2% of the longer mean step, since two traces of the same
     code differ by as much, and those whose interval holds 0: the steps differ too much to say. But if one of those is
     the largest of all, that is said.
     """

@@ -72,8 +72,8 @@ def communication(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
         ``attrs["straggler"]`` is the rank that the others are slowed down by, and ``attrs["late_ms"]`` by how many ms a
         step: what they have more of exposed communication on average than that rank itself. (That is more than
         `waiting` where operations overlap: while a late rank still computes, its transfers hide behind that, and on
-        the others they are exposed.) None and 0.0 unless it is 5 % of the step or more, and so much more than for any
-        other rank that over the steps the 95 % interval of the difference is above 0.
+        the others they are exposed.) None and 0.0 unless it is 5% of the step or more, and so much more than for any
+        other rank that over the steps the 95% interval of the difference is above 0.
         ``attrs["unequal"]`` is a list of sentences, one for each kind of operation of which not all ranks have equally
         many in each step.
 

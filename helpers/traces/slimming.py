@@ -18,7 +18,7 @@ from helpers.traces import files, reading
 _PRIVATE = {"host_name", "traceName"}
 
 # µs. With everything on, two thirds of the Python frames outside of loading are shorter, and a third of the text that
-# loading leaves goes with them; 20 µs would take 3 % more.
+# loading leaves goes with them; 20 µs would take 3% more.
 SHORT = 5.0
 
 

@@ -144,7 +144,7 @@ def _breakdown(span: Span) -> pd.DataFrame:
 def _with_device_work(starts: np.ndarray, ends: np.ndarray, events: Columns) -> tuple[np.ndarray, np.ndarray]:
     """Let each step end when what it launched on an accelerator has ended, and the next one start no earlier.
 
-    As in TensorBoard, the last step is dropped if it launched less than 80 % of what the one before it did: the
+    As in TensorBoard, the last step is dropped if it launched less than 80% of what the one before it did: the
     profiler may have ended before its kernels did.
     """
     if not len(starts) or "correlation" not in events:

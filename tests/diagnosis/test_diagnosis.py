@@ -119,7 +119,7 @@ def test_the_bound_is_stated_as_a_factor_and_as_milliseconds():
     assert finding.bound(50) == "at most 1.25× (or −10 ms of a step of 50 ms)"
     assert dataclasses.replace(finding, gain=0.8).bound(5) == "at most 5.0× (or −4.0 ms of a step of 5.0 ms)"
     assert dataclasses.replace(finding, gain=1.0).bound(5) == "at most 100× and more (or −5.0 ms of a step of 5.0 ms)"
-    assert dataclasses.replace(finding, gain=0.01).bound(5) == "less than 5.0 % of a step"
+    assert dataclasses.replace(finding, gain=0.01).bound(5) == "less than 5.0% of a step"
 
 
 def test_the_largest_gain_comes_first_and_gives_the_verdict(file):
@@ -838,7 +838,7 @@ def test_irregular_items_are_found_with_their_share(clock):
     irregular = datasets.SleepDataset(10_000, 0.0001, hiccup_every=64, hiccup_seconds=0.2)
     found = simulated(clock, irregular, step_ms=1, steps=24)
     assert names(found) == ["loading in the loop itself", "irregular items"]
-    assert "take 97 % of the time" in found.findings[1].evidence
+    assert "take 97% of the time" in found.findings[1].evidence
     assert re.search(r"the slowest, item \d*, 200 ms, most 0.10 ms", found.findings[1].evidence)
 
 

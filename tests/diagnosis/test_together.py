@@ -56,7 +56,7 @@ def test_a_job_with_one_fault_is_accused_of_just_that(fault, tmp_path):
 def test_a_job_without_fault_is_accused_of_nothing(ranks, tmp_path):
     found = diagnosis.of_ranks(Job(ranks=ranks).write(tmp_path))
     assert (found.verdict, found.findings) == ("nothing wrong", ())
-    assert ("efficiency", "96 %") in found.evidence
+    assert ("efficiency", "96%") in found.evidence
 
 
 @pytest.mark.parametrize(

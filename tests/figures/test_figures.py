@@ -281,6 +281,30 @@ def test_a_rung_that_cannot_be_compared_begins_a_panel_of_its_own(tmp_path, monk
     assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("a step: a step", "a step: ResNet-50")
 
 
+def test_the_words_of_a_ladder_end_within_the_figure_and_doubt_what_is_uncertain(tmp_path, monkeypatch):
+    board(tmp_path, monkeypatch)
+    for rung, baseline in (("08 ResNet-50", None), ("09 channels_last", "slow")):
+        add(rung, baseline, "ResNet-50")
+    table = scoreboard.ladder()
+    table.loc[table.rung == "09 channels_last", ["baseline", "ratio", "ratio_lowest", "ratio_highest"]] = (
+        "08 a rung that has a name of quite many words",
+        1.1,
+        0.9,
+        1.3,
+    )
+    for picture in (figures.ladder(table), figures.waiting(table)):
+        picture.figure.draw_without_rendering()
+        for axes in picture.figure.axes:
+            assert axes.texts
+            for text in axes.texts:
+                assert text.get_window_extent().x1 <= picture.figure.bbox.x1
+    first, second = figures.ladder(table).figure.axes
+    assert (
+        second.texts[1].get_text().endswith("1.10× to 08 a rung that has a name of quite many words, too noisy to say")
+    )
+    assert "noisy" not in first.texts[0].get_text()
+
+
 def test_a_ladder_without_rungs_can_be_drawn(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
     figures.ladder().png()

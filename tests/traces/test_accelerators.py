@@ -205,7 +205,7 @@ LAUNCH = ([9999, 1, 1], [128, 1, 1], 16, 80 << 10)
 def test_only_an_occupancy_that_is_falsely_0_is_corrected():
     assert occupancy.corrected(13, *LAUNCH, A100) == 13
     assert occupancy.corrected(0, *LAUNCH, A100) == 12.5
-    assert occupancy.corrected(0, [1, 1, 1], [32, 1, 1], 16, 0, A100) == 0  # 0.01 %, which the profiler rounds
+    assert occupancy.corrected(0, [1, 1, 1], [32, 1, 1], 16, 0, A100) == 0  # 0.01%, which the profiler rounds
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_without_device_properties_a_false_0_is_left_out_and_said_so(tmp_path):
     table = traces.accelerators(written(tmp_path / "trace.json", cuda_trace.events(), devices=[]))
     known = cuda_trace.OCCUPANCY * cuda_trace.KERNEL_TIME - 600 * cuda_trace.CONVOLUTION_OCCUPANCY
     assert table.loc[0, "occupancy"] == pytest.approx(known / (cuda_trace.KERNEL_TIME - 600))
-    assert "Occupancy of 34 % of the kernels' time" in table.attrs["unknown"][0]
+    assert "Occupancy of 34% of the kernels' time" in table.attrs["unknown"][0]
 
 
 @pytest.mark.parametrize("odd", [None, "N/A", [], {}, [1, "a", None]])
@@ -505,11 +505,11 @@ def test_the_shell_prints_what_is_in_a_trace(gpu, capsys):
     assert status == 0
     for line in [
         "host_1.1.pt.trace.json.gz, rank 0",
-        "steps 3, on average 1.0 ms; loading took 15 % of the time",
-        "0 Made-up GPU 53 % 42 % 25 % 34 % 21",
-        "meanwhile other 31 %, loading 27 %, copying 22 %, operators 12 %, launching 6.3 %, waiting 1.4 %",
-        "ampere_sgemm_128x64_nn 300 µs 17 % 3 no aten::mm",
-        "my_extension::scale 180 µs 10 % 3 no unknown",
+        "steps 3, on average 1.0 ms; loading took 15% of the time",
+        "0 Made-up GPU 53% 42% 25% 34% 21",
+        "meanwhile other 31%, loading 27%, copying 22%, operators 12%, launching 6.3%, waiting 1.4%",
+        "ampere_sgemm_128x64_nn 300 µs 17% 3 no aten::mm",
+        "my_extension::scale 180 µs 10% 3 no unknown",
     ]:
         assert f"{line}\n" in output
     assert max(map(len, output.splitlines())) <= 120
@@ -518,14 +518,14 @@ def test_the_shell_prints_what_is_in_a_trace(gpu, capsys):
 def test_the_shell_prints_the_operators_of_a_trace_without_a_gpu(tmp_path, capsys):
     events = [event("user_annotation", "ProfilerStep#1", 0, 100), event("cpu_op", "aten::add", 0, 10)]
     _, output = shown(capsys, written(tmp_path / "trace.json", events))
-    assert "in a step operators on the CPU 10 %, other 90 %\n" in output
+    assert "in a step operators on the CPU 10%, other 90%\n" in output
     assert "aten::add 10 µs 10 µs 1\n" in output
 
 
 def test_the_shell_prints_what_is_unknown(tmp_path, capsys):
     _, output = shown(capsys, written(tmp_path / "trace.json", [kernel(0, 50), kernel(60, 70)], devices=[]))
     assert "marks no training steps" in output
-    assert "0 – – – 0 % 2\n" in output
+    assert "0 – – – 0% 2\n" in output
     assert "Unknown: Utilization and SM efficiency" in output
 
 

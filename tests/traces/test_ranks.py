@@ -274,7 +274,7 @@ def test_the_shell_prints_what_the_ranks_cost_each_other(tmp_path, capsys):
     assert main(["traces", str(path)]) == 0
     output = re.sub(" +", " ", capsys.readouterr().out)
     assert f"{tmp_path.name}, 2 ranks together\n" in output
-    assert re.search(r"^ rank 0 \d.* µs \d+ µs \d+ µs \d+ µs \d+ µs \d+ % 1\.75 1\.75$", output, re.M)
+    assert re.search(r"^ rank 0 \d.* µs \d+ µs \d+ µs \d+ µs \d+ µs \d+% 1\.75 1\.75$", output, re.M)
     assert re.search(r"lose 0\.\d+ ms of each step to rank 1, which is late", output)
     assert "Of all_reduce of 1 MB in step 6 rank 0 has 1, the other has 2." in output
 

@@ -21,7 +21,7 @@ from helpers.confidence import Interval
 from helpers.lessons.faults import catalogue, running
 
 # Nats. On two cores rounding (threads, memory format, where it is normalized) moved a loss of the first epoch by 7e-7
-# at most, a learning rate 1 % lower by 2e-5 to 4e-5, and bfloat16 by 5e-5. Training carries rounding on: it moved one
+# at most, a learning rate 1% lower by 2e-5 to 4e-5, and bfloat16 by 5e-5. Training carries rounding on: it moved one
 # of the second epoch by 4e-5 at most, and of the fourth by 2e-4; another batch moves it by 1e-3.
 TOLERANCE = 1e-5
 GROWTH = 20  # of it, each epoch

@@ -4,7 +4,7 @@ The key is the index and the part (0 the image, 1 a label that is an image), as 
 begins with the CRC-32C of all that follows, the shape, and the label (``"<3Iq"``); the encoded pixels come next.
 
 LMDB trusts its file: a changed byte in the tree makes it read anywhere, and the process dies. So the pages of the tree
-are compared with their checksum when the file is opened, before LMDB sees it. These are few, 0.7 % of CIFAR-10:
+are compared with their checksum when the file is opened, before LMDB sees it. These are few, 0.7% of CIFAR-10:
 values of more than about 2,000 bytes have pages of their own, and are checked when they are read. Smaller values are
 kept in the tree itself, so that a pack of small images is read as a whole when it is opened.
 """

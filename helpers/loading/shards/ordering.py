@@ -31,8 +31,8 @@ def order(
         32 are right for batches of 32 to 128 and 1, 2, 4 or 8 readers; for 3 or 6 of them, take 48 or 96.
     shuffle : int
         Samples in the buffers of all lanes together, which all readers together have in memory, and a piece more for
-        each lane; 0 keeps the order within pieces. In 1.3 million places, at most 3 % more were in a buffer of 8,000,
-        7 % more in one of 1,000, and 17 % more in one of 250.
+        each lane; 0 keeps the order within pieces. In 1.3 million places, at most 3% more were in a buffer of 8,000,
+        7% more in one of 1,000, and 17% more in one of 250.
     chunk : int
         Samples that come from one lane at a time. Smaller ones suit more batch sizes, but need more lanes.
 
