@@ -1,4 +1,4 @@
-"""How sure a mean of a few measurements is: Student's 95 % intervals."""
+"""How sure a mean of a few measurements is: Student's 95% intervals."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# Student's t for 1 to 8 degrees of freedom: 95 % of the distribution lie between −t and t.
+# Student's t for 1 to 8 degrees of freedom: 95% of the distribution lie between −t and t.
 # Abramowitz and Stegun, Handbook of Mathematical Functions, table 26.10.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95 % confidence interval.
+    """A mean and its 95% confidence interval.
 
     It widens with the scatter of the values and narrows with their number, and takes into account that few values say
     little about their scatter: in 19 of 20 cases it holds the mean that very many values would have.
@@ -72,7 +72,7 @@ def change(before: Sequence[float], after: Sequence[float]) -> Interval:
 
 
 def student(freedom: int) -> float:
-    """Return the t between whose two signs 95 % of Student's distribution lie, to 0.3 %.
+    """Return the t between whose two signs 95% of Student's distribution lie, to 0.3%.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ import pytest
 
 from helpers import confidence, timing
 
-# Student's t, 95 % within, as every textbook has it
+# Student's t, 95% within, as every textbook has it
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 8: 2.306, 9: 2.262, 10: 2.228, 15: 2.131, 30: 2.042, 120: 1.980}
 
 

@@ -27,7 +27,7 @@ OWN_GAP = 5.0  # µs
 LEAST_FILL = 0.5
 # µs that recording takes, measured on one core with torch 2.15: a lower bound, older versions and CUDA take more
 OPERATOR_COST, SHAPES_COST, FRAME_COST = 0.2, 0.15, 0.16
-# Of the time: a light profile of the smallest network takes 12 % more CPU time, one with everything 69 %.
+# Of the time: a light profile of the smallest network takes 12% more CPU time, one with everything 69%.
 PROFILER = 0.15
 
 TENSOR_CORES = (7, 0)  # compute capability from which on GPUs have them, and for bfloat16 and TF32:

@@ -281,7 +281,11 @@ def _page(out: Path, results: list[scoreboard.Result], left_out: list[str]) -> s
     lines += ["|---|---|---|---|---|---|---|"]
     lines += [_row(result, out) for result in results]
     if results:
-        lines += ["", f"Geometric means of {results[0].rounds} interleaved rounds, and their 95% confidence intervals."]
+        lines += [
+            "",
+            f"Geometric means of {results[0].rounds} interleaved rounds of one process, and their 95% confidence "
+            "intervals. Another process, or another hour, can move a ratio by more: see `tests/bench`.",
+        ]
     if left_out:
         lines += ["", *(f"Left out: {each}." for each in left_out)]
     lines += ["", "| measured on | |", "|---|---|"]

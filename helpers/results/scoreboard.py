@@ -42,9 +42,9 @@ class Result:
         Throughput, time of a step in milliseconds, share of it spent waiting for data (0 to 1): means of the rounds,
         as in `timing.Comparison`.
     lowest, highest : float
-        95 % interval of the throughput.
+        95% interval of the throughput.
     ratio, ratio_lowest, ratio_highest : float or None
-        Throughput over that of `baseline`, and its 95 % interval. None for the first rung of its kind.
+        Throughput over that of `baseline`, and its 95% interval. None for the first rung of its kind.
     rounds, steps : int
         Timed runs, and steps in each.
     workers : int

@@ -19,7 +19,7 @@ _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter"
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # where Debian has ip and tc
 _INTERFACE = "eth0"  # of each node
 _PORT = 29500  # of node 0, where nobody else can have taken it
-# Seconds that a link which was idle may send at once. With 1 ms, a busy machine reached 93 % of the rate of 4 ms: the
+# Seconds that a link which was idle may send at once. With 1 ms, a busy machine reached 93% of the rate of 4 ms: the
 # kernel's timer comes late, and what the link did not use by then is lost.
 _BURST = 4e-3
 _PACKET = 65_536 + 1_000  # bytes, the longest that the kernel passes in one piece
@@ -57,7 +57,7 @@ class Nodes:
     count : int
         Nodes, at least 2.
     mb_per_s : float
-        Bandwidth of each node's cable, in each direction: 125 for 1 Gbit/s. Some 4 % of it are the heads of packets.
+        Bandwidth of each node's cable, in each direction: 125 for 1 Gbit/s. Some 4% of it are the heads of packets.
 
     Attributes
     ----------

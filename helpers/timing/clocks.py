@@ -91,7 +91,7 @@ class TwoClocks:
         return max(loading + (self.host_ms or compute), compute)
 
     def table(self) -> pd.DataFrame:
-        """Return the clocks, the prediction from them and the loop, a row each, with their 95 % intervals."""
+        """Return the clocks, the prediction from them and the loop, a row each, with their 95% intervals."""
         import pandas as pd
 
         clocks = {"loading alone": self.loading, "compute alone": self.compute, "the loop, measured": self.loop}

@@ -105,7 +105,7 @@ class Comparison:
         return max(names or self.names, key=lambda name: self.mean(name).images_per_second)
 
     def table(self) -> pd.DataFrame:
-        """Return means, ratios to the first variant and their 95 % intervals, one variant a row."""
+        """Return means, ratios to the first variant and their 95% intervals, one variant a row."""
         import pandas as pd  # here, because it takes half a second, and a stopwatch has no need of it
 
         rows = {}

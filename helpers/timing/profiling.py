@@ -46,8 +46,8 @@ def record(
     stopwatch runs along; see `stopwatch`.
 
     Light by default. The options add to every step: with two workers, a tiny network and batches of 32 on two
-    cores, activities alone took 4 % more CPU time and 57 kB a step before gzip; with shapes it was 12 % and
-    88 kB, with memory 5 % and 95 kB, with stacks 40 % and 335 kB.
+    cores, activities alone took 4% more CPU time and 57 kB a step before gzip; with shapes it was 12% and
+    88 kB, with memory 5% and 95 kB, with stacks 40% and 335 kB.
 
     Parameters
     ----------

@@ -323,7 +323,7 @@ def _of_1_12(event: dict) -> dict:
 class Loop:
     """A training loop on a made-up GPU, simulated: the host launches, the GPU follows, and lags by up to a step.
 
-    As it stands nothing is wrong with it: kernels run for 97 % of the time, and the host's own work hides behind them.
+    As it stands nothing is wrong with it: kernels run for 97% of the time, and the host's own work hides behind them.
     All times are in µs.
 
     Attributes

@@ -53,7 +53,7 @@ def test_two_clocks_give_means_the_ceiling_and_the_error():
 
 
 def test_the_interval_of_the_error_follows_from_how_the_rounds_differ_in_it():
-    steady = clocks([10, 20, 40], [5, 5, 5], [11, 22, 44], workers=1)  # each round 10 % longer than its own prediction
+    steady = clocks([10, 20, 40], [5, 5, 5], [11, 22, 44], workers=1)  # each round 10% longer than its own prediction
     assert steady.ratio.lowest == pytest.approx(1.1)
     assert steady.ratio.highest == pytest.approx(1.1)
     assert timing.outcome(clocks([20, 20, 20], [5, 5, 5], [11, 22, 44], workers=1).ratio) == "too noisy to say"
