@@ -11,6 +11,7 @@ from helpers import figures, timing
 from helpers.__main__ import main
 from helpers.lessons import class_page
 from helpers.results import scoreboard
+from helpers.wording import digits
 
 REAL = scoreboard.REFERENCE / "cpu-2-cores" / "scoreboard.jsonl"
 
@@ -166,7 +167,7 @@ def test_a_real_scoreboard_is_shown_with_its_ratios_and_asks_for_nothing_else(tm
     counts = {row[0]: row for row in rows(page, "What each change gained")[1:]}
     for result in results:
         if result.ratio:
-            assert counts[f"{result.rung} to {result.baseline}"][-3:] == [f"{result.ratio:.2f}×"] * 3
+            assert counts[f"{result.rung} to {result.baseline}"][-3:] == [f"{digits(result.ratio)}×"] * 3
     assert not re.search(r"""(src|href)=["'](?!data:)|url\(|@import|<script|<link""", page)
     (alt,) = re.findall('<img alt="(.*?)"', page)
     assert alt.startswith("Marks of the ratio to the baseline, one a reader")
