@@ -2,11 +2,12 @@
 
 import multiprocessing
 import pickle
+import time
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from helpers.loading import accidents, formats
 
@@ -38,6 +39,24 @@ def patience(monkeypatch):
 
 @needs_fork
 def test_a_zip_archive_opened_before_the_fork_gives_one_worker_the_others_bytes(packs):
+    error = accidents.load_with_two_workers(accidents.ZipOpenedTooEarly(packs / "zip" / "shard-000000.zip"))
+    assert "BadZipFile" in error
+
+
+@needs_fork
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_worker_that_wakes_late_does_not_find_its_own_bytes(packs, monkeypatch, late):
+    class Late(accidents.SharedFile):
+        def seek(self, *args):
+            worker, first = get_worker_info(), self._meeting is not None
+            if worker and first and worker.id != late:
+                time.sleep(0.5)  # is the last to seek, so that its own place is where the file is read on
+            position = super().seek(*args)
+            if worker and first and worker.id == late:
+                time.sleep(0.5)  # meanwhile the other one reads all of its items
+            return position
+
+    monkeypatch.setattr(accidents, "SharedFile", Late)
     error = accidents.load_with_two_workers(accidents.ZipOpenedTooEarly(packs / "zip" / "shard-000000.zip"))
     assert "BadZipFile" in error
 
