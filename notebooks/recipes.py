@@ -214,6 +214,14 @@ def mixed_step(model, optimizer, scaler, images, labels):  # scaler: torch.amp.G
     return loss.detach()
 
 
+def fastest(calls, rounds=3):  # by name: such as steps in float32 and bfloat16, since not every device gains
+    times = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name in random.sample(list(calls), len(calls)):  # in turns, not one after the other
+            times[name].append(milliseconds(calls[name], repeats=5, warmup=1))
+    return min(times, key=lambda name: statistics.geometric_mean(times[name]))
+
+
 # 11 · Fewer launches: one kernel for all weights, and kernels that do the work of several
 
 
@@ -311,6 +319,9 @@ def main():
         loaded = list(results_ahead(lambda rows=rows: dataset.__getitems__(rows.tolist()) for rows in mine))
         print(f"rank 1 of 2: {len(loaded)} batches")
         print(f"loss in bfloat16, compiled: {mixed_step(compiled, optimizer, scaler, images, labels):.3f} nats")
+        steps = {"compiled": compiled, "as it is": model}
+        steps = {name: lambda each=each: train_step(each, optimizer, images, labels) for name, each in steps.items()}
+        print(f"faster: {fastest(steps)}")
 
         alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
         os.environ |= {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in alone.items()}  # as torchrun

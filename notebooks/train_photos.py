@@ -88,17 +88,13 @@ class Training:
         return torch.cat(right).mean().item()
 
 
-def faster_type(types, batch, rounds=3):
+def faster_type(types, batch):
     """Return the name of the type in which a step takes least, timed in turns."""
     few = [each[:2] for each in batch]  # some processors take a hundred times as long in bfloat16: ask with two images
     first = {name: recipes.milliseconds(lambda: step(*few), repeats=1, warmup=1) for name, step in types.items()}
     if first["bfloat16"] > 3 * first["float32"]:
         return "float32"
-    times = {name: [] for name in types}
-    for _ in range(rounds):
-        for name in np.random.permutation(list(types)):
-            times[name].append(recipes.milliseconds(lambda: types[name](*batch), repeats=5, warmup=1))
-    return min(times, key=lambda name: sum(times[name]))
+    return recipes.fastest({name: lambda step=step: step(*batch) for name, step in types.items()})
 
 
 def main():

@@ -6,7 +6,15 @@ from helpers.figures.classes import ratios
 from helpers.figures.drawing import Picture
 from helpers.figures.ladders import ladder, reference, waiting
 from helpers.figures.loaders import access, image_grid, item_timeline, memory, monitored
-from helpers.figures.networks import accuracies, curves, gradients, memory_formats, number_formats, roofline
+from helpers.figures.networks import (
+    accuracies,
+    curves,
+    gradients,
+    memory_formats,
+    number_formats,
+    roofline,
+    time_to_accuracy,
+)
 from helpers.figures.profiles import accelerator, breakdown, kernels, memory_curves, utilization_and_efficiency
 from helpers.figures.ranks import communication, rank_timeline, scaling
 from helpers.figures.stores import throughput
@@ -41,6 +49,7 @@ __all__ = [
     "seconds",
     "throughput",
     "time_lines",
+    "time_to_accuracy",
     "two_clocks",
     "utilization_and_efficiency",
     "waiting",

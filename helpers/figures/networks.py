@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from helpers.figures.drawing import (
     BLACK,
@@ -30,6 +30,7 @@ from helpers.training.roofline import Placed
 from helpers.wording import counted
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
 
 
@@ -79,6 +80,41 @@ def accuracies(runs: Mapping[str, np.ndarray], source: str) -> Picture:
     return Picture(
         figure, f"Lines of the test accuracy by epoch, with bands over the seeds. At the end: {ends}. {source}."
     )
+
+
+def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
+    """Draw the test accuracy over the seconds since the start: a line for each training, naive or with everything.
+
+    Parameters
+    ----------
+    epochs : DataFrame
+        A row an epoch, as ``train_cifar10.py --log`` writes them: ``naive`` (bool), ``seed``, ``seconds``, ``accuracy``
+        and ``goal``, both shares from 0 to 1.
+    source : str
+    """
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplots()
+    ends = []
+    for naive, name, colour, style in ((True, "naive", GREY, ":"), (False, "with everything", BLUE, "-")):
+        trainings = [of_seed for _, of_seed in epochs[epochs["naive"] == naive].groupby("seed")]
+        for number, each in enumerate(trainings):
+            label = None if number else name
+            axes.plot(each["seconds"], 100 * each["accuracy"], style, color=colour, marker=".", label=label)
+        if trainings:
+            last = [each["seconds"].iloc[-1] for each in trainings]
+            best = 100 * max(each["accuracy"].max() for each in trainings)
+            ends.append(f"{name} up to {best:.0f}% in {three_digits(min(last))} to {three_digits(max(last))} s")
+    goal = 100 * epochs["goal"].iloc[0]
+    axes.axhline(goal, color=BLACK, linewidth=0.8)
+    axes.annotate(f"{goal:.0f}%", (1, goal), (3, 0), ("axes fraction", "data"), "offset points", va="center")
+    axes.set(xscale="log", xlabel="seconds since the start, with all that takes time", ylabel="test accuracy in %")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: three_digits(seconds)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.legend(frameon=False, loc="lower right")
+    tidy(axes)
+    write_source(figure, source)
+    return Picture(figure, f"Lines of the test accuracy over time on a logarithmic scale: {'; '.join(ends)}. {source}.")
 
 
 def roofline(steps: Mapping[str, Placed], source: str) -> Picture:

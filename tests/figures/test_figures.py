@@ -105,6 +105,12 @@ def of_a_class():
     return pd.DataFrame(rows, columns=["rung", "ratio", "lowest", "highest", "outcome"])
 
 
+def trained():
+    """Two seeds naively, one with everything, which reaches the goal in its second epoch."""
+    rows = [(True, 0, 60, 0.3), (True, 0, 120, 0.5), (True, 1, 70, 0.4), (False, 0, 5, 0.4), (False, 0, 9, 0.62)]
+    return pd.DataFrame(rows, columns=["naive", "seed", "seconds", "accuracy"]).assign(goal=0.6)
+
+
 PICTURES = {
     "image_grid": lambda: figures.image_grid(np.zeros((3, 32, 32, 3), np.uint8), [0, 1, 1], ["cat", "dog"], SOURCE),
     "breakdown": lambda: figures.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
@@ -118,6 +124,7 @@ PICTURES = {
     "item_timeline": lambda: figures.item_timeline({"1 worker": np.array([[0, 1.0, 1.5], [0, 1.5, 2.0]])}),
     "phases": lambda: figures.phases(pd.DataFrame({"loading": [5.0], "forward": [7.0]}, ["batch 32"]), SOURCE),
     "accuracies": lambda: figures.accuracies({"in batches": np.array([[0.3, 0.4], [0.2, 0.5]])}, SOURCE),
+    "time_to_accuracy": lambda: figures.time_to_accuracy(trained(), SOURCE),
     "seconds": lambda: figures.seconds(pd.DataFrame({"waiting": [9.0], "step": [4.0]}, ["naive"]), SOURCE),
     "throughput": lambda: figures.throughput(
         pd.DataFrame({"MB": [0.1, 0.1, 8.0], "connections": [1, 1, 4], "seconds": [0.03, 0.04, 0.4]}),
@@ -183,6 +190,7 @@ OF_MEASUREMENTS = [
     "kernels",
     "run_ahead",
     "accuracies",
+    "time_to_accuracy",
     "seconds",
     "throughput",
 ]
@@ -193,6 +201,14 @@ def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_w
     picture = PICTURES[name]()
     titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
     assert SOURCE in titles and SOURCE in picture.alt
+
+
+def test_each_training_has_a_line_until_it_is_good_enough():
+    picture = PICTURES["time_to_accuracy"]()
+    *trainings, goal = picture.figure.axes[0].lines
+    assert [line.get_xdata().tolist() for line in trainings] == [[60, 120], [70], [5, 9]]
+    assert list(goal.get_ydata()) == [60, 60]
+    assert "naive up to 50% in 70 to 120 s; with everything up to 62% in 9 to 9 s." in picture.alt
 
 
 def test_the_host_is_ahead_by_the_time_until_the_device_has_done_the_same_step():

@@ -1,6 +1,7 @@
-"""The two files that readers take home, run as they would run them: without the rest of the course."""
+"""The files that readers take home, run as they would run them: without the rest of the course."""
 
 import ast
+import json
 import os
 import pickle
 import re
@@ -24,7 +25,7 @@ def recipes(monkeypatch):
     """The module, as a script beside it imports it."""
     monkeypatch.syspath_prepend(NOTEBOOKS)
     yield __import__("recipes")
-    for name in ("recipes", "train_photos"):
+    for name in ("recipes", "train_photos", "train_cifar10"):
         sys.modules.pop(name, None)
 
 
@@ -45,7 +46,7 @@ def write_photos(folder, classes, of_each, side=(60, 48)):
             Image.fromarray(pixels).save(folder / name / f"{photo}.png")
 
 
-@pytest.mark.parametrize("name", ["recipes.py", "train_photos.py"])
+@pytest.mark.parametrize("name", ["recipes.py", "train_photos.py", "train_cifar10.py"])
 def test_nothing_of_the_course_is_imported(name):
     tree = ast.parse((NOTEBOOKS / name).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
@@ -53,8 +54,15 @@ def test_nothing_of_the_course_is_imported(name):
     assert {module.split(".")[0] for module in imported} <= ALLOWED
 
 
-def test_the_script_is_short_enough_to_be_read():
-    assert len((NOTEBOOKS / "train_photos.py").read_text(encoding="utf-8").splitlines()) < 150
+@pytest.mark.parametrize(("name", "lines"), [("train_photos.py", 150), ("train_cifar10.py", 190)])
+def test_a_script_is_short_enough_to_be_read(name, lines):
+    assert len((NOTEBOOKS / name).read_text(encoding="utf-8").splitlines()) < lines
+
+
+def test_of_several_calls_the_one_that_takes_least_is_named(recipes, monkeypatch):
+    takes = {"short": 1.0, "long": 3.0, "longer": 9.0}
+    monkeypatch.setattr(recipes, "milliseconds", lambda call, **_: call())
+    assert recipes.fastest({name: lambda ms=ms: ms for name, ms in reversed(takes.items())}) == "short"
 
 
 def test_a_batch_is_augmented_as_in_the_course(recipes):
@@ -213,6 +221,83 @@ def test_the_script_trains_validates_and_records_photos_of_ones_own(script, tmp_
     )
     script.main()
     assert (packed / "train.npy").stat().st_ino == identity
+
+
+# train_cifar10.py
+
+
+@pytest.fixture
+def cifar(recipes):
+    return __import__("train_cifar10")
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Small images as the course prepares them, 48 to train on and 24 to test; dark ones and bright ones."""
+    for part, count in (("train", 48), ("test", 24)):
+        (tmp_path / part).mkdir()
+        rows = ["file,label"]
+        for number in range(count):
+            pixels = np.random.default_rng(number).integers(0, 99, (32, 32, 3), np.uint8) + 150 * (number % 2)
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / part / f"{number}.png")
+            rows.append(f"{number}.png,{number % 2}")
+        (tmp_path / part / "labels.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path
+
+
+class Options:
+    width, batch, lr, seed, compile = 4, 16, 0.02, 0, False
+
+
+def test_naively_and_with_everything_the_network_gets_the_same_pixels_and_learns_the_same(cifar, recipes, images):
+    files = cifar.PngFiles(images / "train")
+    pixels, labels = cifar.on_device(files)
+    assert pixels.dtype == torch.uint8 and pixels.shape == (48, 3, 32, 32) and labels.tolist() == files.labels
+    naive = cifar.Training(Options, 20)
+    other, control = (
+        cifar.Training(Options, 20, before, cifar.AS_IT_COMES, fused=True)
+        for before in (recipes.Normalize(cifar.MEAN, cifar.STD), recipes.Normalize(cifar.MEAN, [1, 1, 1]))
+    )
+    floats = torch.stack([files[index][0] for index in range(16)])
+    fed = ((naive, floats), (other, pixels[:16]), (control, pixels[:16]))
+    losses, same, differs = ([step(batch, labels[:16]).item() for _ in range(2)] for step, batch in fed)
+    assert losses == pytest.approx(same, rel=1e-4)  # later the steps make more of what rounding changes
+    assert losses != pytest.approx(differs, rel=1e-3)
+    assert losses[1] < losses[0]
+
+
+def test_a_type_that_is_far_too_slow_is_not_tried_with_a_whole_batch(cifar, recipes, monkeypatch):
+    asked = []
+
+    def new_step(way):
+        return lambda images, _: asked.append((way, len(images))) or (100 if way[0] == torch.bfloat16 else 1)
+
+    monkeypatch.setattr(recipes, "milliseconds", lambda call, *_, **__: call())
+    fastest = cifar.fastest_way(new_step, torch.zeros(32), torch.zeros(32))
+    assert fastest[0] == torch.float32
+    assert {way[0] for way, count in asked if count == 32} == {torch.float32}
+    assert {way for way, count in asked if count == 8} == set(cifar.WAYS)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("naive", [["--naive"], []], ids=["naively", "with everything"])
+def test_it_trains_until_it_is_good_enough_and_notes_each_epoch(naive, cifar, images, monkeypatch, capsys):
+    log = images / "log.jsonl"
+    settings = ["--epochs", "40", "--batch", "16", "--width", "4", "--goal", "0.95", "--log", str(log)]
+    monkeypatch.setattr(sys, "argv", ["train_cifar10.py", str(images), *naive, *settings])
+    cifar.main()
+    epochs = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [each["epoch"] for each in epochs] == list(range(1, len(epochs) + 1))
+    assert [each["accuracy"] >= 0.95 for each in epochs] == [False] * (len(epochs) - 1) + [True]
+    assert f"95% of the test images: reached after {epochs[-1]['seconds']:.1f} s" in capsys.readouterr().out
+    assert epochs[0]["naive"] == bool(naive) and epochs[0]["train_images"] == 48 and str(images) not in log.read_text()
+
+
+def test_too_few_images_for_a_batch_are_an_error(cifar, images, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train_cifar10.py", str(images)])
+    with pytest.raises(SystemExit):
+        cifar.main()
+    assert "train: expected 512 or more images, found 48. Add some, or lower --batch" in capsys.readouterr().err
 
 
 def sections():

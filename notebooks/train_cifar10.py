@@ -1,0 +1,187 @@
+"""Trains a small ResNet on CIFAR-10 until it is good enough, and takes the time: naively, or with all of the course.
+
+    python train_cifar10.py IMAGES [--naive] [--goal 0.9] [--epochs 10] [--batch 512] [--width 64] [--log FILE]
+
+IMAGES holds train and test, each with PNG files and their labels.csv, as the course prepares them. Network, plan of the
+learning rate and augmentation are the same both ways: they learn the same but for chance and rounding. The clock starts
+before the first file is read, and everything counts: trials, validation, compiling. It takes `recipes.py` beside it.
+"""
+
+import argparse
+import csv
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import recipes
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+AS_IT_COMES = (torch.float32, torch.contiguous_format)
+WAYS = list(product((torch.float32, torch.bfloat16), (torch.contiguous_format, torch.channels_last)))
+
+
+class PngFiles(Dataset):
+    """Opens, decodes and changes one file for each image that is asked for."""
+
+    def __init__(self, folder, *changes):
+        with (folder / "labels.csv").open() as table:
+            rows = list(csv.DictReader(table))
+        self.paths, self.labels = [folder / row["file"] for row in rows], [int(row["label"]) for row in rows]
+        self.change = v2.Compose(
+            [*changes, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+        )
+
+    def __len__(self):
+        return len(self.paths)
+
+    def pixels(self, index):
+        with Image.open(self.paths[index]) as image:
+            return np.array(image.convert("RGB"))
+
+    def __getitem__(self, index):
+        return self.change(Image.fromarray(self.pixels(index))), self.labels[index]
+
+
+def on_device(files):
+    """Decode each file once, on all cores, and keep the bytes where the network is."""
+    with ThreadPoolExecutor() as threads:
+        images = np.stack(list(threads.map(files.pixels, range(len(files)))))
+    return torch.from_numpy(images).to(DEVICE).permute(0, 3, 1, 2).contiguous(), torch.tensor(files.labels).to(DEVICE)
+
+
+class Residual(nn.Sequential):
+    def forward(self, images):
+        return images + super().forward(images)
+
+
+def convolution(channels, out):
+    return nn.Sequential(nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
+
+
+def resnet9(width):  # after David Page's for DAWNBench
+    layers, channels = [convolution(3, width)], width
+    for residual in (True, False, True):
+        layers += [convolution(channels, 2 * channels), nn.MaxPool2d(2)]
+        channels *= 2
+        layers += [Residual(convolution(channels, channels), convolution(channels, channels))] if residual else []
+    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+class Training:
+    """A network, its optimizer and the plan of its learning rate. To call it trains on one batch."""
+
+    def __init__(self, options, steps, before=None, way=AS_IT_COMES, fused=None):
+        torch.manual_seed(options.seed)
+        self.dtype, self.format = way
+        model = nn.Sequential(before or nn.Identity(), resnet9(options.width))
+        self.model = self.forward = model.to(DEVICE, memory_format=self.format)
+        weights = model.parameters()
+        self.optimizer = torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=fused)
+        rate = options.lr * options.batch / 256  # twice the images in a step, twice the learning rate
+        self.plan = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, rate, steps, cycle_momentum=False)
+
+    def logits(self, images):
+        images = images.to(DEVICE, memory_format=self.format)
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            return self.forward(images).float()
+
+    def __call__(self, images, labels):
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.logits(images), labels.to(DEVICE), label_smoothing=0.1)
+        loss.backward()
+        self.optimizer.step()
+        self.plan.step()
+        return loss.detach()
+
+    @torch.no_grad()
+    def accuracy(self, batches):
+        self.model.eval()
+        right = [self.logits(images).argmax(1) == labels.to(DEVICE) for images, labels in batches]
+        self.model.train()
+        return torch.cat(right).float().mean().item()
+
+
+def fastest_way(new_step, images, labels):
+    """Return the type and the memory format in which a step takes least, timed in turns."""
+    # some processors take a hundred times as long in bfloat16: ask with a few images first
+    steps = {way: new_step(way) for way in WAYS}
+    few = {way: recipes.milliseconds(lambda: steps[way](images[:8], labels[:8]), 1, warmup=1) for way in WAYS}
+    fit = [way for way in WAYS if few[way] < 3 * few[AS_IT_COMES]]
+    return recipes.fastest({way: lambda way=way: steps[way](images, labels) for way in fit})
+
+
+def naively(options, steps):
+    """Return the training as one begins: a file an image, one worker, float32, and a value asked for in each step."""
+    augmented = PngFiles(options.images / "train", v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip())
+    train = DataLoader(augmented, options.batch, shuffle=True, drop_last=True, num_workers=1)
+    test = DataLoader(PngFiles(options.images / "test"), options.batch, num_workers=1)
+    step = Training(options, steps)
+    return step, lambda: (step(*batch).item() for batch in train), test
+
+
+def with_everything(options, steps):
+    """Return the same training with the data set on the device, augmented there, in the fastest type and format."""
+    torch.set_float32_matmul_precision("high")  # TF32, where there is a GPU that has it
+    images, labels = on_device(PngFiles(options.images / "train"))
+    test = [each.split(1000) for each in on_device(PngFiles(options.images / "test"))]
+
+    def new_step(way, spare=100):  # more than a trial takes
+        return Training(options, steps + spare, recipes.Normalize(MEAN, STD), way, fused=True)
+
+    way = fastest_way(new_step, images[: options.batch], labels[: options.batch])
+    print("Chosen:", *(str(each).removeprefix("torch.") for each in way))
+    step = new_step(way, spare=0)
+    step.forward = torch.compile(step.model) if options.compile else step.model
+
+    def epoch():
+        for batch, its_labels in recipes.batches_on_device(images, labels, options.batch):
+            yield step(recipes.crop_and_flip(batch), its_labels)
+
+    return step, epoch, list(zip(*test, strict=True))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=Path)
+    for name in ("--naive", "--compile"):
+        parser.add_argument(name, action="store_true")
+    for name, default in {"goal": 0.9, "epochs": 10, "batch": 512, "lr": 0.2, "width": 64, "seed": 0}.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    parser.add_argument("--log", type=Path, help="a file to which each epoch adds a line of JSON")
+    options = parser.parse_args()
+    start = time.perf_counter()
+    count, folder = len(PngFiles(options.images / "train")), options.images / "train"
+    if count < options.batch:
+        parser.error(f"{folder}: expected {options.batch} or more images, found {count}. Add some, or lower --batch")
+    way = naively if options.naive else with_everything
+    step, epoch, test = way(options, options.epochs * (count // options.batch))
+    settings = {name: value for name, value in vars(options).items() if name not in ("images", "log")}
+    settings["device"] = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    settings |= {"torch": torch.__version__, "train_images": count}
+    for number in range(1, options.epochs + 1):
+        losses = list(epoch())
+        accuracy, seconds = step.accuracy(test), time.perf_counter() - start  # here the host has waited
+        print(
+            f"epoch {number}: {seconds:.1f} s, loss {float(sum(losses) / len(losses)):.3f} nats, {accuracy:.1%} right",
+            flush=True,
+        )
+        if options.log:
+            with options.log.open("a") as file:
+                print(json.dumps(settings | {"epoch": number, "seconds": seconds, "accuracy": accuracy}), file=file)
+        if accuracy >= options.goal:
+            break
+    reached = "reached" if accuracy >= options.goal else "not reached"
+    print(f"{options.goal:.0%} of the test images: {reached} after {seconds:.1f} s, {number} epochs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What only a GPU shows and no notebook measures: ``python -m tests.bench.bench_gpu``. A minute; without a GPU nothing.
+
+- Whether the host's waiting differs from the GPU's idling: a step that keeps the host for 8 ms and the GPU for 13,
+  in front of a loader that delivers every 14 ms. So the host waits for 6 of 14 ms, and the GPU is idle for 1.
+- What a profile leaves behind: launch-bound steps timed before one and after it, in processes of their own, since
+  CUPTI stays attached; and the same with ``TEARDOWN_CUPTI=1`` (pytorch, issue 144455).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+from torch.utils.data import DataLoader
+
+from helpers import confidence, config, timing, traces, training
+from helpers.loading import datasets
+from helpers.timing import profiling
+from helpers.training import models
+
+HOST, GPU, LOADER = 8, 13, 14  # ms
+STEPS, ROUNDS, PROCESSES = 50, 7, 3
+
+
+def main() -> None:
+    """Measure both, if there is a GPU."""
+    if not torch.cuda.is_available():
+        print("There is no GPU here, and so nothing to measure.")
+        return
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    waiting_and_idling()
+    for environment in ({}, {"TEARDOWN_CUPTI": "1"}):
+        after_a_profile(environment)
+
+
+def waiting_and_idling() -> None:
+    """Print the share in which the host waits by the stopwatch, and in which kernels run by the trace."""
+    matrix, result = torch.randn(2, 2048, 2048, device="cuda")
+    product_ms = timing.call_ms(lambda: torch.mm(matrix, matrix, out=result))
+    products = round(GPU / product_ms)
+
+    def step(*_: object) -> None:
+        start = time.perf_counter()
+        for _ in range(products):
+            torch.mm(matrix, matrix, out=result)
+        time.sleep(max(HOST / 1e3 - (time.perf_counter() - start), 0))
+
+    loader = DataLoader(datasets.SleepDataset(10_000, LOADER / 1e3), 1, num_workers=1)
+    timed = timing.loop(loader, step, STEPS)
+    print(f"A step: {timed.step_ms:.1f} ms; {products} products of {product_ms:.3f} ms. {LOADER} ms expected")
+    print(f"The host waits for data: {timed.loading_share:.0%}, {(LOADER - HOST) / LOADER:.0%} expected")
+    with tempfile.TemporaryDirectory() as folder:
+        used = traces.accelerators(profiling.record(loader, step, f"{folder}/run")).iloc[0]
+    print(f"Kernels run, by the trace: {used['utilization']:.0%}, {products * product_ms / timed.step_ms:.0%} expected")
+
+
+def after_a_profile(environment: dict[str, str]) -> None:
+    """Print how much longer a step takes after a profile than before it, in each of some processes."""
+    command = [sys.executable, "-m", "tests.bench.bench_gpu", "before-and-after"]
+    ratios = []
+    for _ in range(PROCESSES):
+        run = subprocess.run(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=True)
+        ratios.append(float(run.stdout.splitlines()[-1]))
+    interval = confidence.geometric(ratios)
+    named = " ".join(f"{name}={value}" for name, value in environment.items()) or "as it comes"
+    ends = f"{interval.lowest:.3f} to {interval.highest:.3f} in {PROCESSES} processes"
+    print(f"After a profile a launch-bound step takes {interval.mean:.3f}× as long ({ends}; {named})")
+
+
+def before_and_after() -> None:
+    """Print the time of a step after a profile, as a multiple of that before."""
+    workload = training.launch_bound_workload()
+    model = models.resnet50(workload.side).to(config.device())
+    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    batch = torch.randint(256, (workload.batch, 3, 32, 32), dtype=torch.uint8), torch.zeros(workload.batch).long()
+
+    def step_ms() -> float:
+        return min(timing.loop([batch], step, STEPS).step_ms for _ in range(ROUNDS))
+
+    before = step_ms()
+    with tempfile.TemporaryDirectory() as folder:
+        profiling.record([batch], step, f"{folder}/run")
+    print(step_ms() / before)
+
+
+if __name__ == "__main__":
+    before_and_after() if sys.argv[1:] == ["before-and-after"] else main()
