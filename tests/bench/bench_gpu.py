@@ -39,9 +39,9 @@ def main() -> None:
 
 def waiting_and_idling() -> None:
     """Print the share in which the host waits by the stopwatch, and in which kernels run by the trace."""
-    matrix, result = torch.randn(2, 2048, 2048, device="cuda")
+    matrix, result = torch.randn(2, 1024, 1024, device="cuda")
     product_ms = timing.call_ms(lambda: torch.mm(matrix, matrix, out=result))
-    products = round(GPU / product_ms)
+    products = max(round(GPU / product_ms), 1)
 
     def step(*_: object) -> None:
         start = time.perf_counter()
