@@ -246,7 +246,8 @@ def with_events(change):
 
 
 def with_more_events(*more):
-    return lambda trace: json.dumps(trace | {"traceEvents": [*trace["traceEvents"], *more, *trace["traceEvents"][:1]]})
+    last = {"ph": "M", "name": "process_name", "pid": 1, "ts": 1, "args": {"name": "python"}}
+    return lambda trace: json.dumps(trace | {"traceEvents": [*trace["traceEvents"], *more, last]})
 
 
 def with_argument(text):

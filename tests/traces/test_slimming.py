@@ -83,9 +83,9 @@ def test_a_slim_trace_has_the_same_breakdown(trace, slimmed):
 
 def test_a_slim_trace_has_the_same_metadata(trace, slimmed):
     before, after = (json.loads(recordings.read(file)) for file in (trace, slimmed))
-    private = {before.pop("host_name"), before.pop("traceName")}
+    private = {before.pop(name) for name in ("host_name", "traceName") if name in before}  # PyTorch 2.11 has no host
     assert after | {"traceEvents": []} == before | {"traceEvents": []}
-    assert all(private) and not private & set(map(str, after.values()))
+    assert private and all(private) and not private & set(map(str, after.values()))
     assert len(after["traceEvents"]) < len(before["traceEvents"])
 
 
