@@ -97,6 +97,8 @@ def endless(loader: Iterable) -> Iterator:
         # Not left to the garbage collector: a notebook keeps its last error, which keeps the iterator and so the
         # workers; and persistent ones, which the loader keeps, would load on while the next clock runs.
         getattr(epoch, "_shutdown_workers", lambda: None)()
+        for worker in getattr(epoch, "_workers", []):
+            worker.join(1)  # one that was terminated, since it did not end by itself, is there for a moment more
         if isinstance(loader, torch.utils.data.DataLoader):
             loader._iterator = None
 

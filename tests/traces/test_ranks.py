@@ -309,8 +309,11 @@ def test_recorded_operations_are_those_that_were_called(recorded):
 @pytest.mark.processes
 def test_recorded_collectives_allow_the_clock_of_the_machine_that_they_ran_on(recorded):
     found = traces.ranks(recorded)
-    assert found.uncertainty == 0
-    assert list(found.clock.values()) == found.recorded_clock.tolist()
+    away = np.abs(np.array(list(found.clock.values())) - found.recorded_clock)
+    if None in found.hosts:  # PyTorch 2.11 does not write them, so it could be two machines
+        assert 0 < found.uncertainty < 1e5 and (away <= found.uncertainty).all()
+    else:
+        assert found.uncertainty == 0 and not away.any()
     table = traces.collectives(found)
     symmetric = table[table["operation"].isin({"all_reduce", "barrier"})].groupby("number")
     assert (symmetric["start"].max() <= symmetric["end"].min()).all()  # nobody ends before the last has begun
