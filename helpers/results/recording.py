@@ -289,6 +289,7 @@ def _page(out: Path, results: list[scoreboard.Result], left_out: list[str]) -> s
     if left_out:
         lines += ["", *(f"Left out: {each}." for each in left_out)]
     lines += ["", "| measured on | |", "|---|---|"]
+    machine["clocks"] = ", ".join(f"{kind} {mhz:,} MHz" for kind, mhz in (machine["clocks"] or {}).items()) or None
     lines += [f"| {key} | {value} |" for key, value in machine.items() if value is not None]
     groups = dict.fromkeys((result.step, result.data) for result in results)
     lines += ["", "What a step is, and what it is fed:", "", *(f"- {step}; {data}" for step, data in groups)]

@@ -89,6 +89,14 @@ def test_a_reference_has_a_result_and_a_light_trace_for_every_rung(tmp_path, unh
     assert all((tmp_path / "out" / name).stat().st_size > 1000 for name in ("ladder.png", "waiting.png"))
 
 
+def test_the_page_says_how_fast_the_clocks_of_a_gpu_were(tmp_path, monkeypatch):
+    its = recording.machine() | {"clocks": {"multiprocessors": 1755, "memory": 2619}}
+    monkeypatch.setattr(recording, "machine", lambda: its)
+    record([lambda: group(Counting())], tmp_path / "out")
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| clocks | multiprocessors 1,755 MHz, memory 2,619 MHz |" in page
+
+
 def test_a_reference_names_neither_the_machine_nor_its_folders(tmp_path):
     record([lambda: group(Counting())], tmp_path / "out")
     for path in (tmp_path / "out").rglob("*"):
