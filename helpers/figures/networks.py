@@ -88,15 +88,15 @@ def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
     Parameters
     ----------
     epochs : DataFrame
-        A row an epoch, as ``train_cifar10.py --log`` writes them: ``naive`` (bool), ``seed``, ``seconds``, ``accuracy``
-        and ``goal``, both shares from 0 to 1.
+        A row an epoch, as ``train_cifar10.py --log`` writes them: ``naive`` (bool); ``started``, the same in all rows
+        of a training; ``seconds``; ``accuracy`` and ``goal``, shares from 0 to 1.
     source : str
     """
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplots()
     ends = []
     for naive, name, colour, style in ((True, "naive", GREY, ":"), (False, "with everything", BLUE, "-")):
-        trainings = [of_seed for _, of_seed in epochs[epochs["naive"] == naive].groupby("seed")]
+        trainings = [of_seed for _, of_seed in epochs[epochs["naive"] == naive].groupby("started")]
         for number, each in enumerate(trainings):
             label = None if number else name
             axes.plot(each["seconds"], 100 * each["accuracy"], style, color=colour, marker=".", label=label)

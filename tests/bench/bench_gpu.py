@@ -1,9 +1,9 @@
-"""What only a GPU shows and no notebook measures: ``python -m tests.bench.bench_gpu``. A minute; without a GPU nothing.
+"""What only a GPU shows and no notebook measures: ``python -m tests.bench.bench_gpu``. Minutes; without a GPU nothing.
 
 - Whether the host's waiting differs from the GPU's idling: a step that keeps the host for 8 ms and the GPU for 13,
   in front of a loader that delivers every 14 ms. So the host waits for 6 of 14 ms, and the GPU is idle for 1.
 - What a profile leaves behind: launch-bound steps timed before one and after it, in processes of their own, since
-  CUPTI stays attached; and the same with ``TEARDOWN_CUPTI=1`` (pytorch, issue 144455).
+  CUPTI stays attached; the same with ``TEARDOWN_CUPTI=1`` (pytorch, issue 144455); and without a profile between.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader
@@ -33,14 +34,17 @@ def main() -> None:
         return
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     waiting_and_idling()
-    for environment in ({}, {"TEARDOWN_CUPTI": "1"}):
-        after_a_profile(environment)
+    for between in ("a profile", "a profile, TEARDOWN_CUPTI=1", "no profile"):
+        before_and_after(between)
 
 
 def waiting_and_idling() -> None:
     """Print the share in which the host waits by the stopwatch, and in which kernels run by the trace."""
-    matrix, result = torch.randn(2, 1024, 1024, device="cuda")
-    product_ms = timing.call_ms(lambda: torch.mm(matrix, matrix, out=result))
+    for side in (2048, 1024, 512):  # long enough that the time between two kernels does not count
+        matrix, result = torch.randn(2, side, side, device="cuda")
+        product_ms = timing.call_ms(partial(torch.mm, matrix, matrix, out=result))
+        if product_ms < 0.7:
+            break
     products = max(round(GPU / product_ms), 1)
 
     def step(*_: object) -> None:
@@ -54,25 +58,26 @@ def waiting_and_idling() -> None:
     print(f"A step: {timed.step_ms:.1f} ms; {products} products of {product_ms:.3f} ms. {LOADER} ms expected")
     print(f"The host waits for data: {timed.loading_share:.0%}, {(LOADER - HOST) / LOADER:.0%} expected")
     with tempfile.TemporaryDirectory() as folder:
-        used = traces.accelerators(profiling.record(loader, step, f"{folder}/run")).iloc[0]
-    print(f"Kernels run, by the trace: {used['utilization']:.0%}, {products * product_ms / timed.step_ms:.0%} expected")
+        used = traces.accelerators(profiling.record(loader, step, f"{folder}/run", active=STEPS)).iloc[0]
+    bound = products * product_ms / timed.step_ms
+    print(f"Kernels run, by the trace: {used['utilization']:.0%}, at most {bound:.0%} expected")
 
 
-def after_a_profile(environment: dict[str, str]) -> None:
-    """Print how much longer a step takes after a profile than before it, in each of some processes."""
-    command = [sys.executable, "-m", "tests.bench.bench_gpu", "before-and-after"]
-    ratios = []
-    for _ in range(PROCESSES):
-        run = subprocess.run(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=True)
-        ratios.append(float(run.stdout.splitlines()[-1]))
-    interval = confidence.geometric(ratios)
-    named = " ".join(f"{name}={value}" for name, value in environment.items()) or "as it comes"
+def before_and_after(between: str) -> None:
+    """Print how much longer a step takes after a profile, or after as long without, in each of some processes."""
+    command = [sys.executable, "-m", "tests.bench.bench_gpu", between]
+    environment = os.environ | ({"TEARDOWN_CUPTI": "1"} if "TEARDOWN" in between else {})
+    runs = (
+        subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        for _ in range(PROCESSES)
+    )
+    interval = confidence.geometric(float(run.stdout.splitlines()[-1]) for run in runs)
     ends = f"{interval.lowest:.3f} to {interval.highest:.3f} in {PROCESSES} processes"
-    print(f"After a profile a launch-bound step takes {interval.mean:.3f}× as long ({ends}; {named})")
+    print(f"A launch-bound step after {between}: {interval.mean:.3f}× as long as before ({ends})", flush=True)
 
 
-def before_and_after() -> None:
-    """Print the time of a step after a profile, as a multiple of that before."""
+def one(between: str) -> None:
+    """Print the time of a step after a profile, or after a while, as a multiple of that before."""
     workload = training.launch_bound_workload()
     model = models.resnet50(workload.side).to(config.device())
     step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=1e-3))
@@ -82,10 +87,13 @@ def before_and_after() -> None:
         return min(timing.loop([batch], step, STEPS).step_ms for _ in range(ROUNDS))
 
     before = step_ms()
-    with tempfile.TemporaryDirectory() as folder:
-        profiling.record([batch], step, f"{folder}/run")
+    if between == "no profile":
+        time.sleep(2)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            profiling.record([batch], step, f"{folder}/run")
     print(step_ms() / before)
 
 
 if __name__ == "__main__":
-    before_and_after() if sys.argv[1:] == ["before-and-after"] else main()
+    one(sys.argv[1]) if sys.argv[1:] else main()

@@ -106,9 +106,9 @@ def of_a_class():
 
 
 def trained():
-    """Two seeds naively, one with everything, which reaches the goal in its second epoch."""
+    """Two trainings naively, one with everything, which reaches the goal in its second epoch."""
     rows = [(True, 0, 60, 0.3), (True, 0, 120, 0.5), (True, 1, 70, 0.4), (False, 0, 5, 0.4), (False, 0, 9, 0.62)]
-    return pd.DataFrame(rows, columns=["naive", "seed", "seconds", "accuracy"]).assign(goal=0.6)
+    return pd.DataFrame(rows, columns=["naive", "started", "seconds", "accuracy"]).assign(goal=0.6)
 
 
 PICTURES = {
