@@ -1,6 +1,6 @@
 """Trains a small ResNet on CIFAR-10 until it is good enough, and takes the time: naively, or as the course has it.
 
-    python train_cifar10.py IMAGES [--naive] [--compile] [--goal 0.9] [--epochs 10] [--batch 512] [--width 64] …
+    python train_cifar10.py IMAGES [--naive | --compile] [--goal 0.9] [--epochs 10] [--batch 512] [--width 64] …
 
 IMAGES holds train and test, each with PNG files and their labels.csv, as the course prepares them. Network, plan of the
 learning rate and augmentation are the same both ways: they learn the same but for chance and rounding. The clock starts
@@ -139,7 +139,7 @@ def naively(options, steps):
     return step, lambda: (step(*batch).item() for batch in train), test
 
 
-def with_everything(options, steps):
+def as_the_course_has_it(options, steps):
     """Return the same training with the data set on the device, augmented there, in the fastest type and format."""
     images, labels = on_device(PngFiles(options.images / "train"))
     test = [each.split(1000) for each in on_device(PngFiles(options.images / "test"))]
@@ -162,8 +162,9 @@ def with_everything(options, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path)
+    either = parser.add_mutually_exclusive_group()
     for name in ("--naive", "--compile"):
-        parser.add_argument(name, action="store_true")
+        either.add_argument(name, action="store_true")
     for name, default in {"goal": 0.9, "epochs": 10, "batch": 512, "lr": 0.2, "width": 64, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--log", type=Path, help="a file to which each epoch adds a line of JSON")
@@ -179,7 +180,7 @@ def main():
     count = len(PngFiles(folder))
     if count < options.batch:
         parser.error(f"{folder}: expected {options.batch} or more images, found {count}. Add some, or lower --batch")
-    way = naively if options.naive else with_everything
+    way = naively if options.naive else as_the_course_has_it
     step, epoch, test = way(options, options.epochs * (count // options.batch))
     settings = {name: value for name, value in vars(options).items() if name not in ("images", "log")}
     settings["device"] = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"

@@ -83,7 +83,7 @@ def accuracies(runs: Mapping[str, np.ndarray], source: str) -> Picture:
 
 
 def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
-    """Draw the test accuracy over the seconds since the start: a line for each training, naive or with everything.
+    """Draw the test accuracy over the seconds since the start: a line for each training, naive or not.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplots()
     ends = []
-    for naive, name, colour, style in ((True, "naive", GREY, ":"), (False, "with everything", BLUE, "-")):
+    for naive, name, colour, style in ((True, "naive", GREY, ":"), (False, "as the course has it", BLUE, "-")):
         trainings = [of_seed for _, of_seed in epochs[epochs["naive"] == naive].groupby("started")]
         for number, each in enumerate(trainings):
             label = None if number else name

@@ -106,7 +106,7 @@ def of_a_class():
 
 
 def trained():
-    """Two trainings naively, one with everything, which reaches the goal in its second epoch."""
+    """Two trainings naively, one as the course has it, which reaches the goal in its second epoch."""
     rows = [(True, 0, 60, 0.3), (True, 0, 120, 0.5), (True, 1, 70, 0.4), (False, 0, 5, 0.4), (False, 0, 9, 0.62)]
     return pd.DataFrame(rows, columns=["naive", "started", "seconds", "accuracy"]).assign(goal=0.6)
 
@@ -208,7 +208,7 @@ def test_each_training_has_a_line_until_it_is_good_enough():
     *trainings, goal = picture.figure.axes[0].lines
     assert [line.get_xdata().tolist() for line in trainings] == [[60, 120], [70], [5, 9]]
     assert list(goal.get_ydata()) == [60, 60]
-    assert "naive up to 50% in 70 to 120 s; with everything up to 62% in 9 to 9 s." in picture.alt
+    assert "naive up to 50% in 70 to 120 s; as the course has it up to 62% in 9 to 9 s." in picture.alt
 
 
 def test_the_host_is_ahead_by_the_time_until_the_device_has_done_the_same_step():

@@ -249,7 +249,7 @@ class Options:
     width, batch, lr, seed, compile = 4, 16, 0.02, 0, False
 
 
-def test_naively_and_with_everything_the_network_gets_the_same_pixels_and_learns_the_same(cifar, recipes, images):
+def test_naively_and_as_the_course_has_it_the_network_gets_the_same_pixels_and_learns_the_same(cifar, recipes, images):
     files = cifar.PngFiles(images / "train")
     pixels, labels = cifar.on_device(files)
     assert pixels.dtype == torch.uint8 and pixels.shape == (48, 3, 32, 32) and labels.tolist() == files.labels
@@ -281,6 +281,7 @@ def test_before_training_the_network_guesses(cifar):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["train"], "expected the folders train and test with labels.csv. Name what holds them"),
+    (["", "--naive", "--compile"], "argument --compile: not allowed with argument --naive"),
     (["", "--epochs", "0"], "expected --epochs and --batch from 1 on, found 0 and 512"),
     ([""], "train: expected 512 or more images, found 48. Add some, or lower --batch"),
 ])  # fmt: skip
@@ -305,7 +306,7 @@ def test_a_type_that_is_far_too_slow_is_not_tried_with_a_whole_batch(cifar, reci
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("naive", [["--naive"], []], ids=["naively", "with everything"])
+@pytest.mark.parametrize("naive", [["--naive"], []], ids=["naively", "as the course has it"])
 def test_it_trains_until_it_is_good_enough_and_notes_each_epoch(naive, cifar, images, monkeypatch, capsys):
     log = images / "new" / "log.jsonl"
     settings = ["--epochs", "40", "--batch", "16", "--width", "4", "--goal", "0.95", "--log", str(log)]
