@@ -21,6 +21,7 @@ ARG TORCH_BACKEND=""
 # What the environment is made of, before the rest: a changed notebook does not install PyTorch again.
 COPY --chown=1000:1000 Makefile pyproject.toml requirements.lock requirements.hashes ./
 COPY --chown=1000:1000 helpers/__init__.py helpers/
+COPY --chown=1000:1000 stepscope/ stepscope/
 RUN --mount=type=cache,target=/home/reader/.cache,uid=1000,gid=1000 make .venv/installed
 COPY --chown=1000:1000 . .
 

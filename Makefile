@@ -45,7 +45,7 @@ clean:
 	rm -rf .venv runs site
 
 # The file is the last thing made, so an interrupted installation is taken up again.
-.venv/installed: requirements.lock requirements.hashes pyproject.toml
+.venv/installed: requirements.lock requirements.hashes pyproject.toml stepscope/pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"This course needs Python 3.11 or newer, but $(PYTHON) is {v[0]}.{v[1]}. Name a newer one:  make lab PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)"
@@ -55,5 +55,5 @@ ifdef TORCH_BACKEND
 else
 	$(BIN)/uv pip install --python $(BIN)/python -r requirements.lock -c requirements.hashes
 endif
-	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -e ./stepscope -e .
 	@touch $@

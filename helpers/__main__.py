@@ -1,12 +1,15 @@
-"""The shell's door: ``python -m helpers check · prepare · run · site · record · tour · ladder · tensorboard · traces ·
-diagnose · exercise · grade · class · slides · colab``."""
+"""The shell's door: ``python -m helpers check · prepare · run · site · record · tour · ladder · exercise · grade ·
+class · slides · colab``; what works on any training code is the command ``stepscope``."""
 
 from __future__ import annotations
 
 import argparse
-import io
-import os
 import sys
+
+try:
+    from stepscope import __main__ as stepscope
+except ImportError:  # also where only the folder of that name is found
+    sys.exit(f"{sys.executable} lacks the course's packages. In the course's folder, `make lab` installs them.")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -14,31 +17,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m helpers", description="What the course offers in a shell.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="is this machine ready, and how long will the course take?")
-    check.add_argument("--people", type=int, metavar="N", help="instead, is it ready for so many people at once?")
+    check.add_argument("--people", type=_people, metavar="N", help="instead, is it ready for so many people at once?")
     prepare = commands.add_parser("prepare", help="get the images, or check those that are there")
     prepare.add_argument("--verify", action="store_true", help="then also read every byte of them")
     run = commands.add_parser("run", help="execute all notebooks and write them as HTML pages")
     run.add_argument("--record-times", action="store_true", help="store how long they took, for the estimate of check")
     site = commands.add_parser("site", help="build the course as web pages; execute the notebooks that have no outputs")
     site.add_argument("--out", metavar="DIR", help="folder of the site (default: site); an earlier site is replaced")
-    record = commands.add_parser("record", help="time and trace every rung without Jupyter, as a reference for others")
+    record = commands.add_parser("record", help="execute the notebooks several times, as a reference for others")
+    record.add_argument("notebooks", metavar="NN", nargs="*", help="only these, such as 08 09 (default: all)")
     record.add_argument("--out", metavar="DIR", required=True, help="folder to write; an interrupted recording goes on")
+    record.add_argument("--processes", type=int, default=3, metavar="N", help="how often each is executed (default: 3)")
     tour = commands.add_parser("tour", help="record the trace that the guided tour in notebook 01 goes through")
     tour.add_argument("--out", metavar="DIR", required=True, help="folder to write; an earlier tour is replaced")
     commands.add_parser("ladder", help="print the results so far")
-    tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
-    tensorboard.add_argument("logdir", metavar="LOGDIR", help="folder of the traces")
-    tensorboard.add_argument("out", metavar="OUT", nargs="?", help="with --fix: folder for the copies")
-    tensorboard.add_argument(
-        "--fix", action="store_true", help="write corrected copies, for a plain TensorBoard, instead"
-    )
-    traces = commands.add_parser("traces", help="print traces as tables: steps, loading, accelerators, kernels, gaps")
-    traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
-    diagnose = commands.add_parser("diagnose", help="say where the bottleneck is in each trace, and what to change")
-    diagnose.add_argument("path", metavar="TRACE_OR_LOGDIR", help="a trace, the folder of a run, or a folder of runs")
     exercise = commands.add_parser("exercise", help="write a training script with six faults, as in notebook 14")
     exercise.add_argument("--seed", type=int, required=True, help="any number; each stands for other faults")
-    exercise.add_argument("--groups", type=int, metavar="N", help="a script for each group of a class, of other faults")
+    groups = "a script for each group of a class, of other faults; 1 to 99 groups"
+    exercise.add_argument("--groups", type=int, choices=range(1, 100), metavar="N", help=groups)
     exercise.add_argument("--out", metavar="PATH", required=True, help="the script to write; with --groups a folder")
     grade = commands.add_parser("grade", help="time a fixed script of `exercise`, and check that it trains the same")
     grade.add_argument("--seed", type=int, required=True, help="the number that it was drawn with")
@@ -52,31 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
     colab = commands.add_parser("colab", help="write copies of the notebooks that get the course where they are opened")
     colab.add_argument("--out", metavar="DIR", required=True, help="folder to write; notebooks there are replaced")
     options = parser.parse_args(arguments)
-    if options.command == "tensorboard" and options.fix != (options.out is not None):
-        tensorboard.error("--fix needs LOGDIR and OUT; without it, name LOGDIR alone")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # not every terminal can show all characters
-    try:
-        return _COMMANDS[options.command](options)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("helpers"):
-            raise
-        print(
-            f"{sys.executable} lacks {error.name}. Use the course's own Python, .venv/bin/python or that of your "
-            "conda environment; in the course's folder, `make lab` installs it.",
-            file=sys.stderr,
-        )
-        return 1
-    except Exception as error:
-        if not type(error).__module__.startswith("helpers."):
-            raise  # a fault of ours: its traceback is needed
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    return stepscope.run(_COMMANDS[options.command], options, "helpers")
+
+
+def _people(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 person or more, found {number}")
+    return number
 
 
 # The imports are in the functions so that each command starts as quickly as it can: PyTorch alone takes seconds.
@@ -108,9 +87,9 @@ def _run(options: argparse.Namespace) -> int:
     from helpers.lessons import execute
 
     data = cifar10.prepare()
-    took = execute.run(images=data.source)
+    seconds = execute.run(images=data.source)
     if options.record_times:
-        execute.record_times(took, data.source)
+        execute.record_times(seconds, data.source)
     return 0
 
 
@@ -131,11 +110,13 @@ def _site(options: argparse.Namespace) -> int:
 def _record(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from helpers.results import recording, rungs
+    from helpers.lessons import execute, recording
 
-    left_out = recording.record_reference(rungs.GROUPS, Path(options.out), _draw_ladder)
+    chosen = [path for path in execute.all_notebooks() if not options.notebooks or path.stem[:2] in options.notebooks]
+    failed = recording.record(options.out, chosen, options.processes)
     print((Path(options.out) / "README.md").read_text(encoding="utf-8"))
-    return 1 if left_out else 0
+    print(*failed, sep="\n", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _tour(options: argparse.Namespace) -> int:
@@ -145,47 +126,11 @@ def _tour(options: argparse.Namespace) -> int:
     return 0
 
 
-def _draw_ladder(table, path) -> None:
-    from helpers import figures  # needs Matplotlib, which a machine that only records may lack
-
-    figures.ladder(table).save(path)
-    if not table.empty:
-        figures.waiting(table).save(path.with_name("waiting.png"))
-
-
 def _ladder(options: argparse.Namespace) -> int:
     from helpers.results import scoreboard
 
     print(scoreboard.ladder_text())
     return 0
-
-
-def _tensorboard(options: argparse.Namespace) -> int:
-    from helpers import tensorboard
-
-    if not options.fix:
-        tensorboard.serve(options.logdir)
-        return 0
-    from helpers.tensorboard import fix
-
-    fixed = fix.fix(options.logdir, options.out)
-    for error in fixed.refused:
-        print(f"Not copied: {error}", file=sys.stderr)
-    print(f"{len(fixed.written)} corrected traces for a plain TensorBoard are in {options.out}.")
-    return 1 if fixed.refused else 0
-
-
-def _traces(options: argparse.Namespace) -> int:
-    from helpers.traces import report
-
-    return 0 if report.show(options.path) else 1
-
-
-def _diagnose(options: argparse.Namespace) -> int:
-    from helpers import diagnosis
-    from helpers.lessons import topics
-
-    return 0 if diagnosis.show(options.path, topics.links("notebooks/")) else 1
 
 
 def _exercise(options: argparse.Namespace) -> int:
@@ -212,10 +157,9 @@ def _grade(options: argparse.Namespace) -> int:
 
 
 def _class(options: argparse.Namespace) -> int:
-    from helpers import figures
     from helpers.lessons import class_page
 
-    refused = class_page.write(options.folder, options.out, figures.ratios, anonymous=options.anonymous)
+    refused = class_page.write(options.folder, options.out, anonymous=options.anonymous)
     print(f"Wrote {options.out}.")
     for error in refused:
         print(f"Left out: {error}", file=sys.stderr)
@@ -245,9 +189,6 @@ _COMMANDS = {
     "record": _record,
     "tour": _tour,
     "ladder": _ladder,
-    "tensorboard": _tensorboard,
-    "traces": _traces,
-    "diagnose": _diagnose,
     "exercise": _exercise,
     "grade": _grade,
     "class": _class,

@@ -1,16 +1,24 @@
 """What notebooks import in one line: modules of all rooms, by their own names. Nothing in `helpers` imports this."""
 
-from helpers.data import cifar10, photos, stores
+import inspect
+
+from IPython.display import Code
+
+from helpers.data import buckets, cifar10, photos, s3_server
 from helpers.lessons import checks, exercises, faults, topics
-from helpers.lessons.faults import child, grading, running
-from helpers.lessons.sources import source_of
-from helpers.loading import accidents, datasets, formats, packs, resident, resizing, shards
+from helpers.lessons.faults import grading, running
+from helpers.loading import accidents, datasets, formats, packs, resizing, shards
 from helpers.results import scoreboard, tour
-from helpers.timing import monitor, profiling
 from helpers.training import compiling, launching, models, precision, roofline
+from stepscope.timing import monitor, profiling
 
 __all__ = [
-    "accidents", "checks", "child", "cifar10", "compiling", "datasets", "exercises", "faults", "formats", "grading",
-    "launching", "models", "monitor", "packs", "photos", "precision", "profiling", "resident", "resizing", "roofline",
-    "running", "scoreboard", "shards", "source_of", "stores", "topics", "tour",
+    "accidents", "buckets", "checks", "cifar10", "compiling", "datasets", "exercises", "faults", "formats",
+    "grading", "launching", "models", "monitor", "packs", "photos", "precision", "profiling", "resizing",
+    "roofline", "running", "s3_server", "scoreboard", "shards", "source_of", "topics", "tour",
 ]  # fmt: skip
+
+
+def source_of(*objects: object) -> Code:
+    """Return the source of functions, methods, classes or modules below each other, coloured in a notebook."""
+    return Code("\n".join(map(inspect.getsource, objects)), language="python")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
-from helpers import config, staging, wording
-from helpers.data import synthetic
+from helpers import config
+from helpers.data import manifests, synthetic
+from stepscope.base import staging, wording
 
 QUALITY = 90
 """Of the JPEG files that the course writes, from 1 to 95."""
@@ -22,7 +21,6 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".w
 
 _FORMAT = 1  # of the prepared folder: count up when its layout or the drawn photos change
 _BYTES_PER_PHOTO = 80_000  # most have less: 45 kB in the median
-_MAX_THREADS = 8  # Pillow releases the GIL while it encodes, NumPy for a part of its work only
 
 
 class BadFolder(ValueError):
@@ -51,7 +49,7 @@ class Photos:
     images: int
 
 
-def prepare(*, data_dir: Path | None = None, drawn: int | None = None, progress: bool = True) -> Photos:
+def prepare(*, data_dir: Path | None = None, drawn: int | None = None) -> Photos:
     """Get the photos, once: later calls only check them. Prints one line that says where they come from.
 
     Drawn photos appear whole or not at all. Many processes may call this at once: one draws, the others wait.
@@ -63,8 +61,6 @@ def prepare(*, data_dir: Path | None = None, drawn: int | None = None, progress:
     drawn : int, optional
         How many to draw if `config.photos` names no folder of the reader's own, by default those of `config.preset`.
         The reader's photos are only read.
-    progress : bool
-        Show a progress bar.
 
     Raises
     ------
@@ -75,28 +71,23 @@ def prepare(*, data_dir: Path | None = None, drawn: int | None = None, progress:
     staging.NotEnoughDisk
         If the disk has no room.
     """
-    data_dir = config.data_dir() if data_dir is None else Path(data_dir)
-    drawn = config.preset().drawn_photos if drawn is None else drawn
-    folder = config.photos()
-    if folder is not None:
-        classes, files, _ = list_images(folder)
-        print(f"Photos: {len(files):,} in {len(classes)} classes, found in {folder}.", flush=True)
-        return Photos(folder, f"photos in {folder.name} ({len(files):,})", classes, len(files))
-    folder, origin = data_dir / f"photos-drawn-{drawn}", "found"
-    if not folder.exists():
-        data_dir.mkdir(parents=True, exist_ok=True)
-        with staging.only_one_process(data_dir):
-            if not folder.exists():
-                _draw(folder, drawn, progress)
-                origin = "made"
-    _check(folder)
+    folder, hint = config.photos(), ""
+    if folder is None:
+        data_dir = config.data_dir() if data_dir is None else Path(data_dir)
+        drawn = config.preset().drawn_photos if drawn is None else drawn
+        folder, source = data_dir / f"photos-drawn-{drawn}", f"drawn photos ({drawn:,})"
+        hint = " For real ones, set COURSE_PHOTOS to a folder that holds a folder of images for each class."
+        if not folder.exists():
+            data_dir.mkdir(parents=True, exist_ok=True)
+            with staging.only_one_process(data_dir):
+                if not folder.exists():
+                    _draw(folder, drawn)
+        manifests.check_sizes(folder, manifests.read(folder, _FORMAT)["bytes"], ".jpg")
     classes, files, _ = list_images(folder)
-    print(
-        f"Photos: drawn photos ({drawn:,}), {origin} in {folder}. For real ones, set COURSE_PHOTOS to a folder that "
-        "holds a folder of images for each class.",
-        flush=True,
-    )
-    return Photos(folder, f"drawn photos ({drawn:,})", classes, len(files))
+    if not hint:
+        source = f"photos in {folder.name} ({len(files):,})"
+    print(f"Photos: {source} of {len(classes)} classes, in {folder}.{hint}", flush=True)
+    return Photos(folder, source, classes, len(files))
 
 
 def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
@@ -154,9 +145,9 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(ENDINGS) and not name.startswith(".")
 
 
-def _draw(folder: Path, count: int, progress: bool) -> None:
+def _draw(folder: Path, count: int) -> None:
     staging.check_free(folder.parent, count, _BYTES_PER_PHOTO)
-    with staging.folder(folder) as new, tqdm(None, "drawing", count, unit="photo", disable=not progress) as bar:
+    with staging.folder(folder) as new:
         for name in synthetic.CLASSES[:count]:
             (new / _folder_name(name)).mkdir()
 
@@ -166,34 +157,9 @@ def _draw(folder: Path, count: int, progress: bool) -> None:
             Image.fromarray(image).save(new / name, quality=QUALITY)
             return name, (new / name).stat().st_size
 
-        sizes = {}
-        with ThreadPoolExecutor(min(config.cores(), _MAX_THREADS)) as threads:
-            for name, size in threads.map(write, range(count)):
-                sizes[name] = size
-                bar.update()
-        staging.write(new / "manifest.json", json.dumps({"format": _FORMAT, "bytes": sizes}), durable=True)
+        sizes = dict(manifests.in_threads(write, range(count), count, "drawing", "photo"))
+        staging.write(new / manifests.NAME, json.dumps({"format": _FORMAT, "bytes": sizes}), durable=True)
 
 
 def _folder_name(name: str) -> str:
     return name.removeprefix("drawn: ").replace(" ", "-")
-
-
-def _check(folder: Path) -> None:
-    """Compare names and sizes of all photos with the manifest."""
-    path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise _damaged(path, folder, f"expected the sizes of the photos, but: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise _damaged(path, folder, f"expected format {_FORMAT}; another version of the course made this folder")
-    found = {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.glob("*/*.jpg")}
-    expected = manifest["bytes"]
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            said = [f"{sizes[name]:,} bytes" if name in sizes else "no such file" for sizes in (expected, found)]
-            raise _damaged(folder / name, folder, f"expected {said[0]}, found {said[1]}")
-
-
-def _damaged(path: Path, folder: Path, what: str) -> staging.DamagedFolder:
-    return staging.DamagedFolder(f"{path}: {what}. Delete the folder {folder} and run `python -m helpers prepare`.")

@@ -1,27 +1,16 @@
 """Draws labelled images that stand in for CIFAR-10 and for photos: the same pixels on every machine, for ever.
 
-Each image shows one of ten figures before a cloudy background, under spots of other colours and grain. Place, size,
-tilt, colours and contrast differ from image to image, and some figures can hardly be seen, so that a small network
-learns the classes in an epoch well, but not perfectly. The grain makes PNG files as large as those of CIFAR-10, since
-the size of a file decides what it costs to read and to decode it. Photos show the same figures on a finer grid.
+Each image shows one of ten figures before a cloudy background, under spots of other colours and grain; some can hardly
+be seen, so that a small network learns the classes in an epoch well, but not perfectly. The grain makes PNG files as
+large as those of CIFAR-10. Photos show the same figures on a finer grid.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-CLASSES = (
-    "drawn: disc",
-    "drawn: ring",
-    "drawn: square",
-    "drawn: frame",
-    "drawn: triangle",
-    "drawn: cross",
-    "drawn: bars",
-    "drawn: checkers",
-    "drawn: two dots",
-    "drawn: crescent",
-)
+_NAMES = "disc", "ring", "square", "frame", "triangle", "cross", "bars", "checkers", "two dots", "crescent"
+CLASSES = tuple(f"drawn: {name}" for name in _NAMES)
 """Names of the classes 0 to 9."""
 
 _SIDE = 32  # pixels
@@ -66,10 +55,9 @@ _FIGURES = (
 def draw(count: int, seed: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Draw images `first` to `first` + `count` - 1 of an endless sequence.
 
-    An image depends on `seed` and its number only, so a small set is the beginning of a larger one, and threads can
-    share the work. Its pixels are integer arithmetic on the raw output of `numpy.random.Philox`, whose stream NumPy
-    guarantees: the same on every machine. What is not in our hands is the bytes of a PNG file made of them; these
-    follow the pinned Pillow and the zlib it comes with.
+    An image depends on `seed` and its number only, so a small set is the beginning of a larger one. Its pixels are
+    integer arithmetic on the raw output of `numpy.random.Philox`, whose stream NumPy guarantees: the same on every
+    machine. The bytes of a PNG file made of them follow Pillow and its zlib.
 
     Parameters
     ----------
@@ -99,7 +87,7 @@ def draw(count: int, seed: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]
 def draw_photo(number: int, seed: int) -> tuple[np.ndarray, int]:
     """Draw image `number` of an endless sequence of photo-sized ones; a third of them stand upright.
 
-    Like `draw`, and as exact: integer arithmetic on the raw output of Philox, the same on every machine. Takes 4 ms.
+    The same on every machine, as those of `draw`.
 
     Parameters
     ----------
@@ -151,7 +139,7 @@ class _Random:
 
 
 def _doubled(field: np.ndarray) -> np.ndarray:
-    """Twice as many cells in a row and in a column, with the edges between them smoothed."""
+    """Twice as many cells in a row and in a column, smoothed."""
     field = field.repeat(2, axis=1).repeat(2, axis=2)
     field[:, 1:-1] = (field[:, :-2] + 2 * field[:, 1:-1] + field[:, 2:]) >> 2
     field[:, :, 1:-1] = (field[:, :, :-2] + 2 * field[:, :, 1:-1] + field[:, :, 2:]) >> 2

@@ -1,11 +1,12 @@
 """Every figure of the course, by subject. Each function returns a `Picture`: shown in a notebook it is an image with an
 alternative text for those who cannot see it.
+
+`source` says what was measured, on which machine, and what of it is simulated. It stands below the figure and in the
+alternative text.
 """
 
-from helpers.figures.classes import ratios
 from helpers.figures.drawing import Picture
-from helpers.figures.ladders import ladder, reference, waiting
-from helpers.figures.loaders import access, image_grid, item_timeline, memory, monitored
+from helpers.figures.ladders import ladder, ratios, reference, waiting
 from helpers.figures.networks import (
     accuracies,
     curves,
@@ -15,9 +16,9 @@ from helpers.figures.networks import (
     roofline,
     time_to_accuracy,
 )
+from helpers.figures.pipelines import access, image_grid, item_timeline, memory, monitored, throughput
 from helpers.figures.profiles import accelerator, breakdown, kernels, memory_curves, utilization_and_efficiency
 from helpers.figures.ranks import communication, rank_timeline, scaling
-from helpers.figures.stores import throughput
 from helpers.figures.timings import comparison, phases, run_ahead, seconds, time_lines, two_clocks
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What all figures have in common: a picture with its alternative text, colours, axes, the line below.
+"""What all figures have in common: a picture with its alternative text, colours, panels, lines, the source below.
 
 Colours are those of Okabe and Ito, which people with any kind of colour vision can tell apart; a category has the same
 colour in every figure.
@@ -10,15 +10,15 @@ import base64
 import html
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from helpers import staging
+from stepscope.base import staging
 
 # Okabe and Ito, Color Universal Design, 2008: https://jfly.uni-koeln.de/color/
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -49,7 +49,19 @@ COLOURS = {
     "transfer": BLACK,
     "the rest": GREY,
     "compute": BLUE,
+    "waiting": VERMILION,
+    "step": BLUE,
 }
+# Of several lines or marks: colour, dashes and marker of each
+LOOKS = (
+    (BLUE, "-", "o"),
+    (ORANGE, "--", "s"),
+    (GREEN, ":", "^"),
+    (PURPLE, "-.", "D"),
+    (BLACK, (0, (8, 3)), "v"),
+    (VERMILION, (0, (4, 1, 1, 1, 1, 1)), "P"),
+)
+_WIDEST_TEXT = 0.8  # of a panel: beside a longer one no bar could be seen
 
 
 @dataclass(frozen=True)
@@ -81,27 +93,65 @@ def three_digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def angle_of_diagonal(figure: Figure, axes: Axes) -> float:
-    """Return the angle in degrees at which y = x rises, where both axes are logarithmic."""
-    figure.draw_without_rendering()  # the layout decides how large the axes are
-    box, (left, right), (low, high) = axes.get_window_extent(), axes.get_xlim(), axes.get_ylim()
-    return float(np.degrees(np.arctan2(box.height / np.log(high / low), box.width / np.log(right / left))))
+def panel(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a figure of so many inches with one panel."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
 
 
-def panels_side_by_side(figure: Figure, count: int) -> Sequence[Axes]:
-    """Return `count` panels in a row, with the same scale upwards."""
-    return figure.subplots(1, count, sharey=True, squeeze=False)[0]
+def panels(width: float, height: float, heights: Sequence[float], **sharing: bool) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure of so many inches with panels below each other, of these relative heights."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **sharing)[:, 0]
 
 
-def tidy(axes: Axes, grid: str = "y") -> None:
-    """Leave out the frame above and on the right, and draw a pale grid, along ``"x"``, ``"y"`` or ``"both"``."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis=grid, color="0.85", linewidth=0.8)
-    axes.set_axisbelow(True)
+def legend(figure: Figure, where: str = "upper center", columns: int = 1, handles: Sequence | None = None) -> None:
+    """Put one legend outside all panels: of these handles, or of all that has a label."""
+    options = {"handles": handles} if handles else {}
+    figure.legend(loc=f"outside {where}", ncols=columns, frameon=False, fontsize=9, **options)
 
 
-def write_source(figure: Figure, source: str) -> None:
-    """Write below a figure what it was measured on, in as many lines as it takes."""
-    width = int(figure.get_figwidth() * 14)  # characters of this size that fit in a line
-    lines = [line for part in source.splitlines() for line in textwrap.wrap(part, width)]
-    figure.supxlabel("\n".join(lines), fontsize=8, color="0.35")
+def finish(figure: Figure, words: str, source: str = "", grid: str = "y") -> Picture:
+    """Tidy all panels, write the source below, and return the picture; its words end with the source.
+
+    A pale grid is drawn along ``"x"``, ``"y"`` or ``"both"``.
+    """
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis=grid, color="0.85", linewidth=0.8)
+        axes.set_axisbelow(True)
+    if source:
+        width = int(figure.get_figwidth() * 14)  # characters of this size that fit in a line
+        lines = [line for part in source.splitlines() for line in textwrap.wrap(part, width)]
+        figure.supxlabel("\n".join(lines), fontsize=8, color="0.35")
+    parts = (words, "; ".join(source.splitlines()))
+    return Picture(figure, " ".join(f"{part}." for part in parts if part))
+
+
+def listed(rows: Mapping[str, Mapping[str, str]]) -> str:
+    """Return for the words of a picture what each row has: "one: a 5, b 7; two: a 3"."""
+    return "; ".join(
+        f"{name}: " + ", ".join(f"{key} {text}" for key, text in row.items()) for name, row in rows.items()
+    )
+
+
+def lines(series: Mapping[str, tuple[Sequence, Sequence]], **style: object) -> tuple[Figure, Axes]:
+    """Draw a line for each (x, y), by its name; `style` is that of `Axes.plot`, with its own marker if it is True."""
+    figure, axes = panel(7, 3.2)
+    marked = style.pop("marker", False)
+    for (name, (x, y)), (colour, dashes, marker) in zip(series.items(), LOOKS, strict=False):
+        own = {"color": colour, "linestyle": dashes, "marker": marker if marked else None}
+        axes.plot(x, y, label=name, **own | style)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False)
+    return figure, axes
+
+
+def make_room(figure: Figure) -> None:
+    """Let the scale of each panel go on as far as the texts beside its bars do."""
+    figure.draw_without_rendering()  # the layout decides how wide the panels are
+    for axes in figure.axes:
+        width = axes.get_window_extent().width
+        shares = [min(text.get_window_extent().width / width, _WIDEST_TEXT) for text in axes.texts]
+        ends = [text.get_position()[0] / (1 - share) for text, share in zip(axes.texts, shares, strict=True)]
+        axes.set_xlim(0, max(ends, default=1))

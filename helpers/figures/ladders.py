@@ -1,18 +1,39 @@
-"""Figures of the ladder."""
+"""Figures of results: the ladder, a rung on several machines, the gains of a whole class."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
-from helpers.figures.drawing import BLACK, COLOURS, NEUTRAL, Picture, tidy, write_source
+from helpers.figures.drawing import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    NEUTRAL,
+    VERMILION,
+    Picture,
+    finish,
+    legend,
+    make_room,
+    panel,
+    panels,
+)
+from helpers.figures.timings import stacked_bars
 from helpers.results import scoreboard
+from stepscope.base.wording import counted, digits
+from stepscope.timing.comparison import FASTER, NOISY, SAME, SLOWER
+
+_LONGEST_INTERVAL = 1.3  # times the longest bar: of two rounds an interval may be a hundred times as long
+_OUTCOMES = {FASTER: (GREEN, "^"), SLOWER: (VERMILION, "v"), SAME: (BLUE, "s"), NOISY: (GREY, "o")}
+_BEYOND = 1.6  # times the outermost mark: as far as an interval is drawn
 
 
-def ladder(table: pd.DataFrame | None = None) -> Picture:
+def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
     """Draw the ladder so far: a bar a rung, with the share of its time spent waiting, and the ratio to its baseline.
 
     A rung without a ratio is the first of what cannot be compared with those above it, such as another network. It
@@ -20,66 +41,44 @@ def ladder(table: pd.DataFrame | None = None) -> Picture:
 
     Parameters
     ----------
-    table : DataFrame, optional
-        As `scoreboard.ladder` returns it, which is also the default.
+    results : sequence of scoreboard.Result, optional
+        By default this reader's own, as `scoreboard.ladder` returns them.
     """
-    table = scoreboard.ladder() if table is None else table
-    parts = [part for _, part in table.groupby(table.ratio.isna().cumsum())] or [table]
-    figure = Figure(figsize=(8, 0.5 * len(table) + 0.6 * len(parts) + 0.9), layout="constrained")
-    panels = figure.subplots(len(parts), 1, height_ratios=[len(part) + 0.3 for part in parts], squeeze=False)[:, 0]
-    for axes, part in zip(panels, parts, strict=True):
-        _rungs(axes, part)
+    results = scoreboard.ladder() if results is None else results
+    parts = scoreboard.panels(results) or [[]]
+    height = 0.5 * len(results) + 0.6 * len(parts) + 0.9
+    figure, rows = panels(8, height, [len(part) + 0.3 for part in parts])
+    for axes, part in zip(rows, parts, strict=True):
+        _bars(axes, {result.rung: result for result in part})
         if len(parts) > 1:
-            axes.set_title(f"a step: {part.step.iat[0]}", fontsize=10, loc="left")
+            axes.set_title(f"a step: {part[0].step}", fontsize=10, loc="left")
     scales = "; each panel has its own scale" if len(parts) > 1 else ""
-    panels[-1].set_xlabel(f"throughput in images per second{scales}")
-    write_source(figure, "\n".join(scoreboard.provenance(table)))
-    _make_room(figure)
-    words = (
-        f"{row.rung}: {row.images_per_second:,.0f} {scoreboard.ratio_text(row)}".strip() for row in table.itertuples()
-    )
-    return Picture(figure, f"Bars of images per second, one a rung. {'; '.join(words)}.")
+    rows[-1].set_xlabel(f"throughput in images per second{scales}")
+    make_room(figure)
+    words = (f"{result.rung}: {result.rate.mean:,.0f} {scoreboard.ratio_text(result)}".strip() for result in results)
+    source = "\n".join(scoreboard.provenance(results))
+    return finish(figure, f"Bars of images per second, one a rung. {'; '.join(words)}", source, "x")
 
 
-def waiting(table: pd.DataFrame | None = None) -> Picture:
+def waiting(results: Sequence[scoreboard.Result]) -> Picture:
     """Draw where the time of a training step goes in the ladder's first panel: waiting for the batch, and the rest.
 
     Parameters
     ----------
-    table : DataFrame, optional
-        As `scoreboard.ladder` returns it, which is also the default.
-
-    Raises
-    ------
-    ValueError
-        If the table has no rung.
+    results : sequence of scoreboard.Result
+        At least one, as `scoreboard.ladder` returns them.
     """
-    table = scoreboard.ladder() if table is None else table
-    if table.empty:
-        raise ValueError("Expected a ladder with a rung at least, and found none. Run notebook 01 first.")
-    rungs = table[table.ratio.isna().cumsum() == table.ratio.isna().cumsum().iat[0]]
-    waits = rungs.step_ms * rungs.loading_share
-    figure = Figure(figsize=(8, 0.45 * len(rungs) + 1.5), layout="constrained")
-    axes = figure.subplots()
-    axes.barh(rungs.rung, waits, color=COLOURS["DataLoader"], height=0.6, label="the host waits for data")
-    computing = rungs.step_ms - waits
-    axes.barh(rungs.rung, computing, left=waits, color=COLOURS["compute"], height=0.6, label="the step itself")
-    for row, (length, wait) in enumerate(zip(rungs.step_ms, waits, strict=True)):
-        text = f" {length:.1f} ms, {wait:.1f} of them waiting"
-        axes.text(length, row, text, va="center", fontsize=9, in_layout=False)
-    axes.set(xlabel="milliseconds of one training step")
-    axes.invert_yaxis()
-    tidy(axes, "x")
-    figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=9)
-    source = "\n".join(scoreboard.provenance(rungs))
-    write_source(figure, source)
-    _make_room(figure)
-    words = "; ".join(
-        f"{row.rung}: {row.step_ms:.1f} ms, of them {row.step_ms * row.loading_share:.1f} waiting"
-        for row in rungs.itertuples()
-    )
-    return Picture(
-        figure, f"Bars of the time of one training step: waiting for data, and the step itself. {words}. {source}."
+    rungs = {result.rung: result for result in scoreboard.panels(results)[0]}
+    steps = pd.Series({rung: result.step_ms for rung, result in rungs.items()})
+    waits = pd.Series({rung: result.step_ms * result.loading_share for rung, result in rungs.items()})
+    texts = [f"{step:.1f} ms, {wait:.1f} of them waiting" for step, wait in zip(steps, waits, strict=True)]
+    words = "; ".join(f"{rung}: {text}" for rung, text in zip(rungs, texts, strict=True))
+    return stacked_bars(
+        pd.DataFrame({"waiting": waits, "step": steps - waits}),
+        "milliseconds of one training step",
+        f"Bars of the time of one training step: waiting for data, and the step itself. {words}",
+        "\n".join(scoreboard.provenance(rungs.values())),
+        texts,
     )
 
 
@@ -91,54 +90,76 @@ def reference(rung: str) -> Picture:
     rung : str
         How its name begins, such as ``"08"``.
     """
-    found = scoreboard.references(rung)
-    columns = [field.name for field in fields(scoreboard.Result)]
-    table = pd.DataFrame(map(asdict, found.values()), columns=columns).assign(rung=list(found))
-    figure = Figure(figsize=(8, 0.5 * len(table) + 1.3), layout="constrained")
-    axes = figure.subplots()
-    _rungs(axes, table)
+    machines = scoreboard.references(rung)
+    figure, axes = panel(8, 0.5 * len(machines) + 1.3)
+    _bars(axes, machines)
     axes.set(xlabel="throughput in images per second", title=f"rung {rung}")
+    make_room(figure)
     lines = [
         f"{name}: {result.device}, {result.step}, {result.images_a_step:,} images a step, {result.data}"
-        for name, result in found.items()
+        for name, result in machines.items()
     ]
-    write_source(figure, "\n".join(lines))
-    _make_room(figure)
-    words = "; ".join(f"{row.rung}: {row.images_per_second:,.0f}" for row in table.itertuples())
-    return Picture(figure, f"Bars of images per second, one a machine. {words}. {'; '.join(lines)}.")
+    words = "; ".join(f"{name}: {result.rate.mean:,.0f}" for name, result in machines.items())
+    return finish(figure, f"Bars of images per second, one a machine. {words}", "\n".join(lines), "x")
 
 
-_LONGEST_INTERVAL = 1.3  # times the longest bar: of two rounds an interval may be a hundred times as long
-_WIDEST_WORDS = 0.8  # of a panel: beside longer ones no bar could be seen
-
-
-def _rungs(axes: Axes, table: pd.DataFrame) -> None:
-    axes.barh(table.rung, table.images_per_second, color=NEUTRAL, height=0.6)
-    end = _LONGEST_INTERVAL * table.images_per_second.max()
-    highest = table.highest.clip(upper=end)
-    for row, result in enumerate(table.itertuples()):
-        text = f" {result.images_per_second:,.0f}/s, host waits {result.loading_share:.0%}"
-        if not pd.isna(result.device_idle):
+def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:
+    """Draw a bar for each result, under its name."""
+    rates = [result.rate for result in results.values()]
+    end = _LONGEST_INTERVAL * max((rate.mean for rate in rates), default=1)
+    axes.barh(list(results), [rate.mean for rate in rates], color=NEUTRAL, height=0.6)
+    for row, (result, rate) in enumerate(zip(results.values(), rates, strict=True)):
+        text = f" {rate.mean:,.0f}/s, host waits {result.loading_share:.0%}"
+        if result.device_idle is not None:
             text += f", device idle {result.device_idle:.0%}"
-        if not pd.isna(result.ratio):
+        if result.ratio:
             text += f"\n {scoreboard.ratio_text(result, short=True)}"
-        beside = max(highest.iat[row], result.images_per_second)
-        axes.text(beside, row, text, va="center", fontsize=9, parse_math=False, in_layout=False)
-    errors = [table.images_per_second - table.lowest, highest - table.images_per_second]
-    axes.errorbar(table.images_per_second, table.rung, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
-    cut = table.highest > end
-    axes.plot(highest[cut], table.rung[cut], ">", color=BLACK, markersize=6)  # it goes on
+        highest = min(rate.highest, end)
+        axes.text(highest, row, text, va="center", fontsize=9, parse_math=False, in_layout=False)
+        errors = [[rate.mean - rate.lowest], [highest - rate.mean]]
+        axes.errorbar(rate.mean, row, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
+        if rate.highest > end:
+            axes.plot(end, row, ">", color=BLACK, markersize=6)  # it goes on
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set(xlim=(0, highest.max() if len(table) else 1))
     axes.invert_yaxis()
-    tidy(axes, "x")
 
 
-def _make_room(figure: Figure) -> None:
-    """Let the scale of each panel go on as far as the words beside its bars do."""
-    figure.draw_without_rendering()  # the layout decides how wide the panels are
-    for axes in figure.axes:
-        width = axes.get_window_extent().width
-        shares = [min(text.get_window_extent().width / width, _WIDEST_WORDS) for text in axes.texts]
-        ends = [text.get_position()[0] / (1 - share) for text, share in zip(axes.texts, shares, strict=True)]
-        axes.set_xlim(0, max(ends, default=1))
+def ratios(table: pd.DataFrame) -> Picture:
+    """Draw what each rung gained for each reader of a class: a mark a reader, with the interval, in a band a rung.
+
+    Parameters
+    ----------
+    table : DataFrame
+        A row a result: "rung" with what the ratio is against, "ratio", "lowest", "highest", and the "outcome", as
+        `timing.comparison.outcome` names it. Rungs are drawn in the order in which they appear.
+    """
+    rungs = list(dict.fromkeys(table["rung"]))
+    most = max(table["rung"].value_counts(), default=1)
+    band = min(0.45 + 0.05 * most, 1.2)  # inches
+    figure, axes = panel(8, band * len(rungs) + 1.3)
+    ends = table["ratio"].min() / _BEYOND, table["ratio"].max() * _BEYOND
+    places = pd.Series(0.0, table.index)
+    for place, rung in enumerate(rungs):
+        own = table.index[table["rung"] == rung]
+        places[own] = place + np.linspace(-0.35, 0.35, len(own) + 2)[1:-1]
+    for name, (colour, marker) in _OUTCOMES.items():
+        rows = table[table["outcome"] == name]
+        if len(rows):
+            reach = rows[["lowest", "highest"]].clip(*ends).sub(rows["ratio"], axis=0).abs().to_numpy().T
+            looks = {"fmt": marker, "color": colour, "markersize": 5, "elinewidth": 1}
+            axes.errorbar(rows["ratio"], places[rows.index], xerr=reach, label=name, **looks)
+    axes.axvline(1, color=BLACK, linewidth=1)
+    for place in range(len(rungs) - 1):
+        axes.axhline(place + 0.5, color="0.85", linewidth=0.8)
+    axes.set(xscale="log", xlabel="throughput over that of the baseline, and the 95% interval", xlim=ends)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if ends[1] < 20 * ends[0] else (1, 3)))
+    axes.xaxis.set_major_formatter("{x:g}×")
+    axes.minorticks_off()
+    axes.set_yticks(range(len(rungs)), [rung.replace(" to ", "\nto ", 1) for rung in rungs], parse_math=False)
+    axes.set_ylim(len(rungs) - 0.5, -0.5)
+    legend(figure, columns=len(_OUTCOMES))
+    words = "; ".join(
+        f"{rung}: {counted(len(own), 'reader')}, from {digits(own.min())}× to {digits(own.max())}×"
+        for rung, own in table.groupby("rung", sort=False)["ratio"]
+    )
+    return finish(figure, f"Marks of the ratio to the baseline, one a reader, in a band a rung. {words}", grid="x")

@@ -9,21 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from helpers import traces, wording
-from helpers.figures.drawing import (
-    BLACK,
-    BLUE,
-    COLOURS,
-    GREEN,
-    NEUTRAL,
-    ORANGE,
-    Picture,
-    panels_side_by_side,
-    tidy,
-    write_source,
-)
-from helpers.traces import report
-from helpers.traces.intervals import union
+from helpers.figures.drawing import BLACK, BLUE, COLOURS, NEUTRAL, Picture, finish, legend, lines, listed, panel
+from stepscope import traces
+from stepscope.base import wording
+from stepscope.traces import report
+from stepscope.traces.columns import union
 
 
 def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
@@ -33,12 +23,11 @@ def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     ----------
     tables : mapping of str to DataFrame
         Title of each panel, and its steps as `traces.breakdown` gives them, in µs.
-    source : str
-        Source of the images, and what a step is.
     """
     used = [name for name in COLOURS if any(name in table and table[name].sum() > 0 for table in tables.values())]
     figure = Figure(figsize=(min(4.2 * len(tables) + 1.6, 11), 3.6), layout="constrained")
-    for axes, (title, table) in zip(panels_side_by_side(figure, len(tables)), tables.items(), strict=True):
+    columns = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
+    for axes, (title, table) in zip(columns, tables.items(), strict=True):
         bottom = np.zeros(len(table))
         jumps = np.diff(table.index) > 1
         places = np.arange(len(table)) + np.r_[0, np.cumsum(jumps)]
@@ -48,18 +37,13 @@ def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
             bottom += milliseconds
         axes.set_xticks(places, [str(step) for step in table.index])
         axes.set(xlabel="step (between two spans: a gap)" if jumps.any() else "step", title=title)
-        tidy(axes)
-    figure.axes[0].set_ylabel("time in ms")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, reverse=True)
-    write_source(figure, source)
-    means = (
-        f"{title}: " + ", ".join(f"{name} {table[name].mean() / 1e3:.1f}" for name in used)
-        for title, table in tables.items()
-    )
-    return Picture(figure, f"Stacked bars, one a step; mean milliseconds. {'; '.join(means)}. {source}.")
+    columns[0].set_ylabel("time in ms")
+    legend(figure, "right center", handles=columns[0].get_legend_handles_labels()[0][::-1])
+    means = {title: (table[used].mean() / 1e3).map("{:.1f}".format) for title, table in tables.items()}
+    return finish(figure, f"Stacked bars, one a step; mean milliseconds. {listed(means)}", source)
 
 
-def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]]) -> Picture:
+def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]], source: str = "") -> Picture:
     """Draw an accelerator's kernels over time, as high as the share of its multiprocessors that each one fills.
 
     Parameters
@@ -67,14 +51,12 @@ def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]]) ->
     kernels : sequence of (start, end, share)
         Times in ms; share of the multiprocessors, 0 to 1.
     """
-    figure = Figure(figsize=(7, 2.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(7, 2.6)
     for start, end, share in kernels:
         axes.bar(start, share * 100, width=end - start, align="edge", color=COLOURS["Kernel"], edgecolor=BLACK)
     axes.set(xlabel="time in ms", ylabel="busy multiprocessors in %", ylim=(0, 105))
-    tidy(axes)
     words = ", ".join(f"{start:g} to {end:g} ms at {share:.0%}" for start, end, share in kernels)
-    return Picture(figure, f"Blocks, one a kernel, over time; busy multiprocessors: {words}.")
+    return finish(figure, f"Blocks, one a kernel, over time; busy multiprocessors: {words}", source)
 
 
 def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
@@ -84,8 +66,6 @@ def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
     ----------
     path : str, Path or Trace
         Of a trace with kernels and steps. Of several spans the first is drawn.
-    source : str
-        What was recorded, and on which machine.
 
     Raises
     ------
@@ -97,8 +77,7 @@ def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
     steps = traces.steps(traces.Trace(trace.path, trace.spans[:1])).iloc[:3]
     begin, end = steps["start"].iloc[0], steps["end"].iloc[-1]
     lanes = _lanes(trace.spans[0])
-    figure = Figure(figsize=(8, 0.36 * len(lanes) + 1.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(8, 0.36 * len(lanes) + 1.4)
     shares = {}
     for place, (lane, (colour, starts, ends)) in enumerate(lanes.items()):
         starts, ends = union(np.clip(starts, begin, end), np.clip(ends, begin, end))
@@ -111,13 +90,9 @@ def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
         axes.text((start - begin) / 1e3, -0.6, f" step {number}", fontsize=8, color="0.35")
     axes.set(xlabel="time in ms; on the right, the share of it in which a lane is busy", xlim=(0, (end - begin) / 1e3))
     axes.set(yticks=range(len(lanes)), yticklabels=list(lanes), ylim=(len(lanes) - 0.5, -1))
-    tidy(axes, "x")
-    write_source(figure, source)
     words = ", ".join(f"{lane} {share:.0%}" for lane, share in shares.items())
-    length = f"{len(steps)} steps, together {(end - begin) / 1e3:.1f} ms"
-    return Picture(
-        figure, f"Lanes over time, and the share of it in which each is busy, in {length}: {words}. {source}."
-    )
+    words = f"in {len(steps)} steps, together {(end - begin) / 1e3:.1f} ms: {words}"
+    return finish(figure, f"Lanes over time, and the share of it in which each is busy, {words}", source, "x")
 
 
 def _lanes(span: traces.Span) -> dict[str, tuple[str, np.ndarray, np.ndarray]]:
@@ -142,11 +117,8 @@ def kernels(table: pd.DataFrame, source: str) -> Picture:
     ----------
     table : DataFrame
         As `traces.kernels` returns it.
-    source : str
-        What was recorded, and on which machine.
     """
-    figure = Figure(figsize=(8, 0.42 * len(table) + 1.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(8, 0.42 * len(table) + 1.6)
     total, used = table["Total Duration (us)"].to_numpy() / 1e3, table["Tensor Cores Used"].to_numpy(bool)
     for chosen, colour, label in ((used, BLUE, "on Tensor Cores"), (~used, NEUTRAL, "others")):
         axes.barh(np.flatnonzero(chosen), total[chosen], color=colour, height=0.7, label=label)
@@ -159,11 +131,9 @@ def kernels(table: pd.DataFrame, source: str) -> Picture:
     axes.set_yticks(range(len(table)), labels, fontsize=8, parse_math=False)  # a $ in a name is no formula
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="lower right")
-    tidy(axes, "x")
-    write_source(figure, source)
     rows = zip(names, total, used, strict=True)
     words = ", ".join(f"{name} {value:.2f} ms{' on Tensor Cores' if core else ''}" for name, value, core in rows)
-    return Picture(figure, f"Bars of the time of the kernels that took most: {words}. {source}.")
+    return finish(figure, f"Bars of the time of the kernels that took most: {words}", source, "x")
 
 
 def memory_curves(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
@@ -173,22 +143,13 @@ def memory_curves(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     ----------
     tables : mapping of str to DataFrame
         For each recording its rows of one device, as `traces.memory_curve` returns them.
-    source : str
-        What was recorded, and on which machine.
     """
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for (name, table), (colour, style) in zip(
-        tables.items(), ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":")), strict=False
-    ):
-        axes.step(table["time"], table["allocated"], where="post", color=colour, linestyle=style, label=name)
+    series = {name: (table["time"], table["allocated"]) for name, table in tables.items()}
+    figure, axes = lines(series, drawstyle="steps-post")
     axes.set(xlabel="time since the start of the first recorded step in ms", ylabel="memory of tensors in MB")
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.legend(frameon=False)
-    tidy(axes)
-    write_source(figure, source)
-    words = (
+    words = "; ".join(
         f"{name}: between {table['allocated'].min():,.0f} and {table['allocated'].max():,.0f} MB"
         for name, table in tables.items()
     )
-    return Picture(figure, f"Lines of the memory of tensors over time. {'; '.join(words)}. {source}.")
+    return finish(figure, f"Lines of the memory of tensors over time. {words}", source)

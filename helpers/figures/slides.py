@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from PIL import Image, ImageDraw, ImageFont
 
-from helpers import config, simulate, staging, traces
-from helpers.figures.drawing import BLACK, BLUE, COLOURS, NEUTRAL, Picture, tidy, write_source
+from helpers import config, simulate
+from helpers.figures.drawing import Picture
 from helpers.figures.ladders import ladder
 from helpers.figures.networks import memory_formats, number_formats
 from helpers.figures.profiles import breakdown, utilization_and_efficiency
 from helpers.figures.ranks import communication, scaling
 from helpers.figures.timings import run_ahead, time_lines
 from helpers.results import scoreboard, tour
-from helpers.traces import files
-from helpers.wording import counted
+from stepscope import traces
+from stepscope.base import staging
+from stepscope.base.wording import counted
 
 WIDTH, HEIGHT, TITLE = 1920, 1080, 84  # pixels
 SMALLEST = 8.5  # inches of width: then letters of 8 to 10 points are 25 to 31 pixels high
@@ -99,7 +99,7 @@ def _slides() -> Iterator[Slide]:
     for board in boards:
         yield from _ladders(f"recorded on {board.parent.name}", scoreboard.ladder(board))
     own = scoreboard.ladder()
-    if len(own):
+    if own:
         yield from _ladders("measured on this machine", own)
     for board in boards:
         yield from _pairs(board)
@@ -107,8 +107,6 @@ def _slides() -> Iterator[Slide]:
     recorded = f"recorded on {machine['device']}, {machine['processor']}, {machine['cores']} cores"
     said = "Three training steps, then three evaluation steps without a backward pass. Ask: which is which?"
     yield "Six steps of the guided tour", said, breakdown({"tour": traces.breakdown(tour.FOLDER)}, recorded)
-    said = "What a step consists of, as the view Trace shows it. The metric is slow on purpose: one .item() a cell."
-    yield "One training step, one evaluation step", said, _regions(tour.FOLDER / tour.TRACE, recorded)
     yield from _concepts()
     yield from _simulated()
     troubled = {name: config.runs_dir() / "13-scale-out" / name for name in ("even", "straggler", "buffers")}
@@ -118,11 +116,11 @@ def _slides() -> Iterator[Slide]:
         yield "Who waits for whom", said, communication(troubled, "sleeping layers, simulated network, this machine")
 
 
-def _ladders(where: str, table: pd.DataFrame) -> Iterator[Slide]:
+def _ladders(where: str, results: list[scoreboard.Result]) -> Iterator[Slide]:
     """Give a slide for each panel of a ladder: rungs that are compared with each other."""
-    for _, part in table.groupby(table["ratio"].isna().cumsum()):
+    for part in scoreboard.panels(results):
         if len(part) > 1:
-            rungs = " to ".join(dict.fromkeys(name[:2] for name in part["rung"].iloc[[0, -1]]))
+            rungs = " to ".join(dict.fromkeys(result.rung[:2] for result in (part[0], part[-1])))
             said = "Let the class guess the next bar before you show it. Which ratio did they expect, and why?"
             yield f"The ladder, {rungs}, {where}", said, ladder(part)
 
@@ -140,9 +138,8 @@ def _pairs(board: Path) -> Iterator[Slide]:
 
 def _concepts() -> Iterator[Slide]:
     said = "Kernels run for 80% of these 10 ms. Is the GPU used well? Most of the time nine tenths of it have no work."
-    example = utilization_and_efficiency([(0.0, 6.0, 0.1), (7.0, 9.0, 1.0)])
-    write_source(example.figure, "an example, not measured")
-    yield "Utilization is not efficiency", said, example
+    kernels = [(0.0, 6.0, 0.1), (7.0, 9.0, 1.0)]
+    yield "Utilization is not efficiency", said, utilization_and_efficiency(kernels, "an example, not measured")
     image = torch.zeros(1, 3, 2, 4)
     formats = {"contiguous, NCHW": image, "channels_last, NHWC": image.contiguous(memory_format=torch.channels_last)}
     said = (
@@ -190,36 +187,3 @@ def _simulated() -> Iterator[Slide]:
     said = "Change one dial: what happens with a tenth of the bandwidth? What does no plan on paper know?"
     source = f"calculated, nothing ran: 100 ms forward, 200 ms backward, 32 images a rank, 100 MB, {network}"
     yield "What more ranks could bring", said, scaling(table, source)
-
-
-def _regions(path: Path, source: str) -> Picture:
-    """Draw the named regions of the tour's first training step and of its first evaluation step."""
-    events = [each for each in files.document(path)["traceEvents"] if each.get("cat") == "user_annotation"]
-    steps = [each for each in events if each["name"].startswith("ProfilerStep#")]
-    figure = Figure(figsize=(8.5, 4.2), layout="constrained")
-    words = []
-    panels = figure.subplots(2, 1, sharex=True)
-    for axes, title, step in zip(panels, ("training", "evaluation"), (steps[0], steps[tour.TRAINING]), strict=True):
-        ends, shown = [], []
-        for event in sorted(events, key=lambda each: (each["ts"], -each["dur"])):
-            start, length = (event["ts"] - step["ts"]) / 1e3, event["dur"] / 1e3
-            if not 0 <= start < step["dur"] / 1e3:
-                continue
-            ends = [end for end in ends if end > start]  # of the regions around it
-            name = re.sub(r"Optimizer\.(\w+)#.*", r"optimizer.\1", event["name"])
-            name = "DataLoader" if "DataLoader" in name else name.partition("#")[0]
-            colour = COLOURS.get(name.partition(".")[0], NEUTRAL)
-            place, narrow = 1.5 * len(ends), length < 1e-5 * len(name) * steps[0]["dur"]
-            axes.barh(place, length, 0.8, start, color=colour, edgecolor=BLACK, linewidth=0.5)
-            shown.append(f"{name} {length:.1f} ms")
-            axes.text(
-                start + (0 if narrow else length / 2), place + (0.7 if narrow else 0), name, fontsize=9,
-                ha="left" if narrow else "center", va="center", color="white" if colour == BLUE else BLACK,
-            )  # fmt: skip
-            ends.append(start + length)
-        axes.set(title=f"{title} step", yticks=[], ylim=(4, -0.6))
-        tidy(axes, "x")
-        words.append(f"{title}: {', '.join(shown)}")
-    panels[-1].set_xlabel("time in ms; what lies below a bar is a part of it")
-    write_source(figure, source)
-    return Picture(figure, f"Named regions over time, nested. {'; '.join(words)}. {source}.")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from helpers import simulate, timing
+from helpers import simulate
 from helpers.figures.drawing import (
     BLACK,
     BLUE,
@@ -22,18 +21,26 @@ from helpers.figures.drawing import (
     NEUTRAL,
     ORANGE,
     PALE,
-    PURPLE,
     Picture,
-    tidy,
-    write_source,
+    finish,
+    legend,
+    lines,
+    listed,
+    make_room,
+    panel,
+    panels,
 )
-from helpers.wording import counted, signed_percent
+from stepscope import timing
+from stepscope.base.wording import counted, signed_percent
+
+_OF_STEPS = (BLUE, ORANGE, GREEN)  # in turn, so that a step can be followed from the host to the device
+_OF_KINDS = {"copy": COLOURS["copy"], "loading": COLOURS["loading"], "wait": PALE}
+_NAMES = {"copy": "copy of a batch", "loading": "loading", "wait": "the host waits"}
 
 
 def comparison(result: timing.Comparison, source: str) -> Picture:
     """Draw the throughput of variants timed interleaved: a bar for the mean, a dot for every round."""
-    figure = Figure(figsize=(7, 0.55 * len(result.names) + 1.3), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(7, 0.55 * len(result.names) + 1.3)
     means = [result.throughput(name) for name in result.names]
     axes.barh(result.names, [each.mean for each in means], color=NEUTRAL, height=0.6)
     for row, name in enumerate(result.names):
@@ -43,10 +50,8 @@ def comparison(result: timing.Comparison, source: str) -> Picture:
     axes.xaxis.set_major_locator(MaxNLocator(6))  # more labels of millions would overlap
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
-    tidy(axes, "x")
-    write_source(figure, source)
     words = ", ".join(f"{name} {each.mean:,.0f}" for name, each in zip(result.names, means, strict=True))
-    return Picture(figure, f"Bars of images per second: {words}. {source}.")
+    return finish(figure, f"Bars of images per second: {words}", source, "x")
 
 
 def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
@@ -56,10 +61,8 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
     ----------
     results : mapping of str to TwoClocks
         One a loader, by its name.
-    source : str
     """
-    figure = Figure(figsize=(8, 0.85 * len(results) + 1.5), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(8, 0.85 * len(results) + 1.5)
     for place, clocks in enumerate(results.values()):
         start = 0 if clocks.workers else clocks.predicted_ms - clocks.compute_ms
         rounds = [run.step_ms for run in clocks.loop]
@@ -80,15 +83,13 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
     axes.margins(x=0.1)
     axes.set_xlim(left=0)
     axes.invert_yaxis()
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-    tidy(axes, "x")
-    write_source(figure, source)
+    legend(figure, columns=4)
     words = "; ".join(
         f"{name}: loading {clocks.loading_ms:.1f} ms, compute {clocks.compute_ms:.1f} ms, predicted "
         f"{clocks.predicted_ms:.1f} ms, measured {clocks.loop_ms:.1f} ms ({signed_percent(clocks.error)})"
         for name, clocks in results.items()
     )
-    return Picture(figure, f"For each loader bars of the two clocks and of the loop. {words}. {source}.")
+    return finish(figure, f"For each loader bars of the two clocks and of the loop. {words}", source, "x")
 
 
 def phases(table: pd.DataFrame, source: str) -> Picture:
@@ -98,24 +99,9 @@ def phases(table: pd.DataFrame, source: str) -> Picture:
     ----------
     table : DataFrame
         A row a setting, named by the index; a column a phase, in µs per image.
-    source : str
     """
-    figure = Figure(figsize=(8, 0.32 * len(table) + 1.4), layout="constrained")
-    axes = figure.subplots()
-    left = np.zeros(len(table))
-    for name in table.columns:
-        axes.barh(table.index, table[name], left=left, color=COLOURS[name], label=name)
-        left += table[name].to_numpy()
-    axes.set(xlabel="time per image in µs")
-    axes.invert_yaxis()
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
-    tidy(axes, "x")
-    write_source(figure, source)
-    words = "; ".join(
-        f"{row}: " + ", ".join(f"{name} {value:.0f}" for name, value in values.items())
-        for row, values in table.iterrows()
-    )
-    return Picture(figure, f"Stacked bars of microseconds per image. {words}. {source}.")
+    words = listed({row: values.map("{:.0f}".format) for row, values in table.iterrows()})
+    return stacked_bars(table, "time per image in µs", f"Stacked bars of microseconds per image. {words}", source)
 
 
 def seconds(table: pd.DataFrame, source: str) -> Picture:
@@ -125,22 +111,29 @@ def seconds(table: pd.DataFrame, source: str) -> Picture:
     ----------
     table : DataFrame
         A row a setting, named by the index; in seconds, ``waiting`` for batches and the rest of the ``step``.
-    source : str
     """
-    figure = Figure(figsize=(8, 0.45 * len(table) + 1.3), layout="constrained")
-    axes = figure.subplots()
-    for name, left, colour in (("step", 0, COLOURS["CPU Exec"]), ("waiting", table["step"], COLOURS["DataLoader"])):
-        axes.barh(table.index, table[name], left=left, color=colour, label=name, height=0.6)
     sums = table.sum(axis=1)
-    for row, total in enumerate(sums):
-        axes.annotate(f"{total:,.3g} s", (total, row), (4, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set(xlabel="seconds", xlim=(0, 1.12 * sums.max()))
-    axes.invert_yaxis()
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
-    tidy(axes, "x")
-    write_source(figure, source)
     words = ", ".join(f"{name} {total:,.3g}" for name, total in sums.items())
-    return Picture(figure, f"Stacked bars of seconds, of the step and of waiting for data; in all: {words}. {source}.")
+    words = f"Stacked bars of seconds, of the step and of waiting for data; in all: {words}"
+    texts = [f"{total:,.3g} s" for total in sums]
+    return stacked_bars(table[["step", "waiting"]], "seconds", words, source, texts)
+
+
+def stacked_bars(table: pd.DataFrame, unit: str, words: str, source: str, texts: Sequence[str] = ()) -> Picture:
+    """Draw a horizontal bar a row of `table`, of its columns one behind the other, with a text beside each."""
+    figure, axes = panel(8, 0.38 * len(table) + 1.4)
+    left = np.zeros(len(table))
+    for name in table:
+        axes.barh(table.index, table[name], 0.7, left, color=COLOURS[name], label=name)
+        left += table[name].to_numpy()
+    for row, text in enumerate(texts):
+        axes.text(left[row], row, f" {text}", va="center", fontsize=9, in_layout=False)
+    axes.set(xlabel=unit)
+    axes.invert_yaxis()
+    legend(figure, "right center")
+    if texts:
+        make_room(figure)
+    return finish(figure, words, source, "x")
 
 
 def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
@@ -150,27 +143,17 @@ def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     ----------
     tables : mapping of str to DataFrame
         As `timing.run_ahead` gives them, or the ``ends`` of a `simulate.SimulatedRun`.
-    source : str
     """
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    axes = figure.subplots()
-    words = []
-    for (name, table), colour, mark in zip(tables.items(), (BLUE, ORANGE, GREEN, PURPLE), "os^v", strict=False):
-        ahead = (table["device"] - table["host"]).to_numpy()
-        axes.plot(range(1, len(ahead) + 1), ahead, color=colour, marker=mark, label=name)
-        words.append(f"{name} {ahead[0]:.1f} ms after the first step, {ahead[-1]:.1f} ms after step {len(ahead)}")
+    ahead = {name: (table["device"] - table["host"]).to_numpy() for name, table in tables.items()}
+    series = {name: (range(1, len(values) + 1), values) for name, values in ahead.items()}
+    figure, axes = lines(series, marker=True, linestyle="-")
     axes.set(xlabel="step", ylabel="host ahead by ms")
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False)
-    tidy(axes)
-    write_source(figure, source)
-    return Picture(figure, f"Lines of how far the host is ahead of the device. {'; '.join(words)}. {source}.")
-
-
-OF_STEPS = (BLUE, ORANGE, GREEN)  # one after the other, so that a step can be followed from the host to the device
-OF_KINDS = {"copy": COLOURS["copy"], "loading": COLOURS["loading"], "wait": PALE}
-NAMES = {"copy": "copy of a batch", "loading": "loading", "wait": "the host waits"}
+    words = "; ".join(
+        f"{name} {values[0]:.1f} ms after the first step, {values[-1]:.1f} ms after step {len(values)}"
+        for name, values in ahead.items()
+    )
+    return finish(figure, f"Lines of how far the host is ahead of the device. {words}", source)
 
 
 def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Picture:
@@ -185,28 +168,23 @@ def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Pic
     steps : int
         How many to draw, from the first one on; the figures beside the titles are of the whole run.
     """
-    lanes = [_lanes(run) for run in runs.values()]
-    figure = Figure(figsize=(8, 0.42 * sum(map(len, lanes)) + 0.5 * len(runs) + 1.1), layout="constrained")
-    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False, height_ratios=list(map(len, lanes)))[:, 0]
+    heights = [len(_lanes(run)) for run in runs.values()]
+    figure, rows = panels(8, 0.42 * sum(heights) + 0.5 * len(runs) + 1.1, heights, sharex=True)
     words = []
-    for axes, (title, run) in zip(panels, runs.items(), strict=True):
+    for axes, (title, run) in zip(rows, runs.items(), strict=True):
         _draw_lines(axes, run, steps)
         words.append(f"{title}: {run.step_us:,.0f} µs a step, kernels run for {run.utilization:.0%} of the time")
         axes.set_title(words[-1], loc="left", fontsize=10)
-    axes.set(xlabel=f"simulated time in µs, the first {counted(steps, 'step')}")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlim(left=0)
-    kinds = {
-        kind: colour for kind, colour in OF_KINDS.items() if any(kind in set(r.spans["kind"]) for r in runs.values())
-    }
-    patches = [(OF_STEPS[0], "launches and kernels, a colour a step"), *((kinds[kind], NAMES[kind]) for kind in kinds)]
-    figure.legend(
-        handles=[Patch(facecolor=colour, edgecolor=BLACK, linewidth=0.4, label=name) for colour, name in patches],
-        loc="outside upper center", ncols=len(patches), frameon=False, fontsize=9,
-    )  # fmt: skip
+    rows[-1].set(xlabel=f"simulated time in µs, the first {counted(steps, 'step')}")
+    rows[-1].xaxis.set_major_formatter("{x:,.0f}")
+    rows[-1].set_xlim(left=0)
+    kinds = set().union(*(run.spans["kind"] for run in runs.values()))
+    names = {"launches and kernels, a colour a step": _OF_STEPS[0]}
+    names |= {_NAMES[kind]: colour for kind, colour in _OF_KINDS.items() if kind in kinds}
+    patches = [Patch(facecolor=colour, edgecolor=BLACK, linewidth=0.4, label=name) for name, colour in names.items()]
+    legend(figure, columns=len(patches), handles=patches)
     source = "calculated, nothing ran: " + "; ".join(dict.fromkeys(str(run.device) for run in runs.values()))
-    write_source(figure, source)
-    return Picture(figure, f"Simulated time lines of host and device. {'; '.join(words)}. {source}.")
+    return finish(figure, f"Simulated time lines of host and device. {'; '.join(words)}", source, "x")
 
 
 def _lanes(run: simulate.SimulatedRun) -> list[str]:
@@ -221,7 +199,7 @@ def _draw_lines(axes: Axes, run: simulate.SimulatedRun, steps: int) -> None:
     links = []
     for span in spans.itertuples():
         kind = launched[span.launch] if span.launch > 0 else span.kind
-        colour = OF_KINDS.get(kind, OF_STEPS[span.step % len(OF_STEPS)])
+        colour = _OF_KINDS.get(kind, _OF_STEPS[span.step % len(_OF_STEPS)])
         place, length, hatch = lanes.index(span.lane), span.end - span.start, "///" if kind == "wait" else None
         axes.barh(place, length, 0.56, span.start, color=colour, edgecolor=BLACK, linewidth=0.4, hatch=hatch)
         if span.lane != "host":
@@ -229,4 +207,3 @@ def _draw_lines(axes: Axes, run: simulate.SimulatedRun, steps: int) -> None:
     axes.add_collection(LineCollection(links, colors="0.35", linewidths=0.6, zorder=0.9))  # behind the bars
     axes.set_yticks(range(len(lanes)), [lane if lane == "host" else f"device: {lane}" for lane in lanes])
     axes.set_ylim(len(lanes) - 0.6, -0.4)
-    tidy(axes, "x")

@@ -8,17 +8,17 @@ from __future__ import annotations
 import datetime
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
 import pandas as pd
 
-from helpers import staging
-from helpers.confidence import Interval
+from helpers import figures
 from helpers.results import scoreboard
-from helpers.timing.comparison import FASTER, NOISY, SAME, SLOWER, outcome
-from helpers.wording import counted, digits, printable
+from stepscope.base import staging
+from stepscope.base.wording import counted, digits, printable
+from stepscope.timing.comparison import FASTER, NOISY, SAME, SLOWER, outcome
 
 FILE = "scoreboard.jsonl"
 TEMPLATE = Path(__file__).with_name("class_page.html")
@@ -30,7 +30,7 @@ class NoScoreboards(FileNotFoundError):
     """There is no scoreboard below the folder."""
 
 
-def write(folder: Path, out: Path, draw: Callable, *, anonymous: bool = False) -> list[str]:
+def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
     """Write the page of a class.
 
     Parameters
@@ -39,8 +39,6 @@ def write(folder: Path, out: Path, draw: Callable, *, anonymous: bool = False) -
         Holds a folder for each reader or group, named after them, with their ``scoreboard.jsonl`` at any depth.
     out : Path
         The page; one that is there is replaced.
-    draw : callable
-        ``figures.ratios``, given because this room does not import figures.
     anonymous : bool
         Call the readers by numbers, in an order that is drawn anew each time.
 
@@ -65,7 +63,7 @@ def write(folder: Path, out: Path, draw: Callable, *, anonymous: bool = False) -
         if anonymous:  # what stands in a foreign line may be a name
             errors = [f"{title}: {counted(len(errors), 'line')} without a result"] if errors else []
         refused_here += [error.replace(str(paths[name]), f"{title}, {FILE}") for error in errors]
-    staging.write(out, _page(readers, refused_here, draw))
+    staging.write(out, _page(readers, refused_here))
     return refused
 
 
@@ -87,6 +85,8 @@ def _paths(folder: Path) -> dict[str, Path]:
 
 def _read(path: Path) -> tuple[list[scoreboard.Result], list[str]]:
     """Return the latest result of each rung, in order, and an error for each line that holds none."""
+    if path.is_symlink() or not path.is_file():  # a pipe has no end, and a link may lead to what nobody should see
+        return [], [f"{path}: expected a scoreboard, found a link, or no regular file"]
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -101,10 +101,10 @@ def _read(path: Path) -> tuple[list[scoreboard.Result], list[str]]:
     return [latest[rung] for rung in sorted(latest)], errors
 
 
-def _page(readers: Class, refused: list[str], draw: Callable) -> str:
+def _page(readers: Class, refused: list[str]) -> str:
     table = _ratios(readers)
     rungs = sorted({result.rung for results in readers.values() for result in results})
-    rates = {name: {each.rung: f"{each.images_per_second:,.0f}" for each in own} for name, own in readers.items()}
+    rates = {name: {each.rung: f"{each.rate.mean:,.0f}" for each in own} for name, own in readers.items()}
     machines = {name: {} for name in readers}  # of each reader, with the images that were trained on there
     for name, result in ((name, result) for name, own in readers.items() for result in own):
         machines[name].setdefault((_machine(result), result.torch, result.preset), {})[result.data] = None
@@ -114,7 +114,7 @@ def _page(readers: Class, refused: list[str], draw: Callable) -> str:
         readers=readers,
         rungs=rungs,
         rates=rates,
-        figure=draw(table)._repr_html_() if len(table) else "",
+        figure=figures.ratios(table)._repr_html_() if len(table) else "",
         outcomes=(FASTER, SLOWER, SAME, NOISY),
         counts=[_counts(rung, own) for rung, own in table.groupby("rung", sort=False)],
         questions=[question for rung, own in table.groupby("rung", sort=False) for question in _questions(rung, own)],
@@ -127,13 +127,13 @@ def _ratios(readers: Class) -> pd.DataFrame:
     """Return a row for each result with a ratio, in the order of the rungs."""
     rows = [
         {
-            "rung": f"{result.rung} to {scoreboard.baseline_text(result)}",
+            "rung": f"{result.rung} to {scoreboard.against(result)}",
             "reader": name,
             "machine": _machine(result),
-            "ratio": result.ratio,
-            "lowest": result.ratio_lowest,
-            "highest": result.ratio_highest,
-            "outcome": outcome(Interval(result.ratio, result.ratio_lowest, result.ratio_highest, result.rounds)),
+            "ratio": result.ratio.mean,
+            "lowest": result.ratio.lowest,
+            "highest": result.ratio.highest,
+            "outcome": outcome(result.ratio),
         }
         for name, results in readers.items()
         for result in results
@@ -156,21 +156,18 @@ def _counts(rung: str, own: pd.DataFrame) -> dict:
 
 def _questions(rung: str, own: pd.DataFrame) -> list[str]:
     """Return what to discuss about a rung: where readers disagree, or nobody gains, or most do not know."""
-    of = {name: own[own["outcome"] == name] for name in (FASTER, SLOWER, NOISY)}
+    faster, slower, noisy = (own[own["outcome"] == name] for name in (FASTER, SLOWER, NOISY))
     low, high = own.loc[own["highest"].idxmin()], own.loc[own["lowest"].idxmax()]
-    if len(of[FASTER]) and len(of[SLOWER]):
-        return [f"{rung}: faster for {_who(of[FASTER])}; slower for {_who(of[SLOWER])}. What differs between them?"]
-    found = []
+    if len(faster) and len(slower):
+        return [f"{rung}: faster for {_who(faster)}; slower for {_who(slower)}. What differs between them?"]
     if high["lowest"] > APART * low["highest"]:
-        found.append(
-            f"{rung}: {digits(low['ratio'])}× for {low['reader']} ({low['machine']}), but {digits(high['ratio'])}× for "
-            f"{high['reader']} ({high['machine']}). What limits each of them?"
-        )
-    if len(own) > 1 and len(of[SLOWER]) == len(own):
-        found.append(f"{rung}: slower for all {len(own)} who measured it. When would it be faster?")
-    if len(own) > 1 and 2 * len(of[NOISY]) > len(own):
-        found.append(f"{rung}: too noisy to say for {len(of[NOISY])} of {len(own)}. What else ran meanwhile?")
-    return found
+        ends = (f"{digits(end['ratio'])}× for {end['reader']} ({end['machine']})" for end in (low, high))
+        return [f"{rung}: {', but '.join(ends)}. What limits each of them?"]
+    if 1 < len(own) == len(slower):
+        return [f"{rung}: slower for all {len(own)} who measured it. When would it be faster?"]
+    if 1 < len(own) < 2 * len(noisy):
+        return [f"{rung}: too noisy to say for {len(noisy)} of {len(own)}. What else ran meanwhile?"]
+    return []
 
 
 def _who(rows: pd.DataFrame) -> str:

@@ -1,34 +1,41 @@
-"""Executes the notebooks in order, without a browser; keeps each with its outputs, and writes it as an HTML page."""
+"""Executes the notebooks in order, without a browser, and estimates how long that takes on this machine."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import datetime
+import io
 import json
-import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+import numpy as np
+import psutil
+import torch
 from jinja2 import DictLoader
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
+from PIL import Image
 from tqdm import tqdm
 
-from helpers import config, staging
-from helpers.lessons import preflight
-from helpers.results import recording, scoreboard
+from helpers import config, training
+from helpers.data import synthetic
+from helpers.results import hardware, scoreboard
+from helpers.training import models
+from stepscope import timing
+from stepscope.base import machine, staging
 
 NOTEBOOKS = config.PROJECT / "notebooks"
+RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
+FIRST_COMPUTING = "08"  # the notebooks before it load, those from it on compute
 
 # The page must open without internet: nothing of it comes from elsewhere.
 OFFLINE = """{% extends 'lab/index.html.j2' %}
@@ -48,27 +55,12 @@ class NotebookFailed(RuntimeError):
     """A cell of a notebook raised an error, or its kernel died."""
 
 
-@dataclass(frozen=True)
-class Took:
-    """How long a notebook took.
-
-    Attributes
-    ----------
-    seconds : float
-    working : float
-        Share of them in which a processor worked for it, 0 to 1; without the time in which all waited.
-    """
-
-    seconds: float
-    working: float
-
-
-def run(notebooks: Sequence[Path] | None = None, images: str | None = None) -> dict[str, Took]:
+def run(notebooks: Sequence[Path] | None = None, images: str | None = None) -> dict[str, float]:
     """Execute notebooks in order, each in a kernel of its own, and print the ladder.
 
     Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails; beside the page of one
     that does not fail, the notebook is kept with its outputs, and with what they were measured on, for the site. How
-    long it took is kept below ``COURSE_RUNS`` for the estimate of `preflight`.
+    long it took is kept below ``COURSE_RUNS`` for `estimate_text`.
 
     Parameters
     ----------
@@ -79,8 +71,8 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None) -> d
 
     Returns
     -------
-    dict of str to Took
-        By the notebook's name.
+    dict of str to float
+        Seconds, by the notebook's name.
 
     Raises
     ------
@@ -90,24 +82,31 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None) -> d
     notebooks = all_notebooks() if notebooks is None else notebooks
     folder = pages()
     print(f"Preset {config.preset().name}: {len(notebooks)} notebooks. Pages go to {folder}.", flush=True)
-    took = {}
+    seconds = {}
     for notebook in notebooks:
-        start, worked = time.perf_counter(), _cpu_seconds()
+        start = time.perf_counter()
         executed = execute(notebook, folder / f"{notebook.stem}.html")
-        seconds = time.perf_counter() - start
-        executed.metadata["course"] = _provenance(images)
+        seconds[notebook.stem] = round(time.perf_counter() - start, 1)
+        executed.metadata["course"] = {
+            "machine": config.describe(),
+            "processor": hardware.describe()["processor"],
+            "preset": config.preset().name,
+            "images": images,
+            "date": datetime.date.today().isoformat(),
+        }
         staging.write(folder / notebook.name, nbformat.writes(executed))
-        # Several threads at once count as one: what they do takes as long as the longest of them
-        took[notebook.stem] = Took(round(seconds, 1), round(min((_cpu_seconds() - worked) / seconds, 1), 2))
-        _keep(took)
+        own = _read(own_times())
+        own.setdefault(config.preset().name, {}).update(seconds)
+        staging.write(own_times(), json.dumps(own, indent=2) + "\n")
     print(f"\n{scoreboard.ladder_text()}")
-    return took
+    return seconds
 
 
 def execute(notebook: Path, page: Path) -> nbformat.NotebookNode:
     """Execute one notebook, write it to `page`, with a progress bar over its cells, and return it with its outputs.
 
-    What its kernel writes to the terminal goes into a file beside the page, with the ending ``log``.
+    What its kernel writes to the terminal goes into a file beside the page, with the ending ``log``. TensorBoard ends
+    with the kernel: where the notebook embeds it, a note takes its place.
 
     Raises
     ------
@@ -139,7 +138,9 @@ def execute(notebook: Path, page: Path) -> nbformat.NotebookNode:
                 f"`python -m helpers check`, and {log.name} for the kernel's last words."
             ) from error
         finally:
-            _write_page(content, page)
+            _forget_tensorboard(content)
+            exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.j2": OFFLINE})], template_file="offline.j2")
+            staging.write(page, exporter.from_notebook_node(content, {"metadata": {"name": page.stem}})[0])
     return content
 
 
@@ -153,64 +154,100 @@ def pages() -> Path:
     return config.runs_dir() / "html"
 
 
-def record_times(took: dict[str, Took], data: str) -> None:
-    """Store how long the notebooks took, and this machine's calibration, for the estimate of `preflight` elsewhere."""
-    path = preflight.RUN_TIMES
-    times = json.loads(path.read_text()) if path.exists() else {}
-    times[config.preset().name] = {
-        "seconds": {name: each.seconds for name, each in took.items()},
-        "working": {name: each.working for name, each in took.items()},
-        "calibration": preflight.calibrate(),
-        "machine": config.describe(),
-        "data": data,
-        "date": datetime.date.today().isoformat(),
-    }
-    staging.write(path, json.dumps(times, indent=2) + "\n")
-
-
-def _provenance(images: str | None) -> dict[str, str | None]:
-    """What the outputs of a notebook were measured on, and when."""
-    return {
-        "machine": config.describe(),
-        "processor": recording.machine()["processor"],
-        "preset": config.preset().name,
-        "images": images,
-        "date": datetime.date.today().isoformat(),
-    }
-
-
-def _cpu_seconds() -> float:
-    """CPU time of the kernels that have ended, with the processes that they waited for; 0 on Windows."""
-    times = os.times()
-    return times.children_user + times.children_system
-
-
-def _keep(took: dict[str, Took]) -> None:
-    path = preflight.own_times()
-    times = json.loads(path.read_text()) if path.exists() else {}
-    times.setdefault(config.preset().name, {}).update({name: each.seconds for name, each in took.items()})
-    staging.write(path, json.dumps(times, indent=2) + "\n")
-
-
 async def _leave_ctrl_c_alone(**_) -> None:
     """Undo that nbclient, at Ctrl-C, ends the kernel and goes on, to report a dead kernel."""
     with suppress(NotImplementedError):  # Windows, where it does not do so
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
 
-def _write_page(executed: nbformat.NotebookNode, page: Path) -> None:
-    exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.html.j2": OFFLINE})], template_file="offline.html.j2")
-    notebook = copy.deepcopy(executed)
+def _forget_tensorboard(notebook: nbformat.NotebookNode) -> None:
+    note = "TensorBoard opens here when you run the notebook."
+    data = {"text/plain": note, "text/html": f"<p><i>{note}</i></p>"}
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = [_without_tensorboard(output) for output in cell.outputs]
-    body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": page.stem}})
-    staging.write(page, body)
+        for output in cell.get("outputs", ()):
+            if "<iframe" in output.get("data", {}).get("text/html", ""):
+                output.data = nbformat.from_dict(data)
 
 
-def _without_tensorboard(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """TensorBoard ends with the kernel: a page that embeds it would show an error."""
-    if "<iframe" in output.get("data", {}).get("text/html", ""):
-        note = "TensorBoard opens here when you run the notebook."
-        return nbformat.v4.new_output("display_data", {"text/plain": note, "text/html": f"<p><i>{note}</i></p>"})
-    return output
+# ---------------------------------------------------------------------------------------------------------------------
+# How long it will take
+
+
+def own_times() -> Path:
+    """The file in which `run` keeps how long the notebooks took on this machine."""
+    return config.runs_dir() / "run-times.json"
+
+
+def record_times(seconds: dict[str, float], data: str) -> None:
+    """Store how long the notebooks took, and this machine's calibration, for the estimate on other machines."""
+    times = _read(RUN_TIMES)
+    times[config.preset().name] = {
+        "seconds": seconds,
+        "calibration": {kind: min(each) for kind, each in calibrate().items()},
+        "machine": config.describe(),
+        "data": data,
+        "date": datetime.date.today().isoformat(),
+    }
+    staging.write(RUN_TIMES, json.dumps(times, indent=2) + "\n")
+
+
+def calibrate() -> dict[str, list[float]]:
+    """Time two pieces of the course's work, three times each, in seconds: the speed of this machine.
+
+    ``"loading"`` decodes 400 small PNGs, ``"compute"`` is a training step of ResNet-50 with 32 images.
+    """
+    files = []
+    for image in synthetic.draw(50, config.SEED)[0]:
+        Image.fromarray(image).save(buffer := io.BytesIO(), "png")
+        files.append(buffer.getvalue())
+    workload = training.resnet_workload(batch=32)
+    model = models.resnet50(workload.side).to(config.device())
+    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    batch = torch.zeros(workload.batch, 3, 32, 32, dtype=torch.uint8), torch.zeros(workload.batch, dtype=torch.long)
+
+    def loading() -> None:
+        for file in files * 8:
+            np.asarray(Image.open(io.BytesIO(file)).convert("RGB"), dtype=np.float32) / 255
+
+    work = {"loading": loading, "compute": lambda: step(*batch)}
+    times = {kind: timing.each_call_ms(function, repeats=3, longest=5.0) for kind, function in work.items()}
+    return {kind: [ms / 1e3 for ms in each] for kind, each in times.items()}
+
+
+def estimate_minutes(calibration: dict[str, float]) -> dict[str, float]:
+    """Estimate how many minutes this machine needs to execute all notebooks, for each preset of which times are known.
+
+    A notebook that has run here takes as long as it did. Of the others it is recorded how long they took on another
+    machine. That is scaled by the two machines' calibrations: of loading for notebooks 00 to 07, of compute from 08 on.
+
+    Parameters
+    ----------
+    calibration : dict
+        Seconds for ``"loading"`` and for ``"compute"``, as `calibrate` times them.
+    """
+    minutes, own = {}, _read(own_times())
+    for preset, recorded in _read(RUN_TIMES).items():
+        slower = {kind: calibration[kind] / recorded["calibration"][kind] for kind in calibration}
+        seconds = {
+            name: there * slower["loading" if name < FIRST_COMPUTING else "compute"]
+            for name, there in recorded["seconds"].items()
+        }
+        minutes[preset] = sum((seconds | own.get(preset, {})).values()) / 60
+    return minutes
+
+
+def estimate_text() -> str:
+    """Return the estimate for each preset in words: a range, since the calls of `calibrate` take differently long."""
+    times, own = calibrate(), _read(own_times())
+    low, high = (estimate_minutes({kind: end(each) for kind, each in times.items()}) for end in (min, max))
+    texts = []
+    for name in config.PRESETS:
+        ends = sorted({f"{max(of[name], 1):.0f}" for of in (low, high) if name in of}, key=int)
+        text = f"{name} {'about ' * (len(ends) == 1)}{' to '.join(ends)} min" if ends else f"{name} unknown"
+        texts.append(text + (f" ({len(own[name])} of the notebooks timed here)" if ends and name in own else ""))
+    busy = psutil.getloadavg()[0] > machine.cores()
+    return ", ".join(texts) + busy * ". Other programs keep the cores busy now: check again when it is quiet"
+
+
+def _read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

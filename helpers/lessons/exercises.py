@@ -13,21 +13,14 @@ import numpy as np
 
 from helpers.simulate import SlowStorage
 from helpers.training.precision import FLOAT16
-from helpers.wording import digits
+from stepscope.base.wording import digits
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question for a number.
+    """A question for a number: what it should be, from what was measured, and a hint for who is further off.
 
-    Attributes
-    ----------
-    expected : callable
-        Computes the answer, from what was measured in the notebook.
-    hint : str
-        Printed with a wrong answer.
-    tolerance : float
-        Largest deviation that counts as right, as a share of what is expected.
+    `tolerance` is the largest deviation that counts as right, as a share of what is expected.
     """
 
     expected: Callable[..., float]
@@ -95,17 +88,18 @@ def prediction(mine: float | None, measured: float | None, unit: str = "×") -> 
         Follows both numbers.
     """
     found = "here it could not be measured" if measured is None else f"it is {_shown(measured)}{unit}"
-    if mine is None or mine is ...:
+    if _missing(mine):
         print(f"You made no prediction, and {found}. To guess first makes it stay in mind: try it next time.")
     elif not isinstance(mine, (int, float)):
         print(f"Your prediction, {mine!r}, is no number; {found}.")
-    elif measured is None:
-        print(f"You predicted {_shown(mine)}{unit}; {found}.")
     else:
-        apart = max(mine, measured) / min(mine, measured) if min(mine, measured) > 0 else 1
-        print(
-            f"You predicted {_shown(mine)}{unit}; {found}" + (f": {digits(apart)}× apart." if apart >= 1.005 else ".")
-        )
+        comparable = measured is not None and min(mine, measured) > 0
+        apart = max(mine, measured) / min(mine, measured) if comparable else 1
+        print(f"You predicted {_shown(mine)}{unit}; {found}{f': {digits(apart)}× apart' if apart >= 1.005 else ''}.")
+
+
+def _missing(answer: object) -> bool:
+    return answer is None or answer is ...
 
 
 def _shown(value: float) -> str:
@@ -113,24 +107,19 @@ def _shown(value: float) -> str:
 
 
 def check(question: str, answer: float | None, **measured: object) -> bool:
-    """Say whether `answer` is right.
+    """Say whether `answer` is right, and return that.
 
     Parameters
     ----------
     question : str
         One of `QUESTIONS`.
     answer : float or None
-        None where nothing has been filled in yet.
+        ``...`` or None where nothing has been filled in yet.
     **measured
         What the question's `expected` computes the answer from.
-
-    Returns
-    -------
-    bool
-        Whether the answer is right.
     """
     asked = QUESTIONS[question]
-    if answer is None or answer is ...:
+    if _missing(answer):
         print("Nothing to check yet: fill in the cell above, run it, then run this cell again.")
         return False
     if not isinstance(answer, (int, float)):
@@ -145,34 +134,16 @@ def check(question: str, answer: float | None, **measured: object) -> bool:
 def check_names(
     answers: Mapping[str, str | None], expected: Mapping[str, str], *, names: Collection[str], hint: str
 ) -> bool:
-    """Say of each question whether the name in `answers` is right.
+    """Say of each question whether the name in `answers` is the expected one; return whether all are.
 
-    Parameters
-    ----------
-    answers : mapping of str to str or None
-        For each question a name; None where nothing has been filled in yet.
-    expected : mapping of str to str
-        The right ones.
-    names : collection of str
-        All names to choose from.
-    hint : str
-        Printed with a wrong answer.
-
-    Returns
-    -------
-    bool
-        Whether all answers are right.
+    A name has to be one of `names`. The `hint` is printed with a wrong answer.
     """
-    right = []
     for question, name in expected.items():
         answer = answers.get(question)
-        if answer is None or answer is ...:
+        if _missing(answer):
             print(f"{question}: nothing to check yet.")
         elif answer not in names:
             print(f"{question}: expected one of {', '.join(map(repr, names))}, found {answer!r}.")
-        elif answer != name:
-            print(f"{question}: not yet: {answer}. {hint}")
         else:
-            print(f"{question}: right: {answer}.")
-            right.append(question)
-    return len(right) == len(expected)
+            print(f"{question}: right: {answer}." if answer == name else f"{question}: not yet: {answer}. {hint}")
+    return all(answers.get(question) == name for question, name in expected.items())

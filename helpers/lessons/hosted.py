@@ -18,8 +18,9 @@ import nbformat
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from helpers import config, staging
+from helpers import config
 from helpers.lessons import preflight
+from stepscope.base import staging
 
 NOTEBOOKS = config.PROJECT / "notebooks"
 CELL_ID = "get-the-course"
@@ -33,19 +34,15 @@ if not COURSE.exists():
     git = ["git", "-c", "advice.detachedHead=false", "clone", "--quiet", "--depth=1"]
     subprocess.run([*git, "--branch={release}", "{repository}", COURSE], check=True)
 os.chdir(COURSE / "notebooks")
-sys.path.insert(0, str(COURSE))
+sys.path[:0] = [str(COURSE), str(COURSE / "stepscope" / "src")]
 
 from helpers.lessons import hosted
 
 hosted.prepare()"""
 
 
-class NoAddress(RuntimeError):
-    """It is not known where the course is published."""
-
-
 class Unfit(RuntimeError):
-    """What is installed does not fit the course, or what is missing cannot be installed."""
+    """The course cannot be had here: its address is unknown, or packages do not fit or cannot be installed."""
 
 
 # ------------------------------------------------------------------------------------------ what the first cell calls
@@ -62,7 +59,8 @@ def prepare() -> None:
         If a package is installed in a version with which the course does not work, or one that is missing cannot be
         installed beside those that are there.
     """
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(config.PROJECT), os.environ.get("PYTHONPATH")]))
+    folders = [str(config.PROJECT), str(config.PROJECT / "stepscope" / "src"), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     wanted = preflight.dependencies()
     missing = [each for each in wanted if preflight.version(each.name) is None]
     unfit = [each for each in wanted if each not in missing and not preflight.satisfied(each)]
@@ -115,28 +113,25 @@ def _installed() -> dict[str, str]:
 # --------------------------------------------------------------------------------------------------------- the copies
 
 
-def write_copies(folder: str | Path, repository: str | None = None) -> list[Path]:
+def write_copies(folder: str | Path) -> list[Path]:
     """Write a copy of each notebook that begins with the cell that gets the course.
 
     Parameters
     ----------
     folder : str or Path
         Notebooks of the same names there are replaced.
-    repository : str, optional
-        Address to clone the course from; by default ``config.REPOSITORY``.
 
     Raises
     ------
-    NoAddress
-        If there is none.
+    Unfit
+        If ``config.REPOSITORY``, the address to clone the course from, is empty.
     """
-    repository = repository or config.REPOSITORY
-    if not repository:
-        raise NoAddress(
+    if not config.REPOSITORY:
+        raise Unfit(
             "Colab's machine would have to clone the course, but REPOSITORY in helpers/config.py is empty. Publish the "
             "course, write its address there, and release it with the tag " + release() + "."
         )
-    cell = CELL.format(name=_project()["name"], release=release(), repository=repository)
+    cell = CELL.format(name=_project()["name"], release=release(), repository=config.REPOSITORY)
     copies = []
     for path in sorted(NOTEBOOKS.glob("[0-9][0-9]-*.ipynb")):
         notebook = nbformat.read(path, as_version=4)

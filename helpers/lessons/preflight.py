@@ -18,13 +18,11 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from helpers import config, wording
+from helpers import config
+from stepscope.base import machine, wording
 
-RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
-_FIRST_COMPUTING = "08"  # the notebooks before it load, those from it on compute
-_CALIBRATION = 5.0  # s for each of its two kinds of work, whatever the preset
 SERVERS = {"jupyterlab", "jupyter-server-proxy"}  # of the notebooks themselves
-SHOWN_PACKAGES = ("torch", "torchvision", "torchmetrics", "tensorboard", "torch-tb-profiler", "jupyterlab")
+SHOWN_PACKAGES = ("torch", "torchvision", "tensorboard", "torch-tb-profiler", "jupyterlab")
 
 GB = 1e9
 # What the course needs, with room to spare: a notebook's kernel takes about 1 GB, each worker up to 0.3 GB, the
@@ -41,8 +39,10 @@ class Row:
     ----------
     name, value : str
         What it is, and what was found.
-    problem, remedy : str
-        What is wrong with it and how to fix that; empty if nothing is.
+    problem : str
+        What is wrong with it; empty if nothing is.
+    remedy : str
+        How to fix a problem; not shown without one.
     """
 
     name: str
@@ -73,117 +73,27 @@ class Report:
         return "\n".join([*lines, "", self._summary()])
 
     def _repr_html_(self) -> str:
-        cells = "".join(f"<tr>{self._html(row)}</tr>" for row in self.rows)
-        return f"<table>{cells}</table><p><b>{html.escape(self._summary())}</b></p>"
+        cells = []
+        for row in self.rows:
+            name, value, problem, remedy = map(html.escape, (row.name, row.value, row.problem, row.remedy))
+            wrong = f"<br><b>Problem: {problem}</b><br>→ {remedy}" if problem else ""
+            cells += ["<tr>", *(f'<td style="text-align: left">{cell}</td>' for cell in (name, value + wrong)), "</tr>"]
+        return f"<table>{''.join(cells)}</table><p><b>{html.escape(self._summary())}</b></p>"
 
     def _summary(self) -> str:
         if not self.problems:
             return "This machine is ready."
         return f"{wording.counted(len(self.problems), 'problem')}: {', '.join(row.name for row in self.problems)}."
 
-    @staticmethod
-    def _html(row: Row) -> str:
-        name, value, problem, remedy = map(html.escape, (row.name, row.value, row.problem, row.remedy))
-        wrong = f"<br><b>Problem: {problem}</b><br>→ {remedy}" if problem else ""
-        return f'<td style="text-align: left">{name}</td><td style="text-align: left">{value}{wrong}</td>'
-
 
 def check() -> Report:
     """Look at this machine and return what was found, problems and remedies included."""
-    looks = [_python, _packages, _cores, _memory, _shared_memory, _disk, _open_files, _hub, _data, _preset]
+    looks = [_python, _packages, _cores, _memory, _shared_memory, _disk, _open_files, _hub, _images, _preset]
     if None not in (version("torch"), version("nvidia-ml-py")):  # or the row of the packages has a problem already
-        looks += [_gpu, _times]
+        looks += [_gpu]
+    if all(map(satisfied, dependencies())):
+        looks += [_times]
     return Report(tuple(row for look in looks for row in look()))
-
-
-def calibrate() -> dict[str, float]:
-    """Time two pieces of the course's work: the speed of this machine in two numbers.
-
-    Returns
-    -------
-    dict
-        ``"loading"``, seconds to decode 400 small PNGs, and ``"compute"``, seconds of a training step of ResNet-50
-        with 32 images; of each, the fastest of three, after one as warm-up.
-    """
-    import io
-
-    import numpy as np
-    import torch
-    from PIL import Image
-
-    from helpers import timing, training
-    from helpers.data import synthetic
-    from helpers.training import models
-
-    def encoded(image: np.ndarray) -> bytes:
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, "png")
-        return buffer.getvalue()
-
-    files = [encoded(image) for image in synthetic.draw(50, config.SEED)[0]]
-    workload = training.resnet_workload(batch=32)
-    model = models.resnet50(workload.side).to(config.device())
-    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    batch = torch.zeros(workload.batch, 3, 32, 32, dtype=torch.uint8), torch.zeros(workload.batch, dtype=torch.long)
-
-    def loading() -> None:
-        for file in files * 8:
-            np.asarray(Image.open(io.BytesIO(file)).convert("RGB"), dtype=np.float32) / 255
-
-    work = {"loading": loading, "compute": lambda: step(*batch)}
-    times = {kind: timing.each_call_ms(function, repeats=3, longest=_CALIBRATION) for kind, function in work.items()}
-    return {kind: min(each) / 1e3 for kind, each in times.items()}
-
-
-def estimate_minutes(
-    recorded: dict,
-    here: dict[str, float],
-    measured: dict[str, dict[str, float]] | None = None,
-    people: int = 1,
-    cores: float = 1,
-) -> dict[str, float]:
-    """Estimate how long each preset takes on this machine.
-
-    A notebook that has run here takes as long as it did. Of the others it is known how long they took on another
-    machine, and for which share of that time a processor worked. This share is scaled by the two machines'
-    calibrations: by that of loading for notebooks 00 to 07, by that of compute from 08 on. The rest was waiting, which
-    is as long everywhere.
-
-    Several people at once share the cores: a notebook takes them as long as the cores need for everybody's share, if
-    that is longer. In truth it takes longer where a notebook keeps several cores busy, which is not recorded, and less
-    where it leaves out rounds because the machine is slow.
-
-    Parameters
-    ----------
-    recorded : dict
-        What `execute.record_times` wrote: for each preset the machine's calibration, and of each notebook the seconds
-        and the share of them in which a processor worked, 0 to 1.
-    here : dict
-        The calibration of this machine, by `calibrate`.
-    measured : dict, optional
-        For each preset, the seconds of each notebook that has run here.
-    people : int
-        How many execute all notebooks at once.
-    cores : float
-        Of this machine.
-
-    Returns
-    -------
-    dict
-        Minutes for each preset.
-    """
-    minutes = {}
-    for name, run in recorded.items():
-        ratios = {kind: here[kind] / run["calibration"][kind] for kind in here}
-        seconds, working = {}, {}
-        for notebook, there in run["seconds"].items():
-            ratio, share = ratios["loading" if notebook < _FIRST_COMPUTING else "compute"], run["working"][notebook]
-            longer = 1 + share * (ratio - 1)
-            seconds[notebook], working[notebook] = there * longer, share * ratio / longer
-        seconds |= (measured or {}).get(name, {})
-        shared = {notebook: max(1, people * working.get(notebook, 1) / cores) for notebook in seconds}
-        minutes[name] = sum(seconds[notebook] * shared[notebook] for notebook in seconds) / 60
-    return minutes
 
 
 def _python() -> Iterator[Row]:
@@ -200,15 +110,18 @@ def _packages() -> Iterator[Row]:
             shown.append(f"{package} {found}" + ("" if same else f" (the course was tested with {pins[package]})"))
     missing = [str(wanted) for wanted in dependencies() if not satisfied(wanted)]
     problem = f"missing, or another version: {', '.join(missing)}" if missing else ""
-    remedy = "run the first cell again" if config.in_colab() else "in the course's folder:  make -B lab"
-    yield Row("Packages", ", ".join(shown), problem, remedy if missing else "")
+    remedy = "run the first cell again" if machine.in_colab() else "in the course's folder:  make -B lab"
+    yield Row("Packages", ", ".join(shown), problem, remedy)
 
 
 def dependencies() -> list[Requirement]:
-    """Return what pyproject.toml says that the course needs on this system; in Colab, which has its own, no server."""
-    project = tomllib.loads((config.PROJECT / "pyproject.toml").read_text())["project"]
-    wanted = [each for each in map(Requirement, project["dependencies"]) if not each.marker or each.marker.evaluate()]
-    return [each for each in wanted if not (config.in_colab() and each.name in SERVERS)]
+    """Return the packages that the course and stepscope need on this system; in Colab, which has its own, no server."""
+    files = config.PROJECT / "pyproject.toml", config.PROJECT / "stepscope" / "pyproject.toml"
+    course, tool = (tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files)
+    names = [*course["dependencies"], *tool["dependencies"], *tool["optional-dependencies"]["tab"]]
+    wanted = {str(each): each for each in map(Requirement, names) if not each.marker or each.marker.evaluate()}
+    refused = {"stepscope"} | (SERVERS if machine.in_colab() else set())  # stepscope is a folder of the course
+    return [each for each in wanted.values() if each.name not in refused]
 
 
 def _pins() -> dict[str, str]:
@@ -231,22 +144,16 @@ def version(package: str) -> str | None:
 
 
 def _cores() -> Iterator[Row]:
-    granted, quota = config.cores(), config.cpu_quota()
+    granted, quota = machine.cores(), machine.cpu_quota()
     value = f"{granted} of the machine's {os.cpu_count()}" + (f", limited to the time of {quota:g}" if quota else "")
-    if min(granted, quota or granted) < 2:
-        yield Row("Cores", value, "loading and training share one core", "ask for two cores or more")
-    else:
-        yield Row("Cores", value)
+    problem = "loading and training share one core" if min(granted, quota or granted) < 2 else ""
+    yield Row("Cores", value, problem, "ask for two cores or more")
 
 
 def _memory() -> Iterator[Row]:
-    available = psutil.virtual_memory().available
-    limit = _container_memory()
-    value = f"{available / GB:.1f} GB available" + (f", limited to {limit / GB:.1f} GB here" if limit else "")
-    if available_memory() < LEAST_MEMORY:
-        yield Row("Memory", value, f"under {LEAST_MEMORY / GB:.0f} GB", "shut down kernels and programs not in use")
-    else:
-        yield Row("Memory", value)
+    available = available_memory()
+    problem = f"under {LEAST_MEMORY / GB:.0f} GB" if available < LEAST_MEMORY else ""
+    yield Row("Memory", f"{available / GB:.1f} GB available here", problem, "shut down kernels and programs not in use")
 
 
 def _shared_memory() -> Iterator[Row]:
@@ -254,28 +161,29 @@ def _shared_memory() -> Iterator[Row]:
     if not folder.is_dir():
         return
     size = shutil.disk_usage(folder).total
-    if size < LEAST_SHARED_MEMORY:
-        problem = "loader workers send batches to the main process through it, and will crash with a bus error"
-        yield Row("/dev/shm", f"{size / 1e6:.0f} MB", problem, "start the container with  --shm-size=2g")
-    else:
-        yield Row("/dev/shm", f"{size / GB:.1f} GB")
+    small = "loader workers send batches to the main process through it, and will crash with a bus error"
+    problem = small if size < LEAST_SHARED_MEMORY else ""
+    yield Row("/dev/shm", f"{size / GB:.2f} GB", problem, "start the container with  --shm-size=2g")
 
 
 def _disk() -> Iterator[Row]:
-    for name, variable, folder in (
-        ("Disk for images", "COURSE_DATA", config.data_dir()),
-        ("Disk for runs", "COURSE_RUNS", config.runs_dir()),
+    for name, variable, folder, prepared in (
+        ("Disk for images", "COURSE_DATA", config.data_dir(), any(manifests())),
+        ("Disk for runs", "COURSE_RUNS", config.runs_dir(), False),
     ):
-        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        existing = existing_part(folder)
         free = shutil.disk_usage(existing).free
-        value, elsewhere = f"{free / GB:.1f} GB free at {folder}", f"set {variable} to a folder on another disk"
-        prepared = variable == "COURSE_DATA" and any(manifests())
-        if not os.access(existing, os.W_OK) and not prepared:
-            yield Row(name, value, f"{existing} is not writable", elsewhere)
-        elif free < LEAST_DISK and not prepared:
-            yield Row(name, value, f"under {LEAST_DISK / GB:.0f} GB", elsewhere)
-        else:
-            yield Row(name, value)
+        problem = ""
+        if not prepared and not os.access(existing, os.W_OK):
+            problem = f"{existing} is not writable"
+        elif not prepared and free < LEAST_DISK:
+            problem = f"under {LEAST_DISK / GB:.0f} GB"
+        yield Row(name, f"{free / GB:.1f} GB free at {folder}", problem, f"set {variable} to a folder on another disk")
+
+
+def existing_part(folder: Path) -> Path:
+    """Return the folder, or the one nearest above it that exists."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
 def _open_files() -> Iterator[Row]:
@@ -284,11 +192,8 @@ def _open_files() -> Iterator[Row]:
     except ImportError:  # Windows has no such limit
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit < LEAST_OPEN_FILES:
-        problem, remedy = "loaders with many workers need more", "before  make lab:  ulimit -n 4096"
-        yield Row("Open files", f"{limit} at most", problem, remedy)
-    else:
-        yield Row("Open files", f"{limit:,} at most")
+    problem = "loaders with many workers need more" if limit < LEAST_OPEN_FILES else ""
+    yield Row("Open files", f"{limit:,} at most", problem, "before  make lab:  ulimit -n 4096")
 
 
 def _gpu() -> Iterator[Row]:
@@ -331,29 +236,28 @@ def _usable_gpu(versions: str, other_build: str) -> Row:
 
 
 def _hub() -> Iterator[Row]:
-    base = config.hub_base_url()
-    if config.in_colab():
+    base = machine.hub_base_url()
+    if machine.in_colab():
         yield Row("Colab", "yes; TensorBoard opens below the cell that shows it, through Colab's proxy")
     elif base is None:
-        yield Row("JupyterHub", f"no; TensorBoard opens at {config.address('PORT')}")
-    elif version("jupyter-server-proxy") is None:
-        problem = "its proxy is missing, so TensorBoard cannot open"
-        yield Row("JupyterHub", base, problem, "pip install jupyter-server-proxy")
+        yield Row("JupyterHub", f"no; TensorBoard opens at {machine.address('PORT')}")
     else:
-        yield Row("JupyterHub", f"yes; TensorBoard opens through its proxy at {base}proxy/")
+        missing = version("jupyter-server-proxy") is None
+        problem = "its proxy is missing, so TensorBoard cannot open" if missing else ""
+        value = f"yes; TensorBoard opens through its proxy at {base}proxy/"
+        yield Row("JupyterHub", value, problem, "pip install jupyter-server-proxy")
 
 
-def _data() -> Iterator[Row]:
-    sources = []
+def _images() -> Iterator[Row]:
+    sources, problem, remedy = [], "", ""
     for manifest in manifests():
         try:
             sources.append(json.loads(manifest.read_text())["source"])
         except (ValueError, TypeError, KeyError):
+            problem = f"damaged: {manifest} has no source"
             remedy = f"delete the folder {manifest.parent}  and then  python -m helpers prepare"
-            yield Row("Images", str(manifest.parent), f"damaged: {manifest} has no source", remedy)
-            return
-    todo = "not prepared yet:  python -m helpers prepare  (the notebooks do it too)"
-    yield Row("Images", ", ".join(sources) if sources else todo)
+    value = ", ".join(sources) or "not prepared yet:  python -m helpers prepare  (the notebooks do it too)"
+    yield Row("Images", value, problem, remedy)
 
 
 def manifests() -> list[Path]:
@@ -368,29 +272,10 @@ def _preset() -> Iterator[Row]:
         yield Row("Preset", "unknown", str(error), "unset COURSE_PRESET")
 
 
-def own_times() -> Path:
-    """The file in which `execute.run` keeps how long the notebooks took on this machine."""
-    return config.runs_dir() / "run-times.json"
-
-
-def known_times() -> tuple[dict, dict]:
-    """Return what is recorded in `RUN_TIMES`, and in `own_times`, for `estimate_minutes`."""
-    recorded, measured = (json.loads(file.read_text()) if file.exists() else {} for file in (RUN_TIMES, own_times()))
-    return recorded, measured
-
-
 def _times() -> Iterator[Row]:
-    if not RUN_TIMES.exists():
-        yield Row("Time for all notebooks", "unknown: no times are recorded in data/reference/run-times.json yet")
-        return
-    recorded, measured = known_times()
-    minutes = estimate_minutes(recorded, calibrate(), measured)
-    texts = []
-    for name in config.PRESETS:
-        text = f"{name} about {max(minutes[name], 1):.0f} min" if name in minutes else f"{name} unknown"
-        count = len(recorded.get(name, {}).get("seconds", {}).keys() & measured.get(name, {}).keys())
-        texts.append(f"{text} ({count} of them timed here)" if count else text)
-    yield Row("Time for all notebooks", ", ".join(texts))
+    from helpers.lessons import execute
+
+    yield Row("Machine's time for all notebooks", execute.estimate_text())
 
 
 def _nvidia() -> tuple[str | None, int, list[str]]:
@@ -417,10 +302,5 @@ def _nvidia() -> tuple[str | None, int, list[str]]:
 
 def available_memory() -> int:
     """Return the memory in bytes that is free here, or what the container or job may use, if that is less."""
-    available = psutil.virtual_memory().available
-    return min(available, _container_memory() or available)
-
-
-def _container_memory() -> int | None:
-    """Return the memory that this process and others in its container or job may use, in bytes, or None."""
-    return min((int(limit) for limit in config.control_group_limits("memory.max") if limit != "max"), default=None)
+    limits = (int(limit) for limit in machine.control_group_limits("memory.max") if limit != "max")
+    return min([psutil.virtual_memory().available, *limits])

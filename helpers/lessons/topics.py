@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers import config, staging
+from helpers import config
+from stepscope.base import staging
 
 # By the topics of `diagnosis.Finding`
 NOTEBOOKS = {
@@ -37,16 +38,9 @@ NOTEBOOKS = {
 }
 
 
-def links(folder: str = "") -> dict[str, str]:
-    """Return the notebook for each topic, as `diagnosis.Diagnosis.linked` takes them; those that are there.
-
-    Parameters
-    ----------
-    folder : str
-        What to write before the notebook's name: nothing in another notebook, ``"notebooks/"`` in a shell.
-    """
-    there = {path.stem for path in (config.PROJECT / "notebooks").glob("*.ipynb")}
-    return {topic: f"{folder}{notebook}.ipynb" for topic, notebook in NOTEBOOKS.items() if notebook in there}
+def links() -> dict[str, str]:
+    """Return the notebook for each topic, as `diagnosis.Diagnosis.linked` takes them."""
+    return {topic: f"{notebook}.ipynb" for topic, notebook in NOTEBOOKS.items()}
 
 
 _PAGE = """<!doctype html>
@@ -72,15 +66,8 @@ def checklist() -> str:
 
 
 def write_checklist(path: Path) -> None:
-    """Write the checklist as an HTML page of one sheet; its links lead to the notebooks of this clone.
-
-    Parameters
-    ----------
-    path : Path
-        The page; its folder is made if needed.
-    """
-    from nbconvert.filters import markdown2html  # takes a second, which `diagnose` need not wait
+    """Write the checklist as an HTML page of one sheet; its links lead to the notebooks of this clone."""
+    from nbconvert.filters import markdown2html  # takes a second, which the import of a notebook need not wait
 
     base = (config.PROJECT / "notebooks").as_uri()
-    path.parent.mkdir(parents=True, exist_ok=True)
     staging.write(path, _PAGE.format(base=base, body=markdown2html(checklist())))

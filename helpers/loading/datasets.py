@@ -6,18 +6,17 @@ import csv
 import io
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
 
-from helpers import simulate
 from helpers.data import photos
+from stepscope.base import staging
 
 # What Pillow reports damage as, and, last, torchvision
 _DAMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, RuntimeError)
@@ -25,10 +24,6 @@ _DAMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Runti
 
 class UnreadableImage(OSError):
     """An image file is missing, damaged or no image."""
-
-
-class BadLabels(ValueError):
-    """``labels.csv`` and the images beside it do not fit together."""
 
 
 class PngDataset(Dataset):
@@ -45,7 +40,7 @@ class PngDataset(Dataset):
 
     Raises
     ------
-    BadLabels
+    staging.DamagedFolder
         If a label is missing or no number, or if the files in the folder are not those in the table.
     """
 
@@ -61,7 +56,9 @@ class PngDataset(Dataset):
 
     def __getitem__(self, index: int):
         path = os.path.join(self.folder, self.files[index].decode())
-        image = _decode(path, self.storage.read if self.storage else _read)
+        with _named(path, "Delete the folder of prepared images and run `python -m helpers prepare` to make it anew."):
+            content = self.storage.read(path) if self.storage else _read(path)
+            image = Image.open(io.BytesIO(content)).convert("RGB")
         if self.transform:
             image = self.transform(image)
         return image, int(self.labels[index])
@@ -119,68 +116,6 @@ class JpegDataset(Dataset):
     def path(self, index: int) -> Path:
         """Return the path of an image."""
         return Path(self.folder, os.fsdecode(self.files[index]))
-
-
-class OnSlowStorage(Dataset):
-    """Batches of a packed dataset, as late as if its file lay on slow storage.
-
-    Images that lie side by side come with one request, all others with one each.
-
-    Parameters
-    ----------
-    dataset : formats.PackedDataset
-    storage : simulate.SlowStorage
-    image_bytes : float
-        What an image takes in the file.
-    """
-
-    def __init__(self, dataset: Dataset, storage, image_bytes: float):
-        self.dataset, self.storage, self.image_bytes = dataset, storage, image_bytes
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitems__(self, indices: Sequence[int]):
-        requests = 1 + np.count_nonzero(np.diff(np.sort(indices)) > 1)
-        seconds = self.storage.seconds(requests, len(indices) * self.image_bytes)
-        simulate.wait_until(time.perf_counter() + seconds)
-        return self.dataset.__getitems__(indices)
-
-
-class ImageObjects(Dataset):
-    """Images in an object store, an object each: a batch takes a request for each of its images, some at a time.
-
-    Parameters
-    ----------
-    bucket : stores.Bucket or stores.Folder
-        Each process connects for itself, when it loads for the first time.
-    names : sequence of str
-        Of the objects, each a PNG file.
-    labels : sequence of int
-    threads : int
-        Requests at a time.
-    """
-
-    def __init__(self, bucket: Any, names: Sequence[str], labels: Sequence[int], threads: int):
-        self.bucket, self.names, self.labels, self.threads = bucket, names, labels, threads
-        self.store = None
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
-        if self.store is None:
-            self.store = self.bucket.connect()
-        with ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(self._item, indices))
-
-    def _item(self, index: int) -> tuple[torch.Tensor, int]:
-        return _pixels(bytes(self.store.get(self.names[index]).bytes())), self.labels[index]
-
-
-def image_and_label(sample: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
-    """Decode a sample of shards: uint8 of shape (3, H, W) of its ``png``, and the number in its ``cls``."""
-    return _pixels(sample["png"]), int(bytes(sample["cls"]))
 
 
 class Transformed(Dataset):
@@ -272,21 +207,25 @@ def decode(path: str | Path, draft: int | None = None, decoder: str = "pillow") 
         If the file is missing, damaged or no image. Damage that leaves a JPEG decodable is not found: it has no
         checksum.
     """
-    try:
-        content = _read(path)
+    with _named(path, "Remove the file, or put an intact one in its place."):
         if decoder == "torchvision":
             from torchvision import io as torchvision_io  # here: a spawned worker would need 1 s more to start
 
-            data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            data = torch.frombuffer(bytearray(_read(path)), dtype=torch.uint8)
             return torchvision_io.decode_image(data, mode="RGB")
-        image = Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(_read(path)))
         if draft:
             image.draft("RGB", (draft, draft))
         return image.convert("RGB")
+
+
+@contextmanager
+def _named(path: str | Path, remedy: str) -> Iterator[None]:
+    """Turn what a damaged image raises into an error that names its file."""
+    try:
+        yield
     except _DAMAGE as error:
-        raise UnreadableImage(
-            f"{path}: expected a readable image, but: {error}. Remove the file, or put an intact one in its place."
-        ) from error
+        raise UnreadableImage(f"{path}: expected a readable image, but: {error}. {remedy}") from error
 
 
 def _read(path: str | Path) -> bytes:
@@ -294,37 +233,19 @@ def _read(path: str | Path) -> bytes:
         return file.read()
 
 
-def _decode(path: str, read: Callable[[str], bytes]) -> Image.Image:
-    try:
-        return Image.open(io.BytesIO(read(path))).convert("RGB")
-    except _DAMAGE as error:
-        raise UnreadableImage(
-            f"{path}: expected a readable image, but: {error}. Delete the folder of prepared images and run "
-            "`python -m helpers prepare` to make it anew."
-        ) from error
-
-
 def _read_labels(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     table = folder / "labels.csv"
     try:
         with open(table, newline="") as file:
-            rows = {row["file"]: row["label"] for row in csv.DictReader(file)}
-    except FileNotFoundError:
-        raise BadLabels(f"{table}: no such file. Run `python -m helpers prepare` to make the images.") from None
-    except (KeyError, csv.Error, UnicodeDecodeError) as error:
-        raise BadLabels(f"{table}: expected a table with the columns file and label, but: {error!r}.") from error
-    if not rows:
-        raise BadLabels(f"{table}: expected a row for each image, found none.")
-    for name, label in rows.items():
-        if not (label or "").isdigit():
-            raise BadLabels(f"{table}: expected a class number for {name}, found {label!r}.")
+            labels = {row["file"]: int(row["label"]) for row in csv.DictReader(file)}
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
+        raise staging.DamagedFolder(
+            f"{table}: expected a table with the columns file and label, and a class number in each row, but: "
+            f"{error!r}. Run `python -m helpers prepare` to make the images."
+        ) from error
     images = {entry.name for entry in os.scandir(folder) if entry.name.endswith(".png")}
-    if unlabelled := images - rows.keys():
-        raise BadLabels(f"{folder / min(unlabelled)}: this image has no label in {table}.")
-    if missing := rows.keys() - images:
-        raise BadLabels(f"{folder / min(missing)}: no such image, but {table} has a label for it.")
-    return np.array(list(rows), dtype="S"), np.array([int(label) for label in rows.values()])
-
-
-def _pixels(png: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(png)))).permute(2, 0, 1)
+    if unlabelled := images - labels.keys():
+        raise staging.DamagedFolder(f"{folder / min(unlabelled)}: this image has no label in {table}.")
+    if missing := labels.keys() - images:
+        raise staging.DamagedFolder(f"{folder / min(missing)}: no such image, but {table} has a label for it.")
+    return np.array(list(labels), dtype="S"), np.array(list(labels.values()))

@@ -10,10 +10,11 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-from helpers import config, staging
+from helpers import config
 from helpers.data import cifar10
 from helpers.loading import datasets
-from helpers.loading.formats import npy, writing
+from helpers.loading.formats import npy, packing
+from stepscope.base import staging
 
 _BYTES_PER_IMAGE = 3_200  # 3,072 of pixels, its label, its share of the checksums
 _DIGEST = 12  # hexadecimal digits at the end of a pack's name, by which others of its name differ in content
@@ -33,7 +34,7 @@ def prepare(data: cifar10.Prepared) -> npy.PackedDataset:
         If the disk has no room.
     """
     source = data.train.parent
-    made_of = f"{(source / 'manifest.json').read_text()} version {writing.VERSION}"
+    made_of = f"{(source / 'manifest.json').read_text()} version {packing.VERSION}"
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:_DIGEST]
     folder = source.parent / "packs" / f"{source.name}-{digest}"
     if not folder.exists():

@@ -13,29 +13,20 @@ from pathlib import Path
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-from helpers import config, staging
 from helpers.data import photos
 from helpers.loading import datasets
+from stepscope.base import machine, staging
 
 _MANIFEST = "resized.json"
 _BYTES_PER_COPY = 40_000  # most have less: 15 kB in the median for drawn photos and 256 pixels
-_LONGEST_SIDE = 65_500  # of a JPEG, in pixels: JPEG_MAX_DIMENSION in libjpeg
 
 
 @dataclass(frozen=True)
 class Resized:
     """Resized copies of images in class folders.
 
-    Attributes
-    ----------
-    folder : Path
-        Has the same class folders and file names as the originals; files of another kind got ``.jpg`` added.
-    images : int
-        Number of images.
-    seconds : float
-        Wall-clock time that it took to make them.
-    bytes_before, bytes_after : int
-        Size of all originals, and of all copies.
+    `folder` has the same class folders and file names as the originals; files of another kind got ``.jpg`` added.
+    `seconds` is the wall-clock time that it took to make them.
     """
 
     folder: Path
@@ -65,7 +56,7 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
     photos.BadFolder
         If `folder` does not hold images in class folders.
     datasets.UnreadableImage
-        If an image is damaged, or so long and narrow that no JPEG holds its copy.
+        If an image is damaged.
     FileExistsError
         If `out` is there, but holds something else than resized copies.
     staging.NotEnoughDisk
@@ -80,7 +71,7 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
     with staging.only_one_process(out.parent), staging.folder(out, replace=True) as copies:
         write = partial(_write_copy, images, copies, v2.Resize(size))
         # Threads: Pillow releases the GIL while it decodes, resizes and encodes
-        with ThreadPoolExecutor(config.cores()) as threads:
+        with ThreadPoolExecutor(machine.cores()) as threads:
             sizes = threads.map(write, range(len(images)))
             bar = tqdm(sizes, "resizing", len(images), unit="image", file=sys.stdout)
             for original, copy in bar:
@@ -93,16 +84,10 @@ def _write_copy(images: datasets.JpegDataset, folder: Path, resize: v2.Resize, i
     """Write the copy of one image below `folder`; return the bytes of the original and of the copy."""
     original = images.path(index)
     image, _ = images[index]
-    if max(image.size) * resize.size[0] > _LONGEST_SIDE * min(image.size):
-        raise datasets.UnreadableImage(
-            f"{original}: expected an image that fits a JPEG when its shorter side has {resize.size[0]} pixels, found "
-            f"one of {image.width} × {image.height}. Remove it."
-        )
-    copy = folder / _copy_name(original.relative_to(images.folder))
+    name = original.relative_to(images.folder)
+    if name.suffix.lower() not in (".jpg", ".jpeg"):
+        name = name.with_name(f"{name.name}.jpg")
+    copy = folder / name
     copy.parent.mkdir(parents=True, exist_ok=True)
     resize(image).save(copy, quality=photos.QUALITY)
     return original.stat().st_size, copy.stat().st_size
-
-
-def _copy_name(name: Path) -> Path:
-    return name if name.suffix.lower() in (".jpg", ".jpeg") else name.with_name(f"{name.name}.jpg")

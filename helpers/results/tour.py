@@ -14,9 +14,11 @@ from torch import nn
 from torch.profiler import profile, record_function, schedule, tensorboard_trace_handler
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers import config, staging, traces
-from helpers.results import recording, scoreboard
-from helpers.timing import profiling
+from helpers import config
+from helpers.results import hardware, scoreboard
+from stepscope import traces
+from stepscope.base import staging
+from stepscope.timing import profiling
 
 FOLDER = scoreboard.REFERENCE / "tour"
 """The trace that ships."""
@@ -129,7 +131,7 @@ def _steps() -> Iterator[None]:
 def _page(trace: Path) -> str:
     """Return what was recorded, and on what, as a page of Markdown."""
     kept = ("device", "device memory", "driver", "processor", "cores", "system", "python", "torch", "CUDA", "date")
-    machine = {key: value for key, value in recording.machine().items() if key in kept and value is not None}
+    machine = {key: value for key, value in hardware.describe().items() if key in kept and value is not None}
     machine["threads of PyTorch"] = torch.get_num_threads()
     lines = [
         "# The guided tour",

@@ -4,13 +4,11 @@ None is a measurement of real hardware. Whatever uses one of them says so: in th
 the scoreboard's line.
 """
 
-from helpers.simulate.accelerator import SimulatedAccelerator
-from helpers.simulate.device import SimulatedDevice, SimulatedRun
-from helpers.simulate.far import far_away
-from helpers.simulate.link import Link, SlowStore
-from helpers.simulate.network import SleepingLayer, SlowNetwork
-from helpers.simulate.storage import SHARED_FILE_SYSTEM, SlowStorage
-from helpers.simulate.waiting import wait_until
+from helpers.simulate.simulated_device import SimulatedDevice, SimulatedRun
+from helpers.simulate.sleeping import SimulatedAccelerator, SleepingLayer, wait_until
+from helpers.simulate.slow_link import Link
+from helpers.simulate.slow_network import SlowNetwork
+from helpers.simulate.slow_storage import SHARED_FILE_SYSTEM, SlowStorage, SlowStore, far_away
 
 __all__ = [
     "SHARED_FILE_SYSTEM",

@@ -1,53 +1,40 @@
 """Jobs of several processes: `torchrun` from a notebook, ended as a whole whatever happens, its failures named.
 
-This file is also the process that starts `torchrun` and ends it. It imports nothing of `helpers` or PyTorch at its
-top, so as to be there in no time.
+This file is also the process between the notebook and ``torchrun``, which ends the job when the notebook ends.
 """
 
 from __future__ import annotations
 
-import ctypes
 import io
 import linecache
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-_POLL, _DUMP, _GRACE = 0.1, 10.0, 30.0  # seconds: between two looks, for ranks to say where they are, to be gone
+from stepscope.base import child
+
+_DUMP, _GRACE = 10.0, 30.0  # seconds for ranks to write where they are, and to be gone
 _LATE = 124  # the exit code of `timeout` in a shell
-_SHOWN = 12  # lines of a rank's, or of torchrun's, in an error
-_FOLDER = "PET_LOG_DIR"  # torchrun's --log-dir; all processes of a job inherit it, which is how they are found
+_SHOWN = 12  # lines of a rank's errors, or of torchrun's, in an error
+_FOLDER = "PET_LOG_DIR"  # torchrun's --log-dir; all processes of a job inherit it, which is how `_end` finds them
 # Without it (torch 2.5 to 2.15) ranks that start again share a store with those before them, and whoever is first
 # takes their addresses for the new ones: "Connection refused", https://github.com/pytorch/pytorch/issues/135712.
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# torchrun without the work of Python's garbage collector while PyTorch is imported, and again at the end: it was a
-# quarter of the time of an empty job
-_TORCHRUN = """
-import gc
-gc.disable()
-from torch.distributed.run import main
-gc.enable()
-try:
-    main()
-finally:
-    gc.freeze()
-"""
-# What torchrun writes: before a line of a rank, as `_environment` says; when it sees a failure; and at the end
+# What torchrun writes: before a line of a rank, as `_environment` says; when it sees a failure; when it kills a rank
+# that ignores SIGTERM; and at the end
 _RANK = re.compile("\x02([0-9]+)\x03")
 _SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-_SUMMARY = re.compile(r"rank +: (\d+) \(.*\n *exitcode +: (-?\d+)")
+_FORCED = re.compile(r"Unable to shutdown process (\d+)")
+_SUMMARY = re.compile(r"rank +: (\d+) \(.*\n *exitcode +: (-?\d+) \(pid: (\d+)\)")
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')  # as faulthandler writes it
 # What a rank says when another has gone (gloo on Linux and macOS, and on Windows; NCCL), or does not come
 _LOST = re.compile(r"Connection (closed|reset) by|Broken pipe|forcibly closed|remote process exited")
@@ -112,31 +99,16 @@ def torchrun(
         raise FileNotFoundError(f"Expected a script at {script.absolute()}, found none.")
     options = ["--standalone", f"--nproc-per-node={ranks}"] + [f"--max-restarts={max_restarts}"] * bool(max_restarts)
     words = [str(word) for word in (script, *arguments)]
-    words = [*options, *_separator(words), *words]
     show = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
-    show(f"$ torchrun {shlex.join(words)}")
+    show(f"$ torchrun {shlex.join([*options, *words])}")
     with tempfile.TemporaryDirectory(prefix="torchrun-", ignore_cleanup_errors=True) as folder:
         environment = _environment(folder) | (_OWN_STORE if max_restarts else {}) | dict(env or {})
-        code, lines, own = _run(words, Path(folder), environment, timeout, max_restarts, show)
+        # after "--" up to Python 3.11 no option of the script is taken for an abbreviation of one of torchrun's
+        command = [__file__, timeout, folder, *options, "--", *words]
+        code, lines, log = _run(command, Path(folder), environment, max_restarts, show)
         if code:
-            raise JobFailed(f"{script}: {_reason(script, code, own, Path(folder), timeout)}")
+            raise JobFailed(f"{script}: {_reason(script, code, log, Path(folder), timeout)}")
     return "\n".join(lines)
-
-
-def _separator(words: list[str]) -> list[str]:
-    """Return what must stand before the script, so that ``torchrun`` takes none of its options for its own.
-
-    `argparse` looks at all words first, and (up to Python 3.11) calls one ambiguous if several of ``torchrun``'s
-    options begin with it, as ``--log`` does.
-    """
-    from torch.distributed.run import get_args_parser  # here: see the top of this file
-
-    try:
-        with redirect_stderr(io.StringIO()):
-            get_args_parser().parse_args(words)
-    except SystemExit:
-        return ["--"]
-    return []
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -147,7 +119,7 @@ def _environment(folder: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "KINETO_LOG_LEVEL": "6",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "PYTHONFAULTHANDLER": "1",  # a rank says where it is when it is asked, see `_ask`
+        "PYTHONFAULTHANDLER": "1",  # a rank writes where it is when it is aborted, see `_abort`
         "USE_LIBUV": "0" if os.name == "nt" else "1",  # PyTorch for Windows is built without
         "PET_LOCAL_ADDR": "127.0.0.1",  # the machine's own name may lead nowhere
         "PET_TEE": "3",  # the output of each rank into files of its own, too
@@ -158,32 +130,21 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 def _run(
-    words: list[str],
-    folder: Path,
-    environment: dict[str, str],
-    timeout: float,
-    max_restarts: int,
-    show: Callable[[str], None],
+    command: list[object], folder: Path, environment: dict[str, str], max_restarts: int, show: Callable[[str], None]
 ) -> tuple[int, list[str], str]:
-    """Run ``torchrun``, and return its exit code, the lines that the ranks printed, and what it said itself."""
-    watcher = subprocess.Popen(
-        [sys.executable, "-P", __file__, str(os.getpid()), str(timeout), str(folder), *words],
-        env=environment, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        start_new_session=True,  # an interrupt of the notebook is not for the job, which is ended below
-    )  # fmt: skip
-    pipe, watcher.stdin = watcher.stdin, None  # closes here; Popen's would stay open
-    lines, own, begun, restarts = [], "", {}, 0
+    """Run ``torchrun``, and return its exit code, the lines that the ranks printed, and what it wrote itself."""
+    watcher = child.Child(command, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    lines, log, begun, restarts = [], "", {}, 0
 
     def say(line: str) -> None:
         lines.append(line)
         show(line)
 
     try:
-        for line in io.TextIOWrapper(watcher.stdout, encoding="utf-8", errors="replace"):
-            said, *marked = _RANK.split(line)
-            own += said
-            if (seen := _SEEN.search(said)) and restarts < max_restarts:
+        for line in io.TextIOWrapper(watcher.process.stdout, encoding="utf-8", errors="replace"):
+            own, *marked = _RANK.split(line)
+            log += own
+            if (seen := _SEEN.search(own)) and restarts < max_restarts:
                 restarts += 1
                 became = _became([(int(seen[2]), int(seen[1]))], folder).splitlines()[0]
                 say(f"{became}\nAll ranks start again ({restarts} of {max_restarts}).")
@@ -193,28 +154,27 @@ def _run(
                     say(begun.pop(rank)[:-1])
         for text in begun.values():
             say(text)
-        return watcher.wait(), lines, own
+        return watcher.process.wait(), lines, log
     finally:
-        pipe.close()
-        with suppress(subprocess.TimeoutExpired):
-            watcher.wait(_GRACE)
-        watcher.kill()
-        watcher.wait()
-        watcher.stdout.close()
-        _end(folder)  # even if somebody killed the watcher
+        watcher.stop(_GRACE)
+        _end(folder)  # what torchrun has left, also if somebody killed the watcher
 
 
-def _reason(script: Path, code: int, own: str, folder: Path, timeout: float) -> str:
+def _reason(script: Path, code: int, log: str, folder: Path, timeout: float) -> str:
     if code == _LATE:
         places = "; ".join(f"rank {rank.name} {_place(_errors(rank), script)}" for rank in _ranks(folder))
         return (
             f"expected its end within {timeout:g} s, and ended it then: {places or 'no rank had begun'}. Ranks wait "
             "without end where another leaves out a collective; if they all just need longer, give them more time."
         )
-    failures = [(int(rank), int(exit_code)) for rank, exit_code in _SUMMARY.findall(own)]
+    killed = set(_FORCED.findall(log))
+    failures = [
+        (int(rank), -signal.SIGTERM if pid in killed else int(exit_code))
+        for rank, exit_code, pid in _SUMMARY.findall(log)
+    ]
     if failures:
         return _became(failures, folder)
-    end = "\n".join(own.splitlines()[-_SHOWN:])
+    end = "\n".join(log.splitlines()[-_SHOWN:])
     return f"torchrun itself {_ended(128 - code if code > 128 else code)}. What it said last:\n{end}"
 
 
@@ -250,9 +210,7 @@ def _became(failures: list[tuple[int, int]], folder: Path) -> str:
 def _ended(code: int) -> str:
     if code >= 0:
         return f"exited with {code}"
-    with suppress(ValueError):
-        return f"was killed by {signal.Signals(-code).name} (signal {-code})"
-    return f"was killed by signal {-code}"
+    return f"was killed by {signal.Signals(-code).name} (signal {-code})"
 
 
 def _ranks(folder: Path) -> list[Path]:
@@ -282,7 +240,7 @@ def _traceback(errors: str) -> tuple[str, str]:
 
 
 def _place(errors: str, script: Path) -> str:
-    """Return in words where a rank was when it was asked, by what faulthandler then wrote."""
+    """Return in words where a rank was when it was aborted, by what faulthandler then wrote."""
     main = errors.rpartition("(most recent call first):\n")[2]  # the main thread is the last
     frames = [(Path(file), int(line)) for file, line, _ in _FRAME.findall(main)]
     if not frames:
@@ -291,16 +249,14 @@ def _place(errors: str, script: Path) -> str:
     return f"was at {file.name}, line {line}: {linecache.getline(str(file), line).strip()}"
 
 
-def _end(folder: Path) -> None:
-    """Kill all processes of a job, also those that have lost their parent, until there is none."""
+def _end(folder: str | Path) -> None:
+    """Kill all other processes of a job, also those that have lost their parent, until there is none."""
     for _ in range(3):  # what is killed may just have started another
-        found = [process for process in psutil.process_iter() if _folder_of(process) == str(folder)]
-        if not found:
-            return
-        for process in found:
+        processes = [process for process in psutil.process_iter() if _folder_of(process) == str(folder)]
+        for process in processes:
             with suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(found, _GRACE)
+        psutil.wait_procs(processes, _GRACE)
 
 
 def _folder_of(process: psutil.Process) -> str | None:
@@ -309,34 +265,23 @@ def _folder_of(process: psutil.Process) -> str | None:
     return None
 
 
-def _watch(owner: str, timeout: str, folder: str, *words: str) -> int:
-    """Run ``torchrun`` until it ends, its time is over, or the process `owner`, whose child this is, ends or asks."""
-    # On Linux the kernel ends torchrun even if somebody kills this process (1 is PR_SET_PDEATHSIG).
-    end_with_this = (lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)) if sys.platform == "linux" else None
+def _watch(timeout: str, folder: str, *words: str) -> int:
+    """Run ``torchrun`` until it ends, its time is over, or the notebook, whose `child.Child` this is, ends or asks."""
+    child.end_with_owner(lambda: _end(folder), folder)
     signal.signal(signal.SIGINT, lambda *_: None)  # on Windows torchrun sends it to ranks, and to all in its console
-    command = [sys.executable, "-P", "-u", "-c", _TORCHRUN, *words]
-    agent, stopped = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_this), threading.Event()
-    threading.Thread(target=lambda: (os.read(0, 1), stopped.set()), daemon=True).start()
-    deadline = time.monotonic() + float(timeout)
-    try:  # the pipe's end would not do: forks of `owner`, such as loader workers, may hold it longer
-        while not stopped.is_set() and (os.name == "nt" or os.getppid() == int(owner)):
-            if time.monotonic() > deadline:
-                _ask(psutil.Process(agent.pid))
-                return _LATE
-            with suppress(subprocess.TimeoutExpired):
-                code = agent.wait(_POLL)
-                return code if code >= 0 else 128 - code
-    finally:
-        agent.kill()
-        agent.wait()
-        _end(Path(folder))
-    shutil.rmtree(folder, ignore_errors=True)  # of an owner that is no more
-    return 1
+    command = [sys.executable, "-P", "-u", "-m", "torch.distributed.run", *words]
+    agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=child.kernel_ends_with_parent())
+    try:
+        code = agent.wait(float(timeout))
+    except subprocess.TimeoutExpired:
+        _abort(agent)
+        return _LATE
+    return code if code >= 0 else 128 - code
 
 
-def _ask(agent: psutil.Process) -> None:
+def _abort(agent: subprocess.Popen) -> None:
     """End ``torchrun``, and let each rank write where it is: Python's faulthandler does so when it is aborted."""
-    ranks = agent.children()
+    ranks = psutil.Process(agent.pid).children()
     agent.kill()
     if os.name != "nt":
         for rank in ranks:
@@ -349,5 +294,5 @@ if __name__ == "__main__":
     if os.name != "nt":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a rank that is asked where it is leaves no core behind
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a rank that is aborted leaves no core behind
     sys.exit(_watch(*sys.argv[1:]))

@@ -1,12 +1,21 @@
-"""The networks that the course trains."""
+"""The networks that the course trains, and on what."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torchvision
 from torch import nn
 
+from helpers import config
 from helpers.data import cifar10
+
+# What ResNet-50 keeps of an image at 224 × 224 between forward and backward, in float32: 86 MB, summed over the tensors
+# that autograd saves. Weights, gradients, workspaces and a second model must find room beside it.
+_RESNET_BYTES_PER_IMAGE = 86e6
+_SHARE_FOR_ACTIVATIONS = 0.5
+_LARGEST_BATCH = 256  # a data-centre GPU has enough to compute with these; more only makes each measurement longer
 
 
 class Normalize(nn.Module):
@@ -57,9 +66,8 @@ def resnet50(side: int = 32) -> nn.Sequential:
     """Return torchvision's ResNet-50 for ten classes, with new weights: it takes images of shape (N, 3, 32, 32).
 
     Normalization is its first layer, so the images may be uint8, or float between 0 and 1. Then they are enlarged on
-    the device, if `side` asks for it. That shows nothing that they did not show before, but gives the convolutions as
-    much to compute as photos of that size would, while the loader still delivers 3 kB an image. (The two commute:
-    normalizing first is less work.)
+    the device, if `side` asks for it: the convolutions have as much to compute as with photos of that size, while the
+    loader still delivers 3 kB an image.
 
     Parameters
     ----------
@@ -75,3 +83,44 @@ def resnet50(side: int = 32) -> nn.Sequential:
     model = nn.Sequential(Normalize(), enlarge, network)
     model.name = f"ResNet-50 at {side} × {side}"  # what figures and results call it, also when it is compiled
     return model
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a step trains on: images in a batch, the side in pixels at which `resnet50` computes, and why so many."""
+
+    batch: int
+    side: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.batch} images at {self.side} × {self.side} pixels a step ({self.why})"
+
+
+def resnet_workload(batch: int | None = None) -> Workload:
+    """Return what ResNet-50 trains on here, so that a step is long enough to be worth making faster.
+
+    On a GPU at 224 × 224 pixels, where computing dominates. The batch is the largest power of two, up to 256, whose
+    activations in float32 take at most half of the memory that others leave free there: 86 MB an image. On a CPU images
+    stay as they are, 32 × 32, and the preset says how many.
+
+    Parameters
+    ----------
+    batch : int, optional
+        Another batch, if memory is short.
+    """
+    if config.device().type == "cpu":
+        return Workload(batch or config.preset().cpu_batch, 32, "for a CPU" if batch is None else "as you chose")
+    free, _ = torch.cuda.mem_get_info(config.device())
+    memory = free + torch.cuda.memory_reserved(config.device())  # what this process holds it can use again
+    fitting = max(int(memory * _SHARE_FOR_ACTIVATIONS / _RESNET_BYTES_PER_IMAGE), 1)
+    largest = min(2 ** (fitting.bit_length() - 1), _LARGEST_BATCH)
+    return Workload(batch or largest, 224, f"for {memory / 1e9:.0f} GB free" if batch is None else "as you chose")
+
+
+def launch_bound_workload() -> Workload:
+    """Return a workload whose kernels are so short that starting them takes longer than running them, on a GPU.
+
+    A CPU starts nothing elsewhere; there it is small, to be quick.
+    """
+    return Workload(16 if config.device().type == "cuda" else 4, 32, "small on purpose")

@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from helpers import config, timing
+from helpers import config
+from stepscope import timing
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,6 @@ class Trial:
     affordable : int
         Images in the largest batch whose step took at most three times as long as a usual step with all of them;
         0 if none did.
-    seconds : float
-        How long it took to find out.
     """
 
     images: int
@@ -90,7 +89,6 @@ class Trial:
     usual_ms: float
     baseline: str
     affordable: int
-    seconds: float
 
     @property
     def ratio(self) -> float:
@@ -108,63 +106,49 @@ class Trial:
         return self.images == self.of and self.ratio < 1
 
     def __str__(self) -> str:
-        if self.images == self.of:
-            found = f"a step of {self.of} images takes {self.ms:,.0f} ms, "
-            found += f"{self.ratio:.2f} times as long as in {self.baseline}"
-            return f"{found}." if self.fast_enough else f"{found}: too slow to train in here."
-        found = (
-            f"a step of {self.images} of the {self.of} images takes {self.ms:,.0f} ms, "
-            f"all of them in {self.baseline} {self.usual_ms:,.0f} ms"
-        )
+        usual = f"with all {self.of} in {self.baseline} {self.usual_ms:,.0f} ms"
+        text = f"a step of {self.images} images takes {self.ms:,.0f} ms, {usual}"
+        if self.fast_enough:
+            return f"{text}: {self.ratio:.2f} times as long."
         if self.ratio > _TOO_SLOW:
-            return f"{found}: over {_TOO_SLOW:g} times as long, too slow to train in here."
-        return f"{found}; to find that out took {self.seconds:.0f} s, so more were not tried: not trained in here."
+            return f"{text}: {self.ratio:.2f} times as long, too slow to train in here."
+        return f"{text}. More images were not tried, as that would take too long: not trained in here."
 
 
 def try_step(
-    step: Callable[[torch.Tensor, torch.Tensor], object],
-    batch: tuple,
-    usual_ms: float,
-    baseline: str = "float32",
-    longest: float | None = None,
+    step: Callable[[torch.Tensor, torch.Tensor], object], batch: tuple, usual_ms: float, baseline: str = "float32"
 ) -> Trial:
-    """Find out whether a training step is fast enough, in a limited time however slow it is.
+    """Find out whether a training step is fast enough, within ``longest_comparison`` of the preset.
 
-    The step itself is asked, forward, backward and optimizer: first with a sixteenth of the batch (two images at
-    least), then with twice as many, and so on. It ends when a part takes longer than three usual steps with the whole,
-    since the whole can only take longer. So a format that multiplies fast, but needs a hundred times as long for a
-    convolution's backward, costs two steps of two images, or a single one if that takes very long.
+    The step itself is timed, forward, backward and optimizer: first with a sixteenth of the batch (two images at
+    least), then with twice as many, and so on, until a part takes longer than three usual steps with the whole. So a
+    format that needs a hundred times as long costs two steps of two images.
 
     Parameters
     ----------
     step : callable
-        Called with images and labels; it trains. What decides is called twice, and the faster one counts.
+        Called with images and labels; it trains. It is called twice with each part, if there is time for it, and the
+        faster call counts.
     batch : tuple of Tensor
         Images, shape (N, …), and labels, shape (N,), of the batch to train with.
     usual_ms : float
         Milliseconds of the usual step with this batch, the lowest of a few.
     baseline : str
         What the usual step computes in, for what is printed.
-    longest : float, optional
-        Seconds that all of it may take, but for the first call; by default ``longest_comparison`` of the preset.
     """
-    if longest is None:
-        longest = config.preset().longest_comparison
-    begin, whole, affordable = time.perf_counter(), len(batch[0]), 0
+    deadline = time.perf_counter() + config.preset().longest_comparison
+    whole, affordable = len(batch[0]), 0
     for images in _parts(whole):
-        part = [each[:images] for each in batch]
+        part = [tensor[:images] for tensor in batch]
         ms = _step_ms(step, part)
-        decides = images == whole or ms > _TOO_SLOW * usual_ms
-        left = longest - (time.perf_counter() - begin)
-        if decides and ms / 1e3 <= left:  # once more: the machine may be busy, and the first call slow
+        if time.perf_counter() + ms / 1e3 <= deadline:  # once more: the machine may be busy, and the first call slow
             ms = min(ms, _step_ms(step, part))
-        seconds = time.perf_counter() - begin
         if ms > _TOO_SLOW * usual_ms:
             break
         affordable = images
-        if seconds + 2 * 2 * ms / 1e3 > longest:  # two calls with twice the images
+        if time.perf_counter() + 4 * ms / 1e3 > deadline:  # two calls with twice the images
             break
-    return Trial(images, whole, ms, usual_ms, baseline, affordable, seconds)
+    return Trial(images, whole, ms, usual_ms, baseline, affordable)
 
 
 def _parts(whole: int) -> Iterator[int]:
@@ -225,14 +209,21 @@ def gradients(model: nn.Module, loss: Callable[[], torch.Tensor], every: int = 7
         ``"weights"`` and ``"activations"``, each float32, shape (elements,), on the CPU.
     """
     flowing = []
-    handles = _at_every_layer(model, lambda gradient: flowing.append(gradient.flatten()[::every].float().cpu()))
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+
+    def keep(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.flatten()[::every].float().cpu()
+
+    def watch(layer: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: flowing.append(keep(gradient)))
+
+    handles = [layer.register_forward_hook(watch) for layer in _layers(model)]
     try:
-        of_weights = torch.autograd.grad(loss(), weights)
+        of_weights = torch.autograd.grad(loss(), [weight for weight in model.parameters() if weight.requires_grad])
     finally:
-        _remove(handles)
-    of_weights = torch.cat([gradient.flatten()[::every].float().cpu() for gradient in of_weights])
-    return {"weights": of_weights, "activations": torch.cat(flowing)}
+        for handle in handles:
+            handle.remove()
+    return {"weights": torch.cat([keep(gradient) for gradient in of_weights]), "activations": torch.cat(flowing)}
 
 
 def lost(gradients: torch.Tensor, scale: float) -> tuple[float, float]:
@@ -258,21 +249,9 @@ def round_layers(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
     def rounded(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype).to(tensor.dtype)  # autograd sends the gradient the same way back
 
-    layers = [layer for layer in model.modules() if not list(layer.children())]
-    of_layers = [layer.register_forward_hook(lambda layer, inputs, output: rounded(output)) for layer in layers]
+    of_layers = [layer.register_forward_hook(lambda layer, inputs, output: rounded(output)) for layer in _layers(model)]
     return [*of_layers, *(weight.register_hook(rounded) for weight in model.parameters())]
 
 
-def _at_every_layer(model: nn.Module, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> list[RemovableHandle]:
-    """Call `hook` with the gradient of what each layer of `model` gives, whenever it is computed."""
-
-    def watch(layer: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-        if output.requires_grad:
-            output.register_hook(hook)
-
-    return [layer.register_forward_hook(watch) for layer in model.modules() if not list(layer.children())]
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+def _layers(model: nn.Module) -> list[nn.Module]:
+    return [layer for layer in model.modules() if not list(layer.children())]

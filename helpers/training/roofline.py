@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers import config, timing
+from helpers import config
+from stepscope import timing
 
 _FIRST_SHARE = 1 / 3  # of the step's time: a limit that accounts for less does not explain the step
 _BOUND = {"compute": "compute", "memory": "memory", "loading": "input", "launches": "launch"}
@@ -144,10 +145,7 @@ class Placed:
 
 
 def limits() -> Limits:
-    """Measure what this device can do at most in float32, in some seconds; see `matmul_tflops` and `bandwidth`.
-
-    Both are measured twice, in turn, and the larger counts: what else the machine does for a moment hides one of them.
-    """
+    """Measure what this device can do at most in float32: `matmul_tflops` and `bandwidth`, the larger of two turns."""
     tflops, gb_per_second = zip(*((matmul_tflops(), bandwidth()) for _ in range(2)), strict=True)
     return Limits(max(tflops), max(gb_per_second))
 
@@ -176,10 +174,7 @@ def bandwidth() -> float:
 
 
 def _fastest(function: Callable[[], object]) -> float:
-    """Seconds of a call, the fastest of 20 times: a limit is what the device does when nothing disturbs it.
-
-    On a GPU the copy takes less than a millisecond, so `timing.each_call_ms` makes several in a row.
-    """
+    """Seconds of a call, the fastest of 20: a limit is what the device does when nothing disturbs it."""
     return min(timing.each_call_ms(function)) / 1e3
 
 
@@ -204,25 +199,15 @@ def work_of(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) -> Wo
 class _Moved(TorchDispatchMode):
     """Sums the bytes of all tensors that go into operators and come out of them."""
 
-    # They make a tensor, or another view of one, and touch no element.
-    _TOUCH_NOTHING = {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "_unsafe_view",
-        "detach",
-    }
-
     def __init__(self):
         super().__init__()
         self.bytes = 0
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         result = operator(*args, **(kwargs or {}))
-        is_view = any(each.alias_info and not each.alias_info.is_write for each in operator._schema.returns)
-        if not is_view and operator._overloadpacket.__name__ not in self._TOUCH_NOTHING:
-            tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor)]
-            self.bytes += sum(each.nbytes for each in tensors)
+        is_view = any(output.alias_info and not output.alias_info.is_write for output in operator._schema.returns)
+        name = operator._overloadpacket.__name__
+        if not is_view and "empty" not in name and name not in ("_unsafe_view", "detach"):  # they touch no element
+            leaves = tree_leaves((args, kwargs, result))
+            self.bytes += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
         return result

@@ -1,36 +1,20 @@
-"""A training step. Nothing in it waits for the device."""
+"""A training step, in which nothing waits for the device, and a step that augments its batch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
-from torchmetrics.classification import MulticlassAccuracy
 
 from helpers import config, simulate
-from helpers.timing import Step
+from stepscope.timing import Step
 
 
 class OutOfMemory(RuntimeError):
-    """A batch does not fit into the GPU's memory.
-
-    Parameters
-    ----------
-    batch : int
-        Images in it.
-    found : Exception
-        What PyTorch raised; says how much memory there is, and what takes it.
-    """
-
-    def __init__(self, batch: int, found: Exception):
-        half = max(batch // 2, 1)
-        super().__init__(
-            f"A step with {batch} images does not fit into the GPU's memory: {found}\n"
-            f"Try {half} images: give batch={half} where this notebook chooses its workload (or to its DataLoader), "
-            "restart the kernel, which frees the memory, and run all cells again. If another program uses this GPU, "
-            "nvidia-smi shows it."
-        )
+    """A batch does not fit into the GPU's memory; the message says which batch to try."""
 
 
 class set_tf32:  # a function to its user, as torch.set_grad_enabled, which is a class for the same reason
@@ -63,12 +47,6 @@ def _set_tf32(matmul: str, convolutions: bool) -> None:
     torch.backends.cudnn.allow_tf32 = convolutions
 
 
-def new_accuracy(device: torch.device) -> MulticlassAccuracy:
-    """Return an accuracy that stays on `device` until its ``compute()`` is asked for."""
-    # validate_args looks at the labels' values in every update, which makes the host wait for a GPU
-    return MulticlassAccuracy(num_classes=10, average="micro", validate_args=False).to(device)
-
-
 @dataclass(frozen=True)
 class TrainingStep:
     """Trains `model` on one batch whenever it is called with images and labels, as a loader yields them.
@@ -80,8 +58,6 @@ class TrainingStep:
     ----------
     model : Module
     optimizer : Optimizer
-    accuracy : MulticlassAccuracy, optional
-        Gets the logits and labels of every batch.
     autocast : torch.dtype, optional
         Runs the forward pass in mixed precision: in this type where that is fast and safe enough, else in float32.
     scaler : GradScaler, optional
@@ -97,7 +73,6 @@ class TrainingStep:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    accuracy: MulticlassAccuracy | None = None
     autocast: torch.dtype | None = None
     scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler(enabled=False))
     memory_format: torch.memory_format = torch.preserve_format
@@ -106,28 +81,32 @@ class TrainingStep:
         try:
             return self._train(images, labels)
         except torch.cuda.OutOfMemoryError as error:
-            raise OutOfMemory(len(images), error) from error
+            half = max(len(images) // 2, 1)
+            raise OutOfMemory(
+                f"A step with {len(images)} images does not fit into the GPU's memory: {error}\n"
+                f"Try {half} images: give batch={half} where this notebook chooses its workload (or to its "
+                "DataLoader), restart the kernel, which frees the memory, and run all cells again. If another program "
+                "uses this GPU, nvidia-smi shows it."
+            ) from error
 
     def _train(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         device = device_of(self.model)
         images = images.to(device, non_blocking=True, memory_format=self.memory_format)
         labels = labels.to(device, non_blocking=True)
         with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
-            logits = self.model(images)
-            loss = nn.functional.cross_entropy(logits, labels)
+            loss = nn.functional.cross_entropy(self.model(images), labels)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        if self.accuracy is not None:
-            self.accuracy.update(logits, labels)
         return loss.detach()
 
     def __str__(self) -> str:
         device = device_of(self.model)
         place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         types = f", autocast to {str(self.autocast).removeprefix('torch.')}" if self.autocast else ""
-        return f"{name_of(self.model)} on {place}{types}"
+        name = getattr(self.model, "name", type(self.model).__name__)
+        return f"{name} on {place}{types}"
 
 
 @dataclass(frozen=True)
@@ -165,11 +144,68 @@ def accelerator_step(model: nn.Module) -> Step:
     return TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05))
 
 
-def name_of(model: nn.Module) -> str:
-    """Return what figures and results call `model`: its ``name``, or that of its class."""
-    return getattr(model, "name", type(model).__name__)
-
-
 def device_of(model: nn.Module) -> torch.device:
     """Return the device that the weights of `model` are on."""
     return next(model.parameters()).device
+
+
+def crop_and_flip(images: torch.Tensor, padding: int = 4) -> torch.Tensor:
+    """Shift each image by its own random offset, and mirror half of them: notebook 07 explains it line by line.
+
+    The distribution is that of torchvision's ``RandomCrop(size, padding=padding)`` and ``RandomHorizontalFlip()``,
+    applied image by image: 2 · `padding` + 1 offsets each way, all as likely.
+
+    Parameters
+    ----------
+    images : Tensor
+        Of shape (N, C, H, W), any dtype, on any device. What is shifted in from outside is 0.
+    padding : int
+        Pixels on each side.
+
+    Returns
+    -------
+    Tensor
+        Of the same shape and dtype, on the same device.
+    """
+    count, channels, height, width = images.shape
+    device = images.device
+    padded = nn.functional.pad(images, 4 * [padding])
+    top, left = torch.randint(2 * padding + 1, (2, count, 1), device=device)
+    rows = top + torch.arange(height, device=device)
+    columns = left + torch.arange(width, device=device)
+    flipped = torch.rand(count, 1, device=device) < 0.5
+    columns = torch.where(flipped, columns.flip(1), columns)
+    pixels = rows.unsqueeze(2) * padded.shape[3] + columns.unsqueeze(1)  # numbered row by row
+    pixels = pixels.flatten(1).unsqueeze(1).expand(-1, channels, -1)  # the same for all channels
+    return padded.flatten(2).gather(2, pixels).view_as(images)
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """A step that augments its batch first, on the device that it trains on.
+
+    Attributes
+    ----------
+    step : callable
+    augment : callable
+        Gets the images of a batch, on the device, and returns as many.
+    device : torch.device
+        The one to train on, by default; to ask for it in each step would take time of the step.
+    """
+
+    step: Step
+    augment: Callable[[torch.Tensor], torch.Tensor]
+    device: torch.device = field(default_factory=config.device)
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> object:
+        images = images.to(self.device, non_blocking=True)
+        return self.step(self.augment(images), labels)
+
+    def __str__(self) -> str:
+        return f"{self.step}, after {self.augment.__name__}"
+
+
+def seed_everything(seed: int) -> None:
+    """Make the weights and the order of the images the same in every run."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)

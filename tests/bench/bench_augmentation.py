@@ -1,10 +1,8 @@
 """How fast images are cropped and mirrored at random: ``python -m tests.bench.bench_augmentation``.
 
-50,000 images of 32×32, drawn and packed as npy; shuffled batches of 128, without workers, with one thread of PyTorch,
-on one core: images a second and core. Naive is torchvision's v2, image by image. The limit is crop_and_flip alone, of
-one batch that stays in memory. All variants are timed interleaved, for a moment in each round; ratios are medians of
-those of the rounds. The first batch of each is compared with the images: their labels here are their numbers. The
-libraries of the extra ``peers`` that augment batches, where they are installed, are timed in the same rounds.
+50,000 drawn images of 32 × 32 pixels, packed as npy; shuffled batches of 128 without workers, on one core with one
+thread of PyTorch. The baseline is torchvision's v2, image by image; the limit is crop_and_flip alone, of one batch that
+stays in memory. All ways are timed interleaved.
 """
 
 from __future__ import annotations
@@ -15,98 +13,59 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from helpers import config, training
 from helpers.data import synthetic
-from helpers.loading import datasets, formats, resident
-from helpers.loading.formats import npy
-from tests.bench import peers, timing
-from tests.bench.bench_formats import COUNT, loader, repeated
-from tests.bench.peers import PADDING, SHAPE
-from tests.bench.timing import BATCH, Variant
+from helpers.loading import datasets, formats
+from tests.bench.bench_formats import BATCH, COUNT, compare
 
-PACKAGES = ("torch", "torchvision", "numpy")
-IMAGE_BY_IMAGE = v2.Compose([v2.RandomCrop(SHAPE[1:], padding=PADDING), v2.RandomHorizontalFlip()])
+IMAGE_BY_IMAGE = v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()])
+
+
+class Augmented:
+    """Batches of a loader, cropped and mirrored."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return ((training.crop_and_flip(images), labels) for images, labels in self.loader)
+
+
+class InMemory:
+    """Batches of tensors in memory in a random order, as notebook 07 has them on the device."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor):
+        self.images, self.labels = images, labels
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for chosen in torch.randperm(COUNT)[: COUNT // BATCH * BATCH].split(BATCH):
+            yield self.images.index_select(0, chosen), self.labels[chosen]
 
 
 def main() -> None:
     """Print for each way to augment images a second."""
-    torch.set_num_threads(1)
-    print(timing.provenance([*PACKAGES, *peers.installed(peers.AUGMENTING)]))
-    images, _ = synthetic.draw(COUNT, config.SEED)
-    with tempfile.TemporaryDirectory() as name:
-        source = packed(np.ascontiguousarray(images.transpose(0, 3, 1, 2)), Path(name))
-        with timing.one_core(), peers.contained(source.folder):
-            theirs = peers.variants(source, peers.AUGMENTING, check)
-            naive, *others, limit = all_variants(source).items()
-            variants = dict([naive, *others, *theirs.items(), limit])
-            rates = timing.interleaved(variants)
-        timing.report(rates, variants)
-        timing.report_beside(rates, variants)
-
-
-def packed(images: np.ndarray, folder: Path) -> peers.Source:
-    """Pack the images, each with its number as its label."""
-    numbers = np.arange(len(images))
-    npy.pack(images, numbers, folder / "npy")
-    return peers.Source(images, numbers, folder, {"npy": npy.PackedDataset(folder / "npy")}, folder)
-
-
-def all_variants(source: peers.Source) -> dict[str, Variant]:
-    """Name each of our ways to augment, naive first and the limit last; each is checked."""
-    pack = source.packs["npy"]
-    images, labels = torch.from_numpy(source.images), torch.from_numpy(source.labels)
-    in_memory = resident.OnDevice(images, labels, BATCH)
-    one = images[:BATCH].clone(), labels[:BATCH]
-    variants = {
-        "v2, image by image": Variant(loader(datasets.Transformed(pack, IMAGE_BY_IMAGE))),
-        "npy, batches, crop_and_flip": Variant(loader(pack, crop_and_flip)),
-        "OnDevice in memory, crop_and_flip": Variant(lambda: augmented(in_memory)),
-        "crop_and_flip alone (the limit)": Variant(lambda: augmented(repeated(lambda: one))),
-    }
-    for variant in variants.values():
-        check(*next(variant.stream), source)
-    return variants
-
-
-def crop_and_flip(batch: formats.Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    return training.crop_and_flip(batch.images, PADDING), batch.labels
-
-
-def augmented(batches) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    return ((training.crop_and_flip(images, PADDING), labels) for images, labels in batches)
-
-
-def check(images: torch.Tensor, labels: torch.Tensor, source: peers.Source) -> None:
-    """Raise ValueError if a batch has anything but our images, each moved and mirrored by a draw of its own."""
-    if images.dtype == torch.float32:
-        images = images.mul(255).round().to(torch.uint8)
-    if images.dtype != torch.uint8 or images.shape != (BATCH, *SHAPE):
-        raise ValueError(f"expected {BATCH} images of {SHAPE}, found {images.dtype} of {tuple(images.shape)}")
-    draws = drawn(torch.from_numpy(source.images)[labels.flatten()], images)
-    if None in draws:
-        raise ValueError("expected the images with their labels, moved and mirrored, found others")
-    # One of 9 offsets is missing among 128 images once in 200,000 times
-    kinds = [len(set(each)) for each in (*zip(*draws, strict=True), draws)]
-    if kinds[:3] != [2 * PADDING + 1, 2 * PADDING + 1, 2] or kinds[3] < BATCH // 3:
-        raise ValueError(f"expected a draw for each image, found {kinds[3]} for {BATCH} images")
-
-
-def drawn(originals: torch.Tensor, images: torch.Tensor) -> list[tuple[int, int, bool] | None]:
-    """Where each image begins in the padded original, and whether it is mirrored; None if it is no part of it."""
-    padded = nn.functional.pad(originals, 4 * [PADDING])
-    height, width = originals.shape[2:]
-    found = [None] * len(images)
-    for mirrored in (False, True):
-        plain = images.flip(3) if mirrored else images
-        for top in range(2 * PADDING + 1):
-            for left in range(2 * PADDING + 1):
-                same = padded[:, :, top : top + height, left : left + width] == plain
-                for number in same.flatten(1).all(1).nonzero().flatten().tolist():
-                    found[number] = top, left, mirrored
-    return found
+    print(config.describe())
+    images, labels = synthetic.draw(COUNT, config.SEED)
+    images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        npy = formats.FORMATS["npy"]
+        npy.pack(images, labels, Path(folder, "npy"))
+        pack = npy.PackedDataset(Path(folder, "npy"))
+        in_memory = InMemory(torch.from_numpy(images), torch.from_numpy(labels))
+        one = next(iter(in_memory))
+        compare(
+            {
+                "v2, image by image": DataLoader(datasets.Transformed(pack, IMAGE_BY_IMAGE), BATCH, shuffle=True),
+                "npy, batches, crop_and_flip": Augmented(
+                    DataLoader(pack, BATCH, shuffle=True, collate_fn=pack.collate)
+                ),
+                "in memory, crop_and_flip": Augmented(in_memory),
+                "crop_and_flip alone (the limit)": Augmented([one]),
+            }
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
+import dataclasses
+import html
 import io
 import json
-import re
 import tempfile
 from pathlib import Path
 
@@ -8,14 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.patches import Rectangle
 from PIL import Image
 from support import cuda_trace
 from support.nccl_job import Job
 
-from helpers import figures, simulate, timing, traces
+from helpers import figures, simulate
 from helpers.results import scoreboard
 from helpers.training import roofline
+from stepscope import timing, traces
+from stepscope.base.confidence import Interval
 
 SOURCE = "a simulated accelerator, drawn images"
 
@@ -46,14 +48,15 @@ def watched():
     return table, timing.Timing(384, 0.35, (0.2, 0.02, 0.08), (0.21, 0.05, 0.09), begin=100.0)
 
 
-def board(tmp_path, monkeypatch):
+@pytest.fixture
+def rungs(tmp_path, monkeypatch):
+    """The ladder: one rung of a simulated step, and two of a network."""
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
-    add("03 more workers", "slow", "a step")
+    baselines = {"03 more workers": "slow", "08 ResNet-50": None, "09 channels_last": "slow"}
+    for rung, baseline in baselines.items():
+        step = "a step" if rung < "08" else "ResNet-50"
+        scoreboard.add(rung, comparison(), "fast", baseline=baseline, loader=[], step=step, data="CIFAR-10")
     return scoreboard.ladder()
-
-
-def add(rung, baseline, step):
-    scoreboard.add(rung, comparison(), "fast", baseline=baseline, loader=[], step=step, data="CIFAR-10")
 
 
 def gpu(**renamed):
@@ -172,35 +175,23 @@ def test_a_figure_is_a_png_with_something_on_it_and_words_for_it(name):
         assert not (axes.axison and axes.get_ylabel()) or any(panel.get_xlabel() for panel in panels)
 
 
-def test_of_six_runs_every_one_has_a_curve_of_its_own():
-    lines = figures.curves({str(run): [2.3, run] for run in range(6)}, SOURCE).figure.axes[0].lines
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 6
+WITHOUT_A_SOURCE = {
+    "item_timeline",
+    "memory",
+    "memory_formats",
+    "number_formats",
+    "time_lines",
+    "ratios",
+    "utilization",
+}
 
 
-OF_MEASUREMENTS = [
-    "image_grid",
-    "breakdown",
-    "comparison",
-    "two_clocks",
-    "monitored",
-    "access",
-    "curves",
-    "phases",
-    "accelerator",
-    "kernels",
-    "run_ahead",
-    "accuracies",
-    "time_to_accuracy",
-    "seconds",
-    "throughput",
-]
-
-
-@pytest.mark.parametrize("name", [*OF_MEASUREMENTS, "roofline", "gradients", "memory_curves"])
+@pytest.mark.parametrize("name", sorted(PICTURES.keys() - WITHOUT_A_SOURCE))
 def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_words(name):
     picture = PICTURES[name]()
     titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
     assert SOURCE in titles and SOURCE in picture.alt
+    assert f'alt="{html.escape(picture.alt, quote=True)}"' in picture._repr_html_()
 
 
 def test_each_training_has_a_line_until_it_is_good_enough():
@@ -230,30 +221,10 @@ def test_each_simulated_launch_and_what_it_launched_are_drawn_on_one_time_axis_a
     assert links == list(zip(launches["end"], launched["start"], strict=True))
 
 
-def test_a_step_keeps_its_colour_from_the_host_to_the_device():
-    axes = figures.time_lines({"a": simulate.SimulatedDevice(kernels=2).run(3)}).figure.axes[0]
-    spans = simulate.SimulatedDevice(kernels=2).run(3).spans
-    colours = pd.Series([bar.get_facecolor() for bar in axes.patches]).groupby(spans["step"]).nunique()
-    assert colours.tolist() == [1, 1, 1]
-
-
-def test_simulated_time_lines_say_so_in_the_picture_and_in_the_words():
-    picture = PICTURES["time_lines"]()
-    assert "simulated time" in picture.figure.axes[-1].get_xlabel()
-    assert "nothing ran: simulated device (3 kernels" in picture.figure.get_supxlabel().replace("\n", " ")
-    assert picture.alt.startswith("Simulated") and "two streams: 143 µs a step" in picture.alt
-
-
 def test_the_bars_of_a_step_are_as_high_as_its_parts():
     axes = figures.breakdown({"one": steps(8000, 5000)}, SOURCE).figure.axes[0]
     tops = [bar.get_y() + bar.get_height() for bar in axes.patches]
     assert sorted(set(tops)) in ([5.0, 13.0], [8.0, 13.0])
-
-
-def test_a_category_has_the_same_colour_in_every_figure():
-    one = figures.breakdown({"x": steps(1, 1)}, SOURCE).figure.axes[0].patches[0].get_facecolor()
-    two = figures.breakdown({"x": steps(1, 0)}, SOURCE).figure.axes[0].patches[0].get_facecolor()
-    assert one == two
 
 
 def test_each_lane_of_an_accelerator_says_how_busy_it_is():
@@ -263,79 +234,42 @@ def test_each_lane_of_an_accelerator_says_how_busy_it_is():
     assert sum(path.get_extents().width for path in kernels.get_paths()) == pytest.approx(3 * 0.480)
 
 
-def test_kernels_on_tensor_cores_have_a_colour_of_their_own():
-    bars = figures.kernels(traces.kernels(gpu()), SOURCE).figure.axes[0].patches
-    assert [bar.get_facecolor() for bar in bars].count(bars[0].get_facecolor()) == 1
-    assert bars[0].get_width() == pytest.approx(0.6)
-
-
 def test_a_kernels_name_is_drawn_as_it_is_and_no_formula():
     figures.kernels(traces.kernels(gpu(TRITON=r"$\\frac{$\u001b[2J")), SOURCE).png()
 
 
-def test_without_kernels_there_is_no_accelerator_to_draw(tmp_path):
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": [each for each in cuda_trace.events() if each.get("cat") != "kernel"]}))
-    with pytest.raises(traces.NoAccelerator):
-        figures.accelerator(path, SOURCE)
-
-
-def test_the_ladder_shows_throughput_waiting_and_ratio(tmp_path, monkeypatch):
-    picture = figures.ladder(board(tmp_path, monkeypatch))
-    (words,) = [text.get_text() for text in picture.figure.axes[0].texts]
-    assert re.fullmatch(r"3\d\d/s, host waits 0%\n 2\.\d\d× to “slow”", words.strip())
-    assert re.search(r"03 more workers: 3\d\d 2\.\d\d× to “slow”: faster \(", picture.alt)
-    assert "a step, CIFAR-10, preset" in picture.figure.get_supxlabel().replace("\n", " ")
-
-
-def test_a_rung_that_cannot_be_compared_begins_a_panel_of_its_own(tmp_path, monkeypatch):
-    board(tmp_path, monkeypatch)
-    for rung, baseline in (("08 ResNet-50", None), ("09 channels_last", "slow")):
-        add(rung, baseline, "ResNet-50")
+def test_a_rung_that_cannot_be_compared_begins_a_panel_of_its_own(rungs):
     first, second = figures.ladder().figure.axes
     assert [len(axes.patches) for axes in (first, second)] == [1, 2]
     assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("a step: a step", "a step: ResNet-50")
 
 
-def test_the_words_of_a_ladder_end_within_the_figure_and_doubt_what_is_uncertain(tmp_path, monkeypatch):
-    board(tmp_path, monkeypatch)
-    for rung, baseline in (("08 ResNet-50", None), ("09 channels_last", "slow")):
-        add(rung, baseline, "ResNet-50")
-    table = scoreboard.ladder()
-    table.loc[table.rung == "09 channels_last", ["baseline", "ratio", "ratio_lowest", "ratio_highest"]] = (
-        "08 a rung that has a name of quite many words",
-        1.1,
-        0.9,
-        1.3,
-    )
-    for picture in (figures.ladder(table), figures.waiting(table)):
+def test_the_words_of_a_ladder_end_within_the_figure_and_doubt_what_is_uncertain(rungs):
+    *results, last = rungs
+    baseline, ratio = "08 a rung that has a name of quite many words", Interval(1.1, 0.9, 1.3, 5)
+    results.append(dataclasses.replace(last, baseline=baseline, ratio=ratio))
+    for picture in (figures.ladder(results), figures.waiting(results)):
         picture.figure.draw_without_rendering()
         for axes in picture.figure.axes:
             assert axes.texts
             for text in axes.texts:
                 assert text.get_window_extent().x1 <= picture.figure.bbox.x1
-    first, second = figures.ladder(table).figure.axes
+    first, second = figures.ladder(results).figure.axes
     assert (
         second.texts[1].get_text().endswith("1.10× to 08 a rung that has a name of quite many words, too noisy to say")
     )
     assert "noisy" not in first.texts[0].get_text()
 
 
-def test_a_ladder_without_rungs_can_be_drawn(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
-    figures.ladder().png()
-
-
-def test_the_time_of_a_step_is_waiting_and_the_rest_in_the_rungs_of_the_first_panel(tmp_path, monkeypatch):
-    board(tmp_path, monkeypatch)
-    for rung, baseline in (("08 ResNet-50", None), ("09 channels_last", "slow")):
-        add(rung, baseline, "ResNet-50")
-    table = scoreboard.ladder().assign(step_ms=20.0, loading_share=[0.75, 0.0, 0.0])
-    picture = figures.waiting(table)
+def test_the_time_of_a_step_is_waiting_and_the_rest_in_the_rungs_of_the_first_panel(rungs):
+    shares = (0.75, 0.0, 0.0)
+    results = [
+        dataclasses.replace(result, step_ms=20.0, loading_share=share)
+        for result, share in zip(rungs, shares, strict=True)
+    ]
+    picture = figures.waiting(results)
     assert [bar.get_width() for bar in picture.figure.axes[0].patches] == [15, 5]
-    assert "03 more workers: 20.0 ms, of them 15.0 waiting" in picture.alt and "ResNet-50" not in picture.alt
-    with pytest.raises(ValueError, match="Run notebook 01 first"):
-        figures.waiting(table.iloc[:0])
+    assert "03 more workers: 20.0 ms, 15.0 of them waiting" in picture.alt and "ResNet-50" not in picture.alt
 
 
 def test_a_step_stands_in_the_roofline_where_its_figures_say_below_its_limits():
@@ -353,8 +287,7 @@ def test_elements_are_drawn_where_they_lie_in_memory():
         assert len(words) == 24 and (words[0], words[1]) == ("R\n0,0", neighbours)
 
 
-def test_a_rung_is_drawn_beside_that_of_recorded_machines(tmp_path, monkeypatch):
-    board(tmp_path, monkeypatch)
+def test_a_rung_is_drawn_beside_that_of_recorded_machines(rungs, tmp_path, monkeypatch):
     machine = tmp_path / "reference" / "a-machine"
     machine.mkdir(parents=True)
     (machine / "scoreboard.jsonl").write_bytes((tmp_path / "scoreboard.jsonl").read_bytes())
@@ -362,43 +295,7 @@ def test_a_rung_is_drawn_beside_that_of_recorded_machines(tmp_path, monkeypatch)
     picture = figures.reference("03")
     assert "your machine: 310; a-machine: 310" in picture.alt
     assert [label.get_text() for label in picture.figure.axes[0].get_yticklabels()] == ["your machine", "a-machine"]
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    result = scoreboard.latest("03")
-    images = f"{result.images_per_second * result.step_ms / 1e3:.0f} images a step"
-    assert f"a-machine: {device}, a step, {images}, CIFAR-10" in picture.figure.get_supxlabel()
-
-
-def test_a_rung_that_nobody_has_measured_is_an_empty_figure(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
-    monkeypatch.setattr(scoreboard, "REFERENCE", tmp_path / "reference")
-    assert figures.reference("03").figure.axes[0].get_title() == "rung 03"
-    assert "No reference is recorded" in capsys.readouterr().out
-
-
-def test_in_a_notebook_the_words_are_the_images_alternative_text():
-    picture = figures.Picture(PICTURES["curves"]().figure, 'a "quoted" <b>text</b>')
-    assert 'alt="a &quot;quoted&quot; &lt;b&gt;text&lt;/b&gt;"' in picture._repr_html_()
-
-
-def test_the_range_of_float16_is_drawn_where_it_is_and_where_a_loss_scale_moves_it():
-    bars = figures.gradients({"start": {"weights": 2.0 ** -torch.arange(30)}}, 2.0**10, SOURCE).figure.axes[0].patches
-    edges = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars if isinstance(bar, Rectangle)]
-    assert edges == [pytest.approx(each, abs=1e-3) for each in ((-14, 16), (-24, -14), (-24, 6), (-34, -24))]
-
-
-def test_the_bits_of_a_format_are_drawn_one_by_one():
-    boxes = figures.number_formats().figure.axes[0].collections
-    assert [len(each.get_paths()) for each in boxes] == [1, 8, 23, 1, 8, 10, 1, 8, 7, 1, 5, 10]
-
-
-def test_clocks_are_drawn_at_the_same_time_with_workers_and_interleaved_without():
-    axes = PICTURES["two_clocks"]().figure.axes[0]
-    compute = {
-        bar.get_y() > 0.4: bar.get_x()
-        for bar in axes.patches
-        if bar.get_facecolor()[2] > 0.6 and round(bar.get_width(), 6) == 10
-    }
-    assert compute == {False: pytest.approx(30.98, abs=0.01), True: 0}
+    assert f"{rungs[0].images_a_step} images a step, CIFAR-10" in picture.figure.get_supxlabel()
 
 
 def test_epochs_of_shards_are_drawn_at_their_throughput_and_the_cores_limit_where_it_is():
@@ -408,46 +305,12 @@ def test_epochs_of_shards_are_drawn_at_their_throughput_and_the_cores_limit_wher
     assert [12.0, 12.0] in [list(line.get_ydata()) for line in axes.lines]
 
 
-def test_between_two_spans_of_a_trace_there_is_a_gap():
-    table = pd.DataFrame({"DataLoader": [5e3] * 4}, index=pd.Index([3, 4, 14, 15], name="step"))
-    axes = figures.breakdown({"one worker": table}, SOURCE).figure.axes[0]
-    assert axes.get_xticks().tolist() == [0, 1, 3, 4]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["3", "4", "14", "15"]
-
-
-def test_lines_that_lie_on_each_other_all_show():
-    lines = figures.curves({"first": [2.0, 1.0], "second": [2.0, 1.0]}, SOURCE).figure.axes[0].lines
-    assert lines[0].get_linewidth() > lines[1].get_linewidth() > 1
-
-
-def test_of_what_a_monitor_saw_only_the_loop_is_drawn():
-    _, *panels = PICTURES["monitored"]().figure.axes
-    assert [axes.get_ylabel() for axes in panels] == ["CPU in %", "GPU in %", "MB/s", "memory in MB"]
-    times = np.concatenate([line.get_xdata() for axes in panels for line in axes.lines])
-    assert times.min() >= 0 and times.max() <= 0.35
-
-
-def test_of_what_was_not_looked_at_while_the_loop_ran_nothing_is_said():
-    table, loop = watched()
-    table.loc[table.index != 99.9, "workers, PSS in MB"] = np.nan
-    drawn = figures.monitored(table, loop, SOURCE)
-    assert "nan" not in drawn.alt and "PSS" not in drawn.alt
-    assert [axes.get_ylabel() for axes in drawn.figure.axes[1:]] == ["CPU in %", "GPU in %", "MB/s"]
-
-
 def test_the_bars_of_a_rank_add_up_to_its_step():
     table = of_ranks(traces.communication, slower={1: 1.4})
     axes = figures.communication(table, SOURCE).figure.axes[0]
     for place, step in enumerate(table["step"]):
         bars = [bar for bar in axes.patches if bar.get_y() < place < bar.get_y() + bar.get_height()]
         assert sum(bar.get_width() for bar in bars) == pytest.approx(step)
-    assert f"rank 0 {table['step'].iloc[0]:.0f}, with" in figures.communication(table, SOURCE).alt
-
-
-def test_what_no_rank_does_has_no_entry_in_the_legend():
-    figure = of_ranks(lambda ranks: figures.communication(traces.communication(ranks), SOURCE), by_hand=True).figure
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["computing", "exposed communication: transfer"]
 
 
 def bars_of(picture, label):
@@ -473,21 +336,6 @@ def test_all_ranks_are_drawn_on_one_clock_and_wait_until_the_last_one_has_begun(
     assert loading[1] - loading[0] == pytest.approx(50.2)
 
 
-def test_of_the_steps_of_ranks_the_last_ones_in_common_are_drawn():
-    picture = of_ranks(lambda ranks: figures.rank_timeline(ranks, 2))
-    assert "in steps 2 to 3, 315 ms" in picture.alt
-    assert "in step 3, 158 ms" in of_ranks(figures.rank_timeline).alt
-
-
-def test_ranks_without_a_step_in_common_are_refused(tmp_path):
-    Job(steps=6).write(tmp_path)
-    for rank, missing in enumerate(("012", "345")):
-        file = tmp_path / f"rank_{rank}.1.pt.trace.json"
-        file.write_text(re.sub(f"ProfilerStep#[{missing}]", "a step", file.read_text()))
-    with pytest.raises(traces.NoSteps, match="rank 0 3 to 5, rank 1 0 to 2"):
-        figures.rank_timeline(tmp_path)
-
-
 def test_the_ideal_is_what_the_fewest_ranks_bring_each():
     picture = figures.scaling(scaled(), SOURCE)
     (ideal,) = [line for line in picture.figure.axes[0].lines if line.get_label() == "ideal"]
@@ -496,11 +344,6 @@ def test_the_ideal_is_what_the_fewest_ranks_bring_each():
         "weak: 1 rank 100 (100%), 2 ranks 190 (95%), 8 ranks 720 (90%); strong: 1 rank 100 (100%), 2 ranks 150 (75%)"
         in (picture.alt)
     )
-
-
-def test_scaling_can_be_drawn_without_a_prediction():
-    lines = figures.scaling(scaled().drop(columns="predicted").dropna(), SOURCE).figure.axes[0].lines
-    assert [line.get_label() for line in lines] == ["weak, measured", "strong, measured", "ideal"]
 
 
 def test_each_reader_of_a_class_is_a_mark_in_the_band_of_its_rung():

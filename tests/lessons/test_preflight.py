@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 import subprocess
@@ -9,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from helpers import __main__ as shell
-from helpers import config, staging
+from helpers import config
 from helpers.data import cifar10
-from helpers.lessons import preflight
+from helpers.lessons import execute, preflight
+from stepscope.base import machine, staging
 
 
 @pytest.fixture
@@ -23,10 +23,9 @@ def folders(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def calibration(request, monkeypatch):
-    """Most tests look at one row; to calibrate takes seconds."""
-    if "calibration" not in request.node.name:
-        monkeypatch.setattr(preflight, "calibrate", lambda: {"loading": 0.02, "compute": 0.2})
+def calibration(monkeypatch):
+    """To calibrate takes seconds."""
+    monkeypatch.setattr(execute, "calibrate", lambda: {"loading": [0.02], "compute": [0.2]})
 
 
 def row(name):
@@ -35,7 +34,7 @@ def row(name):
 
 def test_the_check_names_what_a_reader_needs_to_know(folders):
     text = str(preflight.check())
-    names = ["Python", "torch 2", "Cores", "Memory", "Disk for images", "GPU", "JupyterHub", "Images", "Time for all"]
+    names = ["Python", "torch 2", "Cores", "Memory", "Disk for images", "GPU", "JupyterHub", "Images", "Machine's time"]
     assert [name for name in names if name not in text] == []
 
 
@@ -60,7 +59,7 @@ def test_the_check_counts_the_cores_that_this_process_may_use(folders):
     code = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from helpers.lessons import preflight
+from helpers.lessons import execute, preflight
 row = next(preflight._cores())
 print(row.value, row.problem)
 """
@@ -72,7 +71,7 @@ def test_a_small_shared_memory_is_a_problem_with_a_remedy(folders, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: usage(64e6, 0, 64e6))
     found = next(preflight._shared_memory())
-    assert "64 MB" in found.value and "bus error" in found.problem and "--shm-size" in found.remedy
+    assert "0.06 GB" in found.value and "bus error" in found.problem and "--shm-size" in found.remedy
 
 
 @pytest.fixture
@@ -81,8 +80,8 @@ def job(tmp_path, monkeypatch):
     groups = tmp_path / "cgroup"
     (groups / "slurm" / "job_1" / "step_0").mkdir(parents=True)
     (tmp_path / "own").write_text("1:name=systemd:/somewhere\n0::/slurm/job_1/step_0\n")
-    monkeypatch.setattr(config, "CONTROL_GROUPS", groups)
-    monkeypatch.setattr(config, "OWN_CONTROL_GROUP", tmp_path / "own")
+    monkeypatch.setattr(machine, "CONTROL_GROUPS", groups)
+    monkeypatch.setattr(machine, "OWN_CONTROL_GROUP", tmp_path / "own")
 
     def limit(name, job, step="max"):
         (groups / "slurm" / "job_1" / name).write_text(f"{job}\n")
@@ -94,7 +93,7 @@ def job(tmp_path, monkeypatch):
 def test_too_little_memory_in_a_job_is_a_problem(folders, job):
     job("memory.max", 1_000_000_000)
     found = row("Memory")
-    assert "limited to 1.0 GB" in found.value and found.problem and found.remedy
+    assert "1.0 GB" in found.value and found.problem and found.remedy
 
 
 def test_a_quota_below_the_cores_is_shown(folders, job, monkeypatch):
@@ -102,14 +101,14 @@ def test_a_quota_below_the_cores_is_shown(folders, job, monkeypatch):
     job("cpu.max", "150000 100000", step="max 100000")
     found = row("Cores")
     assert "time of 1.5" in found.value and found.problem
-    assert config.cores() == 2
+    assert machine.cores() == 2
 
 
 def test_a_container_sees_its_own_limits_at_the_root(folders, job):
-    config.OWN_CONTROL_GROUP.write_text("0::/\n")
-    (config.CONTROL_GROUPS / "cpu.max").write_text("50000 100000\n")
+    machine.OWN_CONTROL_GROUP.write_text("0::/\n")
+    (machine.CONTROL_GROUPS / "cpu.max").write_text("50000 100000\n")
     assert "time of 0.5" in row("Cores").value
-    assert config.cores() == 1
+    assert machine.cores() == 1
 
 
 def test_no_limit_is_no_problem(folders, job):
@@ -209,46 +208,6 @@ def test_a_folder_that_cannot_be_written_is_a_problem(folders, monkeypatch):
     assert "COURSE_RUNS" in row("Disk for runs").remedy
 
 
-RECORDED = {
-    "seconds": {"03": 60, "08": 120, "11": 180},
-    "working": {"03": 0.5, "08": 1.0, "11": 0.9},
-    "calibration": {"loading": 0.1, "compute": 0.2},
-}
-
-
-def test_the_estimate_scales_what_a_processor_did_by_the_calibrations_and_not_the_waiting():
-    minutes = preflight.estimate_minutes({"ci": RECORDED}, {"loading": 0.2, "compute": 0.8})
-    assert minutes == {"ci": pytest.approx((30 + 2 * 30 + 4 * 120 + 18 + 4 * 162) / 60)}
-    assert preflight.estimate_minutes({"ci": RECORDED}, RECORDED["calibration"]) == {"ci": pytest.approx(6)}
-
-
-def test_what_has_run_on_this_machine_is_not_estimated():
-    measured = {"ci": {"08": 6.0, "11": 6.0}, "workshop": {"03": 1.0}}
-    minutes = preflight.estimate_minutes({"ci": RECORDED}, {"loading": 0.1, "compute": 100.0}, measured)
-    assert minutes == {"ci": pytest.approx((60 + 6 + 6) / 60)}
-
-
-def test_the_recorded_times_estimate_this_machines_presets(folders, monkeypatch, tmp_path):
-    file = tmp_path / "run-times.json"
-    run = {"seconds": {"00": 600}, "working": {"00": 1}, "calibration": {"loading": 1, "compute": 1}}
-    file.write_text(json.dumps({"workshop": run}))
-    monkeypatch.setattr(preflight, "calibrate", lambda: {"loading": 1, "compute": 1})
-    monkeypatch.setattr(preflight, "RUN_TIMES", file)
-    assert row("Time for all notebooks").value == "ci unknown, workshop about 10 min, full unknown"
-    preflight.own_times().parent.mkdir(parents=True, exist_ok=True)
-    preflight.own_times().write_text(json.dumps({"workshop": {"00": 1200}}))
-    found = row("Time for all notebooks").value
-    assert found == "ci unknown, workshop about 20 min (1 of them timed here), full unknown"
-
-
-@pytest.mark.processes
-def test_the_calibration_times_loading_and_a_training_step_whatever_the_preset(monkeypatch):
-    monkeypatch.setenv("COURSE_PRESET", "quick")  # which is none
-    found = preflight.calibrate()
-    assert set(found) == {"loading", "compute"}
-    assert min(found.values()) > 0
-
-
 def test_the_shell_exits_with_1_only_if_there_is_a_problem(folders, monkeypatch, capsys):
     good, bad = preflight.Row("Cores", "2"), preflight.Row("Memory", "1 GB", "too little", "more")
     for rows, status in (((good,), 0), ((good, bad), 1)):
@@ -292,14 +251,3 @@ def test_verifying_finds_the_byte_that_the_quick_check_does_not_look_at(folders,
     cifar10.prepare(drawn=(20, 10), download=False)
     with pytest.raises(staging.DamagedFolder, match="00007.png"):
         cifar10.verify(images.train.parent)
-
-
-def test_an_unknown_preset_is_named_with_those_there_are(monkeypatch):
-    monkeypatch.setenv("COURSE_PRESET", "quick")
-    with pytest.raises(config.UnknownPreset, match="'quick'.*ci, workshop, full"):
-        config.preset()
-
-
-def test_the_shell_prints_the_ladder(folders, capsys):
-    assert shell.main(["ladder"]) == 0
-    assert "No result yet" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from support.notebooks import NOTEBOOKS
 from support.ranks import wait_until
 from support.readers import at_once
 
-from helpers import config
+from stepscope.base import machine
 
 READERS = int(os.environ.get("TEST_READERS", "3"))
 FIRST = NOTEBOOKS[:2]
@@ -26,7 +26,7 @@ def classroom(tmp_path_factory):
     readers, together = at_once(READERS, FIRST, folder, OMP_NUM_THREADS="1")
     memory, seconds = sorted(reader.memory for reader in readers), sorted(reader.seconds for reader in readers)
     print(
-        f"\n{READERS} readers of {' and '.join(path.stem for path in FIRST)}, preset ci, {config.cores()} cores: "
+        f"\n{READERS} readers of {' and '.join(path.stem for path in FIRST)}, preset ci, {machine.cores()} cores: "
         f"{memory[0] / 1e6:,.0f} to {memory[-1] / 1e6:,.0f} MB each, {together / 1e9:.1f} GB at once, "
         f"at the end after {seconds[0]:,.0f} to {seconds[-1]:,.0f} s"
     )

@@ -12,7 +12,7 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from helpers import config, training
 
@@ -54,17 +54,6 @@ def test_nothing_of_the_course_is_imported(name):
     assert {module.split(".")[0] for module in imported} <= ALLOWED
 
 
-@pytest.mark.parametrize(("name", "lines"), [("train_photos.py", 150), ("train_cifar10.py", 210)])
-def test_a_script_is_short_enough_to_be_read(name, lines):
-    assert len((NOTEBOOKS / name).read_text(encoding="utf-8").splitlines()) < lines
-
-
-def test_of_several_calls_the_one_that_takes_least_is_named(recipes, monkeypatch):
-    takes = {"short": 1.0, "long": 3.0, "longer": 9.0}
-    monkeypatch.setattr(recipes, "milliseconds", lambda call, **_: call())
-    assert recipes.fastest({name: lambda ms=ms: ms for name, ms in reversed(takes.items())}) == "short"
-
-
 def test_a_batch_is_augmented_as_in_the_course(recipes):
     images = torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8)
     torch.manual_seed(0)
@@ -91,23 +80,6 @@ def test_the_recipes_run_as_they_are_in_another_folder(tmp_path):
     assert "compiled: 0." in process.stdout or "compiled: 1." in process.stdout
 
 
-def test_clearing_the_gradients_belongs_to_the_training_step(recipes):
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    images, labels = torch.rand(4, 3), torch.tensor([0, 1, 0, 1])
-    recipes.train_step(model, optimizer, images, labels)
-    before = [weight.detach().clone() for weight in model.parameters()]
-    recipes.train_step(model, optimizer, images, labels)
-    model.zero_grad()
-    with torch.no_grad():
-        now = [weight.clone() for weight in model.parameters()]
-        for weight, old in zip(model.parameters(), before, strict=True):
-            weight.copy_(old)
-    torch.nn.functional.cross_entropy(model(images), labels).backward()
-    for weight, old, new in zip(model.parameters(), before, now, strict=True):
-        torch.testing.assert_close(new, old - 0.1 * weight.grad)
-
-
 def test_a_photo_is_turned_upright_and_cut_but_never_squashed(recipes, tmp_path):
     pixels = np.zeros((60, 120, 3), np.uint8)
     pixels[:, 30:90] = 255  # the middle: a square
@@ -130,71 +102,42 @@ def test_what_was_packed_is_read_back_by_workers_that_are_spawned(recipes, tmp_p
     np.testing.assert_array_equal(read, images.transpose(0, 3, 1, 2))
 
 
-def test_the_script_packs_each_photo_as_it_is_resized_with_its_label(script, tmp_path):
-    write_photos(tmp_path / "val", ["cat"], 2)
-    paths = [tmp_path / "val" / "cat" / f"{number}.png" for number in range(2)]
-    script.pack(paths, [1, 1], tmp_path / "val.npy")
-    images = np.load(tmp_path / "val.npy")
-    with Image.open(tmp_path / "val" / "cat" / "1.png") as photo:
-        expected = np.asarray(ImageOps.fit(photo, (40, 40), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
-    np.testing.assert_array_equal(images[1], expected)
-    assert np.load(tmp_path / "val.labels.npy").tolist() == [1, 1]
-
-
 def test_a_pack_that_was_broken_off_is_made_anew_and_the_photo_is_named(script, tmp_path):
-    write_photos(tmp_path / "train", ["ant"], 3)
+    write_photos(tmp_path / "train", ["ant"], 2)
     paths = sorted((tmp_path / "train" / "ant").iterdir())
-    paths[2].write_bytes(b"no photo")
-    with pytest.raises(OSError, match=re.escape(f"{paths[2]}: expected a photo, but: cannot identify")):
-        script.pack(paths, [0, 0, 0], tmp_path / "train.npy")
-    paths[2].write_bytes(paths[1].read_bytes()[:-40])
-    with pytest.raises(OSError, match=re.escape(f"{paths[2]}: expected a photo, but: ") + ".*truncated"):
-        script.pack(paths, [0, 0, 0], tmp_path / "train.npy")
+    paths[1].write_bytes(paths[1].read_bytes()[:-40])
+    with pytest.raises(OSError, match=re.escape(str(paths[1]))):
+        script.pack(paths, [0, 0], tmp_path / "train.npy")
     assert not (tmp_path / "train.npy").exists()
 
 
-@pytest.mark.parametrize(("classes", "packed", "said"), [
-    (("ant", "bee"), False, "train: expected 8 or more photos, found 6. Add some, or lower --batch"),
-    (("ant", "bee"), True, "train: expected 8 or more photos, found 6. Add some, or lower --batch"),
-    (("dog", "cat"), False, "val: expected the classes of train, found others: ['dog']. Rename them"),
-    ((), False, "val: expected 1 or more photos, found 0."),
+@pytest.mark.parametrize(("classes", "said"), [
+    (("ant", "bee"), "train: expected 8 or more photos, found 6"),
+    (("dog", "cat"), "val: expected the classes of train, found others: ['dog']"),
+    ((), "val: expected 1 or more photos, found 0"),
 ])  # fmt: skip
-def test_the_script_says_which_photos_are_missing(classes, packed, said, script, tmp_path, monkeypatch, capsys):
+def test_the_script_says_which_photos_are_missing(classes, said, script, tmp_path, monkeypatch, capsys):
     """Fewer photos than a batch make no step, and a loop over endless epochs would never end."""
     write_photos(tmp_path / "train", ["ant", "bee", "cat"], 2 if "bee" in classes else 4)
     write_photos(tmp_path / "val", classes, 1)
-    if packed:
-        (tmp_path / "packed").mkdir()
-        np.save(tmp_path / "packed" / "train.npy", np.zeros((6, 3, 40, 40), np.uint8))
     monkeypatch.setattr(sys, "argv", ["train_photos.py", str(tmp_path), str(tmp_path / "packed"), "--batch", "8"])
     with pytest.raises(SystemExit):
         script.main()
     assert said in capsys.readouterr().err
 
 
-@pytest.fixture
-def photos(script, tmp_path):
-    """Numbers that say where they stand: row by row in every channel of every image."""
-    images = np.arange(40 * 40, dtype=np.int64).reshape(40, 40) % 251
-    np.save(tmp_path / "train.npy", np.tile(images.astype(np.uint8), (64, 3, 1, 1)))
+def test_each_image_is_cut_by_chances_of_its_own_and_in_validation_in_the_middle(script, tmp_path):
+    positions = (np.arange(40 * 40).reshape(40, 40) % 251).astype(np.uint8)  # row by row
+    np.save(tmp_path / "train.npy", np.tile(positions, (64, 3, 1, 1)))
     np.save(tmp_path / "train.labels.npy", np.arange(64) % 2)
-    return lambda training: script.Photos(tmp_path / "train.npy", training)
-
-
-def test_each_image_is_cut_and_flipped_by_chances_of_its_own(photos):
     torch.manual_seed(0)
-    batch, labels = photos(training=True).__getitems__(list(range(64)))
+    batch, labels = script.Photos(tmp_path / "train.npy", True).__getitems__(list(range(64)))
     assert batch.shape == (64, 3, 32, 32) and labels.tolist() == [0, 1] * 32
-    first_rows = {tuple(image[0, 0].tolist()) for image in batch}
-    assert len(first_rows) > 40  # of 9 × 9 corners, flipped or not
+    assert len({tuple(image[0, 0].tolist()) for image in batch}) > 40  # of 9 × 9 corners, flipped or not
     flipped = sum(bool((image[0, 0].int().diff() % 251 == 250).all()) for image in batch)
     assert 16 <= flipped <= 48
-
-
-def test_in_validation_the_middle_is_read_every_time(photos):
-    batch, _ = photos(training=False).__getitems__([5, 6])
-    np.testing.assert_array_equal(batch[0, 0], (np.arange(1600).reshape(40, 40) % 251)[4:36, 4:36])
-    torch.testing.assert_close(batch[0], batch[1])
+    batch, _ = script.Photos(tmp_path / "train.npy", False).__getitems__([5, 6])
+    np.testing.assert_array_equal(batch[:, 0], np.stack([positions[4:36, 4:36]] * 2))
 
 
 @pytest.mark.slow
@@ -215,12 +158,6 @@ def test_the_script_trains_validates_and_records_photos_of_ones_own(script, tmp_
     assert "100.0% right" in printed.splitlines()[-1]
     assert list((packed / "trace").glob("*.pt.trace.json"))
     assert "0.mean" in torch.load(packed / "model.pt", weights_only=True)
-    identity = (packed / "train.npy").stat().st_ino
-    monkeypatch.setattr(
-        sys, "argv", ["train_photos.py", *arguments[:2], "--epochs", "1", "--batch", "8", "--workers", "0"]
-    )
-    script.main()
-    assert (packed / "train.npy").stat().st_ino == identity
 
 
 # train_cifar10.py
@@ -266,43 +203,11 @@ def test_naively_and_as_the_course_has_it_the_network_gets_the_same_pixels_and_l
     assert losses[1] < losses[0]
 
 
-def test_before_training_the_network_guesses(cifar):
-    """Of ten classes: a loss far above ln 10 means weights with which the learning rate is too high."""
-
-    class Usual(Options):
-        width = 64
-
-    images = torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        logits = cifar.Training(Usual, 20).logits(images)
-    loss = torch.nn.functional.cross_entropy(logits, torch.arange(32) % 10).item()
-    assert loss == pytest.approx(np.log(10), abs=0.3)
-
-
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["train"], "expected the folders train and test with labels.csv. Name what holds them"),
-    (["", "--naive", "--compile"], "argument --compile: not allowed with argument --naive"),
-    (["", "--epochs", "0"], "expected --epochs and --batch from 1 on, found 0 and 512"),
-    ([""], "train: expected 512 or more images, found 48. Add some, or lower --batch"),
-])  # fmt: skip
-def test_what_the_script_cannot_use_is_named(arguments, said, cifar, images, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train_cifar10.py", str(images / arguments[0]), *arguments[1:]])
+def test_too_few_images_are_named(cifar, images, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train_cifar10.py", str(images)])
     with pytest.raises(SystemExit):
         cifar.main()
-    assert said in capsys.readouterr().err
-
-
-def test_a_type_that_is_far_too_slow_is_not_tried_with_a_whole_batch(cifar, recipes, monkeypatch):
-    asked = []
-
-    def new_step(way):
-        return lambda images, _: asked.append((way, len(images))) or (100 if way[0] == torch.bfloat16 else 1)
-
-    monkeypatch.setattr(recipes, "milliseconds", lambda call, *_, **__: call())
-    fastest = cifar.fastest_way(new_step, torch.zeros(32), torch.zeros(32))
-    assert fastest[0] == torch.float32
-    assert {way[0] for way, count in asked if count == 32} == {torch.float32}
-    assert {way for way, count in asked if count == 8} == set(cifar.WAYS)
+    assert "train: expected 512 or more images, found 48." in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -334,9 +239,3 @@ def test_each_notebook_has_its_recipe_as_the_file_has_it():
                 (of_notebooks[path.name[:2]],) = re.findall(r"```python\n(.*?)\n```", cell.source, re.DOTALL)
     assert of_notebooks == sections()
     assert len(of_notebooks) == len(list(NOTEBOOKS.glob("*.ipynb"))) - 1  # the last one ends with the script
-
-
-def test_a_recipe_has_ten_lines_at_most():
-    for code in sections().values():
-        for each in ast.parse(code).body:
-            assert each.end_lineno - each.lineno < 10, each.name

@@ -2,12 +2,9 @@
 
 import multiprocessing
 import pickle
-import time
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import Dataset, get_worker_info
 
 from helpers.loading import accidents, formats
 
@@ -44,24 +41,6 @@ def test_a_zip_archive_opened_before_the_fork_gives_one_worker_the_others_bytes(
 
 
 @needs_fork
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_worker_that_wakes_late_does_not_find_its_own_bytes(packs, monkeypatch, late):
-    class Late(accidents.SharedFile):
-        def seek(self, *args):
-            worker, first = get_worker_info(), self._meeting is not None
-            if worker and first and worker.id != late:
-                time.sleep(0.5)  # is the last to seek, so that its own place is where the file is read on
-            position = super().seek(*args)
-            if worker and first and worker.id == late:
-                time.sleep(0.5)  # meanwhile the other one reads all of its items
-            return position
-
-    monkeypatch.setattr(accidents, "SharedFile", Late)
-    error = accidents.load_with_two_workers(accidents.ZipOpenedTooEarly(packs / "zip" / "shard-000000.zip"))
-    assert "BadZipFile" in error
-
-
-@needs_fork
 def test_an_hdf5_file_opened_before_the_fork_gives_wrong_images_and_no_error(packs, images):
     loaded = accidents.load_with_two_workers(accidents.Hdf5OpenedTooEarly(packs / "hdf5" / "data.h5"))
     assert loaded.shape == images[:4].shape
@@ -84,25 +63,6 @@ def test_an_lmdb_environment_cannot_be_pickled(packs, images):
         pickle.dumps(dataset)
 
 
-class SideBySide(Dataset):
-    """The images of several packs, without labels, as the accidents have them."""
-
-    def __init__(self, datasets):
-        self.datasets = datasets
-
-    def __getitem__(self, index):
-        return torch.stack([dataset[index][0] for dataset in self.datasets])
-
-
-@pytest.mark.parametrize("start", multiprocessing.get_all_start_methods())
-def test_our_formats_opened_before_the_workers_start_give_the_right_images(packs, images, start):
-    dataset = SideBySide([formats.FORMATS[name].PackedDataset(packs / name) for name in NAMES])
-    dataset[0]
-    loaded = accidents.load_with_two_workers(dataset, start)
-    for number, name in enumerate(NAMES):
-        assert np.array_equal(loaded[:, number], images[:4]), name
-
-
 @needs_fork
 def test_a_fork_of_a_process_that_used_an_object_store_gets_no_answer():
     assert accidents.store_in_a_child("fork", patience=2) == "no answer"
@@ -110,8 +70,3 @@ def test_a_fork_of_a_process_that_used_an_object_store_gets_no_answer():
 
 def test_a_spawned_child_gets_its_answer():
     assert accidents.store_in_a_child("spawn", patience=120) == "answered"
-
-
-def test_a_child_that_cannot_be_started_is_no_result():
-    with pytest.raises(RuntimeError, match="exit code 1"):
-        accidents.store_in_a_child("telepathy")

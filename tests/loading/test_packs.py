@@ -12,41 +12,32 @@ from helpers.data import cifar10
 from helpers.loading import datasets, packs
 
 pytestmark = pytest.mark.processes
+COUNTS = {"train": 300, "test": 10}
 
 
 @pytest.fixture
 def data(tmp_path):
-    return cifar10.prepare(data_dir=tmp_path, drawn=(300, 10), download=False, progress=False)
+    return cifar10.prepare(data_dir=tmp_path, drawn=(300, 10), download=False)
 
 
 def pack_names(data):
     return sorted(path.name for path in (data.train.parents[1] / "packs").iterdir() if not path.name.startswith("."))
 
 
-def test_a_pack_has_the_images_and_labels_of_the_png_files(data):
+def test_a_pack_has_the_images_and_labels_of_the_png_files_and_is_made_once(data, capsys):
     packed, files = packs.prepare(data), datasets.PngDataset(data.train, v2.PILToTensor())
+    assert packs.prepare(data).path == packed.path and capsys.readouterr().out.count("Packed") == 1
     assert len(packed) == len(files)
     for index in range(len(files)):
         assert torch.equal(packed[index][0], files[index][0]) and packed[index][1] == files[index][1]
 
 
-def test_images_are_packed_once(data, capsys):
-    first = packs.prepare(data).path
-    assert capsys.readouterr().out.count("Packed") == 1
-    assert packs.prepare(data).path == first
-    assert capsys.readouterr().out == ""
-
-
 def test_other_images_in_the_same_folder_are_packed_anew_and_replace_the_old_pack(data, tmp_path):
     before = packs.prepare(data)
     shutil.rmtree(data.train.parent)
-    source = np.full((300, 32, 32, 3), 9, np.uint8)
-
-    def get(start, stop):
-        return source[start:stop], np.ones(stop - start, int)
-
-    made = cifar10._Images("others", data.classes, {"train": 300, "test": 1}, {"train": get, "test": get})
-    after = packs.prepare(cifar10._export(made, data.train.parent, progress=False))
+    parts = {part: (np.full((count, 32, 32, 3), 9, np.uint8), np.ones(count, int)) for part, count in COUNTS.items()}
+    cifar10._export(cifar10._Images("others", data.classes, parts), data.train.parent)
+    after = packs.prepare(data)
     assert after.path != before.path
     assert after[0][0].unique().tolist() == [9] and after[0][1] == 1
     assert len(pack_names(data)) == 1
@@ -82,16 +73,12 @@ def test_of_processes_that_want_a_pack_at_once_one_makes_it(data):
     assert len(pack_names(data)) == 1
 
 
-def test_a_loader_yields_full_batches_of_bytes(data):
-    batches = list(packs.loader(packs.prepare(data), 128))
-    assert [(images.shape, images.dtype, labels.dtype) for images, labels in batches] == [
+def test_new_loaders_have_the_same_order_of_full_batches_of_bytes_and_epochs_have_another(data):
+    packed = packs.prepare(data)
+    one, two = packs.loader(packed, 100), packs.loader(packed, 128)
+    assert [(images.shape, images.dtype, labels.dtype) for images, labels in two] == [
         ((128, 3, 32, 32), torch.uint8, torch.int64)
     ] * 2
-
-
-def test_new_loaders_have_the_same_order_and_epochs_have_another(data):
-    packed = packs.prepare(data)
-    one, two = packs.loader(packed, 100), packs.loader(packed, 100)
-    first, second = next(iter(one)), next(iter(two))
+    first, second = next(iter(one)), next(iter(packs.loader(packed, 100)))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
     assert not torch.equal(next(iter(one))[0], first[0])

@@ -1,25 +1,18 @@
 """What an executed notebook leaves behind: each trace is right, here, in TensorBoard and by the stopwatch."""
 
-import ast
 import json
-from dataclasses import replace
 
-import nbformat
 import pandas as pd
 import pytest
-import torch
 from support.asking import overview
-from support.notebooks import NOTEBOOKS
 
-from helpers import tensorboard, traces, training
-from helpers.data import cifar10, photos, stores
-from helpers.diagnosis import watching
-from helpers.results import rungs, scoreboard
-from helpers.results.describing import describe
-from helpers.timing import profiling
+from helpers.results import scoreboard
+from stepscope import tensorboard, traces
+from stepscope.timing import profiling
 
 FIRST = {
     "01 naive PNG files",
+    "05 photos as they are",
     "07 augmented image by image",
     "08 ResNet-50",
     "12 an object an image",
@@ -35,13 +28,12 @@ def written(executed):
     return {
         file.parent
         for file in executed.runs.rglob("*.pt.trace.json.gz")
-        if file.relative_to(executed.runs).parts[0][:2] in (number, watching.RUN[:2])
-        and file.parent.name not in BORROWED
+        if file.relative_to(executed.runs).parts[0][:2] in (number,) and file.parent.name not in BORROWED
     }
 
 
 def test_traces_are_left_by_the_notebooks_that_record_some(executed, written):
-    recorded = {folder for folder in written if folder.name != watching.RUN}
+    recorded = {folder for folder in written if folder.name != "diagnosis"}
     assert bool(recorded) == (executed.calls("profiling.record") or executed.calls("launching.torchrun"))
     assert (len(recorded) < len(written)) == executed.calls("diagnosis.diagnose")
 
@@ -82,74 +74,6 @@ def rungs_of(executed):
     return [result for result in results if result["rung"][:2] == executed.notebook.stem[:2]]
 
 
-def as_recorded(result, data, tmp_path):
-    """Return a rung as `record` times it, with what the notebook found best: its workers, and whether in bfloat16."""
-    if result["rung"] in rungs.RESNET:
-        definition = rungs.RESNET[result["rung"]]
-        if result["rung"][:2] == "11" and "bfloat16" not in result["step"]:
-            definition = replace(definition, autocast=None)
-        return rungs.resnet_rung(result["rung"], data, definition)
-    if result["rung"][:2] == "12":
-        place = stores.Folder(tmp_path)
-        return next(rung for rung in rungs.streaming_rungs(data, place, place) if rung.name == result["rung"])
-    group = rungs.augmenting_rungs if result["rung"][:2] == "07" else rungs.loading_rungs
-    (rung,) = (rung for rung in group(data, result["workers"]) if rung.name == result["rung"])
-    return rung
-
-
-def test_the_notebook_times_its_rungs_with_the_loader_and_the_step_that_are_recorded(
-    executed, any_images, tmp_path, monkeypatch
-):
-    results = rungs_of(executed)
-    if not results:
-        pytest.skip("this notebook adds no rung")
-    if {result["rung"] for result in results} <= set(rungs.OF_RANKS):
-        pytest.skip("its rungs are timed by the ranks of a job, and `record` starts none")
-    for name in ("COURSE_DATA", "COURSE_PRESET"):
-        monkeypatch.setenv(name, any_images[name])
-    data = cifar10.prepare()
-    for result in results:
-        rung = as_recorded(result, data, tmp_path)
-        assert result["setting"] == describe(rung.loader, rung.step)
-
-
-def test_the_notebook_on_photos_defines_the_loaders_and_the_step_that_are_recorded(any_images, monkeypatch):
-    """It adds no rung to the scoreboard, so what it defines is compared, without what it measures."""
-    for name in ("COURSE_DATA", "COURSE_RUNS", "COURSE_PRESET"):
-        monkeypatch.setenv(name, any_images[name])
-    (notebook,) = (path for path in NOTEBOOKS if path.stem.startswith("05"))
-    names = {"preset", "device", "data", "SIZE", "CROP", "resize", "crop_and_flip", "to_tensor", "naive", "crop_only"}
-    defined = definitions(notebook, names | {"copies", "variants", "loader_of", "step"})
-    recorded = rungs.photo_rungs(photos.prepare(), defined["copies"].folder)
-    for rung, variant in zip(recorded, ("naive", "resized ahead"), strict=True):
-        assert describe(defined["loader_of"](variant, workers=1), defined["step"]) == describe(rung.loader, rung.step)
-
-
-def test_the_notebook_on_mixed_precision_defines_the_step_that_is_recorded(any_images, monkeypatch):
-    """Where bfloat16 is too slow to train in, it adds no rung, so what it defines is compared here, too."""
-    for name in ("COURSE_DATA", "COURSE_PRESET"):
-        monkeypatch.setenv(name, any_images[name])
-    (notebook,) = (path for path in NOTEBOOKS if path.stem.startswith("10"))
-    defined = definitions(notebook, {"device", "data", "images", "workload", "new_model", "new_step", "loader"})
-    rung = rungs.resnet_rung("10 mixed precision", defined["data"], rungs.RESNET["10 mixed precision"])
-    step = training.WithTF32(defined["new_step"](torch.bfloat16), False)
-    assert describe(defined["loader"], step) == describe(rung.loader, rung.step)
-
-
-def definitions(notebook, names):
-    """Execute the imports of a notebook, and of its other statements those that define one of `names`."""
-    source = "\n".join(cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code")
-    kept = []
-    for statement in ast.parse(source).body:
-        nodes = list(ast.walk(statement)) if isinstance(statement, ast.Assign | ast.If) else []
-        bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        if isinstance(statement, ast.Import | ast.ImportFrom) or (bound | {getattr(statement, "name", None)}) & names:
-            kept.append(statement)
-    defined = {}
-    exec(compile(ast.Module(kept, []), str(notebook), "exec"), defined)
-    return defined
-
-
 def test_the_notebook_adds_its_rungs_to_the_scoreboard_with_their_provenance(executed):
     number, own = executed.notebook.stem[:2], rungs_of(executed)
     expected = executed.calls("scoreboard.add")
@@ -158,6 +82,6 @@ def test_the_notebook_adds_its_rungs_to_the_scoreboard_with_their_provenance(exe
     assert bool(own) == expected
     for result in own:
         assert result["preset"] == "ci"
-        assert "images" in result["data"] or "CIFAR-10" in result["data"]
-        assert result["images_per_second"] > 0
+        assert any(source in result["data"] for source in ("images", "photos", "CIFAR-10"))
+        assert result["rate"]["mean"] > 0
         assert (result["baseline"] is None) == (result["rung"] in FIRST)

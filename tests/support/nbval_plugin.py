@@ -3,8 +3,35 @@
 The check is appended to the notebook's last cell, and what it is held against to the first one that imports torch.
 """
 
-BEFORE = "\nfrom support import leaks as _leaks\n_before = _leaks.state()\n"
-AFTER = "\nassert not _leaks.left_behind(_before), _leaks.left_behind(_before)\n"
+import multiprocessing
+import os
+from pathlib import Path
+
+BEFORE = "\nfrom support import nbval_plugin as _plugin\n_before = _plugin.settings()\n"
+AFTER = "\nassert _plugin.settings() == _before, (_plugin.settings(), _before)\n"
+
+
+def settings() -> dict[str, object]:
+    """Return the settings of this process that change how fast it is, or what it computes.
+
+    Without TF32: notebooks 08 to 11 set it on purpose, for all that follows. The first start method is the default.
+    """
+    import torch
+
+    return {
+        "threads": torch.get_num_threads(),
+        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "default type": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "oneDNN": torch.backends.mkldnn.enabled,
+        "start method": multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
+        "folder": Path.cwd(),
+        "variables": {
+            name: value for name, value in os.environ.items() if name.startswith(("COURSE_", "OMP_", "MKL_"))
+        },
+    }
 
 
 def pytest_collection_modifyitems(items):

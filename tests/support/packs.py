@@ -1,34 +1,27 @@
-"""What the tests and the benchmark of packed formats share: all kinds of packs, and samples to pack."""
+"""What the tests of packed formats share: all kinds of packs, and samples to pack."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 from helpers.loading import formats
+from helpers.loading.formats import packing
 
-# Format and options. Shards and row groups are small, so that there are several.
-KINDS: Mapping[str, tuple[str, dict]] = {
-    "npy": ("npy", {}),
-    "lmdb raw": ("lmdb", {}),
-    "lmdb png": ("lmdb", {"codec": "png"}),
-    "lmdb lz4": ("lmdb", {"codec": "lz4"}),
-    "hdf5": ("hdf5", {}),
-    "tar": ("tar", {"shard_bytes": 20_000}),
-    "zip": ("zip", {"shard_bytes": 20_000}),
-    "tfrecord": ("tfrecord", {"shard_bytes": 20_000}),
-    "parquet": ("parquet", {"rows_per_group": 7}),
-}
+KINDS = {name: (name, {}) for name in formats.FORMATS} | {"lmdb png": ("lmdb", {"codec": "png"})}
 
 
 def pack(kind: str, images, labels, path: Path):
-    """Pack, and return the dataset."""
+    """Pack into shards and row groups so small that there are several; return the dataset."""
+    from helpers.loading.formats import parquet
+
     name, options = KINDS[kind]
-    formats.FORMATS[name].pack(images, labels, path, **options)
+    with mock.patch.object(packing, "SHARD_BYTES", 4_000), mock.patch.object(parquet, "ROWS_PER_GROUP", 7):
+        formats.FORMATS[name].pack(images, labels, path, **options)
     return formats.FORMATS[name].PackedDataset(path)
 
 
@@ -43,15 +36,8 @@ def images(*shapes: tuple[int, int, int], seed: int = 0) -> list[np.ndarray]:
     return [random.randint(0, 256, shape, dtype=np.uint8) for shape in shapes]
 
 
-def same(sample, image, label) -> bool:
+def same(sample, image: np.ndarray, label: int) -> bool:
     """Whether a sample read is the one that was packed, to the bit and with the right types."""
-    found_image, found_label = sample
-    if isinstance(label, int):
-        return type(found_label) is int and found_label == label and equal(found_image, image)
-    return equal(found_image, image) and equal(found_label, label)
-
-
-def equal(tensor, array: np.ndarray) -> bool:
-    """Whether a tensor has exactly the type, shape and elements of an array."""
-    found = tensor.numpy()
-    return found.dtype == array.dtype and found.shape == array.shape and bool((found == array).all())
+    pixels, number = sample[0].numpy(), sample[1]
+    right_type = pixels.dtype == image.dtype and pixels.shape == image.shape and type(number) is int
+    return right_type and number == label and bool((pixels == image).all())

@@ -49,14 +49,7 @@ class InMemory:
 
 
 class Watched:
-    """A store that counts requests, and can let something happen before each is answered.
-
-    Parameters
-    ----------
-    store : obstore store
-    before : callable
-        Called without arguments, in the thread that asks, with `now` requests not yet answered.
-    """
+    """A store that counts requests, and lets `before` happen, in the thread that asks, before each is answered."""
 
     def __init__(self, store: Any, before: Callable[[], None] = lambda: None):
         self.store, self.before = store, before
@@ -87,8 +80,8 @@ def packed(count: int, *, piece_bytes: float = 8_000, shard_bytes: float = 40_00
 
 
 def streams(bucket: Any, index: shards.Index, batch: int, world: int = 1, **options: Any) -> list[shards.ShardStream]:
-    """The stream of each rank, with batches that are lists of numbers."""
-    settings = {"collate": list, "threads": 2, "lanes": 4, "shuffle": 20} | options
+    """The stream of each rank, with batches of numbers."""
+    settings = {"threads": 2, "lanes": 4, "shuffle": 20} | options
     return [
         shards.ShardStream(bucket, index, batch, number_of, rank=rank, world=world, **settings) for rank in range(world)
     ]
@@ -102,17 +95,16 @@ def as_workers(stream: shards.ShardStream, workers: int) -> Iterator[list[int]]:
         with mock.patch.object(streaming, "get_worker_info", lambda info=info: info):
             reader = iter(stream)
             readers.append(itertools.chain([next(reader, END)], reader))  # it asks who it is when it begins
-    if not workers:
-        yield from stream
-    for turn in itertools.zip_longest(*readers, fillvalue=END):
-        yield from (batch for batch in turn if batch is not END)
+    turns = itertools.zip_longest(*readers, fillvalue=END) if workers else ((batch,) for batch in stream)
+    for turn in turns:
+        yield from (batch.tolist() for batch in turn if batch is not END)
 
 
 def numbers(ranks: list[shards.ShardStream], workers: int = 0, steps: int | None = None) -> list[int]:
     """The samples of all ranks, step by step; all ranks must have equally many steps."""
     batches = [as_workers(stream, workers) for stream in ranks]
     turns = itertools.islice(zip(*batches, strict=True), steps)
-    found = [number for turn in turns for batch in turn for number in batch]
+    taken = [number for turn in turns for batch in turn for number in batch]
     for each in batches:
         each.close()
-    return found
+    return taken

@@ -1,6 +1,5 @@
 import os
 import shutil
-import tempfile
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ def step():
 @pytest.mark.processes
 def test_without_a_compiler_it_says_what_to_install(step):
     with torch._inductor.config.patch({"cpp.cxx": (None, "/no/such/compiler")}), compiling.empty_cache():
-        with pytest.raises(compiling.CannotCompile, match=r"No working C\+\+ compiler.*\n.*apt install"):
+        with pytest.raises(compiling.CannotCompile, match="apt install"):
             compiling.first_step(step, torch.rand(2, 4), None)
 
 
@@ -44,19 +43,3 @@ def test_with_an_empty_cache_everything_is_compiled_and_what_was_compiled_can_be
     assert not os.path.exists(cache)
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
     torch.testing.assert_close(step(images, None), result)
-
-
-@pytest.mark.parametrize("theirs", ["", "fxgraph"])
-def test_a_folder_of_the_compiler_that_is_another_users_is_left_alone(theirs, tmp_path, monkeypatch):
-    usual = tmp_path / "torchinductor_ada"
-    (usual / "fxgraph").mkdir(parents=True)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(usual))
-    monkeypatch.setattr(compiling.getpass, "getuser", lambda: "ada")
-    compiling._leave_the_folder_of_others()
-    assert tempfile.gettempdir() == str(tmp_path)
-    monkeypatch.setattr(os, "access", lambda path, mode: path != usual / theirs)  # root may write everywhere
-    compiling._leave_the_folder_of_others()
-    assert os.environ["TMPDIR"] == tempfile.gettempdir() != str(tmp_path)
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

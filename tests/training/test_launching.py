@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from support import ranks
 from support.shards import numbers, packed, streams
 
-from helpers.data import stores
+from helpers.data import buckets
 from helpers.training import launching
 
 pytestmark = pytest.mark.processes
@@ -49,7 +48,7 @@ def test_ranks_get_arguments_and_settings_and_their_output_comes_back_without_th
 ):
     monkeypatch.setenv("PET_NNODES", "2")  # an option of torchrun, as some clusters set it
     path = script(
-        "import helpers.wording, other\n"
+        "import stepscope.base.wording, other\n"
         "print(rank, os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], os.environ['ADA'], *sys.argv[1:])\n"
         "print('an error', file=sys.stderr)\n"
     )
@@ -58,11 +57,8 @@ def test_ranks_get_arguments_and_settings_and_their_output_comes_back_without_th
     output = launching.torchrun(path, *arguments, env={"ADA": "1815"}, timeout=100)
     printed = [f"{rank} 2 1 1815 --log --r x y -- --role=z 3 --max-restarts" for rank in range(2)]
     assert sorted(output.splitlines()) == [*printed, "an error", "an error"]
-    shown, errors = capfd.readouterr()
-    assert shown == (
-        f"$ torchrun --standalone --nproc-per-node=2 -- {path} --log --r 'x y' -- --role=z 3 --max-restarts\n{output}\n"
-    )
-    assert errors == ""
+    command = f"torchrun --standalone --nproc-per-node=2 {path} --log --r 'x y' -- --role=z 3 --max-restarts"
+    assert capfd.readouterr() == (f"$ {command}\n{output}\n", "")
 
 
 def test_output_is_shown_while_the_job_runs_and_lines_of_two_ranks_stay_whole(script, tmp_path):
@@ -80,15 +76,7 @@ def test_output_is_shown_while_the_job_runs_and_lines_of_two_ranks_stay_whole(sc
 
     with contextlib.redirect_stdout(Notebook()) as shown:
         launching.torchrun(path, tmp_path, timeout=100)
-    first, *lines = shown.getvalue().splitlines()
-    assert first == f"$ torchrun --standalone --nproc-per-node=2 {path} {tmp_path}"
-    assert sorted(lines) == ["begun by 0", "begun by 1"]
-
-
-def test_a_script_that_does_not_exist_is_said_to_before_anything_starts(tmp_path, mark, capsys):
-    with pytest.raises(FileNotFoundError, match=re.escape(f"Expected a script at {tmp_path / 'none.py'}, found none.")):
-        launching.torchrun(tmp_path / "none.py")
-    assert capsys.readouterr().out == ""
+    assert sorted(shown.getvalue().splitlines()[1:]) == ["begun by 0", "begun by 1"]
 
 
 def test_an_error_in_one_rank_ends_the_job_and_is_quoted(script, capsys):
@@ -102,13 +90,6 @@ def test_an_error_in_one_rank_ends_the_job_and_is_quoted(script, capsys):
 
 
 @posix
-def test_a_crash_is_named_by_its_signal_and_by_what_was_written_before(script):
-    path = script("if rank == 1:\n    os.write(2, b'terminate called\\n')\n    os.abort()\ntime.sleep(1000)")
-    with pytest.raises(launching.JobFailed, match=r"rank 1 was killed by SIGABRT \(signal 6\): terminate called\n"):
-        launching.torchrun(path, timeout=100, quiet=True)
-
-
-@posix
 def test_the_rank_that_failed_first_is_named_also_if_the_others_fail_because_of_it(script):
     # Rank 0 and rank 2 end before torchrun looks again, as DDP does when a connection is lost.
     path = script(
@@ -119,6 +100,17 @@ def test_the_rank_that_failed_first_is_named_also_if_the_others_fail_because_of_
         launching.torchrun(path, ranks=3, timeout=100, quiet=True)
 
 
+@posix
+@pytest.mark.slow  # torchrun gives a rank 30 s between SIGTERM and SIGKILL
+def test_of_a_rank_that_does_not_answer_the_wait_for_it_is_quoted_and_not_how_torchrun_ended_it(script):
+    path = script(
+        "if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "raise RuntimeError('Timed out waiting 1000ms for recv operation to complete')"
+    )
+    with pytest.raises(launching.JobFailed, match=r"rank 0 exited with 1: RuntimeError: Timed out .*\n.*busy.* rank 1"):
+        launching.torchrun(path, timeout=100, quiet=True)
+
+
 @pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.slow)])  # 30: on a busy machine, too
 def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(script, seconds):
     path = script(
@@ -126,13 +118,11 @@ def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(scr
         "if rank == 0:\n    time.sleep(1000)  # as a barrier\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1001)\n"
     )
-    with pytest.raises(launching.JobFailed) as raised:
+    with pytest.raises(launching.JobFailed, match=f"within {seconds} s") as raised:
         launching.torchrun(path, timeout=seconds, quiet=True)
-    message = str(raised.value)
-    assert message.startswith(f"{path}: expected its end within {seconds} s, and ended it then: ")
     if seconds == 30 and os.name != "nt":
-        assert "rank 0 was at job.py, line 5: time.sleep(1000)  # as a barrier; " in message
-        assert "rank 1 was at job.py, line 7: time.sleep(1001). " in message
+        assert "rank 0 was at job.py, line 5: time.sleep(1000)  # as a barrier; " in str(raised.value)
+        assert "rank 1 was at job.py, line 7: time.sleep(1001). " in str(raised.value)
 
 
 @posix
@@ -174,7 +164,7 @@ def test_when_somebody_kills_what_holds_the_job_together_it_ends_and_this_is_sai
         "(agent if sys.argv[1] == 'torchrun' else agent.parent()).kill()\n"
         "time.sleep(1000)"
     )
-    with pytest.raises(launching.JobFailed, match=r"torchrun itself was killed by SIGKILL \(signal 9\)"):
+    with pytest.raises(launching.JobFailed, match="torchrun itself was killed by SIGKILL"):
         launching.torchrun(path, killed, ranks=1, timeout=100, quiet=True)
 
 
@@ -189,14 +179,13 @@ def test_all_ranks_start_again_as_often_as_is_said_and_the_reason_is_shown(scrip
     lines = output.splitlines()
     again = [lines.index(f"All ranks start again ({number} of 2).") for number in (1, 2)]
     assert again[0] < again[1] and {lines[number - 1] for number in again} == {"rank 1 exited with 1: no more"}
-    counts = {"attempt 0": 2, "attempt 1": 2, "attempt 2": 2, "no more": 2}
-    assert {line: lines.count(line) for line in counts} == counts
+    assert [lines.count(f"attempt {number}") for number in range(3)] == [2, 2, 2]
     assert capsys.readouterr().out.startswith(f"$ torchrun --standalone --nproc-per-node=2 --max-restarts=2 {path}\n")
 
 
 SHARDS = """
 import torch, torch.distributed as dist, torch.distributed.nn
-from helpers.data import stores
+from helpers.data import buckets
 from helpers.loading import shards
 from torch.utils.data import DataLoader
 
@@ -209,11 +198,11 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":  # rank 0 is first: it must 
     time.sleep(3 * rank)
 dist.init_process_group("gloo")
 world = dist.get_world_size()
-bucket, kept = stores.Folder(folder / "shards"), folder / "kept.pt"
+bucket, kept = buckets.Folder(folder / "shards"), folder / "kept.pt"
 number = lambda sample: int(sample["__key__"])
 stream = shards.ShardStream(
     bucket, shards.Index.from_json((folder / "index.json").read_bytes()), 12 // world, number,
-    rank=rank, world=world, collate=list, lanes=4, shuffle=20, threads=2,
+    rank=rank, world=world, lanes=4, shuffle=20, threads=2,
 )
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 step, begun, seen = 0, 0, []  # all samples of all ranks that the weights have seen
@@ -223,13 +212,13 @@ if kept.exists():
     model.module.load_state_dict(state["model"])
     step, seen = state["step"], state["seen"]
 for epoch in range(stream.epoch, 2):
-    for steps, numbers in enumerate(DataLoader(stream, batch_size=None, num_workers=1), start=1):
+    for steps, batch in enumerate(DataLoader(stream, batch_size=None, num_workers=1), start=1):
         step += 1
         if step == fatal and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
-        model(torch.tensor(numbers)[:, None] / 100).mean().backward()
+        model(batch[:, None] / 100).mean().backward()
         shares = [None] * world
-        dist.all_gather_object(shares, numbers)
+        dist.all_gather_object(shares, batch.tolist())
         seen += sum(shares, [])
         if step % 4 == 0 and rank == 0:
             state = {"stream": stream.state(steps), "model": model.module.state_dict(), "step": step, "seen": seen}
@@ -244,7 +233,7 @@ dist.destroy_process_group()
 
 def pack_shards(folder):
     """Pack 100 samples, and return the order in which one process sees them in two epochs."""
-    bucket, index = packed(100, bucket=stores.Folder(folder / "shards"))
+    bucket, index = packed(100, bucket=buckets.Folder(folder / "shards"))
     (folder / "index.json").write_bytes(index.to_json())
     (stream,) = streams(bucket, index, 12)
     first = numbers([stream])
@@ -258,14 +247,3 @@ def test_streams_of_shards_go_on_after_a_restart_with_each_sample_once(script, t
     output = launching.torchrun(script(SHARDS), tmp_path, 13, max_restarts=1, timeout=200)
     assert "rank 1 was killed by SIGKILL" in output
     assert f"seen {order}" in output
-
-
-@posix
-@pytest.mark.slow
-def test_streams_of_shards_go_on_on_another_number_of_ranks_with_each_sample_once(script, tmp_path):
-    order = pack_shards(tmp_path)
-    with pytest.raises(launching.JobFailed, match="rank 1 was killed by SIGKILL"):
-        launching.torchrun(script(SHARDS), tmp_path, 7, timeout=200)
-    with pytest.raises(launching.JobFailed, match="rank 1 was killed by SIGKILL"):
-        launching.torchrun(script(SHARDS), tmp_path, 15, ranks=4, timeout=200)
-    assert f"seen {order}" in launching.torchrun(script(SHARDS), tmp_path, 0, ranks=3, timeout=200)

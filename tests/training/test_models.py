@@ -2,6 +2,7 @@ import pytest
 import torch
 from torchvision import transforms
 
+from helpers import config, training
 from helpers.data import cifar10
 from helpers.training import models
 
@@ -28,11 +29,6 @@ def test_resnet_takes_small_bytes_and_computes_at_the_size_asked_for(batch, side
     assert seen[0].dtype == torch.float32
 
 
-def test_normalizing_before_enlarging_equals_normalizing_after(batch):
-    normalize, enlarge, _ = models.resnet50(64)
-    torch.testing.assert_close(enlarge(normalize(batch[0])), normalize(enlarge(batch[0] / 255)), rtol=1e-4, atol=1e-4)
-
-
 def test_resnet_keeps_the_memory_format_of_its_images(batch):
     model, seen = models.resnet50(64).to(memory_format=torch.channels_last), []
     model[-1].conv1.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
@@ -51,3 +47,28 @@ def test_resnet_is_one_graph_to_the_compiler(batch):
     torch._dynamo.reset()
     explained = torch._dynamo.explain(models.resnet50(64))(batch[0])
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+
+
+@pytest.mark.parametrize(("gigabytes", "reserved", "expected"), [(8, 0, 32), (24, 2e9, 128), (141, 0, 256)])
+def test_the_batch_follows_the_memory_that_others_leave_free(monkeypatch, gigabytes, reserved, expected):
+    monkeypatch.setattr(config, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gigabytes * 1e9 - reserved, 200e9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    workload = training.resnet_workload()
+    assert (workload.batch, workload.side) == (expected, 224)
+    assert training.resnet_workload(batch=8).batch == 8
+
+
+def test_resnet_keeps_as_many_bytes_as_the_batch_is_chosen_by():
+    model, saved = models.resnet50(224).to("meta"), {}
+    weights = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+
+    def keep(tensor):
+        if id(tensor) not in weights:
+            saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.zeros(10, 3, 32, 32, dtype=torch.uint8, device="meta"))
+    kept = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 10
+    assert kept == pytest.approx(models._RESNET_BYTES_PER_IMAGE, rel=0.02)

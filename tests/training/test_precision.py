@@ -2,9 +2,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.clock import Clock
 from torch import nn
 
+from helpers import config
 from helpers.training import precision
+from stepscope import timing
 
 TYPES = [each for each in precision.FORMATS if hasattr(torch, each.name)]
 
@@ -28,19 +31,6 @@ def test_the_bits_of_a_format_give_the_numbers_that_pytorch_states(format):
     assert 1 + format.exponent + format.mantissa == stated.bits
 
 
-@pytest.mark.parametrize("format", TYPES, ids=lambda each: each.name)
-def test_nothing_lies_between_0_and_the_smallest_number_of_a_format(format):
-    smallest = torch.tensor(format.smallest, dtype=torch.float64)
-    rounded = torch.stack([smallest, smallest * 0.49]).to(getattr(torch, format.name)).double()
-    assert rounded.tolist() == [smallest, 0]
-
-
-def test_tf32_has_the_range_of_float32_and_the_precision_of_float16():
-    of = {each.name: each for each in precision.FORMATS}
-    assert of["TF32"].smallest_normal == of["float32"].smallest_normal
-    assert of["TF32"].spacing == of["float16"].spacing
-
-
 def test_autocast_shows_in_the_types_that_operators_give(loss):
     def in_bfloat16():
         with torch.autocast("cpu", torch.bfloat16):
@@ -53,17 +43,13 @@ def test_autocast_shows_in_the_types_that_operators_give(loss):
 
 
 def test_gradients_are_those_of_an_ordinary_backward_pass(model, loss):
-    found = precision.gradients(model, loss, every=1)
+    gradients = precision.gradients(model, loss, every=1)
+    assert all(weight.grad is None for weight in model.parameters())  # the model is as it was
+    assert not any(layer._forward_hooks for layer in model.modules())
     loss().backward()
     expected = torch.cat([weight.grad.flatten() for weight in model.parameters()])
-    torch.testing.assert_close(found["weights"], expected)
-    assert found["activations"].numel() == 8 * (3 * 4 * 6 * 6 + 144 + 2)  # of five layers
-
-
-def test_looking_at_gradients_leaves_the_model_as_it_was(model, loss):
-    precision.gradients(model, loss)
-    assert all(weight.grad is None for weight in model.parameters())
-    assert not any(layer._forward_hooks for layer in model.modules())
+    torch.testing.assert_close(gradients["weights"], expected)
+    assert gradients["activations"].numel() == 8 * (3 * 4 * 6 * 6 + 144 + 2)  # of five layers
 
 
 def test_only_what_is_too_small_or_too_large_for_float16_is_lost():
@@ -98,7 +84,67 @@ def test_rounded_layers_give_numbers_of_the_format_and_so_do_their_gradients(mod
     assert not any(torch.equal(each, each.half().float()) for each in [given[1], *exact[:2]])
 
 
-def test_a_tiny_loss_scale_loses_the_gradients_where_they_leave_a_layer(model, loss):
-    precision.round_layers(model, torch.float16)
-    (loss() * 2.0**-30).backward()
-    assert all((weight.grad == 0).all() for weight in model.parameters())
+# ---------------------------------------------------------------------------------------------------------------------
+# Whether a format is fast enough to train in: by a simulated clock
+
+BATCH = torch.zeros(32, 3, 8, 8), torch.zeros(32, dtype=torch.long)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch, timing, precision)
+
+
+def step_of(clock, seconds_per_image, seen):
+    def step(images, labels):
+        seen.append(len(images))
+        clock.sleep(seconds_per_image * len(images))
+
+    return step
+
+
+def test_a_step_that_is_fast_enough_is_tried_with_all_images(clock):
+    seen = []
+    trial = precision.try_step(step_of(clock, 0.004, seen), BATCH, usual_ms=150)
+    assert sorted(set(seen)) == [2, 4, 8, 16, 32]
+    assert (trial.images, trial.affordable, trial.fast_enough, trial.faster) == (32, 32, True, True)
+    assert trial.ratio == pytest.approx(0.004 * 32 / 0.150)
+
+
+@pytest.mark.parametrize(("times", "images", "affordable"), [(140, 2, 0), (8, 16, 8), (3.1, 32, 16)])
+def test_a_step_that_takes_too_long_is_given_up_as_soon_as_that_is_clear(clock, times, images, affordable):
+    trial = precision.try_step(step_of(clock, times * 0.150 / 32, []), BATCH, usual_ms=150, baseline="TF32")
+    assert (trial.images, trial.affordable, trial.fast_enough, trial.faster) == (images, affordable, False, False)
+    assert "TF32" in str(trial) and "too slow" in str(trial)
+
+
+@pytest.mark.parametrize("times", [0.5, 2.9, 140, 10_000])
+@pytest.mark.parametrize("usual", [0.01, 3, 60])
+def test_to_find_out_takes_no_longer_than_the_preset_allows_but_for_the_first_call(clock, times, usual):
+    precision.try_step(step_of(clock, times * usual / 32, []), BATCH, usual_ms=1e3 * usual)
+    first_call = 2 * times * usual / 32
+    assert clock.now <= max(config.preset().longest_comparison, first_call)
+
+
+def test_a_machine_so_busy_that_the_time_is_up_is_not_trained_on_in_this_format(clock):
+    usual = config.preset().longest_comparison / 2.5  # seconds
+    trial = precision.try_step(step_of(clock, usual / 32, []), BATCH, usual_ms=1e3 * usual)
+    assert trial.images == trial.affordable < 32 and not trial.fast_enough
+    assert trial.ratio < 1 and not trial.faster  # a part of the images in less time says nothing
+
+
+def test_a_call_that_something_else_delays_once_counts_by_the_other_one(clock):
+    delays = iter([0, 0, 0.9, *[0] * 20])
+
+    def step(images, labels):
+        clock.sleep(0.001 * len(images) + next(delays))
+
+    assert precision.try_step(step, BATCH, usual_ms=150).fast_enough
+
+
+@pytest.mark.parametrize("count", [1, 33])
+def test_a_batch_of_any_size_is_tried_whole(clock, count):
+    seen = []
+    batch = torch.zeros(count, 1), torch.zeros(count)
+    assert precision.try_step(step_of(clock, 0.001, seen), batch, usual_ms=150).images == count
+    assert min(seen) == min(count, 2)

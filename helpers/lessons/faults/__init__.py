@@ -5,10 +5,97 @@ optimizer, ``train_step(model, optimizer, images, labels)``, which returns the l
 ``main(epochs)``, which calls the others.
 
 `running` times scripts interleaved, and `grading` says what a fixed one is worth: whether it does the same, and how
-fast. They are not imported here: `child`, which each process of a script needs, must be there quickly.
+fast.
 """
 
-from helpers.lessons.faults.catalogue import FAULTS, Fault, draw, text
-from helpers.lessons.faults.writing import NotAFile, keep, write, write_for_groups
+from __future__ import annotations
 
-__all__ = ["FAULTS", "Fault", "NotAFile", "draw", "keep", "text", "write", "write_for_groups"]
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from helpers.lessons.faults import catalogue
+from helpers.lessons.faults.catalogue import Fault
+from stepscope.base import staging
+
+# How many of a place a script has. One that only a GPU can feel, so that the other five show without one.
+DRAWN = {"loading": 3, "loop": 2, "GPU": 1}
+
+
+def draw(seed: int) -> tuple[Fault, ...]:
+    """Return the faults that a seed stands for, in the order of the catalogue: the same on every machine."""
+
+    def place_in_line(number: int) -> bytes:
+        """By a hash of the number: what Python's random draws, and the words of a fault, may change."""
+        return hashlib.sha256(f"{seed} {number}".encode()).digest()
+
+    numbers, drawn = range(len(catalogue.FAULTS)), []
+    for place, count in DRAWN.items():
+        last = len(drawn) + count
+        for number in sorted(numbers, key=place_in_line):
+            fault = catalogue.FAULTS[number]
+            if len(drawn) < last and fault.place == place and all(map(fault.fits_beside, drawn)):
+                drawn.append(fault)
+    return tuple(sorted(drawn, key=catalogue.FAULTS.index))
+
+
+def text(faults: Sequence[Fault], images: Path) -> str:
+    """Return the script with these faults, and with a folder of images as `cifar10.Prepared.train` names it."""
+    script = catalogue.SCRIPT.read_text(encoding="utf-8").replace('"data/cifar10/train"', repr(str(images)))
+    for fault in faults:
+        script = fault.put_into(script)
+    return script
+
+
+def write(path: Path, faults: Sequence[Fault], images: Path) -> Path:
+    """Write a script with these faults, unless there is one that has been edited; print which, and return its path.
+
+    `faults` and `images` are as for `text`. Raises `staging.TargetExists` if `path` is a folder.
+    """
+    path, script = Path(path).resolve(), text(faults, images).encode()
+    if path.is_dir():
+        raise staging.TargetExists(
+            f"Expected the name of a script to write, such as {path / 'train.py'}, and found the folder {path}."
+        )
+    if path.exists() and path.read_bytes() != script:
+        print(f"{path} is not as it was drawn, and stays as it is. Delete it to begin anew.")
+        return path
+    staging.write(path, script)
+    print(f"Wrote {path}.")
+    return path
+
+
+def write_for_groups(folder: Path, groups: int, seed: int, images: Path) -> dict[Path, int]:
+    """Write a script for each group of a class; print which, and return their seeds.
+
+    No two groups have the same six faults; there are 1,560 such sets. A group's seed is 100 times that of the class and
+    a number, which is its own but where faults would repeat. A script is named after its group and its seed, such as
+    ``train-group-1-seed-701.py``; the folder is made if it is not there.
+    """
+    scripts, candidate = {}, 100 * seed
+    while len(scripts) < groups:
+        candidate += 1
+        scripts.setdefault(draw(candidate), candidate)
+    return {
+        write(Path(folder, f"train-group-{number}-seed-{own}.py"), faults, images): own
+        for number, (faults, own) in enumerate(scripts.items(), 1)
+    }
+
+
+def keep(path: Path, name: str) -> dict[str, Path]:
+    """Copy a script as it is now into the folder ``steps`` beside it, and return all copies by name, oldest first.
+
+    Parameters
+    ----------
+    path : Path
+    name : str
+        What has been done to it. A copy of that name is replaced; characters that no file can have are left out.
+    """
+    steps, name = path.parent / "steps", " ".join(re.sub(r"[^\w ,()-]", " ", name).split())
+    if not name:
+        raise ValueError("Expected a name for what you have fixed, such as 'more workers', and found none.")
+    kept = {copy.parent.name.split(" ", 1)[1]: copy for copy in sorted(steps.glob(f"[0-9][0-9] */{path.name}"))}
+    copy = kept.get(name) or steps / f"{len(kept):02} {name}" / path.name
+    staging.write(copy, path.read_bytes())
+    return kept | {name: copy}

@@ -2,114 +2,77 @@
 
 from __future__ import annotations
 
+import faulthandler
+import io
 import itertools
 import multiprocessing
+import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import perf_counter  # this one, also where a script puts another clock into `time`
+from types import ModuleType
 
 import psutil
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
-from helpers import config, timing
-from helpers.lessons.faults import catalogue, child
+from helpers import config, simulate
+from helpers.lessons.faults.catalogue import EPOCH_STEPS
+from stepscope import timing
 
 LIMIT = 180.0  # seconds for one run: on two busy cores one of a script with six faults takes 10 s
-_GRACE = 10.0  # seconds for a process to end its workers
+FUNCTIONS = ("make_loader", "make_model", "train_step", "main")
+_FOR_EVER = 10**9  # epochs: whoever asks for steps ends the script when they are done
 
 
 class ScriptFailed(RuntimeError):
-    """A training script raised an error, or Python cannot read it."""
-
-
-class ScriptLacking(ValueError):
-    """A training script has not the functions by which it is run, or does not use them."""
-
-
-class ScriptNeverEnds(TimeoutError):
-    """A training script does not get on with its steps."""
-
-
-class ScriptDied(RuntimeError):
-    """The process of a training script ended without an error."""
+    """A training script failed, has not its four functions, or does not end; the message says which, and where."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(timing.Timing):
-    """A script that has run: how long it took by this process's clock, and what it has done.
+    """A script that has run: how long it took, and what it has done.
 
-    `waits` are what the script's process says, by its own clock; all other times are when its messages arrived here.
-
-    Attributes
-    ----------
-    losses : tuple of float
-        Nats, of each step from the first on, the warm-up included.
-    printed : str
-        What its ``main`` has printed.
-    weights, checkpoint : dict of str to float
-        `child.norms` of the model's weights as the last step had ended, and of those that were then in the file
-        ``checkpoint.pt`` beside the script; empty if there was none that can be read.
+    `losses` are in nats, of each step, the warm-up included; `printed` is what its ``main`` has printed, and `saved`
+    says whether it has written the file ``checkpoint.pt`` beside it.
     """
 
     losses: tuple[float, ...]
     printed: str
-    weights: Mapping[str, float]
-    checkpoint: Mapping[str, float]
+    saved: bool
 
 
-def compare(scripts: Mapping[str, Path], seed: int = 0) -> timing.Comparison:
+def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
     """Time training scripts interleaved, each run in a process of its own, in front of an accelerator.
 
     A run is an epoch as a warm-up, and then whole epochs, about as many steps as the preset says: workers that are
-    restarted cost once an epoch.
-
-    Parameters
-    ----------
-    scripts : mapping of str to Path
-    seed : int
-        As in `run`.
-
-    Returns
-    -------
-    timing.Comparison
-        Its timings are `Run`.
-
-    Raises
-    ------
-    ScriptFailed, ScriptLacking, ScriptNeverEnds, ScriptDied
+    restarted cost once an epoch. The timings are `Run`; raises `ScriptFailed`.
     """
-    warmup = catalogue.EPOCH_STEPS
-    steps = max(config.preset().steps // warmup, 1) * warmup
-    runs = {
-        name: lambda path=path: run(path, steps, warmup, seed=seed, simulated=True) for name, path in scripts.items()
-    }
+    steps = max(config.preset().steps // EPOCH_STEPS, 1) * EPOCH_STEPS
+    runs = {name: lambda path=path: run(path, steps, EPOCH_STEPS, simulated=True) for name, path in scripts.items()}
     return timing.interleaved(runs, config.preset().rounds)
 
 
 def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
     """Return a script's loader, and its training step in front of an accelerator, to be used in this process.
 
-    Without a GPU the model is that of `child.simulating`, with one thread during a step. What the step prints is
-    swallowed.
-
-    Raises
-    ------
-    ScriptFailed, ScriptLacking
+    Without a GPU the model is that of `simulating`, with one thread during a step. What the step prints is swallowed.
+    Raises `ScriptFailed`.
     """
     path = Path(path).resolve()
     try:
-        script = child.load(path)
+        script = _load(path)
         loader, (model, optimizer) = script.make_loader(), script.make_model()
-    except child.Lacking as error:
-        raise ScriptLacking(f"{path}: {error}") from None
     except Exception as error:
-        raise ScriptFailed(f"{path} failed:\n{child.traceback_of(error, path)}") from None
-    child.simulating(model)
+        raise ScriptFailed(f"{path}: {_said(error)}") from None
+    simulating(model)
 
     def step(*batch: torch.Tensor) -> object:
         threads = torch.get_num_threads()
@@ -123,97 +86,192 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
     return loader, step
 
 
-def run(path: Path, steps: int, warmup: int = 0, seed: int = 0, simulated: bool = False) -> Run:
-    """Run a training script in a process of its own, and time it from here: its clock is not asked.
+def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run:
+    """Run a training script in a process of its own, and time it: the script's own clock is not asked.
 
     Parameters
     ----------
     path : Path
     steps, warmup : int
         Steps of its ``main`` that are timed, and those before them.
-    seed : int
-        Of the factor that all weights are multiplied by at first, as in `child.run`.
     simulated : bool
-        Whether the model, if there is no GPU, is that of `child.simulating`, and not the script's own.
+        Whether the model, if there is no GPU, is that of `simulating`, and not the script's own.
 
     Raises
     ------
-    ScriptFailed, ScriptLacking, ScriptNeverEnds, ScriptDied
+    ScriptFailed
     """
     path = Path(path).resolve()
-    context = _context()
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    if sys.platform == "linux":  # from a server that has imported PyTorch, which takes seconds
+        context.set_forkserver_preload([__name__, "torchvision.transforms"])
     ours, theirs = context.Pipe(duplex=False)
     method = multiprocessing.get_start_method(allow_none=True)  # of the workers; None is the default
-    process = context.Process(target=child.answer, args=(theirs, method, path, warmup, steps, seed, simulated))
+    process = context.Process(target=_answer, args=(theirs, method, path, steps, warmup, simulated))
     process.start()
     theirs.close()
     try:
-        *taken, (_, kind, reply) = _messages(ours, path)
-        checkpoint = _read(path.with_name("checkpoint.pt"))  # now: what a thread still writes comes too late
-        process.join(_GRACE)
+        reply = ours.recv() if ours.poll(LIMIT) else (
+            f"expected its steps within {LIMIT:.0f} s, and stopped it then. Is there a loop without an end, or is this "
+            "machine very busy?"
+        )  # fmt: skip
     except EOFError:
-        process.join(_GRACE)
-        raise ScriptDied(
-            f"{path}: its process ended without an error, with exit code {process.exitcode}. Something called "
-            "os._exit, crashed, or used up the memory; `python` followed by its path may show more."
-        ) from None
+        process.join()
+        reply = (
+            f"its process ended without an error, with exit code {process.exitcode}. Something called os._exit, "
+            "crashed, or used up the memory; `python` followed by its path may show more."
+        )
     finally:
         _end(process)
         ours.close()
-    if kind == "failed":
-        raise ScriptFailed(f"{path} failed:\n{reply}")
-    if kind == "lacking":
-        raise ScriptLacking(f"{path}: {reply}")
-    (losses, printed, weights), (moments, _, batches) = reply, zip(*taken, strict=True)
-    durations = tuple(after - before for before, after in itertools.pairwise(moments))
-    images, waits = sum(images for images, _ in batches[:-1]), tuple(waited for _, waited in batches[1:])
-    return Run(
-        images,
-        moments[-1] - moments[0],
-        waits,
-        durations,
-        moments[0],
-        losses=losses,
-        printed=printed,
-        weights=weights,
-        checkpoint=checkpoint,
-    )
-
-
-def _messages(ours: Connection, path: Path) -> Iterator[tuple[float, str, object]]:
-    """Yield each message of a script's process with the time at which it arrived; the last is no ``"step"``."""
-    kind, end = "step", time.perf_counter() + LIMIT
-    while kind == "step":
-        if not ours.poll(max(end - time.perf_counter(), 0)):
-            raise ScriptNeverEnds(
-                f"{path}: expected its steps within {LIMIT:.0f} s, and stopped it then. Is there a loop without an "
-                "end, or is this machine very busy?"
-            )
-        moment, (kind, content) = time.perf_counter(), ours.recv()
-        yield moment, kind, content
-
-
-def _read(checkpoint: Path) -> dict[str, float]:
-    try:
-        return child.norms(torch.load(checkpoint, map_location="cpu", weights_only=True))
-    except Exception:  # torch.load raises what it likes, and anything may be in the file
-        return {}
-
-
-def _context() -> multiprocessing.context.BaseContext:
-    """Return how to start a process: on Linux from a server that has imported PyTorch, which takes seconds."""
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    if sys.platform == "linux":
-        context.set_forkserver_preload([child.__name__, "torchvision.transforms"])
-    return context
+    if isinstance(reply, str):
+        raise ScriptFailed(f"{path}: {reply}")
+    return reply
 
 
 def _end(process: multiprocessing.process.BaseProcess) -> None:
-    """End a process, and what it has started, if it has not done so by itself."""
+    """End a process, and what it has started."""
     with suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid)
-        for each in [*family.children(recursive=True), family]:
+        for member in [*family.children(recursive=True), family]:
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                member.kill()
     process.join()
     process.close()
+
+
+# -------------------------------------------------------------------------------------- in the process of the script
+
+
+class _Enough(BaseException):  # not an Exception, which a script may catch
+    """All steps that were asked for are done."""
+
+
+def _answer(connection: Connection, start_method: str | None, path: Path, *arguments: object) -> None:
+    """Run a script, and send its `Run`, or what is wrong with it."""
+    # A process's workers are started as it was itself: those of a script started by hand are not
+    multiprocessing.set_start_method(start_method, force=True)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # what the script prints would end up between the lines of the notebook
+        os.dup2(silence, stream)
+    faulthandler.dump_traceback_later(2 * LIMIT, exit=True, file=silence)  # also if nobody is there to end it
+    try:
+        reply = _run_here(path, *arguments)
+    except BaseException as error:  # also SystemExit: whatever ends the script is the reader's to see
+        reply = _said(error)
+    connection.send(reply)
+
+
+def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
+    """Run `warmup` + `steps` steps of a script's ``main``: all that it does between two steps is in their times."""
+    torch.set_num_threads(1)  # on two busy cores a step of the script's network takes half as long as with two
+    start, script, printed = time.time(), _load(path), io.StringIO()
+    make_loader, make_model, train_step = script.make_loader, script.make_model, script.train_step
+    begun, losses, loaders, models = [], [], [], []
+
+    def watched_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor):
+        ends = len(losses) == warmup + steps
+        if (ends or len(losses) == warmup) and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        begun.append((perf_counter(), sum(loader.waited for loader in loaders), len(images)))
+        if ends:
+            raise _Enough
+        result = train_step(model, optimizer, images, labels)
+        loss = result[0] if isinstance(result, tuple) else result
+        losses.append(loss.detach().clone() if isinstance(loss, torch.Tensor) else loss)  # read later: no GPU waits
+        return result
+
+    def watched_loader() -> _Watched:
+        loaders.append(_Watched(make_loader()))
+        return loaders[-1]
+
+    def watched_model() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model, optimizer = make_model()
+        models.append(simulating(model) if simulated else model)
+        return model, optimizer
+
+    script.make_loader, script.make_model, script.train_step = watched_loader, watched_model, watched_step
+    with suppress(_Enough), redirect_stdout(printed):
+        script.main(_FOR_EVER)
+    if len(losses) < warmup + steps:
+        raise ScriptFailed(
+            f"main ended after {len(losses)} calls of train_step, and {warmup + steps} were expected: main(epochs) has "
+            "to train as many epochs as its argument says, and to call train_step for each batch."
+        )
+    if not loaders or not models:
+        raise ScriptFailed("main no longer uses make_loader() and make_model(), whose results are watched here.")
+    moments, waited, images = zip(*begun[warmup:], strict=True)
+    durations, waits = (tuple(after - before for before, after in itertools.pairwise(of)) for of in (moments, waited))
+    checkpoint = path.with_name("checkpoint.pt")
+    return Run(
+        images=sum(images[:-1]), seconds=moments[-1] - moments[0], waits=waits, durations=durations, begin=moments[0],
+        losses=tuple(map(float, losses)), printed=printed.getvalue(),
+        saved=checkpoint.exists() and checkpoint.stat().st_mtime > start - 1,
+    )  # fmt: skip
+
+
+def _load(path: Path) -> ModuleType:
+    """Import a script as it is now, in such a way that workers can import it too."""
+    # Not by import, which takes a script that was changed twice within a second for the one it has compiled
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise ScriptFailed(f"expected a training script there, found {error.strerror}.") from None
+    script = sys.modules[path.stem] = ModuleType(path.stem)
+    script.__file__ = str(path)
+    if sys.path[0] != str(path.parent):
+        sys.path.insert(0, str(path.parent))  # where a spawned worker finds it
+    exec(compile(source, path, "exec"), script.__dict__)
+    missing = [name for name in FUNCTIONS if not callable(getattr(script, name, None))]
+    if missing:
+        raise ScriptFailed(f"it has no function {' and no function '.join(missing)}.")
+    return script
+
+
+def simulating(model: nn.Module) -> nn.Module:
+    """Let a model on the CPU stand for one on an accelerator: the host calls every operator, then waits.
+
+    The operators compute one image only, as calling them takes the host some time in front of a GPU, too. The others
+    take `simulate.SimulatedAccelerator`'s time and no CPU time. The model is changed; one on a GPU stays as it is.
+    """
+    if config.device().type == "cuda":
+        return model
+    forward, accelerator = model.forward, simulate.SimulatedAccelerator()
+
+    def simulated(images: torch.Tensor) -> torch.Tensor:
+        logits = forward(images[:1])
+        accelerator(images, logits)
+        return logits.expand(len(images), -1)
+
+    model.forward = simulated
+    return model
+
+
+def _said(error: BaseException) -> str:
+    """Return what is wrong, or the traceback without the lines of this module."""
+    if isinstance(error, ScriptFailed):
+        return str(error)
+    report = traceback.TracebackException.from_exception(error)
+    report.stack = traceback.StackSummary.from_list([line for line in report.stack if line.filename != __file__])
+    return "it failed:\n" + "".join(report.format()).rstrip()
+
+
+class _Watched:
+    """A loader that notes the seconds that were waited for its batches."""
+
+    def __init__(self, loader: object):
+        self._loader, self.waited = loader, 0.0
+
+    def __iter__(self) -> Iterator:
+        start = perf_counter()
+        for batch in self._loader:
+            self.waited += perf_counter() - start
+            yield batch
+            start = perf_counter()
+        self.waited += perf_counter() - start
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)

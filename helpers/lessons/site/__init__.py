@@ -1,41 +1,58 @@
 """The course as web pages: the notebooks with the outputs of their last run, and all else that there is to read.
 
-Nothing of a page comes from elsewhere, so it opens without internet, and no one counts who reads it.
+Sphinx and MyST-NB make them, as `conf` says. Nothing of a page comes from elsewhere, so it opens without internet.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
-from sphinx.application import Sphinx
-from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from helpers import config, staging
+from helpers import config
 from helpers.lessons import execute
-from helpers.lessons.site import api, conf, glossary, pages
+from stepscope.base import staging
 
-CONFIGURATION = Path(__file__).parent
+HERE = Path(__file__).parent
+PAGES = (
+    "*.md",
+    "notebooks/*.*",
+    "notebooks/slurm/*.*",
+    "data/reference/*/README.md",
+    "data/reference/*/*.png",
+    "stepscope/README.md",
+)
+API = ("timing", "traces", "diagnosis", "tensorboard")  # rooms of stepscope with a page of their functions
 MADE_BY_SPHINX = ".buildinfo"
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
+_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
+
+MEASURED = """```{{admonition}} Measured on {date}
+:class: note
+
+{machine} Processor: {processor}. Images: {images}.
+
+The preset is how much was run: `ci` the least, `full` the most. The numbers of your machine will differ.
+```"""
+NOT_EXECUTED = """```{admonition} Without outputs
+:class: note
+
+This notebook was not executed when this page was made: it shows the code, and not what the code prints and draws.
+```"""
 
 
 class SiteFailed(RuntimeError):
-    """Sphinx found something wrong with a page."""
-
-
-class NoSite(FileExistsError):
-    """A folder that should be replaced by the site is none."""
+    """The site cannot be built: a page is wrong, or something else is in its place."""
 
 
 def refresh(images: str | None = None) -> None:
-    """Execute the notebooks of which there are no outputs by the same code and with the same preset.
+    """Execute the notebooks of which no outputs are kept of the same code and preset.
 
     Parameters
     ----------
@@ -57,17 +74,16 @@ def kept(notebook: Path) -> nbformat.NotebookNode | None:
 
     Its text is that of today: outputs belong to the code.
     """
-    content = nbformat.read(notebook, as_version=4)
     path = execute.pages() / notebook.name
     if not path.exists():
         return None
-    executed = nbformat.read(path, as_version=4)
-    if executed.metadata.get("course", {}).get("preset") != config.preset().name or _code(executed) != _code(content):
+    content, executed = (nbformat.read(file, as_version=4) for file in (notebook, path))
+    code, ran = ([cell for cell in each.cells if cell.cell_type == "code"] for each in (content, executed))
+    if executed.metadata.course.preset != config.preset().name or [c.source for c in code] != [c.source for c in ran]:
         return None
-    for cell, with_outputs in zip(_code_cells(content), _code_cells(executed), strict=True):
+    for cell, with_outputs in zip(code, ran, strict=True):
         cell.outputs, cell.execution_count = with_outputs.outputs, with_outputs.execution_count
-    content.metadata["course"] = executed.metadata["course"]
-    content.metadata["language_info"] = executed.metadata["language_info"]
+    content.metadata |= executed.metadata
     return content
 
 
@@ -84,70 +100,81 @@ def build(out: Path, notebooks: Sequence[Path] | None = None) -> None:
     Raises
     ------
     SiteFailed
-        If Sphinx warns of anything, such as a link to nothing; an earlier site stays.
-    NoSite
-        If there is something else in `out`.
+        If Sphinx warns of anything, such as a link to nothing (an earlier site stays then); or if `out` holds other
+        files.
     """
     if out.exists() and any(out.iterdir()) and not (out / MADE_BY_SPHINX).exists():
-        raise NoSite(f"{out}: expected nothing or an earlier site, but it holds other files. Choose another folder.")
-    notebooks = execute.all_notebooks() if notebooks is None else notebooks
+        raise SiteFailed(f"{out}: expected nothing or an earlier site, found other files. Choose another folder.")
     with tempfile.TemporaryDirectory(prefix="site-") as scratch:
-        source, extra = Path(scratch, "source"), Path(scratch, "extra")
-        for folder in (source, extra):
-            folder.mkdir()
-        api.write(source)
-        (source / "glossary.md").write_text(glossary.markdown(notebooks), encoding="utf-8")
-        shown = {path: kept(path) or nbformat.read(path, as_version=4) for path in notebooks}
-        pages.write(shown, source, extra)
+        source, made = Path(scratch, "source"), Path(scratch, "made", "html")  # MyST-NB leaves a folder beside it
+        shutil.copytree(HERE / "pages", source)
+        paths = [path for pattern in PAGES for path in config.PROJECT.glob(pattern) if path.suffix != ".ipynb"]
+        for path in paths:
+            target = source / path.relative_to(config.PROJECT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".md":
+                target.write_text(with_links(path.read_text(encoding="utf-8"), path, source), encoding="utf-8")
+            else:
+                shutil.copyfile(path, target)
+        with open(source / "README.md", "a", encoding="utf-8") as home:
+            home.write((HERE / "contents.md").read_text(encoding="utf-8"))
+        for path in execute.all_notebooks() if notebooks is None else notebooks:
+            (source / "notebooks" / path.name).write_text(_page(path, source), encoding="utf-8")
+        sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "--no-color", "-c", HERE, source, made]
+        folders = os.pathsep.join([str(config.PROJECT), *filter(None, sys.path)])
+        process = subprocess.run(sphinx, env=os.environ | {"PYTHONPATH": folders}, capture_output=True, text=True)
+        if process.returncode:
+            warnings = process.stderr.replace(f"{source.resolve()}{os.sep}", "").strip()
+            raise SiteFailed(f"Sphinx warns; correct what it names, and build again.\n{warnings}")
+        shutil.copyfile(made / "README.html", made / "index.html")
+        shutil.rmtree(made / ".doctrees")
         with staging.folder(out, replace=True) as built:
-            render(source, built, extra)
+            shutil.copytree(made, built, dirs_exist_ok=True)
 
 
-def render(source: Path, built: Path, extra: Path | None = None) -> None:
-    """Make pages of a source folder; a warning is an error.
+def with_links(text: str, origin: Path, source: Path) -> str:
+    """Return Markdown of the project in which a link to a file without a page leads where readers of the site can go.
+
+    That is for stepscope's code the page of its functions, for any other file the repository, if `config.REPOSITORY`
+    has its address; else the link becomes plain text. MyST resolves all other links, and finds those to nothing.
 
     Parameters
     ----------
-    source, built : Path
-        Folders; `built` is there.
-    extra : Path, optional
-        Folder with what goes into `built` as it is.
-
-    Raises
-    ------
-    SiteFailed
-        With all of Sphinx's warnings.
+    origin : Path
+        The file, in the project.
+    source : Path
+        Sphinx's source folder.
     """
-    settings = {"html_extra_path": [str(extra)] if extra else [], "html_theme_options": _theme_options()}
-    warnings = io.StringIO()
-    with tempfile.TemporaryDirectory(prefix="site-") as scratch, patch_docutils(CONFIGURATION), docutils_namespace():
-        made = Path(scratch, "made", "html")  # MyST-NB leaves a folder of its own beside it
-        sphinx = Sphinx(
-            source, CONFIGURATION, made, Path(scratch, "doctrees"), "html", settings, status=None, warning=warnings,
-            warningiserror=True,
-        )  # fmt: skip
-        sphinx.build()
-        shutil.copytree(made, built, dirs_exist_ok=True)
-    if sphinx.statuscode:
-        found = _COLOURS.sub("", warnings.getvalue()).replace(f"{source.resolve()}{os.sep}", "")
-        raise SiteFailed(f"Sphinx warns; correct what it names, and build again.\n{found.strip()}")
+
+    def replace(match: re.Match) -> str:
+        shown, target, anchor = match.groups(default="")
+        path = Path(os.path.normpath(origin.parent / target))
+        if not path.exists() or any(path.match(str(config.PROJECT / pattern)) for pattern in PAGES):
+            return match[0]
+        name = path.relative_to(config.PROJECT)
+        parts = name.parts[3:] if name.parts[:3] == ("stepscope", "src", "stepscope") else ()
+        if parts and parts[0] in API:
+            page = Path("api", f"stepscope.{parts[0]}.rst")
+            return f"[{shown}]({Path(os.path.relpath(page, origin.parent.relative_to(config.PROJECT))).as_posix()})"
+        return f"[{shown}]({config.REPOSITORY}/blob/main/{name.as_posix()}{anchor})" if config.REPOSITORY else shown
+
+    return _LINK.sub(replace, text)
 
 
-def _theme_options() -> dict[str, object]:
-    """The theme's options, with buttons that lead to the repository if its address is known."""
-    if not config.REPOSITORY:
-        return conf.html_theme_options
-    return conf.html_theme_options | {
-        "repository_url": config.REPOSITORY,
-        "repository_branch": "colab",  # where a release's copies of the notebooks are, for the button of that name
-        "use_repository_button": True,
-        "launch_buttons": {"colab_url": "https://colab.research.google.com"},
-    }
-
-
-def _code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def _code(notebook: nbformat.NotebookNode) -> list[str]:
-    return [cell.source for cell in _code_cells(notebook)]
+def _page(path: Path, source: Path) -> str:
+    """Return a notebook for MyST-NB: with what it was measured on, its solutions folded, no path of this machine."""
+    notebook = kept(path) or nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            text = with_links(cell.source, config.PROJECT / "notebooks" / path.name, source)
+            cell.source = text.replace("click on the three dots", "click to open")
+        elif "solution" in cell.metadata.get("tags", ()):
+            cell.metadata.tags.append("hide-cell")
+    course = notebook.metadata.get("course")
+    note = NOT_EXECUTED if course is None else MEASURED.format(**course)
+    notebook.cells.insert(1, nbformat.v4.new_markdown_cell(note))
+    text = nbformat.writes(notebook)
+    folders = {config.runs_dir(): "runs", config.data_dir(): "data", config.PROJECT: ".", Path.home(): "~"}
+    for folder, short in folders.items():
+        text = text.replace(f"{folder}{os.sep}", f"{short}{os.sep}")
+    return text

@@ -1,16 +1,20 @@
-"""How Sphinx builds the site. What depends on this clone, such as its address, `build` adds."""
+"""How Sphinx and MyST-NB make the site of the pages that `site.build` copies together."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from helpers.lessons.site import api
+from helpers import config
 
 project = "Faster PyTorch training"
 author = f"The authors of “{project}”"
 html_title = project
 language = "en"
-extensions = ["myst_nb", "sphinx_copybutton", *api.EXTENSIONS]
+root_doc = "README"
+extensions = ["myst_nb", "sphinx_copybutton", "sphinx.ext.autosummary", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+templates_path = [str(Path(__file__).parent / "templates")]
+suppress_warnings = ["toc.duplicate_entry"]  # what is named first in a part's list, and then again by its pattern
+
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
 html_css_files = sorted(path.name for path in (Path(__file__).parent / "static").glob("*.css"))
@@ -27,9 +31,25 @@ html_theme_options = {
     "show_toc_level": 2,
     "use_download_button": False,
 }
+if config.REPOSITORY:
+    html_theme_options |= {
+        "repository_url": config.REPOSITORY,
+        "repository_branch": "colab",  # where a release's copies of the notebooks are, for the button of that name
+        "use_repository_button": True,
+        "launch_buttons": {"colab_url": "https://colab.research.google.com"},
+    }
 
-nb_execution_mode = "off"
+nb_execution_mode = "off"  # `execute.run` has executed them
 nb_merge_streams = True
+nb_output_stderr = "remove"  # progress bars
+nb_code_prompt_show = "Show the solution"
+nb_code_prompt_hide = "Hide the solution"
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 copybutton_selector = "div:not(.output) > div.highlight pre"  # what a cell printed is not to be run
-globals().update(api.SETTINGS)
+
+autosummary_ignore_module_all = False  # what a room offers is what its `__all__` names
+autodoc_typehints = "none"  # the docstrings have the types, with shapes and units
+add_module_names = False
+napoleon_google_docstring = False
+napoleon_use_rtype = False  # what is returned with its type, in one line

@@ -4,7 +4,7 @@
 in `FORMATS`   what it is                                                          random reads
 =============  ==================================================================  =============================
 ``npy``        NumPy's file, mapped into memory                                    a batch is one gather
-``lmdb``       a key-value store in one mapped file: pixels, PNG or LZ4            a search in a tree each
+``lmdb``       a key-value store in one mapped file: pixels or PNG                 a search in a tree each
 ``hdf5``       named arrays in one file                                            a call of its library each
 ``tar``        shards for WebDataset, to stream                                    by an index of offsets beside it
 ``zip``        archives that any system opens, not compressed                      by an index of offsets beside it
@@ -12,20 +12,7 @@ in `FORMATS`   what it is                                                       
 ``parquet``    a table, for all data tools                                         a row group of images each
 =============  ==================================================================  =============================
 
-What else you will meet, with its releases on PyPI as of November 2026:
-
-==================  ==================================================================  ================  =========
-format              what it is for                                                      releases          resembles
-==================  ==================================================================  ================  =========
-Arrow IPC, Feather  tables mapped into memory; Hugging Face ``datasets`` keeps them     regular           npy
-Beton               FFCV's one file, read by compiled code that augments as well        none since 2023   npy
-Lance               tables in columns, with versions, made for random reads             regular           parquet
-Petastorm           Parquet for training, from Spark, by Uber                           one since 2023    parquet
-Zarr                arrays in chunks, each a file or an object in a store               regular           hdf5
-MDS                 shards of MosaicML's ``streaming``, from object stores to a cache   regular           tar
-ArrayRecord         Google's records with an index, for Grain                           regular           tfrecord
-RecordIO            MXNet's records, with an index beside them                          retired in 2023   tfrecord
-==================  ==================================================================  ================  =========
+Notebook 06 lists the formats of other libraries, and which of these each resembles.
 """
 
 from __future__ import annotations
@@ -34,31 +21,12 @@ import importlib
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from helpers.loading.formats.reading import Batch, ByItem, DamagedPack, PackedDataset, WrongFormat
-from helpers.loading.formats.sampling import ShuffledBatches
-from helpers.loading.formats.writing import PackExists, UnusableSamples
+from helpers.loading.formats.packed_dataset import Batch, ByItem, DamagedPack, PackedDataset, ShuffledBatches
 
-__all__ = [
-    "FORMATS",
-    "Batch",
-    "ByItem",
-    "DamagedPack",
-    "PackExists",
-    "PackedDataset",
-    "ShuffledBatches",
-    "UnusableSamples",
-    "WrongFormat",
-]
+__all__ = ["FORMATS", "Batch", "ByItem", "DamagedPack", "PackedDataset", "ShuffledBatches"]
 
-_MODULES = {
-    "npy": "npy",
-    "lmdb": "lmdb",
-    "hdf5": "hdf5",
-    "tar": "tar",
-    "zip": "zipped",  # a module with the name of the function zip would hide it
-    "tfrecord": "tfrecord",
-    "parquet": "parquet",
-}
+_MODULES = {name: name for name in ("npy", "lmdb", "hdf5", "tar", "tfrecord", "parquet")}
+_MODULES["zip"] = "zipped"  # a module with the name of the function zip would hide it
 
 
 class _Formats(Mapping):
@@ -76,9 +44,3 @@ class _Formats(Mapping):
 
 FORMATS: Mapping[str, ModuleType] = _Formats()
 """The module of each format, by its name."""
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name in _MODULES.values():
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,7 @@
 """TFRecord, which TensorFlow and NVIDIA DALI read: records one after the other, each a ``tf.train.Example``.
 
-Its features: ``image`` (the pixels), ``shape`` (channels, height, width), and ``label``, a number; or ``label`` with
-the pixels of an image, and ``label_shape``. Each shard has an index beside it, ``shard-000000.tfrecord.idx``, as DALI
-wants it: a line with the begin and the length of each record.
+Its features: ``image`` (the pixels), ``shape`` (channels, height, width), and ``label``, a number. Each shard has an
+index beside it, ``shard-000000.tfrecord.idx``, as DALI wants it: a line with the begin and the length of each record.
 
 Written by hand: TensorFlow is 1 GB, and the package tfrecord only reads and writes from the front to the back. The
 format is a page: https://www.tensorflow.org/tutorials/load_data/tfrecord and
@@ -12,73 +11,47 @@ https://protobuf.dev/programming-guides/encoding
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
+import google_crc32c
 import numpy as np
 
-from helpers.loading.formats import indexed
-from helpers.loading.formats.writing import Samples, checksum
+from helpers.loading.formats import packed_dataset, packing
 
 
-def pack(images: Iterable, labels: Iterable, path: str | Path, *, shard_bytes: int = 2**30) -> None:
-    """Pack images into TFRecord files, ``shard-000000.tfrecord`` and so on.
-
-    Parameters
-    ----------
-    images, labels, path
-        As for `helpers.loading.formats.npy.pack`.
-    shard_bytes : int
-        A file with so many bytes gets no more images.
-
-    Raises
-    ------
-    PackExists, UnusableSamples
-        As there.
-    """
-    indexed.pack_shards("tfrecord", Samples(images, labels, path), path, _Shard, shard_bytes)
+def pack(images: Iterable, labels: Iterable, path: str | Path) -> None:
+    """Pack images into TFRecord files of some 1 GiB, ``shard-000000.tfrecord``, …; all else as `packing.pack` says."""
+    packing.pack_shards("tfrecord", _Shard, sys.maxsize, images, labels, path)
 
 
-class PackedDataset(indexed.IndexedDataset):
-    __doc__ = indexed.IndexedDataset.__doc__
+class PackedDataset(packed_dataset.ShardedDataset):
+    __doc__ = packed_dataset.ShardedDataset.__doc__
     format = "tfrecord"
 
 
 class _Shard:
-    def __init__(self, folder: Path, number: int):
-        self.path = folder / f"shard-{number:06d}.tfrecord"
-        self._file = open(self.path, "wb", buffering=2**20)
-        self._index = open(f"{self.path}.idx", "w", newline="\n")
+    def __init__(self, file: BinaryIO):
+        self._file, self._index = file, open(f"{file.name}.idx", "w", newline="\n")
 
-    def add(self, index: int, image: np.ndarray, label: int | np.ndarray) -> tuple[int, ...]:
-        # The pixels of the image end the record, those of a label end what comes before
+    def add(self, number: int, image: np.ndarray, label: int) -> int:
+        # A record is its length, that one's checksum, the example, and its checksum; the pixels end the example
         shape, pixels = _feature("shape", _int64_list(image.shape)), _feature("image", _bytes_list(image))
-        if not isinstance(label, np.ndarray):
-            number = _feature("label", _int64_list([label]))
-            return (self._write(_field(1, shape + number + pixels)) - image.size,)
-        label_shape = _feature("label_shape", _int64_list(label.shape))
-        label_pixels = _feature("label", _bytes_list(label))
-        end = self._write(_field(1, shape + label_shape + label_pixels + pixels))
-        return end - image.size, end - len(pixels) - label.size
-
-    def _write(self, example: bytes) -> int:
-        """Write a record: length, its checksum, data, its checksum. Return where the data ends."""
+        example = _field(1, shape + _feature("label", _int64_list([label])) + pixels)
         start, length = self._file.tell(), struct.pack("<Q", len(example))
         self._file.write(length + _masked_checksum(length) + example + _masked_checksum(example))
         self._index.write(f"{start} {self._file.tell() - start}\n")
         return self._file.tell() - 4
 
-    def tell(self) -> int:
-        return self._file.tell()
-
     def close(self) -> None:
-        self._file.close()
         self._index.close()
 
 
 def _masked_checksum(data: bytes) -> bytes:
     """CRC-32C turned by 15 bits plus a constant, as in TensorFlow's core/lib/hash/crc32c.h."""
-    crc = checksum(data)
+    crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 

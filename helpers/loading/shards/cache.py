@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from helpers import staging
+from stepscope.base import staging
 
 _KEPT = 0.9  # of the limit, when pieces are removed: to list 15,000 of them takes 0.1 s, too long for each new one
 
@@ -86,11 +86,7 @@ class Cache:
             )
 
     def _make_room(self, size: int) -> None:
-        """Count a piece before it is written; if that exceeds the limit, remove those that were read longest ago.
-
-        A process that is killed before it has written its piece leaves the count too high, which the next removal
-        corrects.
-        """
+        """Count a piece before it is written; if that exceeds the limit, remove those that were read longest ago."""
         count = self.folder / "bytes"
         with _lock(self.folder / "bytes.lock").acquire(poll_interval=0.005):  # seconds; held for a tenth of that
             try:
@@ -99,23 +95,23 @@ class Cache:
                 total = size + self.size()
             if total > self.limit_bytes:
                 files = sorted(self._files())
-                total = size + sum(each for _, each, _ in files)
-                for _, each, path in files:
+                total = size + sum(bytes_ for _, bytes_, _ in files)
+                for _, bytes_, path in files:
                     if total > _KEPT * self.limit_bytes and not staging.is_staging(path.relative_to(self.folder)):
                         with suppress(OSError):  # on Windows, where somebody reads it
                             path.unlink()
-                            total -= each
+                            total -= bytes_
                             (self.folder / "locks" / path.name).unlink()
             count.write_text(str(total))
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Return when each piece was read last, its bytes, its path."""
-        found = []
+        files = []
         for path in (self.folder / "pieces").glob("*/*"):
             with suppress(FileNotFoundError):
                 state = path.stat()
-                found.append((state.st_mtime, state.st_size, path))
-        return found
+                files.append((state.st_mtime, state.st_size, path))
+        return files
 
 
 def _lock(path: Path):

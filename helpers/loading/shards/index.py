@@ -10,34 +10,22 @@ from typing import Any
 import numpy as np
 import orjson
 
-from helpers.loading.shards.asking import ask
+from helpers.data import buckets
 
 NAME = "index.json"
 VERSION = 1
 END = 1_024  # bytes of zeros after a shard's last piece, as a tar file ends
 
 
-class NoIndex(FileNotFoundError):
-    """There are no shards here, or they have no index."""
-
-
-class UnfinishedShards(ValueError):
-    """Not all tasks have written their shards."""
+class ShardsError(ValueError):
+    """The shards are not as expected: without an index, unfinished, missing, damaged, or others than a state's."""
 
 
 @dataclass(frozen=True)
 class Piece:
     """A range of a shard that holds some samples as a whole, and is read by one request.
 
-    Attributes
-    ----------
-    shard : str
-        The shard's name in the store.
-    start, end : int
-        Its bytes are those from `start` up to `end`, without `end`.
-    samples : int
-    crc32c : int
-        CRC32C (Castagnoli) of its bytes.
+    Its bytes are those from `start` up to `end`, without `end`; `crc32c` is their CRC32C (Castagnoli).
     """
 
     shard: str
@@ -45,9 +33,6 @@ class Piece:
     end: int
     samples: int
     crc32c: int
-
-    def __str__(self) -> str:
-        return f"{self.shard}, bytes {self.start:,} to {self.end:,}"
 
 
 @dataclass(frozen=True)
@@ -102,40 +87,36 @@ class Index:
 
         Raises
         ------
-        NoIndex
+        ShardsError
             If this is none, or of another version.
         """
         try:
-            found = orjson.loads(content)
-            version, rows = found["version"], found["pieces"]
-            pieces = tuple(Piece(*row) for row in rows)
+            table = orjson.loads(content)
+            if table["version"] != VERSION:
+                raise ValueError(f"version {table['version']}")
+            return cls(tuple(Piece(*row) for row in table["pieces"]))
         except (ValueError, TypeError, KeyError) as error:
-            raise NoIndex(f"{name}: expected an index of shards, found something else ({error}); pack anew.") from error
-        if version != VERSION:
-            raise NoIndex(f"{name}: expected an index of version {VERSION}, found version {version}; pack anew.")
-        return cls(pieces)
+            raise ShardsError(
+                f"{name}: expected an index of shards of version {VERSION}, found something else ({error}); pack anew."
+            ) from error
 
     @classmethod
     def load(cls, store: Any, prefix: str = "") -> Index:
-        """Read the index of the shards below `prefix`.
-
-        Parameters
-        ----------
-        store : obstore store, or anything with its `get`
-        prefix : str
-            Folder of the shards, with a slash at its end.
+        """Read the index of the shards below `prefix`, a folder with a slash at its end.
 
         Raises
         ------
-        NoIndex
-            If there is none.
-        StoreFailed, StoreRefused
+        ShardsError
+            If there is none, or not of this version.
+        StoreError
+            As `buckets.request` says.
         """
         name = f"{prefix}{NAME}"
         try:
-            content = ask(lambda: bytes(store.get(name).bytes()), f"{name} in {store}")
+            with buckets.request(f"{name} in {store}"):
+                content = bytes(store.get(name).bytes())
         except FileNotFoundError as error:
-            raise NoIndex(
+            raise ShardsError(
                 f"{name}: expected an index of shards in {store}, found none. Write shards there with shards.pack, and "
                 "then, if several tasks did so, call shards.join."
             ) from error

@@ -6,20 +6,17 @@ from itertools import pairwise
 
 import numpy as np
 
-#: What becomes of the samples at an epoch's end that do not fill a batch on each rank.
-REMAINDERS = ("share", "drop", "repeat")
+TURN = 32  # samples that come from one lane at a time; fewer suit more batch sizes, but need more lanes
 
 
-def order(
-    samples: np.ndarray, *, seed: int, epoch: int, lanes: int = 32, shuffle: int = 8_000, chunk: int = 32
-) -> np.ndarray:
+def order(samples: np.ndarray, *, seed: int, epoch: int, lanes: int = 32, shuffle: int = 8_000) -> np.ndarray:
     """Return the order of an epoch's samples: the same for all ranks and workers, whatever their numbers are.
 
     The pieces are shuffled, and the samples divided into `lanes`, which a piece may belong to two of. In its lane each
     sample is late by a random number of places, exponentially distributed with a mean of ``shuffle / lanes``: as in a
-    shuffle buffer of so many samples, but known before anything is read. Then the lanes take turns, `chunk` samples
-    each, and end with the same turn. So, if the batch is a multiple of the chunk, and ``lanes * chunk`` one of readers
-    (ranks times workers) times batch, each reader has lanes of its own, and hardly any piece is read by two of them.
+    shuffle buffer of so many samples, but known before anything is read. Then the lanes take turns, 32 samples each,
+    and end with the same turn. So, if the batch is a multiple of 32, and ``lanes * 32`` one of readers (ranks times
+    workers) times batch, each reader has lanes of its own, and hardly any piece is read by two of them.
 
     Parameters
     ----------
@@ -33,40 +30,41 @@ def order(
         Samples in the buffers of all lanes together, which all readers together have in memory, and a piece more for
         each lane; 0 keeps the order within pieces. In 1.3 million places, at most 3% more were in a buffer of 8,000,
         7% more in one of 1,000, and 17% more in one of 250.
-    chunk : int
-        Samples that come from one lane at a time. Smaller ones suit more batch sizes, but need more lanes.
 
     Returns
     -------
     ndarray of int64, shape (sum of `samples`,)
         The number of each sample, once. A new version of NumPy may permute otherwise: keep the one you began with.
+
+    Raises
+    ------
+    ValueError
+        If `lanes` or `shuffle` is out of range.
     """
-    if lanes < 1 or shuffle < 0 or chunk < 1:
-        raise ValueError(
-            f"Expected lanes and chunk of 1 or more and shuffle of 0 or more, found {lanes}, {chunk} and {shuffle}."
-        )
+    if lanes < 1 or shuffle < 0:
+        raise ValueError(f"Expected 1 lane or more and shuffle of 0 or more, found {lanes} and {shuffle}.")
     samples = np.asarray(samples, np.int64)
     random = np.random.default_rng((seed, epoch))
     pieces = random.permutation(len(samples))
     first, ends, total = np.cumsum(samples) - samples, np.cumsum(samples[pieces]), int(samples.sum())
     numbers = np.arange(total) + np.repeat(first[pieces] + samples[pieces] - ends, samples[pieces])
-    rounds, left = divmod(total, lanes * chunk)
-    lengths = rounds * chunk + np.clip(left - chunk * np.arange(lanes), 0, chunk)  # in the last round, some lack a turn
+    rounds, left = divmod(total, lanes * TURN)
+    lengths = rounds * TURN + np.clip(left - TURN * np.arange(lanes), 0, TURN)  # in the last round, some lack a turn
     turns = np.empty(total, np.int64)
     for begin, end in pairwise([0, *np.cumsum(lengths)]):
         place = np.arange(end - begin)
         late = np.argsort(place + random.exponential(shuffle / lanes, end - begin), kind="stable")
         numbers[begin:end] = numbers[begin:end][late]
-        turns[begin:end] = place // chunk
+        turns[begin:end] = place // TURN
     return numbers[np.argsort(turns, kind="stable")]
 
 
-def batches(
-    total: int, batch: int, *, rank: int = 0, world: int = 1, start: int = 0, remainder: str = "share"
-) -> list[range]:
+def batches(total: int, batch: int, *, rank: int = 0, world: int = 1, start: int = 0) -> list[range]:
     """Return the positions of each batch of one rank; all ranks have equally many batches, so none waits for another.
 
-    Step by step, the ranks take `batch` positions each, rank 0 first.
+    Step by step, the ranks take `batch` positions each, rank 0 first. The last positions, too few for a batch on each
+    rank, are divided evenly: the ranks' last batches differ by one position at most. If they are fewer than ranks,
+    they join the step before. So each position comes exactly once.
 
     Parameters
     ----------
@@ -78,25 +76,17 @@ def batches(
         This rank, and how many there are.
     start : int
         The first position that is not yet done.
-    remainder : {"share", "drop", "repeat"}
-        What becomes of the last samples, too few for a batch on each rank. "share": they are divided evenly, so each
-        sample comes exactly once, and the ranks' last batches differ by one sample at most; if they are fewer than
-        ranks, they join the step before. "drop": they are left out; since the order changes, others in each epoch.
-        "repeat": the epoch's first samples fill the step up; their positions count on from `total`.
 
     Returns
     -------
     list of range
-        Empty if nothing is left. With "share" and fewer samples than ranks in the whole, too, unless
-        ``world`` is 1: there is no step that all ranks could take.
+        Empty if nothing is left, or less than a position for each rank: there is no step that all ranks could take.
 
     Raises
     ------
     ValueError
-        If a number is out of range, or there is no such remainder.
+        If a number is out of range.
     """
-    if remainder not in REMAINDERS:
-        raise ValueError(f"Expected remainder to be one of {', '.join(REMAINDERS)}, found {remainder!r}.")
     if not (0 <= rank < world and batch > 0 and 0 <= start <= total):
         raise ValueError(
             f"Expected a rank below {world}, a batch of 1 or more and a start within the {total:,} samples, "
@@ -105,15 +95,11 @@ def batches(
     step = batch * world
     ends = list(range(start + step, total + 1, step))
     left = (total - start) % step
-    if left and remainder == "repeat":
-        ends.append(ends[-1] + step if ends else start + step)
-    elif remainder == "share" and left >= world:
+    if left >= world:
         ends.append(total)
-    elif remainder == "share" and left and ends:
+    elif left and ends:
         ends[-1] = total
-    found, begin = [], start
-    for end in ends:
-        size = end - begin
-        found.append(range(begin + size * rank // world, begin + size * (rank + 1) // world))
-        begin = end
-    return found
+    return [
+        range(begin + (end - begin) * rank // world, begin + (end - begin) * (rank + 1) // world)
+        for begin, end in pairwise([start, *ends])
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -12,19 +12,17 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import torch
+from obstore import exceptions
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
+from helpers.data import buckets
 from helpers.loading.shards import ordering
-from helpers.loading.shards.asking import PATIENCE, connect
 from helpers.loading.shards.cache import Cache
-from helpers.loading.shards.fetching import fetch, read_samples
-from helpers.loading.shards.index import Index
+from helpers.loading.shards.index import Index, Piece, ShardsError
+from helpers.loading.shards.sharding import read_samples
 
-_ORDER = ("seed", "lanes", "shuffle", "chunk")
-
-
-class OtherShards(ValueError):
-    """A state to go on from is of other shards."""
+_ORDER = ("seed", "lanes", "shuffle")
+_SAID_AFTER = 10.0  # seconds without an answer until a warning says so
 
 
 class ShardStream(IterableDataset):
@@ -36,40 +34,36 @@ class ShardStream(IterableDataset):
 
     Parameters
     ----------
-    bucket : stores.Bucket or stores.Folder
+    bucket : buckets.Bucket or buckets.Folder
         Where the shards are. Each process connects for itself.
     index : Index
     batch : int
         Samples of a batch of one rank.
     decode : callable
         Takes a sample, a dict of bytes by extension, with its ``__key__``; what it returns is collated to
-        batches. To use spawned workers, it must be a function of a module.
+        batches, as a `DataLoader` does by default. To use spawned workers, it must be a function of a module.
     prefix : str
         Folder of the shards, with a slash at its end.
     seed : int
     rank, world : int
         Those of `torch.distributed`, where it is used.
-    remainder : {"share", "drop", "repeat"}
-        See `batches`.
-    lanes, shuffle, chunk : int
+    lanes, shuffle : int
         See `order`. They do not depend on the batch or on the ranks: whoever takes the defaults has the same order.
     threads : int
-        Requests at a time, in each worker.
-    ahead : int, optional
-        Pieces that a worker has asked for, or holds, before it needs them; twice the threads by default.
+        Requests at a time, in each worker. It asks for twice as many pieces before it needs them.
     cache : Cache, optional
         Keeps pieces on this machine's disk.
-    collate : callable
-        Makes a batch of a list of decoded samples.
-    patience : float
-        Seconds that a store may fail until the error is raised.
 
     Raises
     ------
     ValueError
         If a number is out of range.
-    StoreFailed, StoreRefused, MissingShard, DamagedShard, ForkedAfterUse
-        While it is iterated.
+    StoreError, ShardsError
+        While it is iterated: if the store does not answer or refuses (see `buckets.request`), if a shard is missing,
+        or is not as it was when its index was written. A store that is away for a while is waited for, with a warning
+        after 10 s.
+    RuntimeError
+        While it is iterated in a worker that was forked from a process that had used a store.
     """
 
     def __init__(
@@ -83,24 +77,17 @@ class ShardStream(IterableDataset):
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
-        remainder: str = "share",
         lanes: int = 32,
         shuffle: int = 8_000,
-        chunk: int = 32,
         threads: int = 8,
-        ahead: int | None = None,
         cache: Cache | None = None,
-        collate: Callable[[list], Any] = default_collate,
-        patience: float = PATIENCE,
     ):
-        if threads < 1 or (ahead is not None and ahead < 1):
-            raise ValueError(f"Expected a thread and a piece ahead or more, found {threads} threads and {ahead} ahead.")
+        if threads < 1:
+            raise ValueError(f"Expected 1 thread or more, found {threads}.")
         self.bucket, self.index, self.batch, self.decode, self.prefix = bucket, index, batch, decode, prefix
-        self.rank, self.world, self.remainder = rank, world, remainder
-        self.threads, self.ahead, self.cache = threads, 2 * threads if ahead is None else ahead, cache
-        self.collate, self.patience = collate, patience
+        self.rank, self.world, self.threads, self.cache = rank, world, threads, cache
         # In memory that is shared with the workers: those that persist see what set_epoch and load_state change.
-        self._now = torch.tensor([0, 0, seed, lanes, shuffle, chunk]).share_memory_()
+        self._now = torch.tensor([0, 0, seed, lanes, shuffle]).share_memory_()
         self._batches()  # refuses what cannot be, here and not in a worker
         ordering.order(index.samples[:0], epoch=0, **self.order)
 
@@ -139,19 +126,18 @@ class ShardStream(IterableDataset):
         ends = [self.start, *(batch.stop for batch in self._batches(self.world - 1))]  # the last rank's end a step
         if not 0 <= steps < len(ends):
             raise ValueError(f"Expected 0 to {len(ends) - 1} steps, as many as there are batches, found {steps}.")
-        done = min(ends[steps], len(self.index))
-        return {"epoch": self.epoch, "done": done, "shards": self.index.fingerprint, **self.order}
+        return {"epoch": self.epoch, "done": ends[steps], "shards": self.index.fingerprint, **self.order}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on after the samples of a state, with any number of ranks and workers and any batch size.
 
         Raises
         ------
-        OtherShards
+        ShardsError
             If the state is of other shards. The order of the samples is taken from the state.
         """
         if state["shards"] != self.index.fingerprint:
-            raise OtherShards(
+            raise ShardsError(
                 f"Expected a state of these shards ({self.index.fingerprint}), found one of others "
                 f"({state['shards']}): they were written anew, or the state is of another data set."
             )
@@ -162,13 +148,11 @@ class ShardStream(IterableDataset):
         mine = self._batches()[worker.id :: worker.num_workers] if worker else self._batches()
         with closing(self._samples(mine)) as samples:
             for batch in mine:
-                yield self.collate([self._decoded(sample) for sample in islice(samples, len(batch))])
+                yield default_collate([self._decoded(sample) for sample in islice(samples, len(batch))])
 
     def _batches(self, rank: int | None = None) -> list[range]:
         rank = self.rank if rank is None else rank
-        return ordering.batches(
-            len(self.index), self.batch, rank=rank, world=self.world, start=self.start, remainder=self.remainder
-        )
+        return ordering.batches(len(self.index), self.batch, rank=rank, world=self.world, start=self.start)
 
     def _decoded(self, sample: dict[str, Any]) -> Any:
         try:
@@ -182,41 +166,85 @@ class ShardStream(IterableDataset):
         if not batches:
             return
         order = ordering.order(self.index.samples, epoch=self.epoch, **self.order)
-        times, places = np.divmod(np.concatenate([np.arange(each.start, each.stop) for each in batches]), len(order))
-        numbers = order[places]
+        numbers = order[np.concatenate([np.arange(batch.start, batch.stop) for batch in batches])]
         pieces = np.searchsorted(self.index.first, numbers, side="right") - 1
         rows = numbers - self.index.first[pieces]
-        pieces += times * len(self.index.pieces)  # what "repeat" takes again is read again, not kept for an epoch
-        wanted, first_use, uses = np.unique(pieces, return_index=True, return_counts=True)
-        to_ask = iter(wanted[np.argsort(first_use)].tolist())
-        left = dict(zip(wanted.tolist(), uses.tolist(), strict=True))
-        store, stop = connect(self.bucket), threading.Event()
+        needed, first_use, uses = np.unique(pieces, return_index=True, return_counts=True)
+        to_ask = iter(needed[np.argsort(first_use)].tolist())
+        left = dict(zip(needed.tolist(), uses.tolist(), strict=True))
+        store = self.bucket.connect()
         asked: dict[int, Future] = {}
-        held: dict[int, list] = {}
+        samples: dict[int, list] = {}
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="shards")
         try:
             for piece, row in zip(pieces.data, rows.data, strict=True):  # .data: numbers of Python's, one by one
-                if piece not in held:
-                    for each in islice(to_ask, self.ahead - len(asked)):
-                        asked[each] = pool.submit(self._piece, store, each % len(self.index.pieces), stop)
-                    held[piece] = read_samples(asked.pop(piece).result())
-                sample, held[piece][row] = held[piece][row], None
+                if piece not in samples:
+                    for number in islice(to_ask, 2 * self.threads - len(asked)):
+                        asked[number] = pool.submit(self._piece, store, number)
+                    samples[piece] = read_samples(self._answer(asked.pop(piece), piece))
+                sample, samples[piece][row] = samples[piece][row], None
                 left[piece] -= 1
                 if not left[piece]:
-                    del held[piece], left[piece]
+                    del samples[piece], left[piece]
                 yield sample
         finally:  # the loop was left: requests on their way end by themselves, and no new one is sent
-            stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _piece(self, store: Any, number: int, stop: threading.Event) -> bytes:
-        piece = self.index.pieces[number]
+    def _answer(self, asked: Future, piece: int) -> bytes:
+        try:
+            return asked.result(_SAID_AFTER)
+        except TimeoutError:
+            warnings.warn(
+                f"{self._name(piece)}: no answer of the store for {_SAID_AFTER:g} s. It is asked again for up to "
+                f"{buckets.PATIENCE:g} s.",
+                stacklevel=2,
+            )
+            return asked.result()
 
-        def download() -> bytes:
-            size = self.index.shard_bytes[piece.shard]
-            return fetch(store, self.prefix, piece, size, bucket=self.bucket, patience=self.patience, stop=stop)
+    def _name(self, number: int) -> str:
+        return f"{self.bucket}/{self.prefix}{self.index.pieces[number].shard}"
 
+    def _piece(self, store: Any, number: int) -> bytes:
         if self.cache is None:
-            return download()
+            return self._download(store, number)
+        piece = self.index.pieces[number]
         name = f"{self.index.fingerprint}-{piece.shard}-{piece.start}"
-        return self.cache.get(name, download, lambda content: google_crc32c.value(content) == piece.crc32c)
+        return self.cache.get(
+            name,
+            lambda: self._download(store, number),
+            lambda content: google_crc32c.value(content) == piece.crc32c,
+        )
+
+    def _download(self, store: Any, number: int) -> bytes:
+        """Return the bytes of a piece, as they were written; one that arrives damaged is asked for once more."""
+        piece, name = self.index.pieces[number], self._name(number)
+        path, size = f"{self.prefix}{piece.shard}", self.index.shard_bytes[piece.shard]
+        again = "Write it again, or load the index of what is there now."
+        try:
+            with buckets.request(name):
+                for _ in range(2):
+                    content = _range(store, path, piece)
+                    crc32c = google_crc32c.value(content)
+                    if crc32c == piece.crc32c:
+                        return content
+                there = store.get(path).meta["size"]
+        except FileNotFoundError as error:
+            raise ShardsError(f"{name}: in the index, but not in the store. {again}") from error
+        if there != size:
+            raise ShardsError(
+                f"{name}: expected {size:,} bytes, found {there:,}: it was cut off or replaced after its index was "
+                f"written. {again}"
+            )
+        raise ShardsError(
+            f"{name}: expected the CRC32C {piece.crc32c:08x} of bytes {piece.start:,} to {piece.end:,}, found "
+            f"{crc32c:08x}: they are damaged, or a shard of the same size has replaced it. {again}"
+        )
+
+
+def _range(store: Any, path: str, piece: Piece) -> bytes:
+    try:
+        return bytes(store.get_range(path, start=piece.start, end=piece.end))
+    except exceptions.GenericError as error:
+        if "416 Range Not Satisfiable" in str(error) or "StartTooLarge" in str(error):  # a server's words, a folder's
+            return b""  # the shard ends before the range begins
+        raise

@@ -1,0 +1,155 @@
+"""Where objects live: a bucket of an S3 store, or a folder in its place; and what their errors mean.
+
+The client, obstore, sends a request again that got no answer, was cut off, or met a server that is busy: for
+`PATIENCE` seconds, after pauses that grow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from obstore import exceptions
+from obstore.store import LocalStore, S3Store
+
+PATIENCE = 120.0  # seconds
+_PAUSES = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
+
+
+class StoreError(OSError):
+    """A store does not start or answer, or refuses the credentials or the request; the message says which."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket of an S3 store, with its keys, never shown. It can be pickled, and opens nothing before `connect`."""
+
+    endpoint: str
+    name: str
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    region: str = "us-east-1"
+    session_token: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.endpoint}/{self.name}"
+
+    def through(self, link) -> Bucket:
+        """Return the same bucket behind a `simulate.Link`."""
+        return replace(self, endpoint=link.endpoint)
+
+    def connect(self) -> S3Store:
+        """Return a client for this process: call it after a fork, never before.
+
+        Raises
+        ------
+        RuntimeError
+            If this process is a fork of one that had used a client.
+        """
+        _check_fork(self)
+        keys = {"access_key_id": self.access_key, "secret_access_key": self.secret_key, "expires_at": None}
+        options = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "1h"}  # 30 s without any byte
+        host = urlsplit(self.endpoint).hostname
+        if host == "127.0.0.1":  # no proxy of the environment leads here
+            options |= {"proxy_url": f"http://{host}:9", "proxy_excludes": host}
+        # What is not said here, obstore takes from variables such as AWS_SESSION_TOKEN, and AWS_ENDPOINT_URL_S3 even
+        # replaces the endpoint that it is given (0.12.1).
+        return S3Store(
+            self.name, endpoint=self.endpoint, aws_endpoint_url_s3=self.endpoint, region=self.region,
+            credential_provider=lambda: keys | {"token": self.session_token or None}, skip_signature=False,
+            client_options=options | {"allow_http": self.endpoint.startswith("http:")},
+            virtual_hosted_style_request=False,
+            retry_config={"max_retries": 1_000, "retry_timeout": timedelta(seconds=PATIENCE), "backoff": _PAUSES},
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder whose files are the objects. It can be pickled, and opens nothing before `connect`."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def connect(self) -> LocalStore:
+        """Return a client for this process, and make the folder if there is none; raises as that of `Bucket`."""
+        _check_fork(self)
+        return LocalStore(str(self.path), mkdir=True)
+
+
+@contextmanager
+def request(what: str) -> Iterator[None]:
+    """Within this, say in a sentence what an error of the client means.
+
+    Parameters
+    ----------
+    what : str
+        What is asked for, and where.
+
+    Raises
+    ------
+    StoreError
+    FileNotFoundError
+        If there is no such object, or bucket.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{what}: not in the store. It says: {_said(error)}") from error
+    except (exceptions.BaseError, OSError) as error:
+        status = re.search(r"status code: (\d{3})", str(error))
+        busy = status is None or status[1] in ("408", "429") or status[1] >= "500"
+        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or not busy:
+            raise StoreError(
+                f"{what}: the store refuses this. Expected the keys of a user who may do it, and the bucket's own "
+                f"endpoint and region. It says: {_said(error)}"
+            ) from error
+        raise StoreError(
+            f"{what}: expected an answer of the store, found none for {PATIENCE:g} s. Is it running? It says: "
+            f"{_said(error)}"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    """Return what the store says, in one line."""
+    text = str(error).strip() or type(error).__name__
+    message = re.search(r"<Message>(.+?)</Message>", text)
+    return message[1] if message else text.splitlines()[0]
+
+
+_user: int | None = None  # the process that used a client first; a forked child inherits the number
+
+
+def _check_fork(place: Bucket | Folder) -> None:
+    """Refuse a fork of a process that used a client: its threads stay behind, and requests would wait for them."""
+    global _user
+    if _user not in (None, os.getpid()):
+        raise RuntimeError(
+            f"{place}: expected a process that began without an object store, found a fork of process {_user}, which "
+            "had used one: its requests would hang. Start the workers anew: DataLoader(…, "
+            "multiprocessing_context='forkserver'), or 'spawn', the only one on Windows."
+        )
+    _user = os.getpid()
+
+
+def _note_use() -> None:
+    """Before a fork: note whether this process has used a client, made anywhere, as the client's threads show.
+
+    Only Linux lists them; elsewhere fork is not the default, and only what connects here is noted.
+    """
+    global _user
+    for thread in Path("/proc/self/task").glob("*/comm") if _user is None else ():
+        with suppress(OSError):  # a thread that has just ended
+            if thread.read_text().startswith("tokio"):
+                _user = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_note_use)

@@ -1,0 +1,222 @@
+"""Figures of loaders, of what they load, and from where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from helpers.figures.drawing import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    LOOKS,
+    PALE,
+    PURPLE,
+    VERMILION,
+    Picture,
+    finish,
+    legend,
+    lines,
+    listed,
+    panel,
+    panels,
+    three_digits,
+)
+from stepscope import timing
+
+
+def image_grid(images: Sequence, labels: Sequence[int], classes: Sequence[str], source: str) -> Picture:
+    """Draw some images with the names of their classes.
+
+    Parameters
+    ----------
+    images : sequence of PIL images or uint8 arrays (H, W, 3)
+    labels : sequence of int
+    classes : sequence of str
+    """
+    columns = min(len(images), 8)
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(8, 1.25 * rows + 0.5), layout="constrained")
+    for axes, image, label in zip(figure.subplots(rows, columns).flat, images, labels, strict=False):
+        axes.imshow(np.asarray(image))
+        axes.set_title(classes[label].removeprefix("drawn: "), fontsize=9)  # the source says that they are drawn
+    for axes in figure.axes:
+        axes.axis("off")
+    figure.suptitle(source, fontsize=10)
+    counts = Counter(classes[label] for label in labels)
+    shown = ", ".join(name if count == 1 else f"{name} ({count})" for name, count in counts.items())
+    return Picture(figure, f"{len(images)} images from {source}, of the classes {shown}.")
+
+
+def monitored(table: pd.DataFrame, loop: timing.Timing, source: str) -> Picture:
+    """Draw what a monitor saw while a loop ran, under the steps of the loop.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `monitor.Monitor.table` returns it.
+    loop : Timing
+        The loop; time 0 is when its first step began.
+    """
+    table = table.loc[loop.begin : loop.begin + loop.seconds]
+    if len(table):  # memory is looked at once a second, so a short loop may have none of it
+        table = table.dropna(axis="columns", how="all")
+    columns = {
+        "CPU in %": [name for name in table if "core" in name or "CPU" in name],
+        "GPU in %": [name for name in table if name.startswith("GPU") and name.endswith("%")],
+        "MB/s": [name for name in table if name.endswith("MB/s")],
+        "memory in MB": [name for name in table if name.endswith(" in MB")],
+    }
+    columns = {unit: names for unit, names in columns.items() if names}
+    heights = [0.5, *[1.4] * len(columns)]
+    figure, (steps, *others) = panels(8, 1.4 * len(columns) + 1.6, heights, sharex=True)
+    starts = np.cumsum([0, *loop.durations[:-1]])
+    waits, durations = np.array(loop.waits), np.array(loop.durations)
+    own = np.c_[starts + waits, durations - waits]
+    steps.broken_barh(np.c_[starts, waits], (0, 1), color=COLOURS["loading"], label="waiting for data")
+    steps.broken_barh(own, (0, 1), color=COLOURS["compute"], label="the step itself")
+    steps.set(yticks=[], ylabel="steps", ylim=(0, 1))
+    steps.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8, borderaxespad=0)
+    for axes, (unit, names) in zip(others, columns.items(), strict=True):
+        colours = iter((VERMILION, BLUE, GREEN, PURPLE))
+        for name in names:
+            values = table[name].dropna()
+            if name.startswith("core"):
+                axes.plot(values.index - loop.begin, values, color=GREY, linewidth=1)
+            else:
+                label = name.partition(" in ")[0].removesuffix(", CPU")
+                axes.plot(values.index - loop.begin, values, "o-", color=next(colours), markersize=3, label=label)
+        if unit == "CPU in %":
+            axes.plot([], [], color=GREY, label="each core")
+        axes.set(ylabel=unit, ylim=(0, None))
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    others[-1].set_xlabel("time in s")
+    means = ", ".join(f"{name} {table[name].mean():.0f}" for names in columns.values() for name in names)
+    words = f"which waits {loop.loading_share:.0%} of it; their means: {means}"
+    return finish(figure, f"Lines over {loop.seconds:.1f} s of a loop of {len(durations)} steps, {words}", source)
+
+
+def access(table: pd.DataFrame, limits: Mapping[str, float], source: str) -> Picture:
+    """Draw how fast packed formats are read, in several ways: a row a format, a mark a way.
+
+    Parameters
+    ----------
+    table : DataFrame
+        A row a format, a column a way to read; images per second, NaN where it was not measured.
+    limits : mapping of str to float
+        Other throughputs to compare with, drawn as lines across all rows.
+    """
+    figure, axes = panel(8, 0.38 * len(table) + 2.2)
+    for way, (colour, _, marker) in zip(table, LOOKS, strict=False):
+        axes.plot(table[way], table.index, marker, color=colour, label=way, markersize=7, alpha=0.85)
+    for (name, value), style in zip(limits.items(), ("--", ":"), strict=False):
+        axes.axvline(value, color=BLACK, linestyle=style, linewidth=1.2, label=name)
+    axes.set(xscale="log", xlabel="throughput in images per second, each line ten times the last")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.invert_yaxis()
+    legend(figure, columns=3)
+    words = {kind: row.dropna().map("{:,.0f}".format) for kind, row in table.iterrows()}
+    words["for comparison"] = {name: f"{value:,.0f}" for name, value in limits.items()}
+    return finish(figure, f"Marks of images per second, a row a format. {listed(words)}", source, "both")
+
+
+def item_timeline(items: Mapping[str, np.ndarray]) -> Picture:
+    """Draw when each item of a `datasets.SleepDataset` was made, by which worker: one panel a loader.
+
+    Parameters
+    ----------
+    items : mapping of str to ndarray
+        Title of each panel, and its items, shape (count, 3): worker, start and end in seconds.
+    """
+    lanes = [len(set(made[:, 0])) for made in items.values()]
+    figure, rows = panels(8, 1 + 0.6 * len(lanes) + 0.3 * sum(lanes), lanes, sharex=True)
+    for axes, (title, made) in zip(rows, items.items(), strict=True):
+        begin = made[:, 1].min()
+        for number, (worker, start, end) in enumerate(made):
+            axes.barh(worker, end - start, left=start - begin, color=PALE, edgecolor=BLACK, height=0.7)
+            axes.text((start + end) / 2 - begin, worker, str(number), ha="center", va="center", fontsize=8)
+        workers = sorted(set(made[:, 0]))
+        axes.set(title=title, yticks=workers, yticklabels=[f"worker {worker:.0f}" for worker in workers])
+        axes.invert_yaxis()
+    rows[-1].set_xlabel("time in s")
+    words = ", ".join(f"{title}: {np.ptp(made[:, 1:]):.2f} s" for title, made in items.items())
+    words = f"Timeline of items by worker; from the first item's start to the last one's end, {words}"
+    return finish(figure, words, grid="x")
+
+
+def memory(growth: Mapping[str, Mapping[int, float]]) -> Picture:
+    """Draw how much memory a worker gains in one pass over file names, by how many there are and how they are kept.
+
+    Parameters
+    ----------
+    growth : mapping of str to mapping of int to float
+        For each kind of container, the worker's growth in MB by number of names.
+    """
+    figure, axes = lines({kind: (list(points), list(points.values())) for kind, points in growth.items()}, marker=True)
+    axes.set(xlabel="number of file names", ylabel="growth of a worker in MB")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    words = listed(
+        {kind: {f"{n:,} names": f"{mb:.0f} MB" for n, mb in points.items()} for kind, points in growth.items()}
+    )
+    return finish(figure, f"Lines of a worker's growth in memory over the number of file names. {words}")
+
+
+def throughput(
+    table: pd.DataFrame, seconds: Callable[[int, float, int], float], epochs: pd.DataFrame, core: float, source: str
+) -> Picture:
+    """Draw how much arrives per second, by the size of a request: predicted as lines, measured as marks.
+
+    Parameters
+    ----------
+    table : DataFrame
+        A row a measurement: "MB" of a request, "connections", and the "seconds" until each connection has had one.
+        Of measurements that were repeated, the mark is the median, and a bar goes from the lowest to the highest.
+    seconds : callable
+        ``seconds(requests, size, connections)`` predicts, for `size` bytes in all, as that of `simulate.Link` does.
+    epochs : DataFrame
+        A row for an epoch of shards, of which each is a request: "MB" of a shard, "connections", and "MB/s". Its
+        connections are some of `table`.
+    core : float
+        MB/s of shards that one core unpacks and decodes.
+    """
+    figure, axes = panel(8, 4.6)
+    sizes = np.geomspace(table["MB"].min(), table["MB"].max(), 60)
+    words, handles = [], []
+    for (connections, own), (colour, _, marker) in zip(table.groupby("connections"), LOOKS, strict=False):
+        name = f"{connections} connection{'s' * (connections != 1)}"
+        predicted = [size * connections / seconds(connections, size * connections * 1e6, connections) for size in sizes]
+        axes.plot(sizes, predicted, color=colour, linewidth=1.2)
+        rates = (own["MB"] * connections / own["seconds"]).groupby(own["MB"]).agg(["median", "min", "max"])
+        reach = np.abs(rates[["min", "max"]].to_numpy() - rates[["median"]].to_numpy()).T
+        axes.errorbar(rates.index, rates["median"], reach, fmt=marker, color=colour, markersize=6)
+        read = epochs[epochs["connections"] == connections]
+        axes.plot(read["MB"], read["MB/s"], marker, color=colour, fillstyle="none", markersize=9, markeredgewidth=1.6)
+        handles.append(Line2D([], [], color=colour, marker=marker, label=name))
+        measured = {"requests": rates["median"], "epochs": read.set_index("MB")["MB/s"]}
+        words += [
+            f"{name}, {what}: " + ", ".join(f"{round(mb, 2):g} MB {three_digits(rate)}" for mb, rate in of.items())
+            for what, of in measured.items()
+            if len(of)
+        ]
+    axes.axhline(core, color=BLACK, linestyle="--", linewidth=1.2)
+    axes.set(xscale="log", yscale="log", xlabel="size of a request in MB", ylabel="throughput in MB/s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.4g}")
+    black = {"color": BLACK, "markersize": 7}
+    handles += [
+        Line2D([], [], **black, label="predicted, link"),
+        Line2D([], [], **black, linestyle="--", label="predicted, one core"),
+        Line2D([], [], **black, marker="o", linestyle="", label="measured, one request each"),
+        Line2D([], [], **black, marker="o", linestyle="", fillstyle="none", label="measured, epoch of shards"),
+    ]
+    legend(figure, columns=3, handles=handles)
+    what = "Marks of throughput in MB/s by the size of a request, lines of what was predicted, and a line at"
+    words = f"{what} {three_digits(core)}, what one core unpacks and decodes. {'; '.join(words)}"
+    return finish(figure, words, source, "both")

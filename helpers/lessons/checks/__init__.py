@@ -1,0 +1,18 @@
+"""Checks of code that the reader writes in a notebook: each runs it, and says at once what it expected and found.
+
+A check asks for behaviour, never for a text: whatever gives the right result is right. Each takes what was written in
+the cell above it, a function or a file, prints a line, and returns whether that is right. It never shows a solution.
+
+By part of the course: `measuring` (notebooks 00 to 03), `feeding` (04 to 07, and 12), `computing` (08 to 11),
+`overlapping` (13). `answering` has what all of them share.
+"""
+
+from helpers.lessons.checks.computing import accumulated_step, channel_norm, one_ahead, three_in_one
+from helpers.lessons.checks.feeding import crop_pairs, mean_and_std, packed_images, resize, split
+from helpers.lessons.checks.measuring import best_workers, host_waits, items_per_second, share_of_waiting
+from helpers.lessons.checks.overlapping import overlap
+
+__all__ = [
+    "accumulated_step", "best_workers", "channel_norm", "crop_pairs", "host_waits", "items_per_second", "mean_and_std",
+    "one_ahead", "overlap", "packed_images", "resize", "share_of_waiting", "split", "three_in_one",
+]  # fmt: skip

@@ -1,0 +1,169 @@
+"""Checks of notebooks 08 to 11: copies to the device, memory formats, mixed precision, launches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from helpers.lessons.checks.answering import Operators, answered, expect
+from stepscope.base.wording import counted
+
+
+def _batches(count: int, images: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    drawn = torch.Generator().manual_seed(0)
+    return [
+        (torch.rand(images, 3, 8, 8, generator=drawn), torch.randint(10, (images,), generator=drawn))
+        for _ in range(count)
+    ]
+
+
+@answered
+def one_ahead(written: Callable) -> str:
+    """Notebook 08: ``written(loader, start_copy, finish_copy)`` yields batches, the copy of the next one started."""
+    for count in (6, 1, 0):
+        batches = [(images, torch.full_like(labels, number)) for number, (images, labels) in enumerate(_batches(count))]
+        started, finished = [], []
+
+        def start_copy(batch: Sequence[torch.Tensor], started: list = started) -> tuple[str, int]:
+            started.append(int(batch[1][0]))
+            return "started", started[-1]
+
+        def finish_copy(batch: tuple[str, int], finished: list = finished) -> tuple[str, int]:
+            finished.append(batch[1])
+            return "copied", batch[1]
+
+        found = written(batches, start_copy, finish_copy)
+        hint = "All batches would be on the device at once."
+        expect(isinstance(found, Iterator), "a function that yields batches", type(found).__name__, hint=hint)
+        number = -1
+        for number, batch in enumerate(found):
+            case, ahead = f"when batch {number} was yielded", len(started) - number - 1
+            expect(batch == ("copied", number), "the batch as finish_copy returns it", str(batch)[:60], case)
+            hint = "The device's memory holds two batches, not all; and without one ahead it waits for each copy."
+            expect(ahead == (number + 1 < count), "the copy of one batch after it started", ahead, case, hint)
+            hint = "The device then waits for a copy that should run beside its computing."
+            expect(len(finished) == number + 1, f"{number + 1} calls of finish_copy", len(finished), case, hint)
+        expect(number + 1 == count, f"{count} batches from a loader of {count}", number + 1)
+    return "each batch comes while the next one is being copied, and none is lost."
+
+
+@answered
+def channel_norm(written: Callable) -> str:
+    """Notebook 09: ``written(images, weight, bias)`` normalizes the channels of each pixel, and keeps channels_last."""
+    drawn = torch.Generator().manual_seed(0)
+    images = torch.rand(2, 6, 4, 5, generator=drawn)
+    weight, bias = (torch.rand(6, generator=drawn).requires_grad_() for _ in range(2))
+    mean, variance = images.mean(1, keepdim=True), images.var(1, keepdim=True, correction=0)
+    scaled = (images - mean) / (variance + 1e-5).sqrt()
+    expected = scaled * weight.detach().view(1, -1, 1, 1) + bias.detach().view(1, -1, 1, 1)
+    last = images.contiguous(memory_format=torch.channels_last)
+    with Operators() as operators:
+        found = written(last, weight, bias)
+    for case, result in (("images in channels_last", found), ("contiguous images", written(images, weight, bias))):
+        expect(isinstance(result, torch.Tensor), "a tensor", type(result).__name__, case)
+        expect(result.shape == images.shape, f"the shape {tuple(images.shape)}", tuple(result.shape), case)
+        difference = float((result.detach() - expected).abs().max())
+        expect(
+            difference < 1e-2,
+            "the mean 0 and the variance 1 over the 6 channels of each pixel, times their weights, plus their biases",
+            f"a number that differs by {difference:.2g}",
+            case,
+        )
+    strides = f"the strides {last.stride()}, as they came in"
+    expect(found.is_contiguous(memory_format=torch.channels_last), strides, found.stride())
+    copying = ("clone", "copy_", "_to_copy", "contiguous")
+    copies = [name for name, result in operators.calls if name in copying and result.dim() == 4]
+    expect(not copies, "no copy of images on the way to channels_last", f"aten::{', aten::'.join(copies)}")
+    found.sum().backward()
+    learns = weight.grad is not None and bias.grad is not None
+    expect(learns, "weight and bias to learn", "no gradient that arrives there")
+    return "the same numbers, in channels_last, and nothing was copied."
+
+
+@answered
+def accumulated_step(written: Callable) -> str:
+    """Notebook 10: ``written(model, optimizer, scaler, parts, largest_norm)`` is one step with a batch in parts."""
+    (mine, my_optimizer), (right, optimizer) = _new_training(), _new_training()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    types = []
+    mine[0].register_forward_hook(lambda layer, inputs, output: types.append(output.dtype))
+    hint = (
+        "Each image counts alike, and parts differ in size; gradients are clipped without the scaler's factor; a step "
+        "begins with no gradients."
+    )
+    for case, parts, largest_norm in (
+        ("the first step", _parts(), 1e6), ("the second step", _parts(), 1e6), ("clipped to 0.1", _parts(), 0.1),
+        ("with an infinite gradient", _parts(infinite=True), 0.1), ("after a skipped step", _parts(), 1e6),
+    ):  # fmt: skip
+        right.load_state_dict(mine.state_dict())  # each step by itself
+        before, factor = copy.deepcopy(right), scaler.get_scale()
+        written(mine, my_optimizer, scaler, parts, largest_norm)
+        expect(len(types) > 0, "calls of the model", "none")
+        expect(types[-1] == torch.bfloat16, "the first layer to give bfloat16", types[-1])
+        finite = all(bool(weight.isfinite().all()) for weight in mine.parameters())
+        expect(finite, "finite weights", "infinite or nan", case, "The scaler takes the step.")
+        images, labels = map(torch.cat, zip(*parts, strict=True))
+        skipped = not bool(images.isfinite().all())
+        if not skipped:
+            nn.functional.cross_entropy(right(images), labels).backward()
+            nn.utils.clip_grad_norm_(right.parameters(), largest_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        moved, difference = _largest_difference(right, before), _largest_difference(mine, right)
+        expected = f"the step of the whole batch, which moves a weight by up to {moved:.2g}"
+        expect(difference <= moved / 10, expected, f"weights that differ from that by {difference:.2g}", case, hint)
+        updated = not skipped or scaler.get_scale() < factor
+        expect(updated, "another factor of the scaler", "that nobody calls its update()", case)
+    return "the step of the whole batch, clipped or not, and a skipped step does no harm."
+
+
+def _new_training() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a small network without batch normalization, of always the same weights, and its optimizer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    model = nn.Sequential(*layers)
+    return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def _largest_difference(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((mine.detach() - expected.detach()).abs().max()) for mine, expected in pairs)
+
+
+def _parts(infinite: bool = False) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return a batch in three parts, the last one smaller, brighter and of one class."""
+    (first, second, last) = _batches(3)
+    parts = [first, second, (4 * last[0][:2], torch.full((2,), 3))]
+    if infinite:
+        parts[1] = (second[0].clone().fill_(torch.inf), second[1])
+    return parts
+
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear")
+
+
+@answered
+def three_in_one(written: Callable) -> str:
+    """Notebook 11: ``written(x, query, key, value)`` applies three linear layers to `x` with one product."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.Linear(16, size) for size in (16, 16, 24)]
+        x = torch.rand(32, 16)
+    with Operators() as operators:
+        found = written(x, *layers)
+    expect(isinstance(found, Sequence) and len(found) == 3, "three tensors", type(found).__name__)
+    for number, (mine, layer) in enumerate(zip(found, layers, strict=True), 1):
+        case, right = f"result {number}", layer(x)
+        expect(mine.shape == right.shape, tuple(right.shape), tuple(mine.shape), case)
+        difference = float((mine - right).detach().abs().max())
+        expect(difference < 1e-5, "what the layer gives", f"a number that differs by {difference:.2g}", case)
+    sum(each.sum() for each in found).backward()
+    missing = sum(weight.grad is None for layer in layers for weight in layer.parameters())
+    expect(not missing, "all weights to learn", f"{counted(missing, 'weight')} where no gradient arrives")
+    products = sum(name in PRODUCTS for name, _ in operators.calls)
+    expect(products == 1, "one product of matrices", products)
+    return "the same results and gradients, with one product instead of three."

@@ -1,0 +1,223 @@
+"""Checks of notebooks 04 to 07, and 12: what happens to images on their way, and which of them a worker reads."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from helpers.lessons.checks.answering import Operators, Wrong, answered, check_file, expect
+from stepscope.base.wording import counted
+
+
+class _BrightAtLast:
+    """Three batches of bytes, the last one smaller and brighter; it notes how many are in memory at once."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        drawn, alive = torch.Generator().manual_seed(0), weakref.WeakSet()
+        for count, darkest in ((50, 0), (50, 20), (7, 180)):
+            images = torch.randint(darkest, 256, (count, 3, 8, 6), dtype=torch.uint8, generator=drawn)
+            images[:, 1] //= 2  # the channels differ
+            images[:, 2] = 255 - images[:, 2] // 4
+            alive.add(images)
+            self.most = max(self.most, len(alive))
+            yield images, torch.zeros(count, dtype=torch.int64)
+            del images
+
+
+@answered
+def mean_and_std(written: Callable) -> str:
+    """Notebook 04: ``written(loader)`` returns each channel's mean and standard deviation of all bytes, from 0 to 1."""
+    pixels = torch.cat([images for images, _ in _BrightAtLast()]).double() / 255
+    expected = {"mean": pixels.mean(dim=(0, 2, 3)), "standard deviation": pixels.std(dim=(0, 2, 3), correction=0)}
+    loader = _BrightAtLast()
+    found = written(loader)
+    two = isinstance(found, Sequence) and len(found) == 2
+    expect(two, "the mean and the standard deviation", type(found).__name__)
+    hint = "Each pixel counts alike, and the last batch has fewer; bytes go from 0 to 255, their squares do not fit."
+    for mine, (case, right) in zip(found, expected.items(), strict=True):
+        mine = torch.as_tensor(mine, dtype=torch.float64).flatten()
+        expect(len(mine) == 3, "a number for each of 3 channels", counted(len(mine), "number"), case)
+        expect(bool((mine - right).abs().max() < 1e-3), _digits(right), _digits(mine), case, hint)
+    memory = f"{loader.most} of 3 batches in memory at once"
+    expect(loader.most <= 2, "one batch in memory at a time", memory, hint="Those of a whole dataset may not fit.")
+    return f"mean {_digits(found[0])}, standard deviation {_digits(found[1])}, with one batch in memory at a time."
+
+
+def _digits(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{float(each):.4f}" for each in numbers)
+
+
+@answered
+def resize(written: Callable) -> str:
+    """Notebook 05: ``written(path, side)`` returns a photo whose shorter side has `side` pixels, upright, in RGB."""
+    with tempfile.TemporaryDirectory() as name:
+        for title, size, mode, turned in (
+            ("a wide photo", (640, 400), "RGB", False), ("a high photo", (400, 640), "RGB", False),
+            ("a grey photo", (512, 512), "L", False), ("a photo of a camera held upright", (640, 400), "RGB", True),
+        ):  # fmt: skip
+            photo, path = _disc(size, mode), Path(name) / "photo.jpg"
+            exif = photo.getexif()
+            exif[0x0112] = 6 if turned else 1  # orientation; 6: to be turned by a quarter
+            photo.save(path, quality=95, exif=exif)
+            found = written(path, 100)
+            width, height = size[::-1] if turned else size
+            case = f"{title} of {width} × {height}"
+            expect(isinstance(found, Image.Image), "a PIL image", type(found).__name__, case)
+            expect(found.mode == "RGB", "the mode RGB", found.mode, case)
+            expected = tuple(round(100 * side / min(size)) for side in (width, height))
+            right = all(abs(mine - other) <= 1 for mine, other in zip(found.size, expected, strict=True))
+            expect(right, f"{expected} pixels", found.size, case)
+            pixels = np.asarray(found.convert("L"), float)
+            difference = np.abs(pixels - np.asarray(_disc(found.size, "L"), float)).mean()
+            moved = f"that it has moved or was stretched: pixels differ by {difference:.0f}"
+            expect(difference < 8, "its content in its place", moved, case)
+    return "four photos, with their shapes kept."
+
+
+def _disc(size: tuple[int, int], mode: str) -> Image.Image:
+    """Return a picture of a disc in the middle, as wide as half of the shorter side."""
+    across, down = np.meshgrid(*(np.arange(length) - (length - 1) / 2 for length in size))
+    pixels = np.where(np.hypot(across, down) < min(size) / 4, 220, 30).astype(np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def packed_images(file: Path) -> bool:
+    """Notebook 06: a file with `PackedImages`, a dataset over an array in a file that reads a batch at once."""
+    return check_file(file, "PackedImages", _packed_images)
+
+
+def _packed_images(written: type[Dataset], file: Path) -> str:
+    with tempfile.TemporaryDirectory() as name:
+        path, labels = Path(name) / "images.npy", torch.arange(3000)
+        images = np.random.default_rng(0).integers(0, 256, (3000, 3, 32, 32), np.uint8)
+        np.save(path, images)
+        try:
+            length = len(written(Path(name) / "not-there-yet.npy", labels))
+        except FileNotFoundError:
+            raise Wrong(
+                "the file is opened when the dataset is made; each worker should open it, at its first batch."
+            ) from None
+        expect(length == 3000, "a length of 3,000", length)
+        dataset, chosen = written(path, labels), [7, 2999, 0, 7]
+        found = dataset.__getitems__(chosen)
+        types = [type(part).__name__ for part in found]
+        tensors = isinstance(found, tuple) and types == ["Tensor", "Tensor"]
+        expected = "the images and the labels of the batch, two tensors"
+        expect(tensors, expected, f"{type(found).__name__} of {', '.join(types[:3])}")
+        shapes = tuple(tuple(part.shape) for part in found)
+        expect(shapes == ((4, 3, 32, 32), (4,)), "shapes (4, 3, 32, 32) and (4,)", shapes)
+        expect(torch.equal(found[0], torch.from_numpy(images[chosen])), f"images {chosen}, in this order", "others")
+        expect(found[1].tolist() == chosen, f"the labels {chosen}", found[1].tolist())
+        size = f"{len(pickle.dumps(dataset)) / 1e6:.2f}"
+        expect(float(size) < 1, "less than 1 MB on its way to a spawned worker, once a batch was read", f"{size} MB")
+        loader = DataLoader(dataset, 1000, num_workers=1, collate_fn=_as_it_is, multiprocessing_context="spawn")
+        read = torch.cat([batch for batch, _ in loader])
+        expect(torch.equal(read, torch.from_numpy(images)), "the images of the file", "others", "a spawned worker")
+        dataset.__dict__.clear()  # Windows removes no file that is mapped
+    return "the images and labels that were asked for, a batch at once, also in a spawned worker."
+
+
+def _as_it_is(batch: object) -> object:
+    return batch
+
+
+OPERATORS = 200  # at most, for 2,000 pairs: about 10 if all are cropped at once, 4,000 and more image by image
+
+
+@answered
+def crop_pairs(written: Callable) -> str:
+    """Notebook 07: ``written(low, high, size)`` crops each pair of images at a random place of its own."""
+    count, side, size = 2000, 8, 4
+    most = side - size + 1  # places each way
+    for scale in (2, 3):
+        # Each pixel is a number of its own: image, then row, then column
+        low, high = (
+            torch.arange(count * pixels**2).view(count, 1, pixels, pixels).repeat(1, 3, 1, 1)
+            for pixels in (side, scale * side)
+        )
+        with Operators() as operators:
+            small, large = written(low, high, size)
+        for name, found, crop in (("low", small, size), ("high", large, scale * size)):
+            case, expected = f"the crops of {name}", (count, 3, crop, crop)
+            shape = tuple(getattr(found, "shape", ()))
+            expect(shape == expected, f"the shape {expected}", shape or repr(found), case)
+            expect(found.dtype == low.dtype, f"{low.dtype}, as it came in", found.dtype, case)
+        corners = small[:, 0, 0, 0]
+        numbers, top, left = corners // side**2, corners // side % side, corners % side
+        expect(torch.equal(numbers, torch.arange(count)), "crop i of image i", "crops of other images")
+        places = torch.bincount(top * side + left, minlength=side * side).view(side, side)
+        expected, counts = count / most**2, places[:most, :most]
+        alike = bool(((counts - expected).abs() < 5 * expected**0.5).all())  # by chance one in 30,000 is further off
+        elsewhere = count - int(counts.sum())
+        expect(
+            alike and not elsewhere,
+            f"about {expected:.0f} of {count:,} crops at each of {most} × {most} places, from 0 to {most - 1} each way",
+            f"{int(counts.min())} to {int(counts.max())} at these, and {elsewhere} elsewhere",
+            hint="Draw for each image.",
+        )
+        for name, found, images, factor in (("low", small, low, 1), ("high", large, high, scale)):
+            rows, columns = (factor * first.view(-1, 1) + torch.arange(factor * size) for first in (top, left))
+            pixels = images[numbers.view(-1, 1, 1), 0, rows.unsqueeze(2), columns.unsqueeze(1)]
+            expect(
+                bool((found == pixels.unsqueeze(1)).all()),
+                "the pixels at the place where the crop of low begins, side by side and in all channels",
+                "others",
+                f"the crops of {name}, where high is {scale} times as large",
+            )
+    calls = f"{counted(len(operators.calls), 'operator')} for {count:,} pairs"
+    expect(len(operators.calls) <= OPERATORS, f"at most {OPERATORS}", calls, "one batch", "No loop over images.")
+    return f"each pair at a place of its own, all places alike, by {calls}."
+
+
+@answered
+def split(written: Callable) -> str:
+    """Notebook 12: ``written(total, batch, rank, world, worker, workers, done)`` is the batches of one worker."""
+    runs = 0
+    for total, batch, interrupted, resumed in (
+        (100, 5, (1, 1), (1, 1)), (100, 5, (1, 3), (1, 1)), (96, 4, (4, 1), (2, 1)), (96, 4, (2, 3), (3, 2)),
+        (103, 5, (2, 2), (3, 1)), (7, 2, (2, 2), (4, 1)), (61, 3, (1, 2), (2, 4)),
+    ):  # fmt: skip
+        for stop in (0, 1, 2, 5):
+            begun = _steps_of(written, total, batch, *interrupted, 0)[:stop]
+            done, (world, workers) = sum(map(len, begun)), resumed if stop else interrupted
+            positions = list(itertools.chain(*begun, *_steps_of(written, total, batch, world, workers, done)))
+            step = batch * world
+            expected = range(done + (total - done) // step * step)
+            case = f"{_case(total, batch, world, workers, done)}, after {counted(len(begun), 'step')}"
+            pairs = itertools.zip_longest(positions, expected, fillvalue="nothing more")
+            for place, (found, right) in enumerate(pairs):
+                expect(found == right, f"{right} in place {place} of all positions", found, case)
+            runs += 1
+    return f"{runs} runs, interrupted and resumed with other numbers, have each position once, in order."
+
+
+def _case(total: int, batch: int, world: int, workers: int, done: int) -> str:
+    ranks = f"{counted(world, 'rank')}, {counted(workers, 'worker')}"
+    return f"{total} positions in batches of {batch}, {ranks}, {done} positions done"
+
+
+def _steps_of(written: Callable, total: int, batch: int, world: int, workers: int, done: int) -> list[list[int]]:
+    """Return the positions of each step of all ranks, as their loaders deliver them: each worker in turn."""
+    ranks, case = [], _case(total, batch, world, workers, done)
+    for rank in range(world):
+        own = [written(total, batch, rank, world, worker, workers, done) for worker in range(workers)]
+        for worker, batches in enumerate(own):
+            right = isinstance(batches, Sequence) and all(len(each) == batch for each in batches)
+            expect(right, f"a list of batches with {batch} positions each for worker {worker} of rank {rank}",
+                   repr(batches), case)  # fmt: skip
+        ranks.append([list(each) for turn in itertools.zip_longest(*own) for each in turn if each is not None])
+    counts = [len(batches) for batches in ranks]
+    expect(len(set(counts)) == 1, "as many batches on each rank", counts, case, "One rank would wait.")
+    return [list(itertools.chain(*batches)) for batches in zip(*ranks, strict=True)]

@@ -1,0 +1,186 @@
+"""Checks of notebooks 00 to 03: rates, shares and comparisons. From 01 on their clock is simulated."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch.utils.data import Dataset
+
+from helpers.lessons.checks.answering import answered, expect, expect_number
+from stepscope.base.wording import counted, milliseconds
+
+CLOCKS_AGREE = 0.5  # a share; two clocks around the same work differ by what lies between them, more so when busy
+
+
+class _SlowDataset(Dataset):
+    """Items that take a while."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.reads = seconds, 0
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        time.sleep(self.seconds)
+        self.reads += 1
+        return torch.zeros(3), torch.tensor(0)
+
+
+@answered
+def items_per_second(written: Callable[[Dataset, int], float]) -> str:
+    """Notebook 00: ``written(dataset, count)`` reads `count` items and returns how many that is a second."""
+    dataset = _SlowDataset(0.004)
+    start = time.perf_counter()
+    found = written(dataset, 50)
+    seconds = time.perf_counter() - start
+    expect(dataset.reads == 50, "50 items to be read", counted(dataset.reads, "item"))
+    expect_number(found, 50 / seconds, "items/s", f"50 items took {seconds:.2f} s.", CLOCKS_AGREE)
+    return f"{found:.0f} items/s of a dataset that takes {milliseconds(4)} or more for each."
+
+
+@answered
+def share_of_waiting(written: Callable[[list[dict]], float]) -> str:
+    """Notebook 01: ``written(events)`` returns the share of the steps, 0 to 1, in which the loop waits for data."""
+    for case, waits, steps, gpu in (
+        ("a trace of two steps", [8_000, 2_000], [10_000, 6_000], False),
+        ("the trace of a GPU", [300, 500, 100], [2_000, 3_000, 1_000], True),
+        ("a trace without waiting", [0.0, 0.0], [5_000, 5_000], False),
+    ):
+        hint = f"Its steps take {sum(steps):,} µs in all, and the loop waits for {sum(waits):,} µs of them."
+        expect_number(written(_events(waits, steps, gpu)), sum(waits) / sum(steps), f"the share of {case}", hint)
+    return "three traces, one of them of a GPU, give the shares that they should."
+
+
+def _events(waits: Sequence[float], steps: Sequence[float], gpu: bool) -> list[dict]:
+    """Return the events of a trace as `torch.profiler` writes them, with steps in which the loop waits for a batch."""
+    events, now = [{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "python"}}], 0.0
+    loading = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    for number, (wait, length) in enumerate(zip(waits, steps, strict=True), 4):
+        mark = {"ph": "X", "name": f"ProfilerStep#{number}", "ts": now, "dur": length}
+        events += [
+            {"ph": "X", "cat": "user_annotation", "name": loading, "pid": 1, "tid": 1, "ts": now, "dur": wait},
+            {"ph": "X", "cat": "cpu_op", "name": "aten::conv2d", "pid": 1, "tid": 1, "ts": now + wait, "dur": 90.0},
+            mark | {"cat": "user_annotation", "pid": 1, "tid": 1},
+            *([mark | {"cat": "gpu_user_annotation", "pid": 0, "tid": 7, "dur": length / 4}] if gpu else []),
+        ]
+        now += length
+    return [*events, {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": now}]
+
+
+class _Clock:
+    """A simulated clock: it goes on only when something is said to take time, so no answer depends on this machine."""
+
+    def __init__(self) -> None:
+        self.now, self.readings = 0.0, 0
+
+    def __call__(self) -> float:
+        self.readings += 1
+        return self.now
+
+    def expect_read(self) -> None:
+        expect(self.readings > 0, "the times of the clock that was given", "that nobody read it")
+
+
+@answered
+def host_waits(written: Callable) -> str:
+    """Notebook 02: ``written(loader, step, clock)`` loops, and returns the share of the time in which it waits."""
+    clock, waits, steps, labels_seen = _Clock(), [900, 4, 4, 40, 4, 4, 40, 4], [200, 20, 20, 20, 40, 20, 20, 20], []
+
+    def loader() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for number, wait in enumerate(waits):
+            clock.now += wait / 1e3
+            yield torch.full((4, 3), float(number)), torch.full((4,), number)
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        labels_seen.append(int(labels[0]))
+        clock.now += steps[len(labels_seen) - 1] / 1e3
+
+    found = written(loader(), step, clock)
+    expect(labels_seen == list(range(len(waits))), f"a step with each of {len(waits)} batches", labels_seen)
+    clock.expect_read()
+    waiting, stepping = sum(waits[1:]), sum(steps[1:])
+    hint = f"After the first step the loop waited for {waiting} ms and stepped for {stepping} ms."
+    expect_number(found, waiting / (waiting + stepping), "the share", hint)
+    return f"the host waits for {found:.0%} of the time, once the loop is running."
+
+
+class _Machine:
+    """A machine on which a loop takes known times, while what else it does changes.
+
+    Parameters
+    ----------
+    ms : dict of int to float
+        Of a step of the loop, for each number of workers.
+    slower : range
+        Among all batches, of whatever loader, those that take three times as long, since others are at work.
+    """
+
+    START, STEP, AHEAD = 0.3, 1.0, 2  # seconds for each worker; ms of a step; batches ready for each worker
+
+    def __init__(self, ms: dict[int, float], slower: range = range(0)):
+        self.ms, self.slower, self.clock = ms, slower, _Clock()
+        self.batches: list[int] = []  # for each one: the workers of its loader
+        self.steps = 0
+
+    def new_loader(self, workers: int) -> _SimulatedLoader:
+        expect(workers in self.ms, f"one of the numbers {sorted(self.ms)}", f"a loader of {workers!r}")
+        return _SimulatedLoader(self, workers)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self.steps += 1
+        self.clock.now += self.STEP / 1e3
+
+
+class _SimulatedLoader:
+    def __init__(self, machine: _Machine, workers: int):
+        self.machine, self.num_workers = machine, workers
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        machine, workers = self.machine, self.num_workers
+        for number in range(len(self)):
+            wait = 0.0 if 0 < number <= machine.AHEAD * workers else (machine.ms[workers] - machine.STEP) / 1e3
+            wait *= 3 if len(machine.batches) in machine.slower else 1
+            machine.clock.now += wait + (machine.START * workers if number == 0 else 0)
+            machine.batches.append(workers)
+            yield torch.zeros(4, 3), torch.zeros(4)
+
+
+@answered
+def best_workers(written: Callable) -> str:
+    """Notebook 03: ``written(new_loader, step, candidates, clock)`` returns the best number of workers."""
+    quiet, other = {0: 20.0, 1: 16.0, 2: 8.0, 4: 12.0}, {0: 20.0, 1: 8.0, 2: 12.0, 4: 15.0}
+    for case, machine in (
+        ("a quiet machine", _Machine(quiet)),
+        ("a machine on which others begin to work meanwhile", _Machine(quiet, range(110, 1_000_000))),
+        ("a machine on which others end their work meanwhile", _Machine(other, range(195))),
+    ):
+        candidates = list(machine.ms)
+        found = written(machine.new_loader, machine.step, candidates, machine.clock)
+        machine.clock.expect_read()
+        rarest = min(candidates, key=machine.batches.count)
+        batches = f"{machine.batches.count(rarest)} batches for {counted(rarest, 'worker')}"
+        expect(machine.batches.count(rarest) >= 50, "5 rounds of 10 batches for each number", batches)
+        stepped = f"{machine.steps} for {len(machine.batches)} batches"
+        expect(2 * machine.steps >= len(machine.batches), "a step with each batch", stepped)
+        turns = [workers for workers, _ in itertools.groupby(machine.batches)]
+        expect(
+            len(turns) >= 3 * len(candidates),
+            "rounds, in each of which all numbers have their turn",
+            f"the order {', '.join(map(str, turns[:8]))}{', …' if len(turns) > 8 else ''}",
+            hint="What others do on the machine meanwhile then affects one number and not the next.",
+        )
+        expect(found in candidates, f"one of the candidates {candidates}", repr(found))
+        hint = (
+            f"There a loader's first batch takes {machine.START} s for each worker that starts, and {machine.AHEAD} "
+            "batches for each worker are then ready at once: none of these says how fast the loop will be."
+        )
+        best = min(machine.ms, key=machine.ms.get)
+        expect(found == best, best, found, case, hint)
+    return "the best number on three machines, also while others begin or end their work there."

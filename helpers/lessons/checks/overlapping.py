@@ -1,0 +1,251 @@
+"""The check of notebook 13: how the reader all-reduces gradients while backward goes on.
+
+This process is each of two ranks in turn, in a process group that sends nothing: the gradients of the rank that is
+not there are twice those of the one that is. It is counted when a bucket is started, how large it is, and who waits
+for it; a simulated clock has the last word.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from helpers import simulate
+from helpers.lessons.checks.answering import answered, expect
+from stepscope.base.wording import counted, milliseconds
+
+RANKS = 2
+SUM = 3  # over the ranks, times what this rank has
+BUCKETS = (10_000, 1_000, 1_000_000)  # bytes: several parameters in each, less than most of them, more than all
+DELAY = 0.01  # seconds that an all-reduce takes on this machine: who does not wait for it is found out
+# On the simulated clock: gradients of which each takes 20 ms to compute, and travels for 17 ms
+NETWORK, LAYERS, WIDTH, BACKWARD_MS, POLL_MS = simulate.SlowNetwork(mb_per_s=1, latency_ms=0.5), 6, 64, 20.0, 0.1
+EXPOSED = 0.6  # at most, of all communication: 1/6 if it is right, 1 without overlap
+HINT = (
+    "Has each parameter a hook, one that runs after .grad is there? Is the result written back? Does wait() start the "
+    "last bucket, which is not full?"
+)
+
+
+@answered
+def overlap(written: type) -> str:
+    """Notebook 13: `Overlapped`, a class that averages gradients over the ranks in buckets, during backward."""
+    calls_by_rank = []
+    for rank in range(RANKS):
+        with _process_group(rank):
+            calls_by_rank.append(_check_gradients(written))
+    for (case, first), (_, second) in zip(*calls_by_rank, strict=True):
+        expect(first == second, "calls of all_reduce with as many bytes on each rank", f"{first} and {second}", case)
+    with _process_group(rank=0):
+        exposed = _check_exposed(written)
+    return f"the mean on each of {RANKS} ranks in {len(calls_by_rank[0])} steps. {exposed}"
+
+
+@contextmanager
+def _process_group(rank: int) -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # here: it registers the kind of group
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=RANKS)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------------- what the reader is given
+
+
+class _Noted(torch.futures.Future):
+    """The future of an all-reduce, which notes when it is waited for."""
+
+    def __init__(self, calls: _Calls):
+        super().__init__()
+        self.calls, self.step = calls, calls.step
+
+    def arrive(self, tensor: torch.Tensor) -> None:
+        self.set_result(tensor.mul_(SUM))
+
+    def done(self) -> bool:
+        done = super().done()
+        self.calls.now_ms += 0 if done else POLL_MS
+        return done
+
+    def wait(self) -> torch.Tensor:
+        self.calls.blocked += self.calls.in_backward and not super().done()
+        self.calls.again += self.step != self.calls.step
+        return super().wait()
+
+
+class _Calls:
+    """The `all_reduce` that the reader's class is given: each call is noted, step by step, on a simulated clock.
+
+    Made before the reader's class, it has its hooks first: it knows which gradients are ready when a bucket is started.
+    """
+
+    def __init__(self, model: nn.Module, bucket_bytes: int):
+        self.bucket_bytes, self.step = bucket_bytes, 0
+        self.largest = max(parameter.nbytes for parameter in model.parameters())
+        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self._become_ready)
+
+    def begin(self) -> None:
+        """Begin a step, before its backward pass."""
+        self.step, self.in_backward = self.step + 1, True
+        self.now_ms = self.link_free_ms = 0.0
+        self.order: list[str] = []  # of the parameters, as their gradients become ready
+        self.ready = self.left = self.blocked = self.again = 0
+        self.bytes: list[int] = []  # of each call
+        self.pending: list[int] = []  # bytes that were ready and not started, just before each call
+        self.futures: list[_Noted] = []
+
+    def end_of_backward(self) -> None:
+        """Note what is not started when the backward pass has ended."""
+        self.in_backward, self.left = False, self.ready - sum(self.bytes)
+
+    def _become_ready(self, parameter: nn.Parameter) -> None:
+        self.order.append(self.names[parameter])
+        self.ready += parameter.grad.nbytes
+        self.now_ms += BACKWARD_MS
+
+    def __call__(self, tensor: torch.Tensor) -> _Noted:
+        expect(isinstance(tensor, torch.Tensor), "a tensor", type(tensor).__name__, "all_reduce")
+        self.pending.append(self.ready - sum(self.bytes))
+        self.bytes.append(tensor.nbytes)
+        self.link_free_ms = max(self.link_free_ms, self.now_ms) + 1e3 * NETWORK.seconds(tensor.nbytes, RANKS)
+        future = _Noted(self)
+        threading.Timer(DELAY, future.arrive, [tensor.detach()]).start()
+        self.futures.append(future)
+        return future
+
+    def expect_done(self, case: str) -> None:
+        """Expect each gradient in one call at most, and all calls to have ended."""
+        expect(len(self.bytes) > 0, "calls of all_reduce, which Overlapped was given", "none", case)
+        reduced = f"{_size(sum(self.bytes))} in {counted(len(self.bytes), 'call')}"
+        hint = "Once a bucket is started, a new one begins, which is empty, also for the next step."
+        right = sum(self.bytes) <= self.ready
+        expect(right, f"all_reduce to be given the {_size(self.ready)} of gradients", reduced, case, hint)
+        under_way = sum(not future.done() for future in self.futures)
+        expected = "all all-reduces to have ended when wait() returned"
+        expect(not under_way, expected, f"{under_way} of {len(self.futures)} that had not", case)
+
+    def expect_buckets(self, case: str) -> None:
+        """Expect buckets of the size that was asked for, started as they are full, and nobody who waits before."""
+        case, bucket = f"{case}: the gradients are right, but", f"in buckets of {_size(self.bucket_bytes)}"
+        hint = "Backward stands still meanwhile, so nothing overlaps: wait in Overlapped.wait()."
+        blocked = counted(self.blocked, "call")
+        expect(not self.blocked, "no call of a future's wait() during backward", blocked, case, hint)
+        hint = "Each bucket but the last, partly filled one is started in a hook, as soon as it is full."
+        left = f"{_size(self.left)} of {_size(self.ready)}, {bucket}"
+        right = self.left <= max(self.bucket_bytes, self.largest)
+        expect(right, "at most one bucket to start when backward had ended", left, case, hint)
+        right = max(self.pending) <= self.bucket_bytes + self.largest
+        late = f"{_size(max(self.pending))} that were ready and not started, {bucket}"
+        expect(right, "each bucket to be started as soon as it is full", late, case)
+        hint = "Each call costs the latency of the network."
+        for number, (one, other) in enumerate(itertools.pairwise(self.bytes), 1):
+            pair = f"{_size(one)} and {_size(other)} in calls {number} and {number + 1} of {len(self.bytes)}, {bucket}"
+            expect(one + other >= self.bucket_bytes, "full buckets", pair, case, hint)
+        again = counted(self.again, "all-reduce")
+        hint = "They and their tensors are kept, more in every step: forget them when they have ended."
+        expect(not self.again, "wait() to wait for this step alone", f"{again} of earlier steps", case, hint)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes:,} bytes" if nbytes < 1_000 else f"{nbytes / 1e3:,.3g} kB"
+
+
+def _step(overlapped: object, calls: _Calls, model: nn.Module, *inputs: object) -> None:
+    """Do a step as the reader would."""
+    model.zero_grad()
+    calls.begin()
+    model(*inputs).sum().backward()
+    calls.end_of_backward()
+    overlapped.wait()
+
+
+# -------------------------------------------------------------------------------------------- are the gradients right?
+
+
+class _Network(nn.Module):
+    """A few layers, wide and narrow, of which one can be left out; always the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (16, 32, 32, 128, 32, 16, 4)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(itertools.starmap(nn.Linear, itertools.pairwise(widths)))
+
+    def forward(self, x: torch.Tensor, short: bool) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            if not (short and number == 1):
+                x = torch.tanh(layer(x))
+        return x
+
+
+def _check_gradients(written: type) -> list[tuple[str, list[int]]]:
+    """Compare the gradients of a few steps with each size of buckets; return each step, and the bytes of its calls."""
+    steps = []
+    for bucket_bytes in BUCKETS:
+        model, alone = _Network(), _Network()
+        calls = _Calls(model, bucket_bytes)
+        overlapped = written(model, bucket_bytes, calls)
+        for number, short in enumerate((False, False, True, False), 1):
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(number))
+            alone.zero_grad()
+            alone(x, short).sum().backward()
+            _step(overlapped, calls, model, x, short)
+            case = f"step {number}, in buckets of {_size(bucket_bytes)}" + ", one layer unused" * short
+            calls.expect_done(case)
+            _expect_means(case, model, alone, calls.order)
+            if not short:
+                calls.expect_buckets(case)
+            steps.append((case, calls.bytes))
+    return steps
+
+
+def _expect_means(case: str, model: nn.Module, alone: nn.Module, order: list[str]) -> None:
+    """Expect means over the ranks; say what is there instead, of the gradient that was ready first."""
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name in gradients.keys() - set(order):
+        unused = gradients[name] is None or not gradients[name].any()
+        expect(unused, f"no gradient of {name}", f"one on rank {dist.get_rank()}", case)
+    for name in order:
+        gradient, own = gradients[name], alone.get_parameter(name).grad
+        others = {"the sum": SUM * own, "that of this rank alone": own}
+        instead = next((title for title, other in others.items() if _close(gradient, other)), "neither it nor the sum")
+        place = f"{case}: the gradient of {name} on rank {dist.get_rank()}"
+        expect(_close(gradient, SUM / RANKS * own), "the mean over the ranks", instead, place, HINT)
+
+
+def _close(gradient: torch.Tensor | None, expected: torch.Tensor) -> bool:
+    same_shape = gradient is not None and gradient.shape == expected.shape
+    return same_shape and bool((gradient - expected).abs().max() <= 1e-4 * expected.abs().max())
+
+
+# ---------------------------------------------------------------------------------- how much communication is exposed?
+
+
+def _check_exposed(written: type) -> str:
+    """Do a step on the simulated clock; return in words how much is exposed."""
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    bucket_bytes = model[0].weight.nbytes
+    calls = _Calls(model, bucket_bytes)
+    _step(written(model, bucket_bytes, calls), calls, model, torch.ones(1, WIDTH))
+    alone, all_of_it = LAYERS * BACKWARD_MS, 1e3 * LAYERS * NETWORK.seconds(bucket_bytes, RANKS)
+    step = max(calls.now_ms, calls.link_free_ms)
+    expect(
+        step - alone < EXPOSED * all_of_it,
+        f"a backward pass of about {milliseconds(alone + all_of_it / LAYERS)} over a {NETWORK}",
+        f"{milliseconds(step)} ({milliseconds(alone)} without communication)",
+        "the gradients are right, but too little overlaps",
+        f"Of {LAYERS} buckets only the last one is exposed.",
+    )
+    return f"Over a {NETWORK}, of {milliseconds(all_of_it)} of communication {milliseconds(step - alone)} are exposed."

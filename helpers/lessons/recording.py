@@ -1,0 +1,192 @@
+"""Records a reference for others: executes the notebooks, each several times, and keeps what their rungs measured.
+
+``python -m helpers record --out DIR`` makes this folder:
+
+==================== ====================================================================
+``scoreboard.jsonl`` a result a rung: means and intervals over the processes
+``processes.jsonl``  every result of every process; a recording that was interrupted goes on
+``machine.json``     what they were measured on
+``README.md``        all of it, to read
+``ladder.png``       the results as a figure
+``waiting.png``      where the time of a step goes, in the first rungs
+``traces/``          a folder for each rung, with the trace that its notebook recorded first
+==================== ====================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from helpers import figures
+from helpers.lessons import execute
+from helpers.results import hardware, scoreboard
+from helpers.results.scoreboard import Result
+from stepscope import traces
+from stepscope.base import confidence, staging
+from stepscope.timing import profiling
+
+PROCESSES = 3  # an interval over rounds speaks of its own process only
+_ALL, _MACHINE, _RESULTS = "processes.jsonl", "machine.json", "scoreboard.jsonl"
+_CHANGES = {"date", "clocks"}  # of the machine, without making it another one
+
+
+class OtherRecording(ValueError):
+    """The folder holds a recording of another machine, or with other settings."""
+
+
+def record(out: str | Path, notebooks: Sequence[Path] | None = None, processes: int = PROCESSES) -> list[str]:
+    """Execute the notebooks that add a rung, and write the reference.
+
+    Parameters
+    ----------
+    out : str or Path
+        Folder to write. A recording of this machine that was interrupted there goes on: what a notebook has measured
+        in a process is not measured again.
+    notebooks : sequence of Path, optional
+        By default all that add a rung. On a machine that allows little time at once, name one after the other.
+    processes : int
+        How often each is executed.
+
+    Returns
+    -------
+    list of str
+        What could not be recorded, and why: a cell of the notebook raised an error.
+
+    Raises
+    ------
+    OtherRecording
+        If the folder holds the recording of another machine, or with other settings.
+    """
+    out = Path(out).absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    _same_machine(out)
+    failed = []
+    for process in range(processes):
+        for notebook in notebooks or execute.all_notebooks():
+            if "scoreboard.add(" in notebook.read_text(encoding="utf-8"):
+                try:
+                    _measure(notebook, process, out)
+                except execute.NotebookFailed as error:
+                    failed.append(str(error))
+    results = [_joined(results) for results in _by_rung(out).values()]
+    staging.write(out / _RESULTS, scoreboard.lines(results))
+    if results:
+        figures.ladder(results).save(out / "ladder.png")
+        figures.waiting(results).save(out / "waiting.png")
+    staging.write(out / "README.md", _page(out, results))
+    return failed
+
+
+def _measure(notebook: Path, process: int, out: Path) -> None:
+    """Execute a notebook with the results of those before it, and keep what it adds, and its traces."""
+    path = out / _ALL
+    stored = scoreboard.read(path)
+    runs_so_far = [results[process] for results in _by_rung(out).values() if len(results) > process]
+    if any(result.rung[:2] == notebook.stem[:2] for result in runs_so_far):
+        return
+    with tempfile.TemporaryDirectory() as folder, _runs_in(folder):
+        staging.write(scoreboard.own_path(), scoreboard.lines(runs_so_far))
+        execute.execute(notebook, Path(folder, "page.html"))
+        added = scoreboard.read()[len(runs_so_far) :]
+        for result in added:
+            _keep_trace(result, Path(folder), out)
+    staging.write(path, scoreboard.lines([*stored, *added]), durable=True)
+
+
+@contextmanager
+def _runs_in(folder: str) -> Iterator[None]:
+    before = os.environ.get("COURSE_RUNS")
+    os.environ["COURSE_RUNS"] = folder
+    try:
+        yield
+    finally:
+        os.environ.pop("COURSE_RUNS")
+        if before is not None:
+            os.environ["COURSE_RUNS"] = before
+
+
+def _keep_trace(result: Result, runs: Path, out: Path) -> None:
+    folder = out / scoreboard.trace_folder(result.rung)
+    written = sorted((runs / result.trace).glob("*.pt.trace.json.gz")) if result.trace else []
+    if written and not folder.exists():
+        with staging.folder(folder) as staged:
+            traces.slim(written[0], staged / "reference.pt.trace.json.gz")  # it was named after the machine
+
+
+def _by_rung(out: Path) -> dict[str, list[Result]]:
+    """Return the results of each rung, one a process, in the order of the rungs."""
+    results: dict[str, list[Result]] = {}
+    for result in sorted(scoreboard.read(out / _ALL), key=lambda result: scoreboard.place(result.rung)):
+        results.setdefault(result.rung, []).append(result)
+    return results
+
+
+def _joined(results: list[Result]) -> Result:
+    """Return the mean of a rung's results, with intervals over the processes."""
+    if len(results) == 1:
+        return results[0]
+
+    def mean(name: str) -> float:
+        return sum(getattr(result, name) for result in results) / len(results)
+
+    ratios = [result.ratio.mean for result in results if result.ratio]
+    return replace(
+        results[0],
+        rate=confidence.geometric(result.rate.mean for result in results),
+        ratio=confidence.geometric(ratios) if ratios else None,
+        step_ms=mean("step_ms"),
+        loading_share=mean("loading_share"),
+        device_idle=None if results[0].device_idle is None else mean("device_idle"),
+        processes=len(results),
+    )
+
+
+def _same_machine(out: Path) -> None:
+    path, now = out / _MACHINE, hardware.describe()
+    if not path.exists():
+        staging.write(path, json.dumps(now, indent=2) + "\n")
+        return
+    before = json.loads(path.read_text())
+    other = [key for key in before.keys() | now.keys() if key not in _CHANGES and before.get(key) != now.get(key)]
+    if other:
+        found = ", ".join(f"{key} {before.get(key)!r} instead of {now.get(key)!r}" for key in sorted(other))
+        raise OtherRecording(f"{out} holds another recording, with {found}. Name another folder, or delete this one.")
+
+
+def _page(out: Path, results: list[Result]) -> str:
+    """Return the reference as a page of Markdown."""
+    machine = json.loads((out / _MACHINE).read_text())
+    machine["clocks"] = ", ".join(f"{kind} {mhz:,} MHz" for kind, mhz in (machine["clocks"] or {}).items()) or None
+    lines = [
+        f"# Recorded on {machine['device']}",
+        "",
+        "| rung | images/s (95% interval) | ms a step | host waits | device idle | ratio (95% interval) | trace |",
+        "|---|---|---|---|---|---|---|",
+        *(_row(result, out) for result in results),
+        "",
+        "Each rung is what its notebook measured, in interleaved rounds. Where several processes measured it, the "
+        f"figures are their means, and the intervals are over the processes; `{_ALL}` has all of them. An interval "
+        "over the rounds of one process speaks of that process only.",
+        "",
+        "| measured on | |",
+        "|---|---|",
+        *(f"| {key} | {value} |" for key, value in machine.items() if value is not None),
+        "",
+        "What a step is, and what it is fed:",
+        "",
+        *(f"- {step}; {data}" for step, data in dict.fromkeys((result.step, result.data) for result in results)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(result: Result, out: Path) -> str:
+    rate = f"{result.rate.mean:,.0f} ({result.rate.lowest:,.0f} to {result.rate.highest:,.0f})"
+    times = f"{result.step_ms:.2f} | {result.loading_share:.1%} | {scoreboard.percent_or_dash(result.device_idle)}"
+    size = profiling.size_kb(out / scoreboard.trace_folder(result.rung))
+    return f"| {result.rung} | {rate} | {times} | {scoreboard.ratio_text(result) or '–'} | {size:.0f} kB |"

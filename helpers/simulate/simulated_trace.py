@@ -1,0 +1,114 @@
+"""Writes simulated time lines as a trace, as PyTorch's profiler writes one of a GPU. All of it is named simulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.base import staging
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAME = "simulated.pt.trace.json"
+PROCESS, THREAD, DEVICE = 1, 1, 0
+LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # the name by which readers of traces know it
+WITHIN = 0.3  # of a launch: where in its operator the runtime's call begins
+
+
+def write(spans: pd.DataFrame, title: str, folder: Path) -> Path:
+    """Write time lines as a trace that `stepscope.traces` and TensorBoard's profiler tab read, and return its folder.
+
+    In it a launch is an operator with a call of the CUDA runtime inside, and an arrow to what it launched. With two
+    streams and fewer than four kernels a step, readers take the last step for one that was cut off.
+
+    Parameters
+    ----------
+    spans : DataFrame
+        As `SimulatedRun` has them.
+    title : str
+        What was simulated; stands in the head of the file.
+    folder : Path
+        Of this run alone. A simulated trace in it is replaced.
+    """
+    content = {
+        "schemaVersion": 1,
+        "simulated": title,
+        "deviceProperties": [{"id": DEVICE, "name": "simulated device"}],
+        "displayTimeUnit": "ms",
+        "traceName": NAME,
+        "traceEvents": [*_names(spans), *_steps(spans), *_events(spans)],
+    }
+    staging.write(folder / NAME, json.dumps(content).encode())
+    return folder
+
+
+def _names(spans: pd.DataFrame) -> Iterator[dict]:
+    yield _name("process_name", PROCESS, 0, "simulated host")
+    yield _name("process_name", DEVICE, 0, "simulated device")
+    yield _name("thread_name", PROCESS, THREAD, f"thread {THREAD} (simulated)")
+    for stream in sorted({int(lane.split()[1]) for lane in spans["lane"] if lane != "host"}):
+        yield _name("thread_name", DEVICE, stream, f"stream {stream} (simulated)")
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> dict:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
+
+
+def _steps(spans: pd.DataFrame) -> Iterator[dict]:
+    of_steps = spans[spans["lane"] == "host"].groupby("step")
+    for step, start, end in zip(of_steps.groups, of_steps["start"].min(), of_steps["end"].max(), strict=True):
+        yield _event("user_annotation", f"ProfilerStep#{step}", start, end)
+
+
+def _events(spans: pd.DataFrame) -> Iterator[dict]:
+    launched = spans[spans["lane"] != "host"].drop_duplicates("launch").set_index("launch")
+    for span in spans.itertuples():
+        if span.lane != "host":
+            yield from _on_device(span)
+        elif span.kind == "loading":
+            yield _event("user_annotation", LOADING, span.start, span.end)
+        elif span.kind == "wait":
+            for name in ("aten::item", "aten::_local_scalar_dense"):
+                yield _event("cpu_op", name, span.start, span.end)
+            yield _event("cuda_runtime", "cudaStreamSynchronize", span.start, span.end)
+        else:
+            yield from _launch(span, launched["kind"][span.launch])
+
+
+def _launch(span: tuple, kind: str) -> Iterator[dict]:
+    call = "cudaMemcpyAsync" if kind == "copy" else "cudaLaunchKernel"
+    if span.name == "graph":
+        call = "cudaGraphLaunch"
+    begin = span.start + WITHIN * (span.end - span.start)
+    numbers = {"External id": span.launch, "correlation": span.launch}
+    operator = "aten::copy_" if kind == "copy" else f"simulated::{span.name}"
+    yield _event("cpu_op", operator, span.start, span.end, **{"External id": span.launch})
+    yield _event("cuda_runtime", call, begin, span.end, **numbers)
+    yield _arrow("s", span.launch, begin, PROCESS, THREAD)
+
+
+def _on_device(span: tuple) -> Iterator[dict]:
+    stream = int(span.lane.split()[1])
+    category, name = "kernel", f"{span.name} (simulated)"
+    if span.kind == "copy":
+        category, name = "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"
+    numbers = {"External id": span.launch, "correlation": span.launch}
+    place = {"device": DEVICE, "context": 1, "stream": stream}
+    yield _event(category, name, span.start, span.end, DEVICE, stream, **numbers, **place)
+    yield _arrow("f", span.launch, span.start, DEVICE, stream) | {"bp": "e"}
+
+
+def _event(
+    category: str, name: str, start: float, end: float, process: int = PROCESS, thread: int = THREAD, **arguments
+) -> dict:
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": process, "tid": thread, "ts": start, "dur": end - start,
+        "args": arguments,
+    }  # fmt: skip
+
+
+def _arrow(end: str, number: int, time: float, process: int, thread: int) -> dict:
+    return {"ph": end, "id": number, "pid": process, "tid": thread, "ts": time, "cat": "ac2g", "name": "ac2g"}

@@ -1,0 +1,163 @@
+"""A simulated link: an object store as far away as the dials say, while it is on this machine.
+
+This file is also the process that is the link. It imports nothing of `helpers` at its top, since PyTorch would come
+with it: 200 MB, and seconds of start-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from stepscope.base import child
+
+_CHUNK = 128 * 1024  # bytes that arrive at once: 1.5 ms at 90 MB/s
+_LATE = 0.0005  # seconds by which a sleep is too long on average: it ends with a full millisecond
+_FORGIVEN = 0.02  # seconds that a connection catches up with when its process had to wait for a core
+_QUESTION = b"COUNTS\n"  # for `Link.counts`; no request of HTTP begins so
+
+
+class Counts(NamedTuple):
+    """What passed so far: requests, connections that made one, and bytes that came back."""
+
+    requests: int
+    connections: int
+    bytes: int
+
+    def since(self, before: Counts) -> Counts:
+        """Return what passed after `before`."""
+        return Counts(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+class Dials:
+    """Time to the first byte and bandwidth, and what they make of requests."""
+
+    def __init__(self, first_byte_ms: float, mb_per_s: float):
+        if first_byte_ms < 0 or mb_per_s <= 0:
+            raise ValueError(f"Expected 0 ms or more and more than 0 MB/s, found {first_byte_ms} and {mb_per_s}.")
+        self.first_byte_ms, self.mb_per_s = first_byte_ms, mb_per_s
+
+    def __str__(self) -> str:
+        return f"simulated link ({self.first_byte_ms:g} ms to the first byte, {self.mb_per_s:g} MB/s a connection)"
+
+    def seconds(self, requests: int, size: float, connections: int = 1) -> float:
+        """Return how long `requests` of equal size take for `size` bytes in all: first bytes, and size ÷ bandwidth."""
+        one = self.first_byte_ms / 1e3 + size / max(requests, 1) / (self.mb_per_s * 1e6)
+        return math.ceil(requests / connections) * one
+
+
+class Link(Dials):
+    """A slow link before a server: a small proxy in a process of its own, which ends with this one.
+
+    The first byte of an answer arrives `first_byte_ms` after the request, or later if the server is slower; from then
+    on every connection has `mb_per_s` for itself, in each direction. To open one costs nothing. Bytes are passed on as
+    they are, so signatures hold. If the server goes away, its connections are closed; when it is back, new ones work.
+
+    Parameters
+    ----------
+    endpoint : str
+        Of the server, such as ``"http://127.0.0.1:8333"``; the attribute `endpoint` is that of the link.
+    first_byte_ms, mb_per_s : float
+        By default those of Amazon S3, from a machine in the same region.
+    """
+
+    def __init__(self, endpoint: str, first_byte_ms: float = 30, mb_per_s: float = 90):
+        super().__init__(first_byte_ms, mb_per_s)
+        server = urlsplit(endpoint)
+        if server.scheme != "http" or not server.port:
+            raise ValueError(f"Expected an endpoint such as http://127.0.0.1:8333, found {endpoint!r}.")
+        arguments = [__file__, server.hostname, server.port, first_byte_ms, mb_per_s]
+        self._child = child.Child(arguments, stdout=subprocess.PIPE)
+        self._port = int(self._child.process.stdout.readline())
+        self.endpoint = f"http://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the link; its connections break."""
+        self._child.stop()
+
+    def counts(self) -> Counts:
+        """Return what passed so far; its `bytes` include the heads of answers, some 300 bytes each."""
+        link = socket.create_connection(("127.0.0.1", self._port), timeout=30)
+        with link, link.makefile("rb") as answer:
+            link.sendall(_QUESTION)
+            return Counts(*json.load(answer))
+
+
+class _Proxy:
+    def __init__(self, host: str, port: str, first_byte_ms: str, mb_per_s: str):
+        self.server = host, int(port)
+        self.first_byte, self.per_second = float(first_byte_ms) / 1e3, float(mb_per_s) * 1e6
+        self.requests = self.connections = self.bytes = 0
+
+    async def run(self) -> None:
+        """Serve until the process that started this one ends it, or ends."""
+        child.end_with_owner()
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0, limit=4 * _CHUNK)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await server.serve_forever()
+
+    async def serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        """Serve a connection until one side closes it."""
+        writers, tasks = [to_client], []
+        with suppress(OSError):  # the server is away, or the client
+            first = await client.read(_CHUNK)
+            if first == _QUESTION:
+                to_client.write(json.dumps([self.requests, self.connections, self.bytes]).encode())
+            elif first:
+                self.connections += 1
+                server, to_server = await asyncio.open_connection(*self.server, limit=4 * _CHUNK)
+                writers.append(to_server)
+                asked: list[float] = []  # when the request arrived that is not answered yet
+                ways = self.upload(asked, first, client, to_server), self.download(asked, server, to_client)
+                tasks = [asyncio.create_task(each) for each in ways]
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.close()
+
+    async def upload(self, asked: list[float], data: bytes, client, to_server) -> None:
+        free = 0.0
+        while data:
+            if not asked:  # the client's first bytes after an answer are a request: HTTP/1.1 takes turns
+                asked.append(free := time.monotonic())
+                self.requests += 1
+            free = await self.send(data, to_server, free)
+            if asked:
+                asked[0] = free
+            data = await client.read(_CHUNK)
+
+    async def download(self, asked: list[float], server, to_client) -> None:
+        free = 0.0
+        while data := await server.read(_CHUNK):
+            if asked:
+                free = max(asked.pop() + self.first_byte, time.monotonic())
+            free = await self.send(data, to_client, free)
+            self.bytes += len(data)
+
+    async def send(self, data: bytes, writer: asyncio.StreamWriter, free: float) -> float:
+        """Send when a connection that is free at the moment `free` has transferred `data`, and return that moment."""
+        free = max(free, time.monotonic() - _FORGIVEN) + len(data) / self.per_second
+        await asyncio.sleep(free - time.monotonic() - _LATE)
+        writer.write(data)
+        await writer.drain()
+        return free
+
+
+if __name__ == "__main__":
+    asyncio.run(_Proxy(*sys.argv[1:]).run())

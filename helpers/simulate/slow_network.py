@@ -1,0 +1,190 @@
+"""A simulated network between the ranks of a job on one machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from helpers.simulate.sleeping import wait_until
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.futures import Future
+
+_SLOTS = 4096  # transfers of which the ranks know when they began; no rank is that far ahead of another
+
+
+@dataclass(frozen=True)
+class SlowNetwork:
+    """A network that is as slow as the dials say, between the ranks of a job on this machine.
+
+    The tensors are summed over the loopback, as gloo does it; then each rank waits until the network would have done
+    so too. A transfer begins when the last rank asks for it and the one before has ended: there is one link, in which
+    transfers queue. It ends on all ranks at the same moment. What the loopback takes is inside of that time, not added.
+    The wait is part of the all-reduce in a trace too, and takes no CPU time.
+
+    Parameters
+    ----------
+    mb_per_s : float
+        Bandwidth of each rank's connection, in each direction: 125 for 1 Gbit/s.
+    latency_ms : float
+        From one rank to the next, for each of the messages of an all-reduce.
+
+    Examples
+    --------
+    >>> network = SlowNetwork(mb_per_s=125)
+    >>> model.register_comm_hook(None, network.hook)  # of a DistributedDataParallel
+    """
+
+    mb_per_s: float
+    latency_ms: float = 0.1
+
+    def __post_init__(self):
+        if self.mb_per_s <= 0 or self.latency_ms < 0:
+            raise ValueError(f"Expected a bandwidth above 0 MB/s and a latency of 0 ms or more, found {self}.")
+
+    def __str__(self) -> str:
+        return f"simulated network ({self.mb_per_s:g} MB/s, {self.latency_ms:g} ms latency)"
+
+    def seconds(self, nbytes: float, world: int) -> float:
+        """Return how long an all-reduce takes, in seconds.
+
+        By the ring all-reduce: each of n ranks sends 2 (n − 1) messages of 1/n of the bytes to the next one (Patarasuk
+        and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009).
+
+        Parameters
+        ----------
+        nbytes : float
+            Of the tensor.
+        world : int
+            Ranks that take part.
+        """
+        messages = 2 * (world - 1)
+        return messages * (nbytes / world / (self.mb_per_s * 1e6) + self.latency_ms / 1e3)
+
+    def hook(self, group: ProcessGroup | None, bucket):  # the model reads annotations, but not where they are text
+        """Average a bucket of gradients, as `DistributedDataParallel` does without a hook, but over this network.
+
+        For ``model.register_comm_hook(None, network.hook)``, also inside of PyTorch's ``bf16_compress_wrapper``. With
+        a process group of the model's own, pass that in place of None. Returns and raises as `all_reduce` does.
+        """
+        group = _group(group)
+        return self.all_reduce(bucket.buffer().div_(group.size()), group)  # divided first: 16 bits overflow later
+
+    def all_reduce(self, tensor: torch.Tensor, group: ProcessGroup | None = None) -> Future[torch.Tensor]:
+        """Begin to sum a tensor over all ranks in place; they must ask for the same tensors in the same order.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            Of any shape and type, on the CPU.
+        group : ProcessGroup, optional
+            Ranks that take part, by default all. Each group has a link of its own.
+
+        Returns
+        -------
+        Future
+            Has the tensor when this network would have transferred it; or the error of the all-reduce, at once.
+
+        Raises
+        ------
+        ValueError
+            If the tensor is not on the CPU.
+        RuntimeError
+            If there is no process group, or if its ranks are not all on one machine.
+        """
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"Expected a tensor on the CPU, found one on {tensor.device}: a {self} says nothing about how a device "
+                "computes while it communicates. Train on the CPU with gloo, or leave the simulated network out."
+            )
+        group = _group(group)
+        if group not in _links:
+            _links[group] = _Link(group)
+        link = _links[group]
+        number = link.begin(self.seconds(tensor.nbytes, group.size()))
+
+        def arrive(summed: Future) -> torch.Tensor:
+            (tensor,) = summed.value()  # raises if it has failed
+            wait_until(link.end(number))
+            return tensor
+
+        return dist.all_reduce(tensor, group=group, async_op=True).get_future().then(arrive)
+
+
+def _group(group: ProcessGroup | None) -> ProcessGroup:
+    if not dist.is_initialized():
+        raise RuntimeError(
+            "Expected a process group, found none: call torch.distributed.init_process_group first, in each rank."
+        )
+    return group or dist.group.WORLD
+
+
+class _Link:
+    """When the transfers of a process group end. All ranks calculate the same, from when each rank asked for them.
+
+    The ranks write this into memory that they share: their clocks are the same one. A transfer that the loopback has
+    done has been asked for by all ranks, and so have all before it.
+    """
+
+    def __init__(self, group: ProcessGroup):
+        self.rank, self.asked = group.rank(), _shared(group)
+        self.lock = threading.Lock()  # gloo's threads end two transfers at a time
+        self.seconds: list[float] = []
+        self.ends: list[float] = []
+
+    def begin(self, seconds: float) -> int:
+        """Queue a transfer that takes so long; return its number."""
+        with self.lock:
+            number = len(self.seconds)
+            self.seconds.append(seconds)
+            self.asked[number % _SLOTS, self.rank] = time.perf_counter()
+            return number
+
+    def end(self, number: int) -> float:
+        """Return when a transfer ends, in seconds of ``time.perf_counter()``, once the loopback has done it."""
+        with self.lock:
+            while len(self.ends) <= number:
+                next_one = len(self.ends)
+                free = self.ends[-1] if self.ends else 0.0
+                begin = max(float(self.asked[next_one % _SLOTS].max()), free)
+                self.ends.append(begin + self.seconds[next_one])
+            return self.ends[number]
+
+
+_links: weakref.WeakKeyDictionary[ProcessGroup, _Link] = weakref.WeakKeyDictionary()
+
+
+def _shared(group: ProcessGroup) -> np.ndarray:
+    """Return memory that the ranks of a group share, float64 [_SLOTS, ranks]; all of them must call this."""
+    shape = _SLOTS, group.size()
+    path = [None]
+    if group.rank() == 0:
+        file, path[0] = tempfile.mkstemp(prefix="simulated-network-")
+        os.truncate(file, np.prod(shape) * 8)
+        os.close(file)
+    dist.broadcast_object_list(path, group=group, group_src=0)
+    try:
+        asked = np.memmap(path[0], np.float64, "r+", shape=shape)
+    except OSError as error:
+        raise RuntimeError(
+            "Expected all ranks on one machine, with one folder for temporary files, found that rank "
+            f"{dist.get_rank()} cannot open a file of another one ({error}). Between machines there is a real network: "
+            "leave the simulated one out."
+        ) from error
+    dist.barrier(group)  # all have it open
+    if group.rank() == 0:
+        with suppress(PermissionError):  # Windows removes no open file
+            Path(path[0]).unlink()
+    return asked

@@ -1,0 +1,102 @@
+"""The command ``stepscope traces · diagnose · tensorboard``."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, or 1 if there is a problem."""
+    parser = argparse.ArgumentParser(prog="stepscope", description="Find the bottleneck of a PyTorch training loop.")
+    commands = parser.add_subparsers(required=True)
+    traces = commands.add_parser("traces", help="print traces as tables: steps, loading, accelerators, kernels, gaps")
+    traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
+    traces.set_defaults(command=_traces)
+    diagnose = commands.add_parser("diagnose", help="say where the bottleneck is in each trace, and what to change")
+    diagnose.add_argument("path", metavar="TRACE_OR_LOGDIR", help="a trace, the folder of a run, or a folder of runs")
+    diagnose.set_defaults(command=_diagnose)
+    tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
+    logdir = tensorboard.add_mutually_exclusive_group(required=True)
+    logdir.add_argument("logdir", metavar="LOGDIR", nargs="?", help="folder of the traces")
+    fixed = "instead, write corrected copies of the traces into the folder OUT, for a plain TensorBoard"
+    logdir.add_argument("--fix", metavar=("LOGDIR", "OUT"), nargs=2, help=fixed)
+    tensorboard.set_defaults(command=_tensorboard)
+    options = parser.parse_args(arguments)
+    return run(options.command, options, "stepscope")
+
+
+def run(command, options: argparse.Namespace, package: str) -> int:
+    """Run a command of a package: an error of its own is one line, a fault in its code a traceback.
+
+    Parameters
+    ----------
+    command : callable
+        Takes `options`, and returns the exit status.
+    package : str
+        Errors of this package, and of stepscope, are for the reader.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal can show all characters
+    try:
+        return command(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in (package, "stepscope"):
+            raise
+        print(f"{sys.executable} lacks {error.name}. {_remedy(package)}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in (package, "stepscope"):
+            raise  # a fault of ours: its traceback is needed
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _remedy(package: str) -> str:
+    if package == "stepscope":
+        return f'Install what the profiler tab needs:  {sys.executable} -m pip install "stepscope[tab]"'
+    return (
+        "Use the course's own Python, .venv/bin/python or that of your conda environment; in the course's folder, "
+        "`make lab` installs it."
+    )
+
+
+# The imports are in the functions so that each command starts as quickly as it can: PyTorch alone takes seconds.
+
+
+def _traces(options: argparse.Namespace) -> int:
+    from stepscope.traces import report
+
+    return 0 if report.show(options.path) else 1
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from stepscope import diagnosis
+
+    return 0 if diagnosis.show(options.path) else 1
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    if not options.fix:
+        from stepscope import tensorboard
+
+        tensorboard.serve(options.logdir)
+        return 0
+    from stepscope.tensorboard import fix
+
+    written, refused = fix.fix(*options.fix)
+    for error in refused:
+        print(f"Not copied: {error}", file=sys.stderr)
+    print(f"{len(written)} corrected traces for a plain TensorBoard are in {options.fix[1]}.")
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

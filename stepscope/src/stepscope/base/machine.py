@@ -1,0 +1,63 @@
+"""This machine as a program may use it: its cores, and the address at which a reader's browser finds its ports."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+CONTROL_GROUPS, OWN_CONTROL_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def cores() -> int:
+    """Processor cores that this process may use: a shared machine often grants fewer than it has.
+
+    A container may run on all cores and still be limited to the time of a few: then it is as many as that, rounded up.
+    """
+    try:
+        runs_on = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows cannot restrict a process to some cores
+        runs_on = os.cpu_count() or 1
+    return min(runs_on, math.ceil(cpu_quota() or runs_on))
+
+
+def cpu_quota() -> float | None:
+    """Return how many cores' time this process may use, or None without a limit."""
+    quotas = [limit.split() for limit in control_group_limits("cpu.max")]
+    return min((int(quota) / int(period) for quota, period in quotas if quota != "max"), default=None)
+
+
+def control_group_limits(name: str) -> list[str]:
+    """Return the limits, named by a file such as ``"cpu.max"``, of this process's control groups (Linux, version 2).
+
+    A container sees its own group as the root; a batch job's or a hub's group lies deeper.
+    """
+    try:
+        groups = OWN_CONTROL_GROUP.read_text().splitlines()
+    except FileNotFoundError:  # no Linux
+        return []
+    own = CONTROL_GROUPS.joinpath(*(group.removeprefix("0::/") for group in groups if group.startswith("0::/")))
+    files = (folder / name for folder in (own, *own.parents) if folder.is_relative_to(CONTROL_GROUPS))
+    return [file.read_text().strip() for file in files if file.is_file()]
+
+
+def hub_base_url() -> str | None:
+    """URL path of this reader's server behind JupyterHub (``/user/ada/``), or None without a hub."""
+    prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX")
+    return None if not prefix else f"/{prefix.strip('/')}/"
+
+
+def address(port: int | str) -> str:
+    """URL at which a reader's browser finds a port of this machine, with ``/`` at its end.
+
+    It is a path if a proxy stands before this machine: JupyterHub's, or the one that ``TENSORBOARD_PROXY_URL`` names.
+    """
+    hub = hub_base_url()
+    proxy = os.environ.get("TENSORBOARD_PROXY_URL") or (None if hub is None else f"{hub}proxy/%PORT%/")
+    return f"{proxy.rstrip('/')}/".replace("%PORT%", str(port)) if proxy else f"http://127.0.0.1:{port}/"
+
+
+def in_colab() -> bool:
+    """Whether this process is a kernel of Google Colab."""
+    return "google.colab" in sys.modules  # its kernels have loaded it; on Kaggle it is only installed

@@ -1,0 +1,225 @@
+"""Files and folders that appear whole or not at all, and that one process makes for all that want them.
+
+What is made lies in a staging folder or file beside its target, and gets its name by an atomic rename. The next process
+that stages something in the same folder removes what a killed one left: the system releases the lock of a process that
+ends, and a staging folder always has a lock file, made before it and removed after it.
+
+On a network disk whose locks do not reach other machines (``local_lock`` of NFS, ``localflock`` of Lustre), prepare
+shared folders from one machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_STAGING = re.compile(r"\..+\.staging-[0-9a-f]{8}(\.lock)?")
+_SHOWN_CHARACTERS = 40  # of a target's name: with all of a long one, the staging folder's name could be too long
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what rename reports, by system and by what is in the way
+
+
+class DamagedFolder(ValueError):
+    """A folder of prepared images is not as it was made."""
+
+
+class NotEnoughDisk(OSError):
+    """The disk has no room for what is to be made."""
+
+
+class TargetExists(FileExistsError):
+    """There is something already where a new folder should go."""
+
+
+@contextmanager
+def only_one_process(folder: Path) -> Iterator[None]:
+    """Let one process at a time make something in `folder`; the others say that they wait, and do."""
+    from filelock import FileLock, Timeout  # here, because most who import this never lock
+
+    lock = FileLock(folder / ".preparing.lock", mode=0o666)  # other users of a shared folder need it too
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"Another process is preparing images in {folder}, waiting for it.", flush=True)
+        lock.acquire()
+    try:
+        clean(folder)
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give a staging folder to fill, which becomes `path` when the block ends, and is gone if the block raises.
+
+    Parameters
+    ----------
+    path : path
+        Its parent folders are made.
+    replace : bool
+        Replace what is there. A process that is killed between the two renames leaves nothing at `path`.
+
+    Raises
+    ------
+    TargetExists
+        If there is something at `path` that must not be replaced: before the block, or after it.
+    NotEnoughDisk
+        If the disk becomes full meanwhile.
+    """
+    path = Path(os.path.abspath(path))
+    if not replace:
+        _refuse_existing(path)
+    with scratch(path) as staging:
+        yield staging
+        if replace:
+            _replace(path, staging)
+        else:
+            _refuse_existing(path)
+            _rename(staging, path)
+
+
+@contextmanager
+def scratch(path: str | Path) -> Iterator[Path]:
+    """Give a new folder next to `path`, on the same disk; it is removed when the block ends, unless it was renamed."""
+    with _staged(path) as staging:
+        staging.mkdir()
+        yield staging
+
+
+def write(path: str | Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Write a file that appears whole or not at all; one that is there is replaced, and keeps its permissions.
+
+    Parameters
+    ----------
+    path : path
+        Its parent folders are made. On Windows, nobody may have the file open that is replaced.
+    content : str or bytes
+        Text is written as UTF-8.
+    durable : bool
+        Wait until the content is on the disk, so that after a power cut there is the old file or the new one.
+
+    Raises
+    ------
+    NotEnoughDisk
+        If the disk becomes full meanwhile.
+    """
+    path = Path(os.path.realpath(path))  # a link stays a link, and the file that it leads to is replaced
+    with _staged(path) as staging:
+        with open(staging, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        with suppress(OSError):  # there is none yet, or it is another user's
+            shutil.copymode(path, staging)
+        staging.replace(path)
+
+
+def is_staging(path: Path) -> bool:
+    """Whether a path is, or lies in, a staging folder or file, or is the lock file of one."""
+    return any(map(_STAGING.fullmatch, path.parts))
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed processes have left in `folder`; where another user's files cannot be removed, they stay."""
+    from filelock import Timeout
+
+    try:
+        names = os.listdir(folder)
+    except OSError:  # it is not there, or its user may write to it but not list it
+        return
+    for name in names:
+        if _STAGING.fullmatch(name) and name.endswith(".lock"):
+            with suppress(Timeout, OSError), _locked(folder / name.removesuffix(".lock"), timeout=0):
+                pass  # we have the lock, so its process has ended; all that it left is removed now
+
+
+def check_free(folder: Path, images: int, bytes_per_image: int) -> None:
+    """Raise NotEnoughDisk unless `images` files fit on the disk of `folder`, which must exist."""
+    needed, free = images * bytes_per_image, shutil.disk_usage(folder).free
+    if free < needed:
+        raise NotEnoughDisk(
+            errno.ENOSPC, f"{folder}: {images:,} images need {needed / 1e6:,.0f} MB, found {free / 1e6:,.0f} MB free"
+        )
+    disk = os.statvfs(folder) if hasattr(os, "statvfs") else None
+    if disk and disk.f_files and disk.f_favail < images + 8:  # f_files is 0 where files are not counted
+        raise NotEnoughDisk(
+            errno.ENOSPC, f"{folder}: {images:,} images need as many inodes, found {disk.f_favail:,} free"
+        )
+
+
+@contextmanager
+def _staged(path: str | Path) -> Iterator[Path]:
+    """Give the path of a staging folder or file to make; what is there at the end of the block is removed."""
+    path = Path(os.path.abspath(path))
+    staging = path.with_name(f".{path.name[:_SHOWN_CHARACTERS]}.staging-{uuid.uuid4().hex[:8]}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not is_staging(path.parent):  # what a killed process left in its staging folder goes with that
+            clean(path.parent)
+        with _locked(staging):
+            yield staging
+    except OSError as error:
+        if error.errno not in _FULL or isinstance(error, NotEnoughDisk):
+            raise
+        raise NotEnoughDisk(
+            error.errno, f"the disk of {path.parent} became full while writing {path.name}; free some space, run again"
+        ) from error
+
+
+@contextmanager
+def _locked(staging: Path, timeout: float = -1) -> Iterator[None]:
+    """Hold the lock of a staging folder or file; at the end of the block remove what it protects, and its own file."""
+    from filelock import FileLock
+
+    file = staging.with_name(f"{staging.name}.lock")
+    with FileLock(file, mode=0o666).acquire(timeout=timeout):
+        try:
+            yield
+        finally:
+            if staging.is_dir():
+                shutil.rmtree(staging, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    staging.unlink(missing_ok=True)
+            # Before the lock is released: a process that waited for it then sees that its file is gone, and takes a
+            # new one. Windows removes no open file; there FileLock does it a moment later.
+            if not os.path.lexists(staging):
+                with suppress(PermissionError):
+                    file.unlink(missing_ok=True)
+
+
+def _replace(path: Path, staging: Path) -> None:
+    """Give a staging folder the name `path`; what had it is removed."""
+    with scratch(path) as before:
+        while True:
+            with suppress(FileNotFoundError):
+                path.rename(before / uuid.uuid4().hex)
+            with suppress(TargetExists):  # another process made it between the two renames: replace that
+                return _rename(staging, path)
+
+
+def _rename(staging: Path, path: Path) -> None:
+    """Give a staging folder its name. Of what may be there, only an empty folder is replaced, and not on Windows."""
+    try:
+        staging.rename(path)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise TargetExists(_taken(path)) from error
+        raise
+
+
+def _refuse_existing(path: Path) -> None:
+    if os.path.lexists(path):
+        raise TargetExists(_taken(path))
+
+
+def _taken(path: Path) -> str:
+    return f"{path}: expected nothing here, but it exists. Delete it, or choose another name."

@@ -1,0 +1,48 @@
+"""Numbers, units and names as messages show them."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+_OBEYED = {"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"}  # of Unicode: control, format, private, unassigned, separators
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one: "1 step", "1,000 steps"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def milliseconds(value: float) -> str:
+    """Return a duration in ms with two digits that matter: "0.85 ms", "8.5 ms", "85 ms"."""
+    decimals = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
+    return f"{value:,.{decimals}f} ms"
+
+
+def digits(ratio: float) -> str:
+    """Return a ratio with two decimals, of a large one fewer: "0.98", "12.3", "1,230"."""
+    decimals = 2 if ratio < 9.995 else 1 if ratio < 99.95 else 0
+    return f"{ratio:,.{decimals}f}"
+
+
+def percent(share: float) -> str:
+    """Return a share from 0 to 1 in percent: "12%", "1.2%", "< 0.1%"; "–" for NaN."""
+    if math.isnan(share):
+        return "–"
+    if 0 < share < 0.0005:
+        return "< 0.1%"
+    decimals = 0 if share >= 0.0995 or share == 0 else 1
+    return f"{share * 100:.{decimals}f}%"
+
+
+def signed_percent(change: float) -> str:
+    """Return a change of 1 as a whole number of percent with its sign: "+12%", "-3%"; "+0%" for what rounds to none."""
+    return f"{round(change * 100):+d}%" if math.isfinite(change) else f"{change:+.0%}"
+
+
+def printable(name: str) -> str:
+    """Return a name with each character replaced that a terminal would obey and not show.
+
+    Names in a trace are anyone's text: escape sequences in them could clear the screen, or hide a line.
+    """
+    return "".join("?" if unicodedata.category(each) in _OBEYED else each for each in name)

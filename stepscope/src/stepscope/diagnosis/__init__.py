@@ -1,0 +1,162 @@
+"""Says where the bottleneck of a training loop is, and what to change: of any loop, or of a trace of one.
+
+`diagnose` runs a loop: it looks at the loader, times some steps with the stopwatch and records some with the profiler.
+`of_trace` reads a trace that is there, `of_ranks` those of all processes that trained together; ``stepscope
+diagnose PATH`` prints that for each trace in a folder, and for all of its ranks together.
+
+The verdict is that of the finding that can gain most. A gain is at most the share of the step that the finding takes
+(Amdahl's law): of a step of K ms with a share s it is s · K ms, or 1 / (1 − s) times the speed.
+
+Each finding names a topic, such as "mixed precision". Whoever knows where to read about the topics adds links to them:
+see `Diagnosis.linked`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from stepscope import traces
+from stepscope.base.wording import printable
+from stepscope.diagnosis import gpu, host, job, result
+from stepscope.diagnosis import recorded as record
+from stepscope.diagnosis.result import Diagnosis, Finding, conclude
+from stepscope.traces import report
+
+__all__ = ["Diagnosis", "Finding", "diagnose", "of_ranks", "of_trace", "show"]
+
+NEEDS_THE_LOADER = (
+    "why the loading is slow. The workers are not in the trace, nor are the sizes of files and the times of decoding. "
+    "In a notebook or script, stepscope.diagnosis.diagnose(loader, step) looks at them."
+)
+
+
+def diagnose(loader: Iterable, step: Callable, *, steps: int = 20, folder: str | Path = "diagnosis") -> Diagnosis:
+    """Find the bottleneck of a training loop.
+
+    The loop runs as it is: first with the stopwatch, then with the profiler. If operators do not explain a step, some
+    more steps are taken while a second thread notes each millisecond which line runs. So `step` is called some dozens
+    of times, and trains. Then some items of the dataset are loaded in this process, to time them. Workers that were
+    started here have ended afterwards.
+
+    The profiler's trace stays in `folder`, where it replaces that of the diagnosis before.
+
+    Parameters
+    ----------
+    loader : iterable
+        A DataLoader; of another iterable, which yields batches again and again, no items are loaded.
+    step : callable
+        One training step. It is called as ``step(*batch)`` if the batch is a tuple or a list, as with images and
+        labels, and as ``step(batch)`` if it is anything else, such as a dict; see `timing.call`.
+    steps : int
+        Steps to time.
+    folder : str or Path
+        Where the profile goes: by default ``diagnosis`` in the current folder.
+
+    Raises
+    ------
+    Exception
+        What the loader or the step raises; of a worker with the traceback there.
+    timing.WorkerDied
+        If a worker is killed or exits.
+    ValueError
+        If the loader yields no batches, or no more when it is started again.
+    RuntimeError
+        If a profiler is active already.
+    FileExistsError
+        If `folder` holds other files than a recording's.
+
+    Examples
+    --------
+    >>> diagnosis.diagnose(loader, lambda images, labels: train(images, labels))  # doctest: +SKIP
+    """
+    from stepscope.diagnosis import run  # here, because the shell needs no torch, which takes seconds
+
+    return run.diagnose(loader, step, steps, Path(folder))
+
+
+def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
+    """Find the bottleneck of the training loop that a trace is of.
+
+    Parameters
+    ----------
+    path : str, Path or Trace
+        A trace of PyTorch 1.12 or newer, or the folder of a run.
+
+    Raises
+    ------
+    traces.TraceError
+        If there is no trace, if it cannot be read, or if it is of several processes or recordings.
+    """
+    trace = traces.load(path)
+    try:
+        recorded = record.read(trace)
+    except traces.NoSteps as error:
+        return conclude(float("nan"), (), (), doubt=str(error))
+    evidence = record.evidence(recorded)
+    if doubt := record.doubt(recorded):
+        return conclude(recorded.step_ms, evidence, (), doubt=doubt)
+    loading = list(result.findings(record.RULES, recorded))
+    findings = [*gpu.findings(recorded), *host.findings(host.Host(recorded)), *loading]
+    unknown = [NEEDS_THE_LOADER] if loading else []
+    return conclude(recorded.step_ms, evidence, findings, unknown, otherwise=record.unexplained(recorded))
+
+
+def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
+    """Find what the processes that trained together cost each other: communication, and waiting for a late one.
+
+    What each of them does by itself, `of_trace` says.
+
+    Parameters
+    ----------
+    path : str, Path or mapping of str to Trace
+        The folder with the traces of all ranks, or what `traces.ranks` returns.
+
+    Raises
+    ------
+    traces.TraceError
+        If there is no trace, if one cannot be read, or if two are of the same rank.
+    """
+    return job.diagnose(path if isinstance(path, Mapping) else traces.ranks(path))
+
+
+def show(path: str | Path, links: Mapping[str, str] = MappingProxyType({})) -> bool:
+    """Print the diagnosis of each trace at `path`, of the ranks of each folder together, and what cannot be read.
+
+    Parameters
+    ----------
+    path : str or Path
+        A trace file, the folder of a run, or a folder of such folders. Of processes that trained together all are
+        diagnosed first, and then each on its own.
+    links : mapping of str to str, optional
+        Where to read about topics; see `Diagnosis.linked`.
+
+    Returns
+    -------
+    bool
+        Whether all of them could be read.
+
+    Raises
+    ------
+    traces.NoTraces
+        If there are none.
+    """
+    if Path(path).is_dir():
+        for folder in traces.runs(path):
+            title = folder.resolve().name if folder == Path(path) else str(folder.relative_to(path))
+            _show_together(folder, title, links)
+    return report.show(path, lambda trace: str(of_trace(trace).linked(links)))
+
+
+def _show_together(folder: Path, title: str, links: Mapping[str, str]) -> None:
+    """Print the diagnosis of the ranks in a folder together; nothing if there are none, or one cannot be read."""
+    try:
+        ranks = traces.ranks(folder)
+        if len(ranks) < 2 or any(trace.spans[0].rank is None for trace in ranks.values()):
+            return
+        text = textwrap.indent(str(of_ranks(ranks).linked(links)), "  ")
+    except traces.TraceError:
+        return  # it is named where each is diagnosed on its own
+    print(f"{printable(title)}, {len(ranks)} ranks together\n{text}\n", flush=True)

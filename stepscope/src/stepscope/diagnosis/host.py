@@ -1,0 +1,285 @@
+"""What a step costs the host: short operators that are called very often, and what it does beside its operators.
+
+The operators are in the trace. What runs between them is sampled line by line, while the profiler says when one runs.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope import traces
+from stepscope.base.wording import counted, percent, printable
+from stepscope.diagnosis import result, stacks
+from stepscope.diagnosis.recorded import Recorded
+from stepscope.diagnosis.result import Finding, Rule
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Calls of one operator, in a step by itself and in a call of an optimizer. A ResNet-50 has 161 tensors of weights.
+MANY, MANY_WEIGHTS = 100, 16
+# µs in the median. Of a tensor of a few numbers an operator takes 2 to 10 µs on the CPU, where it mostly calls others.
+SHORT = 30.0
+
+SAMPLE = 0.001  # seconds from one look at the line that runs to the next
+SECONDS, LEAST_STEPS, MOST_STEPS = 0.5, 3, 50  # of sampling
+MOST_OPERATORS = 20_000  # of all steps: reading so many takes a second
+LEAST_MS = 1.0  # of a step: a shorter one is mostly calls, and samples say little of it
+# Seconds without an operator that count: from one operator to the next, PyTorch's own code takes some 10 µs.
+GAP = 1e-4
+SHARE = 0.1  # of a step, of one function: with 200 samples it is 8 to 12%
+
+# What a line may call so that it counts to the training itself: between the operators this is PyTorch's own work.
+_TRAINING = (
+    r"[/\\]torch[/\\](nn|optim|autograd|amp|distributed|compiler|_dynamo|_inductor|_functorch|_tensor\.py.*backward)"
+)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a function of the reader's does in steps while no operator runs."""
+
+    share: float  # of the steps' time
+    waited: float  # what of that the function waits
+    line: str  # that takes most of it
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Steps that were sampled; times in s as those of the samples."""
+
+    samples: list[stacks.Sample]  # those within steps
+    operators: np.ndarray  # begin and end of each operator that no other one calls, in order; shape (operators, 2)
+    names: list[str]  # theirs
+    starts: list[float]  # when each step began
+
+    def outside(self, often: frozenset[str]) -> list[Outside]:
+        """Return what each function of the reader's does while no operator runs, the longest first.
+
+        What is between two operators of those that are called `often` is no such time: it belongs to calling them.
+        """
+        operators, functions = self._merged(often), {}
+        total = sum(sample.end - sample.begin for sample in self.samples)
+        for sample in self.samples:
+            seconds, own = _outside(operators, sample.begin, sample.end), sample.own
+            if own is not None and seconds > 0 and not _trains(sample):
+                waited = sample.waited * seconds / (sample.end - sample.begin)
+                step = bisect.bisect(self.starts, sample.begin)
+                functions.setdefault((own.file, own.name, own.first), []).append((own, seconds, waited, step))
+        sums = []
+        for rows in functions.values():
+            seconds, waited = (sum(row[column] for row in rows) for column in (1, 2))
+            again = _again(row[1::2] for row in rows) / seconds
+            line = stacks.place((own, seconds) for own, seconds, *_ in rows)
+            sums.append(Outside(again * seconds / total, again * waited / total, line))
+        return sorted((each for each in sums if each.line), key=lambda each: -each.share)
+
+    def line_of(self, names: frozenset[str]) -> str:
+        """Return the reader's own line that calls most of the operators with these names; "" if it is unknown.
+
+        If that is in a ``forward``, the line that calls the network is named, too.
+        """
+        starts = np.array([begin for (begin, _), name in zip(self.operators, self.names, strict=True) if name in names])
+        counts = [float(np.diff(np.searchsorted(starts, [each.begin, each.end]))[0]) for each in self.samples]
+        line = stacks.place(zip((each.own for each in self.samples), counts, strict=True))
+        caller = stacks.place(zip((each.caller for each in self.samples), counts, strict=True))
+        return line if caller in ("", line) else f"{line}, called at {caller}"
+
+    def _merged(self, names: frozenset[str]) -> np.ndarray:
+        """Return the operators' begins and ends, with those of these names that follow each other as one."""
+        chosen = np.array([name in names for name in self.names], bool)
+        first = np.flatnonzero(~(chosen & np.roll(chosen, 1)) | (np.arange(len(chosen)) == 0))
+        ends = self.operators[np.append(first[1:], len(chosen))[: len(first)] - 1, 1]
+        return np.stack([self.operators[first, 0], ends], axis=1)
+
+
+def _again(rows: Iterable[tuple[float, int]]) -> float:
+    """Return the sum of seconds, each with its step, but count the longest step as the next one: it may be a stall."""
+    steps = {}
+    for seconds, step in rows:
+        steps[step] = steps.get(step, 0.0) + seconds
+    ranked = sorted(steps.values())
+    return sum(ranked) - ranked[-1] + (ranked[-2] if len(ranked) > 1 else 0.0)
+
+
+def _outside(operators: np.ndarray, begin: float, end: float) -> float:
+    """Return for how many seconds of an interval no operator runs, short gaps left out."""
+    first, last = np.searchsorted(operators[:, 1], begin), np.searchsorted(operators[:, 0], end)
+    before = operators[first - 1, 1] if first > 0 else -np.inf
+    after = operators[last, 0] if last < len(operators) else np.inf
+    gaps = np.concatenate([[before], operators[first:last].ravel(), [after]]).reshape(-1, 2)
+    gaps = gaps[gaps[:, 1] - gaps[:, 0] > GAP].clip(begin, end)
+    return float((gaps[:, 1] - gaps[:, 0]).sum())
+
+
+def _trains(each: stacks.Sample) -> bool:
+    """Whether the reader's own line calls the network, the backward pass or the optimizer."""
+    inside = each.inside
+    return bool(inside) and bool(re.search(_TRAINING, f"{inside[-1].file}:{inside[-1].name}"))
+
+
+def sample(loader: Iterable, call: Callable, steps: int) -> Sampled:
+    """Record so many steps with the profiler while they are sampled; no worker of the loader is left.
+
+    Steps before them do not count: the first ones wait for the workers, and the profiler makes itself ready.
+    """
+    from stepscope.timing import profiling  # here, because the shell needs no torch, which takes seconds
+
+    begun = []
+
+    def step(*batch: object) -> None:
+        begun.append(time.perf_counter())
+        call(*batch)
+
+    with tempfile.TemporaryDirectory() as folder, stacks.Sampler(type(call).__call__.__code__, SAMPLE) as sampler:
+        trace = traces.load(profiling.record(loader, step, Path(folder), active=steps))
+    (span,), begun, shift = trace.spans, begun[-steps:], time.perf_counter() - time.time()
+    operators = _outermost(trace)
+    times = (operators[["start", "end"]].to_numpy() + span.origin) / 1e6 + shift
+    samples = [each for each in sampler.samples if each.frames and each.begin >= begun[0]]
+    return Sampled(samples, times, operators["name"].tolist(), begun)
+
+
+def _outermost(trace: traces.Trace) -> pd.DataFrame:
+    """Return the operators of the thread that takes the steps, in order, without those that others call.
+
+    Returns
+    -------
+    DataFrame
+        `name`, `start` and `end` in µs, `length`, `gap` to the next one, and `optimizer`: whether an optimizer calls
+        it.
+    """
+    import pandas as pd
+
+    tables = []
+    for span in trace.spans:
+        events = span.events
+        steps = events[events["kind"] == "step"]
+        events = events[events["thread"].isin(steps["thread"]) & (events["end"] <= steps["end"].max())]
+        optimizer = events[events["name"].str.startswith("Optimizer.step")]
+        table = events.loc[events["operator"], ["name", "start", "end"]]
+        table = table[table["start"] >= table["end"].cummax().shift(fill_value=-np.inf)]
+        gap = (table["start"].shift(-1) - table["end"]).clip(0, GAP * 1e6).fillna(0)
+        inside = np.searchsorted(optimizer["start"], table["start"], "right") - 1
+        ends = np.append(optimizer["end"].to_numpy(), -np.inf)  # the last one for what is before all of them
+        tables.append(
+            table.assign(length=table["end"] - table["start"], gap=gap, optimizer=table["start"] < ends[inside])
+        )
+    return pd.concat(tables, ignore_index=True)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a step asks of the host beside the work of its operators."""
+
+    recorded: Recorded
+    work: float = 1.0  # what is left of a step that does not wait for its batch: a share of the step
+    sampled: Sampled | None = None  # steps, if a loop is there to run
+
+    @property
+    def limit(self) -> float:
+        """The share of a step that can be gained at most: while a GPU is busy, the host's calls cost nothing."""
+        return min(self.work, self.recorded.host) if self.recorded.on_device else self.work
+
+    def worth_sampling(self, step_ms: float) -> int:
+        """Return how many steps of so many ms to sample: for some time, and no more operators than can be read."""
+        operators = sum(int(span.events["operator"].sum()) for span in self.recorded.trace.spans) / self.recorded.steps
+        most = min(MOST_STEPS, MOST_OPERATORS / max(operators, 1), SECONDS * 1e3 / step_ms + 1)
+        return max(LEAST_STEPS, int(most))
+
+    @cached_property
+    def operators(self) -> pd.DataFrame:
+        """See `_outermost`; without those that the backward pass calls, which is PyTorch's own choice."""
+        table = _outermost(self.recorded.trace)
+        return table[~table["name"].str.startswith("autograd::")]
+
+    @cached_property
+    def weight_by_weight(self) -> pd.DataFrame:
+        """Calls of those operators that an optimizer calls very often, and that are short."""
+        return _often(self.operators[self.operators["optimizer"]], MANY_WEIGHTS * self.recorded.steps)
+
+    @cached_property
+    def small(self) -> pd.DataFrame:
+        """Those of the other operators. A GPU that waits for them is found by its gaps: for it there are none."""
+        least = math.inf if self.recorded.on_device else MANY * self.recorded.steps
+        return _often(self.operators[~self.operators["optimizer"]], least)
+
+    @cached_property
+    def often(self) -> frozenset[str]:
+        """The names of operators of which it is a finding that they are called so often."""
+        tables = [table for table in (self.weight_by_weight, self.small) if self.share(table) >= SHARE]
+        return frozenset().union(*(table["name"] for table in tables))
+
+    def share(self, calls: pd.DataFrame) -> float:
+        """Return the share of the step that these calls take, with what is between them."""
+        return min(float(calls[["length", "gap"]].sum().sum() / self.recorded.total), self.limit)
+
+    def say(self, calls: pd.DataFrame) -> str:
+        """Say which operators are called how often, the three that take most time, and what line calls them."""
+        table = calls.groupby("name")["length"].agg(["size", "sum"]).sort_values("sum", ascending=False)
+        names = [
+            f"{printable(name)} {round(row['size'] / self.recorded.steps):,} times"
+            for name, row in table.head(3).iterrows()
+        ]
+        others = f" and {counted(len(table) - 3, 'other')}" if len(table) > 3 else ""
+        line = self.sampled.line_of(frozenset(calls["name"])) if self.sampled else ""
+        return (
+            f"{', '.join(names)}{others}, {calls['length'].median():.0f} µs each in the median; with what is between "
+            f"them that takes {percent(self.share(calls))} of the time.{f' Mostly at {line}' if line else ''}"
+        )
+
+
+def _often(table: pd.DataFrame, least: float) -> pd.DataFrame:
+    """Return the calls of those operators that are called so often, and are short."""
+    calls = table.groupby("name")["length"]
+    return table[(calls.transform("size") >= least) & (calls.transform("median") <= SHORT)]
+
+
+RULES = (
+    Rule(
+        "an optimizer that goes weight by weight", "host", "fewer launches",
+        lambda host: host.share(host.weight_by_weight),
+        lambda host: f"In a step the optimizer calls {host.say(host.weight_by_weight)}",
+        "SGD(model.parameters(), …, fused=True)  # or foreach=True: all weights at once",
+        least=SHARE,
+    ),
+    Rule(
+        "many small operators", "host", "fewer launches",
+        lambda host: host.share(host.small),
+        lambda host: f"A step calls {host.say(host.small)}",
+        "# one call for the whole batch in the place of a loop in Python",
+        least=SHARE,
+    ),
+)  # fmt: skip
+# For each function of the reader's; its share is that of the whole step.
+RULES_OF_A_FUNCTION = (
+    Rule(
+        "the step does something else", "host", "work between the operators",
+        lambda outside: outside.share,
+        lambda outside: (
+            f"In {percent(outside.share)} of the time no operator runs, but a function of yours"
+            f"{', and waits' if outside.waited >= outside.share / 2 else ''}: mostly at {outside.line}"
+        ),
+        "# move it out of the step, or do it every n-th step",
+        least=SHARE,
+    ),
+)  # fmt: skip
+
+
+def findings(host: Host) -> Iterator[Finding]:
+    """Yield what the step asks of the host."""
+    yield from result.findings(RULES, host)
+    for outside in host.sampled.outside(host.often) if host.sampled else ():
+        share, waited = (min(part * host.work, host.limit) for part in (outside.share, outside.waited))
+        yield from result.findings(RULES_OF_A_FUNCTION, Outside(share, waited, outside.line))

@@ -1,0 +1,313 @@
+"""Loads some items in this process, and sees how long one takes and where: what no trace of the main process shows."""
+
+from __future__ import annotations
+
+import copy
+import cProfile
+import itertools
+import math
+import operator
+import os
+import pstats
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from stepscope import timing
+from stepscope.diagnosis import stacks
+
+SECONDS = 1.0  # of loading with the stopwatch; then as many items again with cProfile, twice if they wait
+STARTED = 0.01  # of the time of items: what programs work that the dataset starts, if they work
+WAITS = 0.1  # of the time of an item, from which on it is asked what waits
+LONGER = 3  # times as long, to see more of items of which some take long
+SAMPLE = 0.002  # seconds from one look at the line that runs to the next
+LEAST_ITEMS = 2
+THIRDS = 3
+GROUP_SECONDS = 0.1  # of items at a time: collating one alone would count for more than it does in a batch
+# An item is slow that takes so many times as long as most, and longer than most batches; the share of the time that
+# slow ones must take, and the share of the items that they may be.
+SLOW, SLOW_TIME, SLOW_ITEMS = 10, 0.1, 0.1
+
+# What a function does, by its file and name, or by its name alone if it is no Python: the first that matches. What
+# matches none of them counts to the functions that call it. Collected by running cProfile on Pillow, torchvision,
+# NumPy, h5py, LMDB and zipfile; the names of OpenCV, audio and augmentation libraries are from their documentation.
+PARTS = {
+    "opening": r"(io|posix|nt|builtins)\.open\b|posix\.(stat|lstat)|method '__exit__' of '_io|h5py/_hl/files|lmdb\.open"
+    r"|zipfile\.py:(open|__init__)|tarfile\.py:(open|next)",
+    "reading": r"method '(read\w*|recv\w*)' of|posix\.p?read|:_?read(_bytes|_text|_file|_item)?$|read_file|fromfile"
+    r"|h5py/_hl/(dataset|group)|'(get|getmulti)' of '(lmdb\.)?(Transaction|Cursor)'|urlopen",
+    "resizing": r"resize|upsample|interpolate|'reduce' of 'ImagingCore|thumbnail|grid_sample",
+    "decoding": r"^(?!.*(/json/|of 'bytes'|codecs)).*(decode|decompress)|ImagePlugin\.py|PIL/ImageFile\.py"
+    r"|PIL/Image\.py:(open|convert|load|draft)|'(convert|convert2)' of 'ImagingCore|imread|torchaudio|soundfile"
+    r"|librosa",
+    "collating": r"collate|method stack of|torch\.stack",
+    "transforming": r"transforms/|albumentations|kornia|imgaug",
+}
+REST = "the rest of the dataset"
+WAITING, IRREGULAR = "waiting", "irregular"  # beside the parts, what a line of the reader's is named for
+
+
+@dataclass(frozen=True)
+class Irregular:
+    """Items that take far longer than most."""
+
+    count: int  # of those loaded
+    share: float  # what they take longer than most, of the time of all items
+    waiting: float  # what of this share they wait
+    usual_ms: float  # median of all items
+    slowest_ms: float
+    slowest: object  # index of that one in the dataset; None for an iterable dataset
+
+
+@dataclass(frozen=True)
+class Items:
+    """How items are loaded. Where the system reports how long others had the cores meanwhile, that is left out."""
+
+    count: int  # loaded with the stopwatch
+    ms: float  # of an item
+    cpu_ms: float  # what of it a processor worked; the rest is waiting. All, if the dataset starts programs that work
+    batch: int  # items of a batch
+    parts: dict[str, float]  # share of the time of each of `PARTS` and of `REST`
+    opened: float  # files, for each item
+    file_bytes: float  # read for each file opened; NaN where the system does not report it
+    slowest: str  # the function that by itself took most time
+    waits: dict[str, float] = field(default_factory=dict)  # what of the shares in `parts` is waiting
+    irregular: Irregular | None = None  # items, if they take much of the time
+    # The line of the reader's own that takes most time, for parts, `WAITING` and `IRREGULAR`; where known
+    lines: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def batch_ms(self) -> float:
+        """Time of a batch that one process makes."""
+        return self.ms * self.batch
+
+
+def load(loader: DataLoader, longer: bool = False) -> Items:
+    """Load items of a loader's dataset here, as a worker would: with one thread, and in the loader's order.
+
+    The dataset is copied first, not deeply: what it opens is not left open in the reader's own. `longer` loads more of
+    them, since some are known to take long. Whatever the dataset raises is raised.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    try:
+        return _measured(_Source(loader), SECONDS * (LONGER if longer else 1))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured(source: _Source, seconds: float) -> Items:
+    source.take(1)  # imports, and files that are opened once
+    start = time.perf_counter()
+    group = max(1, min(source.batch, int(GROUP_SECONDS * source.take(1) / (time.perf_counter() - start))))
+    count, source.taken = 0, []
+    with stacks.Sampler(_Source.take.__code__, SAMPLE) as sampler:
+        start, worked, started, queued = time.perf_counter(), time.process_time(), _started(), stacks.queued()
+        while count < LEAST_ITEMS or time.perf_counter() - start < seconds:
+            count += source.take(group)
+        started, queued = _started() - started, stacks.queued() - queued
+        spent, worked = time.perf_counter() - start, time.process_time() - worked
+    first, source.taken = [_Taken(*each) for each in source.taken], None
+    taken = _again(source, first)
+    once = sum(each.seconds for each in first) - sum(each.seconds for each in taken)
+    spent -= max(queued, once)  # the machine may have stood still because others had the cores
+    worked = spent if started >= STARTED * spent else min(max(worked - sampler.worked, 0.0), spent)
+    spent -= min(sampler.queued, spent - worked)  # the sampler had the GIL while it waited for a core
+    ms, cpu_ms = spent / count * 1e3, worked / count * 1e3
+    irregular, slow = (None, []) if source.together else _irregular(taken, source.batch, queued, 1 - cpu_ms / ms)
+    before = _bytes_read()
+    spent, profiled, opens, slowest = _profiled(source, group, count)
+    file_bytes = (_bytes_read() - before) / opens if opens else math.nan
+    total = sum(spent.values()) or 1.0
+    parts = {part: seconds / total for part, seconds in spent.items()}
+    waits = {}
+    if cpu_ms < ms * (1 - WAITS):
+        worked, *_ = _profiled(source, group, count, time.process_time)
+        waits = {part: max(0.0, spent[part] - worked[part]) for part in spent}
+        scale = (1 - cpu_ms / ms) / (sum(waits.values()) or 1.0)
+        waits = {part: min(seconds * scale, parts[part]) for part, seconds in waits.items()}
+    lines = _lines(sampler.samples, slow)
+    return Items(
+        count, ms, cpu_ms, source.batch, parts, opens / profiled, file_bytes, slowest, waits, irregular, lines
+    )  # fmt: skip
+
+
+def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[dict[str, float], int, int, str]:
+    """Load `count` items or a few more with cProfile; return the seconds of each part, items, files opened, and what
+    function takes most by itself. The seconds are an item's, the median of thirds: the machine may stand still once.
+    """
+    thirds, loaded, opened, slowest = [], 0, 0, ""
+    for _ in range(THIRDS):
+        profile, items = cProfile.Profile(*timer), 0
+        while items * THIRDS < count:
+            items += profile.runcall(source.take, group)
+        spent, opens, slowest = _parts(pstats.Stats(profile).stats)
+        thirds.append({part: seconds / items for part, seconds in spent.items()})
+        loaded, opened = loaded + items, opened + opens
+    return {part: statistics.median(third[part] for third in thirds) for part in spent}, loaded, opened, slowest
+
+
+def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
+    """Load the slow items once more, and return all with the shorter time of both: the machine may have stood still.
+
+    A stream gives no item twice. A single slow item of it counts as a usual one.
+    """
+    usual, total = statistics.median(each.seconds for each in taken), sum(each.seconds for each in taken)
+    least = min(SLOW * usual, usual + SLOW_TIME * total)
+    slow = [number for number, each in enumerate(taken) if each.seconds > least]
+    if len(slow) > max(1, SLOW_ITEMS * len(taken)) or (source.items is not None and len(slow) > 1):
+        return taken
+    settled = list(taken)
+    for number in slow:
+        seconds = usual
+        if source.items is None:
+            load = source.dataset.__getitems__ if source.together else source.dataset.__getitem__
+            begin = time.perf_counter()
+            load(taken[number].index)
+            seconds = time.perf_counter() - begin
+        settled[number] = taken[number]._replace(seconds=min(taken[number].seconds, seconds))
+    return settled
+
+
+def _irregular(taken: list[_Taken], batch: int, queued: float, waiting: float) -> tuple[Irregular | None, list[_Taken]]:
+    """Return what is known of items that take far longer than most, and these items."""
+    usual, total = statistics.median(each.seconds for each in taken), sum(each.seconds for each in taken)
+    slow = [each for each in taken if each.seconds > max(SLOW * usual, batch * usual)]
+    longer = sum(each.seconds - usual for each in slow) - queued  # as if others had the core in just these items
+    if not slow or len(slow) > SLOW_ITEMS * len(taken) or longer < SLOW_TIME * total:
+        return None, []
+    slowest, share = max(slow, key=lambda each: each.seconds), longer / total
+    return Irregular(len(slow), share, min(share, waiting), usual * 1e3, slowest.seconds * 1e3, slowest.index), slow
+
+
+def _lines(samples: list[stacks.Sample], slow: list[_Taken]) -> dict[str, str]:
+    """Return the reader's own line that takes most time, for each part of the work, for waiting, and in slow items."""
+    weights = {}
+    for each in samples:
+        part = next(filter(None, (_part((frame.file, 0, frame.name)) for frame in each.inside)), REST)
+        weights.setdefault(part, []).append((each.own, each.end - each.begin - each.waited))
+        weights.setdefault(WAITING, []).append((each.own, each.waited))
+        if any(item.begin < each.end <= item.begin + item.seconds for item in slow):
+            weights.setdefault(IRREGULAR, []).append((each.own, each.end - each.begin))
+    return {name: line for name, of_lines in weights.items() if (line := stacks.place(of_lines))}
+
+
+class _Taken(NamedTuple):
+    """An item, or batch, that was loaded: its index, or indices, and when it began and how long it took, in s."""
+
+    index: object
+    begin: float
+    seconds: float
+
+
+class _Source:
+    """The items of a loader's dataset, a few at a time."""
+
+    def __init__(self, loader: DataLoader):
+        self.loader, self.dataset = loader, copy.copy(loader.dataset)
+        iterable = isinstance(self.dataset, IterableDataset)
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self.batch = 1 if loader.batch_size is None else loader.batch_size
+        self.items = timing.endless(self.dataset) if iterable else None
+        self.indices = timing.endless(sampler)
+        if not iterable and loader.batch_sampler is not None:
+            self.batch = len(next(self.indices))
+        self.together = not iterable and loader.batch_sampler is not None and hasattr(self.dataset, "__getitems__")
+        self.batched = loader.batch_size is not None or (not iterable and loader.batch_sampler is not None)
+        self.left = []  # indices of a batch that was begun
+        self.taken: list[tuple] | None = None  # the items since it was last emptied, or None if they are not counted
+
+    def take(self, count: int) -> int:
+        """Load `count` items as a batch, or a whole one if the dataset loads only these; return how many."""
+        if self.together:
+            indices = next(self.indices)
+            (items,) = self._timed(map(self.dataset.__getitems__, [indices]), [indices])
+            self.loader.collate_fn(items)
+            return len(indices)
+        if self.items is not None:
+            items = self._timed(itertools.islice(self.items, count), itertools.repeat(None))
+        else:
+            indices = self._next(count)
+            items = self._timed(map(operator.getitem, itertools.repeat(self.dataset), indices), indices)
+        batches = [items] if self.batched else items
+        for batch in batches:
+            self.loader.collate_fn(batch)
+        return count
+
+    def _timed(self, items: Iterable, indices: Iterable) -> list:
+        if self.taken is None:
+            return list(items)
+        loaded, begin = [], time.perf_counter()
+        for item, index in zip(items, indices, strict=False):
+            loaded.append(item)
+            end = time.perf_counter()
+            self.taken.append((index, begin, end - begin))  # a _Taken takes longer to make than some items
+            begin = end
+        return loaded
+
+    def _next(self, count: int) -> list:
+        if self.loader.batch_sampler is None:
+            return list(itertools.islice(self.indices, count))
+        while len(self.left) < count:
+            self.left += next(self.indices)
+        taken, self.left = self.left[:count], self.left[count:]
+        return taken
+
+
+def _parts(stats: dict) -> tuple[dict[str, float], int, str]:
+    """Return the seconds of each part, how many files were opened, and the slowest function."""
+    own = {function: _part(function) for function in stats}
+    shares = {function: {part: 1.0} for function, part in own.items() if part}
+    spent = dict.fromkeys([*PARTS, REST], 0.0)
+    opens = 0
+    for function, (_, calls, seconds, _, _) in stats.items():
+        for part, share in _attributed(function, stats, shares, frozenset()).items():
+            spent[part] += seconds * share
+        if re.search(r"(io|builtins)\.open\b", function[2]):
+            opens += calls
+    file, line, name = max(stats, key=lambda function: stats[function][2])
+    slowest = name.strip("<>").removeprefix("built-in method ") if file == "~" else f"{name} ({Path(file).name}:{line})"
+    return spent, opens, slowest
+
+
+def _attributed(function: tuple, stats: dict, shares: dict, above: frozenset) -> dict[str, float]:
+    """Return the parts that a function's own time belongs to: its own one, or those of its callers by their time."""
+    if function in shares:
+        return shares[function]
+    callers = {caller: times[2] for caller, times in stats[function][4].items() if caller not in above | {function}}
+    total, parts = sum(callers.values()), Counter()
+    for caller, seconds in callers.items():
+        if total:
+            for part, share in _attributed(caller, stats, shares, above | {function}).items():
+                parts[part] += share * seconds / total
+    shares[function] = dict(parts) or {REST: 1.0}
+    return shares[function]
+
+
+def _part(function: tuple[str, int, str]) -> str | None:
+    file, _, name = function
+    text = name if file == "~" else f"{file}:{name}".replace("\\", "/")
+    return next((part for part, pattern in PARTS.items() if re.search(pattern, text)), None)
+
+
+def _started() -> float:
+    """Return the CPU time of processes that this one started and that have ended, in s."""
+    return sum(os.times()[2:4])
+
+
+def _bytes_read() -> float:
+    """Return the bytes that this process has read so far, from files or the page cache; NaN if it is unknown."""
+    try:
+        counters = psutil.Process().io_counters()
+    except (AttributeError, psutil.Error):  # macOS does not report it
+        return math.nan
+    return getattr(counters, "read_chars", counters.read_bytes)

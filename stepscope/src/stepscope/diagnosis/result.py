@@ -1,0 +1,232 @@
+"""What a diagnosis says: verdict, evidence, and what to change, as text and as HTML."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepscope.base.wording import digits, milliseconds, percent, printable
+
+WIDTH = 98  # of a line, in characters: two more may stand before it, and a terminal has 100
+# Share of a step. TensorBoard's profiler tab advises from the same share on; two traces of one loop differ by 2%.
+WORTH = 0.05
+
+NOTHING, UNKNOWN = "nothing wrong", "unknown"
+VERDICTS = {
+    "loading": "the loop waits for batches",
+    "copies": "copies between host and GPU hold the step up",
+    "launches": "the GPU waits until the host launches its next kernel",
+    "compute": "the kernels take the time, and could take less",
+    "synchronization": "the host waits for the GPU in every step, and then the GPU for the host",
+    "communication": "the step waits for the other processes",
+    "host": "in a step Python does other things than to train, or calls very many small operators",
+    NOTHING: "no change that is known here would gain 5% of a step",
+    UNKNOWN: "the evidence does not suffice",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that costs time, and what to do about it.
+
+    Attributes
+    ----------
+    name : str
+        What it is, in a few words.
+    verdict : str
+        The verdict if this is what can gain most, one of `VERDICTS`.
+    gain : float
+        The most that fixing it can gain: a share of the step, 0 to 1 (Amdahl: no more than all of the time it takes);
+        infinite if the job hangs as it is.
+    evidence : str
+        What was measured.
+    change : str
+        The line of code to change, as it should be.
+    topic : str
+        What to read about, in the words of the field, such as ``"mixed precision"``.
+    """
+
+    name: str
+    verdict: str
+    gain: float
+    evidence: str
+    change: str
+    topic: str
+
+    def bound(self, step_ms: float) -> str:
+        """Say how much can be gained of a step of `step_ms` milliseconds."""
+        if self.gain < WORTH:
+            return f"less than {percent(WORTH)} of a step"
+        if math.isinf(self.gain):
+            return "fix it, or the job hangs"
+        saved = f"−{milliseconds(self.gain * step_ms)} of a step of {milliseconds(step_ms)}"
+        factor = 1 / max(1 - self.gain, 0.01)  # Amdahl
+        return f"at most {digits(factor)}× (or {saved})"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of a table of findings. Each callable takes the facts that the table is about, such as `Loading`."""
+
+    name: str  # this and the next two as those of `Finding`
+    verdict: str
+    topic: str
+    gain: Callable[[Any], float | None]  # returns the most that fixing it can gain; None where it is no fault
+    evidence: Callable[[Any], str]  # returns what was measured, in sentences
+    change: str | Callable[[Any], str]
+    least: float = WORTH  # gain of a finding
+
+
+def findings(rules: Iterable[Rule], facts: object) -> Iterator[Finding]:
+    """Yield the findings of those rules that hold for these facts."""
+    for rule in rules:
+        gain = rule.gain(facts)
+        if gain is not None and gain >= rule.least:
+            change = rule.change if isinstance(rule.change, str) else rule.change(facts)
+            yield Finding(rule.name, rule.verdict, gain, rule.evidence(facts), change, rule.topic)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` found. Printed, it is text for a terminal; in a notebook it shows as a table.
+
+    Attributes
+    ----------
+    verdict : str
+        One of `VERDICTS`.
+    reason : str
+        Why, in a sentence.
+    step_ms : float
+        Mean duration of a step in milliseconds; NaN if it is unknown.
+    evidence : tuple of (str, str)
+        What was measured: name and value.
+    findings : tuple of Finding
+        What to change, the largest possible gain first. Several gains do not add up.
+    unknown : tuple of str
+        What could not be looked at, and how to get it.
+    links : mapping of str to str
+        For topics of the findings, the address or the path of a page about it; see `linked`.
+    """
+
+    verdict: str
+    reason: str
+    step_ms: float
+    evidence: tuple[tuple[str, str], ...]
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+
+    def linked(self, links: Mapping[str, str]) -> Diagnosis:
+        """Return the same diagnosis, shown with links: for a topic, the address or the path of a page about it."""
+        return dataclasses.replace(self, links=links)
+
+    def __str__(self) -> str:
+        width = max((len(name) for name, _ in self.evidence), default=0) + 2
+        lines = [*_wrapped(f"Verdict: {self.verdict}. {self.reason}"), ""]
+        for name, value in self.evidence:
+            lines += _wrapped(value, f"  {name:{width}}")
+        if self.findings:
+            lines += ["", "What to change, the largest possible gain first:"]
+        for number, finding in enumerate(self.findings, 1):
+            lines += ["", *_wrapped(f"{finding.name}: {finding.bound(self.step_ms)}", f"{number:3}  ")]
+            page = self.links.get(finding.topic)
+            topic = f"{finding.topic}: {page}" if page else finding.topic
+            for text in (finding.evidence, finding.change, f"→ {topic}"):
+                lines += _wrapped(text, "     ")
+        if len(self.findings) > 1:
+            lines += ["", *_wrapped(ONE_AT_A_TIME)]
+        for text in self.unknown:
+            lines += ["", *_wrapped(f"Unknown: {text}")]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p><b>Verdict: {self.verdict}.</b> {_words(self.reason)}</p>"]
+        parts.append(_table((_words(name), _words(value)) for name, value in self.evidence))
+        if self.findings:
+            head = [tuple(f"<b>{name}</b>" for name in ("what", "gains", "change"))]
+            parts.append(_table(head + [self._row(finding) for finding in self.findings]))
+        if len(self.findings) > 1:
+            parts.append(f"<p>{ONE_AT_A_TIME}</p>")
+        parts += [f"<p>Unknown: {_words(text)}</p>" for text in self.unknown]
+        return "".join(parts)
+
+    def _row(self, finding: Finding) -> tuple[str, ...]:
+        topic, page = _words(finding.topic), self.links.get(finding.topic)
+        if page:
+            topic = f'<a href="{html.escape(page)}">{topic}</a>'
+        return (
+            f"<b>{_words(finding.name)}</b><br>{_words(finding.evidence)}",
+            _words(finding.bound(self.step_ms)),
+            f"<code>{_words(finding.change)}</code><br>→ {topic}",
+        )
+
+
+ONE_AT_A_TIME = "These gains do not add up. Fix the first, measure, and diagnose again."
+
+
+def conclude(
+    step_ms: float,
+    evidence: Iterable[tuple[str, str]],
+    findings: Iterable[Finding],
+    unknown: Iterable[str] = (),
+    doubt: str | None = None,
+    otherwise: str | None = None,
+) -> Diagnosis:
+    """Return the diagnosis that the findings amount to.
+
+    Parameters
+    ----------
+    step_ms, evidence, findings, unknown
+        As those of `Diagnosis`; the findings in any order.
+    doubt : str, optional
+        Why there can be no verdict, whatever else.
+    otherwise : str, optional
+        Why there can be no verdict if nothing was found.
+    """
+    ranked = sorted(findings, key=lambda finding: -finding.gain)
+    worth = [finding for finding in ranked if finding.gain >= WORTH]
+    if doubt or (otherwise and not worth):
+        verdict, reason = UNKNOWN, doubt or otherwise
+    elif not worth:
+        verdict, reason = NOTHING, _sentence(VERDICTS[NOTHING])
+    else:
+        verdict, reason = worth[0].verdict, _sentence(VERDICTS[worth[0].verdict])
+        if verdict == UNKNOWN:
+            reason = f"{_sentence(worth[0].name)} Fix that first, and diagnose again."
+    return Diagnosis(verdict, reason, step_ms, tuple(evidence), tuple(ranked), tuple(unknown))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _words(text: str) -> str:
+    """Return a text as HTML that is shown as it is."""
+    return html.escape(_unbroken(text)).replace("\n", "<br>")
+
+
+def _unbroken(text: str) -> str:
+    """Let no line end between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(%|ms|µs|kB)(?!\w))", "\u00a0", text)
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> str:
+    style = 'style="text-align: left; vertical-align: top"'
+    lines = (f"<tr>{''.join(f'<td {style}>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<table style="margin-left: 0">{"".join(lines)}</table>'
+
+
+def _wrapped(text: str, head: str = "") -> list[str]:
+    """Return printable lines of a text that begin below each other, the first one after `head`."""
+    lines, indent = [], " " * len(head)
+    for paragraph in text.split("\n"):
+        text = _unbroken(printable(paragraph))
+        lines += textwrap.wrap(text, WIDTH - len(head), break_long_words=False, break_on_hyphens=False)
+    lines = [indent + line.replace("\u00a0", " ") for line in lines]
+    return [head + lines[0].removeprefix(indent), *lines[1:]] if lines else []

@@ -1,0 +1,168 @@
+"""Looks every few milliseconds where a thread is: at which line of the reader's own, and whether it works or waits."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+import stepscope
+
+# Seconds. With Python's own 5 ms, the sampler would mostly see where the thread releases the GIL: in operators.
+SWITCH = 1e-4
+LEAST_SAMPLES = 2  # to name a line
+LONGEST = 70  # characters of a line that are shown
+
+_COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # functions of their own in Python 3.11
+_PATHS = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_FOREIGN = tuple(f"{Path(path).resolve()}{os.sep}" for path in [*_PATHS, Path(stepscope.__file__).parent])
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A function that was running: `file`, `line` and `name`; `first` is the line at which the function begins."""
+
+    file: str
+    line: int
+    name: str
+    first: int
+
+    @property
+    def own(self) -> bool:
+        """Whether the reader wrote it: it is in no installed package, not in the standard library, and not here."""
+        return not (
+            self.file.startswith((*_FOREIGN, "<frozen", "<string>"))
+            or re.search(r"[/\\](site|dist)-packages[/\\]", self.file)
+        )
+
+    @property
+    def of_modules(self) -> bool:
+        """Whether it is a part of `torch.nn`, such as what calls a module's ``forward``."""
+        return bool(re.search(r"[/\\]torch[/\\]nn[/\\]", self.file))
+
+    def __str__(self) -> str:
+        text = linecache.getline(self.file, self.line).strip()
+        text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+        place = "cell" if "ipykernel_" in self.file else Path(self.file).name
+        return f"{place}:{self.line}: {text}" if text else f"{place}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Where a thread was, and what it did since the sample before. Times in s, of ``time.perf_counter()``."""
+
+    begin: float  # when the sample before was taken
+    end: float
+    # In which it neither worked nor was ready to; 0 where the system does not report it. Only sums are right: while a
+    # thread waits for a core this seems to be more, and less once it has one.
+    waited: float
+    frames: tuple[Frame, ...]  # the functions it was in, the innermost first; none outside of what is looked at
+
+    @property
+    def own(self) -> Frame | None:
+        """The innermost function that the reader wrote; for a comprehension the one around it."""
+        return next((frame for frame in self.frames if frame.own and frame.name not in _COMPREHENSIONS), None)
+
+    @property
+    def caller(self) -> Frame | None:
+        """The innermost function that the reader wrote and PyTorch's modules do not call: no ``forward``."""
+        pairs = zip(self.frames, [*self.frames[1:], None], strict=True)
+        return next((frame for frame, around in pairs if frame.own and not (around and around.of_modules)), None)
+
+    @property
+    def inside(self) -> tuple[Frame, ...]:
+        """The functions that the reader's own one was in, the innermost first."""
+        return self.frames if self.own is None else self.frames[: self.frames.index(self.own)]
+
+
+class Sampler:
+    """Samples the thread that enters it, until that leaves it.
+
+    What is outside of the function whose code is `within` has no frames. Afterwards `worked` and `queued` are the
+    seconds for which the sampler itself worked, and for which it was ready to and others had the cores: it may hold the
+    GIL then, and the thread that it samples waits for it.
+    """
+
+    def __init__(self, within: CodeType, interval: float):
+        self.within, self.interval, self.samples, self.worked, self.queued = within, interval, [], 0.0, 0.0
+        self._end = threading.Event()
+
+    def __enter__(self) -> Sampler:
+        self._switch = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH)
+        arguments = threading.get_ident(), _waited(), time.perf_counter()
+        self._thread = threading.Thread(target=self._run, args=arguments, name="sampler", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._end.set()
+        self._thread.join()
+        sys.setswitchinterval(self._switch)
+
+    def _run(self, thread: int, waited: Callable[[], float], begin: float) -> None:
+        before = waited()
+        while not self._end.wait(self.interval):
+            frames = _frames(sys._current_frames().get(thread), self.within)
+            end, now = time.perf_counter(), waited()
+            self.samples.append(Sample(begin, end, now - before, frames))
+            begin, before = end, now
+        self.worked, self.queued = time.thread_time(), queued()
+
+
+def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
+    """Return the reader's own line with the largest sum of weights, as text; "" if too few samples show one.
+
+    A second line that has at least half as much is named, too.
+    """
+    sums, counts = {}, {}
+    for frame, weight in weights:
+        if frame is not None and weight:
+            line = frame.file, frame.line
+            sums[line] = sums.get(line, 0.0) + weight
+            counts.setdefault(line, []).append(frame)
+    best, second = [*sorted(sums, key=sums.get, reverse=True), None, None][:2]
+    if best is None or sums[best] <= 0 or len(counts[best]) < LEAST_SAMPLES:
+        return ""
+    also = second is not None and 2 * sums[second] >= sums[best] and len(counts[second]) >= LEAST_SAMPLES
+    return f"{counts[best][0]}; also {counts[second][0]}" if also else str(counts[best][0])
+
+
+def _frames(frame: object, within: CodeType) -> tuple[Frame, ...]:
+    found = []
+    while frame is not None and frame.f_code is not within:
+        code = frame.f_code
+        found.append(Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name, code.co_firstlineno))
+        frame = frame.f_back
+    return tuple(found) if frame is not None else ()
+
+
+def _waited() -> Callable[[], float]:
+    """Return a function that says for how many seconds this thread has neither worked nor been ready to.
+
+    Where the system does not report both (only Linux does), it has always worked.
+    """
+    task = f"self/task/{threading.get_native_id()}"
+    if not Path("/proc", task, "schedstat").exists():
+        return lambda: 0.0
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    return lambda: time.perf_counter() - time.clock_gettime(clock) - queued(task)
+
+
+def queued(process: int | str = "thread-self") -> float:
+    """Return for how many seconds this thread, or a process's first one, was ready to work while others had the cores.
+
+    It is 0 where that is unknown, and for a process that has ended.
+    """
+    try:
+        return int(Path("/proc", str(process), "schedstat").read_text().split()[1]) / 1e9  # see proc_pid_schedstat(5)
+    except (OSError, IndexError):
+        return 0.0

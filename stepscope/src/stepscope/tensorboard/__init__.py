@@ -1,0 +1,249 @@
+"""Starts, shows and stops this reader's own TensorBoard, with its profiler tab corrected.
+
+TensorBoard runs in a process of its own, listens on 127.0.0.1 on a port that the operating system has found free, and
+ends with the process that started it. `corrections` has what is corrected and why.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+from stepscope import traces
+from stepscope.base import machine
+from stepscope.base.child import Child
+from stepscope.base.wording import counted
+from stepscope.tensorboard import corrections
+
+TIMEOUT = 120  # seconds: thirty readers may start theirs at once, each taking 2 s of the machine's cores
+SCALE = 0.72  # the Overview needs 1,200 pixels, and a notebook has about 880: narrower, its panels overlap
+PLUGIN = "data/plugin/pytorch_profiler"
+
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy for the internet cannot see 127.0.0.1
+_shown: Server | None = None
+
+
+class TensorBoardFailed(RuntimeError):
+    """TensorBoard did not start, or did not read the traces."""
+
+
+@dataclass
+class Server:
+    """A running TensorBoard.
+
+    Attributes
+    ----------
+    logdir : Path
+    runs : tuple of str
+        The runs it shows, as the profiler tab names them.
+    url : str
+        Its address on this machine, such as ``http://127.0.0.1:40123/``.
+    child : Child
+        Its process.
+    folder : Path
+        Its address, log and temporary files; goes when it ends.
+    """
+
+    logdir: Path
+    runs: tuple[str, ...]
+    url: str
+    child: Child
+    folder: Path
+
+    @property
+    def link(self) -> str:
+        """Where a browser finds the profiler tab: behind a proxy, such as JupyterHub's, a path."""
+        return f"{machine.address(urlsplit(self.url).port)}#pytorch_profiler"
+
+    def get(self, page: str, **query: str):
+        """Ask the profiler's plugin, as its page does: ``server.get("views", run="one-worker")``."""
+        with _direct.open(f"{self.url}{PLUGIN}/{page}?{urlencode(query)}", timeout=TIMEOUT) as answer:
+            content = answer.read()
+            return json.loads(gzip.decompress(content) if answer.headers["Content-Encoding"] == "gzip" else content)
+
+    def stop(self) -> None:
+        """End this TensorBoard. Does nothing in a fork of the process that started it."""
+        if self.child.stop(5):
+            shutil.rmtree(self.folder, ignore_errors=True)  # of a child that did not start, or had to be killed
+
+    def wait(self) -> None:
+        """Wait until it has an address, and the profiler tab all runs."""
+        deadline = time.monotonic() + TIMEOUT
+        while not (self.folder / "address").exists():
+            self._check(deadline, "did not start")
+            time.sleep(0.02)
+        self.url = (self.folder / "address").read_text()
+        missing_since = None
+        while True:
+            answer = self.get("runs")
+            missing = set(self.runs) - set(answer["runs"])
+            if not answer["loading"] and not missing:
+                return
+            # A run is out of loading a moment before it is listed, and before loading has begun.
+            waiting = answer["loading"] or not answer["runs"]
+            missing_since = None if waiting else missing_since or time.monotonic()
+            names = ", ".join(sorted(missing or self.runs))
+            self._check(deadline, f"did not list {names}")
+            if missing_since is not None and time.monotonic() > missing_since + 5:
+                raise TensorBoardFailed(f"TensorBoard cannot read {names}. {self._last_lines()}")
+            time.sleep(0.05)
+
+    def _check(self, deadline: float, fault: str) -> None:
+        if not self.child.runs:
+            code = self.child.process.returncode
+            raise TensorBoardFailed(f"TensorBoard ended with code {code}. {self._last_lines()}")
+        if time.monotonic() > deadline:
+            raise TensorBoardFailed(
+                f"TensorBoard {fault} within {TIMEOUT} s. Show fewer or smaller traces, or try again when this machine "
+                f"has less to do. {self._last_lines()}"
+            )
+
+    def _last_lines(self) -> str:
+        log = self.folder / "log"  # gone if it was ended while it started
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return "Its last words:\n" + "\n".join(lines[-20:])
+
+
+def show(logdir: str | Path, *, height: int = 800) -> None:
+    """Start TensorBoard over `logdir`, wait until the profiler tab has all runs, print the link and embed the page.
+
+    It replaces the one shown before: a running TensorBoard does not notice traces added to a run it knows. It ends
+    with this notebook's kernel, or by `stop`.
+
+    Parameters
+    ----------
+    logdir : str or Path
+        Folder with the traces of one run, or of several in folders of their own.
+    height : int
+        Height of the embedded page in pixels.
+
+    Raises
+    ------
+    NoTraces, TensorBoardFailed, ModuleNotFoundError
+        As `start`.
+    """
+    global _shown
+    server = start(logdir)
+    stop()
+    _shown = server
+    _announce(server)
+    if machine.in_colab():  # by its own function: nobody else reaches its machine, and a link fails for lack of cookies
+        from google.colab import output
+
+        path = f"/#{urlsplit(server.link).fragment}"
+        output.serve_kernel_port_as_iframe(urlsplit(server.url).port, path=path, height=str(height))
+    elif "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+        from IPython.display import HTML, display
+
+        link = html.escape(server.link, quote=True)
+        display(
+            HTML(
+                f'<p><a href="{link}" target="_blank">Open TensorBoard in a tab of its own</a></p>'
+                f'<div style="height: {height}px; overflow: hidden"><iframe src="{link}" title="TensorBoard" '
+                f'style="border: 0; width: {1 / SCALE:.2%}; height: {height / SCALE:.0f}px; '
+                f'transform: scale({SCALE}); transform-origin: 0 0"></iframe></div>'
+            )
+        )
+
+
+def stop() -> None:
+    """End the TensorBoard that `show` started in this process, and no other."""
+    global _shown
+    if _shown is not None:
+        _shown.stop()
+        _shown = None
+
+
+def serve(logdir: str | Path) -> None:
+    """Run TensorBoard over `logdir` in the foreground, until Ctrl-C.
+
+    Raises
+    ------
+    NoTraces, TensorBoardFailed, ModuleNotFoundError
+        As `start`.
+    """
+    server = start(logdir)
+    try:
+        _announce(server)
+        print("Press Ctrl-C to end it.", flush=True)
+        server.child.process.wait()
+    except KeyboardInterrupt:
+        print()
+    finally:
+        server.stop()
+
+
+def start(logdir: str | Path) -> Server:
+    """Start a TensorBoard over `logdir` and return it once the profiler tab has all runs.
+
+    Raises
+    ------
+    NoTraces
+        If there are no traces in `logdir`.
+    TensorBoardFailed
+        If TensorBoard does not start, or does not read the traces within two minutes.
+    ModuleNotFoundError
+        If a package of stepscope's extra `tab` is not installed.
+    """
+    corrections.check_packages()
+    logdir = Path(logdir).resolve()
+    names = {str(folder.relative_to(logdir)) for folder in traces.runs(logdir)}
+    runs = {logdir.name if name == "." else name for name in names}  # as the plugin calls them
+    if (problem := corrections.uncorrectable()) is not None:
+        print(problem)
+    # The plugin's sockets lie below it: their paths may have 104 bytes (macOS; Linux: 108), of which 53 are added here.
+    short = os.name == "nt" or len(os.fsencode(tempfile.gettempdir())) <= 50
+    folder = Path(tempfile.mkdtemp(prefix="tensorboard-", dir=None if short else "/tmp"))
+    with (folder / "log").open("wb") as log:
+        child = Child(["-m", "stepscope.tensorboard.plugin", logdir, folder], stdout=log, stderr=subprocess.STDOUT)
+    server = Server(logdir, tuple(sorted(runs)), "", child, folder)
+    try:
+        server.wait()
+    except BaseException:  # a KeyboardInterrupt, too, must not leave it behind
+        server.stop()
+        raise
+    return server
+
+
+def load_ipython_extension(shell) -> None:
+    """Give a notebook the magic ``%tensorboard``: IPython calls this at ``%load_ext stepscope.tensorboard``.
+
+    It takes the place of TensorBoard's own of that name: ``%tensorboard LOGDIR`` or ``%tensorboard --logdir LOGDIR``.
+    """
+    from IPython.core.error import UsageError  # here, because a shell has no need of IPython
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+    parser = MagicArgumentParser(prog="%tensorboard")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("folder", nargs="?", metavar="LOGDIR")
+    place.add_argument("--logdir")
+    parser.add_argument("--height", type=int, default=800)
+
+    def magic(line: str) -> None:
+        options = parser.parse_args(shlex.split(line))
+        try:
+            show(options.folder or options.logdir, height=options.height)
+        except (traces.NoTraces, TensorBoardFailed, ModuleNotFoundError) as error:
+            raise UsageError(str(error)) from None
+
+    shell.register_magic_function(magic, "line", "tensorboard")
+
+
+def _announce(server: Server) -> None:
+    where = "in the frame below, through Colab's proxy" if machine.in_colab() else f"at {server.link}"
+    print(f"TensorBoard shows {counted(len(server.runs), 'run')} of {server.logdir} {where}", flush=True)
+    for run in server.runs:
+        if not server.get("views", run=run):
+            print(f"It could not read the trace of {run}: stepscope.traces.load({str(server.logdir)!r}) says why.")

@@ -1,0 +1,215 @@
+"""The profiler tab's Distributed view, made of what `stepscope.traces` finds in the ranks' traces.
+
+The numbers are those of `traces.communication_by_step` and `traces.collectives`, and so of `traces.communication`: the
+wait chart splits exposed communication. Times are in µs. What could not be compared, and why, is a note at the head of
+the page.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from stepscope import traces
+from stepscope.traces import TraceError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch_tb_profiler.profiler.data import DistributedRunProfileData, RunProfileData
+    from torch_tb_profiler.profiler.loader import RunLoader
+    from torch_tb_profiler.run import DistributedRunProfile
+
+# What the page calls the columns of `traces.communication_by_step`
+OVERLAP = {"Computation": "compute", "Overlapping": "overlapped", "Communication": "exposed", "Other": "other"}
+WAIT = {"Data Transfer Time": "transfer", "Synchronizing Time": "waiting"}
+OPERATIONS = {  # of the table of operations: a quantity, and the names of its sum and its mean
+    "bytes": ("Total Size (bytes)", "Avg Size (bytes)"),
+    "latency": ("Total Latency (us)", "Avg Latency (us)"),
+    "transfer": ("Data Transfer Time (us)", "Avg Data Transfer Time (us)"),
+}
+IN_ONE_FOLDER = (
+    "Record all ranks into one folder, with the rank in the whole job as name: tensorboard_trace_handler(folder, "
+    'worker_name=f"rank_{rank}").'
+)
+
+
+def keep_the_path_of_the_trace(stock: Callable, self: DistributedRunProfileData, profile: RunProfileData) -> None:
+    """Distributed: what is exchanged is missing or wrong, so the view is made of the traces themselves.
+
+    The plugin no longer knows NCCL's kernels for what they are, counts operators that wait for gloo as computation, and
+    does not know all_to_all, barrier, gather, scatter and what FSDP calls.
+    """
+    stock(self, profile)
+    self.trace_file_path = profile.trace_file_path
+    self.comm_node_list = None
+
+
+def compare_ranks(
+    stock: Callable, self: RunLoader, profiles: list[DistributedRunProfileData], span: str | None
+) -> DistributedRunProfile | None:
+    """Distributed: the view vanishes if one rank has an operation more, and is wrong if ranks recorded other steps.
+
+    Ours is made in a process of its own: where a thread of this one is using pandas, the forks that parse other runs
+    would wait for ever for a lock that it holds.
+    """
+    from torch_tb_profiler.multiprocessing import get_context, get_start_method
+
+    with ProcessPoolExecutor(1, get_context(get_start_method())) as pool:
+        try:
+            return pool.submit(_page, profiles, span).result()
+        except Exception:  # or it was killed: the other views are shown
+            logging.getLogger(__name__).exception("The Distributed view of %s could not be made.", self.run_name)
+            return None
+
+
+def _page(profiles: list[DistributedRunProfileData], span: str | None) -> DistributedRunProfile | None:
+    """Return the view of a recording, or None if it is not of a job of several ranks."""
+    from torch_tb_profiler import consts
+    from torch_tb_profiler.profiler.run_generator import DistributedRunGenerator
+    from torch_tb_profiler.run import DistributedRunProfile
+
+    profiles = [profile for profile in profiles if profile.distributed_info or profile.has_communication]
+    ranks = _ranks({profile.worker: profile.trace_file_path for profile in profiles})
+    operations = traces.collectives(ranks) if ranks else ()
+    if not len(operations) and not _without_kernels(ranks) and _world(ranks) == 1:
+        return None
+    notes = [*_ranks_missing(ranks), *_exchanges_missing(ranks, operations)]
+    shared = operations.groupby("number")["rank"].transform("size") > 1
+    try:
+        steps = traces.communication_by_step(ranks)
+    except TraceError as error:
+        steps = waits = None
+        notes.append(str(error))
+    else:
+        operations = operations[operations.set_index(["rank", "step"]).index.isin(steps.index)]
+        waits = steps[steps.groupby(level="step")["length"].transform("size") == len(ranks)]
+        notes += _steps_missing(steps)
+        notes += traces.communication(ranks).attrs["unequal"] if len(ranks) > 1 else []
+    if same := _same_rank(ranks):
+        notes.append(same)
+    if len(ranks) == 1 or same:
+        waits, shared = None, shared & False
+    operations = operations.assign(transfer=operations["transfer"].where(shared))  # of a rank alone it is not known
+    page = DistributedRunProfile(span)
+    page.views.append(consts.DISTRIBUTED_VIEW)
+    page.gpu_info = DistributedRunGenerator(profiles, span)._generate_gpu_info()
+    page.steps_to_overlap = _chart("Computation/Communication Overview", OVERLAP, steps)
+    page.steps_to_overlap["metadata"]["note"] = "\n".join(notes) or None
+    page.steps_to_wait = _chart("Synchronizing/Communication Overview", WAIT, waits)
+    tables = {rank: _table(operations[operations["rank"] == rank]) for rank in ranks}
+    page.comm_ops = {"metadata": {"title": "Communication Operations Stats"}, "data": tables}
+    return page
+
+
+def _ranks(paths: Mapping[str, str]) -> traces.Ranks:
+    """Return the trace of each worker, in the order of their ranks; what our reader refuses is left out."""
+    found = {}
+    for worker, path in paths.items():
+        with suppress(TraceError):
+            found[worker] = traces.load(path)
+    order = sorted(found, key=lambda worker: ((rank := found[worker].spans[0].rank) is None, rank or 0, worker))
+    return traces.Ranks({worker: found[worker] for worker in order})
+
+
+def _chart(title: str, columns: dict[str, str], steps: pd.DataFrame | None) -> dict:
+    """Return by step and worker what is in these columns, and as "all" the means of the steps."""
+    tables = {"all": {}}
+    if steps is not None:
+        amounts = steps[list(columns.values())]
+        tables["all"] = _rows(amounts.groupby(level="rank", sort=False).mean())
+        tables |= {str(step): _rows(rows.droplevel("step")) for step, rows in amounts.groupby(level="step")}
+    return {"metadata": {"title": title, "legends": list(columns), "units": "us"}, "data": tables}
+
+
+def _rows(table: pd.DataFrame) -> dict[str, list[float]]:
+    return dict(zip(table.index, (table.round(3) + 0.0).to_numpy().tolist(), strict=True))  # no −0.0
+
+
+def _table(operations: pd.DataFrame) -> dict[str, list]:
+    """Return the table of a rank's operations by their names: how many, and sum and mean of each quantity."""
+    names = ["Calls", *(name for pair in OPERATIONS.values() for name in pair)]
+    columns = [{"type": "string", "name": "Name"}, *({"type": "number", "name": name} for name in names)]
+    operations = operations.assign(
+        name=operations["backend"] + ":" + operations["operation"], latency=operations["end"] - operations["start"]
+    )
+    rows = [
+        [name, len(calls), *(amount for quantity in OPERATIONS for amount in _sum_and_mean(calls[quantity]))]
+        for name, calls in operations.groupby("name", sort=False)
+    ]
+    return {"columns": columns, "rows": rows}
+
+
+def _sum_and_mean(amounts: pd.Series) -> tuple[float | None, int | None]:
+    known = amounts.notna().all()
+    return (round(float(amounts.sum()), 3), round(float(amounts.mean()))) if known else (None, None)
+
+
+def _world(ranks: traces.Ranks) -> int:
+    return max((trace.spans[0].world or 1 for trace in ranks.values()), default=1)
+
+
+def _without_kernels(ranks: traces.Ranks) -> list[str]:
+    """Return the ranks that called NCCL, and none of whose kernels is recorded."""
+    events = {rank: trace.spans[0].communication for rank, trace in ranks.items()}
+    return [
+        rank
+        for rank, table in events.items()
+        if not table["kernel"].any() and any(name.startswith("nccl:") for name in table["name"])
+    ]
+
+
+def _ranks_missing(ranks: traces.Ranks) -> list[str]:
+    world, here = _world(ranks), len(ranks)
+    if here == 1 and next(iter(ranks.values())).spans[0].world == 1:
+        return ["The job has one rank, which waits for nobody."]
+    if here > 1 and here >= world:
+        return []
+    waiting = "how long it waited for others is unknown" if here == 1 else "waiting for others counts as data transfer"
+    return [f"Traces of {here} of {world if world > 1 else 'several'} ranks are here: {waiting}. {IN_ONE_FOLDER}"]
+
+
+def _exchanges_missing(ranks: traces.Ranks, operations: pd.DataFrame) -> list[str]:
+    notes = []
+    if silent := _without_kernels(ranks):
+        notes.append(
+            f"{_listed(silent)} called NCCL, and none of its kernels is recorded. Record with "
+            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
+        )
+    if idle := [rank for rank in ranks if rank not in set(operations["rank"]) and rank not in silent]:
+        notes.append(f"{_listed(idle)} recorded no exchange. Record whole steps, which exchange gradients.")
+    with_shapes = all("record_shapes" in trace.spans[0].settings for trace in ranks.values())
+    if operations["bytes"].isna().any() and not with_shapes:
+        notes.append("Sizes are unknown where they are left out. Record with record_shapes=True.")
+    return notes
+
+
+def _steps_missing(steps: pd.DataFrame) -> list[str]:
+    recorded = {rank: sorted(rows.index.get_level_values("step")) for rank, rows in steps.groupby(level="rank")}
+    if len(set(map(tuple, recorded.values()))) == 1:
+        return []
+    listed = ", ".join(f"{rank} {_listed(list(map(str, numbers)))}" for rank, numbers in recorded.items())
+    return [
+        f"The ranks recorded different steps ({listed}); only those that all have are compared. Give the profilers of "
+        "all ranks the same schedule."
+    ]
+
+
+def _same_rank(ranks: traces.Ranks) -> str | None:
+    numbers = Counter(trace.spans[0].rank for trace in ranks.values() if trace.spans[0].rank is not None)
+    number, count = max(numbers.items(), key=lambda item: item[1], default=(None, 1))
+    if count == 1:
+        return None
+    workers = _listed([worker for worker, trace in ranks.items() if trace.spans[0].rank == number])
+    return (
+        f"{workers} say that they are the same rank, {number}: these are traces of several jobs, and not compared. "
+        "Move those of each job to a folder of its own."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    most = names if len(names) <= 8 else [*names[:7], f"{len(names) - 7} more"]
+    return f"{', '.join(most[:-1])} and {most[-1]}" if len(most) > 1 else most[0]

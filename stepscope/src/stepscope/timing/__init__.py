@@ -1,0 +1,52 @@
+"""Times training loops: the stopwatch, interleaved comparison, two clocks, a monitor, and recording a profile.
+
+Works on any loader and any step; see `loop` for what they are.
+"""
+
+from stepscope.timing.clocks import TwoClocks, two_clocks
+from stepscope.timing.comparison import Comparison, conclusion, interleaved, outcome
+from stepscope.timing.loaders import Step, WorkerDied, batches, call, endless
+from stepscope.timing.probing import (
+    forget,
+    onednn,
+    phases,
+    stages,
+    system_calls,
+    warm,
+    worker_growth_mb,
+    worker_memory_mb,
+)
+from stepscope.timing.stopwatch import Timing, call_ms, each_call_ms, limit, loading, loop, run_ahead, warmup_steps
+from stepscope.timing.together import interleaved_ranks, read_comparison
+
+__all__ = [
+    "Comparison",
+    "Step",
+    "Timing",
+    "TwoClocks",
+    "WorkerDied",
+    "batches",
+    "call",
+    "call_ms",
+    "conclusion",
+    "each_call_ms",
+    "endless",
+    "forget",
+    "interleaved",
+    "interleaved_ranks",
+    "limit",
+    "loading",
+    "loop",
+    "onednn",
+    "outcome",
+    "phases",
+    "read_comparison",
+    "run_ahead",
+    "stages",
+    "system_calls",
+    "two_clocks",
+    "warm",
+    "warmup_steps",
+    "worker_growth_mb",
+    "worker_memory_mb",
+]

@@ -1,0 +1,167 @@
+"""Two clocks: loading alone and compute alone predict the loop of both."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from stepscope.base.confidence import Interval, around, geometric
+from stepscope.base.wording import signed_percent
+from stepscope.timing import loaders
+from stepscope.timing.comparison import EQUAL, FASTER, SAME, SLOWER, interleaved, limits, outcome
+from stepscope.timing.stopwatch import Timing, longest_of, loop, synchronize, timed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class TwoClocks:
+    """Loading alone and compute alone, what they predict for the loop of both, and the loop, all timed interleaved.
+
+    Attributes
+    ----------
+    loading, compute, loop : tuple of Timing
+        One a round.
+    workers : int
+        Worker processes of the loader; with some it loads in the background.
+    host_ms : float or None
+        On a GPU, the milliseconds that a step keeps this process, to launch its work; None without a GPU.
+    """
+
+    loading: tuple[Timing, ...]
+    compute: tuple[Timing, ...]
+    loop: tuple[Timing, ...]
+    workers: int
+    host_ms: float | None = None
+
+    @property
+    def loading_ms(self) -> float:
+        """Time of loading a batch, in milliseconds: the geometric mean of the rounds, as all times here."""
+        return _mean_ms(self.loading)
+
+    @property
+    def compute_ms(self) -> float:
+        """Time of a step on a batch that is there already, in milliseconds."""
+        return _mean_ms(self.compute)
+
+    @property
+    def loop_ms(self) -> float:
+        """Time of a batch in the loop of both, in milliseconds."""
+        return _mean_ms(self.loop)
+
+    @property
+    def predicted_ms(self) -> float:
+        """What the two clocks predict for the loop, in milliseconds a batch."""
+        return self.predict(self.loading_ms, self.compute_ms)
+
+    @property
+    def ratio(self) -> Interval:
+        """The loop's time over the predicted one; its interval follows from how the rounds differ in it."""
+        rounds = zip(self.loading, self.compute, self.loop, strict=True)
+        times = ([clock.step_ms for clock in clocks] for clocks in rounds)
+        logarithms = [math.log(loop / self.predict(loading, compute)) for loading, compute, loop in times]
+        return around(math.log(self.loop_ms / self.predicted_ms), logarithms)
+
+    @property
+    def error(self) -> float:
+        """By how much the loop took longer than predicted, as a share of that; below 0 if shorter."""
+        return self.ratio.mean - 1
+
+    @property
+    def ceiling(self) -> float:
+        """How many times as fast the loop would be if loading cost nothing."""
+        return self.loop_ms / self.compute_ms
+
+    def predict(self, loading: float, compute: float) -> float:
+        """Return what the loop takes if loading and compute, in ms, do not disturb each other.
+
+        With workers it is the larger of the two: loading goes on during a step. Without, it is their sum; but a GPU
+        computes while this process loads, so there it is compute, or else loading and what a step keeps the host.
+        """
+        if self.workers:
+            return max(loading, compute)
+        return max(loading + (self.host_ms or compute), compute)
+
+    def table(self) -> pd.DataFrame:
+        """Return the clocks, the prediction from them and the loop, a row each, with their 95% intervals."""
+        import pandas as pd
+
+        clocks = {"loading alone": self.loading, "compute alone": self.compute, "the loop, measured": self.loop}
+        rows = {"the loop, predicted": [f"{self.predicted_ms:.1f}", ""]}
+        for name, runs in clocks.items():
+            times = geometric(run.step_ms for run in runs)
+            rows[name] = [f"{times.mean:.1f}", limits(times, "{:.1f}".format)]
+        order = ["loading alone", "compute alone", "the loop, predicted", "the loop, measured"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=["ms a batch", "95% interval"]).loc[order]
+
+    def verdict(self) -> str:
+        """Say in one sentence what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""
+        ratio, result = self.ratio, outcome(self.ratio)
+        words = {FASTER: "longer", SLOWER: "shorter", SAME: f"equal within {EQUAL:.0%}"}
+        ends = f"{signed_percent(ratio.lowest - 1)} to {signed_percent(ratio.highest - 1)}"
+        if ratio.wide:
+            ends = "the rounds are too different for an interval"
+        return (
+            f"{self.predicted_ms:.1f} ms predicted, {self.loop_ms:.1f} ms measured: {signed_percent(self.error)} "
+            f"({ends}), {words.get(result, result)}."
+        )
+
+
+def _mean_ms(runs: Iterable[Timing]) -> float:
+    return statistics.geometric_mean(run.step_ms for run in runs)
+
+
+def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) -> TwoClocks:
+    """Time loading alone, compute alone on one batch that is kept, and the loop of both, interleaved, after warm-ups.
+
+    A loader with fewer batches than `steps` starts anew; that belongs to its loading.
+
+    Parameters
+    ----------
+    loader : iterable
+        A DataLoader, or anything that yields batches each time it is gone through.
+    step : callable
+        Called with a batch as `call` does, in all about 2 × `rounds` × `steps` times.
+    steps : int
+        Batches in one timed run; rounded up to a multiple of the workers, which deliver theirs in bursts.
+    rounds : int
+        How often each is timed.
+
+    Raises
+    ------
+    WorkerDied
+        If a worker is killed or exits.
+    """
+    workers = getattr(loader, "num_workers", 0)
+    burst = max(workers, 1)
+    steps = math.ceil(steps / burst) * burst
+    with loaders.batches(loader) as batches:
+        kept = next(batches)
+    clocks = interleaved(
+        {
+            "loading alone": lambda: loop(loader, lambda *batch: None, steps),
+            "compute alone": lambda: loop([kept], step, steps),
+            "the loop": lambda: loop(loader, step, steps),
+        },
+        rounds,
+    ).timings
+    return TwoClocks(*clocks.values(), workers, _host_ms(step, kept, steps))
+
+
+def _host_ms(step: loaders.Step, batch: object, steps: int) -> float | None:
+    if not torch.cuda.is_initialized():
+        return None
+
+    def when_idle() -> Iterator:
+        while True:
+            synchronize()
+            yield batch
+
+    timed_steps = timed(when_idle(), step, steps, longest_of("run"))
+    return statistics.median(each.duration - each.wait for each in timed_steps) * 1e3

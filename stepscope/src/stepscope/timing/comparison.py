@@ -1,0 +1,178 @@
+"""Variants timed interleaved, in random order within each round, and what one gained over another."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from stepscope.base.confidence import Interval, geometric
+from stepscope.base.wording import counted, digits
+from stepscope.timing.stopwatch import Timing, limited, longest_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SEED = 2021  # of the order in each round: any fixed number
+EQUAL = 0.02  # two variants are called equal if they differ by no more than this share
+FASTER, SLOWER, SAME, NOISY = "faster", "slower", "equal", "too noisy to say"
+
+
+def outcome(ratio: Interval) -> str:
+    """Return what a ratio shows: that a variant is `FASTER` or `SLOWER` than the other, the `SAME`, or `NOISY`.
+
+    They are the same if the whole interval lies between 1 / (1 + `EQUAL`) and 1 + `EQUAL`. Else one of them is faster
+    if 1 lies outside of the interval.
+    """
+    if ratio.lowest >= 1 / (1 + EQUAL) and ratio.highest <= 1 + EQUAL:
+        return SAME
+    if ratio.lowest > 1:
+        return FASTER
+    return SLOWER if ratio.highest < 1 else NOISY
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Geometric means of a variant's rounds; of `loading_share`, from 0 to 1, the arithmetic mean."""
+
+    images_per_second: float
+    step_ms: float
+    loading_share: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Variants timed interleaved: one `Timing` a round for each. The first variant is what it is about.
+
+    A ratio is taken within each round, so that a machine that is slower for a while slows both of its sides.
+    """
+
+    timings: Mapping[str, tuple[Timing, ...]]
+
+    @property
+    def names(self) -> list[str]:
+        """The variants, in the order they were given."""
+        return list(self.timings)
+
+    def mean(self, name: str) -> Mean:
+        """Return what variant `name` took on average."""
+        runs = self.timings[name]
+        return Mean(
+            statistics.geometric_mean(run.images_per_second for run in runs),
+            statistics.geometric_mean(run.step_ms for run in runs),
+            statistics.fmean(run.loading_share for run in runs),
+        )
+
+    def throughputs(self, name: str) -> list[float]:
+        """Return the images per second of every round of variant `name`."""
+        return [timing.images_per_second for timing in self.timings[name]]
+
+    def throughput(self, name: str) -> Interval:
+        """Return the images per second of variant `name`."""
+        return geometric(self.throughputs(name))
+
+    def ratios(self, name: str, to: str | None = None) -> list[float]:
+        """Return, round by round, the throughput of variant `name` over that of variant `to`, the first by default."""
+        base = self.throughputs(to or self.names[0])
+        return [mine / other for mine, other in zip(self.throughputs(name), base, strict=True)]
+
+    def ratio(self, name: str, to: str | None = None) -> Interval:
+        """Return the throughput of variant `name` over that of variant `to`, the first by default."""
+        return geometric(self.ratios(name, to))
+
+    def fastest(self, names: Iterable[str] | None = None) -> str:
+        """Return which variant had the highest throughput: of `names`, or of all.
+
+        It was partly lucky: time it again before you say by how much it is faster.
+        """
+        return max(names or self.names, key=lambda name: self.mean(name).images_per_second)
+
+    def table(self) -> pd.DataFrame:
+        """Return means, ratios to the first variant and their 95% intervals, one variant a row."""
+        import pandas as pd  # here, because it takes half a second, and a stopwatch has no need of it
+
+        rows = {}
+        for name in self.names:
+            rate, ratio, mean = self.throughput(name), self.ratio(name), self.mean(name)
+            first = name == self.names[0]
+            rows[name] = {
+                "images/s": f"{rate.mean:,.0f}",
+                "95% interval": limits(rate, "{:,.0f}".format),
+                "ms a step": f"{mean.step_ms:.1f}",
+                "host waits": f"{mean.loading_share:.0%}",
+                "ratio": "1×" if first else f"{digits(ratio.mean)}×",
+                "its 95% interval": "" if first else limits(ratio),
+            }
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    def verdict(self, name: str, to: str | None = None) -> str:
+        """Say in one sentence what variant `name` gained over variant `to`, the first by default."""
+        to = to or self.names[0]
+        ratio = self.ratio(name, to)
+        return f"{name} against {to}: {digits(ratio.mean)}× the throughput, {conclusion(ratio)}."
+
+
+def limits(interval: Interval, write: Callable[[float], str] = digits) -> str:
+    """Return the ends of an interval: "1.31 – 1.58"; "unknown" if it is so wide that it says nothing."""
+    return "unknown" if interval.wide else f"{write(interval.lowest)} – {write(interval.highest)}"
+
+
+def conclusion(ratio: Interval, of: str = "round") -> str:
+    """Return the outcome of a ratio in words, with its interval, which is `of` rounds or of processes.
+
+    For example "faster (1.31 to 1.58 in 5 rounds)".
+    """
+    found = outcome(ratio)
+    rounds = counted(ratio.count, of)
+    ends = f"{digits(ratio.lowest)} to {digits(ratio.highest)} in {rounds}"
+    if found == SAME:
+        return f"equal within {EQUAL:.0%} ({ends})"
+    if found == NOISY:
+        ends = f"{rounds}, too different for an interval" if ratio.wide else ends
+        return f"{found} ({ends}); take more rounds, or a quieter machine"
+    lowest, highest = (f"{end:.3f}" if digits(end) == "1.00" else digits(end) for end in (ratio.lowest, ratio.highest))
+    return f"{found} ({lowest} to {highest} in {rounds})"  # neither end is 1, or it would not be sure
+
+
+def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Comparison:
+    """Time variants in rounds of one run each, in an order that is random within each round and the same each time.
+
+    A limit of `timing.limit` ends it after a round, once there are two; then that is printed.
+
+    Parameters
+    ----------
+    variants : mapping of str to callable
+        Each times one run, such as a `loop`.
+    rounds : int
+        How often to go through them, at most.
+    """
+    longest = longest_of("comparison")
+    timings = {name: [] for name in variants}
+    with progress(rounds * len(variants), "interleaved runs", "run") as bar:
+        for order in limited(shuffled(variants, rounds), longest):
+            for name in order:
+                bar.set_postfix_str(name)
+                timings[name].append(variants[name]())
+                bar.update()
+    done = min(map(len, timings.values()))
+    if done < rounds:
+        print(f"{done} rounds instead of {rounds}: they are slow here, and {longest:g} s were up.")
+    return Comparison({name: tuple(runs) for name, runs in timings.items()})
+
+
+def shuffled(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
+    """Yield the names in another order for each round, and in the same orders each time."""
+    order, chance = list(names), random.Random(SEED)
+    for _ in range(rounds):
+        chance.shuffle(order)
+        yield order
+
+
+def progress(total: int, what: str, unit: str, delay: float = 0) -> tqdm:
+    """Return a progress bar for a ``with`` block, which appears after `delay` seconds."""
+    return tqdm(total=total, desc=what, unit=unit, file=sys.stdout, delay=delay, mininterval=0.5)

@@ -1,0 +1,229 @@
+"""Looks into a step, an item's stages, a function or a worker: by the stopwatch, the operating system, or oneDNN."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+from torch import nn
+
+from stepscope.timing import loaders
+from stepscope.timing.stopwatch import limited, longest_of, synchronize, warm_up, warmup_steps
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> dict[str, float]:
+    """Split a training step: mean milliseconds for loading, copy, forward, backward and optimizer.
+
+    The device is waited for between the phases, since otherwise a GPU would do the work of one in the time of the
+    next. That costs a little: the phases together are no throughput. Of slow steps fewer are taken, as in `loop`.
+    """
+    device, longest = next(model.parameters()).device, longest_of("run")
+
+    def step() -> list[float]:
+        marks = [_mark()]
+        images, labels = next(batches)
+        marks.append(_mark())
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        marks.append(_mark())
+        loss = nn.functional.cross_entropy(model(images), labels)
+        marks.append(_mark())
+        loss.backward()
+        marks.append(_mark())
+        optimizer.step()
+        optimizer.zero_grad()
+        marks.append(_mark())
+        return [(end - start) * 1e3 for start, end in pairwise(marks)]
+
+    with loaders.batches(loader) as batches:
+        warm_up(step, warmup_steps(loader), longest)
+        rows = [step() for _ in limited(range(steps), longest)]
+    names = ("loading", "copy", "forward", "backward", "optimizer")
+    return {name: statistics.mean(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def _mark() -> float:
+    synchronize()
+    return time.perf_counter()
+
+
+def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, float]:
+    """Split what is done to an item: mean microseconds of each function, called with what the one before returned.
+
+    Parameters
+    ----------
+    functions : mapping of str to callable
+        The stages in their order; the first is called with an item.
+    items : iterable
+        Such as the paths of images. They are gone through twice, and timed the second time, when files are read from
+        the page cache. Of slow ones only the first are taken, as in `loop`.
+    """
+    items, longest = list(items), longest_of("run")
+    for _ in range(2):
+        spent, done = dict.fromkeys(functions, 0.0), 0
+        for item in limited(items, longest):
+            for name, function in functions.items():
+                start = time.perf_counter()
+                item = function(item)
+                spent[name] += time.perf_counter() - start
+            done += 1
+        items = items[:done]
+    return {name: seconds / len(items) * 1e6 for name, seconds in spent.items()}
+
+
+def system_calls(function: Callable[[], object]) -> pd.Series:
+    """Count what this thread asks of the operating system while `function` runs.
+
+    Returns
+    -------
+    Series of int
+        Its name says who counted: ``"strace"``, where that is installed and may watch this process (Linux): calls by
+        their name. Otherwise ``"psutil"``: ``read`` and ``write`` alone, together of all threads (Linux, Windows); or
+        nothing (macOS).
+    """
+    import pandas as pd
+
+    if (counted := _by_strace(function)) is not None:
+        return pd.Series(counted, name="strace", dtype=int)
+    process = psutil.Process()
+    if not hasattr(process, "io_counters"):
+        function()
+        return pd.Series(dtype=int, name="psutil")
+    before = process.io_counters()
+    function()
+    after = process.io_counters()
+    reads, writes = after.read_count - before.read_count, after.write_count - before.write_count
+    return pd.Series({"read": reads, "write": writes}, name="psutil")
+
+
+def onednn(function: Callable[[], object]) -> pd.DataFrame:
+    """Count what oneDNN, PyTorch's library for networks on the CPU, does while `function` runs, by its own log.
+
+    It also shows what is done inside an operator, such as ``reorder``, which writes a tensor anew in another order.
+
+    Returns
+    -------
+    DataFrame
+        Index `primitive`, such as ``"convolution"``; columns `calls`, int, and `ms`, all of them together. Empty where
+        PyTorch has no oneDNN.
+    """
+    import pandas as pd
+
+    level = torch.backends.mkldnn.VERBOSE_ON
+    with tempfile.TemporaryFile() as log:
+        sys.stdout.flush()
+        terminal = os.dup(1)  # the library writes to the file descriptor, past Python
+        os.dup2(log.fileno(), 1)
+        try:
+            with torch.backends.mkldnn.verbose(level) if torch.backends.mkldnn.is_available() else nullcontext():
+                function()
+        finally:
+            os.dup2(terminal, 1)
+            os.close(terminal)
+        log.seek(0)
+        lines = [line.decode(errors="replace").strip().split(",") for line in log]
+    # onednn_verbose,v1,primitive,exec,cpu,reorder,…,milliseconds
+    executed = [line for line in lines if line[0] == "onednn_verbose" and line[2:4] == ["primitive", "exec"]]
+    calls = [(line[5], float(line[-1])) for line in executed]
+    table = pd.DataFrame(calls, columns=["primitive", "ms"]).groupby("primitive")["ms"].agg(["size", "sum"])
+    return table.set_axis(["calls", "ms"], axis=1)
+
+
+def forget(folder: Path) -> bool:
+    """Ask the system to drop the files in `folder` from its page cache, so that they are read from the disk again.
+
+    Neither pages that a process has mapped nor what the disk itself keeps are dropped. Returns whether the system can
+    be asked: Linux, without special rights.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    os.sync()  # what is not yet on the disk would stay
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)
+    return True
+
+
+def warm(folder: Path) -> None:
+    """Read all files in `folder` once, so that they lie in the page cache, as far as the memory has room for them."""
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            with open(path, "rb", buffering=0) as file:
+                while file.read(1 << 20):
+                    pass
+
+
+def worker_memory_mb() -> list[float]:
+    """Memory of each worker that runs now, in MB (10⁶ bytes).
+
+    On Linux, pages that several processes share are charged to each in equal parts (PSS); elsewhere only the pages that
+    a process has alone count (USS).
+    """
+    return [getattr(info, "pss", info.uss) / 1e6 for info in _workers()]
+
+
+def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
+    """Memory that one forked worker gains in a pass over `dataset`, in MB (10⁶ bytes).
+
+    Counts the pages that the worker has for itself alone (USS), from its first batch of 1,000 items to the end
+    of the pass. For Linux: elsewhere processes cannot be forked safely, or not at all.
+    """
+    loader = torch.utils.data.DataLoader(
+        dataset, 1_000, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+    )
+    batches = iter(loader)
+    next(batches)
+    before = max(info.uss for info in _workers())
+    for _ in batches:
+        pass
+    return (max(info.uss for info in _workers()) - before) / 1e6
+
+
+def _by_strace(function: Callable[[], object]) -> dict[str, int] | None:
+    """Let strace watch this thread meanwhile; None if it cannot."""
+    if not shutil.which("strace"):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "calls")
+        command = ["strace", "-c", "-o", str(table), "-p", str(threading.get_native_id())]
+        strace = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        if "attached" not in strace.stderr.readline():
+            strace.kill()
+            strace.communicate()
+            return None
+        try:
+            function()
+        finally:
+            strace.send_signal(signal.SIGINT)  # detaches from this process and writes the table
+            strace.communicate()
+        # % time, seconds, µs a call, calls, errors if any, name; between two rulers
+        _, rows, _ = re.split(r"\n?[- ]*-{6}[- ]*\n", table.read_text())
+        calls = {row[-1]: int(row[3]) for row in map(str.split, rows.splitlines())}
+        return {name: count for name, count in calls.items() if name not in ("kill", "wait4")}  # those end strace
+
+
+def _workers() -> list:
+    # Only what multiprocessing started here: other children, such as TensorBoard, are no workers.
+    return [psutil.Process(child.pid).memory_full_info() for child in multiprocessing.active_children()]

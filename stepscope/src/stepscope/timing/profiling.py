@@ -1,0 +1,120 @@
+"""Records a profile of a few training steps and writes a small trace for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+from stepscope import traces
+from stepscope.base import staging
+from stepscope.timing import loaders
+from stepscope.timing.stopwatch import timed, warmup_steps
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STOPWATCH = "stopwatch.json"  # beside the traces
+
+# The profiler's own log, read when the first profile starts: without a GPU it only says that there is none.
+if not torch.cuda.is_available():
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+
+def record(
+    loader: Iterable,
+    step: loaders.Step,
+    folder: str | Path,
+    *,
+    active: int = 6,
+    spans: int = 1,
+    **options: bool,
+) -> Path:
+    """Profile `active` training steps, `spans` times, and return the folder of the traces.
+
+    Each span waits until the loader runs evenly, profiles one step as a warm-up whose events are thrown away, and
+    then records. The traces are gzip files, one a span, and replace those of an earlier recording of the same run. A
+    stopwatch runs along; see `stopwatch`.
+
+    Parameters
+    ----------
+    loader : iterable
+    step : callable
+        Called with a batch as `call` does.
+    folder : str or Path
+        Where the traces go: a new folder, an empty one, or one with an earlier recording, which is replaced.
+    active : int
+        Steps to record in each span.
+    spans : int
+        How often to wait, warm up and record.
+    **options : bool
+        Of `torch.profiler.profile`, such as ``record_shapes=True``. Each adds to the time and the size of every step.
+
+    Raises
+    ------
+    FileExistsError
+        If the folder holds other files than a recording's.
+    """
+    folder = Path(folder)
+    _refuse_other_files(folder)
+    wait = warmup_steps(loader)
+    plan = schedule(wait=wait, warmup=1, active=active, repeat=spans)
+    clock = {}
+    with staging.folder(folder, replace=True) as staged:
+        with (
+            loaders.batches(loader) as batches,
+            warnings.catch_warnings(),
+            profile(
+                activities=activities(),
+                schedule=plan,
+                on_trace_ready=tensorboard_trace_handler(str(staged), use_gzip=True),
+                **options,
+            ) as profiler,
+        ):
+            # The profiler itself keeps only the last span; the others are in their traces by then.
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+            for timed_step in timed(batches, step, spans * (wait + 1 + active)):
+                if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
+                    clock[profiler.step_num] = {"wait": timed_step.wait * 1e6, "step": timed_step.duration * 1e6}
+                profiler.step()
+        (staged / STOPWATCH).write_text(json.dumps(clock))
+    return folder
+
+
+def _refuse_other_files(folder: Path) -> None:
+    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    shown = [name for name in names if not name.startswith(".")]  # without what systems leave everywhere
+    others = [name for name in shown if name != STOPWATCH and not traces.TRACE_FILE.fullmatch(name)]
+    if others:
+        raise FileExistsError(
+            f"{folder}: expected a new folder for the recording, or one that holds an earlier recording and nothing "
+            f"else, and found {', '.join(others[:3])} in it. Name another one, or move that."
+        )
+
+
+def stopwatch(folder: Path) -> pd.DataFrame:
+    """Return what a stopwatch saw while `record` recorded the traces in `folder`: they must agree.
+
+    A row for each recorded step, by its number; columns ``wait`` for the batch and ``step`` as a whole, in µs.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame.from_dict(json.loads((folder / STOPWATCH).read_text()), orient="index")
+    return table.set_axis(table.index.astype(int).rename("step"))
+
+
+def activities() -> list[ProfilerActivity]:
+    """What there is to profile here: the CPU, and CUDA where there is a GPU."""
+    cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    return [ProfilerActivity.CPU, *cuda]
+
+
+def size_kb(folder: Path) -> float:
+    """Size of all traces in `folder`, in kB (10³ bytes)."""
+    return sum(file.stat().st_size for file in folder.glob("*.pt.trace.json*")) / 1e3

@@ -1,0 +1,249 @@
+"""The stopwatch: a training loop, a loader alone, and single calls, timed without the profiler."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from stepscope.timing import loaders
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Seconds after which a timed run takes no further step, and a comparison no further round, where none are named.
+_limits = {"run": math.inf, "comparison": math.inf}
+LEAST = 2  # steps, rounds and calls, however long they take
+_LONG_ENOUGH = 5.0  # milliseconds: what launching, waiting and reading the clock add is some tens of microseconds
+_MOST_CALLS = 1024  # in a row, of calls that take next to nothing
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One timed run of a training loop.
+
+    Attributes
+    ----------
+    images : int
+        Images that went through, all steps together.
+    seconds : float
+        Wall-clock time of all steps; the device had finished its work before either end was read.
+    waits, durations : tuple of float
+        For each step, in seconds: the time that the loop waited for its batch, and the whole step with it. On
+        a GPU a step's own duration is the host's: the device may still be at work when the next one begins.
+    begin : float
+        When the first of these steps began, in seconds of ``time.perf_counter()``.
+    """
+
+    images: int
+    seconds: float
+    waits: tuple[float, ...]
+    durations: tuple[float, ...]
+    begin: float = 0.0
+
+    @property
+    def images_per_second(self) -> float:
+        """Throughput."""
+        return self.images / self.seconds
+
+    @property
+    def step_ms(self) -> float:
+        """Mean wall-clock time of a step, in milliseconds."""
+        return self.seconds / len(self.durations) * 1e3
+
+    @property
+    def loading_share(self) -> float:
+        """Share of the wall-clock time that the loop waited for batches, 0 to 1."""
+        return sum(self.waits) / self.seconds
+
+
+class TimedStep(NamedTuple):
+    """One step of a timed loop; times in seconds. (A tuple, because a dataclass takes three times as long to make.)"""
+
+    begin: float  # when the loop asked for the batch, of ``time.perf_counter()``
+    wait: float  # from then until the batch was there
+    duration: float  # from then until the step returned and the batch was freed
+    images: int  # as `loaders.batch_size` counts them
+
+
+def limit(run: float = math.inf, comparison: float = math.inf) -> None:
+    """Limit what is timed in this process from now on, unless a call names its own limit; without arguments no more.
+
+    Parameters
+    ----------
+    run, comparison : float
+        Seconds after which a timed run takes no further step, and a comparison no further round.
+    """
+    _limits.update(run=run, comparison=comparison)
+
+
+def longest_of(what: str, named: float | None = None) -> float:
+    """Return the seconds after which a ``"run"`` or a ``"comparison"`` ends: those named, or else those of `limit`."""
+    return _limits[what] if named is None else named
+
+
+def warmup_steps(loader: Iterable) -> int:
+    """Steps until a loader runs evenly: its workers are up and what they had prefetched at the start is used up."""
+    workers = getattr(loader, "num_workers", 0)
+    return 2 + workers * (getattr(loader, "prefetch_factor", None) or 0)
+
+
+def limited(items: Iterable, longest: float, least: int = LEAST) -> Iterator:
+    """Yield items until there are no more, or after `longest` seconds; `least` of them however long they take."""
+    begin = time.perf_counter()
+    for done, item in enumerate(items):
+        if done >= least and time.perf_counter() - begin >= longest:
+            return
+        yield item
+
+
+def warm_up(take_step: Callable[[], object], steps: int, longest: float = math.inf) -> None:
+    """Take so many steps before the clock runs, or fewer if they take `longest` seconds; the device finishes them."""
+    for _ in limited(range(steps), longest, least=1):
+        take_step()
+    synchronize()
+
+
+def timed(batches: Iterator, step: loaders.Step, steps: int, longest: float = math.inf) -> Iterator[TimedStep]:
+    """Run a training loop on endless batches, and yield what each step took, without what is done between two steps.
+
+    The device has finished its work before the first step begins, and when the last one has been asked for. After
+    `longest` seconds no further step begins, once there are two.
+    """
+    synchronize()
+    for _ in limited(range(steps), longest):
+        begin = time.perf_counter()
+        batch = next(batches)
+        wait = time.perf_counter() - begin
+        loaders.call(step, batch)
+        images = loaders.batch_size(batch)
+        del batch  # before the clock is read: to free a batch of photos takes a millisecond, which is no waiting
+        yield TimedStep(begin, wait, time.perf_counter() - begin, images)
+    synchronize()
+
+
+def loop(
+    loader: Iterable, step: loaders.Step, steps: int, warmup: int | None = None, longest: float | None = None
+) -> Timing:
+    """Time training steps after a warm-up; the loader starts anew when an epoch ends.
+
+    Parameters
+    ----------
+    loader : iterable
+        A DataLoader, or anything that yields batches; the length of the first tensor in a batch counts as its images.
+    step : callable
+        Called with a batch as `call` does: with images and labels, if it is a pair of them.
+    steps : int
+        Steps to time, at most.
+    warmup : int, optional
+        Steps before that, at most; `warmup_steps` by default.
+    longest : float, optional
+        Seconds after which no further step begins, once two are timed, and no further one of the warm-up; by default
+        there is no limit, or that of `limit`.
+    """
+    if steps < 1:
+        raise ValueError(f"Expected at least one step to time, found steps={steps}.")
+    longest = longest_of("run", longest)
+    warmup = warmup_steps(loader) if warmup is None else warmup
+    with loaders.batches(loader) as batches:
+        warm_up(lambda: loaders.call(step, next(batches)), warmup, longest)
+        timed_steps = list(timed(batches, step, steps, longest))
+        end = time.perf_counter()
+    begins, waits, durations, images = zip(*timed_steps, strict=True)
+    return Timing(sum(images), end - begins[0], waits, durations, begins[0])
+
+
+def loading(loader: Iterable, seconds: float) -> Timing:
+    """Time loading alone, for so many `seconds`, after a warm-up no longer; the loader starts anew when an epoch ends.
+
+    For loaders that need less than a millisecond for a batch: some steps of them would be too short to time.
+    """
+    return loop(loader, lambda *batch: None, sys.maxsize, longest=seconds)
+
+
+def call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) -> float:
+    """Median milliseconds of one call, the device's work included; see `each_call_ms`."""
+    return statistics.median(each_call_ms(function, repeats, warmup))
+
+
+def each_call_ms(
+    function: Callable[[], object], repeats: int = 20, warmup: int = 1, longest: float | None = None
+) -> list[float]:
+    """Milliseconds of a call, the device's work included, measured so often, after some calls as warm-up.
+
+    Short calls are made many in a row, and their time is divided by their number: to launch a kernel, wait for it and
+    read the clock takes longer than a short kernel runs. So on a GPU it is the time that each further call adds.
+
+    Of slow calls there are fewer than `repeats`: none begins after `longest` seconds, once two are timed; by default
+    there is no limit, or that of `limit`.
+    """
+    longest = longest_of("run", longest)
+    warm_up(function, warmup)
+    times, calls = [], 1
+    for _ in limited(range(repeats), longest):
+        ms = _in_a_row_ms(function, calls)
+        while ms < _LONG_ENOUGH and calls < _MOST_CALLS:
+            calls *= 2
+            ms = _in_a_row_ms(function, calls)
+        times.append(ms / calls)
+    return times
+
+
+def _in_a_row_ms(function: Callable[[], object], calls: int) -> float:
+    """Milliseconds of so many calls, until the device has finished them; on a GPU by its own clock."""
+    synchronize()
+    begin, start = _now(), time.perf_counter()
+    for _ in range(calls):
+        function()
+    end, ms = _now(), (time.perf_counter() - start) * 1e3
+    synchronize()
+    return begin.elapsed_time(end) if begin else ms
+
+
+def run_ahead(step: loaders.Step, batch: object, steps: int = 20) -> pd.DataFrame:
+    """Show how far the host runs ahead of a GPU: when it returned from each step, and when the GPU had done it.
+
+    `step` is called with `batch` as `call` does, three times before that as a warm-up.
+
+    Returns
+    -------
+    DataFrame
+        A row a step; columns ``host`` and ``device``, in ms since the first step began. Without a GPU they are equal:
+        the host does the work itself.
+    """
+    import pandas as pd
+
+    warm_up(lambda: loaders.call(step, batch), 3)
+    begin, rows = _now(), []
+    start = time.perf_counter()
+    for _ in range(steps):
+        loaders.call(step, batch)
+        rows.append(((time.perf_counter() - start) * 1e3, _now()))
+    synchronize()
+    rows = [(host, begin.elapsed_time(end) if end else host) for host, end in rows]
+    return pd.DataFrame(rows, columns=["host", "device"])
+
+
+def _now() -> torch.cuda.Event | None:
+    """Let the GPU note the time when it has done all that was launched so far; None without a GPU."""
+    if not _uses_gpu():
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def synchronize() -> None:
+    """Wait until the GPU has finished its work, if this process uses one."""
+    if _uses_gpu():
+        torch.cuda.synchronize()
+
+
+def _uses_gpu() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_available()  # in this order: the second takes 2 µs to answer

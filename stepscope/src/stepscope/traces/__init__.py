@@ -1,0 +1,54 @@
+"""Reads a profiler trace into tables: where each step's time went, the top operators, what accelerators did, two runs.
+
+It needs no torch and no TensorBoard, and reads the traces of torch 1.12 and newer as they are. All definitions are
+those of TensorBoard's profiler tab (torch-tb-profiler 0.4.3, with the corrections of `stepscope.tensorboard`), so that
+a table here and the page there show the same numbers.
+
+==============  =======================================================================================
+category        what the step did, while it did nothing of a line further up
+==============  =======================================================================================
+Kernel          ran kernels on an accelerator
+Memcpy          copied memory to, from or on an accelerator
+Memset          filled memory of an accelerator
+Communication   exchanged data with other processes (NCCL, Gloo)
+Runtime         called the accelerator's runtime: launched, allocated, waited
+DataLoader      waited for the next batch
+CPU Exec        ran operators on the CPU
+Other           anything else: Python, mostly
+==============  =======================================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+
+_PLACES = {
+    "alignment": ("Ranks", "ranks"),
+    "events": ("CATEGORIES", "Span", "Trace", "load"),
+    "exposure": ("collectives", "communication", "communication_by_step"),
+    "files": ("TRACE_FILE", "NoAccelerator", "NoSteps", "NoTraces", "SeveralRecordings", "TraceError", "runs"),
+    "idleness": ("exposed_copies", "gaps", "idle", "waits"),
+    "kernel_names": ("converts_layout", "multiplies_float32"),
+    "memory": ("memory_curve",),
+    "operators": ("top_operators",),
+    "slimming": ("slim",),
+    "timeline": ("PLAIN_NAMES", "breakdown", "difference", "sentence", "steps"),
+    "utilization": ("accelerators", "fill", "kernel_time", "kernels"),
+}
+_MODULES = {name: module for module, names in _PLACES.items() for name in names}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    """Import a function's module when the function is first asked for.
+
+    Tables need NumPy and pandas, which take longer to import than this package; what makes no table needs neither.
+    """
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

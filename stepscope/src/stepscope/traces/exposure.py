@@ -1,0 +1,277 @@
+"""What the exchange of data costs: how much of it nothing hides, and for which rank the others wait."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from stepscope.base.confidence import student
+from stepscope.base.wording import counted
+from stepscope.traces.alignment import BETWEEN_TWO, Ranks, ranks
+from stepscope.traces.columns import Columns, union
+from stepscope.traces.events import Span, Trace
+from stepscope.traces.timeline import by_step, steps_of
+
+LATE = 0.05  # of the step: from here on a rank for which the others wait is named
+# Operators that wait for an exchange, or that hold whatever else ran, a wait included.
+NO_COMPUTATION = re.compile(r"c10d::|_?c10d_functional::|record_param_comms|(gloo|nccl):|autograd::engine::")
+
+
+def collectives(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
+    """Return the operations in which the ranks exchanged data, on one clock.
+
+    `path` is the folder of a run, or what `ranks` returned. An operation of NCCL is its kernel, one of gloo what gloo's
+    own thread did. Errors as those of `ranks`.
+
+    Returns
+    -------
+    DataFrame
+        A row for each operation on each rank, in the order of `issued`: `rank`, "rank 0"; `step`, the number of the
+        step that issued it, NaN outside of the steps; `number`, int, the same for the same operation on all ranks;
+        `operation`, "all_reduce", "broadcast" and so on; `backend`, "gloo" or "nccl"; `bytes` that the rank put in,
+        NaN where they were not recorded; `issued`, `start` and `end` in µs on the clock of the first rank, since the
+        first event of its trace; `transfer`, the µs from the moment at which the last of the other ranks had begun the
+        operation to its end: the rest of its time the rank waited; `group`, a name of the process group and its ranks,
+        "" where it is not recorded, as with gloo.
+    """
+    job = _ranks(path)
+    table = _on_one_clock(job)
+    table["rank"] = np.array(list(job), object)[table["rank"]]
+    table["number"] = pd.factorize(table["number"])[0]
+    table["transfer"] = (table["end"] - np.maximum(table["start"], table["late"])).clip(lower=0.0)
+    columns = ["rank", "step", "number", "operation", "backend", "bytes", "issued", "start", "end", "transfer", "group"]
+    return table[columns].reset_index(drop=True)
+
+
+def communication(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
+    """Return what the exchange of data costs each rank in a step, on average.
+
+    Returns
+    -------
+    DataFrame
+        Index `rank`; float columns. In ms a step: `step`, its length, which is the sum of `compute`, in which nothing
+        was exchanged, `overlapped`, in which data was exchanged while the rank went on, and `exposed`, in which it did
+        nothing else. `exposed` is the sum of `waiting`, until the last of the other ranks had begun the operation, and
+        `transfer`, the rest. `collectives`, operations a step; `megabytes` that the rank put in, 1e6 bytes a step, NaN
+        where sizes were not recorded; `efficiency`, 1 − exposed / step.
+
+        ``attrs["straggler"]`` is the rank that the others are slowed down by, and ``attrs["late_ms"]`` by how many ms a
+        step: what they have more of exposed communication on average than that rank itself. (That is more than
+        `waiting` where operations overlap: while a late rank still computes, its transfers hide behind that, and on
+        the others they are exposed.) None and 0.0 unless it is 5% of the step or more, and so much more than for any
+        other rank that over the steps the 95% interval of the difference is above 0.
+        ``attrs["unequal"]`` is a list of sentences, one for each kind of operation of which not all ranks have equally
+        many in each step.
+
+        On an accelerator data is exchanged while a kernel of NCCL runs, and the rank goes on if another kernel does.
+        With gloo it is exchanged from the issue of an operation to its end, and the rank does nothing else from its
+        last operator until the operation has ended, if it goes on then.
+
+    Raises NoSteps and SeveralRecordings as `steps` does.
+    """
+    job = _ranks(path)
+    table, operations, names = communication_by_step(job), collectives(job), list(job)
+    means = table.groupby(level="rank").mean().loc[names].rename(columns={"length": "step"}) / 1e3
+    means["compute"] += means["other"]
+    result = means[["step", "compute", "overlapped", "exposed", "waiting", "transfer"]]
+    within = operations[pd.MultiIndex.from_frame(operations[["rank", "step"]]).isin(table.index)]
+    steps = table.groupby(level="rank").size()
+    of_rank = within.groupby("rank")
+    result["collectives"] = (of_rank.size().reindex(names, fill_value=0) / steps).astype(float)
+    sizes = of_rank["bytes"].agg(lambda sizes: sizes.sum(skipna=False)).reindex(names, fill_value=0.0)
+    result["megabytes"] = sizes / steps / 1e6
+    result["efficiency"] = 1 - result["exposed"] / result["step"]
+    straggler, late = _straggler([table["exposed"].loc[name] for name in names], result["step"].mean())
+    result.attrs = {
+        "straggler": None if straggler is None else names[straggler],
+        "late_ms": late,
+        "unequal": _unequal(job),
+    }
+    return result
+
+
+def communication_by_step(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
+    """Return where the time of each step of each rank went: `communication`, not averaged.
+
+    Returns
+    -------
+    DataFrame
+        Index `rank`, as in `ranks`, and `step`, the profiler's number. Columns in µs: `length`, which is the sum of
+        `compute`, in which the rank computed and nothing was exchanged, `overlapped`, `exposed` and `other`, in which
+        it did none of these; `waiting` and `transfer`, the parts of `exposed`, as in `communication`. A rank computes
+        while a kernel runs that exchanges nothing; without any kernel, while a thread runs such an operator.
+
+    Raises NoSteps and SeveralRecordings as `steps` does.
+    """
+    job = _ranks(path)
+    operations = _on_one_clock(job)
+    tables = {}
+    for place, (name, trace) in enumerate(job.items()):
+        of_rank = operations[operations["rank"] == place].copy()
+        of_rank[["issued", "start", "end", "late"]] -= job.clock[name]
+        spans = [_of_span(span, of_rank[of_rank["span"] == number]) for number, span in enumerate(trace.spans)]
+        tables[name] = by_step(trace, spans)
+    return pd.concat(tables, names=["rank"])
+
+
+def _ranks(path: str | Path | Mapping[str, Trace]) -> Ranks:
+    if isinstance(path, Ranks):
+        return path
+    return Ranks(path) if isinstance(path, Mapping) else ranks(path)
+
+
+def _on_one_clock(job: Ranks) -> pd.DataFrame:
+    """Return the operations in the order of `issued`, and when the `late` one of the other ranks began, or −inf."""
+    table = job.operations.copy()
+    clock = np.array(list(job.clock.values()))[table["rank"].to_numpy(int)]
+    for column in ("issued", "start", "end"):
+        table[column] += clock
+    starts = table.groupby(["number", "rank"])["start"].max().unstack()
+    table["late"] = -math.inf
+    for rank in starts:
+        of_others = starts.drop(columns=rank).max(axis="columns")
+        own = table["rank"] == rank
+        table.loc[own, "late"] = table.loc[own, "number"].map(of_others).fillna(-math.inf)
+    return table.sort_values(["issued", "start"], kind="stable")
+
+
+def _of_span(span: Span, operations: pd.DataFrame) -> Columns:
+    """Return the `communication_by_step` of one span."""
+    table = steps_of(span)
+    starts, ends, late = (operations[column].to_numpy() for column in ("start", "end", "late"))
+    by_gloo = (operations["backend"] == "gloo").to_numpy()
+    issued = operations["issued"].to_numpy()
+    events = span.event_columns
+    computing = events["kind"] == "Kernel"
+    waits = starts < late
+    until = np.minimum(late, ends)
+    sets = {
+        "gloo": union(issued[by_gloo], ends[by_gloo]),
+        "nccl": union(starts[~by_gloo], ends[~by_gloo]),
+        "kernels": union(events["start"][computing], events["end"][computing]),
+        "computing": _computing(span, "Kernel" if computing.any() else "CPU Exec"),
+        "idle": _idle(span, ends[by_gloo]),
+        "transfer": union(np.maximum(starts, until), ends),
+        "waiting": union(starts[waits], until[waits]),
+    }
+    moments = np.unique(np.concatenate([*map(np.concatenate, sets.values()), table["start"], table["end"]]))
+    masks = {name: _inside(*each, moments[:-1]) for name, each in sets.items()}
+    exposed = (masks["gloo"] & masks["idle"]) | (masks["nccl"] & ~masks["kernels"])
+    waiting = exposed & ~masks["transfer"]
+    step = np.searchsorted(table["start"], moments[:-1], side="right") - 1
+    within = (step >= 0) & (moments[:-1] < np.r_[table["end"], -math.inf][step])
+    lengths = np.diff(moments)
+
+    def of_steps(mask: np.ndarray) -> np.ndarray:
+        chosen = mask & within
+        return np.bincount(step[chosen], weights=lengths[chosen], minlength=len(table["start"]))
+
+    exchanging = masks["gloo"] | masks["nccl"]
+    columns = {
+        "step": table["step"],
+        "length": table["end"] - table["start"],
+        "compute": of_steps(masks["computing"] & ~exchanging),
+        "overlapped": of_steps(exchanging & ~exposed),
+        "exposed": of_steps(exposed),
+        "other": of_steps(~masks["computing"] & ~exchanging),
+        "waiting": of_steps(waiting & masks["waiting"]),
+        "transfer": of_steps(exposed) - of_steps(waiting & masks["waiting"]),
+    }
+    return Columns(columns)
+
+
+def _idle(span: Span, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return when the rank did nothing but wait for an operation of gloo.
+
+    No thread ran an operator, and then one goes on as an operation has ended: what it did after that it did by itself,
+    and without such an end it did something else all the time, Python for example. gloo wakes who waits before it
+    notes the end itself, which on a busy machine takes milliseconds: so the end may be as much later as they waited.
+    """
+    starts, stops = _computing(span, "CPU Exec", "DataLoader", "Kernel")
+    gap_starts, gap_ends = np.r_[-math.inf, stops], np.r_[starts, math.inf]
+    ends = np.sort(ends)
+    at_most = np.where(np.isfinite(gap_ends - gap_starts), 2 * gap_ends - gap_starts, gap_ends)
+    place = np.searchsorted(ends, at_most, side="right") - 1
+    last = np.r_[ends, -math.inf][place]
+    waits = last > gap_starts
+    return gap_starts[waits], np.minimum(last, gap_ends)[waits]
+
+
+def _computing(span: Span, *kinds_of_work: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the intervals in which something of these kinds ran that exchanges nothing.
+
+    An operator in which an exchange is issued may wait for it as well: what it does counts by the operators inside.
+    """
+    events = span.event_columns
+    names, kinds = events["name"], events["kind"]
+    other = {name: NO_COMPUTATION.match(name) is None for name in set(names)}
+    computes = events["operator"] & (kinds == "CPU Exec") & np.array([other[name] for name in names], bool)
+    exchanges = span.communication
+    for thread in np.unique(exchanges["thread"]):
+        moments = exchanges["start"][exchanges["thread"] == thread]
+        places = np.flatnonzero(computes & (events["thread"].codes == thread))
+        first = np.searchsorted(moments, events["start"][places], side="right")
+        after = np.searchsorted(moments, events["end"][places], side="left")
+        computes[places[first < after]] = False
+    busy = (computes | (kinds != "CPU Exec")) & np.isin(kinds, kinds_of_work)
+    return union(events["start"][busy], events["end"][busy])
+
+
+def _inside(starts: np.ndarray, ends: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """Return whether each moment is in one of some disjoint intervals, which hold their starts and not their ends."""
+    return np.searchsorted(starts, moments, side="right") > np.searchsorted(ends, moments, side="right")
+
+
+def _straggler(exposed: list[pd.Series], step_ms: float) -> tuple[int | None, float]:
+    """Return the place of the rank for which the others wait, and the ms a step they do; None, 0.0 if by chance.
+
+    `exposed` has for each rank the µs of exposed communication in each step.
+    """
+    common = sorted(set.intersection(*(set(column.index) for column in exposed)))
+    if len(exposed) < 2 or len(common) < 2:
+        return None, 0.0
+    table = np.column_stack([column.loc[common] for column in exposed]) / 1e3  # [step, rank], ms
+    of_others = (table.sum(axis=1, keepdims=True) - table) / (len(exposed) - 1)
+    late = of_others - table
+    second, first = np.argsort(late.mean(axis=0), kind="stable")[-2:]
+    more = (late[:, first] - late[:, second]).tolist()
+    reach = student(len(more) - 1) * statistics.stdev(more) / math.sqrt(len(more))
+    if late[:, first].mean() < LATE * step_ms or statistics.fmean(more) <= reach:
+        return None, 0.0
+    return int(first), float(late[:, first].mean())
+
+
+def _unequal(job: Ranks) -> list[str]:
+    """Return a sentence for each operation of which not all ranks of its group have equally many in each step."""
+    names, table = list(job), job.operations
+    table = table[~table["operation"].isin(BETWEEN_TWO)]
+    if table["step"].notna().any():
+        table = table[table["step"].notna()]
+    sentences = []
+    for (group, operation), rows in table.fillna({"step": -1}).groupby(["group", "operation"], sort=False):
+        members = sorted(rows["rank"].unique()) if group else range(len(names))
+        counts = rows.groupby(["step", "size", "rank"]).size().unstack(fill_value=0)
+        counts = counts.reindex(columns=members, fill_value=0).rename(columns=dict(enumerate(names)))
+        counts = counts[counts.min(axis=1) < counts.max(axis=1)]
+        if len(counts):
+            sentences.append(_sentence(operation, counts))
+    return sentences
+
+
+def _sentence(operation: str, counts: pd.DataFrame) -> str:
+    """Return in words that the ranks have not as many of an operation: a row a step and size, a column a rank."""
+    (step, size), first = counts.index[0], counts.iloc[0]
+    usual = first.mode().iloc[-1]
+    other = [f"{rank} has {number}" for rank, number in first.items() if number != usual]
+    listed = " and ".join(other[:3] + ([f"{len(other) - 3} more have other numbers"] if len(other) > 3 else []))
+    sizes = f" of {size / 1e6:.3g} MB" if size >= 0 else ""
+    steps = f" in step {step:.0f}" if step >= 0 else ""
+    further = counts.index.get_level_values("step").nunique() - 1
+    so_on = f"; so it is in {counted(further, 'more step')}" if further else ""
+    return f"Of {operation}{sizes}{steps} {listed}, the others have {usual}{so_on}."

@@ -1,0 +1,227 @@
+"""Finds trace files, and parses them a piece at a time: the text of a file is never in memory as a whole.
+
+It needs neither NumPy nor pandas, so that what makes no tables, such as `stepscope.tensorboard`, starts without them.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import orjson
+
+from stepscope.base import staging
+
+Result = TypeVar("Result")
+
+TRACE_FILE = re.compile(r"(?P<worker>.*?)(?P<span>\.\d+)?\.pt\.trace\.json(\.gz)?")  # as TensorBoard recognizes them
+
+
+class TraceError(ValueError):
+    """A trace cannot be read, or does not hold what was asked for. The message says which, and what to do."""
+
+
+class NoTraces(TraceError):
+    """There is no trace at this place."""
+
+
+class NoSteps(TraceError):
+    """The trace marks no training steps."""
+
+
+class NoAccelerator(TraceError):
+    """The trace holds no kernels of an accelerator."""
+
+
+class SeveralRecordings(TraceError):
+    """The folder, or the file, holds the traces of several workers or recordings."""
+
+
+# From a folder to trace files.
+
+
+def runs(path: str | Path) -> list[Path]:
+    """Return the folders that hold traces, at or below a folder; staging folders and what lies in them do not count.
+
+    Raises NoTraces if there are none.
+    """
+    path = Path(path)
+    folders = {file.parent for file in path.rglob("*.pt.trace.json*") if _is_trace(file)}
+    found = sorted(folder for folder in folders if not staging.is_staging(folder.relative_to(path)))
+    if not found:
+        problem = "holds no *.pt.trace.json or *.pt.trace.json.gz file" if path.is_dir() else "does not exist"
+        raise NoTraces(f"The folder {path} {problem}. Record a profile first, or name the folder it was written to.")
+    return found
+
+
+def of_run(folder: Path) -> list[Path]:
+    """Return the trace files in a folder, without those in folders below, by name."""
+    return [file for file in sorted(folder.iterdir()) if _is_trace(file)]
+
+
+def by_worker(path: Path) -> dict[str, list[Path]]:
+    """Return the trace files at `path`, a file or the folder of a run, by worker.
+
+    Raises NoTraces if there are none, TraceError if the folder cannot be read.
+    """
+    try:
+        if path.is_file():
+            return {path.name: [path]}
+        if not path.is_dir():
+            raise NoTraces(f"There is no file or folder {path}. Record a profile there first, or correct the path.")
+        found = of_run(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not found:
+        names = ", ".join(map(str, runs(path)))  # raises NoTraces if there are none below either
+        raise NoTraces(f"The folder {path} holds no trace itself. Name one of the runs in it: {names}.")
+    workers = defaultdict(list)
+    for file in found:
+        workers[TRACE_FILE.fullmatch(file.name)["worker"]].append(file)
+    return dict(sorted(workers.items()))
+
+
+def _is_trace(file: Path) -> bool:
+    return TRACE_FILE.fullmatch(file.name) is not None and file.is_file()
+
+
+# From a file to pieces of JSON.
+
+PIECE = 1 << 16  # bytes: its objects fit the processor's cache; 256 KiB take up to 1.4 × the time, all 2.3 ×
+_BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*:)')
+
+
+def document(path: Path) -> dict:
+    """Return a trace file as it stands: the metadata and, in "traceEvents", all events. May raise TraceError."""
+    with no_garbage_collection():
+        return read(path, _joined)
+
+
+class _CannotBeCut(Exception):
+    """What looks like the end of an event is none."""
+
+
+def read(path: Path, build: Callable[[Iterable[dict]], Result]) -> Result:
+    """Return what `build` makes of the parts of a trace file."""
+    try:
+        try:
+            return build(parts(path, PIECE))
+        except _CannotBeCut:
+            return build(parts(path, None))
+    except TraceError:
+        raise
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(
+            f"{path} is a gzip file that ends too early or is damaged ({error}). Copy it or record it again."
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise TraceError(
+            f"{path} is JSON, but no trace of PyTorch's profiler, or it is damaged: {type(error).__name__} {error}. "
+            "Name a file that torch.profiler wrote."
+        ) from error
+
+
+def parts(path: Path, size: int | None) -> Iterator[dict]:
+    """Parse a trace file; yield it as traces with a part of the events each, the metadata in the first or last."""
+    pieces = _pieces(_chunks(path), size)
+    piece = next(pieces, b"")
+    if not piece or piece.isspace():
+        raise TraceError(f"{path} is empty. Did the profiler's process end while it wrote? Record it again.")
+    bare = piece.lstrip().startswith(b"[")  # a list of events, as Chrome once wrote
+    if not bare and not piece.lstrip().startswith(b"{"):
+        raise TraceError(f"{path} is no trace: it is not JSON. Name a file that torch.profiler wrote.")
+    opening, closing = (b"[", b"]") if bare else (b'{"traceEvents": [', b"]}")
+    before = b""
+    while piece:
+        following = next(pieces, b"")
+        part = _parse(before + piece + (closing if following else b""), path, last=not following)
+        part = {"traceEvents": part} if bare else part
+        if following and next(reversed(part), None) != "traceEvents":
+            raise _CannotBeCut  # what was cut is another list
+        yield part
+        before, piece = opening, following
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        content = gzip.GzipFile(fileobj=file) if packed else file
+        while chunk := content.read(PIECE):
+            yield chunk
+
+
+def _pieces(chunks: Iterable[bytes], size: int | None) -> Iterator[bytes]:
+    """Cut JSON between two events, into pieces of about `size` bytes; leave it whole if `size` is None.
+
+    Parsing needs no more memory than a piece does, and half the time: the objects of one piece take the place, in the
+    processor's cache, of those before them.
+    """
+    text = bytearray()
+    for chunk in chunks:
+        unsearched = max(0, len(text) - 100)  # what stands between two events may lie in two chunks
+        text += chunk
+        cut = _BETWEEN_EVENTS.search(text, unsearched) if size and len(text) >= size else None
+        if cut:
+            yield bytes(text[: cut.start() + 1])
+            del text[: cut.end()]
+    if text:
+        yield bytes(text)
+
+
+def _parse(piece: bytes, path: Path, last: bool) -> dict | list:
+    try:
+        return orjson.loads(piece)
+    except orjson.JSONDecodeError:
+        pass
+    # Kineto now and then writes what is no JSON: raw control characters, bytes that are no UTF-8, a bare N/A.
+    text = re.sub(r"([:\[,]\s*)N/A(?=\s*[,\]}])", r'\1"N/A"', piece.decode("utf-8", errors="replace"))
+    try:
+        return json.loads(text, strict=False)
+    except json.JSONDecodeError as error:
+        if not last:
+            raise _CannotBeCut from error
+        raise TraceError(
+            f"{path} ends too early or is damaged: {error.msg}. Was the profiler's process ended while it wrote, "
+            "or the copy broken off? Copy it or record it again."
+        ) from error
+
+
+def _joined(parts: Iterable[dict]) -> dict:
+    trace, events = {}, []
+    for part in parts:
+        events += part["traceEvents"]
+        trace |= part
+    return trace | {"traceEvents": events}
+
+
+def _unreadable(path: Path, error: OSError) -> TraceError:
+    return TraceError(f"{path} cannot be read: {error.strerror or error}. May you read it, and is the disk there?")
+
+
+def external_id(event: dict) -> int | None:
+    """Return the number that an operator shares with the calls of an accelerator's runtime that it makes."""
+    arguments = event.get("args") or {}
+    return arguments.get("External id", arguments.get("external id"))
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Pause the search for reference cycles: JSON has none, and searching doubles the time of parsing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,238 @@
+"""When host and accelerator waited for each other: gaps between kernels, synchronizing calls, exposed copies."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from stepscope.traces.columns import Columns, shares, stacked, union
+from stepscope.traces.events import Span, Trace, load, once, step_at
+from stepscope.traces.operators import host_events, parents
+from stepscope.traces.timeline import by_step, steps, steps_of
+from stepscope.traces.utilization import in_steps, kernels_of, time_of_steps
+
+# Runtime calls that return when the accelerator has done its work; the last one is AMD's blocking copy
+WAITS = r"Synchronize|^(?:cuda|hip)Memcpy$|^hipMemcpyWithStream$"
+MEANWHILE = ["copying", "waiting", "launching", "loading", "operators", "other"]
+# In the name of a copy; AMD's say Host for any memory. Copies from and to pageable memory wait for the accelerator
+# whatever they are called: "API synchronization behavior" in the documentation of the CUDA Runtime API.
+PAGEABLE = "Pageable"
+DIRECTIONS = {"HtoD": "to the device", "DtoH": "from the device", "DtoD": "within the device"}
+
+
+def idle(path: str | Path | Trace) -> pd.DataFrame:
+    """Return each gap between kernels, as `gaps` counts them: `device`, `start`, `end`, and its parts, all in µs.
+
+    Raises NoAccelerator if the trace has no kernels.
+    """
+    table = _idle(load(path))
+    return Columns({name: table[name] for name in ("start", "end", "device", *MEANWHILE)}).table()
+
+
+@once
+def _idle(trace: Trace) -> Columns:
+    """Return the rows of `idle`, with the place of their `span`."""
+    tables, inside = [], in_steps(trace)
+    for device in np.unique(kernels_of(trace)["device"]):
+        for number, span in enumerate(trace.spans):
+            kernels = inside.rows((inside["device"] == device) & (inside["span"] == number))
+            starts, ends = union(kernels["start"], kernels["end"])
+            table, events = Columns(start=ends[:-1], end=starts[1:]), span.event_columns
+            parts = shares(events["start"], events["end"], _ways(span), len(MEANWHILE) - 1, table)
+            table |= zip(MEANWHILE, parts, strict=True)
+            count = len(table["start"])
+            tables.append(Columns(table, device=np.full(count, device), span=np.full(count, number)))
+    return stacked(tables)
+
+
+def gaps(path: str | Path | Trace) -> pd.DataFrame:
+    """Return the times in which no kernel ran on an accelerator, and what happened meanwhile.
+
+    A gap lies between two kernels of the steps, whichever their streams. While memory is copied or filled there may be
+    a gap, too: the multiprocessors are idle. Many short gaps, filled with launching, operators and other, say that the
+    host cannot launch as fast as the accelerator computes.
+
+    Returns
+    -------
+    DataFrame
+        Index `device`; columns `count`; `total`, `median` and `longest` in µs; `share` of the time as in
+        `accelerators`, NaN if that is unknown; and the parts of `total` in µs, in which moment by moment the first
+        that applies was going on:
+
+        - `copying`: an accelerator copied or filled memory
+        - `waiting`: the host waited for the accelerator
+        - `launching`: it made another call of the accelerator's runtime
+        - `loading`: it waited for the next batch
+        - `operators`: it ran operators
+        - `other`: anything else; Python, mostly
+
+        `in_longest` names what took most of the longest gap: the call or operator, or one of the words above.
+
+    Raises NoAccelerator if the trace has no kernels.
+    """
+    return _gaps(load(path))
+
+
+@once
+def _gaps(trace: Trace) -> pd.DataFrame:
+    table, length = _idle(trace), time_of_steps(trace)
+    rows = {}
+    for device in np.unique(kernels_of(trace)["device"]):
+        of_device = table.rows(table["device"] == device)
+        lengths = pd.Series(of_device["end"] - of_device["start"])
+        rows[device] = {
+            "count": len(lengths),
+            "total": lengths.sum(),
+            "share": lengths.sum() / length,
+            "median": lengths.median(),
+            "longest": lengths.max(),
+            **{name: of_device[name].sum() for name in MEANWHILE},
+            "in_longest": _filling(trace, of_device, lengths.argmax()) if len(lengths) else None,
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
+
+
+def waits(path: str | Path | Trace) -> pd.DataFrame:
+    """Return the calls of the accelerator's runtime in which the host waited for it, in the steps.
+
+    Only threads that run operators count: the one that pins memory may wait without holding up the training.
+
+    Returns
+    -------
+    DataFrame
+        A row a call: `step`, the profiler's number; `call`, its name; `operator`, the outermost operator of PyTorch
+        around it (``aten::item``), None if there is none; `copy`, "to the device", "from the device" or "within the
+        device" if the innermost one copies so, or None; `start` and `end` in µs.
+
+    Raises NoSteps and SeveralRecordings as `steps` does.
+    """
+    trace = load(path)
+    marked = steps(trace).index
+    table = pd.concat([_waits(span).table() for span in trace.spans], ignore_index=True)
+    return table[table["step"].isin(marked)].reset_index(drop=True)
+
+
+def exposed_copies(path: str | Path | Trace) -> pd.DataFrame:
+    """Return in each step how long the accelerator copied and ran no kernel, by the kind of copy.
+
+    Returns
+    -------
+    DataFrame
+        Index `step`; a column for each name of a copy ("Memcpy HtoD (Pageable -> Device)"), in µs. Of two at the same
+        time the first by name counts.
+
+    Raises NoSteps and SeveralRecordings as `steps` does.
+    """
+    trace = load(path)
+    return by_step(trace, [_exposed_copies(span) for span in trace.spans]).fillna(0.0)
+
+
+def direction(copy: str) -> str | None:
+    """Return which way a copy goes by its name, one of `DIRECTIONS`, or None."""
+    match = re.search("HtoD|DtoH|DtoD", copy)
+    return DIRECTIONS[match[0]] if match else None
+
+
+@once
+def _waits(span: Span) -> Columns:
+    """Return the `waits` of one span, those outside of the steps as well, which have step −1."""
+    calls = _waiting_or_copying(span)
+    host = host_events(span)
+    own = Columns({name: host[name] for name in ("name", "start", "end")}, thread=host["thread"].codes)
+    own |= {"waits": np.zeros(len(host["start"]), bool), "copy": np.full(len(host["start"]), None)}
+    both = stacked([own, Columns({name: calls[name] for name in own})])
+    order = np.lexsort((-both["end"], both["start"], both["thread"]))
+    both, is_call = both.rows(order), order >= len(host["start"])
+    around = parents(both)
+    copies = {}  # by the operator around: the call that copies and the one that waits differ
+    for row in np.flatnonzero(is_call):
+        if around[row] >= 0 and both["copy"][row] is not None:
+            copies.setdefault(around[row], both["copy"][row])
+    rows = np.flatnonzero(both["waits"])
+    rows = rows[np.argsort(both["start"][rows], kind="stable")]
+    return Columns(
+        step=step_at(span, both["start"][rows]),
+        call=both["name"][rows],
+        operator=np.array([_outermost(both["name"], around, around[row]) for row in rows], object),
+        copy=np.array([copies.get(around[row]) for row in rows], object),
+        start=both["start"][rows],
+        end=both["end"][rows],
+    )
+
+
+def _waiting_or_copying(span: Span) -> Columns:
+    """Return the runtime calls that wait for the accelerator or copy, of the threads that run operators.
+
+    They have the columns `waits`, bool, and `copy`, the direction of the copy that the call made, or None.
+    """
+    events = span.event_columns
+    threads = events["thread"].codes
+    calls = events.rows((events["kind"] == "Runtime") & np.isin(threads, threads[events["operator"]]))
+    named = {}
+    if "correlation" in events:
+        copies = events.rows(events["kind"] == "Memcpy")
+        named = dict(zip(copies["correlation"].tolist(), copies["name"], strict=True))
+    copies = [named.get(number, "") for number in calls.get("correlation", np.zeros(len(calls["start"]))).tolist()]
+    ways = {copy: direction(copy) for copy in set(copies)}
+    waiting = _matching(WAITS, calls["name"]) | _matching(PAGEABLE, np.array(copies, object))
+    table = Columns(calls, thread=calls["thread"].codes, waits=waiting)
+    table["copy"] = np.array([ways[copy] for copy in copies], object)
+    return table.rows(waiting | np.array([copy is not None for copy in table["copy"]], bool))
+
+
+def _matching(pattern: str, names: np.ndarray) -> np.ndarray:
+    """Return a mask of the names in which a pattern occurs."""
+    matches = {name: re.search(pattern, name) is not None for name in set(names)}
+    return np.array([matches[name] for name in names], bool)
+
+
+def _outermost(names: np.ndarray, around: np.ndarray, row: int) -> str | None:
+    """Return the name of the outermost operator of PyTorch's own around a row, the row included."""
+    outermost = None
+    while row >= 0:
+        if names[row].startswith("aten::"):
+            outermost = names[row]
+        row = around[row]
+    return outermost
+
+
+@once
+def _exposed_copies(span: Span) -> Columns:
+    """Return the `exposed_copies` of one span: each name is charged what it adds to the kernels and those before it."""
+    table, events = steps_of(span), span.event_columns
+    names = sorted(set(events["name"][events["kind"] == "Memcpy"]))
+    kinds = np.where(events["kind"] == "Kernel", 0, len(names) + 1)
+    copies = np.flatnonzero(events["kind"] == "Memcpy")
+    kinds[copies] = [1 + names.index(name) for name in events["name"][copies]]
+    _, *parts, _ = shares(events["start"], events["end"], kinds, 1 + len(names), table)
+    return Columns(zip(names, parts, strict=True), step=table["step"])
+
+
+@once
+def _ways(span: Span) -> np.ndarray:
+    """Return the place in `MEANWHILE` of what each event does, or 99 for what does not count."""
+    events = span.event_columns
+    kind, names = events["kind"], events["name"]
+    runtime = kind == "Runtime"
+    waits = runtime.copy()
+    waits[runtime] = _matching(WAITS, names[runtime])
+    copying = (kind == "Memcpy") | (kind == "Memset")
+    operators = events["host"] & ((kind == "CPU Exec") | (kind == "Communication"))
+    ways = [copying, waits, runtime, kind == "DataLoader", operators]
+    return np.select(ways, range(len(ways)), default=99)
+
+
+def _filling(trace: Trace, table: Columns, row: int) -> str:
+    """Name what took most of a gap, a row of `_idle`."""
+    gap = {name: values[row] for name, values in table.items()}
+    span, way = trace.spans[gap["span"]], int(np.argmax([gap[name] for name in MEANWHILE]))
+    events = span.event_columns
+    events = events.rows((_ways(span) == way) & (events["start"] < gap["end"]) & (events["end"] > gap["start"]))
+    if not len(events["start"]):
+        return MEANWHILE[way]
+    inside = np.minimum(events["end"], gap["end"]) - np.maximum(events["start"], gap["start"])
+    length = events["end"] - events["start"]
+    return str(events["name"][np.lexsort((length, -inside))[0]])  # the innermost of those that took most of it

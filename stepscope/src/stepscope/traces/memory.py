@@ -1,0 +1,83 @@
+"""How much memory tensors took, moment by moment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.traces.columns import Columns, stacked
+from stepscope.traces.events import Trace, load, marks
+from stepscope.traces.files import TraceError
+from stepscope.traces.timeline import steps
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CPU = 0  # the profiler's number for this type of device
+
+
+def memory_curve(path: str | Path | Trace) -> pd.DataFrame:
+    """Return the memory of tensors after each allocation and release: the curve of the Memory view.
+
+    On a GPU that is all memory that PyTorch has given to tensors. On the CPU it counts from the recording's start, and
+    so begins lower than the view's, which counts from the process's first recording: what had been allocated before
+    is missing, and its release lets the curve fall below 0. Batches that workers share with this process do not count.
+
+    The profile must be recorded with ``profile_memory=True``.
+
+    Returns
+    -------
+    DataFrame
+        A row an event, in their order: `time` in ms since the start of the first step; `device`, "CPU" or "GPU 0" and
+        so on; `allocated` in MB (10⁶ bytes).
+
+    Raises TraceError if the trace has no such events, NoSteps if it marks no steps.
+    """
+    trace = load(path)
+    steps(trace)  # raises NoSteps
+    begin = min(marks(span)["start"].min(initial=math.inf) for span in trace.spans)
+    table = stacked([span.memory for span in trace.spans])
+    table = table.rows(~np.isnan(table["device_type"]) & ~np.isnan(table["allocated"]))
+    of_cpu = np.flatnonzero(table["device_type"] == CPU)
+    values = (table[name][of_cpu].tolist() for name in ("address", "change", "allocated", "reserved"))
+    shared = np.array(shared_with_workers(zip(*values, strict=True)), bool)
+    table = table.rows(np.delete(np.arange(len(table["start"])), of_cpu[shared]))
+    if not len(table["start"]):
+        raise TraceError(f"{trace.path} has no record of memory. Record the profile with profile_memory=True.")
+    on_cpu = table["device_type"] == CPU
+    names = {number: f"GPU {int(number)}" for number in set(table["device"][~on_cpu].tolist())}
+    device = ["CPU" if cpu else names[number] for cpu, number in zip(on_cpu, table["device"].tolist(), strict=True)]
+    before = (table["allocated"] - table["change"])[on_cpu][:1].sum()  # 0 without the CPU
+    return Columns(
+        time=(table["start"] - begin) / 1e3,
+        device=np.array(device, object),
+        allocated=(table["allocated"] - on_cpu * before) / 1e6,
+    ).table()
+
+
+def shared_with_workers(events: Iterable[tuple[int, int, int, int]]) -> list[bool]:
+    """Return for each memory event of the CPU whether it maps or unmaps memory that is shared with a worker.
+
+    To map a batch that a worker has put into shared memory is recorded like an allocation, but with 0 as the total
+    allocated and its own size as the total reserved; to unmap it, with 0 as both. What the CPU's allocator does always
+    has 0 reserved, and a total allocated that follows from the one before. So to unmap what had been mapped before the
+    recording is known by a total of 0 that does not follow.
+
+    An event is its address, by how many bytes, and the bytes allocated and reserved in all afterwards; in their order.
+    """
+    shared, mapped, before = [], set(), 0
+    for address, change, allocated, reserved in events:
+        maps = reserved > 0
+        unmaps = allocated == 0 > change and (address in mapped or before + change != 0)
+        if maps:
+            mapped.add(address)
+        elif unmaps:
+            mapped.discard(address)
+        else:
+            before = allocated
+        shared.append(maps or unmaps)
+    return shared

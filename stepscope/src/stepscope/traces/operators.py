@@ -1,0 +1,157 @@
+"""Which operators took most time, on the CPU and on accelerators."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from stepscope.traces.columns import Columns, callers, places
+from stepscope.traces.events import Span, Trace, load, once
+
+NO_ROW = r"Optimizer\.|(Distributed)?DataParallel\.forward$"  # what the Operator view leaves out
+ON_DEVICE = ["Kernel", "Memcpy", "Memset", "Communication"]  # kinds of events there; Communication is also on the host
+DEVICE_COLUMNS = ["Device Self Duration (us)", "Device Total Duration (us)"]
+
+
+def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
+    """Return the `count` operators that took most time on the CPU: the Operator view's table.
+
+    Returns
+    -------
+    DataFrame
+        Index `Name`, the operator's; columns `Calls`, int; `Host Self Duration (us)`, without the operators and
+        runtime calls inside it, and `Host Total Duration (us)`, with them, float. If the trace has work of an
+        accelerator also `Device Self Duration (us)`, of the kernels, copies and memory fills that the operator itself
+        launched, and `Device Total Duration (us)`, with those of the operators inside it. Sorted by the host's self
+        duration. Operators outside the steps and in all threads count, too.
+    """
+    return _all_operators(load(path)).head(count)
+
+
+@once
+def _all_operators(trace: Trace) -> pd.DataFrame:
+    tables = [_by_name(span) for span in trace.spans]
+    table = pd.concat(tables).groupby("Name").sum() if len(tables) > 1 else tables[0]
+    if not any(_on_device(span.event_columns).any() for span in trace.spans):
+        table = table.drop(columns=DEVICE_COLUMNS)
+    return table.sort_values("Host Self Duration (us)", ascending=False, kind="stable")
+
+
+@once
+def host_events(span: Span) -> Columns:
+    """Return what ran on the CPU, thread by thread, each event after those around it."""
+    events = span.event_columns
+    host = events.rows(events["host"])
+    return host.rows(np.lexsort((-host["end"], host["start"], host["thread"].codes)))
+
+
+def parents(nested: Columns) -> np.ndarray:
+    """Return for each event, in the order of `host_events`, the place of the innermost one around it, or −1."""
+    parents = np.full(len(nested["start"]), -1)
+    around: list[int] = []  # the outermost first
+    threads, starts, ends = (nested[column].tolist() for column in ("thread", "start", "end"))
+    for row, (thread, start) in enumerate(zip(threads, starts, strict=True)):
+        while around and (threads[around[-1]] != thread or ends[around[-1]] <= start):
+            around.pop()
+        if around:
+            parents[row] = around[-1]
+        around.append(row)
+    return parents
+
+
+@once
+def linked_calls(span: Span) -> Columns:
+    """Return the calls of the accelerator's runtime that are known to be made by an operator; see `callers`.
+
+    Columns: `operator`, int, its place in `host_events`; `correlation`; and `duration` in µs.
+    """
+    events, host = span.event_columns, host_events(span)
+    if "external" not in events:
+        return Columns(operator=np.zeros(0, int), correlation=np.zeros(0), duration=np.zeros(0))
+    runtime = events["kind"] == "Runtime"
+    start = events["start"][runtime]
+    operator = callers(events["external"][runtime], start, host["external"], host["start"], host["end"])
+    duration = events["end"][runtime] - start
+    calls = Columns(operator=operator, correlation=events["correlation"][runtime], duration=duration)
+    return calls.rows(operator >= 0)
+
+
+@once
+def _by_name(span: Span) -> pd.DataFrame:
+    """Return the calls, self and total times of all operators of one name, as the plugin counts them."""
+    table = _calls(span).groupby("Name").sum()
+    return table.loc[[re.match(NO_ROW, name) is None for name in table.index]]
+
+
+def _calls(span: Span) -> pd.DataFrame:
+    """Return a row for each call of an operator, with its self and total times."""
+    host = host_events(span)
+    is_operator = host["operator"] & (host["kind"] != "step") & (host["kind"] != "DataLoader")
+    innermost = parents(host)
+    counted_as = _counted_as(host["name"], is_operator, innermost)
+    counts = counted_as == np.arange(len(counted_as))
+    around = np.where(innermost >= 0, counted_as[innermost], -1)
+
+    def add_up(rows: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+        return np.bincount(rows, weights=amounts, minlength=len(counted_as))
+
+    duration = host["end"] - host["start"]
+    inner = counts & (around >= 0)
+    in_operators = add_up(around[inner], duration[inner])
+
+    calls = linked_calls(span)
+    caller = counted_as[calls["operator"]]
+    in_calls = add_up(caller, calls["duration"])
+    on_device = add_up(caller, _launched(span.event_columns, calls["correlation"]))
+
+    chosen = is_operator & counts
+    table = {
+        "Calls": 1,
+        "Host Self Duration (us)": (duration - in_operators - in_calls)[chosen],
+        "Host Total Duration (us)": duration[chosen],
+        "Device Self Duration (us)": on_device[chosen],
+        "Device Total Duration (us)": _with_inner(on_device, around, inner)[chosen],
+    }
+    return pd.DataFrame(table, index=pd.Index(host["name"][chosen], name="Name"))
+
+
+def _counted_as(names: np.ndarray, is_operator: np.ndarray, innermost: np.ndarray) -> np.ndarray:
+    """Return for each event the row that it counts as: its own, or that of the operator which it repeats.
+
+    An operator whose only child has its own name is one call, not two: a dispatcher that calls itself.
+    """
+    inner = np.flatnonzero(innermost >= 0)
+    around = innermost[inner]
+    only_child = np.bincount(around, minlength=len(names))[around] == 1
+    repeats = only_child & is_operator[inner] & is_operator[around] & (names[inner] == names[around])
+    counted_as = np.arange(len(names))
+    for row in inner[repeats]:  # the outer ones come first, so theirs are final
+        counted_as[row] = counted_as[innermost[row]]
+    return counted_as
+
+
+def _with_inner(amounts: np.ndarray, around: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """Return the amount of each row with those of the rows inside it."""
+    if not amounts.any():
+        return amounts
+    total, outer = amounts.tolist(), around.tolist()
+    for row in np.flatnonzero(inner)[::-1].tolist():  # the innermost ones first
+        total[outer[row]] += total[row]
+    return np.array(total)
+
+
+def _launched(events: Columns, correlations: np.ndarray) -> np.ndarray:
+    """Return the µs on the device of what each call launched, by its correlation."""
+    if not len(correlations):
+        return np.zeros(0)
+    work = events.rows(_on_device(events))
+    ids, call = np.unique(work["correlation"], return_inverse=True)
+    total = np.bincount(call, weights=work["end"] - work["start"])
+    return np.r_[total, 0.0][places(correlations, ids)]
+
+
+def _on_device(events: Columns) -> np.ndarray:
+    return np.logical_or.reduce([events["kind"] == kind for kind in ON_DEVICE]) & ~events["host"]

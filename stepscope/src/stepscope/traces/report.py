@@ -1,0 +1,220 @@
+"""What is recorded in traces, as text for a shell: ``stepscope traces PATH``."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from stepscope.base.wording import milliseconds, percent, printable
+from stepscope.traces.alignment import Ranks, ranks
+from stepscope.traces.events import Trace
+from stepscope.traces.exposure import communication
+from stepscope.traces.files import NoAccelerator, NoSteps, SeveralRecordings, TraceError, of_run, runs
+from stepscope.traces.idleness import MEANWHILE, gaps
+from stepscope.traces.operators import top_operators
+from stepscope.traces.timeline import PLAIN_NAMES, breakdown
+from stepscope.traces.utilization import accelerators, kernels
+
+WIDTH = 110  # of a line, in characters
+TOP = 5  # kernels or operators
+
+
+def show(path: str | Path, describe: Callable[[Trace], str] | None = None) -> bool:
+    """Print what is recorded in each trace at `path`, and what each that cannot be read has wrong.
+
+    Parameters
+    ----------
+    path : str or Path
+        A trace file, the folder of a run, or a folder of such folders. Each of several processes that trained together
+        is printed on its own, and then what they cost each other.
+    describe : callable, optional
+        What to print of a trace; `text` by default. It may raise a TraceError.
+
+    Returns whether all of them could be read. Raises NoTraces if there are none.
+    """
+    path = Path(path)
+    places = runs(path) if path.is_dir() else [path]
+    readable = True
+    for title, trace in (each for place in places for each in _traces(place, path)):
+        if describe and isinstance(trace, Ranks):
+            continue
+        try:
+            if isinstance(trace, TraceError):
+                raise trace
+            described = together(trace) if isinstance(trace, Ranks) else (describe or text)(trace)
+        except TraceError as error:
+            readable = False
+            described = "\n".join(_paragraph(f"{type(error).__name__}: {error}"))
+        print(f"{title}\n{textwrap.indent(described, '  ')}\n", flush=True)
+    return readable
+
+
+def text(trace: Trace) -> str:
+    """Return what is recorded in a trace, in lines of text that a terminal can show as they are."""
+    return "\n".join(line.rstrip() for line in [*_steps(trace), *_accelerators(trace)])
+
+
+def together(job: Ranks) -> str:
+    """Return what exchanging data costs each rank in a step, and for which rank the others wait, in lines of text."""
+    try:
+        table = communication(job)
+    except NoSteps as error:
+        return "\n".join(_paragraph(str(error)))
+    if not table["collectives"].any():
+        return "\n".join(_paragraph("No exchange of data is recorded in their steps, so what it costs is unknown."))
+    times = ["step", "compute", "overlapped", "transfer", "waiting"]
+    shown = table[times].map(lambda ms: _time(ms * 1e3) if ms > 5e-4 else "0")
+    shown = shown.set_axis(["all of it", "computing", *times[2:]], axis="columns")
+    shown["efficiency"] = table["efficiency"].map(percent)
+    shown["operations"] = table["collectives"].map("{:,.3g}".format)
+    shown["MB"] = table["megabytes"].map(lambda size: "–" if math.isnan(size) else f"{size:,.3g}")
+    lines = [*_table("in a step", shown.rename(printable)), ""]
+    late = table.attrs["straggler"]
+    if late is not None:
+        waits = milliseconds(table.attrs["late_ms"])
+        lines += _paragraph(
+            f"The other ranks lose {waits} of each step to {late}, which is late: look at its part above."
+        )
+    elif len(table) > 1:
+        lines += _paragraph("No rank is late by more than chance.")
+    for sentence in table.attrs["unequal"]:
+        lines += _paragraph(f"Not all ranks took part in the same operations. {sentence}")
+    return "\n".join(lines)
+
+
+def short(kernel: str, width: int = 44) -> str:
+    """Return a kernel's name, printable, without result, arguments and PyTorch's namespaces, and cut to `width`."""
+    for part in ("at::native::", "(anonymous namespace)::"):
+        kernel = kernel.replace(part, "")
+    return _name(kernel.removeprefix("void ").partition("(")[0] or kernel, width)
+
+
+def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | TraceError]]:
+    """Yield the title and the trace of each rank, then all together; or each file, if not all can be read as ranks."""
+    title = printable(str(place.relative_to(root) if place != root else place.resolve().name))
+    try:
+        job = ranks(place)
+    except TraceError as error:
+        files = of_run(place) if place.is_dir() else []
+        if len(files) > 1:
+            for file in files:
+                yield from _traces(file, root)
+        else:
+            yield title, error
+        return
+    for name, trace in job.items():
+        named = len(job) > 1 or trace.spans[0].rank is not None
+        yield f"{title}, {printable(name)}" if named else title, trace
+    if len(job) > 1:
+        yield f"{title}, {len(job)} ranks together", job
+
+
+def _steps(trace: Trace) -> list[str]:
+    try:
+        table = breakdown(trace)
+    except NoSteps:
+        return ["It marks no training steps, so what each step did is unknown: profiler.step() was not called."]
+    except SeveralRecordings as error:
+        return _paragraph(f"{type(error).__name__}: {error}")
+    total = table.attrs["total"]
+    times = table.sum(axis="columns")
+    spread = f" ({_time(times.min())} to {_time(times.max())})" if times.max() > times.min() else ""
+    loading = percent(table["DataLoader"].sum() / total)
+    shares = [f"{PLAIN_NAMES[name]} {percent(value / total)}" for name, value in table.sum().items() if value > 0]
+    return [
+        f"steps      {len(table)}, on average {_time(times.mean())}{spread}; loading took {loading} of the time",
+        *_paragraph(f"in a step  {', '.join(shares)}", " " * 11),
+    ]
+
+
+def _accelerators(trace: Trace) -> list[str]:
+    try:
+        used = accelerators(trace)
+    except NoAccelerator as error:
+        unknown = _unknown([str(error)]) if any(span.devices for span in trace.spans) else []
+        return [*_operators(trace), *unknown]
+    return [*_used(used), *_gaps(gaps(trace)), *_kernels(kernels(trace, TOP)), *_unknown(used.attrs["unknown"])]
+
+
+def _used(table: pd.DataFrame) -> list[str]:
+    titles = ["utilization", "SM efficiency", "occupancy", "Tensor Cores"]
+    shown = table[["utilization", "sm_efficiency", "occupancy", "tensor_core_share"]].map(percent)
+    shown = shown.set_axis(titles, axis="columns").assign(kernels=table["kernels"].map("{:,}".format))
+    names = [f"{device}  {_name(name or '')}" for device, name in table["name"].items()]
+    return ["", *_table("GPU", shown.set_axis(names))]
+
+
+def _gaps(table: pd.DataFrame) -> list[str]:
+    columns = {
+        "of the time": table["share"].map(percent),
+        "median": table["median"].map(_time),
+        "longest": table["longest"].map(_time),
+        **{name: (table[name] / table["total"]).map(percent) for name in MEANWHILE},
+        "in the longest": table["in_longest"].fillna("").map(lambda name: _name(name, 21)),
+    }
+    names = [f"GPU {device}: {count:,}" for device, count in table["count"].items()]
+    return ["", *_table("gaps", pd.DataFrame(columns).set_axis(names))]
+
+
+def _kernels(table: pd.DataFrame) -> list[str]:
+    columns = {
+        "total": table["Total Duration (us)"].map(_time),
+        "share": table["Share"].map(percent),
+        "calls": table["Calls"].map("{:,}".format),
+        "Tensor Cores": table["Tensor Cores Used"].map({True: "yes", False: "no"}),
+        "launched by": table["Operator"].astype(object).fillna("unknown").map(lambda name: _name(name, 26)),
+    }
+    return ["", *_table("kernel", pd.DataFrame(columns).rename(short))]
+
+
+def _unknown(reasons: Iterable[str]) -> list[str]:
+    lines = [line for reason in reasons for line in _paragraph(f"Unknown: {reason}")]
+    return ["", *lines] if lines else []
+
+
+def _operators(trace: Trace) -> list[str]:
+    table = top_operators(trace, TOP)
+    if table.empty:
+        return []
+    columns = {
+        "by itself": table["Host Self Duration (us)"].map(_time),
+        "in total": table["Host Total Duration (us)"].map(_time),
+        "calls": table["Calls"].map("{:,.0f}".format),
+    }
+    return ["", *_table("operator", pd.DataFrame(columns).rename(_name))]
+
+
+def _table(head: str, shown: pd.DataFrame) -> list[str]:
+    """Return the lines of a table of text, whose index has the title `head`."""
+    shown = shown.rename(columns=" {}".format).rename_axis(index=None, columns=head)
+    return shown.to_string().splitlines()
+
+
+def _name(name: str, width: int = 44) -> str:
+    """Return a printable name, a long one cut in the middle: kernels differ at both ends."""
+    name = printable(name)
+    if len(name) <= width:
+        return name
+    head = (width - 1) * 2 // 3
+    return f"{name[:head]}…{name[head + 1 - width :]}"
+
+
+def _paragraph(text: str, indent: str = "  ") -> list[str]:
+    """Return printable lines of a text, the further ones indented."""
+    return textwrap.wrap(
+        printable(text), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _time(us: float) -> str:
+    """Return a time with its unit: "8.5 µs", "85 µs", "85.0 ms", "850 ms"; "–" for NaN."""
+    if math.isnan(us):
+        return "–"
+    if us < 1e3:
+        return f"{us:.0f} µs" if us >= 10 else f"{us:.1f} µs"
+    value, unit = (us / 1e3, "ms") if us < 1e6 else (us / 1e6, "s")
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"

@@ -1,0 +1,201 @@
+"""Where the time of each training step went; and in two runs, compared as a table and in words."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from stepscope.base import confidence
+from stepscope.traces.columns import Columns, places, shares
+from stepscope.traces.events import CATEGORIES, Span, Trace, load, marks, once
+from stepscope.traces.files import NoSteps, SeveralRecordings
+
+PLAIN_NAMES = {
+    "Kernel": "kernels",
+    "Memcpy": "copies",
+    "Memset": "memory fills",
+    "Communication": "communication",
+    "Runtime": "runtime calls",
+    "DataLoader": "loading",
+    "CPU Exec": "operators on the CPU",
+    "Other": "other",
+}
+
+
+def steps(path: str | Path | Trace) -> pd.DataFrame:
+    """Return when each training step started and ended.
+
+    With an accelerator a step ends when all that it launched has ended, and the next one starts no earlier.
+
+    Returns
+    -------
+    DataFrame
+        Index `step`, the profiler's number of the step; columns `start` and `end` in µs since the first event.
+
+    Raises
+    ------
+    NoSteps
+        If no steps are marked: ``profiler.step()`` was not called.
+    SeveralRecordings
+        If two spans hold the same step.
+    """
+    trace = load(path)
+    return by_step(trace, [steps_of(span) for span in trace.spans])
+
+
+def breakdown(path: str | Path | Trace) -> pd.DataFrame:
+    """Return where the time of each step went.
+
+    Returns
+    -------
+    DataFrame
+        Index `step`; one column a category (see the table at the top), float, in µs. The columns sum to the length
+        of the step. ``attrs["total"]`` is the length of all steps in µs.
+
+    Raises NoSteps and SeveralRecordings as `steps` does.
+    """
+    trace = load(path)
+    table = by_step(trace, [_breakdown(span) for span in trace.spans])
+    table.attrs = {"unit": "µs", "total": float(table.to_numpy().sum())}
+    return table
+
+
+def window(span: Span) -> tuple[float, float]:
+    """Return the time that shares are of: from the first step's start to the last one's end, in µs.
+
+    Without steps: from the first operator's start to the end of the last one or of what they launched, as the plugin
+    has it; all the time, −inf to inf, if there are no operators either.
+    """
+    table = steps_of(span)
+    starts, ends = table["start"], table["end"]
+    if not len(starts):
+        events = span.event_columns
+        host = events["host"]
+        if not host.any():
+            return -math.inf, math.inf
+        starts, ends = _with_device_work(
+            events["start"][host].min(keepdims=True), events["end"][host].max(keepdims=True), events
+        )
+    return starts[0], ends[-1]
+
+
+def by_step(trace: Trace, tables: list[Columns]) -> pd.DataFrame:
+    """Put the tables of all spans under each other, their column `step` as index; errors as those of `steps`."""
+    tables = [table for table in tables if len(table["step"])] or tables[:1]
+    table = pd.concat([each.table("step") for each in tables])
+    if not len(table):
+        raise NoSteps(
+            f"{trace.path} marks no training steps, so what each step did is unknown. "
+            "Call profiler.step() after every step, inside `with torch.profiler.profile(...)`, and record it again."
+        )
+    if table.index.has_duplicates:
+        twice = table.index[table.index.duplicated()][0]
+        raise SeveralRecordings(
+            f"{trace.path} holds step {twice} more than once: traces of several recordings. Name one file, or remove "
+            "the older ones."
+        )
+    return table
+
+
+@once
+def steps_of(span: Span) -> Columns:
+    """Return the `steps` of one span, with the column `step`; none if it marks none."""
+    marked = marks(span)
+    starts, ends = _with_device_work(marked["start"], marked["end"], span.event_columns)
+    return Columns(step=marked["step"][: len(starts)], start=starts, end=ends)
+
+
+@once
+def _breakdown(span: Span) -> Columns:
+    """Cover the steps with one category after the other: each is charged what it adds to those before it."""
+    steps, events = steps_of(span), span.event_columns
+    parts = shares(events["start"], events["end"], events["kind"].codes, len(CATEGORIES) - 1, steps)
+    return Columns(zip(CATEGORIES, parts, strict=True), step=steps["step"])
+
+
+def _with_device_work(starts: np.ndarray, ends: np.ndarray, events: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """Let each step end when what it launched on an accelerator has ended, and the next one start no earlier.
+
+    As in TensorBoard, the last step is dropped if it launched less than 80% of what the one before it did: the
+    profiler may have ended before its kernels did.
+    """
+    if not len(starts) or "correlation" not in events:
+        return starts, ends
+    linked, is_call = ~events["host"] & ~np.isnan(events["correlation"]), events["kind"] == "Runtime"
+    links = Columns({name: events[name] for name in ("start", "end", "correlation")})
+    calls, device = links.rows(linked & is_call), links.rows(linked & ~is_call)
+    step = np.searchsorted(starts, calls["start"], side="right") - 1
+    inside = (step >= 0) & (calls["end"] <= ends[step])
+    owner = np.r_[step[inside], -1][places(device["correlation"], calls["correlation"][inside])]
+    owned = owner >= 0
+    if not owned.any():
+        return starts, ends
+    count = np.bincount(owner[owned], minlength=len(starts))
+    ends = ends.copy()
+    np.maximum.at(ends, owner[owned], device["end"][owned])
+    # What was launched before the first step may delay it.
+    first = device["start"][owner == 0].min() if count[0] else -math.inf
+    earlier = device["end"][~owned & (device["end"] < first)]
+    ends = np.maximum.accumulate(np.r_[earlier.max(initial=starts[0]), ends])
+    last = int(np.flatnonzero(count)[-1])
+    incomplete = last > 0 and 0.8 * count[last - 1] > count[last]
+    kept = (last if incomplete else last + 1) if len(starts) > 1 else 1
+    return np.maximum(starts, ends[:-1])[:kept], ends[1:][:kept]
+
+
+# Two runs.
+
+
+def difference(before: str | Path | Trace, after: str | Path | Trace) -> pd.DataFrame:
+    """Compare two runs: the mean step of each, category by category.
+
+    Returns
+    -------
+    DataFrame
+        Index `category`; columns `before`, `after` and `change` in ms a step, and the 95% interval of the change,
+        `lowest` and `highest`, which follows from how much the recorded steps differ. How much two recordings of the
+        same code differ it does not include.
+    """
+    steps = breakdown(before) / 1e3, breakdown(after) / 1e3
+    rows = {}
+    for name in steps[0].columns:
+        first, second = (table[name].to_list() for table in steps)
+        change = confidence.change(first, second)
+        rows[name] = [statistics.fmean(first), statistics.fmean(second), change.mean, change.lowest, change.highest]
+    columns = ["before", "after", "change", "lowest", "highest"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("category")
+
+
+def sentence(change: pd.DataFrame) -> str:
+    """Say a `difference` in words: "loading −61 ms (−70 to −52), copies +2.0 ms (+1.5 to +2.5)".
+
+    The largest change comes first. Left out are changes below 2% of the longer mean step, since two traces of the same
+    code differ by as much, and those whose interval holds 0: the steps differ too much to say. But if one of those is
+    the largest of all, that is said.
+    """
+    least = 0.02 * max(change["before"].sum(), change["after"].sum())
+    clear = (change["change"].abs() >= least) & ((change["lowest"] > 0) | (change["highest"] < 0))
+    ordered = change[clear].sort_values("change", key=abs, ascending=False, kind="stable")
+    surely = ", ".join(
+        f"{PLAIN_NAMES[name]} {_signed(row.change)} ms ({_ends(row)})" for name, row in ordered.iterrows()
+    )
+    largest = change.loc[change["change"].abs().idxmax()]
+    if abs(largest.change) < least:
+        return f"no change of {_signed(least)[1:]} ms a step or more"
+    if clear[largest.name]:
+        return surely
+    perhaps = f"{PLAIN_NAMES[largest.name]} {_signed(largest.change)} ms, but the steps differ too much to be sure"
+    return "; ".join(filter(None, (surely, f"{perhaps} ({_ends(largest)})")))
+
+
+def _ends(row: pd.Series) -> str:
+    return f"{_signed(row.lowest)} to {_signed(row.highest)}"
+
+
+def _signed(ms: float) -> str:
+    size = abs(ms)
+    return f"{'−' if ms < 0 else '+'}{size:.0f}" if size >= 10 else f"{'−' if ms < 0 else '+'}{size:.2g}"

@@ -1,0 +1,274 @@
+"""How much of an accelerator was used, and by which kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from stepscope.base.wording import percent
+from stepscope.traces import occupancy
+from stepscope.traces.columns import Columns, capped_sum, places, stacked, union
+from stepscope.traces.events import Span, Trace, load, once
+from stepscope.traces.files import NoAccelerator
+from stepscope.traces.kernel_names import uses_tensor_cores
+from stepscope.traces.operators import host_events, linked_calls
+from stepscope.traces.timeline import window
+
+
+def accelerators(path: str | Path | Trace) -> pd.DataFrame:
+    """Return how much of each accelerator was used: the GPU Summary of TensorBoard's Overview.
+
+    All shares are of the time from the start of the first step to the end of the last one. If the trace marks no
+    steps, they are of the time from its first operator to the end of the last one and what they launched.
+
+    Returns
+    -------
+    DataFrame
+        Index `device`, the profiler's number; columns
+
+        - `name`, None if unknown
+        - `utilization`, the share of the time in which at least one kernel ran; copies do not count
+        - `sm_efficiency`, the share of the multiprocessors that had a block to run, on average over the time,
+          estimated: ∫ min(1, blocks per multiprocessor of the kernels running) dt, by the time
+        - `occupancy`, the share of a multiprocessor's threads that a kernel keeps resident, on average over the
+          kernels weighted with their durations; where the profiler falsely says 0, estimated from the launch
+        - `tensor_core_share`, the share of all kernels' durations that is spent in kernels known to use Tensor Cores
+        - `kernels`, int, how many the trace holds, and `kernel_time`, the sum of their durations in µs
+
+        Shares are floats from 0 to 1, NaN where unknown; ``attrs["unknown"]`` says why, as a list
+        of sentences.
+
+    Raises NoAccelerator if the trace has no kernels.
+    """
+    return _accelerators(load(path))
+
+
+@once
+def _accelerators(trace: Trace) -> pd.DataFrame:
+    table, inside, length = kernels_of(trace), in_steps(trace), time_of_steps(trace)
+    rows = {
+        device: _use(trace, of_device, inside.rows(inside["device"] == device), length)
+        for device, of_device in by_number("device", table)
+    }
+    result = pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
+    result.attrs["unknown"] = _unknown(trace, table, result, length)
+    return result
+
+
+def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
+    """Return the `count` kernels that took most time, with the operator that launched each: the Kernel view's table.
+
+    Kernels of all devices count, and those outside the steps. One kernel launched by two operators makes two rows.
+
+    Returns
+    -------
+    DataFrame
+        Index `Name`, the kernel's; columns `Operator`, the innermost one that launched it, NaN where unknown;
+        `Calls`, int; `Total Duration (us)`, `Mean Duration (us)`, `Min Duration (us)`, `Max Duration (us)`;
+        `Share` of all kernels' durations, 0 to 1; `Mean Blocks Per SM` and `Mean Est. Achieved Occupancy (%)`,
+        weighted with the durations, NaN where not recorded; and `Tensor Cores Used`, whether its name says so (see
+        `uses_tensor_cores`). Sorted by total duration.
+
+    Raises NoAccelerator if the trace has no kernels.
+    """
+    return _by_name(load(path)).head(count)
+
+
+@once
+def _by_name(trace: Trace) -> pd.DataFrame:
+    kernels = kernels_of(trace)
+    means = {"blocks_per_sm": "Mean Blocks Per SM", "occupancy": "Mean Est. Achieved Occupancy (%)"}
+    for column in means:
+        kernels[f"{column}, weight"] = np.where(np.isnan(kernels[column]), math.nan, kernels["duration"])
+        kernels[f"{column}, sum"] = kernels[column] * kernels["duration"]
+    table = kernels.table()
+    groups = table.groupby(["name", "operator"], dropna=False, sort=False)
+    result = groups["duration"].agg(["size", "sum", "mean", "min", "max"])
+    result.columns = ["Calls", *(f"{word} Duration (us)" for word in ("Total", "Mean", "Min", "Max"))]
+    result["Share"] = result["Total Duration (us)"] / result["Total Duration (us)"].sum()
+    sums = groups[[f"{column}, {part}" for column in means for part in ("weight", "sum")]].sum()
+    for column, name in means.items():
+        result[name] = sums[f"{column}, sum"] / sums[f"{column}, weight"]
+    result["Tensor Cores Used"] = groups["tensor_cores"].first()
+    result = result.reset_index("operator").rename_axis("Name").rename(columns={"operator": "Operator"})
+    return result.sort_values("Total Duration (us)", ascending=False, kind="stable")
+
+
+def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> float:
+    """Return how long at least one of the kernels ran in the steps whose name `chosen` accepts, in µs.
+
+    Those that exchange data with other processes do not count. On several devices the times are added. Raises
+    NoAccelerator if the trace has no kernels.
+    """
+    table = _computing(load(path))
+    return _busy_time(table.rows(np.array([chosen(name) for name in table["name"]], bool)))
+
+
+def fill(path: str | Path | Trace) -> float:
+    """Return the share of the multiprocessors that have a block to run, on average while kernels run in the steps.
+
+    It is SM efficiency by utilization, without the kernels that exchange data: those take few blocks on purpose. Near
+    1 for large batches; small where a kernel has fewer blocks than the device has multiprocessors.
+
+    From 0 to 1; NaN where the trace does not say how many blocks a kernel has. Raises NoAccelerator if the trace has no
+    kernels.
+    """
+    table = _computing(load(path))
+    busy = _busy_time(table.rows(table["blocks_per_sm"] > 0))
+    return _working_time(table) / busy if busy else math.nan
+
+
+def _computing(trace: Trace) -> Columns:
+    """Return the kernels that compute, cut to the steps."""
+    table = in_steps(trace)
+    return table.rows(table["kind"] == "Kernel")
+
+
+def by_number(name: str, table: Columns) -> Iterator[tuple[int, Columns]]:
+    """Yield each number that stands in a column, with its rows."""
+    for number in np.unique(table[name]).tolist():
+        yield number, table.rows(table[name] == number)
+
+
+def time_of_steps(trace: Trace) -> float:
+    """Return the length of all spans' steps, NaN if it is unknown."""
+    length = sum(end - start for start, end in map(window, trace.spans))
+    return length if 0 < length < math.inf else math.nan
+
+
+@once
+def in_steps(trace: Trace) -> Columns:
+    """Return what of `kernels_of` lies in the `window` of its span."""
+    rows = kernels_of(trace)
+    begins, closes = np.array([window(span) for span in trace.spans])[rows["span"]].T
+    starts, ends = np.maximum(rows["start"], begins), np.minimum(rows["end"], closes)
+    return Columns({**rows, "start": starts, "end": ends, "duration": ends - starts}).rows(ends > starts)
+
+
+@once
+def kernels_of(trace: Trace) -> Columns:
+    """Return the kernels of all spans, with their `span`, `operator`, `duration`, `tensor_cores`; `occupancy` right."""
+    spans = [_of_span(span) for span in trace.spans]
+    table = stacked(spans)
+    table["span"] = np.repeat(np.arange(len(spans)), [len(each["start"]) for each in spans])
+    if not len(table["start"]):
+        names = sorted({str(device["name"]) for span in trace.spans for device in span.devices if "name" in device})
+        raise NoAccelerator(
+            f"{trace.path} has no kernels: it was recorded without a GPU, or without ProfilerActivity.CUDA"
+            + (f", or on an accelerator whose events are unknown here ({', '.join(names)})" if names else "")
+            + ". What an accelerator did is unknown. Record it with activities=[ProfilerActivity.CPU, "
+            "ProfilerActivity.CUDA] on a machine with a GPU."
+        )
+    return table
+
+
+@once
+def _of_span(span: Span) -> Columns:
+    """Return the kernels of one span that ran on a device, with what is computed of each."""
+    kernels = span.kernel_columns
+    table = Columns(
+        {name: kernels[name] for name in ("name", "start", "end", "blocks_per_sm")},
+        kind=np.asarray(kernels["kind"]),
+        duration=kernels["end"] - kernels["start"],
+        operator=_operators(span),
+        tensor_cores=np.array([uses_tensor_cores(name) for name in kernels["name"]], bool),
+        occupancy=_occupancy(span),
+    )
+    known = np.isfinite(kernels["device"])
+    table = table.rows(known)
+    table["device"] = kernels["device"][known].astype(int)
+    return table
+
+
+def _operators(span: Span) -> np.ndarray:
+    """Return for each kernel the name of the operator that launched it, or None."""
+    calls, host = linked_calls(span), host_events(span)
+    calls = calls.rows((host["kind"] != "step")[calls["operator"]])
+    launching = places(span.kernel_columns["correlation"], calls["correlation"])
+    return np.r_[host["name"][calls["operator"]], np.array([None])][launching]
+
+
+def _occupancy(span: Span) -> np.ndarray:
+    """Return the occupancy of each kernel in %, estimated where it is falsely 0: a kernel that ran was resident."""
+    kernels = span.kernel_columns
+    occupancies = np.where(kernels["occupancy"] < 0, math.nan, kernels["occupancy"])
+    doubtful = np.flatnonzero(occupancies == 0)
+    launches = (kernels[name][doubtful] for name in ("grid", "block", "registers", "shared_memory", "device"))
+    for row, *launch, device in zip(doubtful, *launches, strict=True):
+        estimated = occupancy.estimate(*launch, _properties(span, device))
+        occupancies[row] = 0.0 if estimated < 0.5 else estimated  # the profiler rounds to whole percents
+    return occupancies
+
+
+def _properties(span: Span, device: float) -> dict | None:
+    return next((each for each in span.devices if each.get("id") == device), None)
+
+
+def _use(trace: Trace, rows: Columns, inside: Columns, length: float) -> dict:
+    """Return a row of `accelerators`, of the kernels of one device, and of those in the steps."""
+    device = rows["device"][0]
+    properties = [each for span in trace.spans if (each := _properties(span, device)) is not None]
+    of_amd = any(each.get("warpSize") == AMD_WARP for each in properties)
+    return {
+        "name": properties[0].get("name") if properties else None,
+        "utilization": _busy_time(inside) / length,
+        "sm_efficiency": math.nan if np.isnan(rows["blocks_per_sm"]).all() else _working_time(inside) / length,
+        "occupancy": _weighted_mean(inside["occupancy"], inside["duration"]) / 100,
+        "tensor_core_share": math.nan if of_amd else _weighted_mean(rows["tensor_cores"], rows["duration"]),
+        "kernels": len(rows["start"]),
+        "kernel_time": rows["duration"].sum(),
+    }
+
+
+AMD_WARP = 64  # threads; NVIDIA's are 32
+
+
+def _busy_time(table: Columns) -> float:
+    """Return how long at least one kernel ran, added over the devices."""
+    parts = [union(each["start"], each["end"]) for each in _of_each_device(table)]
+    return float(sum((ends - starts).sum() for starts, ends in parts))
+
+
+def _working_time(table: Columns) -> float:
+    """Return ∫ min(1, blocks per multiprocessor of the kernels running) dt, added over the devices."""
+    known = table.rows(table["blocks_per_sm"] > 0)
+    return sum(capped_sum(each["start"], each["end"], each["blocks_per_sm"]) for each in _of_each_device(known))
+
+
+def _of_each_device(table: Columns) -> list[Columns]:
+    """Return the kernels of each device in each span."""
+    return [each for _, rows in by_number("device", table) for _, each in by_number("span", rows)]
+
+
+def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
+    """Return the weighted mean of the values that are known."""
+    known = ~np.isnan(values)
+    if not weights[known].sum():
+        return math.nan
+    return float(np.average(values[known], weights=weights[known]))
+
+
+def _unknown(trace: Trace, table: Columns, result: pd.DataFrame, length: float) -> list[str]:
+    """Say what of `accelerators` is unknown, and why."""
+    reasons = []
+    if math.isnan(length):
+        reasons.append("Utilization and SM efficiency: the trace has neither steps nor operators, so no total time.")
+    elif not any((span.event_columns["kind"] == "step").any() for span in trace.spans):
+        reasons.append("Which part was training: the trace marks no steps, so shares are of the whole recording.")
+    if result["sm_efficiency"].isna().any() and not math.isnan(length):
+        reasons.append("SM efficiency: the trace does not say how many blocks a kernel has. Only CUDA's profiler does.")
+    missing = _weighted_mean(np.isnan(table["occupancy"]), table["duration"])
+    if missing == 1:
+        reasons.append("Occupancy: the trace does not state it. Only CUDA's profiler does.")
+    elif missing > 0:
+        reasons.append(
+            f"Occupancy of {percent(missing)} of the kernels' time: stated as 0, which is false, and without the "
+            "device's properties it cannot be estimated. The mean is that of the other kernels."
+        )
+    if result["tensor_core_share"].isna().any():
+        reasons.append("Tensor Cores: the kernels of AMD's libraries are not known by name here.")
+    return reasons

@@ -1,0 +1,266 @@
+"""Files and folders that appear whole or not at all, whatever happens to the process that makes them."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from stepscope.base import staging
+
+pytestmark = pytest.mark.processes
+
+ONE_USER, ANOTHER_USER = 65533, 65534  # any numbers but root's
+
+
+def names_in(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def start(code, *arguments):
+    """Start a Python that runs `code`. In it, `path` is the first argument, and `wait` says that it waits, for ever."""
+    before = (
+        "import os, pathlib, sys, time\n"
+        "from stepscope.base import staging\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "def wait():\n"
+        "    print('waiting', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", before + code, *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def started(code, *arguments):
+    """As `start`, and come back when it waits."""
+    process = start(code, *arguments)
+    line = process.stdout.readline()
+    assert line == "waiting\n", line + process.stderr.read()
+    return process
+
+
+def kill(process):
+    process.kill()
+    process.communicate(timeout=120)
+
+
+FOLDER = "with staging.folder(path, replace=True) as new:\n    (new / 'half').write_text('x')\n    wait()\n"
+# Waits when the content is in the staging file, which does not have its name yet
+WRITE = (
+    "def waiting(event, arguments):\n"
+    "    if event == 'os.rename': wait()\n"
+    "sys.addaudithook(waiting)\n"
+    "staging.write(path, 'new')\n"
+)
+
+
+def test_a_folder_appears_when_its_block_ends(tmp_path):
+    with staging.folder(tmp_path / "deep/er/new") as new:
+        (new / "file").write_text("content")
+        assert not (tmp_path / "deep/er/new").exists()
+    assert (tmp_path / "deep/er/new/file").read_text() == "content"
+    assert names_in(tmp_path / "deep/er") == ["new"]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_block_that_raises_leaves_what_was_there(tmp_path, replace):
+    if replace:
+        staging.write(tmp_path / "new/old", "old")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(KeyboardInterrupt), staging.folder(tmp_path / "new", replace=replace) as new:
+        staging.write(new / "deep/file", "content")
+        raise KeyboardInterrupt
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("content", ["Grüße\n", b"\r\n\x00\xff"])
+def test_a_file_has_exactly_the_bytes_that_were_written(tmp_path, content):
+    staging.write(tmp_path / "deep/file", content, durable=True)
+    assert (tmp_path / "deep/file").read_bytes() == (content.encode() if isinstance(content, str) else content)
+    assert names_in(tmp_path / "deep") == ["file"]
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions_and_the_link_to_it(tmp_path):
+    file, link = tmp_path / "shared.jsonl", tmp_path / "link.jsonl"
+    file.write_text("old")
+    file.chmod(0o666)
+    link.symlink_to(file)
+    staging.write(link, "new")
+    assert link.is_symlink() and file.read_text() == "new"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666
+
+
+def test_what_is_staged_can_be_recognized(tmp_path):
+    with staging.folder(tmp_path / "one") as one:
+        (found,) = (path for path in tmp_path.iterdir() if path.is_dir())
+        assert staging.is_staging(found) and staging.is_staging(one / "deep/file")
+        assert all(staging.is_staging(path) for path in tmp_path.iterdir())
+    others = [tmp_path / "one", Path(".env.staging"), Path(".app.staging-eu")]
+    assert not any(staging.is_staging(path) for path in others)
+
+
+def test_an_existing_target_is_named_before_the_work_begins(tmp_path):
+    (tmp_path / "new").mkdir()
+    with pytest.raises(staging.TargetExists, match=str(tmp_path / "new")), staging.folder(tmp_path / "new"):
+        pytest.fail("the block ran")
+    assert names_in(tmp_path) == ["new"]
+
+
+def test_a_target_that_another_process_made_in_the_last_moment_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_refuse_existing", lambda path: None)  # as if it came right after the check
+    with pytest.raises(staging.TargetExists, match=str(tmp_path / "new")), staging.folder(tmp_path / "new"):
+        staging.write(tmp_path / "new/file", "another's")
+    assert (tmp_path / "new/file").read_text() == "another's"
+    assert names_in(tmp_path) == ["new"]
+
+
+@pytest.mark.parametrize("old", ["folder", "file", "nothing"])
+def test_replacing_puts_the_new_folder_in_the_place_of_whatever_was_there(tmp_path, old):
+    if old == "folder":
+        staging.write(tmp_path / "place/old", "old")
+    elif old == "file":
+        staging.write(tmp_path / "place", "old")
+    with staging.folder(tmp_path / "place", replace=True) as new:
+        (new / "file").touch()
+    assert names_in(tmp_path) == ["place"] and names_in(tmp_path / "place") == ["file"]
+
+
+@pytest.mark.parametrize("code", [FOLDER, WRITE], ids=["folder", "write"])
+def test_what_a_process_makes_stays_while_it_lives_and_is_removed_by_the_next_when_it_was_killed(tmp_path, code):
+    process = started(code, tmp_path / "new")
+    left = set(names_in(tmp_path))
+    assert len(left) == 2 and "new" not in left  # the staging folder and its lock
+    staging.write(tmp_path / "other", "")
+    assert left < set(names_in(tmp_path))  # what a living process makes is never removed
+    kill(process)
+    staging.write(tmp_path / "other", "")
+    assert names_in(tmp_path) == ["other"]
+
+
+STEPS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "fcntl.flock", "os.listdir")
+KILLED_AT = (
+    "numbers = iter(range(10**6))\n"
+    "def kill(event, arguments):\n"
+    f"    if event in {STEPS} and (event == 'fcntl.flock' or str(path.parent) in str(arguments[0])):\n"
+    "        if next(numbers) == int(sys.argv[2]): os.kill(os.getpid(), 9)\n"
+    "import filelock\n"
+    "sys.addaudithook(kill)\n"
+    "with staging.folder(path, replace=True) as new:\n"
+    "    (new / 'file').write_text('new')\n"
+    "print(next(numbers))\n"
+)
+
+
+@pytest.mark.slow
+def test_killed_at_any_step_there_is_a_whole_folder_or_none_and_the_next_leaves_nothing_else(tmp_path):
+    moments = int(start(KILLED_AT, tmp_path / "count/new", -1).communicate()[0])
+    assert moments > 15
+    for moment in range(moments):
+        folder = tmp_path / str(moment)
+        staging.write(folder / "new/file", "old")
+        process = start(KILLED_AT, folder / "new", moment)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        staging.clean(folder)
+        assert names_in(folder) in ([], ["new"]), moment  # nothing: killed between the two renames
+        if (folder / "new").exists():
+            assert (folder / "new/file").read_text() in ("old", "new")
+
+
+THIRTY = """
+print('waiting', flush=True)
+sys.stdin.readline()
+staging.write(path / f'{os.getpid()}.json', 'content')
+with staging.folder(path / 'place', replace=True) as new:
+    for name in 'abc': (new / name).write_text(str(os.getpid()))
+with staging.only_one_process(path):
+    before = int((path / 'count').read_text()) if (path / 'count').exists() else 0
+    time.sleep(0.01)
+    (path / 'count').write_text(str(before + 1))
+"""
+
+
+def test_thirty_at_once_in_a_folder_with_leftovers_do_not_get_in_each_others_way(tmp_path):
+    kill(started(FOLDER, tmp_path / "killed"))
+    processes = [start(THIRTY, tmp_path) for _ in range(30)]
+    assert [process.stdout.readline() for process in processes] == ["waiting\n"] * 30
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [process.communicate(timeout=300)[1] for process in processes] == [""] * 30
+    assert all(file.read_text() == "content" for file in tmp_path.glob("*.json"))
+    assert names_in(tmp_path / "place") == ["a", "b", "c"]
+    assert len({file.read_text() for file in (tmp_path / "place").iterdir()}) == 1  # all of one process
+    assert (tmp_path / "count").read_text() == "30"  # one at a time
+    assert len(names_in(tmp_path)) == 30 + len(["place", "count", ".preparing.lock"])
+
+
+@pytest.fixture
+def shared():
+    """A folder in which every user may write; pytest's own are closed to other users."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def start_as(user, code, path):
+    """As `start`, as another user; what the code needs is imported before, where that user may not read it."""
+    become = f"os.setgroups([]); os.setgid({user}); os.setuid({user})"
+    return start(f"import filelock\nfilelock.FileLock(os.devnull)\n{become}\n{code}", path)
+
+
+def write_as(user, path):
+    process = start_as(user, "staging.write(path, '')", path)
+    assert process.communicate(timeout=120)[1] == ""
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root can write files of several users")
+def test_what_another_user_makes_or_left_does_no_harm_and_is_removed_by_that_user(shared):
+    process = start_as(ONE_USER, WRITE, shared / "new")
+    assert process.stdout.readline() == "waiting\n"
+    before = names_in(shared)
+    write_as(ANOTHER_USER, shared / "other")
+    assert names_in(shared) == sorted([*before, "other"])
+    kill(process)
+    write_as(ANOTHER_USER, shared / "other")
+    write_as(ONE_USER, shared / "mine")
+    assert names_in(shared) == ["mine", "other"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user cannot mount a file system")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_on_a_full_disk_a_write_says_so_and_leaves_the_old_file(small_disk):
+    staging.write(small_disk / "file", "old")
+    with pytest.raises(OSError), open(small_disk / "fill", "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    with pytest.raises(staging.NotEnoughDisk, match=str(small_disk)):
+        staging.write(small_disk / "file", "new")
+    assert names_in(small_disk) == ["file", "fill"] and (small_disk / "file").read_text() == "old"
+
+
+def test_a_disk_that_becomes_full_leaves_no_part_of_a_folder(small_disk):
+    with pytest.raises(staging.NotEnoughDisk, match="new"), staging.folder(small_disk / "new") as new:
+        (new / "file").write_bytes(bytes(2 * 2**20))
+    assert names_in(small_disk) == []
+
+
+def test_before_many_files_are_made_their_room_is_checked(tmp_path):
+    staging.check_free(tmp_path, 10, 1000)
+    with pytest.raises(staging.NotEnoughDisk, match=str(tmp_path)):
+        staging.check_free(tmp_path, 10**9, 10**9)

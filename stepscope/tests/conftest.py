@@ -1,0 +1,3 @@
+"""Fixtures of all tests of stepscope."""
+
+pytest_plugins = ["support.shared"]

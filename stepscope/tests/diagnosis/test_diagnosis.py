@@ -1,0 +1,325 @@
+"""Tests of `stepscope.diagnosis` by traces: each finding where there is just this fault, and none without any."""
+
+import gzip
+import html
+import json
+import re
+
+import pytest
+from support import cuda_trace
+
+from stepscope import diagnosis, traces
+from stepscope.__main__ import main
+from stepscope.diagnosis import recorded, result
+
+PRODUCT = cuda_trace.TENSOR_CORE_PRODUCT
+
+# For each fault of a loop on a GPU the finding, and the verdict.
+FAULTS = {
+    "workers too slow": (dict(loading=15_000, host_work=0), "loading too slowly", "loading"),
+    "no workers": (
+        dict(loading=15_000, host_work=0, loader="_SingleProcessDataLoaderIter"),
+        "loading in the loop itself", "loading",
+    ),
+    "pageable memory": (dict(memory="Pageable", copy=1500), "pageable copies", "copies"),
+    "blocking copy": (dict(blocking=True), "copies that block", "copies"),
+    "large copy": (dict(copy=1500), "large copies", "copies"),
+    "copy within": (dict(within=1000), "copies within the GPU", "copies"),
+    "item": (dict(read="aten::item"), "a synchronization in every step", "synchronization"),
+    "cpu": (dict(read="aten::to"), "a synchronization in every step", "synchronization"),
+    "mask": (dict(read="aten::nonzero"), "a synchronization in every step", "synchronization"),
+    "short kernels": (
+        dict(kernels=((PRODUCT, 10),) * 200, launch=45, host_work=0), "launch-bound steps", "launches",
+    ),
+    "slow Python": (dict(host_work=13_000), "the host does something else", "launches"),
+    "float32": (
+        dict(kernels=((cuda_trace.PRODUCT, 975),) * 10), "float32 without Tensor Cores", "compute",
+    ),
+    "NCHW": (
+        dict(kernels=((PRODUCT, 975), (cuda_trace.CONVERSION, 300)) * 8), "layout conversions", "compute",
+    ),
+    "small batch": (dict(blocks=20), "a batch too small to fill the GPU", "compute"),
+    "all-reduce": (dict(exchange=1500), "exposed communication", "communication"),
+    "stacks": (
+        dict(kernels=((PRODUCT, 80),) * 10, copy=20, host_work=700, frames=2600, settings=("with_stack",)),
+        "the profiler itself in the way", "unknown",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "loop.pt.trace.json"
+
+
+def names(found):
+    return [finding.name for finding in found.findings]
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["today", "torch 1.12"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_loop_with_one_fault_is_accused_of_just_that(fault, old, file):
+    options, name, verdict = FAULTS[fault]
+    found = diagnosis.of_trace(cuda_trace.Loop(**options).write(file, old))
+    assert names(found) == [name]
+    assert found.verdict == verdict
+    assert 0.05 <= found.findings[0].gain < 1
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["today", "torch 1.12"])
+def test_a_loop_without_fault_is_accused_of_nothing(file, old):
+    found = diagnosis.of_trace(cuda_trace.Loop().write(file, old))
+    assert (found.verdict, found.findings) == ("nothing wrong", ())
+
+
+def test_what_is_hidden_behind_the_kernels_is_no_fault(file):
+    hidden = cuda_trace.Loop(loading=5000, loader="_SingleProcessDataLoaderIter", host_work=4000, steps=50)
+    assert diagnosis.of_trace(hidden.write(file)).findings == ()
+
+
+@pytest.mark.processes
+def test_a_gain_is_the_time_that_the_fixed_loop_would_save(file):
+    def step_ms(**options):
+        return recorded.read(traces.load(cuda_trace.Loop(steps=20, **options).write(file))).step_ms
+
+    healthy = step_ms()
+    for fault in ("blocking copy", "item", "slow Python", "all-reduce", "copy within"):
+        options, _, _ = FAULTS[fault]
+        slow = step_ms(**options)
+        (finding,) = diagnosis.of_trace(file).findings
+        # No less than is saved, up to 1 µs between two kernels; little more, as by the launch of the first kernel.
+        assert -0.002 <= finding.gain * slow - (slow - healthy) < 0.03 * slow
+
+
+@pytest.mark.parametrize(
+    ("gain", "numbers"),
+    [(0.2, "1.25× (or −10 ms"), (0.8, "5.00× (or −40 ms"), (1.0, "100× (or −50 ms"), (0.01, "less than")],
+)
+def test_the_bound_is_stated_as_a_factor_and_as_milliseconds(gain, numbers):
+    assert numbers in result.Finding("a fault", "copies", gain, "", "", "a topic").bound(50)
+
+
+def test_the_largest_gain_comes_first_and_gives_the_verdict(file):
+    found = diagnosis.of_trace(cuda_trace.Loop(blocks=40, exchange=1500).write(file))
+    assert names(found) == ["a batch too small to fill the GPU", "exposed communication"]
+    assert found.verdict == "compute"
+    assert found.findings[0].gain > found.findings[1].gain
+
+
+def test_a_value_read_in_some_steps_only_is_no_fault(file):
+    seldom = cuda_trace.Loop(read="aten::item", read_in=2)
+    assert "synchronization" not in diagnosis.of_trace(seldom.write(file)).verdict
+    often = cuda_trace.Loop(read="aten::item", read_in=4)
+    assert diagnosis.of_trace(often.write(file)).verdict == "synchronization"
+
+
+def test_two_devices_gain_no_more_than_one(file):
+    loop = cuda_trace.Loop(**FAULTS["float32"][0])
+    (alone,), content = diagnosis.of_trace(loop.write(file)).findings, loop.trace()
+    content["deviceProperties"].append(cuda_trace.DEVICE | {"id": 1})
+    kernels = [each for each in content["traceEvents"] if each["cat"] == "kernel"]
+    content["traceEvents"] += [each | {"args": each["args"] | {"device": 1}} for each in kernels]
+    file.write_text(json.dumps(content))
+    (finding,) = diagnosis.of_trace(file).findings
+    assert finding.gain == pytest.approx(alone.gain)
+
+
+def test_a_synchronization_that_costs_nothing_is_no_fault(file):
+    cheap = cuda_trace.Loop(read="aten::item", host_work=0, loading=10)
+    assert diagnosis.of_trace(cheap.write(file)).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("read", "remedy"), [("aten::item", ".item() once"), ("aten::to", ".cpu() once"), ("aten::nonzero", "torch.where")]
+)
+def test_the_remedy_of_a_synchronization_is_that_of_the_operator_that_waits(read, remedy, file):
+    assert remedy in diagnosis.of_trace(cuda_trace.Loop(read=read).write(file)).findings[0].change
+
+
+@pytest.mark.parametrize(
+    ("properties", "advice", "ratio"),
+    [
+        ({"computeMajor": 8, "computeMinor": 0}, "bfloat16", 16),
+        ({"computeMajor": 7, "computeMinor": 5}, "float16", 8),
+        ({"computeMajor": 6, "computeMinor": 1}, None, None),
+        ({"computeMajor": 7, "computeMinor": 5, "name": "NVIDIA GeForce GTX 1660"}, None, None),
+        ({"computeMajor": 9, "computeMinor": 0, "warpSize": 64}, None, None),  # AMD counts otherwise
+    ],
+)
+def test_tensor_cores_are_advised_only_where_there_are_some(file, properties, advice, ratio):
+    device = cuda_trace.DEVICE | properties
+    loop = cuda_trace.Loop(kernels=((cuda_trace.PRODUCT, 975),) * 10, device=device)
+    found = diagnosis.of_trace(loop.write(file))
+    assert [f"torch.{advice})" in finding.change for finding in found.findings] == ([True] if advice else [])
+    # They multiply so many times as fast at most: a part of the time stays.
+    share = recorded.read(traces.load(file)).shares["Kernel"]
+    assert [finding.gain for finding in found.findings] == ([pytest.approx(share * (1 - 1 / ratio))] if advice else [])
+
+
+def test_too_few_steps_or_none_give_no_verdict(file):
+    loop = cuda_trace.Loop(blocking=True, steps=2)
+    content = loop.trace()
+    content["traceEvents"] = [each for each in content["traceEvents"] if "ProfilerStep" not in each["name"]]
+    file.write_text(json.dumps(content))
+    for diagnosed, advice in (
+        (diagnosis.of_trace(file), "profiler.step()"),
+        (diagnosis.of_trace(loop.write(file)), "active=8"),
+    ):
+        assert (diagnosed.verdict, diagnosed.findings) == ("unknown", ())
+        assert advice in diagnosed.reason
+
+
+OPTIMIZER = "an optimizer that goes weight by weight"
+ALONE, WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
+
+
+def on_cpu(loading_us, operators_us, *, operator="aten::conv2d", category="cpu_op", class_=ALONE):
+    """Return five steps of 10 ms without an accelerator."""
+    events = []
+    for number in range(5):
+        start = number * 10_000
+        for name, kind, begin, end in (
+            (f"ProfilerStep#{number}", "user_annotation", 0, 10_000),
+            (f"enumerate(DataLoader)#{class_}.__next__", "user_annotation", 0, loading_us),
+            (operator, category, loading_us, loading_us + operators_us),
+        ):
+            events.append(cuda_trace._event(kind, name, start + begin, start + end))
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
+@pytest.mark.parametrize(
+    ("content", "verdict"),
+    [
+        (on_cpu(200, 9700), "nothing wrong"),
+        (on_cpu(6000, 3900), "loading"),
+        (on_cpu(6000, 3900, class_=WORKERS), "loading"),
+        (on_cpu(200, 5000), "unknown"),  # Python, mostly
+        (on_cpu(200, 9700, operator="aten::cudnn_convolution"), "unknown"),  # recorded without the GPU's kernels
+        (on_cpu(200, 9700, operator="launch", category="mtia_runtime"), "unknown"),  # of another accelerator
+    ],
+)
+def test_traces_without_an_accelerator_are_distinguished(file, content, verdict):
+    file.write_text(json.dumps(content))
+    assert diagnosis.of_trace(file).verdict == verdict
+
+
+def with_short_operators(count, name, around=()):
+    """Return five steps of 10 ms, of which operators of 5 µs take a half, with 5 µs between them."""
+    content = on_cpu(0, 0)
+    for number in range(5):
+        for each in range(count):
+            start = number * 10_000 + 10 * each
+            content["traceEvents"].append(cuda_trace._event("cpu_op", name, start, start + 5))
+        for annotation in around:
+            end = number * 10_000 + 10 * count
+            content["traceEvents"].append(cuda_trace._event("user_annotation", annotation, number * 10_000, end))
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (with_short_operators(200, "aten::select"), ["many small operators"]),
+        (with_short_operators(90, "aten::select"), []),  # too few
+        (with_short_operators(200, "autograd::engine::evaluate_function: AccumulateGrad"), []),
+        (with_short_operators(120, "aten::add_", ["Optimizer.step#SGD.step"]), [OPTIMIZER]),
+        (with_short_operators(90, "aten::add_", ["Optimizer.step#SGD.step"]), []),  # less than a tenth of a step
+    ],
+)
+def test_operators_that_are_short_and_called_often_are_found(file, content, found):
+    file.write_text(json.dumps(content))
+    diagnosed = diagnosis.of_trace(file)
+    assert names(diagnosed) == found
+    assert [finding.verdict for finding in diagnosed.findings] == ["host"] * len(found)
+
+
+def test_one_long_step_without_operators_does_not_count(file):
+    content = on_cpu(200, 9700)
+    for event in content["traceEvents"]:
+        if event["name"] == "ProfilerStep#4":
+            event["dur"] *= 10
+    file.write_text(json.dumps(content))
+    assert diagnosis.of_trace(file).verdict == "nothing wrong"
+
+
+def test_what_the_loader_alone_can_show_is_said_to_be_unknown(file):
+    found = diagnosis.of_trace(cuda_trace.Loop(loading=15_000).write(file))
+    assert "diagnose(loader, step)" in found.unknown[0]
+    assert diagnosis.of_trace(cuda_trace.Loop(blocking=True).write(file)).unknown == ()
+
+
+# ---------------------------------------------------------------- folders and files that are no single trace
+
+
+def test_ranks_are_refused_as_one_trace_and_shown_one_by_one_in_the_shell(tmp_path, capsys):
+    for rank, fault in enumerate(("blocking copy", "item")):
+        content = cuda_trace.Loop(**FAULTS[fault][0]).trace()
+        content["distributedInfo"] = {"rank": rank}
+        (tmp_path / f"host{rank}.1.pt.trace.json").write_text(json.dumps(content))
+    with pytest.raises(traces.SeveralRecordings):
+        diagnosis.of_trace(tmp_path)
+    assert main(["diagnose", str(tmp_path)]) == 0
+    _, together, first, second = capsys.readouterr().out.split("Verdict: ")
+    assert together.startswith("unknown. The traces of 2 ranks hold no operation in which they exchange data.")
+    assert first.startswith("copies.") and second.startswith("synchronization.")
+
+
+def test_the_shell_names_what_is_wrong_with_a_file_and_goes_on(tmp_path, capsys):
+    good, bad = (tmp_path / name for name in ("good", "bad"))
+    for folder in (good, bad):
+        folder.mkdir()
+    path = cuda_trace.Loop().write(good / "a.pt.trace.json")
+    (bad / "a.pt.trace.json.gz").write_bytes(gzip.compress(path.read_bytes())[:-200])
+    assert main(["diagnose", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert "TraceError" in shown and "Verdict: nothing wrong." in shown
+    assert main(["diagnose", str(tmp_path / "none")]) == 1
+    assert "NoTraces" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- how it shows
+
+
+def a_diagnosis():
+    findings = [
+        result.Finding("too <few> workers", "loading", 0.5, "word " * 40, "DataLoader(…)", "more workers"),
+        result.Finding("another", "copies", 0.2, "1.2 ms", "x.to(…)", "pinned <memory>"),
+    ]
+    return result.conclude(40.0, [("steps", "8"), ("a long name", "x " * 80)], findings, ["why <it> is so"])
+
+
+LINKS = {"more workers": "there/03&more.html", "another topic": "nowhere"}
+
+
+def test_the_text_fits_a_terminal_and_is_aligned():
+    lines = str(a_diagnosis()).splitlines()
+    assert max(map(len, lines)) <= 98
+    assert lines[0].startswith("Verdict: loading. ")
+    assert lines[2].index("8") == lines[3].index("x")
+    assert any("2.00× (or −20 ms of a step of 40 ms)" in line for line in lines)
+    assert any(line.strip() == "→ more workers" for line in lines)
+
+
+def test_the_text_has_links_where_it_is_given_some():
+    lines = [line.strip() for line in str(a_diagnosis().linked(LINKS)).splitlines()]
+    assert "→ more workers: there/03&more.html" in lines
+    assert "→ pinned <memory>" in lines
+    assert not any("nowhere" in line for line in lines)
+
+
+def test_the_page_has_links_where_it_is_given_some():
+    page = a_diagnosis().linked(LINKS)._repr_html_()
+    assert re.findall("<a .*?</a>", page) == ['<a href="there/03&amp;more.html">more workers</a>']
+
+
+def test_the_page_shows_text_as_text():
+    page = a_diagnosis()._repr_html_()
+    assert "href" not in page
+    assert "→ more workers" in page and html.escape("→ pinned <memory>") in page
+    assert html.escape("too <few> workers") in page and html.escape("why <it> is so") in page
+    assert "color" not in page  # so that it can be read on light and on dark
+
+
+def test_names_in_a_trace_cannot_command_the_terminal(file):
+    loop = cuda_trace.Loop(device=cuda_trace.DEVICE | {"name": "GPU\x1b[2J"})
+    assert "\x1b" not in str(diagnosis.of_trace(loop.write(file)))

@@ -1,0 +1,157 @@
+"""Tests of `diagnosis.of_ranks`: each finding where the ranks of a job have just this fault, and none without any."""
+
+import math
+
+import pytest
+from support import cuda_trace
+from support.nccl_job import Job
+
+from stepscope import diagnosis, traces
+from stepscope.__main__ import main
+
+# For each fault of a job the finding, and what stands in the change.
+FAULTS = {
+    "by hand": (dict(by_hand=True), "exposed communication", "DDP(model, bucket_cap_mb=10)"),
+    "one bucket": (dict(buckets=1, milliseconds=60), "exposed communication", "DDP(model, bucket_cap_mb=10)"),
+    "slow network": (dict(milliseconds=20), "exposed communication", "bf16_compress_hook"),
+    "sharded": (
+        dict(operation="all_gather", by_hand=True), "exposed communication", "set_modules_to_forward_prefetch",
+    ),
+    "late in loading": (dict(loading={1: 50}), "a straggler", "rank 1: its data on node-local storage"),
+    "late in Python": (dict(python={0: 50}), "a straggler", "rank 0: what only this rank does"),
+    "slower": (dict(slower={2: 1.4}, ranks=4), "a straggler", "rank 2: batches as large"),
+    "small buckets": (
+        dict(buckets=200, megabytes=10, milliseconds=1.5), "many small operations", "DDP(model, bucket_cap_mb=25)",
+    ),
+    "SyncBatchNorm": (
+        dict(buckets=200, megabytes=0.1, milliseconds=1.5, operation="all_gather"),
+        "many small operations", "BatchNorm",
+    ),
+    "buffers": (dict(broadcast=15), "buffers broadcast in every forward", "broadcast_buffers=False"),
+    "uneven": (dict(extra={1: 1}), "unequal numbers of operations", "Join"),
+}  # fmt: skip
+
+
+def names(found):
+    return [finding.name for finding in found.findings]
+
+
+def step_ms(folder):
+    return float(traces.communication(folder)["step"].mean())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_job_with_one_fault_is_accused_of_just_that(fault, tmp_path):
+    options, name, change = FAULTS[fault]
+    found = diagnosis.of_ranks(Job(**options).write(tmp_path))
+    assert names(found) == [name]
+    assert found.verdict == "communication"
+    assert change in found.findings[0].change
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_job_without_fault_is_accused_of_nothing(ranks, tmp_path):
+    found = diagnosis.of_ranks(Job(ranks=ranks).write(tmp_path))
+    assert (found.verdict, found.findings) == ("nothing wrong", ())
+    assert ("efficiency", "96%") in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("fault", "fixed"),
+    [
+        ("by hand", dict(milliseconds=0)),
+        ("slow network", dict(milliseconds=0)),
+        ("late in loading", {}),
+        ("late in Python", {}),
+        ("slower", dict(ranks=4)),
+        ("small buckets", dict(milliseconds=0)),
+        ("buffers", {}),
+    ],
+)
+def test_a_gain_is_the_time_that_the_fixed_job_would_save(fault, fixed, tmp_path):
+    slow = step_ms(Job(**FAULTS[fault][0]).write(tmp_path / "slow"))
+    healthy = step_ms(Job(**fixed).write(tmp_path / "healthy"))
+    (finding,) = diagnosis.of_ranks(tmp_path / "slow").findings
+    assert finding.gain * slow == pytest.approx(slow - healthy, abs=1)
+
+
+def test_what_a_straggler_does_meanwhile_is_said(tmp_path):
+    found = {}
+    for fault in ("late in loading", "late in Python", "slower"):
+        (finding,) = diagnosis.of_ranks(Job(**FAULTS[fault][0]).write(tmp_path / fault)).findings
+        found[fault] = finding.evidence
+    assert found["late in loading"].startswith("rank 1 takes 50 ms longer for a step than the others")
+    assert "it waits for its batches, 50 ms longer" in found["late in loading"]
+    assert "it neither computes nor loads" in found["late in Python"]
+    assert "it computes, 60 ms longer" in found["slower"]
+
+
+def test_a_job_that_hangs_is_named_before_all_that_costs_time(tmp_path):
+    found = diagnosis.of_ranks(Job(extra={1: 1}, by_hand=True).write(tmp_path))
+    assert names(found) == ["unequal numbers of operations", "exposed communication"]
+    assert math.isinf(found.findings[0].gain)
+    assert "unequal numbers of operations: fix it, or the job hangs" in str(found)
+    assert "rank 0" in found.findings[0].evidence and "all_reduce" in found.findings[0].evidence
+
+
+def test_ranks_that_wait_in_turns_have_no_straggler_and_make_a_verdict_impossible(tmp_path):
+    found = diagnosis.of_ranks(Job(late=lambda step, rank: 100 * (step % 2 == rank), milliseconds=1).write(tmp_path))
+    assert (found.verdict, found.findings) == ("unknown", ())
+    assert "now for this one, now for that" in found.reason
+
+
+def test_a_rank_that_is_late_behind_overlapped_buckets_makes_a_verdict_impossible_at_least(tmp_path):
+    found = diagnosis.of_ranks(Job(loading={1: 15}).write(tmp_path))
+    assert (
+        names(found) == ["a straggler"]
+        or "On average rank 1 is busy 15 ms longer in a step than rank 0" in found.reason
+    )
+
+
+def test_of_many_ranks_those_that_wait_least_have_a_line(tmp_path):
+    found = diagnosis.of_ranks(Job(ranks=12, loading={11: 50}).write(tmp_path))
+    rows = [name for name, _ in found.evidence if name.startswith("rank ")]
+    assert len(rows) == 8 and "rank 11" in rows
+    assert "all ranks" in dict(found.evidence)
+
+
+def test_without_sizes_small_operations_are_unknown_and_not_accused(tmp_path):
+    found = diagnosis.of_ranks(Job(**FAULTS["small buckets"][0], sizes=False).write(tmp_path))
+    assert names(found) == ["exposed communication"]
+    assert any("record_shapes=True" in text for text in found.unknown)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (dict(ranks=1), "the trace of one rank only"),
+        (dict(steps=2), "The traces hold 2 steps"),
+        (dict(buckets=0), "no operation in which they exchange data"),
+    ],
+)
+def test_what_does_not_suffice_gives_no_verdict(options, reason, tmp_path):
+    found = diagnosis.of_ranks(Job(**options).write(tmp_path))
+    assert found.verdict == "unknown"
+    assert reason in found.reason
+
+
+def test_traces_without_steps_give_no_verdict(tmp_path):
+    for file in Job().write(tmp_path).iterdir():
+        file.write_text(file.read_text().replace("ProfilerStep#", "a step "))
+    found = diagnosis.of_ranks(tmp_path)
+    assert found.verdict == "unknown"
+    assert "marks no training steps" in found.reason
+
+
+def test_the_shell_shows_all_ranks_together_and_then_each(tmp_path, capsys):
+    Job(by_hand=True).write(tmp_path / "job")
+    assert main(["diagnose", str(tmp_path)]) == 0
+    heads = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
+    assert heads == ["job, 2 ranks together", "job, rank 0", "job, rank 1"]
+
+
+def test_the_shell_shows_what_did_not_train_together_one_by_one(tmp_path, capsys):
+    for name in ("a", "b"):
+        cuda_trace.Loop().write(tmp_path / f"{name}.1.pt.trace.json")
+    assert main(["diagnose", str(tmp_path)]) == 0
+    assert "together" not in capsys.readouterr().out

@@ -1,0 +1,310 @@
+"""Whole pipelines, diagnosed as they run: each with one fault, which must come first; and some without any."""
+
+import gc
+import json
+import queue
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from stepscope import diagnosis
+from stepscope.diagnosis import items, run
+
+pytestmark = pytest.mark.processes
+
+CLASSES, WIDTH = 10, 64
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path, monkeypatch):
+    """Look for a short time, as on a machine without a GPU, and write the profile to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(items, "SECONDS", 0.4)
+    monkeypatch.setattr(run, "PROFILED", 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two would wait for each other on a busy machine, for longer than a small step takes
+    yield tmp_path
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
+def line(mark):
+    """Where the line with a mark stands: a comment that begins with "fault:"."""
+    text = Path(__file__).read_text(encoding="utf-8").splitlines()
+    (number,) = (number for number, each in enumerate(text, 1) if each.endswith(f"# fault: {mark}"))
+    return f"test_pipelines.py:{number}: "
+
+
+def names(found):
+    return [finding.name for finding in found.findings]
+
+
+# ---------------------------------------------------------------- datasets
+
+
+class Items(Dataset):
+    """Numbers and their labels."""
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        return torch.full((WIDTH,), index / 4096), index % CLASSES
+
+
+class Asks(Items):
+    """Waits for the answer of another service with each item."""
+
+    def __init__(self):
+        self.answers = queue.Queue()
+
+    def __getitem__(self, index):
+        try:
+            self.answers.get(timeout=0.01)  # fault: asks
+        except queue.Empty:
+            return super().__getitem__(index)
+
+
+class Parses(Items):
+    """Parses the same text for each item."""
+
+    def __init__(self):
+        self.text = json.dumps({str(number): [number] * 20 for number in range(2000)})
+
+    def __getitem__(self, index):
+        table = json.loads(self.text)  # fault: parses
+        return super().__getitem__(len(table) + index)
+
+
+class Starts(Items):
+    """Starts a program for each item."""
+
+    def __getitem__(self, index):
+        subprocess.run([sys.executable, "-I", "-S", "-c", "sum(range(500_000))"], check=True)  # fault: starts
+        return super().__getitem__(index)
+
+
+class Irregular(Items):
+    """Makes a fresh connection now and then."""
+
+    def __getitem__(self, index):
+        if index % 64 == 63:
+            time.sleep(0.3)  # fault: irregular
+        return super().__getitem__(index)
+
+
+# The dataset, items of a batch, steps, and what must be found first
+DATASETS = {
+    "asks": (Asks, 4, 6, "items that wait"),
+    "parses": (Parses, 2, 6, "the dataset's own work"),
+    "starts": (Starts, 1, 6, "the dataset's own work"),
+    "irregular": (Irregular, 8, 16, "irregular items"),
+}
+
+
+@pytest.mark.parametrize("fault", DATASETS)
+def test_what_a_dataset_does_is_named_with_its_line(fault):
+    dataset, batch, steps, name = DATASETS[fault]
+    found = diagnosis.diagnose(DataLoader(dataset(), batch), lambda numbers, labels: numbers.sum(), steps=steps)
+    assert found.verdict == "loading"
+    assert names(found)[0] == name, str(found)
+    assert line(fault) in found.findings[0].evidence
+
+
+def test_the_share_of_irregular_items_and_one_of_them_are_named():
+    sample = items.load(DataLoader(Irregular(), 8)).irregular
+    assert 1 <= sample.count <= 8
+    assert sample.share > 0.5
+    assert sample.slowest % 64 == 63
+    assert sample.slowest_ms >= 300
+
+
+# ---------------------------------------------------------------- steps
+
+
+class Network(nn.Module):
+    """Large enough that the rest of its step is small beside it, but for a fault."""
+
+    def __init__(self, width=WIDTH, layers=3):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)))
+        self.last = nn.Linear(width, CLASSES)
+
+    def forward(self, numbers):
+        return self.last(self.layers(numbers))
+
+
+class Step:
+    """A step that trains, and what some do besides; each function does so in another way."""
+
+    def __init__(self, folder, model=None):
+        self.folder, self.model, self.taken = folder, Network() if model is None else model, 0
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.table = np.zeros((CLASSES, CLASSES))
+
+    def __call__(self, numbers, labels):
+        logits = self.model(numbers)
+        nn.functional.cross_entropy(logits, labels).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.taken += 1
+        self.besides(numbers, labels, logits.detach())
+
+    def besides(self, numbers, labels, logits):
+        """Do what a training does besides."""
+
+
+class Counts(Step):
+    """Counts a table of confusion in Python, over and over."""
+
+    def besides(self, numbers, labels, logits):
+        pairs = list(zip(logits.argmax(1).tolist(), labels.tolist(), strict=True))
+        for row in list(range(CLASSES)) * 20:
+            for column in range(CLASSES):
+                self.table[row, column] += sum(pair == (row, column) for pair in pairs)  # fault: counts
+
+
+class Draws(Step):
+    """Writes pictures of what it has seen."""
+
+    def besides(self, numbers, labels, logits):
+        picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (400, 400, 3), dtype=np.uint8))
+        picture.save(self.folder / "seen.png")  # fault: draws
+
+
+class Reports(Step):
+    """Sends its loss to a server, and waits until it has it."""
+
+    def besides(self, numbers, labels, logits):
+        self.send(float(logits.mean()))
+
+    def send(self, value):
+        time.sleep(0.05)  # fault: reports
+
+
+class Collects(Step):
+    """Collects garbage in every step."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        gc.freeze()  # what the other tests have left would take seconds
+        self.kept = [[number] for number in range(200_000)]
+
+    def besides(self, numbers, labels, logits):
+        gc.collect()  # fault: collects
+
+
+class Averages(Step):
+    """Averages its weights over many times, each tensor by itself."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        weights = [weight.detach() for weight in self.model.parameters()]
+        self.pairs = [(weight.clone(), weight) for weight in weights for _ in range(100)]
+
+    def besides(self, numbers, labels, logits):
+        self.means = [mean.lerp_(weight, 0.1) for mean, weight in self.pairs]  # fault: averages
+
+
+class OneByOne(Step):
+    """Calls the network for one item after the other."""
+
+    def __call__(self, numbers, labels):
+        with torch.no_grad():
+            torch.stack([self.model(each) for each in numbers])  # fault: one by one
+
+
+class Converts(Step):
+    """Converts one item after the other."""
+
+    def besides(self, numbers, labels, logits):
+        for _ in range(10):
+            wide = [each.to(torch.float64) for each in numbers]  # fault: converts
+        assert len(wide) == len(numbers)
+
+
+def small():
+    """A network of many small tensors of weights."""
+    return Network(width=WIDTH, layers=60)
+
+
+# The step, items of a batch, and what must be found first
+STEPS = {
+    "counts": (Counts, 128, "the step does something else"),
+    "draws": (Draws, 128, "the step does something else"),
+    "reports": (Reports, 128, "the step does something else"),
+    "collects": (Collects, 128, "the step does something else"),
+    "averages": (Averages, 2, "many small operators"),
+    "one by one": (OneByOne, 128, "many small operators"),
+    "converts": (Converts, 128, "many small operators"),
+}
+
+
+def batches(size):
+    """Whole batches that are there already, so that there is nothing to load."""
+    return [(torch.rand(size, WIDTH), torch.arange(size) % CLASSES)] * 8
+
+
+@pytest.mark.parametrize("fault", STEPS)
+def test_what_a_step_does_is_named_with_its_line(quick, fault):
+    step, size, name = STEPS[fault]
+    found = diagnosis.diagnose(batches(size), step(quick), steps=5)
+    assert found.verdict == "host", str(found)
+    assert names(found)[0] == name, str(found)
+    assert ("and waits" in found.findings[0].evidence) == (fault == "reports")
+    assert line(fault) in found.findings[0].evidence, str(found)
+
+
+def test_an_optimizer_that_goes_weight_by_weight_is_found(quick):
+    step = Step(quick, small())
+    step.optimizer = torch.optim.Adam(step.model.parameters(), foreach=False)
+    found = diagnosis.diagnose(batches(2), step, steps=5)
+    assert names(found)[0] == "an optimizer that goes weight by weight", str(found)
+    assert "self.optimizer.step()" in found.findings[0].evidence
+
+
+# ---------------------------------------------------------------- without any fault
+
+
+class Photos(nn.Module):
+    """A small network of convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.last = nn.Linear(32, CLASSES)
+
+    def forward(self, images):
+        images = nn.functional.relu(self.first(images))
+        return self.last(nn.functional.relu(self.second(images)).mean((2, 3)))
+
+
+def test_a_loop_over_tensors_in_memory_has_nothing_wrong(quick):
+    images = TensorDataset(torch.rand(256, 3, 32, 32), torch.arange(256) % CLASSES)
+    found = diagnosis.diagnose(DataLoader(images, 16, shuffle=True), Step(quick, Photos()), steps=8)
+    assert (found.verdict, found.findings) == ("nothing wrong", ()), str(found)
+
+
+class Seldom(Step):
+    """Counts what is right with tensors, and writes a checkpoint now and then."""
+
+    def besides(self, numbers, labels, logits):
+        self.right = (logits.argmax(1) == labels).sum()
+        if self.taken % 20 == 0:
+            torch.save(self.model.state_dict(), self.folder / "checkpoint.pt")
+
+
+def test_a_checkpoint_now_and_then_is_no_fault(quick):
+    numbers = TensorDataset(torch.rand(2048, 1024), torch.arange(2048) % CLASSES)
+    loader = DataLoader(numbers, batch_size=None, sampler=torch.arange(2048).view(-1, 128).tolist())
+    found = diagnosis.diagnose(loader, Seldom(quick, Network(1024, 4)), steps=8)
+    assert (found.verdict, found.findings) == ("nothing wrong", ()), str(found)

@@ -1,0 +1,541 @@
+"""Tests of `stepscope.diagnosis` by loops that run, most of them by a clock on which only sleeping takes time."""
+
+import cProfile
+import itertools
+import json
+import os
+import re
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+from support import cuda_trace, loops
+from support.clock import Clock
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torchvision.transforms import v2
+
+from stepscope import diagnosis, timing
+from stepscope.base import machine
+from stepscope.diagnosis import items, run, stacks
+from stepscope.timing import stopwatch
+
+ALONE, WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
+
+
+def names(found):
+    return [finding.name for finding in found.findings]
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """Look for a short time, as on a machine without a GPU, and write the profile to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(items, "SECONDS", 0.2)
+    monkeypatch.setattr(run, "PROFILED", 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return tmp_path
+
+
+@pytest.fixture
+def clock(quick, monkeypatch):
+    """A clock that all of a diagnosis goes by, its profiles too: what it finds is exact."""
+    clock = Clock(monkeypatch, run, items, timing, loops)
+    monkeypatch.setattr(stacks, "queued", lambda *process: 0.0)
+    monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda *timer: cProfile.Profile(*timer or [tick])))
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+
+    def tick():
+        """Give the profiler the time, so that each call takes some, but hardly any."""
+        clock.sleep(1e-9)
+        return clock.now
+
+    def record(loader, step, folder, active):
+        """Run the loop as the profiler does, and write the trace that it would write by this clock."""
+        warmup = timing.warmup_steps(loader) + 1
+        with timing.batches(loader) as batches:
+            taken = list(stopwatch.timed(batches, step, warmup + active))[warmup:]
+        folder.mkdir(parents=True)
+        content = on_the_clock(taken, WORKERS if loader.num_workers else ALONE)
+        (folder / "loop.pt.trace.json").write_text(json.dumps(content))
+
+    monkeypatch.setattr(run.profiling, "record", record)
+    return clock
+
+
+def on_the_clock(steps, class_):
+    """Return a trace of steps that were timed."""
+    events = []
+    for number, taken in enumerate(steps):
+        start, loaded, end = taken.begin, taken.begin + taken.wait, taken.begin + taken.duration
+        for name, category, begin, until in (
+            (f"ProfilerStep#{number}", "user_annotation", start, end),
+            (f"enumerate(DataLoader)#{class_}.__next__", "user_annotation", start, loaded),
+            ("stepscope_tests::sleep", "cpu_op", loaded, end),
+        ):
+            events.append(cuda_trace._event(category, name, begin * 1e6, until * 1e6))
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
+class Simulated(DataLoader):
+    """Loads in this process, and by its clock takes the time that it would with workers, each of which has a core.
+
+    `starting` and `ending` are the times that it takes to start them, and to end them. What another loader would do
+    with no workers, this does, too.
+    """
+
+    def __init__(self, clock, *arguments, starting=0.0, ending=0.0, **settings):
+        super().__init__(*arguments, **settings)
+        self.clock, self.starting, self.ending = clock, starting, ending
+
+    def __iter__(self):
+        batches = iter(DataLoader(self.dataset, self.batch_size))
+        if not self.num_workers:
+            yield from batches
+            return
+        ready = [self.clock.now + self.starting] * self.num_workers
+        asked = deque([self.clock.now] * self.num_workers * self.prefetch_factor)
+        for number in range(len(self)):
+            now, worker = self.clock.now, number % self.num_workers
+            batch = next(batches)
+            ready[worker] = max(ready[worker], asked.popleft()) + self.clock.now - now
+            self.clock.now = max(now, ready[worker])
+            asked.append(self.clock.now)
+            yield batch
+        self.clock.now += self.ending
+
+
+class Busy(Dataset):
+    """Items that take a core for some time of a clock."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, seconds
+
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, index):
+        self.clock.work(self.seconds)
+        return torch.zeros(1), index
+
+
+class Resized(Dataset):
+    """Images in memory, each resized whenever it is asked for."""
+
+    def __init__(self):
+        self.image = Image.fromarray(np.zeros((800, 800, 3), dtype=np.uint8))
+        self.resize = v2.Resize(64)
+
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, index):
+        return torch.from_numpy(np.array(self.resize(self.image))), index
+
+
+@pytest.fixture(scope="module")
+def photos_folder(tmp_path_factory):
+    """Two photos of 1600 × 1200 pixels in a class folder."""
+    folder = tmp_path_factory.mktemp("photos")
+    (folder / "noise").mkdir()
+    noise = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
+    for number in range(2):
+        Image.fromarray(noise).resize((1600, 1200)).save(folder / "noise" / f"{number}.jpg", quality=80)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def png_folder(tmp_path_factory):
+    """200 PNG files of 8 × 8 pixels."""
+    folder = tmp_path_factory.mktemp("png")
+    for number in range(200):
+        Image.new("RGB", (8, 8)).save(folder / f"{number}.png")
+    return folder
+
+
+def watched(dataset, batch_size=8, step_ms=10, steps=6, **settings):
+    step = loops.SleepStep(step_ms)
+    return diagnosis.diagnose(DataLoader(dataset, batch_size, **settings), step, steps=steps)
+
+
+def simulated(clock, dataset, batch_size=8, step_ms=10, steps=6, **settings):
+    step = loops.SleepStep(step_ms)
+    return diagnosis.diagnose(Simulated(clock, dataset, batch_size, **settings), step, steps=steps)
+
+
+def test_a_loop_that_keeps_up_is_accused_of_nothing(clock):
+    found = simulated(clock, loops.SleepDataset(1000, 0.0005), step_ms=100, num_workers=2)
+    assert (found.verdict, found.findings, found.unknown) == ("nothing wrong", (), ())
+    assert found.step_ms == pytest.approx(100)
+
+
+class Interrupted(Busy):
+    """One item takes far longer than the others, once: something else had the core, or so it looks."""
+
+    def __init__(self, clock, seconds, late, at=40):
+        super().__init__(clock, seconds)
+        self.taken, self.late, self.at = itertools.count(), late, at
+
+    def __getitem__(self, index):
+        if next(self.taken) == self.at:
+            self.clock.sleep(self.late)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("workers", "late"), [(0, 0.013), (2, 0.2)])
+def test_one_wait_that_no_item_needs_is_not_blamed_on_loading(clock, workers, late):
+    found = simulated(clock, Interrupted(clock, 1e-5, late, at=60), step_ms=20, steps=8, num_workers=workers)
+    assert (found.verdict, found.findings) == ("nothing wrong", ())
+
+
+@pytest.mark.parametrize("at", [3, 10, 15])
+def test_a_step_that_takes_long_once_is_accused_of_nothing(clock, at):
+    calls = itertools.count()
+    step = lambda *batch: clock.sleep(0.8 if next(calls) == at else 0.02)  # noqa: E731
+    found = diagnosis.diagnose(Simulated(clock, Busy(clock, 1e-5), 8), step, steps=8)
+    assert (found.verdict, found.findings) == ("nothing wrong", ())
+    assert found.step_ms == pytest.approx(20, rel=0.01)
+
+
+def test_what_others_take_of_the_core_is_not_blamed_on_loading(clock, monkeypatch):
+    class Shared(Busy):
+        def __getitem__(self, index):
+            self.clock.sleep(0.001)
+            queued[0] += 0.001
+            return super().__getitem__(index)
+
+    queued = [0.0]
+    monkeypatch.setattr(stacks, "queued", lambda *process: queued[0])
+    found = simulated(clock, Shared(clock, 1e-5), step_ms=20, steps=8)
+    assert (found.verdict, found.findings) == ("nothing wrong", ())
+
+
+def test_too_few_workers_are_found(clock):
+    found = simulated(clock, loops.SleepDataset(1000, 0.004), num_workers=1)
+    assert (found.verdict, names(found)) == ("loading", ["too few workers", "items that wait"])
+    assert found.step_ms == pytest.approx(32)
+    assert [finding.gain for finding in found.findings] == pytest.approx([22 / 32, 22 / 32])
+    assert found.findings[0].change == "DataLoader(…, num_workers=4)"
+
+
+def test_loading_in_the_loop_itself_is_found(clock):
+    found = simulated(clock, loops.SleepDataset(1000, 0.004))
+    assert (found.verdict, names(found)) == ("loading", ["loading in the loop itself", "items that wait"])
+    assert [finding.gain for finding in found.findings] == pytest.approx([32 / 42, 32 / 42], rel=1e-4)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("workers", "name"), [(0, "loading in the loop itself"), (1, "too few workers")])
+def test_loading_that_takes_long_by_the_clock_on_the_wall_is_found(quick, workers, name):
+    found = watched(loops.SleepDataset(1000, 0.1), batch_size=2, step_ms=1, steps=4, num_workers=workers)
+    assert found.verdict == "loading"
+    assert name in names(found)
+    assert found.step_ms >= 100
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_too_many_workers_are_found(clock, monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: 1)
+    found = simulated(clock, Busy(clock, 0.0005), batch_size=2, step_ms=80, num_workers=4)
+    assert names(found) == ["too many workers"]
+    assert found.findings[0].change == "DataLoader(…, num_workers=1)"
+
+
+def test_restarting_workers_gains_what_it_adds_to_a_step(clock):
+    times = dict(starting=0.06, ending=0.04, step_ms=25)
+    found = simulated(clock, loops.SleepDataset(8, 0.001), 2, num_workers=2, **times)
+    assert names(found)[0] == "workers restarted every epoch"
+    assert found.findings[0].gain == pytest.approx(25 / 50)  # 0.1 s for four steps of 25 ms
+    assert found.step_ms == pytest.approx(50)
+
+
+def test_decoding_and_resizing_are_found(quick, photos_folder, monkeypatch):
+    for dataset, part in ((loops.ImageFiles(photos_folder), "decoding"), (Resized(), "resizing")):
+        monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda *_: cProfile.Profile(time.thread_time)))
+        parts = items.load(DataLoader(dataset, 2)).parts
+        assert max(parts, key=parts.get) == part
+
+
+def test_many_small_files_are_found(clock, png_folder):
+    slow = loops.ImageFiles(png_folder, 0.004)
+    found = simulated(clock, slow, step_ms=20)
+    assert names(found) == ["loading in the loop itself", "many small files"]
+
+
+def test_irregular_items_are_found_with_their_share(clock):
+    irregular = loops.SleepDataset(10_000, 0.0001, hiccup_every=64, hiccup_seconds=0.2)
+    found = simulated(clock, irregular, step_ms=1, steps=24)
+    assert names(found) == ["loading in the loop itself", "irregular items"]
+    assert "97%" in found.findings[1].evidence
+
+
+def test_an_item_that_is_slow_once_is_not_irregular_and_not_in_the_mean(clock):
+    sample = items.load(DataLoader(Interrupted(clock, 0.01, late=0.835, at=10), 2))
+    assert sample.irregular is None
+    assert (sample.ms, sample.cpu_ms) == (pytest.approx(10, rel=0.1), pytest.approx(10, rel=0.1))
+
+
+@pytest.mark.parametrize("at", [10, 30, 50])
+def test_an_interruption_while_whole_batches_are_loaded_and_profiled_changes_nothing(clock, at):
+    class Batches(Interrupted):
+        def __getitems__(self, indices):
+            self.decode(len(indices))
+            return [self[index] for index in indices]
+
+        def decode(self, count):
+            self.clock.work(0.01 * count)
+
+    usual, sample = (items.load(DataLoader(Batches(clock, 0.001, late, at), 2)) for late in (0, 0.835))
+    assert sample.ms == pytest.approx(usual.ms, rel=0.01)
+    assert sample.parts == pytest.approx(usual.parts, abs=0.01)
+
+
+def test_one_slow_start_of_an_epoch_is_no_restart(clock):
+    class Once(SlowStart):
+        starts = itertools.count()
+
+        def __iter__(self):
+            self.clock.sleep(0.8 if next(self.starts) == 1 else 0)
+            yield from [(torch.zeros(1), torch.zeros(1))] * 100
+
+    assert run.watch(Once(clock), loops.SleepStep(5), steps=9, folder=Path("profile")).start == 0
+
+
+def test_irregular_loading_is_found(clock):
+    irregular = loops.SleepDataset(10_000, 0.0001, hiccup_every=32, hiccup_seconds=0.2)
+    found = simulated(clock, irregular, batch_size=4, step_ms=20, steps=24, num_workers=2)
+    assert names(found) == ["irregular loading"]
+
+
+# ---------------------------------------------------------------- loaders and steps of every kind
+
+
+class Dicts(Dataset):
+    """Items that are dicts, in a list of the size that is asked for."""
+
+    def __init__(self, count, convert=dict):
+        self.count, self.convert = count, convert
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(0.0001)
+        return self.convert(image=torch.zeros(3), label=index)
+
+
+class Stream(IterableDataset):
+    """Items without an end in sight, and without a length."""
+
+    def __init__(self, count=10_000):
+        self.count = count
+
+    def __iter__(self):
+        for index in range(self.count):
+            yield torch.zeros(3), index
+
+
+def nested(image, label):
+    return {"images": [image, (image, label)], "label": label}
+
+
+def pair_and_more(image, label):
+    return image, label, {"more": label}
+
+
+@pytest.mark.parametrize(
+    ("convert", "expected"),
+    [(dict, (dict,)), (nested, (dict,)), (pair_and_more, (torch.Tensor, torch.Tensor, dict))],
+    ids=["dict", "nested", "tuple"],
+)
+def test_batches_of_any_kind_reach_the_step(quick, convert, expected):
+    seen = set()
+    loader = DataLoader(Dicts(1000, convert), batch_size=4)
+    found = diagnosis.diagnose(loader, lambda *batch: seen.add(tuple(map(type, batch))), steps=3)
+    assert seen == {expected}
+    assert any(name == "an item" for name, _ in found.evidence)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2}, {"batch_size": None}], ids=str)
+def test_iterable_datasets_without_a_length_are_looked_at(quick, settings):
+    loader = DataLoader(Stream(), **{"batch_size": 4} | settings)
+    found = diagnosis.diagnose(loader, loops.SleepStep(5), steps=4)
+    assert not any("how" in text for text in found.unknown)  # but why it waits may be, on a busy machine
+    assert any(name == "an item" for name, _ in found.evidence)
+
+
+def test_an_epoch_shorter_than_what_is_asked_for_is_begun_again(quick):
+    calls = []
+    loader = DataLoader(Stream(3), batch_size=2)
+    diagnosis.diagnose(loader, lambda images, labels: calls.append(len(images)), steps=9)
+    assert len(calls) == 2 + 9 + 2 + 1 + 4  # warm-up and timed; warm-up, the profiler's own, and recorded
+    assert calls[:4] == [2, 1, 2, 1]
+
+
+def test_loaders_that_are_none_of_torchs_are_watched_all_the_same(clock):
+    batches = [(torch.zeros(4), torch.zeros(4))] * 3
+    found = diagnosis.diagnose(batches, loops.SleepStep(5), steps=4)
+    assert found.verdict == "nothing wrong"
+    assert "the loader is a list" in found.unknown[0]
+
+
+class OnlyInWorkers(Dicts):
+    """Cannot be loaded in the main process."""
+
+    def __getitem__(self, index):
+        return torch.full((2,), get_worker_info().id), index
+
+
+def test_what_cannot_be_loaded_in_this_process_is_said(quick):
+    found = watched(OnlyInWorkers(1000), num_workers=1)
+    assert "how long an item takes" in found.unknown[0] and "AttributeError" in found.unknown[0]
+
+
+class Opener(Dicts):
+    """Opens its file when the first item is asked for, as a dataset should."""
+
+    file = None
+
+    def __getitem__(self, index):
+        self.file = self.file or open(os.devnull)
+        return torch.zeros(1), index
+
+
+@pytest.mark.processes
+def test_what_a_dataset_opens_is_not_left_open_in_it(quick):
+    dataset = Opener(1000)
+    watched(dataset, num_workers=1)
+    assert dataset.file is None
+
+
+class Threads(Dicts):
+    """Notes with how many threads its items are loaded."""
+
+    seen = set()
+
+    def __getitem__(self, index):
+        self.seen.add(torch.get_num_threads())
+        return torch.zeros(1), index
+
+
+def test_items_are_loaded_with_one_thread_as_in_a_worker(quick):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    items.load(DataLoader(Threads(1000), 4))
+    assert (Threads.seen, torch.get_num_threads()) == ({1}, 2)
+    torch.set_num_threads(threads)
+
+
+class SlowStart:
+    """Epochs of four batches that begin with a pause."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def __iter__(self):
+        self.clock.sleep(0.2)
+        yield from [(torch.zeros(1), torch.zeros(1))] * 4
+
+
+def test_the_start_of_an_epoch_is_no_usual_wait(clock):
+    seen = run.watch(SlowStart(clock), loops.SleepStep(5), steps=9, folder=Path("profile"))
+    assert (seen.start, seen.step) == pytest.approx((200, 5))
+    assert (seen.wait, seen.usual_wait, seen.epoch) == (0, 0, 4)
+
+
+# ---------------------------------------------------------------- what fails
+
+
+class Failing(Dicts):
+    """Fails, or ends its process, when an item is asked for."""
+
+    def __init__(self, fail):
+        super().__init__(1000)
+        self.fail = fail
+
+    def __getitem__(self, index):
+        if index == 40:
+            self.fail()
+        return torch.zeros(1), index
+
+
+def damaged():
+    raise OSError("photo 40 is damaged")
+
+
+def killed():
+    os._exit(3)
+
+
+def children():
+    """Return the processes that this one started and that still run, those of multiprocessing's own left out."""
+    found = set()
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            if not re.search("resource_tracker|forkserver", " ".join(each.cmdline())):
+                found.add(each)
+    return found
+
+
+@pytest.fixture
+def left():
+    """Returns the processes that a test has started and that still run; in the end there must be none."""
+    before = children()
+    yield lambda: children() - before
+    assert children() <= before
+
+
+@pytest.mark.parametrize(
+    ("fail", "error", "message"),
+    [(damaged, OSError, "photo 40 is damaged"), (killed, timing.WorkerDied, "exit code 3")],
+)
+def test_what_a_worker_fails_of_is_raised_and_none_is_left(quick, left, fail, error, message):
+    with pytest.raises(error, match=message) as caught:
+        watched(Failing(fail), step_ms=1, num_workers=2)
+    assert "in damaged" in str(caught.value) or fail is killed
+    assert left() == set()  # though the error is kept
+
+
+def test_a_worker_that_is_killed_during_a_step_is_no_error_of_the_step(quick):
+    def step(images, labels):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")  # as PyTorch raises it anywhere
+
+    with pytest.raises(timing.WorkerDied, match="pid 7"):
+        diagnosis.diagnose([(torch.zeros(1), torch.zeros(1))], step)
+
+
+@pytest.mark.processes
+def test_a_step_that_fails_leaves_no_worker_and_a_persistent_loader_works_afterwards(quick, left):
+    def step(images, labels):
+        raise ZeroDivisionError("the loss is gone")
+
+    loader = DataLoader(Dicts(1000, pair_and_more), 4, num_workers=2, persistent_workers=True)
+    with pytest.raises(ZeroDivisionError):
+        diagnosis.diagnose(loader, lambda images, labels, more: step(images, labels))
+    assert left() == set()
+    with pytest.raises(TypeError) as caught:
+        diagnosis.diagnose(loader, step)
+    assert "3 arguments" in caught.value.__notes__[0]
+    diagnosis.diagnose(loader, lambda *batch: None, steps=3)
+    assert left() == set()
+    assert len(list(loader)) == 250
+    loader._iterator._shutdown_workers()  # the kept errors hold this frame, and so the loader
+
+
+@pytest.mark.parametrize("loader", [[], iter([(torch.zeros(1),)] * 5)], ids=["empty", "used up"])
+def test_loaders_without_enough_batches_are_refused(quick, loader):
+    with pytest.raises(ValueError, match="yields no batch"):
+        diagnosis.diagnose(loader, lambda batch: None)
+
+
+def test_a_profiler_that_runs_already_is_named(quick):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        with pytest.raises(RuntimeError, match="profiler"):
+            diagnosis.diagnose([(torch.zeros(1),)], lambda batch: None)

@@ -1,0 +1,85 @@
+"""Asks a running TensorBoard for the data of the profiler tab's views, as its page does: ours, or one as installed."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from stepscope import tensorboard, traces
+from stepscope.base.child import Child
+
+STOCK = """
+import sys
+from pathlib import Path
+from stepscope.tensorboard import corrections, plugin
+corrections.apply = lambda: None
+plugin.main(sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+@contextmanager
+def stock_tensorboard(logdir, runs):
+    """Run TensorBoard over the `runs` in `logdir`, with the profiler's plugin as it is installed."""
+    folder = Path(tempfile.mkdtemp())  # not pytest's: the plugin's sockets want a short path
+    child = Child(["-c", STOCK, logdir, folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not (folder / "address").exists():
+            assert child.runs
+            time.sleep(0.1)
+        server = tensorboard.Server(logdir, tuple(runs), (folder / "address").read_text(), child, folder)
+        while (answer := server.get("runs"))["loading"] or len(answer["runs"]) < len(runs):
+            time.sleep(0.1)
+        yield server
+    finally:
+        child.stop()  # it removes the folder
+
+
+def ask(server, page, run, view="Overview", **query):
+    """Ask for the data of a view, of a run's only worker and span."""
+    (worker,) = server.get("workers", run=run, view=view)
+    (span,) = server.get("spans", run=run, worker=worker)
+    return server.get(page, run=run, worker=worker, span=span, **query)
+
+
+def overview(server, run, worker=None):
+    """Return the Overview's steps, of all spans: a list of (number, {category: µs}). A run may have several workers."""
+    if worker is None:
+        (worker,) = server.get("workers", run=run, view="Overview")
+    spans = server.get("spans", run=run, worker=worker)
+    tables = [server.get("overview", run=run, worker=worker, span=span)["steps"] for span in spans]
+    return [
+        (
+            int(row[0]),
+            {
+                column["name"]: row[index]
+                for index, column in enumerate(table["columns"])
+                if column.get("name") in traces.CATEGORIES
+            },
+        )
+        for table in tables
+        for row in table["rows"]
+    ]
+
+
+PARSE = """
+import logging, pickle, sys, tempfile
+logging.disable(logging.ERROR)
+from stepscope.tensorboard import corrections
+corrections.apply()
+from torch_tb_profiler.profiler.data import RunProfileData
+from torch_tb_profiler.profiler.run_generator import RunGenerator
+data = RunProfileData.parse("worker", None, sys.argv[1], tempfile.gettempdir())
+page = RunGenerator("worker", None, data).generate_run_profile()
+pickle.dump(eval(sys.argv[2]), sys.stdout.buffer)
+"""
+
+
+def parsed_by_the_plugin(file, wanted):
+    """Return what the corrected plugin makes of a file, an expression of its `data` and `page`; without a server."""
+    command = [sys.executable, "-c", PARSE, str(file), wanted]
+    return pickle.loads(subprocess.run(command, capture_output=True, check=True).stdout)

@@ -1,0 +1,72 @@
+"""A dataset and a step that take a known time and no CPU time, and an error as a dataset raises it."""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+
+class UnreadableImage(OSError):
+    """What a dataset raises."""
+
+
+@dataclass
+class SleepDataset(Dataset):
+    """Items of `seconds` each; one in every `hiccup_every` takes `hiccup_seconds`."""
+
+    count: int
+    seconds: float
+    hiccup_every: int | None = None
+    hiccup_seconds: float = 0.0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        hiccup = self.hiccup_every and index % self.hiccup_every == self.hiccup_every - 1
+        time.sleep(self.hiccup_seconds if hiccup else self.seconds)
+        return torch.zeros(3), index
+
+
+class ImageFiles(Dataset):
+    """A corner of each image in a folder; to read a file takes `seconds` more than the disk needs."""
+
+    def __init__(self, folder: Path, seconds: float = 0.0):
+        self.paths, self.seconds = sorted(folder.rglob("*.[jp][pn]g")), seconds
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image = Image.open(io.BytesIO(read_file(self.paths[index], self.seconds))).convert("RGB")
+        return torch.from_numpy(np.array(image.crop((0, 0, 8, 8)))), 0
+
+
+def read_file(path: Path, seconds: float) -> bytes:
+    """Read a file from storage that takes `seconds` more."""
+    time.sleep(seconds)
+    return path.read_bytes()
+
+
+@dataclass(frozen=True)
+class SleepStep:
+    """A training step of `step_ms` milliseconds: an operator of its own, so that it is found by name in a trace."""
+
+    step_ms: float
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        torch.ops.stepscope_tests.sleep(images, self.step_ms / 1e3)
+
+
+@torch.library.custom_op("stepscope_tests::sleep", mutates_args=())
+def _sleep(images: torch.Tensor, seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while (left := end - time.perf_counter()) > 0:
+        time.sleep(left)

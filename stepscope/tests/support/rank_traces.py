@@ -1,0 +1,247 @@
+"""Traces of several ranks: a job simulated in whole microseconds, whose truth is known, and real ones of gloo.
+
+In each step of the simulated job a rank computes, for each bucket of gradients, as long as the test says, then asks for
+its all-reduce; the operations queue for one link; at the end the rank waits for all of them, and updates.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from support.written import event
+
+PYTHON = 5  # µs at the beginning of a step, without an operator
+UPDATE = 10  # µs at its end
+ELEMENTS = 250_000  # of a bucket of float32: 1 MB
+
+
+@dataclass
+class Rank:
+    """What one rank does, in µs on a clock that all share."""
+
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    computing: list[tuple[int, int]] = field(default_factory=list)
+    operations: list[tuple[int, int, int]] = field(default_factory=list)  # issued, start, end
+
+
+def job(computing: Sequence[Sequence[Sequence[int]]], transfer: int, begins: Sequence[int] | None = None) -> list[Rank]:
+    """Simulate a job: `computing` has the µs for each rank, step and bucket; each transfer takes `transfer` µs."""
+    ranks = [Rank() for _ in computing]
+    now, free = list(begins or [0] * len(ranks)), 0
+    for step in zip(*computing, strict=True):
+        begun, issued = list(now), []
+        for rank, buckets in enumerate(step):
+            now[rank] += PYTHON
+            issued.append([])
+            for duration in buckets:
+                ranks[rank].computing.append((now[rank], now[rank] + duration))
+                now[rank] += duration
+                issued[rank].append(now[rank])
+        ended = 0
+        for operation in zip(*issued, strict=True):
+            starts = [max(each, free) for each in operation]
+            ended = free = max(starts) + transfer
+            for rank, start in enumerate(starts):
+                ranks[rank].operations.append((operation[rank], start, ended))
+        for rank, each in enumerate(ranks):
+            now[rank] = max(now[rank], ended)
+            each.computing.append((now[rank], now[rank] + UPDATE))
+            now[rank] += UPDATE
+            each.steps.append((begun[rank], now[rank]))
+    return ranks
+
+
+def truth(ranks: list[Rank], backend: str = "gloo") -> list[dict[str, float]]:
+    """Return for each rank what `traces.communication` must find, in ms a step, by going through each microsecond."""
+    rows = []
+    for number, rank in enumerate(ranks):
+        others = [
+            max((other.operations[place][1] for other in ranks if other is not ranks[number]), default=-1)
+            for place in range(len(rank.operations))
+        ]
+        counts = dict.fromkeys(["step", "overlapped", "exposed", "waiting"], 0)
+        computes, in_flight, transfers, waits = (
+            _painted(intervals, rank.steps[-1][1])
+            for intervals in (
+                rank.computing,
+                [(issued if backend == "gloo" else start, end) for issued, start, end in rank.operations],
+                [(max(start, late), end) for (_, start, end), late in zip(rank.operations, others, strict=True)],
+                [(start, late) for (_, start, _), late in zip(rank.operations, others, strict=True)],
+            )
+        )
+        for begin, end in rank.steps:
+            for moment in range(begin, end):
+                exposed = in_flight[moment] and not computes[moment]
+                counts["step"] += 1
+                counts["overlapped"] += in_flight[moment] and computes[moment]
+                counts["exposed"] += exposed
+                counts["waiting"] += exposed and waits[moment] and not transfers[moment]
+        rows.append({name: count / len(rank.steps) / 1e3 for name, count in counts.items()})
+    return rows
+
+
+def _painted(intervals: list[tuple[int, int]], length: int) -> list[bool]:
+    painted = [False] * length
+    for start, end in intervals:
+        for moment in range(start, end):
+            painted[moment] = True
+    return painted
+
+
+def write(
+    folder: Path,
+    ranks: list[Rank],
+    *,
+    clocks: Sequence[float] | None = None,
+    backend: str = "gloo",
+    shapes: bool = True,
+    steps: bool = True,
+    leave_out: dict[int, Sequence[int]] | None = None,
+    spans: int = 1,
+    one_host: bool = False,
+) -> Path:
+    """Write the trace of each rank.
+
+    Parameters
+    ----------
+    clocks : sequence of float
+        µs by which each rank's clock is ahead.
+    leave_out : dict
+        By rank, the places of operations that its trace lacks.
+    spans : int
+        Files a rank; the steps are divided among them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, rank in enumerate(ranks):
+        clock = clocks[number] if clocks else 0
+        events = _events(rank, backend, shapes, steps, set((leave_out or {}).get(number, ())))
+        for each in events:
+            each["ts"] += clock
+        size = -(-len(rank.steps) // spans)
+        bounds = [clock + rank.steps[place][0] for place in range(0, len(rank.steps), size)]
+        for span, bound in enumerate(bounds):
+            following = bounds[span + 1] if span + 1 < len(bounds) else float("inf")
+            content = {
+                "schemaVersion": 1,
+                "distributedInfo": {"backend": backend, "rank": number, "world_size": len(ranks)},
+                "host_name": "one" if one_host else f"host-{number}",
+                "traceEvents": [each for each in events if bound <= each["ts"] < following],
+            }
+            packed = gzip.compress(json.dumps(content).encode(), 1)
+            (folder / f"rank_{number}.{span + 1}.pt.trace.json.gz").write_bytes(packed)
+    return folder
+
+
+def _events(rank: Rank, backend: str, shapes: bool, steps: bool, left_out: set[int]) -> list[dict]:
+    work = _work_of_nccl if backend == "nccl" else _work_of_gloo
+    operations = [each for place, each in enumerate(rank.operations) if place not in left_out]
+    marks = [
+        event("user_annotation", f"ProfilerStep#{number + 3}", start, end)
+        for number, (start, end) in enumerate(rank.steps)
+        if steps
+    ]
+    return [*marks, *work(rank, operations, shapes)]
+
+
+def _work_of_gloo(rank: Rank, operations: list[tuple[int, int, int]], shapes: bool) -> list[dict]:
+    sizes = {"Input Dims": [[ELEMENTS]], "Input type": ["float"]} if shapes else {}
+    found = [event("cpu_op", "aten::mm", start, end) for start, end in rank.computing]
+    for place, (issued, start, end) in enumerate(operations):
+        found.append(event("cpu_op", "c10d::allreduce_", issued, issued))
+        found.append(event("user_annotation", "gloo:all_reduce", start, end, thread=20 + place % 2, **sizes))
+    return found
+
+
+def _work_of_nccl(rank: Rank, operations: list[tuple[int, int, int]], shapes: bool) -> list[dict]:
+    found, number = [], 0
+
+    def launched(kernel: str, at: int, start: int, end: int, **arguments) -> None:
+        nonlocal number
+        number += 1
+        link = {"correlation": number, "External id": number, "device": 0}
+        found.append(event("cuda_runtime", "cudaLaunchKernel", at, at, correlation=number))
+        found.append(event("kernel", kernel, start, end, thread=7, **link, **arguments))
+
+    for start, end in rank.computing:
+        launched("gemm", start, start, end)
+    group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+    sizes = {"In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS, "dtype": "Float"} if shapes else {}
+    for place, (issued, start, end) in enumerate(operations):
+        around = {"Collective name": "allreduce", **group, **sizes}
+        found.append(event("cpu_op", "record_param_comms", issued, issued, Seq=place, **around))
+        launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)", issued, start, end)
+    return found
+
+
+# Real ones.
+
+SCRIPT = """
+import sys, time
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before the process group: else DDP imports it, and gloo's threads outlive the group
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+folder, late, every_operation = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "every"
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 300))
+model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def step():
+    if rank == 1:
+        time.sleep(late)
+    optimizer.zero_grad()
+    model(torch.ones(8, 300)).sum().backward()
+    optimizer.step()
+    if every_operation:
+        x, parts = torch.ones(100), [torch.ones(100), torch.ones(100)]
+        dist.all_gather(parts, x)
+        dist.all_gather_into_tensor(torch.ones(200), x)
+        dist.reduce_scatter_tensor(torch.ones(50), x)
+        dist.reduce(x, 0)
+        dist.all_to_all_single(torch.ones(100), x)
+        dist.gather(x, parts if rank == 0 else None, 0)
+        dist.scatter(x, parts if rank == 0 else None, 0)
+        dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+        dist.barrier()
+
+with profile(
+    activities=[ProfilerActivity.CPU],
+    schedule=schedule(wait=1, warmup=1, active=4, repeat=1),
+    on_trace_ready=tensorboard_trace_handler(folder, worker_name=f"rank_{rank}", use_gzip=True),
+    record_shapes=True,
+) as profiler:
+    for _ in range(6):
+        step()
+        profiler.step()
+del model, optimizer  # what uses the process group is freed first, or its threads go on
+dist.destroy_process_group()
+"""
+
+
+def record(folder: Path, *, late: float = 0.0, every_operation: bool = False) -> Path:
+    """Train on two ranks with gloo, and record both; `late` seconds of each step rank 1 sleeps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    arguments = [folder, late, "every" if every_operation else "those of training"]
+    subprocess.run(
+        [*torchrun, str(script), *map(str, arguments)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"},
+        check=True,
+        capture_output=True,
+        timeout=250,
+    )
+    return folder

@@ -1,0 +1,313 @@
+"""TensorBoard's profiler tab is right: every fault that `corrections` and `fix` name, in the stock plugin and in ours.
+
+TensorBoards run over the same traces, recorded here without and with workers, and written by hand for a GPU: one as it
+is installed, one of ours, one as installed over corrected copies. They are asked over HTTP, as their page does.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from support import cuda_trace, recordings
+from support.asking import ask, overview, stock_tensorboard
+
+from stepscope import tensorboard, traces
+from stepscope.base.staging import TargetExists
+from stepscope.tensorboard import fix
+
+pytestmark = pytest.mark.processes
+
+RECORDED = ["activities-0", "activities-2", "everything-0", "everything-2"]
+RUNS = sorted([*RECORDED, "chance", "gpu", "gpu-runtime", "no-steps", "odd-step", "two-spans"])
+CLOCKS = 1e-4  # s by which the profiler's clock and that of Python may differ in a step
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The folder of the traces, and what a stopwatch saw of each recorded run."""
+    root = tmp_path_factory.mktemp("runs")
+    clocks = {}
+    for run in RECORDED:
+        option, workers = run.split("-")
+        clocks[run] = recordings.record(root / run, int(workers), **recordings.OPTIONS[option])
+    recordings.record(root / "two-spans", 0, spans=2)
+    write(root / "gpu", cuda_trace.trace())
+    # With runtime calls in the category that the stock plugin knows, to see what it does with them; and with more
+    # memory in use on the CPU than the GPU has.
+    known = cuda_trace.trace()
+    known["traceEvents"] = list(fix.rename_categories(known))
+    memory = {"Bytes": 64, "Addr": 1, "Total Allocated": 64 << 30, "Total Reserved": 0, "Device Id": -1}
+    memory |= {"Device Type": 0}
+    known["traceEvents"].append(
+        {"ph": "i", "name": "[memory]", "pid": 100, "tid": 100, "ts": 1_000_300, "args": memory}
+    )
+    write(root / "gpu-runtime", known)
+    operators = [event for event in cuda_trace.events() if event.get("cat") == "cpu_op"]
+    write(root / "no-steps", {"traceEvents": operators})
+    chance = {"args": {"External id": 7}, "pid": 1, "tid": 1}
+    first = {"ph": "X", "cat": "cpu_op", "name": "aten::first", "ts": 0, "dur": 10} | chance
+    call = {"ph": "X", "cat": "runtime", "name": "cudaDeviceSynchronize", "ts": 100, "dur": 50} | chance
+    write(root / "chance", {"traceEvents": [first, call]})
+    write(root / ".run.staging-0123abcd", {"traceEvents": [first, call]})  # as while it is recorded
+    like_a_step = operators[0] | {"name": "ProfilerStep#last"}
+    write(root / "odd-step", cuda_trace.trace() | {"traceEvents": [*cuda_trace.events(), like_a_step]})
+    return root, clocks
+
+
+def write(folder, trace):
+    folder.mkdir()
+    (folder / "host_1.10.pt.trace.json").write_text(json.dumps(trace))
+
+
+@pytest.fixture(scope="module")
+def logdir(recorded):
+    return recorded[0]
+
+
+@pytest.fixture(scope="module")
+def ours(logdir):
+    server = tensorboard.start(logdir)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def stock(logdir):
+    with stock_tensorboard(logdir, RUNS) as server:
+        yield server
+
+
+def operators(server, run, column=None, group_by="Operation"):
+    rows = ask(server, "operation/table", run, "Operator", group_by=group_by)["data"]
+    return {row["name"]: row[column] if column else row for row in rows}
+
+
+def kernels(server, column, group_by="Kernel"):
+    table = ask(server, "kernel/table", "gpu", "Kernel", group_by=group_by)["data"]
+    place = [each["name"] for each in table["columns"]].index(column)
+    return {row[0]: row[place] for row in table["rows"]}
+
+
+def parts(server, run="gpu"):
+    return [µs for _, µs in overview(server, run)]
+
+
+def advice(server, run):
+    return ask(server, "overview", run)["recommendations"]
+
+
+def drops(server, run):
+    """Return how often the CPU's memory curve falls to 0."""
+    curve = ask(server, "memory_curve", run, "Memory", memory_metric="B")["rows"]["CPU"]
+    return sum(before[1] > 0 == after[1] for before, after in pairwise(curve))
+
+
+def module_time(server, run="gpu-runtime"):
+    (network,) = ask(server, "module", run, "Module")["data"]
+    return network["self_host_duration"]
+
+
+def module_tree(modules):
+    """The Module view's rows, as {name: the same of its children}."""
+    return {module["name"]: module_tree(module["children"]) for module in modules}
+
+
+def named(module, numbers):
+    """A model as the profiler names its modules: the class, and how many of it came before."""
+    name = type(module).__name__
+    numbers[name] += 1
+    number = numbers[name] - 1
+    children = [named(child, numbers) for child in module.children()]
+    return {f"{name}_{number}": {name: inside for child in children for name, inside in child.items()}}
+
+
+def test_the_runs_views_workers_and_spans_are_those_written(ours):
+    assert ours.get("runs") == {"runs": RUNS, "loading": False}
+    common = ["Overview", "Operator", "Trace"]
+    for run in RECORDED:
+        assert ours.get("views", run=run) == common + ["Memory", "Module"] * run.startswith("everything"), run
+    views = ["Overview", "Operator", "Kernel", "Trace", "Distributed", "Memory", "Module"]
+    assert ours.get("views", run="gpu") == views
+    for run, spans in (("gpu", ["1"]), ("two-spans", ["1", "2"])):
+        (worker,) = ours.get("workers", run=run, view="Overview")
+        assert ours.get("spans", run=run, worker=worker) == spans
+
+
+@pytest.mark.parametrize("run", [*RECORDED, "gpu"])
+def test_the_overview_equals_traces_and_its_average_is_the_mean_of_the_steps(ours, logdir, run):
+    table, steps, lengths = traces.breakdown(logdir / run), overview(ours, run), traces.steps(logdir / run)
+    assert [step for step, _ in steps] == table.index.to_list()
+    for step, categories in steps:
+        assert categories == pytest.approx(table.loc[step, list(categories)].to_dict(), abs=1)
+        assert sum(categories.values()) == pytest.approx(lengths["end"][step] - lengths["start"][step], abs=1)
+    (average,) = ask(ours, "overview", run)["performance"]
+    assert average["value"] == pytest.approx(table.sum(axis=1).mean(), abs=1)
+    for part in average["children"]:
+        assert part["value"] == pytest.approx(table[part["name"]].mean(), abs=1)
+
+
+@pytest.mark.parametrize("run", RECORDED)
+def test_the_overview_agrees_with_the_stopwatch(ours, recorded, run):
+    """Around a call of the loader the stopwatch runs a little longer; on a busy machine much, but not in each step."""
+    clock, steps = recorded[1][run], overview(ours, run)
+    assert [step for step, _ in steps] == list(clock)
+    waits = [clock[step]["wait"] - µs["DataLoader"] / 1e6 for step, µs in steps]
+    others = [sum(µs.values()) / 1e6 - clock[step]["step"] for step, µs in steps]
+    for differences in (waits, others):
+        assert -CLOCKS < min(differences) < 2e-3
+    table = traces.breakdown(recorded[0] / run)
+    share = table["DataLoader"].sum() / table.attrs["total"]
+    assert ("time cost on input data loading" in advice(ours, run)) == (share > 0.05)
+
+
+@pytest.mark.parametrize("run", ["activities-0", "everything-2", "gpu"])
+def test_the_operator_view_equals_top_operators(ours, logdir, run):
+    table = traces.top_operators(logdir / run, 1000)
+    assert operators(ours, run, "calls") == table["Calls"].to_dict()
+    for kind in ("self", "total"):
+        shown = operators(ours, run, f"host_{kind}_duration")
+        assert shown == pytest.approx(table[f"Host {kind.title()} Duration (us)"].to_dict(), abs=1)
+    assert not [name for name in shown if name.startswith(("enumerate", "Optimizer", "ProfilerStep"))]
+
+
+def test_the_trace_is_served_as_json_with_the_events_of_the_file(ours, logdir):
+    (file,) = (logdir / "everything-2").iterdir()
+    served, written = ask(ours, "trace", "everything-2", "Trace"), json.loads(recordings.read(file))
+    bars = [
+        Counter((event["name"], event["ts"], event["dur"]) for event in trace["traceEvents"] if event["ph"] == "X")
+        for trace in (served, written)
+    ]
+    assert bars[0] == bars[1]
+
+
+def test_modules_call_stacks_and_shapes_are_those_of_the_model(stock, ours):
+    run = "everything-2"
+    assert module_tree(ask(ours, "module", run, "Module")["data"]) == named(recordings.Network(), Counter())
+    assert not any(operators(stock, run, "has_call_stack").values())
+    assert operators(ours, run, "has_call_stack")["aten::conv2d"]
+    stacks = ask(ours, "operation/stack", run, "Operator", op_name="aten::conv2d", group_by="Operation")["data"]
+    callers = {"nn.Module: Conv2d_0", "nn.Module: Conv2d_1"}
+    assert {frame for stack in stacks for frame in stack["call_stack"].split(";") if "Conv2d" in frame} == callers
+    rows = ask(ours, "operation/table", run, "Operator", group_by="OperationAndInputShape")["data"]
+    assert len({row["input_shape"] for row in rows if row["name"] == "aten::conv2d"}) == 2
+
+
+KERNEL_OPERATORS = {kernel: operator or "N/A" for kernel, (operator, _) in cuda_trace.KERNELS.items()}
+# Net's own time in each step: without Conv2d, ReLU and the launch of the Triton kernel
+NETWORKS_OWN = 3 * (190 - 105 - 50 - 20)
+FAULTS = {  # what is asked, and what the stock plugin and ours answer
+    "steps doubled": (
+        lambda server: sorted(step for step, _ in overview(server, "gpu")),
+        [4, 4, 5, 5, 6, 6],
+        [4, 5, 6],
+    ),
+    "no loading": (lambda server: parts(server, "activities-2")[0]["DataLoader"] > 0, False, True),
+    "no runtime": (lambda server: {µs["Runtime"] for µs in parts(server)}, {0}, {cuda_trace.BREAKDOWN["Runtime"]}),
+    "kernels without operators": (
+        lambda server: kernels(server, "Operator", "KernelNameAndOpName"),
+        dict.fromkeys(KERNEL_OPERATORS, "CallTreeRoot"),
+        KERNEL_OPERATORS,
+    ),
+    "no time on the device": (
+        lambda server: operators(server, "gpu", "device_total_duration").get("aten::mm"),
+        0,
+        cuda_trace.OPERATORS["aten::mm"][1],
+    ),
+    "occupancy 0": (
+        lambda server: kernels(server, "Mean Est. Achieved Occupancy (%)")[cuda_trace.CONVOLUTION],
+        0,
+        100 * cuda_trace.CONVOLUTION_OCCUPANCY,
+    ),
+    "Tensor-Core kernels missed": (
+        lambda server: {name for name, used in kernels(server, "Tensor Cores Used").items() if used == "Yes"},
+        set(),
+        {cuda_trace.CONVOLUTION},
+    ),
+    "unlinked calls charged to a module": (module_time, NETWORKS_OWN - 3 * 10, NETWORKS_OWN),
+    "memory drops, with workers": (lambda server: drops(server, "everything-2") > 2, True, False),
+    "convolution's backward": (
+        lambda server: operators(server, "activities-0", "tc_eligible")["aten::convolution_backward"],
+        "No",
+        "Yes",
+    ),
+    "CPU's memory compared with a GPU's": (
+        lambda server: "Device memory usage is at the limit" in advice(server, "gpu-runtime"),
+        True,
+        False,
+    ),
+    "annotation like a step": (lambda server: "Overview" in server.get("views", run="odd-step"), False, True),
+    "no steps marked": (lambda server: "marks no training steps" in advice(server, "no-steps"), False, True),
+    "run being recorded": (lambda server: ".run.staging-0123abcd" in server.get("runs")["runs"], True, False),
+    "linked by chance": (lambda server: operators(server, "chance", "host_self_duration")["aten::first"], -40, 10),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_fault_is_in_stock_and_not_in_ours(stock, ours, fault):
+    asked, faulty, right = FAULTS[fault]
+    assert asked(stock) == faulty
+    assert asked(ours) == right
+
+
+def test_the_overview_operators_and_summary_of_a_gpu_are_the_truth(ours):
+    assert parts(ours) == [cuda_trace.BREAKDOWN] * 3
+    own, total = (operators(ours, "gpu", f"device_{kind}_duration") for kind in ("self", "total"))
+    assert {name: (own[name], total[name]) for name in cuda_trace.OPERATORS} == cuda_trace.OPERATORS
+    times = kernels(ours, "Total Duration (us)", "KernelNameAndOpName")
+    assert times == {kernel: time for kernel, (_, time) in cuda_trace.KERNELS.items()}
+    summary = {row["title"]: row["value"] for row in ask(ours, "overview", "gpu")["gpu_metrics"]["data"]}
+    expected = {
+        "GPU Utilization": cuda_trace.UTILIZATION,
+        "Est. SM Efficiency": cuda_trace.SM_EFFICIENCY,
+        "Est. Achieved Occupancy": cuda_trace.OCCUPANCY,
+        "Kernel Time using Tensor Cores": cuda_trace.TENSOR_CORE_SHARE,
+    }
+    for title, share in expected.items():
+        assert float(summary[title].removesuffix(" %")) == pytest.approx(100 * share, abs=0.01), title
+
+
+def test_a_call_whose_operator_is_not_in_the_trace_keeps_its_number():
+    call = {"ph": "X", "cat": "runtime", "name": "cudaLaunchKernel", "ts": 5, "dur": 1, "args": {"External id": 99}}
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::a", "ts": 0, "dur": 10, "args": {"External id": 7}}
+    assert list(fix.link_calls_to_their_operators({"traceEvents": [operator, call]})) == [operator, call]
+
+
+def test_a_plain_tensorboard_over_corrected_copies_is_right_and_the_traces_stay(ours, logdir, tmp_path):
+    before = {file: file.read_bytes() for file in logdir.rglob("*.json*")}
+    written, refused = fix.fix(logdir, tmp_path / "copies")
+    assert (len(written), refused) == (len(RUNS) + 1, [])
+    assert {file: file.read_bytes() for file in logdir.rglob("*.json*")} == before
+    with stock_tensorboard(tmp_path / "copies", RUNS) as fixed:
+        for run in RECORDED:
+            assert overview(fixed, run) == overview(ours, run)
+        assert ask(fixed, "memory_curve", "everything-2", "Memory") == ask(
+            ours, "memory_curve", "everything-2", "Memory"
+        )
+        (network,) = ask(fixed, "module", "gpu", "Module")["data"]
+        times = [(each["name"], each["self_host_duration"], each["device_duration"]) for each in network["children"]]
+        assert times == [("Conv2d_0", 15, 600), ("ReLU_0", 30, 60)]
+
+
+def test_copies_lie_neither_among_the_traces_nor_on_other_files(logdir, tmp_path):
+    with pytest.raises(TargetExists, match=str(logdir)):
+        fix.fix(logdir, logdir / "copies")
+    fix.fix(logdir / "gpu", tmp_path)
+    with pytest.raises(TargetExists, match=str(tmp_path)):
+        fix.fix(logdir / "gpu", tmp_path)
+
+
+def test_a_damaged_trace_is_named_and_the_others_are_copied(tmp_path):
+    for run in ("good", "bad"):
+        (tmp_path / run).mkdir()
+        cuda_trace.write(tmp_path / run / "host_1.10.pt.trace.json")
+    bad = tmp_path / "bad" / "host_1.10.pt.trace.json"
+    bad.write_bytes(bad.read_bytes()[:-100])
+    out = tmp_path.with_name("copies")
+    command = [sys.executable, "-m", "stepscope", "tensorboard", "--fix", tmp_path, out]
+    shell = subprocess.run(command, capture_output=True, text=True)
+    assert shell.returncode == 1
+    assert str(bad) in shell.stderr
+    assert len(list(out.rglob("*.json.gz"))) == 1

@@ -1,0 +1,288 @@
+"""Starts, shows and stops real TensorBoards, and asks them over HTTP."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import types
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from urllib.parse import urlsplit
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+from support import recordings
+from support.asking import overview
+from support.written import on_a_gpu, write
+
+from stepscope import tensorboard, traces
+
+pytestmark = pytest.mark.processes
+
+RUNS = ["gpu", "two-workers", "zero-workers"]
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    recordings.record(root / "zero-workers", 0, spans=2)
+    recordings.record(root / "two-workers", 2)
+    (root / "gpu").mkdir()
+    write(root / "gpu" / "host_1.10.pt.trace.json", on_a_gpu())
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(logdir):
+    started = tensorboard.start(logdir)
+    yield started
+    started.stop()
+
+
+def ends(url, seconds=120):
+    """Whether nobody listens at `url` any more, after waiting for it."""
+    address = urlsplit(url)
+    for _ in range(seconds * 10):
+        try:
+            socket.create_connection((address.hostname, address.port), timeout=60).close()
+        except ConnectionError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_processes_that_spawn_parse_with_the_corrections_too(logdir, tmp_path):
+    script = tmp_path / "spawn.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        from stepscope.tensorboard import corrections
+
+        if __name__ == "__main__":
+            corrections.apply()
+            from torch_tb_profiler import io
+            from torch_tb_profiler.profiler import loader
+            run = loader.RunLoader("run", sys.argv[1], io.Cache(sys.argv[2])).load()
+            (worker,) = run.get_workers("Overview")
+            print(run.get_profile(worker, "1").overview["performance"])
+        """)
+    )
+    run = [sys.executable, str(script), str(logdir / "two-workers"), str(tmp_path)]
+    environment = os.environ | {"TORCH_PROFILER_START_METHOD": "spawn"}
+    shell = subprocess.run(run, capture_output=True, text=True, env=environment)
+    assert shell.returncode == 0, shell.stderr
+    expected = round(traces.breakdown(logdir / "two-workers")["DataLoader"].mean())
+    assert f"'name': 'DataLoader', 'description': '', 'value': {expected}," in shell.stdout
+
+
+ASKED_FOR = metadata.entry_points(group="tensorboard_plugins", name="corrected_profiler")
+
+
+@pytest.mark.skipif(not ASKED_FOR, reason="this environment does not ask for corrections of every TensorBoard")
+def test_a_tensorboard_that_is_started_otherwise_is_corrected_where_the_environment_asks_for_it(logdir, tmp_path):
+    own = {"TMPDIR": str(tmp_path)}  # it ends where it may not write into the one that all users share
+    plain = subprocess.Popen(
+        [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir / "two-workers"), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | own | {"TORCH_PROFILER_START_METHOD": "fork", "PYTHONUNBUFFERED": "1"},
+        text=True,
+    )
+    try:
+        url = next(re.search(r"http://\S+", line)[0] for line in plain.stdout if " at http://" in line)
+        server = tensorboard.Server(logdir, ("two-workers",), url, None, logdir)
+        while not server.get("runs")["runs"]:
+            time.sleep(0.1)
+        assert all(categories["DataLoader"] > 0 for _, categories in overview(server, "two-workers"))
+    finally:
+        plain.terminate()
+        plain.wait(120)
+        plain.stdout.close()
+
+
+def test_without_one_of_the_tabs_packages_the_advice_is_to_install_them(logdir):
+    code = """
+        import sys
+        from importlib.machinery import PathFinder
+        class Without(PathFinder):
+            @classmethod
+            def find_spec(cls, name, *arguments):
+                return None if name == "viztracer" else super().find_spec(name, *arguments)
+        sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+        from stepscope.__main__ import main
+        sys.exit(main(["tensorboard", sys.argv[1]]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(logdir)]
+    shell = subprocess.run(command, capture_output=True, text=True)
+    assert shell.returncode == 1
+    assert "viztracer" in shell.stderr and "stepscope[tab]" in shell.stderr and "Traceback" not in shell.stderr
+
+
+def test_a_folder_without_traces_is_refused(tmp_path):
+    with pytest.raises(traces.NoTraces, match=str(tmp_path)):
+        tensorboard.show(tmp_path)
+
+
+def test_a_damaged_trace_is_named(tmp_path, capsys):
+    write(tmp_path / "host_1.10.pt.trace.json", on_a_gpu())
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "host_1.10.pt.trace.json").write_text('{"traceEvents": [')
+    tensorboard.show(tmp_path)
+    tensorboard.stop()
+    assert "broken" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "patience", "says"),
+    [("raise ImportError('not today')", 120, "not today"), ("import time; time.sleep(600)", 0, "within 0 s")],
+)
+def test_a_tensorboard_that_does_not_start_is_ended_and_the_error_says_why(
+    logdir, tmp_path, monkeypatch, stand_in, patience, says
+):
+    (tmp_path / "tensorboard.py").write_text(stand_in)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(tensorboard, "TIMEOUT", patience)
+    before = psutil.Process().children()
+    with pytest.raises(tensorboard.TensorBoardFailed, match=says):
+        tensorboard.start(logdir)
+    assert psutil.Process().children() == before
+
+
+def test_it_starts_where_the_path_of_temporary_files_is_too_long_for_sockets(logdir, tmp_path, monkeypatch):
+    long = tmp_path / ("a-job's-own-folder" * 5)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    server = tensorboard.start(logdir / "gpu")
+    assert server.get("runs")["runs"] == ["gpu"]
+    server.stop()
+    assert not server.folder.exists()
+
+
+def test_two_tensorboards_at_once_have_two_ports(logdir, server):
+    with ThreadPoolExecutor(2) as pool:
+        servers = list(pool.map(tensorboard.start, [logdir] * 2))
+    try:
+        assert len({each.url for each in (server, *servers)}) == 3
+        assert [each.get("runs")["runs"] for each in servers] == [RUNS] * 2
+    finally:
+        for each in servers:
+            each.stop()
+
+
+def test_showing_another_folder_replaces_the_one_before_and_no_other(logdir, server):
+    tensorboard.show(logdir)
+    before = tensorboard._shown
+    tensorboard.show(logdir / "two-workers")
+    after = tensorboard._shown
+    try:
+        assert ends(before.url)
+        assert not before.folder.exists()
+        assert after.get("runs")["runs"] == ["two-workers"]
+    finally:
+        tensorboard.stop()
+    assert ends(after.url)
+    assert server.get("runs")["runs"] == RUNS
+
+
+FORKS = """
+import os, sys, time
+from stepscope import tensorboard
+server = tensorboard.start(sys.argv[1])
+fork = os.fork()  # as a DataLoader does
+if fork == 0:
+    server.stop()
+    time.sleep(600)
+time.sleep(2)
+print(server.url, fork, len(server.get("runs")["runs"]), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_killing_the_notebook_ends_it_which_a_fork_cannot(logdir):
+    notebook = subprocess.Popen([sys.executable, "-c", FORKS, str(logdir)], stdout=subprocess.PIPE, text=True)
+    url, fork, runs = notebook.stdout.readline().split()
+    try:
+        assert int(runs) == len(RUNS)  # the fork has stopped nothing
+        notebook.kill()
+        notebook.wait()
+        assert ends(url)
+        assert psutil.pid_exists(int(fork))
+    finally:
+        os.kill(int(fork), signal.SIGKILL)
+        notebook.stdout.close()
+
+
+def test_in_a_notebook_the_magic_embeds_it_and_it_ends_with_the_kernel(logdir):
+    magic = f"%load_ext stepscope.tensorboard\n%tensorboard --logdir {logdir} --height 500"
+    cell = nbformat.v4.new_code_cell(f"{magic}\nfrom stepscope import tensorboard\nprint(tensorboard._shown.url)")
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    NotebookClient(notebook, timeout=280, startup_timeout=280).execute()
+    outputs = notebook.cells[0].outputs
+    line, url = "".join(each["text"] for each in outputs if each["output_type"] == "stream").splitlines()
+    page = next(each["data"]["text/html"] for each in outputs if each["output_type"] == "display_data")
+    assert f"{url}#pytorch_profiler" in line
+    assert f'<iframe src="{url}#pytorch_profiler"' in page
+    assert ends(url)
+
+
+@pytest.mark.parametrize("line", ["", "nowhere", "--height x"])
+def test_the_magic_says_what_is_wrong_in_one_line(line, tmp_path, monkeypatch):
+    from IPython.core.error import UsageError
+
+    magics = {}
+    shell = types.SimpleNamespace(register_magic_function=lambda magic, kind, name: magics.update({name: magic}))
+    tensorboard.load_ipython_extension(shell)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=line.split()[-1] if line else "LOGDIR"):
+        magics["tensorboard"](line)
+
+
+def test_from_the_shell_it_runs_until_ctrl_c(logdir):
+    command = [sys.executable, "-m", "stepscope", "tensorboard", str(logdir)]
+    shell = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    url = shell.stdout.readline().split()[-1]
+    assert not ends(url, seconds=1)
+    shell.send_signal(signal.SIGINT)
+    assert shell.wait(120) == 0
+    assert ends(url)
+    shell.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    # The second without the slash that relative links need
+    [("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/"), ("TENSORBOARD_PROXY_URL", "/user/ada/proxy/%PORT%")],
+)
+def test_behind_a_proxy_the_link_goes_through_it(server, hub, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    page, fragment = server.link.split("#")
+    assert page.startswith("/user/ada/proxy/")
+    assert fragment == "pytorch_profiler"
+    assert "<title>TensorBoard</title>" in urllib.request.urlopen(hub + page).read().decode()
+    runs = urllib.request.urlopen(f"{hub}{page}data/plugin/pytorch_profiler/runs").read().decode()
+    assert RUNS[0] in runs
+
+
+def test_in_colab_its_own_function_shows_the_tab_and_no_address_is_named(logdir, monkeypatch, capsys):
+    shown = []
+    output = types.ModuleType("google.colab.output")  # a stand-in for Colab's module, which exists nowhere else
+    output.serve_kernel_port_as_iframe = lambda port, path="/", **options: shown.append((port, path, options))
+    package = types.ModuleType("google.colab")
+    package.output = output
+    monkeypatch.setitem(sys.modules, "google.colab", package)
+    monkeypatch.setitem(sys.modules, "google.colab.output", output)
+    tensorboard.show(logdir, height=500)
+    url = tensorboard._shown.url
+    tensorboard.stop()
+    assert shown == [(urlsplit(url).port, "/#pytorch_profiler", {"height": "500"})]
+    printed = capsys.readouterr().out
+    assert "Colab" in printed and "http" not in printed

@@ -1,0 +1,145 @@
+"""The wheel of stepscope, in an environment that has what the wheel asks for and nothing else."""
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from flit_core import buildapi
+from support import cuda_trace
+
+PROJECT = Path(__file__).parents[1]
+DIAGNOSES = """
+import torch
+import helpers
+from stepscope import diagnosis, timing
+
+def step(images, labels):
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(3, 2)
+    dataset = torch.utils.data.TensorDataset(torch.zeros(400, 3), torch.zeros(400, dtype=torch.long))
+    loader = torch.utils.data.DataLoader(dataset, 4)
+    print(len(timing.loop(loader, step, 1000).durations), "steps")
+    print(diagnosis.diagnose(loader, step, steps=3))
+"""
+
+
+def needed(packages: list[str]) -> set[str]:
+    """Return the names of packages and of all that they require."""
+    names, left = set(), list(packages)
+    while left:
+        name = re.match(r"[\w.-]+", left.pop())[0].lower().replace("_", "-")
+        if name in names:
+            continue
+        try:
+            requires = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:  # for another system
+            continue
+        names.add(name)
+        left += [each for each in requires if "extra ==" not in each]
+    return names
+
+
+def make_environment(folder: Path, wheel: Path, extra: str | None = None) -> Path:
+    """Make an environment of the wheel and what it requires, which are links to what is installed here.
+
+    Returns
+    -------
+    Path
+        Its ``bin``.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("[Ll]ib/**/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    requires = next(packages.glob("stepscope-*.dist-info/METADATA")).read_text(encoding="utf-8")
+    wanted = re.findall(r"^Requires-Dist: ([\w.-]+)[^;\n]*$", requires, re.MULTILINE)
+    if extra:
+        wanted += re.findall(rf"^Requires-Dist: ([\w.-]+).*; extra == .{extra}.$", requires, re.MULTILINE)
+    for name in needed(wanted):
+        installed = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in installed.files} - {"..", "__pycache__"}:
+            target = packages / top
+            if not target.exists():
+                target.symlink_to(Path(installed.locate_file(top)))
+    return folder / ("Scripts" if os.name == "nt" else "bin")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder, before = tmp_path_factory.mktemp("wheel"), Path.cwd()
+    os.chdir(PROJECT)
+    try:
+        return folder / buildapi.build_wheel(str(folder))
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory):
+    return make_environment(tmp_path_factory.mktemp("small") / "environment", wheel)
+
+
+def run(environment: Path, folder: Path, *command: str) -> subprocess.CompletedProcess:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run([environment / "python", *command], env=variables, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "gpu.pt.trace.json"
+    path.write_text(json.dumps(cuda_trace.trace()))
+    return path
+
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("beside", ["helpers.py", "helpers/part.py"])
+def test_a_script_with_helpers_of_its_own_times_and_diagnoses_its_loop(environment, tmp_path, beside):
+    (tmp_path / beside).parent.mkdir(exist_ok=True)
+    (tmp_path / beside).write_text("print('my own helpers')\n")
+    (tmp_path / "train.py").write_text(DIAGNOSES)
+    process = run(environment, tmp_path, "train.py")
+    assert process.returncode == 0, process.stderr
+    assert "1000 steps" in process.stdout and "Verdict: " in process.stdout
+    assert list((tmp_path / "diagnosis").glob("*.pt.trace.json.gz"))
+
+
+@pytest.mark.parametrize(("command", "shown"), [("traces", "in a step"), ("diagnose", "Verdict: ")])
+def test_a_command_reads_a_trace_from_another_folder_beside_a_file_named_helpers(
+    environment, tmp_path, trace, command, shown
+):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "helpers.py").write_text("raise SystemExit('the wrong helpers')")
+    process = run(environment, other, "-m", "stepscope", command, str(trace))
+    assert process.returncode == 0, process.stderr
+    assert shown in process.stdout
+    assert [path.name for path in other.iterdir() if path.name != "__pycache__"] == ["helpers.py"]
+
+
+def test_without_the_packages_of_the_tab_the_advice_installs_them_into_this_environment(environment, tmp_path, trace):
+    process = run(environment, tmp_path, "-m", "stepscope", "tensorboard", str(tmp_path))
+    assert process.returncode == 1
+    assert "stepscope[tab]" in process.stderr and str(environment) in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_the_wheel_leaves_every_other_tensorboard_as_it_is(wheel, tmp_path):
+    environment = make_environment(tmp_path / "environment", wheel, "tab")
+    code = "from importlib.metadata import entry_points; print([*entry_points(group='tensorboard_plugins')])"
+    code += "; import tensorboard.program, torch_tb_profiler.profiler.trace as t; print(t.__name__)"
+    process = run(environment, tmp_path, "-c", code)
+    assert process.returncode == 0, process.stderr
+    assert "torch_profiler" in process.stdout and "stepscope" not in process.stdout
+    with zipfile.ZipFile(wheel) as archive:
+        (points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert "tensorboard" not in archive.read(points).decode()

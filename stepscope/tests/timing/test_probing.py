@@ -1,0 +1,156 @@
+import os
+import sys
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from support import loops
+from torch.utils.data import DataLoader, Dataset
+
+from stepscope import timing
+from stepscope.timing import probing
+
+
+class Late:
+    """Images that take some time of a clock to copy."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, seconds
+
+    def to(self, device, non_blocking):
+        self.clock.sleep(self.seconds)
+        return torch.zeros(4, 3, 2, 2)
+
+
+def test_a_step_is_split_into_its_phases(clock):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.register_forward_hook(lambda *_: clock.sleep(0.005))
+    model[1].weight.register_hook(lambda gradient: clock.sleep(0.007))
+    optimizer.register_step_post_hook(lambda *_: clock.sleep(0.002))
+
+    def batches():
+        for number in range(9):
+            clock.sleep(3 if number < 2 else 0.020)  # the first two are the warm-up
+            yield Late(clock, 0.003), torch.zeros(4, dtype=torch.long)
+
+    phases = timing.phases(batches(), model, optimizer, steps=5)
+    assert phases == pytest.approx({"loading": 20, "copy": 3, "forward": 5, "backward": 7, "optimizer": 2})
+
+
+def test_stages_are_timed_in_the_second_pass(clock):
+    read = set()
+
+    def slow_at_first(item):
+        clock.sleep(0.002 if item in read else 60)
+        read.add(item)
+
+    spent = timing.stages({"read": slow_at_first, "sleep": lambda item: clock.sleep(0.003), "look": repr}, [1, 2])
+    assert list(spent) == ["read", "sleep", "look"]
+    assert spent == pytest.approx({"read": 2_000, "sleep": 3_000, "look": 0})  # µs an item
+
+
+class Names(Dataset):
+    """File names, of which a worker reads each: a list of strings, or one array."""
+
+    def __init__(self, count, kind):
+        self.names = [f"train/{index:08d}.png" for index in range(count)]
+        if kind == "array":
+            self.names = np.array(self.names, dtype="S")
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, index):
+        return len(self.names[index])
+
+
+@pytest.mark.parametrize("counter", ["strace", "psutil"])
+def test_system_calls_are_counted(counter, tmp_path, monkeypatch):
+    if counter == "psutil":
+        monkeypatch.setattr(probing.shutil, "which", lambda name: None)
+    elif timing.system_calls(lambda: None).name != "strace":
+        pytest.skip("no strace (`apt install strace`), or it may not watch this process")
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+
+    def read_often():
+        for _ in range(200):
+            file = os.open(path, os.O_RDONLY)
+            os.read(file, 7)
+            os.close(file)
+
+    calls = timing.system_calls(read_often)
+    assert calls.name == counter
+    if calls.empty:
+        pytest.skip("this system counts no reads")
+    assert 200 <= calls["read"] < 300
+    if counter == "strace":
+        assert calls["openat"] == 200 <= calls["close"] < 300  # the garbage collector may close another
+        assert not {"kill", "wait4"} & set(calls.index)
+
+
+def test_where_nothing_counts_there_is_nothing_counted(monkeypatch):
+    monkeypatch.setattr(probing.shutil, "which", lambda name: None)
+    monkeypatch.delattr(probing.psutil.Process, "io_counters", raising=False)
+    called = []
+    assert timing.system_calls(lambda: called.append(1)).empty
+    assert called == [1]
+
+
+def from_disk_mb(function):
+    """Megabytes that the disk delivers to this process while `function` runs."""
+    before = psutil.Process().io_counters().read_bytes
+    function()
+    return (psutil.Process().io_counters().read_bytes - before) / 1e6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")
+def test_a_forgotten_file_is_read_from_the_disk_and_a_warmed_one_from_memory(tmp_path):
+    path = tmp_path / "below" / "file"
+    path.parent.mkdir()
+    path.write_bytes(os.urandom(8_000_000))
+    timing.forget(tmp_path)
+    cold = from_disk_mb(path.read_bytes)
+    if cold == 0:
+        pytest.skip(f"{tmp_path} is not on a disk: `--basetemp=FOLDER` names another")
+    timing.forget(tmp_path)
+    timing.warm(tmp_path)
+    assert cold == pytest.approx(8, rel=0.05)
+    assert from_disk_mb(path.read_bytes) < 1
+
+
+def test_each_worker_is_counted_in_the_memory():
+    batches = iter(DataLoader(loops.SleepDataset(40, 0.0), batch_size=2, num_workers=2))
+    next(batches)
+    memory = timing.worker_memory_mb()
+    assert len(memory) == 2
+    assert all(megabytes > 1 for megabytes in memory)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks safely")
+def test_a_list_of_names_grows_in_a_worker_and_an_array_does_not():
+    growth = {kind: timing.worker_growth_mb(Names(300_000, kind)) for kind in ("list", "array")}
+    assert growth["list"] > 10
+    assert growth["array"] < growth["list"] / 3
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+def test_what_the_library_does_inside_a_convolution_is_counted(capfd):
+    convolution, images = torch.nn.Conv2d(16, 32, 3), torch.randn(4, 16, 20, 20)
+
+    def forward(memory_format):
+        def function():
+            convolution.to(memory_format=memory_format)(images.contiguous(memory_format=memory_format))
+
+        return function
+
+    contiguous = timing.onednn(forward(torch.contiguous_format))
+    channels_last = timing.onednn(forward(torch.channels_last))
+    assert contiguous.loc["convolution", "calls"] == channels_last.loc["convolution", "calls"] == 1
+    assert contiguous.loc["reorder", "calls"] > channels_last["calls"].get("reorder", 0)
+    assert (contiguous["ms"] > 0).all()
+    os.write(1, b"visible again\n")
+    assert capfd.readouterr().out == "visible again\n"

@@ -1,0 +1,66 @@
+import gzip
+import json
+
+import pytest
+import torch
+from support import loops
+from torch.utils.data import DataLoader
+
+from stepscope.timing import profiling
+
+
+def steps_in(file):
+    with gzip.open(file) as content:
+        events = json.load(content)["traceEvents"]
+    return [event["name"] for event in events if event["name"].startswith("ProfilerStep") and event["ph"] == "X"]
+
+
+def traces_in(folder):
+    return sorted(folder.glob("*.pt.trace.json.gz"))
+
+
+def loader(workers=0):
+    return DataLoader(loops.SleepDataset(30, 0.001), batch_size=2, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_span_is_a_trace_with_just_the_active_steps_and_a_stopwatch_runs_along(tmp_path, workers):
+    folder = profiling.record(loader(workers), loops.SleepStep(3), tmp_path / "run", active=3, spans=2)
+    assert folder == tmp_path / "run"
+    steps = [steps_in(file) for file in traces_in(folder)]
+    assert [len(names) for names in steps] == [3, 3]
+    table = profiling.stopwatch(folder)
+    assert table.index.tolist() == [int(name.split("#")[1]) for names in steps for name in names]
+    assert (table["step"] >= table["wait"] + 3000).all()
+
+
+def test_a_failed_recording_leaves_the_earlier_traces(tmp_path):
+    folder = profiling.record(loader(), loops.SleepStep(1), tmp_path / "run", active=1)
+    before = set(folder.iterdir())
+
+    def failing(images, labels):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        profiling.record(loader(), failing, tmp_path / "run", active=1)
+    assert set(folder.iterdir()) == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_an_option_of_the_profiler_is_passed_on(tmp_path):
+    step = torch.nn.Linear(3, 2)
+    texts = []
+    for options in ({}, {"record_shapes": True}):
+        folder = profiling.record([torch.zeros(4, 3)], step, tmp_path / "run", active=1, **options)
+        (file,) = traces_in(folder)
+        assert profiling.size_kb(folder) == pytest.approx(file.stat().st_size / 1e3)
+        texts.append(gzip.decompress(file.read_bytes()))
+    assert [b"Input Dims" in text for text in texts] == [False, True]
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="thesis.txt"):
+        profiling.record(loader(), loops.SleepStep(1), tmp_path / "thesis", active=1)
+    assert (tmp_path / "thesis" / "thesis.txt").read_text() == "years of work"

@@ -1,0 +1,165 @@
+import itertools
+import weakref
+
+import pytest
+import torch
+from support import loops
+from torch import nn
+from torch.utils.data import DataLoader
+
+from stepscope import timing
+from stepscope.timing import stopwatch
+
+BATCH = torch.zeros(32, 3, 8, 8), torch.zeros(32, dtype=torch.long)
+
+
+def test_waiting_for_a_slow_loader_is_separated_from_the_step(clock):
+    loader = DataLoader(loops.SleepDataset(100, 0.004), batch_size=5)
+    result = timing.loop(loader, loops.SleepStep(5), steps=6, warmup=2)
+    assert result.waits == pytest.approx([0.020] * 6)
+    assert result.durations == pytest.approx([0.025] * 6)
+    assert (result.begin, result.seconds, result.images) == pytest.approx((2 * 0.025, 6 * 0.025, 30))
+
+
+class Photos(list):
+    """A batch that takes some time of a clock to free."""
+
+    def __init__(self, clock, seconds):
+        super().__init__([torch.zeros(4)])
+        weakref.finalize(self, clock.sleep, seconds)
+
+
+def test_to_free_a_batch_counts_as_a_part_of_its_own_step_and_not_as_waiting(clock):
+    def batches():
+        while True:
+            yield Photos(clock, 0.25)
+
+    taken = list(stopwatch.timed(batches(), lambda images: clock.sleep(1), 3))
+    assert [(each.wait, each.duration) for each in taken] == [(0, 1.25)] * 3
+
+
+def test_what_is_done_between_two_steps_is_timed_with_neither(clock):
+    durations = []
+    for each in stopwatch.timed(itertools.repeat(torch.zeros(4)), lambda images: clock.sleep(1), 3):
+        durations.append((each.begin, each.duration, each.images))
+        clock.sleep(7)
+    assert durations == [(0, 1, 4), (8, 1, 4), (16, 1, 4)]
+
+
+def test_warming_up_uses_what_the_workers_prefetched():
+    items = loops.SleepDataset(8, 0.0)
+    assert timing.warmup_steps(DataLoader(items, num_workers=3, prefetch_factor=4)) == 2 + 12
+    assert timing.warmup_steps(DataLoader(items)) == 2
+    assert timing.warmup_steps([items]) == 2
+
+
+def test_loading_alone_goes_on_until_the_time_is_up_and_not_a_batch_longer(clock):
+    loader = DataLoader(loops.SleepDataset(4, seconds=0.125), batch_size=2)
+    run = timing.loading(loader, seconds=1)
+    assert run.durations == run.waits == (0.25,) * 4
+    assert (run.seconds, run.images) == (1, 8)
+    assert len(timing.loading(loader, seconds=1.01).durations) == 5
+
+
+def test_a_call_of_microseconds_is_timed_by_many_in_a_row(clock, monkeypatch):
+    def finish():  # to wait for the device, and to read the clock, takes longer than the call
+        clock.sleep(40e-6)
+
+    monkeypatch.setattr(stopwatch, "synchronize", finish)
+    read = clock.perf_counter
+    monkeypatch.setattr(clock, "perf_counter", lambda: (clock.sleep(20e-6), read())[1])
+    assert timing.each_call_ms(lambda: clock.sleep(5e-6)) == pytest.approx([5e-3] * 20, rel=0.01)
+    assert timing.call_ms(lambda: clock.sleep(5e-6)) == pytest.approx(5e-3, rel=0.01)
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.0, 1024), (1e-3, 8), (2.6e-3, 2), (6e-3, 1)])
+def test_calls_are_as_many_in_a_row_as_take_long_enough_to_time(clock, seconds, calls):
+    def function():
+        seen.append(clock.now)
+        clock.sleep(seconds)
+
+    seen = []
+    assert timing.each_call_ms(function, repeats=3, warmup=0) == pytest.approx([1e3 * seconds] * 3)
+    tried = sum(2**power for power in range(calls.bit_length() - 1))
+    assert len(seen) == tried + 3 * calls
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_calls_are_timed_by_its_own_clock_and_not_waited_for_one_by_one(monkeypatch):
+    waited, called, timed = [], [], []
+    finish, elapsed = torch.cuda.synchronize, torch.cuda.Event.elapsed_time
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: (waited.append(1), finish()))
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *of: timed.append(elapsed(*of)) or timed[-1])
+    numbers = torch.zeros(8, device="cuda")
+    monkeypatch.setattr(stopwatch, "_LONG_ENOUGH", float("inf"))
+    monkeypatch.setattr(stopwatch, "_MOST_CALLS", 64)
+    found = timing.each_call_ms(lambda: called.append(numbers.add_(1)), repeats=4, warmup=0)
+    assert found == [ms / 64 for ms in timed[-4:]]
+    assert len(called) == numbers[0].item() == 63 + 4 * 64
+    assert len(waited) == 1 + 2 * len(timed)  # before and after so many calls
+
+
+def test_without_a_gpu_the_host_runs_ahead_of_nothing(clock):
+    found = timing.run_ahead(lambda images: clock.sleep(0.25), torch.zeros(4), steps=3)
+    assert list(found["host"]) == list(found["device"]) == [250, 500, 750]
+
+
+@pytest.fixture
+def limit():
+    """A limit of half a second a run, and of 8 s a comparison, for what is timed in a test."""
+    timing.limit(run=0.5, comparison=8)
+    yield 0.5
+    timing.limit()
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.01, 20), (0.1, 5), (5.0, 2)])
+def test_a_timed_run_of_slow_steps_has_fewer_of_them_but_never_less_than_two(clock, limit, seconds, steps):
+    run = timing.loop([BATCH], lambda *batch: clock.sleep(seconds), 20, warmup=0)
+    assert len(run.durations) == len(run.waits) == steps
+    assert run.step_ms == pytest.approx(1e3 * seconds)
+    assert run.images == 32 * steps
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.4, 9), (1, 4), (100, 2)])
+def test_a_comparison_of_slow_runs_has_fewer_rounds_but_never_less_than_two(clock, limit, capsys, seconds, rounds):
+    def run():
+        clock.sleep(seconds)
+        return timing.Timing(1, seconds, (0.0,), (seconds,))
+
+    result = timing.interleaved({"A": run, "B": run}, 9)
+    assert {name: len(runs) for name, runs in result.timings.items()} == {"A": rounds, "B": rounds}
+    assert (f"{rounds} rounds" in capsys.readouterr().out) == (rounds < 9)
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.005, 20), (0.125, 4), (30, 2)])
+def test_slow_calls_are_repeated_less_often(clock, limit, seconds, calls):
+    assert timing.each_call_ms(lambda: clock.sleep(seconds)) == pytest.approx([1e3 * seconds] * calls)
+
+
+def test_what_is_done_to_slow_items_is_timed_with_the_first_of_them(clock, limit):
+    seen = []
+
+    def read(item):
+        seen.append(item)
+        clock.sleep(0.2)
+
+    assert timing.stages({"read": read}, range(100)) == pytest.approx({"read": 0.2e6})
+    assert seen == [0, 1, 2] * 2
+
+
+def test_the_warm_up_of_slow_loading_and_phases_ends_early_too(clock, limit):
+    class Slow(list):
+        num_workers, prefetch_factor = 4, 25
+
+        def __iter__(self):
+            for number in range(1000):
+                clock.sleep(1)
+                seen.append(number)
+                yield BATCH
+
+    seen, model = [], nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10))
+    timing.loading(Slow(), seconds=4)
+    assert len(seen) == 4 + 4
+    phases = timing.phases(Slow(), model, torch.optim.SGD(model.parameters(), lr=0.1), 20)
+    assert len(seen) == 8 + 1 + 2  # a second is longer than a run may be
+    assert phases == pytest.approx({"loading": 1000, "copy": 0, "forward": 0, "backward": 0, "optimizer": 0})

@@ -1,0 +1,425 @@
+"""Tests of what `stepscope.traces` finds out about accelerators."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import cuda_trace
+from support.asking import parsed_by_the_plugin
+from support.written import event, write
+
+from stepscope import traces
+from stepscope.__main__ import main
+from stepscope.traces import occupancy
+from stepscope.traces.kernel_names import uses_tensor_cores
+
+# Kernels' names as other people's profiles show them, long ones cut at …: Holistic Trace Analysis's and TraceLens's
+# test data, Kineto's samples, nanochat, TensorRT's lists of tactics, issues of PyTorch, cuDNN, vLLM and SGLang.
+TENSOR_CORES = [
+    "volta_h884gemm_64x64_nt",
+    "volta_fp16_s884cudnn_fp16_256x128_ldg8_relu_f2f_exp_small_nhwc2nchw_tn_v1",
+    "Volta_hmma_implicit_gemm_fprop_fp32_nhwc_128x128x64x1_1x3x3x0x1",
+    "void cutlass::Kernel<cutlass_70_wmma_tensorop_f16_s161616gemm_f16_32x32_64x2_tn_align8>(cutlass_70_wmma_…)",
+    "turing_fp16_s1688gemm_fp16_128x64_sliced1x2_ldg8_f2f_tn",
+    "fmha_cutlassF_f16_aligned_64x64_rf_sm75(PyTorchMemEffAttention::AttentionKernel<cutlass::half_t, …>::Params)",
+    "ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_32x3_nn",
+    "cutlass_80_tensorop_d884gemm_32x32_16x5_nn_align1",
+    "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16_stage4"
+    "_warpsize2x2x1_g1_tensor16x8x8_alignc4_execute_kernel__5x_cudnn",
+    "sm80_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x32_stage4",
+    "_ZN19cutlass_cudnn_train6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS1_11threadblock22ImplicitGemmMulti"
+    "stageINS_4gemm9GemmShapeILi64ELi128ELi32EEENS6_4warp11MmaTensorOpINS7_ILi32ELi64ELi32EEESC_SQ_SC_S11_fNSO_8",
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::half_t>…",
+    "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<96, 64, 128, 8> >",
+    "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, …>::Params)",
+    "cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16_knob_6_128x64x64_4x1x1_cga1x1x1_kernel0_0",
+    "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT",
+    "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x128x32_warpgroupsize1x1x1_g1",
+    "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize128x128x16_stage3_warpsize4x2x1_tensor16x8x16",
+    "cutlass3x_sm90_tensorop_s64x128x16gemm_bf16_bf16_f32_void_bf16_128x128x64_1x1x1_0_tnn_align8_warpspecialized",
+    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwd…",
+    "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u, 128u, 112u, 128u, 128u, 4u, 8u, 128u, 1u>(…)",
+    "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>, "
+    "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4, cute::tuple<…>…",
+    "nvjet_sm100_tst_16x64_64x16_4x1_v_bz_TNN",
+    "cutlass3x_sm100_bstensorop_s128x128x64gemm_block_scaled_ue8m0xe2m1_ue8m0xe2m1_f32_void_f16_128x128x256",
+    "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object_at__tensorptrbf16gmem",
+]
+NO_TENSOR_CORES = [
+    "volta_sgemm_128x64_nn",
+    "volta_gcgemm_32x32_nt",
+    "volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1",
+    "void implicit_convolve_sgemm<float, float, 1024, 6, 7, 3, 3, 5, 1, false, true, true>(int, int, int, float…)",
+    "cask_cudnn_train::computeWgradSplitKOffsetsKernel(cask_cudnn_train::ComputeSplitKOffsetsParams)",
+    "fmha_cutlassF_f32_aligned_64x64_rf_sm70(PyTorchMemEffAttention::AttentionKernel<float, …>::Params)",
+    "void cutlass::Kernel<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(cutlass_80_simt_sgemm_128x32_8x5_nn_align1:…",
+    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_"
+    "kernel__5x_cublas",
+    "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n...",
+    "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16_stage4"
+    "_warpsize2x2x1_g1_tensor16x8x8_execute_split_k_kernel_cudnn_train",
+    "void cutlass_cudnn_train::Kernel<cutlass_cudnn_train::reduction::kernel::ReduceSplitK<cutlass_cudnn_train::M…",
+    "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct, float const*…",
+    "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(cudnn::ops::nc…",
+    "void gemmSN_TN_kernel_64addr<float, 128, 16, 2, 4, 8, 9, false, cublasGemvTensorStridedBatched<float const>…)",
+    "void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<96, 64, 128, 8, 2, 4, 4> >(…)",
+    "void pytorch_flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64, 64, 256, 4> >(…)",
+    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, true, false>(…)",
+    "void flash::FlashAttnFwdCombine<cute::tuple<cute::C<8>, cute::C<128> >, 5, 256, 1, false, true, float>(…)",
+    "triton_tem_fused_addmm_relu_t_1",  # names of Triton's kernels do not show whether they use Tensor Cores
+    "matmul_kernel_tma_persistent",
+]
+
+
+@pytest.mark.parametrize(("names", "on_them"), [(TENSOR_CORES, True), (NO_TENSOR_CORES, False)])
+def test_kernels_on_tensor_cores_are_known_by_their_names(names, on_them):
+    assert [name for name in names if uses_tensor_cores(name) != on_them] == []
+
+
+A100 = {
+    "id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108, "warpSize": 32,
+    "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 167936,
+}  # fmt: skip
+V100 = A100 | {"name": "Tesla V100-SXM2-32GB", "computeMajor": 7, "numSms": 80, "sharedMemPerMultiprocessor": 98304}
+
+
+@pytest.mark.parametrize(
+    ("device", "grid", "block", "registers", "shared_memory", "expected"),
+    [
+        (A100, [108, 8, 1], [256, 1, 1], 16, 0, 100),  # all 8 blocks of a multiprocessor, 2048 threads
+        (A100, [27, 1, 1], [256, 1, 1], 16, 0, 3.125),  # a quarter of a block a multiprocessor: 64 threads of 2048
+        (A100, [9999, 1, 1], [32, 1, 1], 16, 0, 50),  # 32 blocks are the limit, of a warp each
+        (V100, [9999, 1, 1], [256, 1, 1], 128, 0, 25),  # 16384 registers for 4 warps, in each of 4 partitions
+        (V100, [9999, 1, 1], [128, 1, 1], 50, 0, 56.25),  # 50 × 32 registers are given out as 1792: 9 warps a partition
+        (V100, [9999, 1, 1], [128, 1, 1], 16, 24 << 10, 25),  # 96 KiB hold 24 KiB four times
+        (A100, [9999, 1, 1], [128, 1, 1], 16, 41 << 10, 18.75),  # 164 KiB hold 41 KiB and the system's 1 KiB 3 times
+        (A100, [9999, 1, 1], [128, 1, 1], 16, 80 << 10, 12.5),  # more than 48 KiB is possible: two blocks
+        (A100 | {"computeMinor": 9, "maxThreadsPerMultiprocessor": 1536}, [9999, 1, 1], [32, 1, 1], 16, 0, 50),
+    ],
+)
+def test_occupancy_is_what_the_scarcest_resource_allows(device, grid, block, registers, shared_memory, expected):
+    assert occupancy.estimate(grid, block, registers, shared_memory, device) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        None,
+        {"name": "AMD Radeon Graphics", "computeMajor": 9, "computeMinor": 0, "warpSize": 64, "numSms": 104},
+        A100 | {"computeMajor": 99},
+        A100 | {"sharedMemPerMultiprocessor": 40 << 10},  # the kernel could not have run on it
+    ],
+    ids=["no properties", "AMD", "unknown architecture", "another device"],
+)
+def test_without_the_devices_properties_occupancy_is_unknown(device):
+    assert math.isnan(occupancy.estimate([9999, 1, 1], [128, 1, 1], 16, 80 << 10, device))
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    return traces.load(cuda_trace.write(tmp_path_factory.mktemp("gpu") / "host_1.1.pt.trace.json.gz"))
+
+
+def written(path, events, devices=(cuda_trace.DEVICE,)):
+    return write(path, events, deviceProperties=list(devices))
+
+
+def loaded(events):
+    with tempfile.TemporaryDirectory() as folder:
+        return traces.load(written(Path(folder) / "trace.json", events))
+
+
+def kernel(start, end, *, name="k", device=0, **arguments):
+    return event("kernel", name, start, end, device=device, stream=7, correlation=start, **arguments)
+
+
+def without(events, *keys):
+    return [each | {"args": {key: value for key, value in each["args"].items() if key not in keys}} for each in events]
+
+
+def test_each_moment_of_a_step_on_a_gpu_is_charged_once(gpu):
+    table = traces.breakdown(gpu)
+    assert list(table.index) == list(cuda_trace.NUMBERS)
+    assert table.drop_duplicates().to_dict("records") == [cuda_trace.BREAKDOWN]
+
+
+def test_how_much_of_a_gpu_was_used(gpu):
+    table = traces.accelerators(gpu)
+    assert table.index.to_list() == [0] and table.attrs["unknown"] == []
+    used = table.loc[0]
+    assert used["name"] == "Made-up GPU"
+    assert used["utilization"] == pytest.approx(cuda_trace.UTILIZATION)
+    assert used["sm_efficiency"] == pytest.approx(cuda_trace.SM_EFFICIENCY)
+    assert used["occupancy"] == pytest.approx(cuda_trace.OCCUPANCY)
+    assert used["tensor_core_share"] == pytest.approx(cuda_trace.TENSOR_CORE_SHARE)
+    assert (used["kernels"], used["kernel_time"]) == (21, cuda_trace.KERNEL_TIME)
+
+
+def test_kernels_are_listed_with_the_operator_that_launched_each(gpu):
+    table = traces.kernels(gpu)
+    rows = table[["Operator", "Total Duration (us)"]].astype(object).replace(float("nan"), None)
+    assert {name: tuple(row) for name, row in rows.iterrows()} == cuda_trace.KERNELS
+    assert table["Total Duration (us)"].is_monotonic_decreasing
+    assert (table["Calls"] == 3).all() and table["Share"].sum() == pytest.approx(1)
+    assert table.index[table["Tensor Cores Used"]].to_list() == [cuda_trace.CONVOLUTION]
+    occupancy = table.loc[cuda_trace.CONVOLUTION, "Mean Est. Achieved Occupancy (%)"]
+    assert occupancy == 100 * cuda_trace.CONVOLUTION_OCCUPANCY
+    assert table.loc[cuda_trace.PRODUCT, "Mean Blocks Per SM"] == pytest.approx(0.8)
+
+
+def test_operators_are_charged_with_what_they_launched(gpu):
+    table = traces.top_operators(gpu, 100)[["Device Self Duration (us)", "Device Total Duration (us)"]]
+    assert {name: tuple(table.loc[name]) for name in cuda_trace.OPERATORS} == cuda_trace.OPERATORS
+
+
+def test_gaps_between_kernels_and_what_happened_meanwhile(gpu):
+    row = traces.gaps(gpu).loc[0]
+    assert row[list(cuda_trace.GAPS)].to_dict() == cuda_trace.GAPS
+    assert row[list(cuda_trace.IN_GAPS)].to_dict() == cuda_trace.IN_GAPS
+    assert row["share"] == cuda_trace.GAPS["total"] / cuda_trace.TOTAL
+    assert row["in_longest"] == cuda_trace.LOADING
+
+
+def test_a_gap_in_which_the_host_waits_is_no_gap_of_launching(tmp_path):
+    wait = event("cuda_runtime", "cudaDeviceSynchronize", 20, 70, correlation=2)
+    events = [event("cpu_op", "a", 0, 90), kernel(0, 10), wait, kernel(80, 90)]
+    row = traces.gaps(written(tmp_path / "trace.json", events))
+    assert row.loc[0, ["waiting", "launching", "operators"]].to_list() == [50, 0, 20]
+    assert row.loc[0, "in_longest"] == "cudaDeviceSynchronize"
+
+
+def test_the_innermost_of_what_fills_the_longest_gap_is_named(tmp_path):
+    events = [kernel(0, 10), kernel(90, 95), event("cpu_op", "start", 0, 20)]
+    events += [event("cpu_op", "around", 15, 100), event("cpu_op", "inner", 20, 90), event("cpu_op", "part", 20, 60)]
+    assert traces.gaps(written(tmp_path / "trace.json", events)).loc[0, "in_longest"] == "around"
+    events[3]["ts"], events[4]["ts"], events[4]["dur"] = 10, 10, 80
+    assert traces.gaps(written(tmp_path / "trace.json", events)).loc[0, "in_longest"] == "inner"
+
+
+blocks = st.sampled_from([0.25, 0.5, 1.0, 7.0])
+launches = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 15), blocks), min_size=1)
+
+
+@pytest.mark.processes
+@settings(deadline=None, max_examples=30)
+@given(launches)
+def test_utilization_efficiency_and_gaps_equal_painting_the_steps_microsecond_by_microsecond(launches):
+    events = [event("user_annotation", "ProfilerStep#1", 10, 70)]
+    events += [kernel(start, start + length, **{"blocks per SM": blocks}) for start, length, blocks in launches]
+    blocks = np.zeros(100)
+    for start, length, each in launches:
+        blocks[start : start + length] += each
+    inside = blocks[10:70]
+    trace = loaded(events)
+    used, gaps = traces.accelerators(trace).loc[0], traces.gaps(trace).loc[0]
+    assert used["utilization"] == pytest.approx((inside > 0).mean())
+    assert used["sm_efficiency"] == pytest.approx(np.minimum(inside, 1).mean())
+    busy = np.flatnonzero(inside)
+    assert gaps["total"] == ((inside == 0)[busy[0] : busy[-1]].sum() if len(busy) else 0)
+    assert gaps[list(cuda_trace.IN_GAPS)].sum() == pytest.approx(gaps["total"])
+
+
+def test_each_gpu_of_a_trace_has_a_row_of_its_own(tmp_path):
+    kernels = [kernel(0, 50), kernel(50, 100), kernel(0, 10, device=1), kernel(90, 100, device=1)]
+    events = [event("cpu_op", "a", 0, 100), *kernels]
+    trace = traces.load(written(tmp_path / "trace.json", events, [cuda_trace.DEVICE, cuda_trace.DEVICE | {"id": 1}]))
+    assert traces.accelerators(trace)["utilization"].to_dict() == {0: 1, 1: 0.2}
+    assert traces.gaps(trace)["total"].to_dict() == {0: 0, 1: 80}
+
+
+def test_several_spans_are_taken_together_without_the_time_between_them(tmp_path):
+    cuda_trace.write(tmp_path / "host_1.1.pt.trace.json")
+    later = cuda_trace.trace()
+    for each in later["traceEvents"]:
+        each["ts"] += 1e6
+        each["name"] = re.sub(r"(?<=^ProfilerStep#)\d+", lambda number: f"1{number[0]}", each["name"])
+    (tmp_path / "host_1.2.pt.trace.json").write_text(json.dumps(later))
+    used = traces.accelerators(tmp_path).loc[0]
+    assert used["utilization"] == pytest.approx(cuda_trace.UTILIZATION)
+    assert used["sm_efficiency"] == pytest.approx(cuda_trace.SM_EFFICIENCY)
+    assert traces.gaps(tmp_path).loc[0, "total"] == 2 * cuda_trace.GAPS["total"]
+    assert traces.kernels(tmp_path).loc[cuda_trace.PRODUCT, "Calls"] == 6
+
+
+def test_a_trace_without_a_known_gpu_says_so(tmp_path):
+    path = written(tmp_path / "trace.json", [event("cpu_op", "aten::add", 0, 10)], devices=[])
+    with pytest.raises(traces.NoAccelerator, match=r"ProfilerActivity\.CUDA\."):
+        traces.gaps(path)
+    events = [event("cpu_op", "aten::add", 0, 10), event("mtia_ccp_events", "job", 0, 10)]
+    with pytest.raises(traces.NoAccelerator, match="ARTEMIS"):
+        traces.kernels(written(tmp_path / "other.json", events, devices=[{"name": "ARTEMIS"}]))
+
+
+def test_on_amd_what_is_known_is_returned(tmp_path):
+    amd = {"id": 0, "name": "AMD Instinct MI250X", "warpSize": 64, "computeMajor": 9, "computeMinor": 0, "numSms": 104}
+    launch = ["blocks per SM", "warps per SM", "est. achieved occupancy %", "grid", "block", "registers per thread"]
+    events = without(cuda_trace.events(), *launch)
+    table = traces.accelerators(written(tmp_path / "trace.json", events, [amd]))
+    assert table.loc[0, "utilization"] == pytest.approx(cuda_trace.UTILIZATION)
+    assert table.loc[0, ["sm_efficiency", "occupancy", "tensor_core_share"]].isna().all()
+    reasons = [reason.split(":")[0] for reason in table.attrs["unknown"]]
+    assert reasons == ["SM efficiency", "Occupancy", "Tensor Cores"]
+
+
+def test_without_device_properties_a_false_0_is_left_out_and_said_so(tmp_path):
+    table = traces.accelerators(written(tmp_path / "trace.json", cuda_trace.events(), devices=[]))
+    known = cuda_trace.OCCUPANCY * cuda_trace.KERNEL_TIME - 600 * cuda_trace.CONVOLUTION_OCCUPANCY
+    assert table.loc[0, "occupancy"] == pytest.approx(known / (cuda_trace.KERNEL_TIME - 600))
+    assert "Occupancy of 34% of the kernels' time" in table.attrs["unknown"][0]
+
+
+@pytest.mark.parametrize("odd", [None, "N/A"])
+@pytest.mark.parametrize("key", ["grid", "registers per thread", "blocks per SM", "est. achieved occupancy %"])
+def test_what_is_no_number_is_unknown(tmp_path, key, odd):
+    events = cuda_trace.events()
+    odd_one = next(each for each in events if each["name"] == cuda_trace.CONVOLUTION)
+    odd_one["args"][key] = odd
+    used = traces.accelerators(written(tmp_path / "trace.json", events)).loc[0]
+    assert used["utilization"] == pytest.approx(cuda_trace.UTILIZATION)
+    assert used["sm_efficiency"] <= cuda_trace.SM_EFFICIENCY + 1e-9
+    assert used["occupancy"] == pytest.approx(cuda_trace.OCCUPANCY, abs=0.01)
+
+
+def test_without_steps_shares_are_of_the_whole_recording_or_unknown(tmp_path):
+    table = traces.accelerators(written(tmp_path / "a.json", [event("cpu_op", "a", 0, 100), kernel(0, 50)]))
+    assert table.loc[0, "utilization"] == 0.5 and "marks no steps" in table.attrs["unknown"][0]
+    table = traces.accelerators(written(tmp_path / "b.json", [kernel(0, 50), kernel(60, 70)]))
+    assert table.loc[0, ["utilization", "sm_efficiency"]].isna().all() and table.loc[0, "kernel_time"] == 60
+
+
+@pytest.mark.parametrize(
+    "link",
+    [{}, {"External id": 0}, {"External id": 7}, {"External id": 1}],
+    ids=["no External id", "External id 0", "that of an operator long past", "that of the step"],
+)
+def test_a_kernel_that_cannot_be_linked_is_launched_by_nobody(tmp_path, link):
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, 100, **{"External id": 1}),
+        event("cpu_op", "aten::empty", 0, 10, **{"External id": 7}),
+        event("cpu_op", "recorded without a number", 30, 80, **{"External id": 0}),
+        event("cuda_runtime", "cudaLaunchKernel", 40, 45, correlation=50, **link),
+        kernel(50, 60, **link),
+    ]
+    trace = traces.load(written(tmp_path / "trace.json", events))
+    assert traces.kernels(trace)["Operator"].isna().all()
+    assert traces.top_operators(trace)["Device Total Duration (us)"].to_list() == [0, 0]
+    assert traces.top_operators(trace)["Host Self Duration (us)"].to_list() == [50, 10]
+
+
+@pytest.mark.processes
+def test_every_figure_equals_the_corrected_plugins(gpu):
+    metrics, tensor_core_share, shown_kernels, shown_operators = parsed_by_the_plugin(
+        gpu.path, "(data.gpu_metrics_parser, data.tc_used_ratio, page.kernel_op_table, page.operation_table_by_name)"
+    )
+    used = traces.accelerators(gpu).loc[0]
+    assert metrics.gpu_utilization[0] == pytest.approx(used["utilization"])
+    assert metrics.avg_approximated_sm_efficiency_per_device[0] == pytest.approx(used["sm_efficiency"])
+    assert metrics.avg_occupancy_per_device[0] == pytest.approx(100 * used["occupancy"])
+    assert tensor_core_share == pytest.approx(used["tensor_core_share"])
+
+    kernels = traces.kernels(gpu, 100).reset_index().fillna({"Operator": "N/A"})
+    columns = [each["name"] for each in shown_kernels["data"]["columns"]]
+    shown = pd.DataFrame(shown_kernels["data"]["rows"], columns=columns)
+    same = ["Name", "Operator", "Calls", "Total Duration (us)"]
+    same += ["Mean Blocks Per SM", "Mean Est. Achieved Occupancy (%)"]
+    pd.testing.assert_frame_equal(
+        kernels[same].sort_values("Name", ignore_index=True), shown[same].sort_values("Name", ignore_index=True),
+        check_dtype=False,
+    )  # fmt: skip
+
+    operators = traces.top_operators(gpu, 100)
+    shown = pd.DataFrame(shown_operators["data"]).set_index("name").loc[operators.index]
+    names = ["calls", "host_self_duration", "host_total_duration", "device_self_duration", "device_total_duration"]
+    np.testing.assert_allclose(operators.to_numpy(float), shown[names].to_numpy(float))
+
+
+def shown(capsys, *arguments):
+    """Return the exit status of ``stepscope traces`` and its output, with single blanks."""
+    status = main(["traces", *map(str, arguments)])
+    return status, re.sub(" +", " ", capsys.readouterr().out)
+
+
+def test_the_shell_prints_what_is_in_a_trace(gpu, capsys):
+    status, output = shown(capsys, gpu.path)
+    assert status == 0
+    for words in [
+        "host_1.1.pt.trace.json.gz, rank 0\n",
+        "steps 3, on average 1.0 ms; loading took 15%",
+        "0 Made-up GPU 53% 42% 25% 34% 21\n",
+        "GPU 0: 11 37% 10 µs 300 µs 22% 1.4% 6.3% 27% 12% 31%",
+        "ampere_sgemm_128x64_nn 300 µs 17% 3 no aten::mm\n",
+        "my_extension::scale 180 µs 10% 3 no unknown\n",
+    ]:
+        assert words in output
+    assert max(map(len, output.splitlines())) <= 120
+
+
+def test_the_shell_prints_what_is_unknown(tmp_path, capsys):
+    _, output = shown(capsys, written(tmp_path / "trace.json", [kernel(0, 50), kernel(60, 70)], devices=[]))
+    assert "marks no training steps" in output
+    assert "0 – – – 0% 2\n" in output
+    assert "Unknown: Utilization" in output
+
+
+def test_a_bad_trace_or_rank_is_named_and_the_others_are_printed(tmp_path, capsys):
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+        for rank in (0, 1):
+            content = cuda_trace.trace()
+            content["distributedInfo"]["rank"] = rank
+            (tmp_path / run / f"host{rank}.1.pt.trace.json").write_text(json.dumps(content))
+    (tmp_path / "b" / "host0.1.pt.trace.json").write_text("{")
+    status, output = shown(capsys, tmp_path)
+    printed = re.findall(r"^\S.*| TraceError", output, re.M)
+    good = ["a, rank 0", "a, rank 1", "a, 2 ranks together"]
+    assert printed == [*good, "b/host0.1.pt.trace.json", " TraceError", "b/host1.1.pt.trace.json, rank 1"]
+    assert status == 1
+
+
+def test_no_name_in_a_trace_can_control_the_terminal(tmp_path, capsys):
+    evil = "\x1b[2J\x1b]0;title\x07\r\n\u202egemm\u2028\x9b"
+    link = {"External id": 7}
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, 100),
+        event("cpu_op", evil, 0, 90, **link),
+        event("cuda_runtime", evil, 5, 80, correlation=5, **link),
+        kernel(5, 10, name=evil, **link),
+        kernel(90, 95, name=evil),
+    ]
+    _, output = shown(capsys, written(tmp_path / "trace.json", events, [cuda_trace.DEVICE | {"name": evil}]))
+    assert "?[2J?]0;title????gemm" in output
+    assert {each for each in output if not each.isprintable()} == {"\n"}
+
+
+@pytest.mark.processes
+def test_a_reader_who_has_read_enough_ends_the_command_quietly(tmp_path):
+    cuda_trace.write(tmp_path / "trace.json")
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "stepscope", "traces", tmp_path / "trace.json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    shell.stdout.close()  # as `head` does
+    assert shell.stderr.read() == b""
+    shell.wait()
+    shell.stderr.close()
+
+
+def test_kernels_of_a_span_without_steps_count_for_nothing_beside_one_with_steps(tmp_path):
+    cuda_trace.write(tmp_path / "host_1.1.pt.trace.json")
+    later = cuda_trace.trace()
+    later["traceEvents"] = [
+        each | {"ts": each["ts"] + 1e6} for each in later["traceEvents"] if not each["name"].startswith("ProfilerStep#")
+    ]
+    (tmp_path / "host_1.2.pt.trace.json").write_text(json.dumps(later))
+    assert traces.accelerators(tmp_path).loc[0, "utilization"] == pytest.approx(cuda_trace.UTILIZATION, rel=0.02)

@@ -1,0 +1,93 @@
+"""Tests that a trace is parsed once, however many tables are made of it, and again if it was recorded anew."""
+
+import functools
+import os
+import pickle
+
+import pandas as pd
+import pytest
+from support import cuda_trace
+from support.written import loading, step, two_steps, write
+
+from stepscope import traces
+from stepscope.traces import events, files
+
+TABLES = [
+    traces.accelerators,
+    traces.breakdown,
+    traces.exposed_copies,
+    traces.gaps,
+    traces.idle,
+    traces.kernels,
+    traces.memory_curve,
+    traces.steps,
+    traces.top_operators,
+    traces.waits,
+]
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """The files that are parsed, in their order."""
+    names, read = [], files.read
+
+    def noting(path, build):
+        names.append(path.name)
+        return read(path, build)
+
+    monkeypatch.setattr(files, "read", noting)
+    events.clear()
+    yield names
+    events.clear()
+
+
+def test_a_trace_is_parsed_once_however_many_tables_are_made_of_it(tmp_path, monkeypatch, parsed):
+    path = cuda_trace.write(tmp_path / "host_1.10.pt.trace.json")
+    for table in TABLES:
+        table(path)
+        table(tmp_path)  # the folder of the run
+    monkeypatch.chdir(tmp_path)
+    traces.load(path.name)
+    assert parsed == [path.name]
+
+
+def test_a_trace_that_is_recorded_anew_in_place_is_read_anew(tmp_path, parsed):
+    path = write(tmp_path / "trace.json", [step(1, 0, 100), loading(0, 30)])
+    size = path.stat().st_size
+    assert traces.breakdown(path)["DataLoader"].to_list() == [30]
+    write(path, [step(1, 0, 100), loading(0, 50)])
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 20_000_000))  # a file system may note times in steps of 16 ms
+    assert path.stat().st_size == size
+    assert traces.breakdown(path)["DataLoader"].to_list() == [50]
+
+
+def test_a_span_that_joins_a_run_is_read_too(tmp_path):
+    write(tmp_path / "host_1.10.pt.trace.json", [step(2, 1000, 1300)])
+    assert list(traces.steps(tmp_path).index) == [2]
+    write(tmp_path / "host_1.20.pt.trace.json", [step(8, 5000, 5100)])
+    assert list(traces.steps(tmp_path).index) == [2, 8]
+
+
+def test_whatever_is_done_with_a_table_the_trace_stays_as_it_was(tmp_path):
+    trace = traces.load(cuda_trace.write(tmp_path / "trace.json"))
+    (span,) = trace.spans
+    for make in [*(functools.partial(make, trace) for make in TABLES), lambda: span.events, lambda: span.kernels]:
+        table = make()
+        before = table.copy(deep=True)
+        table.loc[:, table.select_dtypes("number").columns] = -1
+        table["more"] = 1
+        del table[table.columns[0]]
+        pd.testing.assert_frame_equal(make(), before)
+
+
+def test_only_the_traces_used_last_are_kept(tmp_path, monkeypatch, parsed):
+    monkeypatch.setattr(events, "EVENTS", 2 * len(two_steps()))
+    paths = [write(tmp_path / f"{number}.json", two_steps()) for number in range(3)]
+    for path in [*paths, *reversed(paths)]:
+        traces.load(path)
+    assert parsed == ["0.json", "1.json", "2.json", "0.json"]
+
+
+def test_a_trace_can_be_sent_to_another_process(tmp_path):
+    trace = traces.load(cuda_trace.write(tmp_path / "trace.json"))
+    pd.testing.assert_frame_equal(traces.kernels(pickle.loads(pickle.dumps(trace))), traces.kernels(trace))

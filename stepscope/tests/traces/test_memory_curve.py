@@ -1,0 +1,109 @@
+"""Tests of the curve of memory that `stepscope.traces` finds in a trace, and that it is the one of the profiler tab."""
+
+import pytest
+from support import cuda_trace, recordings
+from support.asking import parsed_by_the_plugin
+from support.written import event, step
+from support.written import write as write_trace
+
+from stepscope import traces
+
+CPU, GPU = 0, 1
+
+
+def allocation(time, size, total, address=0x10, *, reserved=0, kind=CPU, device=-1):
+    """An allocation, or a release, as the profiler writes it: `total` bytes are allocated afterwards."""
+    place = {"Device Type": kind, "Device Id": device, "Addr": address}
+    arguments = place | {"Bytes": size, "Total Allocated": total, "Total Reserved": reserved}
+    return {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": time, "args": arguments}
+
+
+def mapping(time, size, address):
+    """Of memory that a worker shares."""
+    return allocation(time, size, 0, address, reserved=size)
+
+
+def unmapping(time, size, address):
+    return allocation(time, -size, 0, address)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    def write(*events):
+        return write_trace(tmp_path / "trace.json", [*events, step(3, 1000, 6000), event("cpu_op", "mm", 1000, 5000)])
+
+    return write
+
+
+def test_the_curve_follows_allocations_and_releases(trace):
+    path = trace(
+        allocation(3000, -4_000_000, 6_000_000),
+        allocation(2000, 6_000_000, 10_000_000),
+        allocation(1000, 4_000_000, 4_000_000),
+    )
+    curve = traces.memory_curve(path)
+    assert curve["time"].tolist() == [0, 1, 2]  # ms since the step's start
+    assert curve["allocated"].tolist() == [4, 10, 6]  # MB
+    assert set(curve["device"]) == {"CPU"}
+
+
+def test_what_a_worker_shares_does_not_count(trace):
+    shared = [mapping(1100, 9_000_000, 0x20), unmapping(1300, 9_000_000, 0x20)]
+    later = [allocation(1400, 1_000_000, 3_000_000, 0x20), allocation(1500, -1_000_000, 2_000_000, 0x20)]
+    curve = traces.memory_curve(trace(allocation(1000, 2_000_000, 2_000_000), *shared, *later))
+    assert curve["allocated"].tolist() == [2, 3, 2]  # the same address was the allocator's later
+
+
+SEVERAL_DEVICES = [
+    unmapping(1000, 9_000_000, 0x90),  # mapped before the recording
+    allocation(1100, 4_000_000, 4_000_000, 0x10),
+    unmapping(1200, 9_000_000, 0xA0),
+    allocation(1300, 6_000_000, 10_000_000, 0x20),
+    allocation(1400, -4_000_000, 6_000_000, 0x10),
+    mapping(1500, 6_000_000, 0xB0),
+    unmapping(1600, 6_000_000, 0xB0),  # as large as what is allocated
+    allocation(1700, -6_000_000, 0, 0x20),
+    allocation(1050, 512, 4096, 0x10, reserved=1 << 21, kind=GPU, device=0),
+    allocation(1150, 1024, 1024, 0x10, reserved=1 << 21, kind=GPU, device=1),
+    allocation(1250, -512, 3584, 0x10, reserved=1 << 21, kind=GPU, device=0),
+    allocation(1350, -1024, 0, 0x10, reserved=0, kind=GPU, device=1),
+]
+
+
+def test_a_gpus_memory_is_what_it_states(tmp_path):
+    curve = traces.memory_curve(cuda_trace.write(tmp_path / "trace.json"))
+    of_gpu = curve[curve["device"] == "GPU 0"]
+    assert of_gpu["allocated"].tolist() == pytest.approx([0.008192, 0.073728, 0.008192] * 3)
+    assert "CPU" not in set(curve["device"])  # what the hand-written trace maps is shared with a worker
+
+
+def assert_equal_to_the_tab(path):
+    wanted = "page.get_memory_curve(memory_metric='B', patch_for_step_plot=False)['rows']"
+    tab = parsed_by_the_plugin(path, wanted)
+    curve = traces.memory_curve(path)
+    assert {device.replace("GPU", "GPU ") for device in tab} == set(curve["device"])
+    for device, rows in tab.items():
+        times, allocated, _ = zip(*rows, strict=True)
+        ours = curve[curve["device"] == device.replace("GPU", "GPU ")]
+        # The tab counts time from the recording's first event, and the CPU's memory from the process's first recording
+        before = allocated[0] - round(ours["allocated"].iat[0] * 1e6) if device == "CPU" else 0
+        assert [round(each * 1e6) + before for each in ours["allocated"]] == list(allocated)
+        since_first = ours["time"] - ours["time"].iat[0]
+        assert since_first.tolist() == pytest.approx([time - times[0] for time in times], abs=2e-3)
+
+
+@pytest.mark.processes
+def test_the_curve_of_a_recording_is_that_of_the_tab(tmp_path):
+    recordings.record(tmp_path, 2, profile_memory=True)
+    (path,) = tmp_path.iterdir()
+    assert_equal_to_the_tab(path)
+
+
+@pytest.mark.processes
+def test_the_curve_of_a_hand_made_trace_is_that_of_the_tab(trace):
+    assert_equal_to_the_tab(trace(*SEVERAL_DEVICES))
+
+
+def test_a_profile_without_memory_says_so(trace):
+    with pytest.raises(traces.TraceError, match="profile_memory=True"):
+        traces.memory_curve(trace())

@@ -1,0 +1,382 @@
+"""Tests of `stepscope.traces`: on traces written by hand, whose truth is known, and on recorded ones."""
+
+import gzip
+import json
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import recordings
+from support.written import event, loading, on_a_gpu, step, two_steps, write
+
+from stepscope import traces
+from stepscope.base import staging
+from stepscope.traces import files, timeline
+from stepscope.traces.events import parsed
+
+ZERO = dict.fromkeys(traces.CATEGORIES, 0.0)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    root = tmp_path_factory.mktemp("recorded")
+    return {workers: (root / str(workers), recordings.record(root / str(workers), workers)) for workers in (0, 2)}
+
+
+def test_breakdown_charges_each_moment_to_the_first_category_that_claims_it(tmp_path):
+    table = traces.breakdown(write(tmp_path / "trace.json", two_steps()))
+    assert table.loc[7].to_dict() == ZERO | {"DataLoader": 300, "CPU Exec": 410, "Other": 290}
+    assert table.loc[8].to_dict() == ZERO | {"CPU Exec": 100, "Other": 400}
+    assert list(table.columns) == traces.CATEGORIES
+    assert table.index.name == "step"
+    assert table.attrs["total"] == 1500
+
+
+intervals = st.lists(st.tuples(st.sampled_from(traces.CATEGORIES[:-1]), st.integers(0, 60), st.integers(0, 20)))
+names = {
+    "Kernel": ("kernel", "k"),
+    "Memcpy": ("gpu_memcpy", "c"),
+    "Memset": ("gpu_memset", "s"),
+    "Communication": ("cpu_op", "nccl:all_reduce"),
+    "Runtime": ("cuda_runtime", "cudaLaunchKernel"),
+    "DataLoader": ("user_annotation", "enumerate(DataLoader)#x.__next__"),
+    "CPU Exec": ("cpu_op", "aten::add"),
+}
+
+
+@pytest.mark.processes
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(intervals)
+def test_breakdown_equals_painting_the_steps_microsecond_by_microsecond(intervals):
+    events = [event(*names[category], start, start + length) for category, start, length in intervals]
+    span = parsed([{"traceEvents": [step(0, 10, 40), step(1, 45, 70), *events]}])
+    painted = np.full(100, traces.CATEGORIES.index("Other"))
+    for rank, category in reversed(list(enumerate(traces.CATEGORIES[:-1]))):
+        for each, start, length in intervals:
+            if each == category:
+                painted[start : start + length] = rank
+    expected = [np.bincount(painted[start:end], minlength=8) for start, end in ((10, 40), (45, 70))]
+    np.testing.assert_allclose(timeline._breakdown(span).table("step").to_numpy(), expected)
+
+
+def test_categories_of_torch_1_12_are_understood(tmp_path):
+    events = [
+        event("Operator", "ProfilerStep#3", 0, 100),
+        event("Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 30),
+        event("Operator", "aten::add", 40, 60),
+        event("Runtime", "cudaLaunchKernel", 50, 55),
+        event("Kernel", "add", 58, 70),
+    ]
+    table = traces.breakdown(write(tmp_path / "trace.json", events))
+    expected = {"Kernel": 12, "Runtime": 5, "DataLoader": 30, "CPU Exec": 13, "Other": 40}
+    assert table.loc[3].to_dict() == ZERO | expected
+
+
+def test_a_step_lasts_until_what_it_launched_on_the_gpu_has_ended(tmp_path):
+    path = write(tmp_path / "trace.json", on_a_gpu())
+    assert traces.steps(path).to_dict("index") == {1: {"start": 0, "end": 150}, 2: {"start": 150, "end": 220}}
+    table = traces.breakdown(path)
+    expected = {"Kernel": 80, "Memcpy": 10, "Runtime": 10, "CPU Exec": 15, "Other": 35}
+    assert table.loc[1].to_dict() == ZERO | expected
+    assert table.loc[2].to_dict() == ZERO | {"Kernel": 10, "Memset": 5, "Runtime": 5, "Other": 50}
+
+
+def test_the_spans_of_a_run_are_put_one_after_the_other(tmp_path):
+    write(tmp_path / "host_1.20.pt.trace.json", [step(8, 5000, 5100)])
+    write(tmp_path / "host_1.10.pt.trace.json.gz", [step(2, 1000, 1300), loading(1000, 1100)])
+    (tmp_path / "note.txt").write_text("not a trace")
+    assert list(traces.breakdown(tmp_path).index) == [2, 8]
+    assert list(traces.steps(tmp_path)["start"]) == [0, 4000]
+
+
+def test_several_workers_in_a_folder_are_named_in_the_error(tmp_path):
+    write(tmp_path / "one.10.pt.trace.json", two_steps())
+    write(tmp_path / "two.10.pt.trace.json", two_steps())
+    with pytest.raises(traces.SeveralRecordings, match=r"2 workers or recordings: one, two\..*traces\.ranks"):
+        traces.load(tmp_path)
+
+
+def test_two_recordings_of_the_same_steps_are_refused(tmp_path):
+    write(tmp_path / "one.10.pt.trace.json", two_steps())
+    write(tmp_path / "one.20.pt.trace.json", two_steps())
+    with pytest.raises(traces.SeveralRecordings, match="step 7 more than once"):
+        traces.breakdown(tmp_path)
+
+
+def test_a_folder_of_runs_names_the_runs(tmp_path):
+    (tmp_path / "one-worker").mkdir()
+    write(tmp_path / "one-worker" / "a.pt.trace.json", two_steps())
+    with pytest.raises(traces.NoTraces, match="one-worker"):
+        traces.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"traceEvents": []}',
+        gzip.compress(b"", mtime=0),
+        b"\x89PNG\r\n",
+        b"[1, 2, 3]",
+        b'{"cells": []}',
+        b'{"traceEvents": [1, 2]}',
+        b'[{"ph": "X", "name": "a", "cat": "cpu_op", "ts": "now", "dur": 1, "tid": 1}]',
+        b'[{"ph": "X", "name": 5, "cat": "gpu_memcpy", "ts": 1, "dur": 1, "tid": 1}]',
+    ],
+)
+def test_what_is_no_trace_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "odd.json"
+    path.write_bytes(content)
+    with pytest.raises(traces.TraceError, match=r"odd\.json"):
+        traces.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(traces.NoTraces, match="nowhere"):
+        traces.load(tmp_path / "nowhere")
+    with pytest.raises(traces.NoTraces, match=f"{tmp_path}"):
+        traces.runs(tmp_path)
+
+
+def test_runs_are_the_folders_with_traces_without_what_a_killed_recording_left(tmp_path):
+    (tmp_path / "odd" / "a.pt.trace.json").mkdir(parents=True)  # a folder named like a trace
+    folders = [tmp_path, tmp_path / "a", tmp_path / "b" / "c"]
+    with staging.scratch(tmp_path / "recorded") as killed:
+        for folder in [*folders, killed]:
+            folder.mkdir(parents=True, exist_ok=True)
+            write(folder / "host_1.10.pt.trace.json", two_steps())
+        assert traces.runs(tmp_path) == folders
+        assert traces.runs(killed) == [killed]  # named itself
+
+
+def test_a_trace_without_steps_says_how_to_mark_them(tmp_path):
+    path = write(tmp_path / "trace.json", [event("cpu_op", "aten::add", 0, 10)])
+    with pytest.raises(traces.NoSteps, match=r"profiler\.step\(\)"):
+        traces.breakdown(path)
+    assert list(traces.top_operators(path).index) == ["aten::add"]
+
+
+def test_the_json_that_kineto_gets_wrong_is_read_all_the_same(tmp_path):
+    path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "a\tb?", 0, 4, size="N/A")])
+    path.write_bytes(path.read_bytes().replace(b"\\t", b"\t").replace(b'"N/A"', b"N/A").replace(b"?", b"\xe9"))
+    assert traces.breakdown(path).loc[1, "CPU Exec"] == 4
+
+
+def test_top_operators_separates_own_time_from_that_of_operators_inside(tmp_path):
+    events = [
+        *two_steps(),
+        event("cpu_op", "aten::to", 2200, 2300),  # calls itself: one call
+        event("cpu_op", "aten::to", 2210, 2290),
+        event("cpu_op", "aten::copy_", 2220, 2250),
+        event("cpu_op", "aten::pad", 2300, 2400),  # calls itself and another: two calls
+        event("cpu_op", "aten::pad", 2310, 2340),
+        event("cpu_op", "aten::fill_", 2350, 2360),
+    ]
+    table = traces.top_operators(write(tmp_path / "trace.json", events))
+    assert table.loc["aten::conv2d"].to_list() == [1, 100, 200]
+    assert table.loc["aten::to"].to_list() == [1, 70, 100]
+    assert table.loc["aten::pad"].to_list() == [2, 90, 130]
+    assert not table.index.str.match("enumerate|Optimizer|ProfilerStep").any()
+    assert table["Host Self Duration (us)"].is_monotonic_decreasing
+
+
+def test_top_operators_counts_runtime_calls_as_time_of_others(tmp_path):
+    events = [
+        event("cpu_op", "aten::mm", 10, 30, **{"External id": 5}),
+        event("cuda_runtime", "cudaLaunchKernel", 15, 20, **{"External id": 5, "correlation": 1}),
+    ]
+    table = traces.top_operators(write(tmp_path / "trace.json", events))
+    assert table.loc["aten::mm"].to_list() == [1, 15, 20]
+
+
+def test_difference_is_put_in_words_largest_change_first(tmp_path):
+    def run(name, *steps):
+        events = []
+        for number, (loaded, copied) in enumerate(steps):
+            begin = number * 100_000
+            copies = begin + loaded + 1000
+            events += [step(number, begin, begin + 100_000), loading(begin, begin + loaded)]
+            events.append(event("gpu_memcpy", "HtoD", copies, copies + copied))
+        return write(tmp_path / name, events)
+
+    before = run("before.json", (62_000, 1000), (62_000, 1000), (62_000, 1000))
+    table = traces.difference(before, run("after.json", (1000, 3500), (900, 9500), (1100, 3500)))
+    assert table.loc["DataLoader", ["before", "after", "change"]].tolist() == pytest.approx([62, 1, -61])
+    # The copies' change of 4.5 ms is larger than a fiftieth of a step, but only one of three steps shows it.
+    assert traces.sentence(table) == "loading −61 ms (−61 to −61), other +56 ms (+48 to +65)"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_breakdown_has_a_row_for_each_recorded_step(recorded, workers):
+    folder, waited = recorded[workers]
+    assert list(traces.breakdown(folder).index) == list(waited)
+
+
+def with_events(change):
+    """Return a rewriting of a trace that replaces each of its finished events by what `change` makes of it."""
+    return lambda trace: json.dumps(
+        trace | {"traceEvents": [change(each) if each["ph"] == "X" else each for each in trace["traceEvents"]]}
+    )
+
+
+def with_more_events(*more):
+    last = {"ph": "M", "name": "process_name", "pid": 1, "ts": 1, "args": {"name": "python"}}
+    return lambda trace: json.dumps(trace | {"traceEvents": [*trace["traceEvents"], *more, last]})
+
+
+def with_argument(text):
+    """Return a rewriting of a trace that puts `text`, as it is, into one of its events."""
+    odd = '{"ph": "X", "cat": "other", "name": "a", "ts": 1, "dur": 1, "tid": 1, "args": {"odd": %s}}, '
+    return lambda trace: json.dumps(trace).replace('{"ph": "X"', odd % text + '{"ph": "X"', 1)
+
+
+LAYOUTS = {
+    "one line": json.dumps,
+    "keys in another order": lambda trace: json.dumps(trace, sort_keys=True),
+    "metadata after the events": lambda trace: json.dumps({"traceEvents": trace["traceEvents"]} | trace | DEVICES),
+    "metadata before the events": lambda trace: json.dumps(DEVICES | trace | DEVICES),
+    "another list before the events": lambda trace: json.dumps({"others": trace["traceEvents"]} | trace),
+    "another list after the events": lambda trace: json.dumps(trace | {"others": trace["traceEvents"]}),
+    "a bare list of events": lambda trace: json.dumps(trace["traceEvents"]),
+    "empty arguments": with_events(lambda each: each | {"args": None}),
+    "numbers as text": with_events(lambda each: each | {"ts": str(each["ts"]), "dur": str(each["dur"])}),
+    "an event still open": with_more_events({"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "tid": 1}),
+    "a mark far in the future": with_more_events({"ph": "i", "s": "g", "name": "Record Window End", "ts": 1e18}),
+    "an infinite number": with_argument("-Infinity"),
+    "a bare N/A": with_argument("N/A"),
+    "a raw control character": with_argument('"a\tb"'),
+    "text that looks like the next event": with_argument(json.dumps('}, {"ph": "X", ' * 2000)),
+    "a list that looks like events": with_argument(json.dumps([{"name": "a"}] * 2000)),
+}
+DEVICES = {"deviceProperties": [{"id": number, "name": "GPU"} for number in range(500)]}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_layouts_of_a_recorded_trace_give_the_same_breakdown(recorded, tmp_path, monkeypatch, layout):
+    monkeypatch.setattr(files, "PIECE", 20_000)
+    (file,) = recorded[2][0].iterdir()
+    content = LAYOUTS[layout](json.loads(recordings.read(file))).encode()
+    path = tmp_path / "other.json"
+    path.write_bytes(content)
+    assert len(list(files.parts(file, files.PIECE))) > 5
+    assert traces.breakdown(path).equals(traces.breakdown(file))
+    if layout.startswith("metadata"):
+        assert traces.load(path).spans[0].devices == tuple(DEVICES["deviceProperties"])
+
+
+def test_what_ends_before_it_starts_does_not_count(tmp_path):
+    events = [step(1, 0, 10), event("cpu_op", "a", 2, 4), event("cpu_op", "b", 8, 6), event("kernel", "k", 8, 6)]
+    path = write(tmp_path / "trace.json", events)
+    assert traces.breakdown(path).loc[1, "CPU Exec"] == 2
+    assert traces.load(path).spans[0].kernels.empty
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_a_recorded_trace_cut_anywhere_is_refused(recorded, tmp_path, suffix):
+    (file,) = recorded[2][0].iterdir()
+    content = file.read_bytes() if suffix == ".json.gz" else recordings.read(file)
+    path = tmp_path / f"cut{suffix}"
+    for length in np.random.default_rng(0).integers(len(content), size=20):
+        path.write_bytes(content[:length])
+        with pytest.raises(traces.TraceError, match="cut"):
+            traces.breakdown(path)
+
+
+@pytest.mark.processes
+def test_a_damaged_byte_gives_an_error_that_names_the_file_or_a_breakdown(recorded, tmp_path):
+    (file,) = recorded[2][0].iterdir()
+    content = recordings.read(file)
+    path = tmp_path / "damaged.json"
+    random = np.random.default_rng(0)
+    refused = 0
+    for position, byte in zip(random.integers(len(content), size=200), random.bytes(200), strict=True):
+        path.write_bytes(content[:position] + bytes([byte]) + content[position + 1 :])
+        try:
+            traces.breakdown(path)
+        except traces.TraceError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 20, "most of a trace is its structure"
+
+
+@pytest.mark.parametrize("events", [[step(1, 0, 10), step(1, 20, 30)], [step(1, 0, 10), step(2, 5, 15)]])
+def test_steps_that_repeat_or_overlap_in_one_file_are_refused(tmp_path, events):
+    path = write(tmp_path / "trace.json", events)
+    with pytest.raises(traces.SeveralRecordings, match=r"trace\.json.*ProfilerStep#[12]"):
+        traces.breakdown(path)
+
+
+def test_steps_in_whole_microseconds_may_touch_by_one(tmp_path):
+    assert len(traces.breakdown(write(tmp_path / "trace.json", [step(1, 0, 11), step(2, 10, 20)]))) == 2
+
+
+@pytest.mark.parametrize("odd", ["NaN", "1e999", "null", '"soon"'])
+def test_a_time_that_is_no_number_is_refused(tmp_path, odd):
+    path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "a", 4.25, 5)])
+    path.write_text(path.read_text().replace("4.25", odd))
+    with pytest.raises(traces.TraceError, match=r"trace\.json"):
+        traces.load(path)
+
+
+def test_memory_for_reading_is_a_fraction_of_the_file(recorded, tmp_path):
+    (file,) = recorded[0][0].iterdir()
+    trace = json.loads(recordings.read(file))
+    for each in trace["traceEvents"]:
+        each |= {"args": each.get("args", {}) | {"long": "x" * 5000}}
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps(trace))
+    tracemalloc.start()
+    traces.load(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert path.stat().st_size > 10 * files.PIECE
+    assert peak < path.stat().st_size
+
+
+def ranked(path, rank):
+    path.write_text(json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": [step(rank + 1, 0, 10)]}))
+
+
+def test_ranks_are_those_recorded_in_the_traces_and_sorted_by_number(tmp_path):
+    for worker, rank in (("a", 10), ("b", 2)):
+        ranked(tmp_path / f"{worker}.1.pt.trace.json", rank)
+    write(tmp_path / "c.1.pt.trace.json", [step(5, 0, 10)])
+    write(tmp_path / "c.2.pt.trace.json", [step(6, 20, 30)])
+    found = traces.ranks(tmp_path)
+    assert list(found) == ["rank 2", "rank 10", "c"]
+    assert [list(traces.breakdown(trace).index) for trace in found.values()] == [[3], [11], [5, 6]]
+
+
+def test_two_workers_of_one_rank_are_two_recordings(tmp_path):
+    ranked(tmp_path / "old.1.pt.trace.json", 0)
+    ranked(tmp_path / "new.1.pt.trace.json", 0)
+    with pytest.raises(traces.SeveralRecordings, match="new and old say that they are rank 0"):
+        traces.ranks(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loading_agrees_with_the_stopwatch_around_it(recorded, workers):
+    folder, clock = recorded[workers]
+    longer = np.array([each["wait"] for each in clock.values()]) * 1e3 - traces.breakdown(folder)["DataLoader"] / 1e3
+    assert -0.1 < longer.min() < 2, "ms: on a busy machine it may be much longer, but not in each step"
+
+
+def test_importing_traces_does_not_import_torch():
+    code = "import sys, stepscope.traces; sys.exit('torch' in sys.modules or 'tensorboard' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_change_that_the_steps_do_not_agree_on_is_named_as_unsure():
+    changes = {"before": [10.0, 50.0], "after": [30.0, 50.0], "change": [20.0, 0.0], "lowest": [-5.0, -1.0]}
+    table = pd.DataFrame(changes | {"highest": [45.0, 1.0]}, index=["DataLoader", "CPU Exec"])
+    assert traces.sentence(table) == "loading +20 ms, but the steps differ too much to be sure (−5 to +45)"
+    table.loc["Other"] = [5.0, 8.0, 3.0, 2.0, 4.0]
+    sure, unsure = "other +3 ms (+2 to +4)", "loading +20 ms, but the steps differ too much to be sure (−5 to +45)"
+    assert traces.sentence(table) == f"{sure}; {unsure}"
+    table.loc["Other"] = [5.0, 35.0, 30.0, 20.0, 40.0]
+    assert traces.sentence(table) == "other +30 ms (+20 to +40)"

@@ -1,0 +1,102 @@
+"""Tests of `traces.slim`, on recorded traces and on traces written by hand."""
+
+import gzip
+import json
+
+import pytest
+from support import recordings
+from support.asking import parsed_by_the_plugin
+from support.written import event, loading, step, write
+
+from stepscope import traces
+
+RECORDED = [(0, "everything"), (2, "shapes")]
+
+
+@pytest.fixture(scope="module", params=RECORDED, ids=lambda each: f"{each[1]}-{each[0]}")
+def trace(request, tmp_path_factory):
+    workers, options = request.param
+    folder = tmp_path_factory.mktemp("recorded")
+    recordings.record(folder, workers, **recordings.OPTIONS[options])
+    (file,) = folder.iterdir()
+    return file
+
+
+@pytest.fixture(scope="module")
+def slimmed(trace, tmp_path_factory):
+    return traces.slim(trace, tmp_path_factory.mktemp("slim") / "slim.pt.trace.json.gz")
+
+
+def operator(name, start, end, category="cpu_op", **arguments):
+    return event(category, name, start, end, **arguments)
+
+
+def frame(name, start, end):
+    return event("python_function", name, start, end, **{"Python id": 2, "Python parent id": 1})
+
+
+def kept(tmp_path, events):
+    """Slim a trace of `events`, and return which of them are left."""
+    file = traces.slim(write(tmp_path / "trace.json", events), tmp_path / "slim.json.gz")
+    return json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+
+
+def test_a_slim_trace_has_the_same_tables_and_metadata(trace, slimmed):
+    assert traces.breakdown(slimmed).equals(traces.breakdown(trace))
+    outside = ["aten::conv2d", "aten::addmm", "aten::convolution_backward"]
+    tables = [traces.top_operators(file, 1000).loc[outside] for file in (trace, slimmed)]
+    assert tables[1].equals(tables[0])
+    before, after = (json.loads(recordings.read(file)) for file in (trace, slimmed))
+    private = {before.pop(name) for name in ("host_name", "traceName") if name in before}  # PyTorch 2.11 has no host
+    assert after | {"traceEvents": []} == before | {"traceEvents": []}
+    assert private and all(private) and not private & set(map(str, after.values()))
+    assert len(after["traceEvents"]) < len(before["traceEvents"])
+
+
+@pytest.mark.processes
+def test_a_slim_trace_has_the_same_overview_and_modules_in_tensorboard(trace, slimmed):
+    before, after = (
+        parsed_by_the_plugin(file, "(page.overview, repr(page.module_stats))") for file in (trace, slimmed)
+    )
+    assert len(before[0]["steps"]["rows"]) == 4
+    assert after == before
+
+
+def test_what_ran_inside_loading_is_dropped_in_its_thread_only(tmp_path):
+    others = [step(1, 0, 100), loading(0, 50), event("cpu_op", "aten::mm", 10, 20, thread=2), operator("mm", 60, 70)]
+    inside = [operator("aten::mul", 10, 20), operator("mine", 30, 40, "user_annotation"), frame("f", 1, 49)]
+    assert kept(tmp_path, [*others, *inside, frame("outside", 60, 61)]) == [*others, frame("outside", 60, 61)]
+
+
+def test_accelerator_calls_inside_loading_stay_with_the_operators_that_made_them(tmp_path):
+    events = [
+        step(1, 0, 100),
+        loading(0, 50),
+        operator("aten::copy_", 10, 30, **{"External id": 7}),
+        operator("cudaMemcpyAsync", 15, 20, "cuda_runtime", correlation=3, **{"External id": 7}),
+        operator("Memcpy HtoD", 60, 90, "gpu_memcpy", correlation=3, **{"External id": 7}),
+        operator("cudaFree", 31, 32, "cuda_runtime", correlation=4),
+    ]
+    assert kept(tmp_path, [*events, operator("aten::mul", 40, 45)]) == events
+
+
+def test_the_file_of_a_compiled_kernel_is_not_named(tmp_path):
+    kernel = operator("triton_poi_fused_0", 60, 70, "kernel", grid=[1, 1, 1])
+    named = operator("triton_poi_fused_0", 60, 70, "kernel", grid=[1, 1, 1], kernel_file="/home/ada/cache/kernel.py")
+    assert kept(tmp_path, [step(1, 0, 100), named]) == [step(1, 0, 100), kernel]
+
+
+def test_a_trace_may_be_replaced_by_its_slim_copy(tmp_path):
+    path = write(tmp_path / "trace.json.gz", [step(1, 0, 100), loading(0, 50), operator("aten::mul", 10, 20)])
+    before = traces.breakdown(path)
+    assert traces.slim(path, path) == path
+    assert traces.breakdown(path).equals(before)
+    assert "aten::mul" not in recordings.read(path).decode()
+
+
+def test_a_damaged_trace_leaves_nothing_behind(tmp_path):
+    path = write(tmp_path / "trace.json", [step(1, 0, 100)])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(traces.TraceError, match=r"trace\.json"):
+        traces.slim(path, tmp_path / "slim.json.gz")
+    assert list(tmp_path.iterdir()) == [path]

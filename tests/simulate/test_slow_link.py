@@ -1,0 +1,168 @@
+import asyncio
+import gc
+import socket
+import socketserver
+import threading
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from support.clock import Clock
+
+from helpers import simulate
+from helpers.data import s3_server
+from helpers.simulate import slow_link
+
+FAST = {"first_byte_ms": 0, "mb_per_s": 10_000}
+
+
+class Lines(socketserver.StreamRequestHandler):
+    """Answers a line with a number by so many bytes, and any other line by itself."""
+
+    def handle(self):
+        for line in self.rfile:
+            self.server.received.append(line)
+            self.wfile.write(b"x" * int(line) if line.strip().isdigit() else line)
+
+
+class Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, port=0):
+        super().__init__(("127.0.0.1", port), Lines)
+        self.received, self.connections = [], []
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def process_request(self, request, address):
+        self.connections.append(request)
+        super().process_request(request, address)
+
+    def handle_error(self, *_):
+        """Print nothing about a connection that broke."""
+
+    def go_away(self):
+        self.shutdown()
+        self.server_close()
+        for connection in self.connections:
+            with connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def server():
+    with Server() as server:
+        yield server
+        server.shutdown()
+
+
+def connected(link):
+    return socket.create_connection(("127.0.0.1", int(link.endpoint.rpartition(":")[2])))
+
+
+def ask(connection, line, size):
+    """Send a line, and return the answer, which has so many bytes."""
+    connection.sendall(line + b"\n")
+    return connection.recv(size, socket.MSG_WAITALL)
+
+
+def wait_until_gone(process):
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.02)
+
+
+def proxied(monkeypatch, chunks, **dials):
+    """Pass chunks, each there after so many seconds, through the link; when each arrived, on a simulated clock."""
+    clock, arrived = Clock(monkeypatch, simulate), []
+
+    async def sleep(seconds):
+        clock.sleep(max(seconds, 0) + (slow_link._LATE if seconds > 0 else 0))
+
+    async def read(_):
+        if not chunks:
+            return b""
+        seconds, data = chunks.pop(0)
+        clock.now = max(clock.now, seconds)
+        return data
+
+    async def drain():
+        pass
+
+    monkeypatch.setattr(slow_link.asyncio, "sleep", sleep)
+    proxy = slow_link._Proxy("127.0.0.1", "9", *map(str, dials.values()))
+    client = SimpleNamespace(write=lambda data: arrived.append((round(clock.now, 6), len(data))), drain=drain)
+    asyncio.run(proxy.download([1.0], SimpleNamespace(read=read), client))
+    return arrived
+
+
+def test_an_answer_arrives_when_the_formula_says(monkeypatch):
+    chunks = [(1.002, b"x" * 50_000)] + [(1.003, b"x" * 50_000)] * 9
+    arrived = proxied(monkeypatch, chunks, first_byte_ms=30, mb_per_s=1)
+    assert arrived[0] == (1.08, 50_000)  # asked at 1.0, the last byte of this chunk 50 ms after the first one
+    assert arrived[-1] == (1.53, 50_000)
+
+
+def test_a_server_that_is_slower_than_the_link_is_not_made_faster(monkeypatch):
+    arrived = proxied(monkeypatch, [(2.0, b"x" * 50_000), (5.0, b"x" * 50_000)], first_byte_ms=30, mb_per_s=1)
+    assert arrived == [(2.05, 50_000), (5.03, 50_000)]  # it catches up with 20 ms
+
+
+@pytest.mark.processes
+def test_requests_connections_and_bytes_are_counted(server):
+    with simulate.Link(server.endpoint, **FAST) as link:
+        assert link.counts() == (0, 0, 0)
+        with connected(link) as first, connected(link) as second:
+            for size in (10, 200_000, 1):
+                assert ask(first, b"%d" % size, size) == b"x" * size
+            before = link.counts()
+            assert before == (3, 1, 200_011)
+            ask(second, b"7", 7)
+        assert link.counts() == (4, 2, 200_018)
+        assert link.counts().since(before) == (1, 1, 7)
+
+
+@pytest.mark.processes
+def test_when_the_server_goes_away_connections_break_and_when_it_is_back_new_ones_work(server):
+    with simulate.Link(server.endpoint, first_byte_ms=0, mb_per_s=10) as link:
+        with connected(link) as idle, connected(link) as busy:
+            ask(idle, b"5", 5)
+            busy.sendall(b"1000000000\n")
+            assert busy.recv(1)
+            server.go_away()
+            assert idle.recv(10) == b""
+            while busy.recv(1_000_000):  # ends long before all has come
+                pass
+        with connected(link) as refused:
+            refused.sendall(b"5\n")
+            assert refused.recv(10) == b""
+        with Server(server.server_address[1]) as again, connected(link) as connection:
+            assert ask(connection, b"5", 5) == b"xxxxx"
+            again.shutdown()
+
+
+@pytest.mark.processes
+def test_a_link_ends_when_it_is_stopped_and_when_nobody_has_it_any_more(server):
+    links = [simulate.Link(server.endpoint) for _ in range(2)]
+    stopped, forgotten = (psutil.Process(link._child.process.pid) for link in links)
+    links[0].stop()
+    links[0].stop()
+    assert not stopped.is_running()
+    links.clear()
+    gc.collect()
+    wait_until_gone(forgotten)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not s3_server.available(), reason="there is no package of the server for this machine")
+def test_a_signed_request_through_a_link_is_answered(tmp_path):
+    with s3_server.serve(tmp_path) as server, simulate.Link(server.bucket.endpoint, **FAST) as link:
+        store = server.bucket.through(link).connect()
+        store.put("a", b"0123456789" * 1_000_000)
+        assert bytes(store.get_range("a", start=5_000_003, end=5_000_006)) == b"345"
+        server.restart()
+        before = link.counts()
+        assert bytes(store.get("a").bytes()) == b"0123456789" * 1_000_000
+        passed = link.counts().since(before)
+        assert (passed.requests, passed.connections) == (1, 1)
+        assert 10_000_000 < passed.bytes < 10_001_000  # with the head

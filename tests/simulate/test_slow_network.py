@@ -1,0 +1,194 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from helpers import config, simulate
+
+# -------------------------------------------------------------------------------------------------- a job of four ranks
+
+HEAD = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before the process group: else DDP imports it, and gloo's threads outlive the group
+from pathlib import Path
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from helpers import simulate
+from helpers.simulate import slow_network as module
+
+rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+world = dist.get_world_size()
+fast = simulate.SlowNetwork(10_000, latency_ms=0.01)
+found = {}
+"""
+TAIL = """
+(folder / f"{rank}.json").write_text(json.dumps(found))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+JOB = """
+import contextlib
+import time
+from torch.profiler import ProfilerActivity, profile
+
+
+def gradients(hook=None, group=None, cap=0.001, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+    model = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap, **options)
+    if hook:
+        model.register_comm_hook(group, hook)
+    chance = torch.Generator().manual_seed(rank)
+    for last in (False, True):
+        with contextlib.nullcontext() if last else model.no_sync():
+            model(torch.randn(16, 8, generator=chance)).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def same(one, other):
+    # Not to the last bit: the hook divides by the number of ranks, where DDP multiplies by one over it
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(one, other, strict=True))
+
+
+plain = gradients()
+found["averaged"] = same(plain, gradients(fast.hook))
+# Under names of their own: DistributedDataParallel refuses "bf16_compress_hook" where PyTorch has no CUDA
+wrapped = default_hooks.bf16_compress_wrapper(fast.hook)
+expected = gradients(lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
+found["bf16"] = same(expected, gradients(lambda state, bucket: wrapped(state, bucket)))
+found["bf16 is coarser"] = not same(expected, plain)
+for size in (1, 2, 3):
+    group = dist.new_group(range(size))
+    if rank < size:
+        found[f"{size} ranks"] = same(gradients(group=group), gradients(fast.hook, group))
+
+# Later and later on each rank; each asks for two, the second while the first is on its way
+link = module._links[dist.group.WORLD]
+slow, before = simulate.SlowNetwork(10, latency_ms=1), len(link.ends)
+dist.barrier()
+time.sleep(0.05 * rank)
+asked = time.perf_counter()
+futures = [slow.all_reduce(torch.full((size,), float(rank))) for size in (100_000, 50_000)]
+arrived = []
+for future in futures:
+    found.setdefault("sums", []).append(future.wait().unique().tolist())
+    arrived.append(time.perf_counter())
+found |= {"asked": asked, "arrived": arrived, "ends": link.ends, "last": link.ends[before:]}
+
+tensor = torch.ones(1_000_000)
+with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    slow.all_reduce(tensor).wait()
+found["in the trace"] = {event.name: event.time_range.elapsed_us() / 1e6
+                         for event in profiler.events() if event.name.startswith("gloo:")}
+found["left"] = [str(path) for path in Path(os.environ["TMPDIR"]).glob("simulated-network-*")]
+"""
+
+
+def start(source, folder, ranks):
+    script = folder / "job.py"
+    script.write_text(HEAD + source + TAIL, encoding="utf-8")
+    (folder / "temporary").mkdir()
+    common = {"PYTHONPATH": str(config.PROJECT), "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
+    common |= {"TMPDIR": str(folder / "temporary"), "WORLD_SIZE": str(ranks)}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder)], env=os.environ | common | {"RANK": str(rank)},
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def finish(processes):
+    """Return what each process wrote to standard error; none is left."""
+    try:
+        return [process.communicate(timeout=200)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """What four ranks found, in the order of ranks."""
+    folder = tmp_path_factory.mktemp("job")
+    processes = start(JOB, folder, ranks=4)
+    errors = finish(processes)
+    assert [process.returncode for process in processes] == [0] * 4, "\n".join(errors)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+
+
+@pytest.mark.processes
+def test_gradients_are_those_without_the_simulated_network_and_nothing_is_left(job):
+    for rank, found in enumerate(job):
+        groups = {name for name, value in found.items() if name.endswith("ranks") and value is True}
+        assert groups == {f"{size} ranks" for size in (1, 2, 3) if rank < size}
+        checks = ("averaged", "bf16", "bf16 is coarser")
+        assert [name for name in checks if found[name] is not True] == []
+        assert found["sums"] == [[6.0], [6.0]]
+        assert found["left"] == []
+
+
+@pytest.mark.processes
+def test_a_transfer_begins_with_the_last_rank_and_they_queue_alike_on_all_ranks(job):
+    network = simulate.SlowNetwork(10, latency_ms=1)
+    assert [found["ends"] for found in job] == [job[0]["ends"]] * 4
+    first, second = network.seconds(400_000, 4), network.seconds(200_000, 4)
+    last = max(found["asked"] for found in job)
+    for found in job:
+        assert found["last"][0] >= last + first
+        assert found["last"][1] == pytest.approx(found["last"][0] + second)
+        assert all(arrived >= end for arrived, end in zip(found["arrived"], found["last"], strict=True))
+
+
+@pytest.mark.processes
+def test_the_time_on_the_network_is_inside_of_the_all_reduce_in_the_trace(job):
+    names, seconds = zip(*[item for found in job for item in found["in the trace"].items()], strict=True)
+    assert names == ("gloo:all_reduce",) * 4
+    # Of the rank that asked first; half, since its thread may begin late where the machine is busy
+    assert max(seconds) > simulate.SlowNetwork(10, latency_ms=1).seconds(4e6, 4) / 2
+
+
+DYING = """
+model = DistributedDataParallel(nn.Linear(500, 500))
+model.register_comm_hook(None, fast.hook)
+model(torch.ones(500)).sum().backward()
+if rank == 1:
+    os._exit(9)
+model(torch.ones(500)).sum().backward()
+"""
+
+
+@pytest.mark.processes
+def test_when_a_rank_dies_the_others_get_the_error_of_the_all_reduce(tmp_path):
+    processes = start(DYING, tmp_path, ranks=2)
+    errors = finish(processes)
+    assert [process.returncode for process in processes] == [1, 9]
+    assert "RuntimeError" in errors[0] and "backward" in errors[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ the dials
+
+
+def test_an_all_reduce_takes_as_long_as_in_a_ring():
+    network = simulate.SlowNetwork(mb_per_s=100, latency_ms=2)
+    assert network.seconds(10e6, 1) == 0
+    assert network.seconds(10e6, 2) == pytest.approx(0.1 + 0.004)
+    assert network.seconds(10e6, 4) == pytest.approx(0.15 + 0.012)
+    assert network.seconds(10e6, 1000) == pytest.approx(0.2, rel=1e-3, abs=4)
+
+
+def test_tensors_elsewhere_than_on_the_cpu_and_processes_that_are_no_ranks_are_refused():
+    with pytest.raises(ValueError, match="found one on meta: a simulated network"):
+        simulate.SlowNetwork(125).all_reduce(torch.ones(3, device="meta"))
+    with pytest.raises(RuntimeError, match="call torch.distributed.init_process_group first"):
+        simulate.SlowNetwork(125).all_reduce(torch.ones(3))

@@ -1,0 +1,229 @@
+"""The scripts for Slurm: what shellcheck says, and one as a job of a real Slurm of two nodes on this machine."""
+
+import csv
+import ctypes
+import getpass
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from helpers import config
+from helpers.training import launching
+
+SCRIPTS = config.PROJECT / "notebooks" / "slurm"
+TRAIN = config.PROJECT / "notebooks" / "train_ddp.py"
+OPTIONS = ("--batch", "32", "--epochs", "40")
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin", "/sbin"])
+MISSING = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name, path=PATH) is None]
+NODES = ("127.0.0.1", "127.0.0.2")  # names that lead somewhere, as those of a cluster do
+PATIENCE = 120  # seconds for a start or an end
+
+# proctrack/linuxproc finds the processes of a job by their parents, without control groups. cred_expire: seconds that a
+# requeued job waits. FirstJobId: the scripts take their ports from it, and other tests, on a Slurm of their own, may
+# run beside these.
+CONFIGURATION = """
+ClusterName=tests
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={ports[0]}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+CredType=cred/munge
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+ReturnToService=2
+KillWait=20
+FirstJobId={first_job}
+NodeName={nodes[0]} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=500
+NodeName={nodes[1]} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=500
+PartitionName=usual Nodes=ALL Default=YES
+"""
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"expected {what} within {PATIENCE} s"
+        time.sleep(0.1)
+
+
+class Cluster:
+    """Two nodes and the programs that run jobs on them, in a folder of their own, as whoever runs the tests."""
+
+    def __init__(self, folder):
+        self.folder, self.daemons = folder, []
+        outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "PET_"))}
+        self.environment = outer | {
+            "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf"), "TMPDIR": str(folder / "local"),
+            "GLOO_SOCKET_IFNAME": "lo", "KINETO_LOG_LEVEL": "6",
+        }  # fmt: skip
+        self.environment.pop("OMP_NUM_THREADS", None)
+
+    def start(self):
+        for name in ("state", "local", *NODES):
+            (self.folder / name).mkdir()
+        (self.folder / "key").write_bytes(secrets.token_bytes(1024))
+        (self.folder / "key").chmod(0o600)
+        with ExitStack() as sockets:
+            free = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            ports = [each.getsockname()[1] for each in free]
+        first_job = random.SystemRandom().randrange(1_000, 50_000_000)
+        (self.folder / "slurm.conf").write_text(
+            CONFIGURATION.format(
+                folder=self.folder, user=getpass.getuser(), ports=ports, nodes=NODES, first_job=first_job
+            )
+        )
+        files = {"key-file": "key", "socket": "munge.sock", "pid-file": "munge.pid", "seed-file": "munge.seed"}
+        # --force: the folder is for this user only, and so is the socket
+        self._daemon("munged", "-F", "--force", *(f"--{option}={self.folder / name}" for option, name in files.items()))
+        wait_until((self.folder / "munge.sock").exists, "a socket of munged")
+        self._daemon("slurmctld", "-D", "-i")
+        for node in NODES:
+            self._daemon("slurmd", "-D", "-N", node)
+        states = ("sinfo", "--noheader", "--Node", "--format=%T")
+        wait_until(lambda: self.run(*states, check=False).split() == ["idle"] * len(NODES), "two idle nodes")
+
+    def _daemon(self, program, *options):
+        end_with_this = lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # noqa: E731 (1 is PR_SET_PDEATHSIG)
+        with (self.folder / "daemons.log").open("ab") as log:
+            path = shutil.which(program, path=PATH)
+            self.daemons.append(
+                subprocess.Popen(
+                    [path, *options], env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    preexec_fn=end_with_this,
+                )
+            )  # fmt: skip
+
+    def end(self):
+        """End all jobs, then the daemons; whatever is left of the jobs is killed, and an error."""
+        self.run("scancel", f"--user={getpass.getuser()}", check=False)
+        try:
+            wait_until(lambda: not self.processes(), "no process of a job")
+        finally:
+            left = self.processes()
+            for daemon in reversed(self.daemons):
+                daemon.terminate()
+                daemon.wait(PATIENCE)
+            for process in left:
+                with suppress(psutil.Error):
+                    process.kill()
+
+    def run(self, *command, check=True, **variables):
+        """Run a program of Slurm, and return what it says."""
+        words = [str(word) for word in command]
+        environment = self.environment | {name: str(value) for name, value in variables.items()}
+        process = subprocess.run(words, env=environment, cwd=self.folder, capture_output=True, text=True)
+        assert process.returncode == 0 or not check, f"{words}: {process.stderr}"
+        return process.stdout.strip()
+
+    def shown(self, job):
+        """Return what Slurm says of a job, by the names that it gives."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def releases(self, job):
+        """Let a job begin again that a busy machine could not launch: Slurm holds it then. Always true."""
+        if self.shown(job)["Reason"] == "launch_failed_requeued_held":
+            self.run("scontrol", "release", job)
+        return True
+
+    def processes(self):
+        """Return the processes of jobs, from their environments."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):  # another user's, or just gone
+                environment = process.environ()
+                if environment.get("SLURM_CONF") == self.environment["SLURM_CONF"] and "SLURM_JOB_ID" in environment:
+                    found.append(process)
+        return found
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.end()
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Images of which a network learns something: each has its label's brightness."""
+    folder, generator = tmp_path / "data", np.random.default_rng(config.SEED)
+    folder.mkdir()
+    labels = generator.integers(0, 10, 1_024)
+    noise = generator.integers(0, 60, (len(labels), 3, 32, 32))
+    np.save(folder / "images.npy", (noise + 19 * labels[:, None, None, None]).astype(np.uint8))
+    np.save(folder / "labels.npy", labels)
+    return folder
+
+
+def losses(path):
+    """The losses of all steps; one that was taken again, after a restart, must be the same to the last digit."""
+    found = {}
+    for step, loss in csv.reader(path.open()):
+        assert found.setdefault(int(step), loss) == loss, f"step {step} was repeated with another loss"
+    assert list(found) == list(range(1, len(found) + 1))
+    return list(found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(bool(MISSING), reason="apt-get install --no-install-recommends slurmctld slurmd slurm-client munge")
+def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(cluster, data, tmp_path):
+    straight, run = tmp_path / "straight.csv", tmp_path / "run"
+    launching.torchrun(TRAIN, data, "--losses", straight, *OPTIONS, ranks=2, quiet=True)
+    job = cluster.run(
+        "sbatch", "--parsable", "--nodes=2", "--cpus-per-task=1", SCRIPTS / "several_nodes.sbatch", data, *OPTIONS,
+        "--losses", run / "losses.csv", SCRIPT=TRAIN, RUN=run,
+    )  # fmt: skip
+    lines = lambda: (run / "losses.csv").read_text().count("\n")  # noqa: E731
+    wait_until(lambda: cluster.releases(job) and (run / "checkpoint.pt").exists(), "a checkpoint")
+    wait_until(lambda: lines() % 10 > 2, "steps after a checkpoint")
+    assert lines() < 1_000, "it is nearly done: there is no middle left"
+    before = int(cluster.shown(job)["Restarts"])
+    cluster.run("scancel", "--batch", "--signal=USR1", job)  # what Slurm sends two minutes before, by --signal
+    wait_until(lambda: int(cluster.shown(job)["Restarts"]) == before + 1, "the job to begin again")
+    over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+    wait_until(lambda: cluster.shown(job)["JobState"] in over and not cluster.processes(), f"the end of job {job}")
+    shown = cluster.shown(job)
+    assert (shown["JobState"], int(shown["Restarts"])) == ("COMPLETED", before + 1), Path(shown["StdOut"]).read_text()
+    expected = losses(straight)
+    assert losses(run / "losses.csv") == expected
+    assert len(expected) <= lines() < len(expected) + 11, "only the steps since the checkpoint"
+    assert not list((tmp_path / "local").glob("train-*")), "a node kept its copy of the data"
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck: apt-get install shellcheck")
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sbatch")), ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(script):
+    process = subprocess.run(["shellcheck", script], capture_output=True, text=True)
+    assert process.stdout + process.stderr == ""
