@@ -28,17 +28,18 @@ OPTIONS = ("--batch", "32", "--epochs", "40")
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin", "/sbin"])
 MISSING = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name, path=PATH) is None]
 NODES = ("127.0.0.1", "127.0.0.2")  # names that lead somewhere, as those of a cluster do
-PATIENCE = 120  # seconds for a start or an end
+PATIENCE = 240  # seconds for a start or an end
 
 # proctrack/linuxproc finds the processes of a job by their parents, without control groups. cred_expire: seconds that a
-# requeued job waits. FirstJobId: the scripts take their ports from it, and other tests, on a Slurm of their own, may
-# run beside these.
+# requeued job waits, and that a launch may take. MessageTimeout: seconds for which a daemon of a busy machine may be
+# silent (of usually 10, a launch fails). FirstJobId: the scripts take their ports from it, and other tests, on a Slurm
+# of their own, may run beside these.
 CONFIGURATION = """
 ClusterName=tests
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={ports[0]}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=5
+AuthInfo=socket={folder}/munge.sock,cred_expire=20
 CredType=cred/munge
 SlurmUser={user}
 SlurmdUser={user}
@@ -57,6 +58,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 ReturnToService=2
+MessageTimeout=90
 KillWait=20
 FirstJobId={first_job}
 NodeName={nodes[0]} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=500
@@ -65,10 +67,10 @@ PartitionName=usual Nodes=ALL Default=YES
 """
 
 
-def wait_until(condition, what):
+def wait_until(condition, what, seen=lambda: ""):
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, f"expected {what} within {PATIENCE} s"
+        assert time.monotonic() < deadline, f"expected {what} within {PATIENCE} s\n{seen()}"
         time.sleep(0.1)
 
 
@@ -146,6 +148,12 @@ class Cluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def log(self, job):
+        """Return what Slurm says of a job, what the job has printed, and what the daemons have."""
+        shown = self.shown(job)
+        logs = (Path(shown["StdOut"]), self.folder / "daemons.log")
+        return "\n".join([str(shown), *(path.read_text()[-4_000:] for path in logs if path.exists())])
+
     def releases(self, job):
         """Let a job begin again that a busy machine could not launch: Slurm holds it then. Always true."""
         if self.shown(job)["Reason"] == "launch_failed_requeued_held":
@@ -206,16 +214,17 @@ def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(clus
         "--losses", run / "losses.csv", SCRIPT=TRAIN, RUN=run,
     )  # fmt: skip
     lines = lambda: (run / "losses.csv").read_text().count("\n")  # noqa: E731
-    wait_until(lambda: cluster.releases(job) and (run / "checkpoint.pt").exists(), "a checkpoint")
-    wait_until(lambda: lines() % 10 > 2, "steps after a checkpoint")
+    until = lambda condition, what: wait_until(condition, what, lambda: cluster.log(job))  # noqa: E731
+    until(lambda: cluster.releases(job) and (run / "checkpoint.pt").exists(), "a checkpoint")
+    until(lambda: lines() % 10 > 2, "steps after a checkpoint")
     assert lines() < 1_000, "it is nearly done: there is no middle left"
     before = int(cluster.shown(job)["Restarts"])
     cluster.run("scancel", "--batch", "--signal=USR1", job)  # what Slurm sends two minutes before, by --signal
-    wait_until(lambda: int(cluster.shown(job)["Restarts"]) == before + 1, "the job to begin again")
+    until(lambda: int(cluster.shown(job)["Restarts"]) == before + 1, "the job to begin again")
     over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-    wait_until(lambda: cluster.shown(job)["JobState"] in over and not cluster.processes(), f"the end of job {job}")
+    until(lambda: cluster.shown(job)["JobState"] in over and not cluster.processes(), f"the end of job {job}")
     shown = cluster.shown(job)
-    assert (shown["JobState"], int(shown["Restarts"])) == ("COMPLETED", before + 1), Path(shown["StdOut"]).read_text()
+    assert (shown["JobState"], int(shown["Restarts"])) == ("COMPLETED", before + 1), cluster.log(job)
     expected = losses(straight)
     assert losses(run / "losses.csv") == expected
     assert len(expected) <= lines() < len(expected) + 11, "only the steps since the checkpoint"

@@ -36,6 +36,21 @@ if fork == 0:
 print(*numbers, fork, flush=True)
 time.sleep(1000)
 """
+# A thread of it forks all the time
+FORKING = """
+import os, threading, time
+from stepscope.base import child
+
+def fork():
+    while True:
+        if os.fork() == 0:
+            time.sleep(1000)
+        time.sleep(0.002)
+
+thread = child.end_with_owner()
+threading.Thread(target=fork, daemon=True).start()
+thread.join()
+"""
 
 
 @pytest.fixture
@@ -79,8 +94,17 @@ def test_a_child_ends_when_it_is_stopped_dropped_or_terminated(arguments, tmp_pa
     child = Child(arguments, stdout=subprocess.PIPE)
     process, numbers = child.process, [int(number) for number in child.process.stdout.readline().split()]
     end(child)
-    assert process.wait(60) == 0
+    process.wait(60)
     assert ended(numbers, tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_what_a_thread_forks_while_the_child_ends_ends_too(tmp_path):
+    mark = str(tmp_path)
+    child = Child(["-c", FORKING], env=os.environ | {ranks.MARK: mark})
+    ranks.wait_until(lambda: len(ranks.processes(mark)) > 20)
+    assert child.stop()
+    ranks.wait_until(lambda: not ranks.processes(mark))
 
 
 def test_a_child_that_does_not_end_by_itself_is_killed():

@@ -110,6 +110,8 @@ def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Pat
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
+            if os.name != "nt" and os.getpgrp() == os.getpid():  # with whatever another thread has forked meanwhile
+                os.killpg(0, signal.SIGKILL)
             os._exit(0)  # other threads may wait for what never comes
 
     signal.signal(signal.SIGTERM, lambda *_: asked.set())

@@ -58,6 +58,9 @@ def compare_ranks(
     """
     from torch_tb_profiler.multiprocessing import get_context, get_start_method
 
+    profiles = [profile for profile in profiles if profile.distributed_info or profile.has_communication]
+    if not profiles:
+        return None
     with ProcessPoolExecutor(1, get_context(get_start_method())) as pool:
         try:
             return pool.submit(_page, profiles, span).result()
@@ -72,9 +75,8 @@ def _page(profiles: list[DistributedRunProfileData], span: str | None) -> Distri
     from torch_tb_profiler.profiler.run_generator import DistributedRunGenerator
     from torch_tb_profiler.run import DistributedRunProfile
 
-    profiles = [profile for profile in profiles if profile.distributed_info or profile.has_communication]
     ranks = _ranks({profile.worker: profile.trace_file_path for profile in profiles})
-    operations = traces.collectives(ranks) if ranks else ()
+    operations = traces.collectives(ranks)
     if not len(operations) and not _without_kernels(ranks) and _world(ranks) == 1:
         return None
     notes = [*_ranks_missing(ranks), *_exchanges_missing(ranks, operations)]
