@@ -56,15 +56,15 @@ PRESETS = {
 }
 
 
-class UnknownPreset(ValueError):
-    """``COURSE_PRESET`` names no preset."""
+class CourseError(ValueError):
+    """What the reader gave or asked for does not fit: an archive, a folder, a setting. The message says what would."""
 
 
 def preset() -> Preset:
-    """Return the preset that ``COURSE_PRESET`` names, ``workshop`` by default; raise `UnknownPreset` if it is none."""
+    """Return the preset that ``COURSE_PRESET`` names, ``workshop`` by default; raise `CourseError` if it is none."""
     name = os.environ.get("COURSE_PRESET") or "workshop"
     if name not in PRESETS:
-        raise UnknownPreset(f"COURSE_PRESET is {name!r}, but there is only {', '.join(PRESETS)}; set one of these.")
+        raise CourseError(f"COURSE_PRESET is {name!r}, but there is only {', '.join(PRESETS)}; set one of these.")
     return PRESETS[name]
 
 

@@ -44,10 +44,6 @@ _BYTES_PER_IMAGE = 4096  # a file of 2.26 kB takes one block
 _CONNECT_SECONDS = 10.0  # how long an offline classroom waits for the download
 
 
-class UnusableArchive(ValueError):
-    """An archive or folder does not hold CIFAR-10 as it should, or more than that."""
-
-
 @dataclass(frozen=True)
 class Prepared:
     """Images ready to train on.
@@ -99,7 +95,7 @@ def prepare(
 
     Raises
     ------
-    UnusableArchive
+    config.CourseError
         If the archive is damaged, or is not what it should be.
     staging.DamagedFolder
         If prepared images are missing, were altered or added.
@@ -216,11 +212,11 @@ def _read_archive(path: Path) -> _Images:
     batches = {}
     for name, content in _members(path):
         if name in batches:
-            raise UnusableArchive(f"{path}: expected {name} once, found it twice.")
+            raise config.CourseError(f"{path}: expected {name} once, found it twice.")
         batches[name] = _read_batch(content, path, name)
     training = sorted(batches.keys() - {"test_batch"})
     if not training or "test_batch" not in batches:
-        raise UnusableArchive(
+        raise config.CourseError(
             f"{path}: expected data_batch_1 to data_batch_5 (or some of them) and test_batch, as in "
             f"{_OFFICIAL_ARCHIVE}, found {', '.join(sorted(batches)) or 'none of them'}."
         )
@@ -237,11 +233,11 @@ def _read_archive(path: Path) -> _Images:
 def _members(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of each batch."""
     if not path.exists():
-        raise UnusableArchive(f"{path}: no such file or folder; is CIFAR10_ARCHIVE right?")
+        raise config.CourseError(f"{path}: no such file or folder; is CIFAR10_ARCHIVE right?")
     try:
         yield from _members_of_folder(path) if path.is_dir() else _members_of_tar(path)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise UnusableArchive(
+        raise config.CourseError(
             f"{path}: expected a tar file like {_OFFICIAL_ARCHIVE}, but reading it failed: "
             f"{str(error).splitlines()[0]}. Is it complete, and no web page saved under this name? Get it again."
         ) from error
@@ -259,7 +255,7 @@ def _members_of_tar(path: Path) -> Iterator[tuple[str, bytes]]:
         for member in tar:
             if match := _BATCH.fullmatch(member.name):
                 if not member.isreg() or member.size > _MAX_BATCH_BYTES:
-                    raise UnusableArchive(
+                    raise config.CourseError(
                         f"{path}: expected {member.name} to be a file of {_MAX_BATCH_BYTES >> 20} MiB at most, found "
                         f"{member.size >> 20} MiB, or a link."
                     )
@@ -300,11 +296,11 @@ def _read_batch(content: bytes, path: Path, name: str) -> tuple[np.ndarray, np.n
         batch = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
         pixels, labels = (batch[key] if key in batch else batch[key.encode()] for key in ("data", "labels"))
     except Exception as error:  # a damaged pickle may raise anything, as pickle's documentation says
-        raise UnusableArchive(f"{path}: {name} is no batch of CIFAR-10: {error!r}.") from error
+        raise config.CourseError(f"{path}: {name} is no batch of CIFAR-10: {error!r}.") from error
     right_pixels = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (_PIXELS,)
     right_labels = isinstance(labels, list) and all(type(label) is int and 0 <= label <= 9 for label in labels)
     if not right_pixels or not right_labels or not len(labels) == len(pixels) > 0:
-        raise UnusableArchive(
+        raise config.CourseError(
             f"{path}: expected in {name} data, uint8 of shape (images, {_PIXELS}), and a list of as many labels from 0 "
             f"to 9, found data of shape {np.shape(pixels)} and labels of shape {np.shape(labels)}."
         )

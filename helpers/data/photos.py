@@ -23,10 +23,6 @@ _FORMAT = 1  # of the prepared folder: count up when its layout or the drawn pho
 _BYTES_PER_PHOTO = 80_000  # most have less: 45 kB in the median
 
 
-class BadFolder(ValueError):
-    """A folder does not hold images in class folders."""
-
-
 @dataclass(frozen=True)
 class Photos:
     """Photos ready to load.
@@ -64,7 +60,7 @@ def prepare(*, data_dir: Path | None = None, drawn: int | None = None) -> Photos
 
     Raises
     ------
-    BadFolder
+    config.CourseError
         If the reader's own folder does not hold images in class folders.
     staging.DamagedFolder
         If drawn photos are missing, were altered or added.
@@ -110,21 +106,21 @@ def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.nda
 
     Raises
     ------
-    BadFolder
+    config.CourseError
         If there is no class folder, or no image in one of them.
     """
     folder, expected = Path(folder), "Expected a folder of images for each class"
     if not folder.is_dir():
-        raise BadFolder(f"{folder}: no such folder; is COURSE_PHOTOS right? {expected} in it.")
+        raise config.CourseError(f"{folder}: no such folder; is COURSE_PHOTOS right? {expected} in it.")
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
         loose = sum(_is_image(entry.name) for entry in os.scandir(folder))
-        raise BadFolder(f"{folder}: {expected} in it, found no folder and {wording.counted(loose, 'image')}.")
+        raise config.CourseError(f"{folder}: {expected} in it, found no folder and {wording.counted(loose, 'image')}.")
     files, labels = [], []
     for label, name in enumerate(classes):
         found = _images_below(folder / name)
         if not found:
-            raise BadFolder(
+            raise config.CourseError(
                 f"{folder / name}: {expected}, found none in this one with the ending {', '.join(ENDINGS)}. Remove "
                 "the folder, or put images into it."
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-from helpers import figures
+from helpers import config, figures
 from helpers.results import scoreboard
 from stepscope.base import staging
 from stepscope.base.wording import counted, digits, printable
@@ -24,10 +24,6 @@ FILE = "scoreboard.jsonl"
 TEMPLATE = Path(__file__).with_name("class_page.html")
 APART = 1.5  # two readers disagree if even the nearer ends of their intervals are so many times apart
 Class = Mapping[str, Sequence[scoreboard.Result]]
-
-
-class NoScoreboards(FileNotFoundError):
-    """There is no scoreboard below the folder."""
 
 
 def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
@@ -49,7 +45,7 @@ def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
 
     Raises
     ------
-    NoScoreboards
+    config.CourseError
     """
     paths = _paths(Path(folder))
     shown = {name: name for name in paths}
@@ -72,7 +68,7 @@ def _paths(folder: Path) -> dict[str, Path]:
     found = sorted(path for path in folder.rglob(FILE) if not staging.is_staging(path))
     if not found:
         what = "a folder without any" if folder.is_dir() else "no such folder"
-        raise NoScoreboards(
+        raise config.CourseError(
             f"{folder}: expected a folder for each reader with a {FILE} in it, and found {what}. Collect the files "
             "from everybody's COURSE_RUNS, each into a folder named after its reader."
         )

@@ -41,10 +41,6 @@ from helpers.lessons import hosted
 hosted.prepare()"""
 
 
-class Unfit(RuntimeError):
-    """The course cannot be had here: its address is unknown, or packages do not fit or cannot be installed."""
-
-
 # ------------------------------------------------------------------------------------------ what the first cell calls
 
 
@@ -55,7 +51,7 @@ def prepare() -> None:
 
     Raises
     ------
-    Unfit
+    config.CourseError
         If a package is installed in a version with which the course does not work, or one that is missing cannot be
         installed beside those that are there.
     """
@@ -66,7 +62,7 @@ def prepare() -> None:
     unfit = [each for each in wanted if each not in missing and not preflight.satisfied(each)]
     if unfit:
         needed = " ".join(f"'{_pip(each)}'" for each in unfit)
-        raise Unfit(
+        raise config.CourseError(
             f"The course does not fit {_versions(unfit)}, and replaces nothing by itself: choose a newer runtime, "
             f"or run  pip install {needed}  and restart the runtime; then run this cell again."
         )
@@ -86,7 +82,9 @@ def _install(missing: Sequence[Requirement]) -> None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--constraint", pins]
         process = subprocess.run([*pip, *map(_pip, missing)])
     if process.returncode:
-        raise Unfit(f"pip could not install {names} beside what is here; above it says why. Is there internet?")
+        raise config.CourseError(
+            f"pip could not install {names} beside what is here; above it says why. Is there internet?"
+        )
     importlib.invalidate_caches()
 
 
@@ -123,11 +121,11 @@ def write_copies(folder: str | Path) -> list[Path]:
 
     Raises
     ------
-    Unfit
+    config.CourseError
         If ``config.REPOSITORY``, the address to clone the course from, is empty.
     """
     if not config.REPOSITORY:
-        raise Unfit(
+        raise config.CourseError(
             "Colab's machine would have to clone the course, but REPOSITORY in helpers/config.py is empty. Publish the "
             "course, write its address there, and release it with the tag " + release() + "."
         )

@@ -268,7 +268,7 @@ def manifests() -> list[Path]:
 def _preset() -> Iterator[Row]:
     try:
         yield Row("Preset", f"{config.preset().name}; COURSE_PRESET sets another: {', '.join(config.PRESETS)}")
-    except config.UnknownPreset as error:
+    except config.CourseError as error:
         yield Row("Preset", "unknown", str(error), "unset COURSE_PRESET")
 
 

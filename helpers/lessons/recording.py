@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from helpers import figures
+from helpers import config, figures
 from helpers.lessons import execute
 from helpers.results import hardware, scoreboard
 from helpers.results.scoreboard import Result
@@ -34,10 +34,6 @@ from stepscope.timing import profiling
 PROCESSES = 3  # an interval over rounds speaks of its own process only
 _ALL, _MACHINE, _RESULTS = "processes.jsonl", "machine.json", "scoreboard.jsonl"
 _CHANGES = {"date", "clocks"}  # of the machine, without making it another one
-
-
-class OtherRecording(ValueError):
-    """The folder holds a recording of another machine, or with other settings."""
 
 
 def record(out: str | Path, notebooks: Sequence[Path] | None = None, processes: int = PROCESSES) -> list[str]:
@@ -60,7 +56,7 @@ def record(out: str | Path, notebooks: Sequence[Path] | None = None, processes: 
 
     Raises
     ------
-    OtherRecording
+    config.CourseError
         If the folder holds the recording of another machine, or with other settings.
     """
     out = Path(out).absolute()
@@ -156,7 +152,9 @@ def _same_machine(out: Path) -> None:
     other = [key for key in before.keys() | now.keys() if key not in _CHANGES and before.get(key) != now.get(key)]
     if other:
         found = ", ".join(f"{key} {before.get(key)!r} instead of {now.get(key)!r}" for key in sorted(other))
-        raise OtherRecording(f"{out} holds another recording, with {found}. Name another folder, or delete this one.")
+        raise config.CourseError(
+            f"{out} holds another recording, with {found}. Name another folder, or delete this one."
+        )
 
 
 def _page(out: Path, results: list[Result]) -> str:

@@ -86,7 +86,7 @@ class JpegDataset(Dataset):
 
     Raises
     ------
-    photos.BadFolder
+    config.CourseError
         If there is no class folder, or no image in one of them.
     """
 

@@ -53,7 +53,7 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
 
     Raises
     ------
-    photos.BadFolder
+    config.CourseError
         If `folder` does not hold images in class folders.
     datasets.UnreadableImage
         If an image is damaged.

@@ -29,10 +29,6 @@ TRAINING, EVALUATION = 3, 3  # recorded steps
 _NOT_RECORDED = 5  # steps before them, the last one as the profiler's warm-up
 
 
-class OtherFolder(FileExistsError):
-    """The folder holds something else than a tour."""
-
-
 def training_step(model, optimizer, images, labels, table) -> None:
     """Train on one batch. The names in quotation marks are in the trace; PyTorch itself names the optimizer's calls."""
     with record_function("training"):
@@ -78,13 +74,13 @@ def record(out: str | Path) -> Path:
 
     Raises
     ------
-    OtherFolder
+    config.CourseError
         If the folder holds something else.
     """
     out = Path(out)
     found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     if others := [name for name in found if name not in (TRACE, PAGE)]:
-        raise OtherFolder(
+        raise config.CourseError(
             f"{out}: expected a new folder, or one with {TRACE} and {PAGE} alone, and found {', '.join(others[:3])} "
             "in it. Name another folder."
         )

@@ -49,7 +49,7 @@ def test_a_drawn_set_that_is_not_as_it_was_made_is_named(tmp_path, damage):
 def test_the_readers_own_photos_are_named_by_the_environment_and_only_read(tmp_path, monkeypatch, capsys):
     own = tmp_path / "Holiday"
     monkeypatch.setenv("COURSE_PHOTOS", str(own))
-    with pytest.raises(photos.BadFolder, match="Holiday.*COURSE_PHOTOS"):
+    with pytest.raises(config.CourseError, match="Holiday.*COURSE_PHOTOS"):
         prepare(tmp_path)
     for name in ("sea/1.jpg", "sea/2.png", "hills/3.jpg"):
         (own / name).parent.mkdir(parents=True, exist_ok=True)

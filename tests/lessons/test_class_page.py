@@ -144,7 +144,7 @@ def test_a_folder_without_scoreboards_is_refused(tmp_path, found, capsys):
     if "without" in found:
         (tmp_path / "class").mkdir()
     assert main(["class", str(tmp_path / "class"), "--out", str(tmp_path / "page.html")]) == 1
-    assert re.fullmatch(rf"NoScoreboards: .*scoreboard.jsonl in it, and found {found}.*\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"CourseError: .*scoreboard.jsonl in it, and found {found}.*\n", capsys.readouterr().err)
     assert not (tmp_path / "page.html").exists()
 
 

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from helpers.data import photos
+from helpers import config
 from helpers.loading import datasets
 from stepscope.base import staging
 
@@ -158,7 +158,7 @@ def test_a_folder_without_images_in_class_folders_is_named(tmp_path, class_folde
         (tmp_path / "images" / "emu", "emu"),
         (class_folders, "emu"),
     ):
-        with pytest.raises(photos.BadFolder, match=named):
+        with pytest.raises(config.CourseError, match=named):
             datasets.JpegDataset(folder)
 
 

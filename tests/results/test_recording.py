@@ -5,6 +5,7 @@ import json
 import nbformat
 import pytest
 
+from helpers import config
 from helpers.__main__ import main
 from helpers.lessons import execute, recording
 from helpers.results import scoreboard
@@ -76,5 +77,5 @@ def test_the_recording_of_another_machine_is_refused(notebooks):
     (out / "machine.json").write_text(json.dumps(machine | {"date": "1999-01-01"}))
     recording.record(out)
     (out / "machine.json").write_text(json.dumps(machine | {"cores": 4096}))
-    with pytest.raises(recording.OtherRecording, match="cores 4096 instead of"):
+    with pytest.raises(config.CourseError, match="cores 4096 instead of"):
         recording.record(out)

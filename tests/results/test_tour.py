@@ -85,7 +85,7 @@ def test_an_earlier_tour_is_replaced_and_nothing_else(recorded, tmp_path):
     own.mkdir()
     (own / tour.PAGE).write_text("an earlier tour")
     (own / "thesis.txt").write_text("mine")
-    with pytest.raises(tour.OtherFolder, match=r"thesis\.txt"):
+    with pytest.raises(config.CourseError, match=r"thesis\.txt"):
         tour.record(own)
     assert (own / "thesis.txt").read_text() == "mine"
     before = (recorded / tour.TRACE).read_bytes()

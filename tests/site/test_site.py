@@ -88,14 +88,14 @@ def test_a_link_to_nothing_is_an_error_and_leaves_the_earlier_site(tmp_path):
     out.mkdir()
     (out / site.MADE_BY_SPHINX).touch()
     nbformat.write(v4.new_notebook(cells=[v4.new_markdown_cell("# 99\n\n[nowhere](nothing.md)")]), broken)
-    with pytest.raises(site.SiteFailed, match=r"nothing\.md"):
+    with pytest.raises(config.CourseError, match=r"nothing\.md"):
         site.build(out, [*execute.all_notebooks(), broken])
     assert [path.name for path in out.iterdir()] == [site.MADE_BY_SPHINX]
 
 
 def test_a_folder_that_is_no_site_is_not_replaced(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(site.SiteFailed):
+    with pytest.raises(config.CourseError):
         site.build(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -47,10 +47,6 @@ This notebook was not executed when this page was made: it shows the code, and n
 ```"""
 
 
-class SiteFailed(RuntimeError):
-    """The site cannot be built: a page is wrong, or something else is in its place."""
-
-
 def refresh(images: str | None = None) -> None:
     """Execute the notebooks of which no outputs are kept of the same code and preset.
 
@@ -99,12 +95,14 @@ def build(out: Path, notebooks: Sequence[Path] | None = None) -> None:
 
     Raises
     ------
-    SiteFailed
+    config.CourseError
         If Sphinx warns of anything, such as a link to nothing (an earlier site stays then); or if `out` holds other
         files.
     """
     if out.exists() and any(out.iterdir()) and not (out / MADE_BY_SPHINX).exists():
-        raise SiteFailed(f"{out}: expected nothing or an earlier site, found other files. Choose another folder.")
+        raise config.CourseError(
+            f"{out}: expected nothing or an earlier site, found other files. Choose another folder."
+        )
     with tempfile.TemporaryDirectory(prefix="site-") as scratch:
         source, made = Path(scratch, "source"), Path(scratch, "made", "html")  # MyST-NB leaves a folder beside it
         shutil.copytree(HERE / "pages", source)
@@ -125,7 +123,7 @@ def build(out: Path, notebooks: Sequence[Path] | None = None) -> None:
         process = subprocess.run(sphinx, env=os.environ | {"PYTHONPATH": folders}, capture_output=True, text=True)
         if process.returncode:
             warnings = process.stderr.replace(f"{source.resolve()}{os.sep}", "").strip()
-            raise SiteFailed(f"Sphinx warns; correct what it names, and build again.\n{warnings}")
+            raise config.CourseError(f"Sphinx warns; correct what it names, and build again.\n{warnings}")
         shutil.copyfile(made / "README.html", made / "index.html")
         shutil.rmtree(made / ".doctrees")
         with staging.folder(out, replace=True) as built:
