@@ -5,6 +5,7 @@ alternative text for those who cannot see it.
 alternative text.
 """
 
+from helpers.figures.data_parallel import communication, rank_timeline, scaling
 from helpers.figures.drawing import Picture
 from helpers.figures.ladders import ladder, ratios, reference, waiting
 from helpers.figures.networks import (
@@ -18,7 +19,6 @@ from helpers.figures.networks import (
 )
 from helpers.figures.pipelines import access, image_grid, item_timeline, memory, monitored, throughput
 from helpers.figures.profiles import accelerator, breakdown, kernels, memory_curves, utilization_and_efficiency
-from helpers.figures.ranks import communication, rank_timeline, scaling
 from helpers.figures.timings import comparison, phases, run_ahead, seconds, time_lines, two_clocks
 
 __all__ = [

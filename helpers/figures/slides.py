@@ -16,11 +16,11 @@ from matplotlib.font_manager import findfont
 from PIL import Image, ImageDraw, ImageFont
 
 from helpers import config, simulate
+from helpers.figures.data_parallel import communication, scaling
 from helpers.figures.drawing import Picture
 from helpers.figures.ladders import ladder
 from helpers.figures.networks import memory_formats, number_formats
 from helpers.figures.profiles import breakdown, utilization_and_efficiency
-from helpers.figures.ranks import communication, scaling
 from helpers.figures.timings import run_ahead, time_lines
 from helpers.results import scoreboard, tour
 from stepscope import traces

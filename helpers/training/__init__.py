@@ -2,7 +2,7 @@
 
 from helpers.training.compiling import graphed
 from helpers.training.models import Workload, launch_bound_workload, resnet_workload
-from helpers.training.steps import (
+from helpers.training.training_step import (
     Augmented,
     OutOfMemory,
     TrainingStep,

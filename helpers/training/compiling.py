@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from helpers.training.steps import TrainingStep, device_of
+from helpers.training.training_step import TrainingStep, device_of
 from stepscope import timing
 
 
