@@ -48,7 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
     colab = commands.add_parser("colab", help="write copies of the notebooks that get the course where they are opened")
     colab.add_argument("--out", metavar="DIR", required=True, help="folder to write; notebooks there are replaced")
     options = parser.parse_args(arguments)
-    return stepscope.run(_COMMANDS[options.command], options, "helpers")
+    try:
+        return stepscope.run(_COMMANDS[options.command], options, "helpers")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("helpers", "stepscope"):
+            raise
+        sys.exit(f"{sys.executable} lacks {error.name}. In the course's folder, `make lab` installs it.")
 
 
 def _people(text: str) -> int:

@@ -29,14 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(command, options: argparse.Namespace, package: str) -> int:
-    """Run a command of a package: an error of its own is one line, a fault in its code a traceback.
+    """Run a command with its options and return its exit status.
 
-    Parameters
-    ----------
-    command : callable
-        Takes `options`, and returns the exit status.
-    package : str
-        Errors of this package, and of stepscope, are for the reader.
+    An error of `package`, or of stepscope, is for the reader: it is one line. Any other is a fault: a traceback.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal can show all characters
@@ -47,25 +42,11 @@ def run(command, options: argparse.Namespace, package: str) -> int:
     except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in (package, "stepscope"):
-            raise
-        print(f"{sys.executable} lacks {error.name}. {_remedy(package)}", file=sys.stderr)
-        return 1
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in (package, "stepscope"):
             raise  # a fault of ours: its traceback is needed
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-
-
-def _remedy(package: str) -> str:
-    if package == "stepscope":
-        return f'Install what the profiler tab needs:  {sys.executable} -m pip install "stepscope[tab]"'
-    return (
-        "Use the course's own Python, .venv/bin/python or that of your conda environment; in the course's folder, "
-        "`make lab` installs it."
-    )
 
 
 # The imports are in the functions so that each command starts as quickly as it can: PyTorch alone takes seconds.
@@ -89,9 +70,9 @@ def _tensorboard(options: argparse.Namespace) -> int:
 
         tensorboard.serve(options.logdir)
         return 0
-    from stepscope.tensorboard import fix
+    from stepscope.tensorboard import corrections
 
-    written, refused = fix.fix(*options.fix)
+    written, refused = corrections.write_copies(*options.fix)
     for error in refused:
         print(f"Not copied: {error}", file=sys.stderr)
     print(f"{len(written)} corrected traces for a plain TensorBoard are in {options.fix[1]}.")

@@ -1,4 +1,4 @@
-"""TensorBoard's profiler tab is right: every fault that `corrections` and `fix` name, in the stock plugin and in ours.
+"""TensorBoard's profiler tab is right: every fault that `corrections` names, in the stock plugin and in ours.
 
 TensorBoards run over the same traces, recorded here without and with workers, and written by hand for a GPU: one as it
 is installed, one of ours, one as installed over corrected copies. They are asked over HTTP, as their page does.
@@ -16,7 +16,7 @@ from support.asking import ask, overview, stock_tensorboard
 
 from stepscope import tensorboard, traces
 from stepscope.base.staging import TargetExists
-from stepscope.tensorboard import fix
+from stepscope.tensorboard import corrections
 
 pytestmark = pytest.mark.processes
 
@@ -38,7 +38,7 @@ def recorded(tmp_path_factory):
     # With runtime calls in the category that the stock plugin knows, to see what it does with them; and with more
     # memory in use on the CPU than the GPU has.
     known = cuda_trace.trace()
-    known["traceEvents"] = list(fix.rename_categories(known))
+    known["traceEvents"] = list(corrections.rename_categories(known))
     memory = {"Bytes": 64, "Addr": 1, "Total Allocated": 64 << 30, "Total Reserved": 0, "Device Id": -1}
     memory |= {"Device Type": 0}
     known["traceEvents"].append(
@@ -272,12 +272,12 @@ def test_the_overview_operators_and_summary_of_a_gpu_are_the_truth(ours):
 def test_a_call_whose_operator_is_not_in_the_trace_keeps_its_number():
     call = {"ph": "X", "cat": "runtime", "name": "cudaLaunchKernel", "ts": 5, "dur": 1, "args": {"External id": 99}}
     operator = {"ph": "X", "cat": "cpu_op", "name": "aten::a", "ts": 0, "dur": 10, "args": {"External id": 7}}
-    assert list(fix.link_calls_to_their_operators({"traceEvents": [operator, call]})) == [operator, call]
+    assert list(corrections.link_calls_to_their_operators({"traceEvents": [operator, call]})) == [operator, call]
 
 
 def test_a_plain_tensorboard_over_corrected_copies_is_right_and_the_traces_stay(ours, logdir, tmp_path):
     before = {file: file.read_bytes() for file in logdir.rglob("*.json*")}
-    written, refused = fix.fix(logdir, tmp_path / "copies")
+    written, refused = corrections.write_copies(logdir, tmp_path / "copies")
     assert (len(written), refused) == (len(RUNS) + 1, [])
     assert {file: file.read_bytes() for file in logdir.rglob("*.json*")} == before
     with stock_tensorboard(tmp_path / "copies", RUNS) as fixed:
@@ -293,10 +293,10 @@ def test_a_plain_tensorboard_over_corrected_copies_is_right_and_the_traces_stay(
 
 def test_copies_lie_neither_among_the_traces_nor_on_other_files(logdir, tmp_path):
     with pytest.raises(TargetExists, match=str(logdir)):
-        fix.fix(logdir, logdir / "copies")
-    fix.fix(logdir / "gpu", tmp_path)
+        corrections.write_copies(logdir, logdir / "copies")
+    corrections.write_copies(logdir / "gpu", tmp_path)
     with pytest.raises(TargetExists, match=str(tmp_path)):
-        fix.fix(logdir / "gpu", tmp_path)
+        corrections.write_copies(logdir / "gpu", tmp_path)
 
 
 def test_a_damaged_trace_is_named_and_the_others_are_copied(tmp_path):

@@ -136,9 +136,8 @@ def test_a_late_rank_is_waited_for_as_recorded_with_gloo(ours):
     [
         ("alone", False, "1 of 2 ranks"),
         ("some", True, "2 of 3 ranks"),
-        ("one-rank-job", False, "one rank"),
-        ("same-rank", False, "same rank, 0"),
-        ("other-steps", True, "(rank_0 3 and 4, rank_1 4 and 5)"),
+        ("same-rank", False, "are rank 0"),
+        ("other-steps", True, "(rank_0: 3, 4; rank_1: 4, 5)"),
         ("unequal", True, "step 4 rank_1 has 1"),
         ("no-kernels", True, "ProfilerActivity.CUDA"),
         ("no-sizes", True, "record_shapes=True"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import html
 import json
+import math
 import os
 import shlex
 import shutil
@@ -26,6 +27,7 @@ from stepscope.base import machine
 from stepscope.base.child import Child
 from stepscope.base.wording import counted
 from stepscope.tensorboard import corrections
+from stepscope.tensorboard.corrections import PackageMissing
 
 TIMEOUT = 120  # seconds: thirty readers may start theirs at once, each taking 2 s of the machine's cores
 SCALE = 0.72  # the Overview needs 1,200 pixels, and a notebook has about 880: narrower, its panels overlap
@@ -85,35 +87,23 @@ class Server:
             self._check(deadline, "did not start")
             time.sleep(0.02)
         self.url = (self.folder / "address").read_text()
-        missing_since = None
-        while True:
-            answer = self.get("runs")
-            missing = set(self.runs) - set(answer["runs"])
-            if not answer["loading"] and not missing:
-                return
-            # A run is out of loading a moment before it is listed, and before loading has begun.
-            waiting = answer["loading"] or not answer["runs"]
-            missing_since = None if waiting else missing_since or time.monotonic()
-            names = ", ".join(sorted(missing or self.runs))
-            self._check(deadline, f"did not list {names}")
-            if missing_since is not None and time.monotonic() > missing_since + 5:
-                raise TensorBoardFailed(f"TensorBoard cannot read {names}. {self._last_lines()}")
+        until = math.inf  # a run is out of loading a moment before it is listed, and before loading has begun
+        while (answer := self.get("runs"))["loading"] or not set(self.runs) <= set(answer["runs"]):
+            names = ", ".join(sorted(set(self.runs) - set(answer["runs"])) or self.runs)
+            until = math.inf if answer["loading"] or not answer["runs"] else min(until, time.monotonic() + 5)
+            self._check(min(deadline, until), f"did not list {names}")
             time.sleep(0.05)
 
     def _check(self, deadline: float, fault: str) -> None:
-        if not self.child.runs:
-            code = self.child.process.returncode
-            raise TensorBoardFailed(f"TensorBoard ended with code {code}. {self._last_lines()}")
-        if time.monotonic() > deadline:
-            raise TensorBoardFailed(
-                f"TensorBoard {fault} within {TIMEOUT} s. Show fewer or smaller traces, or try again when this machine "
-                f"has less to do. {self._last_lines()}"
-            )
-
-    def _last_lines(self) -> str:
+        if self.child.runs and time.monotonic() <= deadline:
+            return
+        if self.child.runs:
+            problem = f"{fault} in time. Show fewer or smaller traces, or try again when this machine has less to do."
+        else:
+            problem = f"ended with code {self.child.process.returncode}."
         log = self.folder / "log"  # gone if it was ended while it started
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        return "Its last words:\n" + "\n".join(lines[-20:])
+        raise TensorBoardFailed("\n".join([f"TensorBoard {problem} Its last words:", *lines[-20:]]))
 
 
 def show(logdir: str | Path, *, height: int = 800) -> None:
@@ -129,10 +119,7 @@ def show(logdir: str | Path, *, height: int = 800) -> None:
     height : int
         Height of the embedded page in pixels.
 
-    Raises
-    ------
-    NoTraces, TensorBoardFailed, ModuleNotFoundError
-        As `start`.
+    Errors are those of `start`.
     """
     global _shown
     server = start(logdir)
@@ -167,13 +154,7 @@ def stop() -> None:
 
 
 def serve(logdir: str | Path) -> None:
-    """Run TensorBoard over `logdir` in the foreground, until Ctrl-C.
-
-    Raises
-    ------
-    NoTraces, TensorBoardFailed, ModuleNotFoundError
-        As `start`.
-    """
+    """Run TensorBoard over `logdir` in the foreground, until Ctrl-C. Errors are those of `start`."""
     server = start(logdir)
     try:
         _announce(server)
@@ -194,15 +175,13 @@ def start(logdir: str | Path) -> Server:
         If there are no traces in `logdir`.
     TensorBoardFailed
         If TensorBoard does not start, or does not read the traces within two minutes.
-    ModuleNotFoundError
-        If a package of stepscope's extra `tab` is not installed.
+    PackageMissing
+        If a package of stepscope's extra `tab` is not installed, or the plugin in another version.
     """
     corrections.check_packages()
     logdir = Path(logdir).resolve()
     names = {str(folder.relative_to(logdir)) for folder in traces.runs(logdir)}
     runs = {logdir.name if name == "." else name for name in names}  # as the plugin calls them
-    if (problem := corrections.uncorrectable()) is not None:
-        print(problem)
     # The plugin's sockets lie below it: their paths may have 104 bytes (macOS; Linux: 108), of which 53 are added here.
     short = os.name == "nt" or len(os.fsencode(tempfile.gettempdir())) <= 50
     folder = Path(tempfile.mkdtemp(prefix="tensorboard-", dir=None if short else "/tmp"))
@@ -235,7 +214,7 @@ def load_ipython_extension(shell) -> None:
         options = parser.parse_args(shlex.split(line))
         try:
             show(options.folder or options.logdir, height=options.height)
-        except (traces.NoTraces, TensorBoardFailed, ModuleNotFoundError) as error:
+        except (traces.NoTraces, TensorBoardFailed, PackageMissing) as error:
             raise UsageError(str(error)) from None
 
     shell.register_magic_function(magic, "line", "tensorboard")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -31,10 +31,6 @@ OPERATIONS = {  # of the table of operations: a quantity, and the names of its s
     "latency": ("Total Latency (us)", "Avg Latency (us)"),
     "transfer": ("Data Transfer Time (us)", "Avg Data Transfer Time (us)"),
 }
-IN_ONE_FOLDER = (
-    "Record all ranks into one folder, with the rank in the whole job as name: tensorboard_trace_handler(folder, "
-    'worker_name=f"rank_{rank}").'
-)
 
 
 def keep_the_path_of_the_trace(stock: Callable, self: DistributedRunProfileData, profile: RunProfileData) -> None:
@@ -76,11 +72,13 @@ def _page(profiles: list[DistributedRunProfileData], span: str | None) -> Distri
     from torch_tb_profiler.run import DistributedRunProfile
 
     ranks = _ranks({profile.worker: profile.trace_file_path for profile in profiles})
-    operations = traces.collectives(ranks)
-    if not len(operations) and not _without_kernels(ranks) and _world(ranks) == 1:
+    world = max((trace.spans[0].world or 1 for trace in ranks.values()), default=1)
+    operations, silent = traces.collectives(ranks), _without_kernels(ranks)
+    if not len(operations) and not silent and world == 1:
         return None
-    notes = [*_ranks_missing(ranks), *_exchanges_missing(ranks, operations)]
-    shared = operations.groupby("number")["rank"].transform("size") > 1
+    same_rank = _same_rank(ranks)
+    compared = len(ranks) > 1 and not same_rank
+    notes = [*_missing(ranks, world, silent, operations), *same_rank]
     try:
         steps = traces.communication_by_step(ranks)
     except TraceError as error:
@@ -88,14 +86,12 @@ def _page(profiles: list[DistributedRunProfileData], span: str | None) -> Distri
         notes.append(str(error))
     else:
         operations = operations[operations.set_index(["rank", "step"]).index.isin(steps.index)]
-        waits = steps[steps.groupby(level="step")["length"].transform("size") == len(ranks)]
-        notes += _steps_missing(steps)
-        notes += traces.communication(ranks).attrs["unequal"] if len(ranks) > 1 else []
-    if same := _same_rank(ranks):
-        notes.append(same)
-    if len(ranks) == 1 or same:
-        waits, shared = None, shared & False
-    operations = operations.assign(transfer=operations["transfer"].where(shared))  # of a rank alone it is not known
+        waits = steps[steps.groupby(level="step")["length"].transform("size") == len(ranks)] if compared else None
+        if compared:
+            notes += [*_steps_missing(steps), *traces.communication(ranks).attrs["unequal"]]
+    shared = operations.groupby("number")["rank"].transform("size") > 1
+    # Of a rank alone it is not known how long it waited
+    operations = operations.assign(transfer=operations["transfer"].where(shared & compared))
     page = DistributedRunProfile(span)
     page.views.append(consts.DISTRIBUTED_VIEW)
     page.gpu_info = DistributedRunGenerator(profiles, span)._generate_gpu_info()
@@ -109,12 +105,12 @@ def _page(profiles: list[DistributedRunProfileData], span: str | None) -> Distri
 
 def _ranks(paths: Mapping[str, str]) -> traces.Ranks:
     """Return the trace of each worker, in the order of their ranks; what our reader refuses is left out."""
-    found = {}
-    for worker, path in paths.items():
+    ranks = []
+    for worker, path in sorted(paths.items()):
         with suppress(TraceError):
-            found[worker] = traces.load(path)
-    order = sorted(found, key=lambda worker: ((rank := found[worker].spans[0].rank) is None, rank or 0, worker))
-    return traces.Ranks({worker: found[worker] for worker in order})
+            ranks.append((worker, traces.load(path)))
+    ranks.sort(key=lambda rank: (rank[1].spans[0].rank is None, rank[1].spans[0].rank or 0))
+    return traces.Ranks(ranks)
 
 
 def _chart(title: str, columns: dict[str, str], steps: pd.DataFrame | None) -> dict:
@@ -135,12 +131,11 @@ def _table(operations: pd.DataFrame) -> dict[str, list]:
     """Return the table of a rank's operations by their names: how many, and sum and mean of each quantity."""
     names = ["Calls", *(name for pair in OPERATIONS.values() for name in pair)]
     columns = [{"type": "string", "name": "Name"}, *({"type": "number", "name": name} for name in names)]
-    operations = operations.assign(
-        name=operations["backend"] + ":" + operations["operation"], latency=operations["end"] - operations["start"]
-    )
+    kinds = operations["backend"] + ":" + operations["operation"]
+    operations = operations.assign(latency=operations["end"] - operations["start"])
     rows = [
         [name, len(calls), *(amount for quantity in OPERATIONS for amount in _sum_and_mean(calls[quantity]))]
-        for name, calls in operations.groupby("name", sort=False)
+        for name, calls in operations.groupby(kinds, sort=False)
     ]
     return {"columns": columns, "rows": rows}
 
@@ -148,10 +143,6 @@ def _table(operations: pd.DataFrame) -> dict[str, list]:
 def _sum_and_mean(amounts: pd.Series) -> tuple[float | None, int | None]:
     known = amounts.notna().all()
     return (round(float(amounts.sum()), 3), round(float(amounts.mean()))) if known else (None, None)
-
-
-def _world(ranks: traces.Ranks) -> int:
-    return max((trace.spans[0].world or 1 for trace in ranks.values()), default=1)
 
 
 def _without_kernels(ranks: traces.Ranks) -> list[str]:
@@ -164,54 +155,43 @@ def _without_kernels(ranks: traces.Ranks) -> list[str]:
     ]
 
 
-def _ranks_missing(ranks: traces.Ranks) -> list[str]:
-    world, here = _world(ranks), len(ranks)
-    if here == 1 and next(iter(ranks.values())).spans[0].world == 1:
-        return ["The job has one rank, which waits for nobody."]
-    if here > 1 and here >= world:
-        return []
-    waiting = "how long it waited for others is unknown" if here == 1 else "waiting for others counts as data transfer"
-    return [f"Traces of {here} of {world if world > 1 else 'several'} ranks are here: {waiting}. {IN_ONE_FOLDER}"]
+# What the view cannot show, and why: each returns sentences for its head.
 
 
-def _exchanges_missing(ranks: traces.Ranks, operations: pd.DataFrame) -> list[str]:
-    notes = []
-    if silent := _without_kernels(ranks):
-        notes.append(
-            f"{_listed(silent)} called NCCL, and none of its kernels is recorded. Record with "
+def _missing(ranks: traces.Ranks, world: int, silent: list[str], operations: pd.DataFrame) -> Iterator[str]:
+    here = len(ranks)
+    if here < world or (here == 1 and ranks[next(iter(ranks))].spans[0].world is None):
+        waiting = "how long it waited is unknown" if here == 1 else "waiting for the others counts as data transfer"
+        yield (
+            f"Traces of {here} of {world if world > 1 else 'several'} ranks are here: {waiting}. Record all ranks into "
+            "one folder, with the rank in the whole job as name: tensorboard_trace_handler(folder, "
+            'worker_name=f"rank_{rank}").'
+        )
+    if silent:
+        yield (
+            f"{', '.join(silent)} called NCCL, and none of its kernels is recorded. Record with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
         )
-    if idle := [rank for rank in ranks if rank not in set(operations["rank"]) and rank not in silent]:
-        notes.append(f"{_listed(idle)} recorded no exchange. Record whole steps, which exchange gradients.")
     with_shapes = all("record_shapes" in trace.spans[0].settings for trace in ranks.values())
     if operations["bytes"].isna().any() and not with_shapes:
-        notes.append("Sizes are unknown where they are left out. Record with record_shapes=True.")
-    return notes
+        yield "Sizes are unknown where they are left out. Record with record_shapes=True."
 
 
-def _steps_missing(steps: pd.DataFrame) -> list[str]:
+def _steps_missing(steps: pd.DataFrame) -> Iterator[str]:
     recorded = {rank: sorted(rows.index.get_level_values("step")) for rank, rows in steps.groupby(level="rank")}
-    if len(set(map(tuple, recorded.values()))) == 1:
-        return []
-    listed = ", ".join(f"{rank} {_listed(list(map(str, numbers)))}" for rank, numbers in recorded.items())
+    if len(set(map(tuple, recorded.values()))) > 1:
+        listed = "; ".join(f"{rank}: {', '.join(map(str, numbers))}" for rank, numbers in recorded.items())
+        yield (
+            f"The ranks recorded different steps ({listed}); only those that all have are compared. Give the profilers "
+            "of all ranks the same schedule."
+        )
+
+
+def _same_rank(ranks: traces.Ranks) -> list[str]:
+    numbers = Counter(trace.spans[0].rank for trace in ranks.values())
     return [
-        f"The ranks recorded different steps ({listed}); only those that all have are compared. Give the profilers of "
-        "all ranks the same schedule."
+        f"{count} traces say that they are rank {number}: they are of several jobs, and not compared. Move those of "
+        "each job to a folder of its own."
+        for number, count in numbers.items()
+        if number is not None and count > 1
     ]
-
-
-def _same_rank(ranks: traces.Ranks) -> str | None:
-    numbers = Counter(trace.spans[0].rank for trace in ranks.values() if trace.spans[0].rank is not None)
-    number, count = max(numbers.items(), key=lambda item: item[1], default=(None, 1))
-    if count == 1:
-        return None
-    workers = _listed([worker for worker, trace in ranks.items() if trace.spans[0].rank == number])
-    return (
-        f"{workers} say that they are the same rank, {number}: these are traces of several jobs, and not compared. "
-        "Move those of each job to a folder of its own."
-    )
-
-
-def _listed(names: list[str]) -> str:
-    most = names if len(names) <= 8 else [*names[:7], f"{len(names) - 7} more"]
-    return f"{', '.join(most[:-1])} and {most[-1]}" if len(most) > 1 else most[0]

@@ -27,8 +27,13 @@ class Corrections(base_plugin.TBLoader):
 
     def fix_flags(self, flags: argparse.Namespace) -> None:
         """Apply the corrections when TensorBoard has read its options, before it loads any plugin, and say so."""
-        corrections.apply()
-        print(corrections.uncorrectable() or "The profiler tab is corrected by stepscope.")
+        try:
+            corrections.check_packages()
+        except corrections.PackageMissing as error:
+            print(f"The profiler tab is not corrected. {error}")
+        else:
+            corrections.apply()
+            print("The profiler tab is corrected by stepscope.")
 
     def load(self, context: base_plugin.TBContext) -> None:
         """Load nothing."""
