@@ -38,7 +38,8 @@ class Tab:
         self.page.route("**/*", self._decide)
 
     def _note(self, message):
-        if message.type == "error" and "/pytorch_profiler/" in message.location["url"]:  # not TensorBoard's own
+        address = message.location["url"]  # neither TensorBoard's own, nor of Perfetto, which asks in vain for others
+        if message.type == "error" and "/pytorch_profiler/" in address and "/perfetto/" not in address:
             self.problems.append(message.text)
 
     def _decide(self, route):

@@ -78,11 +78,13 @@ def folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
         _refuse_existing(path)
     with scratch(path) as staging:
         yield staging
-        if replace:
-            _replace(path, staging)
-        else:
-            _refuse_existing(path)
-            _rename(staging, path)
+        with scratch(path) as former:
+            while not _renamed(staging, path):  # something is in the way: what was there, or what others made meanwhile
+                if replace:
+                    with suppress(FileNotFoundError):
+                        path.rename(former / uuid.uuid4().hex)
+                else:
+                    _refuse_existing(path)
 
 
 @contextmanager
@@ -196,30 +198,17 @@ def _locked(staging: Path, timeout: float = -1) -> Iterator[None]:
                     file.unlink(missing_ok=True)
 
 
-def _replace(path: Path, staging: Path) -> None:
-    """Give a staging folder the name `path`; what had it is removed."""
-    with scratch(path) as before:
-        while True:
-            with suppress(FileNotFoundError):
-                path.rename(before / uuid.uuid4().hex)
-            with suppress(TargetExists):  # another process made it between the two renames: replace that
-                return _rename(staging, path)
-
-
-def _rename(staging: Path, path: Path) -> None:
-    """Give a staging folder its name. Of what may be there, only an empty folder is replaced, and not on Windows."""
+def _renamed(staging: Path, path: Path) -> bool:
+    """Give a staging folder its name, or return False if something is there; an empty folder may be replaced."""
     try:
         staging.rename(path)
     except OSError as error:
         if error.errno in _TAKEN:
-            raise TargetExists(_taken(path)) from error
+            return False
         raise
+    return True
 
 
 def _refuse_existing(path: Path) -> None:
     if os.path.lexists(path):
-        raise TargetExists(_taken(path))
-
-
-def _taken(path: Path) -> str:
-    return f"{path}: expected nothing here, but it exists. Delete it, or choose another name."
+        raise TargetExists(f"{path}: expected nothing here, but it exists. Delete it, or choose another name.")

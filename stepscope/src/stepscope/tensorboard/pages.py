@@ -98,12 +98,6 @@ def _trace_page() -> bytes:
     return _replace((STATIC / "trace.html").read_bytes(), b"<script></script>", _script("look.js"))
 
 
-@functools.cache
-def _viewer_page() -> bytes:
-    """Return Perfetto's own page, kept from looking beyond this server."""
-    return _replace(_perfetto()["index.html"].read_bytes(), b"<head>", b"<head>" + _script("perfetto.js"))
-
-
 def _script(name: str) -> bytes:
     return b"<script>" + (STATIC / name).read_bytes() + b"</script>"
 
@@ -144,12 +138,11 @@ def _answer(
 
 def perfetto_route(environ: dict, start_response: Callable) -> list[bytes]:
     """Answer with one of Perfetto's files."""
-    name = environ["PATH_INFO"].partition("/perfetto/")[2]
-    if name == "index.html":
-        return _answer_page(start_response, _viewer_page())
-    file = _perfetto().get(name)
+    file = _perfetto().get(environ["PATH_INFO"].partition("/perfetto/")[2])
     if file is None:
         return _answer(start_response, b"Perfetto has no such file.", "text/plain", status="404 Not Found")
+    if file.name == "index.html":
+        return _answer_page(start_response, file.read_bytes())
     kind = TYPES.get(file.suffix, "application/octet-stream")
     return _answer(start_response, file.read_bytes(), kind, VERSIONED)
 

@@ -4,7 +4,14 @@ Works on any loader and any step; see `loop` for what they are.
 """
 
 from stepscope.timing.clocks import TwoClocks, two_clocks
-from stepscope.timing.comparison import Comparison, conclusion, interleaved, outcome
+from stepscope.timing.comparison import (
+    Comparison,
+    conclusion,
+    interleaved,
+    interleaved_ranks,
+    outcome,
+    read_comparison,
+)
 from stepscope.timing.loaders import Step, WorkerDied, batches, call, endless
 from stepscope.timing.probing import (
     forget,
@@ -17,7 +24,6 @@ from stepscope.timing.probing import (
     worker_memory_mb,
 )
 from stepscope.timing.stopwatch import Timing, call_ms, each_call_ms, limit, loading, loop, run_ahead, warmup_steps
-from stepscope.timing.together import interleaved_ranks, read_comparison
 
 __all__ = [
     "Comparison",

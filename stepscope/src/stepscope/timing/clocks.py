@@ -42,22 +42,22 @@ class TwoClocks:
 
     @property
     def loading_ms(self) -> float:
-        """Time of loading a batch, in milliseconds: the geometric mean of the rounds, as all times here."""
+        """Milliseconds of loading a batch: the geometric mean of the rounds, as all times here."""
         return _mean_ms(self.loading)
 
     @property
     def compute_ms(self) -> float:
-        """Time of a step on a batch that is there already, in milliseconds."""
+        """Milliseconds of a step on a batch that is there already."""
         return _mean_ms(self.compute)
 
     @property
     def loop_ms(self) -> float:
-        """Time of a batch in the loop of both, in milliseconds."""
+        """Milliseconds of a batch in the loop of both."""
         return _mean_ms(self.loop)
 
     @property
     def predicted_ms(self) -> float:
-        """What the two clocks predict for the loop, in milliseconds a batch."""
+        """Milliseconds of a batch in the loop as the two clocks predict them."""
         return self.predict(self.loading_ms, self.compute_ms)
 
     @property
@@ -92,13 +92,11 @@ class TwoClocks:
         """Return the clocks, the prediction from them and the loop, a row each, with their 95% intervals."""
         import pandas as pd
 
-        clocks = {"loading alone": self.loading, "compute alone": self.compute, "the loop, measured": self.loop}
-        rows = {"the loop, predicted": [f"{self.predicted_ms:.1f}", ""]}
-        for name, runs in clocks.items():
-            times = geometric(run.step_ms for run in runs)
-            rows[name] = [f"{times.mean:.1f}", limits(times, "{:.1f}".format)]
-        order = ["loading alone", "compute alone", "the loop, predicted", "the loop, measured"]
-        return pd.DataFrame.from_dict(rows, orient="index", columns=["ms a batch", "95% interval"]).loc[order]
+        times = [geometric(run.step_ms for run in runs) for runs in (self.loading, self.compute, self.loop)]
+        rows = [(f"{each.mean:.1f}", limits(each, "{:.1f}".format)) for each in times]
+        rows.insert(2, (f"{self.predicted_ms:.1f}", ""))
+        names = ["loading alone", "compute alone", "the loop, predicted", "the loop, measured"]
+        return pd.DataFrame(rows, index=names, columns=["ms a batch", "95% interval"])
 
     def verdict(self) -> str:
         """Say in one sentence what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""

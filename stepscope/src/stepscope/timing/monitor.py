@@ -142,14 +142,14 @@ class _Processes:
     """Adds up what this process and its workers have used."""
 
     def __init__(self):
-        self._asked = 0
+        self._count = 0  # of samples
         self._seconds: dict[int, float] = {}  # of CPU time, by worker; also of those that have ended
 
     def __call__(self) -> _Sample:
         total, main = Counter(), psutil.Process()
         # Only what multiprocessing started here: other children, such as TensorBoard, are no workers.
         workers = [child.pid for child in multiprocessing.active_children()]
-        with_pss = self._asked % _PSS_EVERY == 0 or not self._seconds.keys() >= set(workers)
+        with_pss = self._count % _PSS_EVERY == 0 or not self._seconds.keys() >= set(workers)
         for pid in workers:
             with suppress(psutil.NoSuchProcess):  # it has ended since
                 worker = psutil.Process(pid)
@@ -159,7 +159,7 @@ class _Processes:
                 if with_pss and sys.platform == "linux":
                     total["workers, PSS in MB"] += worker.memory_full_info().pss / 1e6
         total.update(_read(main))  # has what its ended workers read, as Linux counts
-        self._asked += 1
+        self._count += 1
         seconds = {"main seconds": _seconds(main), "worker seconds": sum(self._seconds.values())}
         return {"workers": len(workers), **seconds, **total}
 

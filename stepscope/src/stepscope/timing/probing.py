@@ -38,31 +38,29 @@ def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer,
     """
     device, longest = next(model.parameters()).device, longest_of("run")
 
-    def step() -> list[float]:
-        marks = [_mark()]
+    def now() -> float:
+        synchronize()
+        return time.perf_counter()
+
+    def step() -> dict[str, float]:
+        marks = {"begin": now()}
         images, labels = next(batches)
-        marks.append(_mark())
+        marks["loading"] = now()
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        marks.append(_mark())
+        marks["copy"] = now()
         loss = nn.functional.cross_entropy(model(images), labels)
-        marks.append(_mark())
+        marks["forward"] = now()
         loss.backward()
-        marks.append(_mark())
+        marks["backward"] = now()
         optimizer.step()
         optimizer.zero_grad()
-        marks.append(_mark())
-        return [(end - start) * 1e3 for start, end in pairwise(marks)]
+        marks["optimizer"] = now()
+        return {name: (marks[name] - marks[before]) * 1e3 for before, name in pairwise(marks)}
 
     with loaders.batches(loader) as batches:
         warm_up(step, warmup_steps(loader), longest)
         rows = [step() for _ in limited(range(steps), longest)]
-    names = ("loading", "copy", "forward", "backward", "optimizer")
-    return {name: statistics.mean(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-
-
-def _mark() -> float:
-    synchronize()
-    return time.perf_counter()
+    return {name: statistics.mean(row[name] for row in rows) for name in rows[0]}
 
 
 def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, float]:
@@ -103,15 +101,13 @@ def system_calls(function: Callable[[], object]) -> pd.Series:
 
     if (counted := _by_strace(function)) is not None:
         return pd.Series(counted, name="strace", dtype=int)
-    process = psutil.Process()
-    if not hasattr(process, "io_counters"):
-        function()
-        return pd.Series(dtype=int, name="psutil")
-    before = process.io_counters()
+    count = getattr(psutil.Process(), "io_counters", dict)
+    before = count()
     function()
-    after = process.io_counters()
-    reads, writes = after.read_count - before.read_count, after.write_count - before.write_count
-    return pd.Series({"read": reads, "write": writes}, name="psutil")
+    names = {"read": "read_count", "write": "write_count"} if before else {}
+    after = count()
+    calls = {name: getattr(after, field) - getattr(before, field) for name, field in names.items()}
+    return pd.Series(calls, name="psutil", dtype=int)
 
 
 def onednn(function: Callable[[], object]) -> pd.DataFrame:
@@ -158,11 +154,8 @@ def forget(folder: Path) -> bool:
     os.sync()  # what is not yet on the disk would stay
     for path in Path(folder).rglob("*"):
         if path.is_file():
-            file = os.open(path, os.O_RDONLY)
-            try:
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(file)
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return True
 
 

@@ -88,9 +88,8 @@ def record(
 
 
 def _refuse_other_files(folder: Path) -> None:
-    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
-    shown = [name for name in names if not name.startswith(".")]  # without what systems leave everywhere
-    others = [name for name in shown if name != STOPWATCH and not traces.TRACE_FILE.fullmatch(name)]
+    names = sorted(file.name for file in folder.glob("[!.]*"))  # without what systems leave everywhere
+    others = [name for name in names if name != STOPWATCH and not traces.TRACE_FILE.fullmatch(name)]
     if others:
         raise FileExistsError(
             f"{folder}: expected a new folder for the recording, or one that holds an earlier recording and nothing "

@@ -17,8 +17,7 @@ from stepscope.timing import loaders
 if TYPE_CHECKING:
     import pandas as pd
 
-# Seconds after which a timed run takes no further step, and a comparison no further round, where none are named.
-_limits = {"run": math.inf, "comparison": math.inf}
+_limits = {"run": math.inf, "comparison": math.inf}  # in seconds, where a call names none: see `limit`
 LEAST = 2  # steps, rounds and calls, however long they take
 _LONG_ENOUGH = 5.0  # milliseconds: what launching, waiting and reading the clock add is some tens of microseconds
 _MOST_CALLS = 1024  # in a row, of calls that take next to nothing
@@ -83,9 +82,9 @@ def limit(run: float = math.inf, comparison: float = math.inf) -> None:
     _limits.update(run=run, comparison=comparison)
 
 
-def longest_of(what: str, named: float | None = None) -> float:
-    """Return the seconds after which a ``"run"`` or a ``"comparison"`` ends: those named, or else those of `limit`."""
-    return _limits[what] if named is None else named
+def longest_of(what: str) -> float:
+    """Return the seconds after which a ``"run"`` or a ``"comparison"`` ends by `limit`."""
+    return _limits[what]
 
 
 def warmup_steps(loader: Iterable) -> int:
@@ -113,8 +112,7 @@ def warm_up(take_step: Callable[[], object], steps: int, longest: float = math.i
 def timed(batches: Iterator, step: loaders.Step, steps: int, longest: float = math.inf) -> Iterator[TimedStep]:
     """Run a training loop on endless batches, and yield what each step took, without what is done between two steps.
 
-    The device has finished its work before the first step begins, and when the last one has been asked for. After
-    `longest` seconds no further step begins, once there are two.
+    The device has finished its work before the first step begins, and when the last one has been asked for.
     """
     synchronize()
     for _ in limited(range(steps), longest):
@@ -149,7 +147,7 @@ def loop(
     """
     if steps < 1:
         raise ValueError(f"Expected at least one step to time, found steps={steps}.")
-    longest = longest_of("run", longest)
+    longest = longest_of("run") if longest is None else longest
     warmup = warmup_steps(loader) if warmup is None else warmup
     with loaders.batches(loader) as batches:
         warm_up(lambda: loaders.call(step, next(batches)), warmup, longest)
@@ -178,12 +176,9 @@ def each_call_ms(
     """Milliseconds of a call, the device's work included, measured so often, after some calls as warm-up.
 
     Short calls are made many in a row, and their time is divided by their number: to launch a kernel, wait for it and
-    read the clock takes longer than a short kernel runs. So on a GPU it is the time that each further call adds.
-
-    Of slow calls there are fewer than `repeats`: none begins after `longest` seconds, once two are timed; by default
-    there is no limit, or that of `limit`.
+    read the clock takes longer than a short kernel runs. `longest` is that of `loop`.
     """
-    longest = longest_of("run", longest)
+    longest = longest_of("run") if longest is None else longest
     warm_up(function, warmup)
     times, calls = [], 1
     for _ in limited(range(repeats), longest):
