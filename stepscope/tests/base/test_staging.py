@@ -60,14 +60,6 @@ WRITE = (
 )
 
 
-def test_a_folder_appears_when_its_block_ends(tmp_path):
-    with staging.folder(tmp_path / "deep/er/new") as new:
-        (new / "file").write_text("content")
-        assert not (tmp_path / "deep/er/new").exists()
-    assert (tmp_path / "deep/er/new/file").read_text() == "content"
-    assert names_in(tmp_path / "deep/er") == ["new"]
-
-
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_block_that_raises_leaves_what_was_there(tmp_path, replace):
     if replace:
@@ -119,15 +111,14 @@ def test_a_target_that_another_process_made_meanwhile_stays(tmp_path):
     assert names_in(tmp_path) == ["new"]
 
 
-@pytest.mark.parametrize("old", ["folder", "file", "nothing"])
-def test_replacing_puts_the_new_folder_in_the_place_of_whatever_was_there(tmp_path, old):
-    if old == "folder":
-        staging.write(tmp_path / "place/old", "old")
-    elif old == "file":
-        staging.write(tmp_path / "place", "old")
-    with staging.folder(tmp_path / "place", replace=True) as new:
+@pytest.mark.parametrize("old", ["deep/place/old", "deep/place", "deep/other/file"])
+def test_a_folder_appears_when_its_block_ends_in_the_place_of_whatever_was_there(tmp_path, old):
+    staging.write(tmp_path / old, "old")
+    with staging.folder(tmp_path / "deep/place", replace="place" in old) as new:
         (new / "file").touch()
-    assert names_in(tmp_path) == ["place"] and names_in(tmp_path / "place") == ["file"]
+        assert (tmp_path / old).read_text() == "old" and not (tmp_path / "deep/place/file").exists()
+    assert names_in(tmp_path / "deep") == sorted({"place", old.split("/")[1]})
+    assert names_in(tmp_path / "deep/place") == ["file"]
 
 
 @pytest.mark.parametrize("code", [FOLDER, WRITE], ids=["folder", "write"])
@@ -243,7 +234,10 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_on_a_full_disk_a_write_says_so_and_leaves_the_old_file(small_disk):
+def test_a_full_disk_is_named_and_keeps_the_old_file_and_no_part_of_a_folder(small_disk):
+    with pytest.raises(staging.NotEnoughDisk, match="new"), staging.folder(small_disk / "new") as new:
+        (new / "file").write_bytes(bytes(2 * 2**20))
+    assert names_in(small_disk) == []
     staging.write(small_disk / "file", "old")
     with pytest.raises(OSError), open(small_disk / "fill", "wb", buffering=0) as file:
         while file.write(bytes(4096)):
@@ -251,12 +245,6 @@ def test_on_a_full_disk_a_write_says_so_and_leaves_the_old_file(small_disk):
     with pytest.raises(staging.NotEnoughDisk, match=str(small_disk)):
         staging.write(small_disk / "file", "new")
     assert names_in(small_disk) == ["file", "fill"] and (small_disk / "file").read_text() == "old"
-
-
-def test_a_disk_that_becomes_full_leaves_no_part_of_a_folder(small_disk):
-    with pytest.raises(staging.NotEnoughDisk, match="new"), staging.folder(small_disk / "new") as new:
-        (new / "file").write_bytes(bytes(2 * 2**20))
-    assert names_in(small_disk) == []
 
 
 def test_before_many_files_are_made_their_room_is_checked(tmp_path):

@@ -5,8 +5,6 @@ is installed, one of ours, one as installed over corrected copies. They are aske
 """
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from itertools import pairwise
 
@@ -15,6 +13,7 @@ from support import cuda_trace, recordings
 from support.asking import ask, overview, stock_tensorboard
 
 from stepscope import tensorboard, traces
+from stepscope.__main__ import main
 from stepscope.base.staging import TargetExists
 from stepscope.tensorboard import corrections
 
@@ -291,23 +290,14 @@ def test_a_plain_tensorboard_over_corrected_copies_is_right_and_the_traces_stay(
         assert times == [("Conv2d_0", 15, 600), ("ReLU_0", 30, 60)]
 
 
-def test_copies_lie_neither_among_the_traces_nor_on_other_files(logdir, tmp_path):
-    with pytest.raises(TargetExists, match=str(logdir)):
-        corrections.write_copies(logdir, logdir / "copies")
-    corrections.write_copies(logdir / "gpu", tmp_path)
+def test_copies_lie_neither_among_the_traces_nor_on_other_files_and_a_damaged_trace_is_named(tmp_path, capsys):
+    write(tmp_path / "good", cuda_trace.trace())
+    (tmp_path / "bad.pt.trace.json").write_text('{"traceEvents": [')
     with pytest.raises(TargetExists, match=str(tmp_path)):
-        corrections.write_copies(logdir / "gpu", tmp_path)
-
-
-def test_a_damaged_trace_is_named_and_the_others_are_copied(tmp_path):
-    for run in ("good", "bad"):
-        (tmp_path / run).mkdir()
-        cuda_trace.write(tmp_path / run / "host_1.10.pt.trace.json")
-    bad = tmp_path / "bad" / "host_1.10.pt.trace.json"
-    bad.write_bytes(bad.read_bytes()[:-100])
+        corrections.write_copies(tmp_path, tmp_path / "copies")
     out = tmp_path.with_name("copies")
-    command = [sys.executable, "-m", "stepscope", "tensorboard", "--fix", tmp_path, out]
-    shell = subprocess.run(command, capture_output=True, text=True)
-    assert shell.returncode == 1
-    assert str(bad) in shell.stderr
+    assert main(["tensorboard", "--fix", str(tmp_path), str(out)]) == 1
+    assert str(tmp_path / "bad.pt.trace.json") in capsys.readouterr().err
     assert len(list(out.rglob("*.json.gz"))) == 1
+    with pytest.raises(TargetExists, match=str(out)):
+        corrections.write_copies(tmp_path, out)

@@ -43,7 +43,6 @@ def logdir(tmp_path_factory):
     for run in ("nccl", "no-kernels"):
         rank_traces.write(root / run, job, clocks=clocks, backend="nccl")
     rank_traces.write(root / "some", rank_traces.job([*LATE, LATE[0]], transfer=70))
-    rank_traces.write(root / "one-rank-job", rank_traces.job(LATE[:1], transfer=70))
     rank_traces.write(root / "unequal", job, clocks=clocks, leave_out={1: [3]})
     rank_traces.write(root / "no-sizes", job, shapes=False)
     rank_traces.write(root / "no-steps", job, steps=False)

@@ -13,6 +13,7 @@ import hashlib
 import html
 import itertools
 import json
+import mimetypes
 import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
@@ -22,10 +23,8 @@ import orjson
 
 STATIC = Path(__file__).with_name("static")
 SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
+TYPES = mimetypes.MimeTypes()  # Python's table, not the machine's, which may say text/plain for .js: then none runs it
 VERSIONED = [("Cache-Control", "private, max-age=31536000, immutable")]  # for files with the version in their path
-# Not left to the machine's own table, which may say text/plain for .js: then no browser runs it
-TYPES = {".js": "text/javascript", ".wasm": "application/wasm", ".css": "text/css", ".woff2": "font/woff2"}
-TYPES |= {".png": "image/png", ".json": "application/json", ".html": "text/html; charset=utf-8"}
 
 
 def draw_without_internet(stock: Callable, self) -> dict[str, Callable]:
@@ -143,7 +142,7 @@ def perfetto_route(environ: dict, start_response: Callable) -> list[bytes]:
         return _answer(start_response, b"Perfetto has no such file.", "text/plain", status="404 Not Found")
     if file.name == "index.html":
         return _answer_page(start_response, file.read_bytes())
-    kind = TYPES.get(file.suffix, "application/octet-stream")
+    kind = TYPES.guess_type(file.name)[0] or "application/octet-stream"
     return _answer(start_response, file.read_bytes(), kind, VERSIONED)
 
 

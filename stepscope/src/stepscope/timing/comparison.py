@@ -82,14 +82,10 @@ class Comparison:
         """Return the images per second of variant `name`."""
         return geometric(self.throughputs(name))
 
-    def ratios(self, name: str, to: str | None = None) -> list[float]:
-        """Return, round by round, the throughput of variant `name` over that of variant `to`, the first by default."""
-        base = self.throughputs(to or self.names[0])
-        return [mine / other for mine, other in zip(self.throughputs(name), base, strict=True)]
-
     def ratio(self, name: str, to: str | None = None) -> Interval:
-        """Return the throughput of variant `name` over that of variant `to`, the first by default."""
-        return geometric(self.ratios(name, to))
+        """Return the throughput of variant `name` over that of variant `to`, the first by default, round by round."""
+        pairs = zip(self.throughputs(name), self.throughputs(to or self.names[0]), strict=True)
+        return geometric(mine / other for mine, other in pairs)
 
     def fastest(self, names: Iterable[str] | None = None) -> str:
         """Return which variant had the highest throughput: of `names`, or of all.
