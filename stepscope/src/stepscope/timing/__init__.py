@@ -4,14 +4,7 @@ Works on any loader and any step; see `loop` for what they are.
 """
 
 from stepscope.timing.clocks import TwoClocks, two_clocks
-from stepscope.timing.comparison import (
-    Comparison,
-    conclusion,
-    interleaved,
-    interleaved_ranks,
-    outcome,
-    read_comparison,
-)
+from stepscope.timing.comparison import Comparison, conclusion, interleaved, interleaved_ranks, outcome, read_comparison
 from stepscope.timing.loaders import Step, WorkerDied, batches, call, endless
 from stepscope.timing.probing import (
     forget,
