@@ -143,11 +143,11 @@ def test_traces_without_steps_give_no_verdict(tmp_path):
     assert "marks no training steps" in found.reason
 
 
-def test_the_shell_shows_all_ranks_together_and_then_each(tmp_path, capsys):
+def test_the_shell_shows_each_rank_and_then_all_together(tmp_path, capsys):
     Job(by_hand=True).write(tmp_path / "job")
     assert main(["diagnose", str(tmp_path)]) == 0
     heads = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
-    assert heads == ["job, 2 ranks together", "job, rank 0", "job, rank 1"]
+    assert heads == ["job, rank 0", "job, rank 1", "job, 2 ranks together"]
 
 
 def test_the_shell_shows_what_did_not_train_together_one_by_one(tmp_path, capsys):

@@ -6,14 +6,16 @@ import pytest
 
 from stepscope.diagnosis import items, loading, result
 
-NONE = dict.fromkeys([*items.PARTS, items.REST], 0.0)
-ITEMS = items.Items(100, 1.0, 1.0, 32, NONE | {"decoding": 1.0}, opened=1.0, file_bytes=50e3, slowest="decode")
+NONE = dict.fromkeys([*items.PARTS, loading.REST], 0.0)
+ITEMS = loading.Items(100, 1.0, 1.0, 32, NONE | {"decoding": 1.0}, opened=1.0, file_bytes=50e3, slowest="decode")
 
 
 def known(step, wait, workers, *, usual=None, cores=8, restart=0.0, transfer=0.0, queued=0.0, **of_items):
     usual = wait if usual is None else usual
     loaded = dataclasses.replace(ITEMS, **of_items)
-    return loading.Loading(step, wait, usual, workers, cores, restart, loaded, transfer, queued)
+    return loading.Loading(
+        step, wait, usual, workers, cores, restart + loaded.batch_ms, 1, transfer=transfer, queued=queued, items=loaded
+    )
 
 
 def of_loading(**facts):
@@ -74,8 +76,8 @@ def test_workers_are_not_slower_than_none_where_others_have_the_cores():
 
 
 def test_what_an_item_waits_and_what_it_works_are_findings_of_their_own():
-    parts, waits = NONE | {items.REST: 1.0}, {items.REST: 0.75}
-    lines = {items.WAITING: "train.py:3: ask()", items.REST: "train.py:4: sort()"}
+    parts, waits = NONE | {loading.REST: 1.0}, {loading.REST: 0.75}
+    lines = {loading.WAITING: "train.py:3: ask()", loading.REST: "train.py:4: sort()"}
     found = of_loading(step=34, wait=24, workers=2, cores=2, parts=parts, waits=waits, lines=lines)
     assert list(found) == ["items that wait", "the dataset's own work"]
     assert [each.gain for each in found.values()] == pytest.approx([24 / 34, 0.25])
@@ -125,7 +127,7 @@ def test_a_wait_that_is_explained_is_not_doubted(facts):
         ("reading", "many small files"),
         ("transforming", "transforms of each image"),
         ("collating", "collating item by item"),
-        (items.REST, "the dataset's own work"),
+        (loading.REST, "the dataset's own work"),
     ],
 )
 def test_the_part_that_takes_the_time_of_an_item_is_named(part, name):

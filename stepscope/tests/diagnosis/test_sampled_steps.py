@@ -1,11 +1,11 @@
-"""Tests of `stepscope.diagnosis.host`: what of a step no operator explains, from samples written by hand."""
+"""Tests of `stepscope.diagnosis.step`: what of a step no operator explains, from samples written by hand."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from stepscope.diagnosis import host, stacks
+from stepscope.diagnosis import stacks, step
 
 FRAME = stacks.Frame("/home/reader/train.py", 3, "step", 1)
 FORWARD = stacks.Frame("/lib/python3/site-packages/torch/nn/modules/module.py", 9, "_call_impl", 1)
@@ -19,11 +19,12 @@ def sampled(*frames, waited=0.0):
     halves, operators = ((0, 0.03, 0), (0.03, 0.06, waited)), np.array([[0, 0.01], [0.01001, 0.02], [0.05, 0.06]])
     starts = [0.0, 0.06]
     samples = [stacks.Sample(at + begin, at + end, waits, frames) for at in starts for begin, end, waits in halves]
-    return host.Sampled(samples, np.concatenate([operators + at for at in starts]), ["a", "b", "c"] * 2, starts)
+    return step.Sampled(samples, np.concatenate([operators + at for at in starts]), ["a", "b", "c"] * 2, starts)
 
 
 def test_what_is_done_in_one_step_only_may_be_a_stall():
-    once = dataclasses.replace(sampled(FRAME), starts=[0.0])
+    both = sampled(FRAME)
+    once = dataclasses.replace(both, samples=both.samples[:2])
     assert [outside.share for outside in once.outside(frozenset())] == [0]
 
 
@@ -48,5 +49,5 @@ def test_a_line_that_calls_operators_is_found_by_their_names():
 
 
 def test_no_samples_say_nothing():
-    nothing = host.Sampled([], np.empty((0, 2)), [], [])
+    nothing = step.Sampled([], np.empty((0, 2)), [], [])
     assert (nothing.outside(frozenset()), nothing.line_of(frozenset({"a"}))) == ([], "")

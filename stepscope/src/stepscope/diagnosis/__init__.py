@@ -13,15 +13,12 @@ see `Diagnosis.linked`.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import MappingProxyType
 
 from stepscope import traces
-from stepscope.base.wording import printable
-from stepscope.diagnosis import gpu, host, job, result
-from stepscope.diagnosis import recorded as record
+from stepscope.diagnosis import device, loading, profile, result, step
+from stepscope.diagnosis.job import of_ranks
 from stepscope.diagnosis.result import Diagnosis, Finding, conclude
 from stepscope.traces import report
 
@@ -90,48 +87,30 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
     traces.TraceError
         If there is no trace, if it cannot be read, or if it is of several processes or recordings.
     """
-    trace = traces.load(path)
     try:
-        recorded = record.read(trace)
+        recorded = profile.read(traces.load(path))
     except traces.NoSteps as error:
         return conclude(float("nan"), (), (), doubt=str(error))
-    evidence = record.evidence(recorded)
-    if doubt := record.doubt(recorded):
+    evidence = profile.evidence(recorded)
+    if doubt := profile.doubt(recorded):
         return conclude(recorded.step_ms, evidence, (), doubt=doubt)
-    loading = list(result.findings(record.RULES, recorded))
-    findings = [*gpu.findings(recorded), *host.findings(host.Host(recorded)), *loading]
-    unknown = [NEEDS_THE_LOADER] if loading else []
-    return conclude(recorded.step_ms, evidence, findings, unknown, otherwise=record.unexplained(recorded))
+    findings = [
+        *device.findings(recorded),
+        *step.findings(step.Host(recorded)),
+        *result.findings(loading.RULES, loading.of_profile(recorded)),
+    ]
+    unknown = [NEEDS_THE_LOADER] if any(finding.verdict == "loading" for finding in findings) else []
+    return conclude(recorded.step_ms, evidence, findings, unknown, otherwise=profile.unexplained(recorded))
 
 
-def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
-    """Find what the processes that trained together cost each other: communication, and waiting for a late one.
-
-    What each of them does by itself, `of_trace` says.
-
-    Parameters
-    ----------
-    path : str, Path or mapping of str to Trace
-        The folder with the traces of all ranks, or what `traces.ranks` returns.
-
-    Raises
-    ------
-    traces.TraceError
-        If there is no trace, if one cannot be read, or if two are of the same rank.
-    """
-    return job.diagnose(path if isinstance(path, Mapping) else traces.ranks(path))
-
-
-def show(path: str | Path, links: Mapping[str, str] = MappingProxyType({})) -> bool:
+def show(path: str | Path) -> bool:
     """Print the diagnosis of each trace at `path`, of the ranks of each folder together, and what cannot be read.
 
     Parameters
     ----------
     path : str or Path
-        A trace file, the folder of a run, or a folder of such folders. Of processes that trained together all are
-        diagnosed first, and then each on its own.
-    links : mapping of str to str, optional
-        Where to read about topics; see `Diagnosis.linked`.
+        A trace file, the folder of a run, or a folder of such folders. Of processes that trained together each is
+        diagnosed on its own, and then all together.
 
     Returns
     -------
@@ -143,20 +122,4 @@ def show(path: str | Path, links: Mapping[str, str] = MappingProxyType({})) -> b
     traces.NoTraces
         If there are none.
     """
-    if Path(path).is_dir():
-        for folder in traces.runs(path):
-            title = folder.resolve().name if folder == Path(path) else str(folder.relative_to(path))
-            _show_together(folder, title, links)
-    return report.show(path, lambda trace: str(of_trace(trace).linked(links)))
-
-
-def _show_together(folder: Path, title: str, links: Mapping[str, str]) -> None:
-    """Print the diagnosis of the ranks in a folder together; nothing if there are none, or one cannot be read."""
-    try:
-        ranks = traces.ranks(folder)
-        if len(ranks) < 2 or any(trace.spans[0].rank is None for trace in ranks.values()):
-            return
-        text = textwrap.indent(str(of_ranks(ranks).linked(links)), "  ")
-    except traces.TraceError:
-        return  # it is named where each is diagnosed on its own
-    print(f"{printable(title)}, {len(ranks)} ranks together\n{text}\n", flush=True)
+    return report.show(path, lambda trace: str((of_trace if isinstance(trace, traces.Trace) else of_ranks)(trace)))

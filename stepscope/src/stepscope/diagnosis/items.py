@@ -6,15 +6,13 @@ import copy
 import cProfile
 import itertools
 import math
-import operator
 import os
 import pstats
 import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +21,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from stepscope import timing
+from stepscope.base.confidence import without_hiccup
 from stepscope.diagnosis import stacks
+from stepscope.diagnosis.loading import IRREGULAR, REST, WAITING, Irregular, Items
 
 SECONDS = 1.0  # of loading with the stopwatch; then as many items again with cProfile, twice if they wait
 STARTED = 0.01  # of the time of items: what programs work that the dataset starts, if they work
@@ -52,43 +52,6 @@ PARTS = {
     "collating": r"collate|method stack of|torch\.stack",
     "transforming": r"transforms/|albumentations|kornia|imgaug",
 }
-REST = "the rest of the dataset"
-WAITING, IRREGULAR = "waiting", "irregular"  # beside the parts, what a line of the reader's is named for
-
-
-@dataclass(frozen=True)
-class Irregular:
-    """Items that take far longer than most."""
-
-    count: int  # of those loaded
-    share: float  # what they take longer than most, of the time of all items
-    waiting: float  # what of this share they wait
-    usual_ms: float  # median of all items
-    slowest_ms: float
-    slowest: object  # index of that one in the dataset; None for an iterable dataset
-
-
-@dataclass(frozen=True)
-class Items:
-    """How items are loaded. Where the system reports how long others had the cores meanwhile, that is left out."""
-
-    count: int  # loaded with the stopwatch
-    ms: float  # of an item
-    cpu_ms: float  # what of it a processor worked; the rest is waiting. All, if the dataset starts programs that work
-    batch: int  # items of a batch
-    parts: dict[str, float]  # share of the time of each of `PARTS` and of `REST`
-    opened: float  # files, for each item
-    file_bytes: float  # read for each file opened; NaN where the system does not report it
-    slowest: str  # the function that by itself took most time
-    waits: dict[str, float] = field(default_factory=dict)  # what of the shares in `parts` is waiting
-    irregular: Irregular | None = None  # items, if they take much of the time
-    # The line of the reader's own that takes most time, for parts, `WAITING` and `IRREGULAR`; where known
-    lines: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def batch_ms(self) -> float:
-        """Time of a batch that one process makes."""
-        return self.ms * self.batch
 
 
 def load(loader: DataLoader, longer: bool = False) -> Items:
@@ -106,46 +69,44 @@ def load(loader: DataLoader, longer: bool = False) -> Items:
 
 
 def _measured(source: _Source, seconds: float) -> Items:
-    source.take(1)  # imports, and files that are opened once
-    start = time.perf_counter()
-    group = max(1, min(source.batch, int(GROUP_SECONDS * source.take(1) / (time.perf_counter() - start))))
-    count, source.taken = 0, []
+    alone = min(_seconds(source.take, 1) for _ in range(2))  # the first one imports, and opens files, once
+    group, count = max(1, min(source.batch, int(GROUP_SECONDS / alone))), 0
+    source.taken, source.collated = [], []
     with stacks.Sampler(_Source.take.__code__, SAMPLE) as sampler:
         start, worked, started, queued = time.perf_counter(), time.process_time(), _started(), stacks.queued()
         while count < LEAST_ITEMS or time.perf_counter() - start < seconds:
             count += source.take(group)
-        started, queued = _started() - started, stacks.queued() - queued
-        spent, worked = time.perf_counter() - start, time.process_time() - worked
-    first, source.taken = [_Taken(*each) for each in source.taken], None
+        worked, started, queued = time.process_time() - worked, _started() - started, stacks.queued() - queued
+    first, collated, source.taken = [_Taken(*each) for each in source.taken], source.collated, None
     taken = _again(source, first)
-    once = sum(each.seconds for each in first) - sum(each.seconds for each in taken)
-    spent -= max(queued, once)  # the machine may have stood still because others had the cores
+    # The machine may have stood still once, or because others had the cores
+    spent = min(_total(first) + sum(collated) - queued, _total(taken) + sum(without_hiccup(collated)))
     worked = spent if started >= STARTED * spent else min(max(worked - sampler.worked, 0.0), spent)
     spent -= min(sampler.queued, spent - worked)  # the sampler had the GIL while it waited for a core
     ms, cpu_ms = spent / count * 1e3, worked / count * 1e3
-    irregular, slow = (None, []) if source.together else _irregular(taken, source.batch, queued, 1 - cpu_ms / ms)
+    irregular, slow = (Irregular(), []) if source.together else _irregular(taken, source.batch, queued, 1 - cpu_ms / ms)
     before = _bytes_read()
-    spent, profiled, opens, slowest = _profiled(source, group, count)
+    parts, opened, opens, slowest = _profiled(source, group, count)
     file_bytes = (_bytes_read() - before) / opens if opens else math.nan
-    total = sum(spent.values()) or 1.0
-    parts = {part: seconds / total for part, seconds in spent.items()}
     waits = {}
     if cpu_ms < ms * (1 - WAITS):
-        worked, *_ = _profiled(source, group, count, time.process_time)
-        waits = {part: max(0.0, spent[part] - worked[part]) for part in spent}
+        working, *_ = _profiled(source, group, count, time.process_time)
+        waits = {part: max(0.0, seconds - working[part]) for part, seconds in parts.items()}
         scale = (1 - cpu_ms / ms) / (sum(waits.values()) or 1.0)
-        waits = {part: min(seconds * scale, parts[part]) for part, seconds in waits.items()}
+        waits = {part: seconds * scale for part, seconds in waits.items()}
+    total = sum(parts.values()) or 1.0
+    parts = {part: seconds / total for part, seconds in parts.items()}
+    waits = {part: min(share, parts[part]) for part, share in waits.items()}
     lines = _lines(sampler.samples, slow)
-    return Items(
-        count, ms, cpu_ms, source.batch, parts, opens / profiled, file_bytes, slowest, waits, irregular, lines
-    )  # fmt: skip
+    return Items(count, ms, cpu_ms, source.batch, parts, opened, file_bytes, slowest, waits, irregular, lines)
 
 
-def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[dict[str, float], int, int, str]:
-    """Load `count` items or a few more with cProfile; return the seconds of each part, items, files opened, and what
-    function takes most by itself. The seconds are an item's, the median of thirds: the machine may stand still once.
+def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[dict[str, float], float, int, str]:
+    """Load `count` items or a few more with cProfile; return seconds of each part and files opened, both for an item,
+    all files opened, and what function takes most by itself. The seconds are the median of thirds: the machine may
+    stand still once.
     """
-    thirds, loaded, opened, slowest = [], 0, 0, ""
+    thirds, loaded, opened = [], 0, 0
     for _ in range(THIRDS):
         profile, items = cProfile.Profile(*timer), 0
         while items * THIRDS < count:
@@ -153,7 +114,8 @@ def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[
         spent, opens, slowest = _parts(pstats.Stats(profile).stats)
         thirds.append({part: seconds / items for part, seconds in spent.items()})
         loaded, opened = loaded + items, opened + opens
-    return {part: statistics.median(third[part] for third in thirds) for part in spent}, loaded, opened, slowest
+    medians = {part: statistics.median(third[part] for third in thirds) for part in spent}
+    return medians, opened / loaded, opened, slowest
 
 
 def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
@@ -161,30 +123,26 @@ def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
 
     A stream gives no item twice. A single slow item of it counts as a usual one.
     """
-    usual, total = statistics.median(each.seconds for each in taken), sum(each.seconds for each in taken)
-    least = min(SLOW * usual, usual + SLOW_TIME * total)
-    slow = [number for number, each in enumerate(taken) if each.seconds > least]
-    if len(slow) > max(1, SLOW_ITEMS * len(taken)) or (source.items is not None and len(slow) > 1):
+    usual = statistics.median(each.seconds for each in taken)
+    least = min(SLOW * usual, usual + SLOW_TIME * _total(taken))
+    slow = {number for number, each in enumerate(taken) if each.seconds > least}
+    if len(slow) > (1 if source.stream else max(1, SLOW_ITEMS * len(taken))):
         return taken
-    settled = list(taken)
-    for number in slow:
-        seconds = usual
-        if source.items is None:
-            load = source.dataset.__getitems__ if source.together else source.dataset.__getitem__
-            begin = time.perf_counter()
-            load(taken[number].index)
-            seconds = time.perf_counter() - begin
-        settled[number] = taken[number]._replace(seconds=min(taken[number].seconds, seconds))
-    return settled
+
+    def settled(each: _Taken) -> _Taken:
+        seconds = usual if source.stream else _seconds(source.load, each.index)
+        return each._replace(seconds=min(each.seconds, seconds))
+
+    return [settled(each) if number in slow else each for number, each in enumerate(taken)]
 
 
-def _irregular(taken: list[_Taken], batch: int, queued: float, waiting: float) -> tuple[Irregular | None, list[_Taken]]:
+def _irregular(taken: list[_Taken], batch: int, queued: float, waiting: float) -> tuple[Irregular, list[_Taken]]:
     """Return what is known of items that take far longer than most, and these items."""
-    usual, total = statistics.median(each.seconds for each in taken), sum(each.seconds for each in taken)
-    slow = [each for each in taken if each.seconds > max(SLOW * usual, batch * usual)]
-    longer = sum(each.seconds - usual for each in slow) - queued  # as if others had the core in just these items
+    usual, total = statistics.median(each.seconds for each in taken), _total(taken)
+    slow = [each for each in taken if each.seconds > max(SLOW, batch) * usual]
+    longer = _total(slow) - usual * len(slow) - queued  # as if others had the core in just these items
     if not slow or len(slow) > SLOW_ITEMS * len(taken) or longer < SLOW_TIME * total:
-        return None, []
+        return Irregular(), []
     slowest, share = max(slow, key=lambda each: each.seconds), longer / total
     return Irregular(len(slow), share, min(share, waiting), usual * 1e3, slowest.seconds * 1e3, slowest.index), slow
 
@@ -194,10 +152,10 @@ def _lines(samples: list[stacks.Sample], slow: list[_Taken]) -> dict[str, str]:
     weights = {}
     for each in samples:
         part = next(filter(None, (_part((frame.file, 0, frame.name)) for frame in each.inside)), REST)
-        weights.setdefault(part, []).append((each.own, each.end - each.begin - each.waited))
+        weights.setdefault(part, []).append((each.own, each.seconds - each.waited))
         weights.setdefault(WAITING, []).append((each.own, each.waited))
         if any(item.begin < each.end <= item.begin + item.seconds for item in slow):
-            weights.setdefault(IRREGULAR, []).append((each.own, each.end - each.begin))
+            weights.setdefault(IRREGULAR, []).append((each.own, each.seconds))
     return {name: line for name, of_lines in weights.items() if (line := stacks.place(of_lines))}
 
 
@@ -209,58 +167,56 @@ class _Taken(NamedTuple):
     seconds: float
 
 
+def _total(taken: list[_Taken]) -> float:
+    return sum(each.seconds for each in taken)
+
+
+def _seconds(call: Callable, argument: object) -> float:
+    begin = time.perf_counter()
+    call(argument)
+    return time.perf_counter() - begin
+
+
 class _Source:
     """The items of a loader's dataset, a few at a time."""
 
     def __init__(self, loader: DataLoader):
-        self.loader, self.dataset = loader, copy.copy(loader.dataset)
-        iterable = isinstance(self.dataset, IterableDataset)
-        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        self.batch = 1 if loader.batch_size is None else loader.batch_size
-        self.items = timing.endless(self.dataset) if iterable else None
-        self.indices = timing.endless(sampler)
-        if not iterable and loader.batch_sampler is not None:
+        self.dataset, self.collate = copy.copy(loader.dataset), loader.collate_fn
+        self.stream, self.batched = isinstance(self.dataset, IterableDataset), loader.batch_sampler is not None
+        self.together = not self.stream and self.batched and hasattr(self.dataset, "__getitems__")
+        self.taken: list[tuple] | None = None  # items, or batches, as of `_Taken`; None if they are not timed
+        self.collated: list[float] = []  # seconds of each call of `take`
+        self.batch = loader.batch_size or 1
+        if self.stream:
+            items = timing.endless(self.dataset)
+            self.indices, self.load = itertools.repeat(None), lambda _: next(items)
+            return
+        self.indices = timing.endless(loader.batch_sampler if self.batched else loader.sampler)
+        self.load = self.dataset.__getitems__ if self.together else self.dataset.__getitem__
+        if self.batched:
             self.batch = len(next(self.indices))
-        self.together = not iterable and loader.batch_sampler is not None and hasattr(self.dataset, "__getitems__")
-        self.batched = loader.batch_size is not None or (not iterable and loader.batch_sampler is not None)
-        self.left = []  # indices of a batch that was begun
-        self.taken: list[tuple] | None = None  # the items since it was last emptied, or None if they are not counted
+            if not self.together:
+                self.indices = itertools.chain.from_iterable(self.indices)
 
     def take(self, count: int) -> int:
         """Load `count` items as a batch, or a whole one if the dataset loads only these; return how many."""
-        if self.together:
-            indices = next(self.indices)
-            (items,) = self._timed(map(self.dataset.__getitems__, [indices]), [indices])
-            self.loader.collate_fn(items)
-            return len(indices)
-        if self.items is not None:
-            items = self._timed(itertools.islice(self.items, count), itertools.repeat(None))
-        else:
-            indices = self._next(count)
-            items = self._timed(map(operator.getitem, itertools.repeat(self.dataset), indices), indices)
-        batches = [items] if self.batched else items
-        for batch in batches:
-            self.loader.collate_fn(batch)
-        return count
+        indices = list(itertools.islice(self.indices, 1 if self.together else count))
+        items = self._timed(indices)
+        begin = time.perf_counter()
+        for batch in items if self.together or not self.batched else [items]:
+            self.collate(batch)
+        self.collated.append(time.perf_counter() - begin)
+        return len(indices[0]) if self.together else count
 
-    def _timed(self, items: Iterable, indices: Iterable) -> list:
+    def _timed(self, indices: Iterable) -> list:
         if self.taken is None:
-            return list(items)
-        loaded, begin = [], time.perf_counter()
-        for item, index in zip(items, indices, strict=False):
-            loaded.append(item)
-            end = time.perf_counter()
-            self.taken.append((index, begin, end - begin))  # a _Taken takes longer to make than some items
-            begin = end
+            return list(map(self.load, indices))
+        loaded = []
+        for index in indices:
+            begin = time.perf_counter()
+            loaded.append(self.load(index))
+            self.taken.append((index, begin, time.perf_counter() - begin))  # a _Taken takes longer than some items
         return loaded
-
-    def _next(self, count: int) -> list:
-        if self.loader.batch_sampler is None:
-            return list(itertools.islice(self.indices, count))
-        while len(self.left) < count:
-            self.left += next(self.indices)
-        taken, self.left = self.left[:count], self.left[count:]
-        return taken
 
 
 def _parts(stats: dict) -> tuple[dict[str, float], int, str]:

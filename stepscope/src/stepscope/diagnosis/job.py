@@ -1,18 +1,22 @@
-"""What the traces of all ranks of a job say together: what communication costs, and for whom the others wait."""
+"""What the traces of all ranks of a job say together: what communication costs, and for whom the others wait.
+
+`Job` holds the facts, `RULES` is the table of findings; a new finding is a row of the table.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope import traces
 from stepscope.base.wording import counted, milliseconds, percent
 from stepscope.diagnosis import result
-from stepscope.diagnosis.gpu import EVERY
-from stepscope.diagnosis.recorded import LEAST_STEPS
+from stepscope.diagnosis.device import EVERY
+from stepscope.diagnosis.profile import LEAST_STEPS
 from stepscope.diagnosis.result import WORTH, Diagnosis, Rule, conclude
 from stepscope.traces.columns import coverage
 from stepscope.traces.exposure import NO_COMPUTATION
@@ -30,27 +34,44 @@ MANY = 10  # small operations in a step; a loss that is averaged over the ranks,
 OVERLAPPED = 0.2
 BUCKETS = (25, 10, 5, 2, 1)  # MB; of which five or more should make up the gradients, so that few wait for the last one
 LISTED = 8  # ranks with a line of their own
+# What a rank does for longer than the others do; how to say it, and what to change.
+_DOING = {
+    "loading": (
+        "waits for its batches",
+        "its data on node-local storage, in shards as large as the others', and as many cores for its workers",
+    ),
+    "computing": (
+        "computes",
+        "batches as large and as long as the others'; or its machine is slower, or busy: leave it out",
+    ),
+    "other": (
+        "neither computes nor loads: Python, mostly",
+        "what only this rank does, such as logs and checkpoints, outside of the step or in a thread",
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Job:
-    """The traces of all ranks, in numbers.
+    """The traces of all ranks, in numbers; times in ms of a step.
 
     Attributes
     ----------
     table : DataFrame
         As `traces.communication` returns it.
-    operations : DataFrame
-        As `traces.collectives` returns it.
+    exchanges : DataFrame
+        The operations of the steps, a row each: `operation`, `bytes`, `step`, and `ms` since the last rank had begun
+        it. If there are none, `recorded` says whether there are some outside of the steps.
     meanwhile : DataFrame
-        Index as that of `table`; columns `loading` and `computing`: ms of a step in which the rank waited for its
-        batch, and in which an operator that exchanges nothing ran, or a kernel if it has an accelerator.
+        Index as that of `table`; columns `loading` and `computing`: time in which the rank waited for its batch, and
+        in which an operator that exchanges nothing ran, or a kernel if it has an accelerator.
     steps : int
         Steps recorded by each rank; the fewest.
     """
 
     table: pd.DataFrame
-    operations: pd.DataFrame
+    exchanges: pd.DataFrame
+    recorded: bool
     meanwhile: pd.DataFrame
     steps: int
 
@@ -59,21 +80,24 @@ class Job:
         """Mean duration of a step."""
         return float(self.table["step"].mean())
 
-    @cached_property
-    def exchanges(self) -> pd.DataFrame:
-        """The operations of the steps, a row each: `operation`, `bytes`, and `ms` since the last rank had begun it."""
-        rows = self.operations[self.operations["step"].notna()]
-        groups = rows.groupby("number")
-        took = (rows["end"] - groups["start"].transform("max")).clip(lower=0)
-        found = groups[["operation", "bytes", "step"]].first()
-        return found.assign(ms=took.groupby(rows["number"]).mean() / 1e3)
+    @property
+    def straggler(self) -> str | None:
+        """The rank that the others wait for."""
+        return self.table.attrs["straggler"]
 
     @property
-    def straggler(self) -> tuple[str, pd.Series]:
-        """What the late rank does for longer than the others, one of `_DOING`, and how much longer, in ms."""
-        name = self.table.attrs["straggler"]
-        longer = self.meanwhile.loc[name] - self.meanwhile.drop(index=name).median()
-        return (str(longer.idxmax()) if longer.max() >= self.table.attrs["late_ms"] / 2 else "other"), longer
+    def late(self) -> float:
+        """What the others wait for it: they can gain what it is busy for longer than they are."""
+        return self.table.attrs["late_ms"]
+
+    @property
+    def doing(self) -> tuple[str, str]:
+        """What it does for longer than the others, as a sentence's end, and what to change."""
+        longer = self.meanwhile.loc[self.straggler] - self.meanwhile.drop(index=self.straggler).median()
+        if longer.max() < self.late / 2:
+            return _DOING["other"]
+        said, change = _DOING[str(longer.idxmax())]
+        return f"{said}, {milliseconds(longer.max())} longer than others do", change
 
     @cached_property
     def buffers(self) -> pd.DataFrame:
@@ -93,8 +117,8 @@ class Job:
         return small if len(small) >= MANY * self.steps else small.head(0)
 
     @cached_property
-    def transfers(self) -> dict[str, float]:
-        """The exposed transfer in ms of a step: of buffers, of small operations, and of the rest.
+    def transfers(self) -> tuple[float, float, float]:
+        """The exposed transfer of buffers, of small operations, and of the rest.
 
         It is that of the rank that has least: on the others something else is in the way, too.
         """
@@ -103,13 +127,13 @@ class Job:
         rest = transfer - buffers
         small = rest * float(self.small["ms"].sum() / self.gradients["ms"].sum()) if len(self.small) else 0.0
         small = small if small >= WORTH * self.step_ms else 0.0
-        return {"buffers": buffers, "small": small, "rest": rest - small}
+        return buffers, small, rest - small
 
     @property
     def behind(self) -> float:
         """The part of the communication that is behind computation, 0 to 1."""
         overlapped = float(self.table["overlapped"].mean())
-        return overlapped / max(overlapped + self.transfers["rest"], 1e-6)
+        return overlapped / max(overlapped + self.transfers[2], 1e-6)
 
     @property
     def kind(self) -> str:
@@ -120,55 +144,69 @@ class Job:
 
 
 def read(ranks: Mapping[str, traces.Trace]) -> Job:
-    """Return the traces of all ranks in numbers.
-
-    Raises
-    ------
-    traces.NoSteps, traces.SeveralRecordings
-        As `traces.communication`.
-    """
+    """Return the traces of all ranks in numbers; raises what `traces.communication` does."""
     import pandas as pd
 
+    operations = traces.collectives(ranks)
+    rows = operations[operations["step"].notna()]
+    groups = rows.groupby("number")
+    took = (rows["end"] - groups["start"].transform("max")).clip(lower=0)
+    exchanges = groups[["operation", "bytes", "step"]].first().assign(ms=took.groupby(rows["number"]).mean() / 1e3)
     meanwhile = pd.DataFrame.from_dict({name: _meanwhile(trace) for name, trace in ranks.items()}, orient="index")
     steps = min(len(traces.steps(trace)) for trace in ranks.values())
-    return Job(traces.communication(ranks), traces.collectives(ranks), meanwhile, steps)
+    return Job(traces.communication(ranks), exchanges, len(operations) > 0, meanwhile, steps)
 
 
 def _meanwhile(trace: traces.Trace) -> dict[str, float]:
     """Return a row of `Job.meanwhile`."""
-    loading = computing = steps = 0.0
+    covered, steps = {"loading": 0.0, "computing": 0.0}, 0
     for span in trace.spans:
         events, table = span.events, traces.steps(traces.Trace(trace.path, (span,)))
         kernels, waits = events["kind"] == "Kernel", events["name"].str.match(NO_COMPUTATION)
         operators = events["operator"] & (events["kind"] == "CPU Exec") & ~waits
-        computing += _covered(events[kernels if kernels.any() else operators], table)
-        loading += _covered(events[events["kind"] == "DataLoader"], table)
+        computing = kernels if kernels.any() else operators
+        for name, chosen in (("loading", events["kind"] == "DataLoader"), ("computing", computing)):
+            starts, ends = (events.loc[chosen, column].to_numpy() for column in ("start", "end"))
+            covered[name] += float(coverage(starts, ends, table).sum())
         steps += len(table)
-    return {"loading": loading / steps / 1e3, "computing": computing / steps / 1e3}
+    return {name: microseconds / steps / 1e3 for name, microseconds in covered.items()}
 
 
-def _covered(events: pd.DataFrame, steps: pd.DataFrame) -> float:
-    return float(coverage(events["start"].to_numpy(), events["end"].to_numpy(), steps).sum())
+def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
+    """Find what the processes that trained together cost each other: communication, and waiting for a late one.
 
+    What each of them does by itself, `of_trace` says.
 
-def diagnose(ranks: Mapping[str, traces.Trace]) -> Diagnosis:
-    """Find what the ranks of a job cost each other; see `stepscope.diagnosis.of_ranks`."""
+    Parameters
+    ----------
+    path : str, Path or mapping of str to Trace
+        The folder with the traces of all ranks, or what `traces.ranks` returns.
+
+    Raises
+    ------
+    traces.TraceError
+        If there is no trace, if one cannot be read, or if two are of the same rank.
+    """
+    ranks = path if isinstance(path, Mapping) else traces.ranks(path)
     if len(ranks) < 2:
         alone = (
             "Here is the trace of one rank only. Let each rank record into the same folder: "
             'tensorboard_trace_handler(folder, worker_name=f"rank_{rank}").'
         )
-        return conclude(float("nan"), (), (), doubt=alone)
+        return conclude(math.nan, (), (), doubt=alone)
     try:
         job = read(ranks)
     except traces.NoSteps as error:
-        return conclude(float("nan"), (), (), doubt=str(error))
-    return conclude(job.step_ms, evidence(job), result.findings(RULES, job), unknown(job), doubt(job), uneven(job))
+        return conclude(math.nan, (), (), doubt=str(error))
+    unknown = []
+    if len(job.exchanges) and job.exchanges["bytes"].isna().all():
+        unknown = ["how many bytes each operation has. Record the traces with profile(…, record_shapes=True)."]
+    return conclude(job.step_ms, evidence(job), result.findings(RULES, job), unknown, doubt(job), uneven(job))
 
 
 def doubt(job: Job) -> str | None:
     """Return why the traces allow no verdict, or None."""
-    if job.operations.empty:
+    if not job.recorded:
         return (
             f"The traces of {counted(len(job.table), 'rank')} hold no operation in which they exchange data. Were they "
             "recorded inside of training, and do the processes train together?"
@@ -187,18 +225,10 @@ def uneven(job: Job) -> str | None:
     more = float(exposed.max() - exposed.min())
     if max(more, waiting) < WORTH * job.step_ms:
         return None
-    if more > waiting:
-        text = f"On average {exposed.idxmin()} is busy {milliseconds(more)} longer in a step than {exposed.idxmax()}"
-    else:
+    text = f"On average {exposed.idxmin()} is busy {milliseconds(more)} longer in a step than {exposed.idxmax()}"
+    if more <= waiting:
         text = f"In a step a rank waits up to {milliseconds(waiting)} for the others, now for this one, now for that"
     return f"{text}: by chance, or because their batches differ. Record more steps, and see what each does on its own."
-
-
-def unknown(job: Job) -> list[str]:
-    """Return what could not be looked at."""
-    if job.exchanges.empty or job.exchanges["bytes"].notna().any():
-        return []
-    return ["how many bytes each operation has. Record the traces with profile(…, record_shapes=True)."]
 
 
 def evidence(job: Job) -> list[tuple[str, str]]:
@@ -227,44 +257,13 @@ def _operations(number: float) -> str:
     return counted(round(number), "operation") if abs(number - round(number)) < 0.05 else f"{number:.1f} operations"
 
 
-def _late(job: Job) -> float | None:
-    """Return what the others wait for one rank: they can gain what it is busy for longer than they are."""
-    return job.table.attrs["late_ms"] / job.step_ms if job.table.attrs["straggler"] is not None else None
-
-
-def _straggler(job: Job) -> str:
-    name, doing, late = job.table.attrs["straggler"], *job.straggler
-    longer = f", {milliseconds(late[doing])} longer than others do" if doing in late else ""
-    return (
-        f"{name} takes {milliseconds(job.table.attrs['late_ms'])} longer for a step than the others, and they wait for "
-        f"it. Meanwhile it {_DOING[doing][0]}{longer}."
-    )
-
-
-# What a rank does for longer than the others do; how to say it, and what to change.
-_DOING = {
-    "loading": (
-        "waits for its batches",
-        "# {}: its data on node-local storage, in shards as large as the others', and as many cores for its workers",
-    ),
-    "computing": (
-        "computes",
-        "# {}: batches as large and as long as the others'; or its machine is slower, or busy: leave it out",
-    ),
-    "other": (
-        "neither computes nor loads: Python, mostly",
-        "# {}: what only this rank does, such as logs and checkpoints, outside of the step or in a thread",
-    ),
-}
-
-
 def _buffers(job: Job) -> str:
     steps = job.buffers.groupby("step")["bytes"].agg(["size", "sum"]).median()  # DDP sends more in its second forward
     sizes = f" of {steps['sum']:,.0f} bytes" if steps["sum"] else ""
     return (
         f"In every step the ranks wait for {counted(round(steps['size']), 'broadcast')}{sizes} from one of them, "
-        f"{milliseconds(job.transfers['buffers'])} beside the waiting for a late one: as DistributedDataParallel sends "
-        "a model's buffers before each forward, whether they have changed or not."
+        f"{milliseconds(job.transfers[0])} beside the waiting for a late one: as DistributedDataParallel sends a "
+        "model's buffers before each forward, whether they have changed or not."
     )
 
 
@@ -273,26 +272,8 @@ def _small(job: Job) -> str:
     return (
         f"In a step {len(small) / job.steps:,.0f} of the operations have less than {SMALL:g} MB, "
         f"{small['bytes'].median() / 1e3:,.3g} kB in the median (mostly {small['operation'].mode()[0]}). What they "
-        f"take, {milliseconds(job.transfers['small'])} of it exposed, is latency, and one large operation has it once."
+        f"take, {milliseconds(job.transfers[1])} of it exposed, is latency, and one large operation has it once."
     )
-
-
-def _exposed(kind: str, more: str, change: str | Callable[[Job], str], topic: str) -> Rule:
-    """Return the row for one kind of exposed communication, as `Job.kind` names it."""
-
-    def evidence(job: Job) -> str:
-        largest = job.gradients["bytes"].max() / 1e6
-        sizes = "" if math.isnan(largest) else f", the largest of {largest:,.3g} MB"
-        return (
-            f"In {percent(job.transfers['rest'] / job.step_ms)} of a step the ranks transfer data and compute nothing "
-            f"meanwhile; {percent(job.behind)} of the communication is behind computation "
-            f"({_operations(len(job.gradients) / job.steps)} a step{sizes}).{more}"
-        )
-
-    return Rule(
-        "exposed communication", "communication", topic,
-        lambda job: job.transfers["rest"] / job.step_ms if job.kind == kind else None, evidence, change,
-    )  # fmt: skip
 
 
 def _bucket(job: Job) -> int:
@@ -301,13 +282,18 @@ def _bucket(job: Job) -> int:
     return next((size for size in BUCKETS if size <= total / 5), BUCKETS[-1])
 
 
-def _less(job: Job) -> str:
-    many = len(job.gradients) >= MANY * job.steps
-    buckets = "larger ones: each has its latency" if many else "smaller ones: the last one has nothing to hide behind"
+def _exposed(job: Job) -> str:
+    largest = job.gradients["bytes"].max() / 1e6
+    sizes = "" if math.isnan(largest) else f", the largest of {largest:,.3g} MB"
+    more = {
+        "sharded": "",
+        "late": " It begins too late: after backward by hand, or in buckets that are too large.",
+        "overlapped": " It overlaps already, so only less of it helps.",
+    }
     return (
-        "model.register_comm_hook(None, default_hooks.bf16_compress_hook)  # half of the bytes\n"
-        "with model.no_sync(): loss_of(model(images)).backward()  # but every n-th step; or a larger batch a rank\n"
-        f"DDP(…, gradient_as_bucket_view=True, bucket_cap_mb=…)  # saves copies; {buckets}"
+        f"In {percent(job.transfers[2] / job.step_ms)} of a step the ranks transfer data and compute nothing "
+        f"meanwhile; {percent(job.behind)} of the communication is behind computation "
+        f"({_operations(len(job.gradients) / job.steps)} a step{sizes}).{more[job.kind]}"
     )
 
 
@@ -323,39 +309,52 @@ RULES = (
         "with Join([model]): …  # or let those that have ended answer the others",
     ),
     Rule(
-        "a straggler", "communication", "stragglers", _late, _straggler,
-        lambda job: _DOING[job.straggler[0]][1].format(job.table.attrs["straggler"]),
+        "a straggler", "communication", "stragglers",
+        lambda job: job.late / job.step_ms if job.straggler is not None else None,
+        "{straggler} takes {late:ms} longer for a step than the others, and they wait for it. Meanwhile it {doing[0]}.",
+        "# {straggler}: {doing[1]}",
         least=0.0,
     ),
     Rule(
         "buffers broadcast in every forward", "communication", "buffers of a distributed model",
-        lambda job: job.transfers["buffers"] / job.step_ms if len(job.buffers) else None, _buffers,
+        lambda job: job.transfers[0] / job.step_ms if len(job.buffers) else None, _buffers,
         "DDP(model, broadcast_buffers=False)  # if nothing changes them, or if it is rank 0's that you save",
         least=0.0,
     ),
     Rule(
         "many small operations", "communication", "gradient buckets",
-        lambda job: job.transfers["small"] / job.step_ms, _small,
+        lambda job: job.transfers[1] / job.step_ms, _small,
         lambda job: (
             "DDP(model, bucket_cap_mb=25)  # not one all_reduce for each weight"
             if job.small["operation"].mode()[0] == "all_reduce"
             else "# gather what belongs together into one tensor; SyncBatchNorm: BatchNorm, if batches are large enough"
         ),
     ),
-    _exposed(
-        "sharded", "",
-        "fully_shard(layer)  # each block by itself, then the model; reshard_after_forward=False if memory allows\n"
-        "layer.set_modules_to_forward_prefetch([next_layer])",
-        "overlapping communication with computation",
-    ),
-    _exposed(
-        "late", " It begins too late: after backward by hand, or in buckets that are too large.",
-        lambda job: (
-            f"DDP(model, bucket_cap_mb={_bucket(job)})  # sends a bucket when its gradients are there, during backward"
-        ),
-        "overlapping communication with computation",
-    ),
-    _exposed(
-        "overlapped", " It overlaps already, so only less of it helps.", _less, "less communication",
+    *(
+        Rule(
+            "exposed communication", "communication", topic,
+            lambda job, kind=kind: job.transfers[2] / job.step_ms if job.kind == kind else None, _exposed, change,
+        )
+        for kind, topic, change in (
+            (
+                "sharded", "overlapping communication with computation",
+                "fully_shard(layer)  # each block by itself, then the model; reshard_after_forward=False if memory "
+                "allows\nlayer.set_modules_to_forward_prefetch([next_layer])",
+            ),
+            (
+                "late", "overlapping communication with computation",
+                lambda job: (
+                    f"DDP(model, bucket_cap_mb={_bucket(job)})  # sends a bucket when its gradients are there, during "
+                    "backward"
+                ),
+            ),
+            (
+                "overlapped", "less communication",
+                "model.register_comm_hook(None, default_hooks.bf16_compress_hook)  # half of the bytes\n"
+                "with model.no_sync(): loss_of(model(images)).backward()  # but every n-th step; or a larger batch\n"
+                "DDP(…, gradient_as_bucket_view=True, bucket_cap_mb=…)  # saves copies; each bucket has its latency, "
+                "and the last one nothing to hide behind",
+            ),
+        )
     ),
 )  # fmt: skip

@@ -1,17 +1,18 @@
 """Why a loop waits for its batches: by the settings of its DataLoader, and by how long its items take.
 
-`Loading` holds the facts, `RULES` is the table of findings. A new finding is a row of the table, and two tests: facts
-of a loop with just this fault, and of one without it (see tests/diagnosis/test_diagnosis.py, `of_loading`).
+`Items` and `Loading` hold the facts, `RULES` is the table of findings. A new finding is a row of the table, and two
+tests: facts of a loop with just this fault, and of one without it (see tests/diagnosis/test_loading_facts.py).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from stepscope.base.wording import counted, milliseconds, percent
-from stepscope.diagnosis.items import IRREGULAR, REST, WAITING, Items
+from stepscope.diagnosis.profile import Profile
 from stepscope.diagnosis.result import WORTH, Rule
 
 # As many as can work at once are useful. Up to twice as many made no difference that could be measured on two cores,
@@ -27,20 +28,96 @@ SMALL_FILE = 1_000_000
 # Of the mean wait: where the median is less, a few steps wait for long and the others hardly.
 USUAL = 0.5
 
+REST = "the rest of the dataset"  # the part of an item's work that is none of `items.PARTS`
+WAITING, IRREGULAR = "waiting", "irregular"  # beside the parts, what a line of the reader's is named for
+
+
+@dataclass(frozen=True)
+class Irregular:
+    """Items that take far longer than most, whenever they are loaded; none as it stands."""
+
+    count: int = 0  # of those loaded
+    share: float = 0.0  # what they take longer than most, of the time of all items
+    waiting: float = 0.0  # what of this share they wait
+    usual_ms: float = 0.0  # median of all items
+    slowest_ms: float = 0.0
+    slowest: object = None  # index of that one in the dataset; None for an iterable dataset
+
+
+@dataclass(frozen=True)
+class Items:
+    """How items are loaded. Where the system reports how long others had the cores meanwhile, that is left out."""
+
+    count: int  # loaded with the stopwatch
+    ms: float  # of an item
+    cpu_ms: float  # what of it a processor worked; the rest is waiting. All, if the dataset starts programs that work
+    batch: int  # items of a batch
+    parts: dict[str, float]  # share of the time of each of `items.PARTS` and of `REST`
+    opened: float  # files, for each item
+    file_bytes: float  # read for each file opened; NaN where the system does not report it
+    slowest: str  # the function that by itself took most time
+    waits: dict[str, float] = field(default_factory=dict)  # what of the shares in `parts` is waiting
+    irregular: Irregular = Irregular()
+    # The line of the reader's own that takes most time, for parts, `WAITING` and `IRREGULAR`; where known
+    lines: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def batch_ms(self) -> float:
+        """Time of a batch that one process makes."""
+        return self.ms * self.batch
+
+    @property
+    def reading(self) -> float:
+        """The share of the time that goes to opening and reading files."""
+        return self.parts["opening"] + self.parts["reading"]
+
+    @property
+    def small_files(self) -> bool:
+        """Whether the files that the items open are small."""
+        return self.opened > 0 and not self.file_bytes > SMALL_FILE
+
+    @property
+    def waiting(self) -> float:
+        """The share of the time in which no core works, irregular items and reading left out."""
+        waits = [share for part, share in self.waits.items() if part not in ("opening", "reading")]
+        return sum(waits) - self.irregular.waiting
+
+    def working(self, part: str) -> float:
+        """Return the share of the time in which a core works on this part, irregular items left out."""
+        share = self.parts[part] - self.waits.get(part, 0.0)
+        return share - (self.irregular.share - self.irregular.waiting) if part == REST else share
+
+    def mostly(self, name: str) -> str:
+        """Return the reader's own line to look at, as the end of a sentence; "" if it is unknown."""
+        return f", mostly at {self.lines[name]}" if name in self.lines else ""
+
+    @property
+    def slow_ones(self) -> str:
+        """Which items take far longer than most, as a sentence; "" if none do."""
+        slow = self.irregular
+        if not slow.count:
+            return ""
+        which = "" if slow.slowest is None else f", item {slow.slowest},"
+        return (
+            f"{slow.count} of {counted(self.count, 'item')} take {percent(slow.share)} of the time: the slowest{which} "
+            f"{milliseconds(slow.slowest_ms)}, most {milliseconds(slow.usual_ms)}{self.mostly(IRREGULAR)}."
+        )
+
 
 @dataclass(frozen=True)
 class Loading:
-    """A loop that loads, in numbers; times in ms."""
+    """A loop that loads, in numbers; times in ms. What of them other processes had the cores is left out."""
 
-    step: float  # restarts left out, as of the two below
-    wait: float  # of a step, for its batch
+    step: float  # mean, without the first steps of epochs as the two below
+    wait: float  # what of it the loop waits for its batch; with a GPU what the GPU waits, too
     usual_wait: float  # median
-    workers: int
-    cores: int
-    restart: float  # added to a step, on average, by starting the workers of each epoch; 0 if they persist
-    items: Items | None  # how they are loaded, if that could be tried
+    workers: int | None = None  # None if unknown
+    cores: int = 1
+    start: float = 0.0  # between two epochs, to start workers and to end them, with the first batch; 0 if they persist
+    epoch: int | None = None  # batches; None if unknown
     transfer: float = 0.0  # from asking for a batch that a worker has ready to having it
     queued: float = 0.0  # for each batch, how long its worker was ready to work while others had the cores
+    items: Items | None = None  # how they are loaded, if that could be tried
 
     @property
     def work(self) -> float:
@@ -48,47 +125,26 @@ class Loading:
         return self.step - self.wait
 
     @property
+    def restart(self) -> float:
+        """What starting the workers of each epoch adds to a step, on average."""
+        if not (self.workers and self.items and self.epoch):
+            return 0.0
+        return max(0.0, self.start - self.items.batch_ms) / self.epoch
+
+    @property
     def whole(self) -> float:
         """A step with its part of the restarts."""
         return self.step + self.restart
 
     @property
-    def fast_enough(self) -> bool:
-        """Whether the workers can make batches faster than the steps take them, if they have the cores."""
-        return self.pace(self.workers) < self.work * (1 - MARGIN)
-
-    @property
-    def unexplained(self) -> float:
-        """What the loop waits for workers that are fast enough, and not for the transfer from them."""
-        return max(0.0, self.wait - self.transfer) if self.items and self.workers and self.fast_enough else 0.0
+    def irregular(self) -> bool:
+        """Whether a few steps wait for long, and the others hardly."""
+        return self.usual_wait < USUAL * self.wait
 
     @property
     def useful(self) -> int:
         """Workers that can work at once: those that wait for storage need no core."""
         return round(self.cores * min(max(1.0, self.items.ms / max(self.items.cpu_ms, 1e-6)), MOST_PER_CORE))
-
-    @property
-    def slower(self) -> float:
-        """How many times as long as by itself a batch takes in a loop without workers: others use the machine, too."""
-        return 1.0 if self.workers else max(1.0, self.wait / max(self.items.batch_ms, 1e-6))
-
-    def pace(self, workers: int) -> float:
-        """The time in which so many workers can make a batch at best, given the cores, and as busy as they are."""
-        return self.slower * max(self.items.batch_ms / workers, self.items.batch * self.items.cpu_ms / self.cores)
-
-    def gained(self, step: float) -> float:
-        """Return the share of a step that it gains to have steps of `step` ms: no more than the waiting."""
-        return max(0.0, min(self.step - step, self.wait) / self.whole)
-
-    def of_items(self, share: float) -> float:
-        """Return the share of a step that it gains if `share` of the items' time vanishes: no more than the waiting."""
-        paced = self.step if self.workers else self.wait  # the time that loading sets
-        return min(self.wait, share * paced) / self.whole
-
-    @property
-    def waits(self) -> bool:
-        """Whether the loop waits long enough for its batch to ask why."""
-        return self.items is not None and self.wait / self.whole >= WORTH
 
     @property
     def too_many(self) -> bool:
@@ -98,112 +154,102 @@ class Loading:
     @property
     def better(self) -> int:
         """The number of workers that makes batches as fast as the steps take them, as far as it is useful."""
+        if self.items is None:
+            return 2
         return min(max(1, math.ceil(self.items.batch_ms / max(self.work, 1e-3))), self.useful)
+
+    def pace(self, workers: int) -> float:
+        """The time in which so many workers can make a batch at best, given the cores, and as busy as they are."""
+        # Without workers a batch takes longer in the loop than by itself: others use the machine, too
+        slower = 1.0 if self.workers else max(1.0, self.wait / max(self.items.batch_ms, 1e-6))
+        return slower * max(self.items.batch_ms / workers, self.items.batch * self.items.cpu_ms / self.cores)
+
+    def gained(self, step: float) -> float:
+        """Return the share of a step that it gains to have steps of `step` ms: no more than the waiting."""
+        return max(0.0, min(self.step - step, self.wait) / self.whole)
 
     @cached_property
     def more(self) -> float:
         """The gain of more workers; 0 where that of none is larger."""
-        if not self.waits:
+        if self.items is None:  # without them it is unknown what workers gain: all the waiting at most
+            return self.wait / self.whole if self.workers == 0 else 0.0
+        if self.better <= self.workers:
             return 0.0
-        gain = self.gained(max(self.work, self.pace(self.better))) if self.better > self.workers else 0.0
+        gain = self.gained(max(self.work, self.pace(self.better)))
         least = 0.0 if self.workers else ARRIVAL / self.whole  # to get a batch from a first worker takes as long
         return gain if gain >= max(self._without, WORTH, least) else 0.0
 
     @cached_property
     def none(self) -> float:
         """The gain of loading without workers; 0 where that of more is larger."""
-        return self._without if self.waits and not self.more and self._without >= WORTH else 0.0
+        return self._without if not self.more and self._without >= WORTH else 0.0
 
     @property
     def _without(self) -> float:
-        if not self.workers:
+        if not self.workers or self.items is None:
             return 0.0
         waits = min(self.wait, self.transfer)  # what is waited for something else, would be without workers, too
         made = self.items.batch_ms
         return self.gained(self.step - waits + made + MARGIN * (self.work + made))
 
     @property
-    def by_items(self) -> Items | None:
-        """The items, if how long they take is why the loop waits."""
-        slow = self.waits and (self.more or self.none or not self.workers or not self.fast_enough)
-        return self.items if slow else None
+    def fast_enough(self) -> bool:
+        """Whether there are workers that can make batches faster than the steps take them, if they have the cores."""
+        return bool(self.items and self.workers) and self.pace(self.workers) < self.work * (1 - MARGIN)
+
+    @property
+    def unexplained(self) -> float:
+        """What the loop waits for workers that are fast enough, and not for the transfer from them."""
+        return max(0.0, self.wait - self.transfer) if self.fast_enough else 0.0
+
+    @property
+    def by_items(self) -> bool:
+        """Whether how long the items take is why the loop waits."""
+        return self.items is not None and bool(self.more or self.none or not self.fast_enough)
 
     @property
     def in_spite(self) -> bool:
         """Whether the loop waits though its workers are fast enough on average."""
-        return self.waits and self.by_items is None and not self.too_many
+        return self.items is not None and not self.by_items and not self.too_many
 
     @property
-    def slow_items(self) -> tuple[float, float]:
-        """What slow items take, of the time of all, and what of that they wait."""
-        slow = self.items.irregular
-        return (slow.share, slow.waiting) if slow else (0.0, 0.0)
+    def speed(self) -> str:
+        """How fast batches are made, as a sentence."""
+        if self.items is None:
+            return f"The loop waits {milliseconds(self.wait)} of a step of {milliseconds(self.step)} for its batch."
+        return (
+            f"One process makes a batch of {self.items.batch} in {milliseconds(self.items.batch_ms)}, the rest of the "
+            f"step takes {milliseconds(self.work)}; {counted(self.workers, 'worker')} on {counted(self.cores, 'core')}."
+        )
 
-    def share(self, part: str) -> float:
-        """Return the share of the items' time in which a processor works on this part, slow items left out."""
-        share = self.items.parts[part] - self.items.waits.get(part, 0.0)
-        irregular, waiting = self.slow_items
-        return share - (irregular - waiting) if part == REST else share
+    def gain_of(self, share: Callable[[Items], float]) -> float | None:
+        """Return what it gains if a share of the items' time vanishes; None if the loop does not wait because of it.
 
-    @property
-    def waiting(self) -> float:
-        """The share of the items' time in which they wait, slow items and reading left out."""
-        return sum(self.items.waits.get(part, 0.0) for part in PARTS) - self.slow_items[1]
-
-    @property
-    def reading(self) -> float:
-        """The share of the items' time that goes to opening and reading files."""
-        return self.items.parts["opening"] + self.items.parts["reading"]
-
-    @property
-    def small_files(self) -> bool:
-        """Whether the files that the items open are small."""
-        return self.items.opened > 0 and not self.items.file_bytes > SMALL_FILE
+        It is a share of the step, and no more than the waiting.
+        """
+        paced = self.step if self.workers else self.wait  # the time that loading sets
+        return min(self.wait, share(self.items) * paced) / self.whole if self.by_items else None
 
 
-# What each part of an item's work is called as a finding, what to change, and what to read about.
-PARTS = {
-    "decoding": (
-        "decoding at every read",
-        "# store smaller images, resized once, ahead of time; or decoded ones",
-        "preprocessing ahead of time",
-    ),
-    "resizing": (
-        "resizing at every read",
-        "# resize once, ahead of time, and read the copies",
-        "preprocessing ahead of time",
-    ),
-    "transforming": (
-        "transforms of each image",
-        "transforms.PILToTensor()  # only; the first layer of the network normalizes",
-        "normalization on the device",
-    ),
-    "collating": (
-        "collating item by item",
-        "def __getitems__(self, indices): …  # a whole batch at once",
-        "loading whole batches",
-    ),
-    REST: (
-        "the dataset's own work",
-        "def __getitem__(self, index): …  # do once, ahead of time, what is the same in every epoch",
-        "preprocessing ahead of time",
-    ),
-}
+def of_profile(profile: Profile) -> Loading:
+    """Return what a profile alone says of loading."""
+    wait = profile.loading * profile.step_ms
+    return Loading(profile.step_ms, wait, wait, workers=0 if profile.in_process else None)
 
 
-def _part(part: str, name: str, change: str, topic: str) -> Rule:
+def _part(part: str, name: str, topic: str, change: str) -> Rule:
     """Return the row for a part of the items' work: it could at most vanish."""
 
     def evidence(loading: Loading) -> str:
         items = loading.items
-        share, where = percent(loading.share(part)), _mostly(items, part)
-        where = where or (f"; most in {items.slowest}" if part == REST else "")
-        return f"{share} of the {milliseconds(items.ms)} that an item takes goes to {part}{where}."
+        where = items.mostly(part) or (f"; most in {items.slowest}" if part == REST else "")
+        return (
+            f"{percent(items.working(part))} of the {milliseconds(items.ms)} that an item takes goes to {part}{where}."
+        )
 
     return Rule(
-        name, "loading", topic,
-        lambda loading: loading.of_items(loading.share(part)) if loading.by_items else None, evidence, change,
-    )  # fmt: skip
+        name, "loading", topic, lambda loading: loading.gain_of(lambda items: items.working(part)), evidence, change
+    )
 
 
 def _reading(name: str, small: bool) -> Rule:
@@ -214,22 +260,20 @@ def _reading(name: str, small: bool) -> Rule:
         files = "a file once" if items.opened == 1 else f"files {items.opened:.2g} times"
         size = "" if math.isnan(items.file_bytes) else f", {items.file_bytes / 1e3:,.0f} kB each time"
         return (
-            f"{percent(loading.reading)} of the {milliseconds(items.ms)} that an item takes goes to opening and "
-            f"reading; each opens {files}{size}{_mostly(items, 'reading')}."
+            f"{percent(items.reading)} of the {milliseconds(items.ms)} that an item takes goes to opening and "
+            f"reading; each opens {files}{size}{items.mostly('reading')}."
         )
 
     return Rule(
         name, "loading", "packed formats",
-        lambda loading: (
-            loading.of_items(loading.reading) if loading.by_items and loading.small_files is small else None
-        ),
+        lambda loading: loading.gain_of(lambda items: items.reading if items.small_files is small else 0.0),
         evidence, "# pack the images into one large file; or read a copy on a disk of this machine",
     )  # fmt: skip
 
 
 def _irregularly(loading: Loading) -> float | None:
     """Return what is waited for other reasons than a busy machine, if a few steps wait for long, the others hardly."""
-    irregular = loading.in_spite and loading.usual_wait < USUAL * loading.wait
+    irregular = loading.in_spite and loading.irregular
     return max(0.0, loading.wait - loading.queued) / loading.whole if irregular else None
 
 
@@ -244,15 +288,13 @@ RULES = (
     Rule(
         "workers restarted every epoch", "loading", "persistent workers",
         lambda loading: loading.restart / loading.whole,
-        lambda loading: (
-            f"Each epoch ends its workers and starts others: {milliseconds(loading.restart)} more a step on average."
-        ),
+        "Each epoch ends its workers and starts others: {restart:ms} more a step on average.",
         "DataLoader(…, persistent_workers=True)",
     ),
     Rule(
         "loading too slowly", "loading", "more workers",
-        lambda loading: loading.wait / loading.whole if loading.items is None else None,
-        lambda loading: f"The loop waits {milliseconds(loading.wait)} of a step for its batch.",
+        lambda loading: loading.wait / loading.whole if loading.items is None and loading.workers != 0 else None,
+        "{speed}",
         "DataLoader(…, num_workers=…)  # more, or less work for each item",
     ),
     Rule(
@@ -260,62 +302,75 @@ RULES = (
         lambda loading: (
             loading.gained(max(loading.work, loading.pace(loading.useful))) if loading.too_many else None
         ),
-        lambda loading: (
-            f"{loading.workers} workers, but {counted(loading.cores, 'core')} keep {loading.useful} busy; the others "
-            "take memory, and the longer to start."
-        ),
-        lambda loading: f"DataLoader(…, num_workers={loading.useful})",
+        "{workers} workers, but {cores:core} keep {useful} busy; the others take memory, and the longer to start.",
+        "DataLoader(…, num_workers={useful})",
         least=0.0,
     ),
-    *(
-        Rule(
-            name, "loading", "more workers",
-            lambda loading, some=some: loading.more if bool(loading.workers) is some else None,
-            lambda loading: _speed(loading),
-            lambda loading: f"DataLoader(…, num_workers={loading.better})",
-        )
-        for name, some in (("too few workers", True), ("loading in the loop itself", False))
+    Rule(
+        "too few workers", "loading", "more workers",
+        lambda loading: loading.more if loading.workers else None,
+        "{speed}",
+        "DataLoader(…, num_workers={better})",
+    ),
+    Rule(
+        "loading in the loop itself", "loading", "more workers",
+        lambda loading: None if loading.workers else loading.more,
+        "{speed}",
+        "DataLoader(…, num_workers={better})  # try more, up to your cores",
     ),
     Rule(
         "workers slower than none", "loading", "loading without workers",
         lambda loading: loading.none,
-        lambda loading: (
-            f"{_speed(loading)} From a worker that has it ready, it arrives in {milliseconds(loading.transfer)}."
-        ),
+        "{speed} From a worker that has it ready, it arrives in {transfer:ms}.",
         "DataLoader(…, num_workers=0)",
     ),
     Rule(
         "irregular items", "loading", "prefetching",
-        lambda loading: loading.of_items(loading.slow_items[0]) if loading.by_items else None,
-        lambda loading: _slow(loading.items),
+        lambda loading: loading.gain_of(lambda items: items.irregular.share),
+        "{items.slow_ones}",
         "# look at what these items do; a larger prefetch_factor bridges them, if they are rare",
     ),
     Rule(
         "items that wait", "loading", "more workers",
-        lambda loading: loading.of_items(loading.waiting) if loading.by_items else None,
+        lambda loading: loading.gain_of(lambda items: items.waiting),
         lambda loading: (
-            f"In {percent(loading.waiting)} of the {milliseconds(loading.items.ms)} that an item takes no core works "
-            f"on it: it waits{_mostly(loading.items, WAITING)}."
+            f"In {percent(loading.items.waiting)} of the {milliseconds(loading.items.ms)} that an item takes no core "
+            f"works on it: it waits{loading.items.mostly(WAITING)}."
         ),
         "# ask for a whole batch at once, and keep connections open; or let more workers wait side by side",
     ),
-    *(_part(part, *row) for part, row in PARTS.items()),
+    _part(
+        "decoding", "decoding at every read", "preprocessing ahead of time",
+        "# store smaller images, resized once, ahead of time; or decoded ones",
+    ),
+    _part(
+        "resizing", "resizing at every read", "preprocessing ahead of time",
+        "# resize once, ahead of time, and read the copies",
+    ),
+    _part(
+        "transforming", "transforms of each image", "normalization on the device",
+        "transforms.PILToTensor()  # only; the first layer of the network normalizes",
+    ),
+    _part(
+        "collating", "collating item by item", "loading whole batches",
+        "def __getitems__(self, indices): …  # a whole batch at once",
+    ),
+    _part(
+        REST, "the dataset's own work", "preprocessing ahead of time",
+        "def __getitem__(self, index): …  # do once, ahead of time, what is the same in every epoch",
+    ),
     _reading("many small files", True),
     _reading("slow reading", False),
     Rule(
         "irregular loading", "loading", "prefetching", _irregularly,
-        lambda loading: (
-            f"{_speed(loading)} They are fast enough, but the loop waits {milliseconds(loading.wait)} a step; half of "
-            f"the time no more than {milliseconds(loading.usual_wait)}. {_slow(loading.items)}"
-        ).strip(),
+        "{speed} They are fast enough, but the loop waits {wait:ms} a step; half of the time no more than "
+        "{usual_wait:ms}. {items.slow_ones}",
         "DataLoader(…, prefetch_factor=8)",
     ),
     Rule(
         "transfer from the workers", "loading", "normalization on the device", _slowly,
-        lambda loading: (
-            f"{_speed(loading)} They are fast enough, but the loop waits {milliseconds(loading.wait)} a step. A batch "
-            f"that a worker has ready arrives in {milliseconds(loading.transfer)}."
-        ),
+        "{speed} They are fast enough, but the loop waits {wait:ms} a step. A batch that a worker has ready arrives in "
+        "{transfer:ms}.",
         "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the device",
     ),
 )  # fmt: skip
@@ -325,38 +380,11 @@ def doubt(loading: Loading) -> str | None:
     """Return why to find nothing does not mean that nothing is wrong, or None."""
     if loading.unexplained / loading.whole < WORTH:
         return None
+    why = "what they wait for is not known here"
     if loading.queued >= loading.unexplained / 2:
         why = f"for each batch they were ready to work for {milliseconds(loading.queued)} while others had the cores"
-    else:
-        why = "what they wait for is not known here"
     return (
         f"The loop waits {milliseconds(loading.wait)} a step, though its workers are fast enough by themselves and a "
         f"batch that is ready arrives in {milliseconds(loading.transfer)}: {why}. Diagnose again on a quiet machine; "
         "if that changes nothing, leave a core to the workers: torch.set_num_threads(…)."
-    )
-
-
-def _slow(items: Items) -> str:
-    """Say which items take far longer than most, if some do."""
-    slow = items.irregular
-    if slow is None:
-        return ""
-    which = "" if slow.slowest is None else f", item {slow.slowest},"
-    return (
-        f"{slow.count} of {counted(items.count, 'item')} take {percent(slow.share)} of the time: the slowest{which} "
-        f"{milliseconds(slow.slowest_ms)}, most {milliseconds(slow.usual_ms)}{_mostly(items, IRREGULAR)}."
-    )
-
-
-def _mostly(items: Items, name: str) -> str:
-    """Return the reader's own line to look at, as the end of a sentence; "" if it is unknown."""
-    return f", mostly at {items.lines[name]}" if name in items.lines else ""
-
-
-def _speed(loading: Loading) -> str:
-    items, workers = loading.items, loading.workers
-    there = {0: "are no workers", 1: "is 1 worker"}.get(workers, f"are {workers} workers")
-    return (
-        f"One process makes a batch of {items.batch} in {milliseconds(items.batch_ms)}, the rest of the step "
-        f"takes {milliseconds(loading.work)}; there {there} on {counted(loading.cores, 'core')}."
     )

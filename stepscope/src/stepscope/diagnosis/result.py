@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-import re
+import string
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.base.wording import digits, milliseconds, percent, printable
+from stepscope.base.wording import counted, digits, milliseconds, percent, printable
 
 WIDTH = 98  # of a line, in characters: two more may stand before it, and a terminal has 100
 # Share of a step. TensorBoard's profiler tab advises from the same share on; two traces of one loop differ by 2%.
@@ -40,12 +40,12 @@ class Finding:
     name : str
         What it is, in a few words.
     verdict : str
-        The verdict if this is what can gain most, one of `VERDICTS`.
+        The verdict if this is the finding that can gain most, one of `VERDICTS`.
     gain : float
-        The most that fixing it can gain: a share of the step, 0 to 1 (Amdahl: no more than all of the time it takes);
-        infinite if the job hangs as it is.
+        The most that fixing it can gain, as a share of the step (Amdahl: at most the time that it takes); infinite if
+        the job hangs as it is.
     evidence : str
-        What was measured.
+        What was measured, in sentences.
     change : str
         The line of code to change, as it should be.
     topic : str
@@ -72,24 +72,44 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """A row of a table of findings. Each callable takes the facts that the table is about, such as `Loading`."""
+    """A row of a table of findings: the attributes of a `Finding`, computed from the facts that the table is about.
 
-    name: str  # this and the next two as those of `Finding`
+    In a text stand names of the facts' attributes, with their units: ``"{wait:ms}"``, ``"{share:%}"``, and
+    ``"{cores:core}"`` for a number of cores. A text may be a function of the facts, too.
+    """
+
+    name: str
     verdict: str
     topic: str
-    gain: Callable[[Any], float | None]  # returns the most that fixing it can gain; None where it is no fault
-    evidence: Callable[[Any], str]  # returns what was measured, in sentences
+    gain: Callable[[Any], float | None]  # None where it is no fault
+    evidence: str | Callable[[Any], str]
     change: str | Callable[[Any], str]
     least: float = WORTH  # gain of a finding
 
 
+class _Text(string.Formatter):
+    """Puts attributes of an object into a text."""
+
+    def get_value(self, name: int | str, arguments: Sequence[object], more: Mapping[str, object]) -> object:
+        return getattr(arguments[0], str(name))
+
+    def format_field(self, value: Any, unit: str) -> str:
+        known = {"ms": milliseconds, "%": percent}
+        if unit in known:
+            return known[unit](value)
+        return counted(value, unit) if unit.replace(" ", "").isalpha() else format(value, unit)
+
+
 def findings(rules: Iterable[Rule], facts: object) -> Iterator[Finding]:
     """Yield the findings of those rules that hold for these facts."""
+
+    def filled(text: str | Callable[[Any], str]) -> str:
+        return _Text().format(text, facts) if isinstance(text, str) else text(facts)
+
     for rule in rules:
         gain = rule.gain(facts)
         if gain is not None and gain >= rule.least:
-            change = rule.change if isinstance(rule.change, str) else rule.change(facts)
-            yield Finding(rule.name, rule.verdict, gain, rule.evidence(facts), change, rule.topic)
+            yield Finding(rule.name, rule.verdict, gain, filled(rule.evidence), filled(rule.change), rule.topic)
 
 
 @dataclass(frozen=True)
@@ -149,8 +169,7 @@ class Diagnosis:
         parts = [f"<p><b>Verdict: {self.verdict}.</b> {_words(self.reason)}</p>"]
         parts.append(_table((_words(name), _words(value)) for name, value in self.evidence))
         if self.findings:
-            head = [tuple(f"<b>{name}</b>" for name in ("what", "gains", "change"))]
-            parts.append(_table(head + [self._row(finding) for finding in self.findings]))
+            parts.append(_table([("<b>what</b>", "<b>gains</b>", "<b>change</b>"), *map(self._row, self.findings)]))
         if len(self.findings) > 1:
             parts.append(f"<p>{ONE_AT_A_TIME}</p>")
         parts += [f"<p>Unknown: {_words(text)}</p>" for text in self.unknown]
@@ -158,12 +177,11 @@ class Diagnosis:
 
     def _row(self, finding: Finding) -> tuple[str, ...]:
         topic, page = _words(finding.topic), self.links.get(finding.topic)
-        if page:
-            topic = f'<a href="{html.escape(page)}">{topic}</a>'
         return (
             f"<b>{_words(finding.name)}</b><br>{_words(finding.evidence)}",
             _words(finding.bound(self.step_ms)),
-            f"<code>{_words(finding.change)}</code><br>→ {topic}",
+            f"<code>{_words(finding.change)}</code><br>→ "
+            + (f'<a href="{html.escape(page)}">{topic}</a>' if page else topic),
         )
 
 
@@ -178,16 +196,9 @@ def conclude(
     doubt: str | None = None,
     otherwise: str | None = None,
 ) -> Diagnosis:
-    """Return the diagnosis that the findings amount to.
+    """Return the diagnosis that the findings, in any order, amount to.
 
-    Parameters
-    ----------
-    step_ms, evidence, findings, unknown
-        As those of `Diagnosis`; the findings in any order.
-    doubt : str, optional
-        Why there can be no verdict, whatever else.
-    otherwise : str, optional
-        Why there can be no verdict if nothing was found.
+    `doubt` is why there can be no verdict, whatever else; `otherwise` why there can be none if nothing was found.
     """
     ranked = sorted(findings, key=lambda finding: -finding.gain)
     worth = [finding for finding in ranked if finding.gain >= WORTH]
@@ -208,12 +219,7 @@ def _sentence(text: str) -> str:
 
 def _words(text: str) -> str:
     """Return a text as HTML that is shown as it is."""
-    return html.escape(_unbroken(text)).replace("\n", "<br>")
-
-
-def _unbroken(text: str) -> str:
-    """Let no line end between a number and its unit."""
-    return re.sub(r"(?<=\d) (?=(%|ms|µs|kB)(?!\w))", "\u00a0", text)
+    return html.escape(text).replace("\n", "<br>")
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> str:
@@ -226,7 +232,8 @@ def _wrapped(text: str, head: str = "") -> list[str]:
     """Return printable lines of a text that begin below each other, the first one after `head`."""
     lines, indent = [], " " * len(head)
     for paragraph in text.split("\n"):
-        text = _unbroken(printable(paragraph))
-        lines += textwrap.wrap(text, WIDTH - len(head), break_long_words=False, break_on_hyphens=False)
-    lines = [indent + line.replace("\u00a0", " ") for line in lines]
-    return [head + lines[0].removeprefix(indent), *lines[1:]] if lines else []
+        lines += textwrap.wrap(
+            printable(paragraph), WIDTH, initial_indent=indent if lines else head, subsequent_indent=indent,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return lines

@@ -1,8 +1,4 @@
-"""Diagnoses a loop that is there to run.
-
-The path: `watch` runs the loop with the stopwatch and the profiler, `items.load` loads some items, and `_loading` puts
-the facts together, from which the findings follow.
-"""
+"""Diagnoses a loop that is there to run: measures it, and puts the facts together, from which the findings follow."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,49 +16,40 @@ from stepscope import timing, traces
 from stepscope.base import machine
 from stepscope.base.confidence import without_hiccup
 from stepscope.base.wording import counted, milliseconds, percent
-from stepscope.diagnosis import gpu, host, items, loading, recorded, result, stacks
-from stepscope.diagnosis.result import Diagnosis, Finding, conclude
+from stepscope.diagnosis import device, items, loading, profile, result, stacks
+from stepscope.diagnosis import step as steps
+from stepscope.diagnosis.result import Diagnosis, conclude
 from stepscope.timing import profiling
 from stepscope.timing.comparison import progress
-from stepscope.timing.stopwatch import timed, warm_up
+from stepscope.timing.stopwatch import TimedStep, timed, warm_up
 
 PROFILED = 8  # steps; or as many as there are workers, of which one may make every n-th step wait
 LONGEST_PAUSE = 2.0  # seconds, in which the workers make batches that are then asked for
 READY = 3  # batches that are asked for then
 
 
-def diagnose(loader: Iterable, step: Callable, count: int, folder: Path) -> Diagnosis:
+def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
     """Find the bottleneck of a training loop of which `count` steps are timed; see `stepscope.diagnosis.diagnose`."""
     count = max(count, 2 * getattr(loader, "num_workers", 0))  # each of the workers may make a step wait, twice
-    watched = watch(loader, step, count, folder)
-    record = recorded.read(traces.load(folder))
-    sample, unknown = _items(loader, watched.usual_wait < loading.USUAL * watched.wait)
-    facts = _loading(loader, watched, record, sample)
-    found = [*gpu.findings(record), *_of_the_step(loader, step, facts, record), *result.findings(loading.RULES, facts)]
-    if torch.cuda.is_available() and not record.on_device:
+    loop = watch(loader, step, count, folder)
+    recorded = profile.read(traces.load(folder))
+    sample, unknown = _items(loader, loop.irregular)
+    if recorded.on_device:  # only what the GPU waits, too, can be gained
+        wait = min(loop.wait, recorded.loading * loop.step)
+        loop = replace(loop, wait=wait, usual_wait=min(wait, loop.usual_wait))
+    loop = replace(loop, items=sample)
+    host = steps.Host(recorded, loop.work / loop.whole)
+    if sampled := host.steps_to_sample(loop.whole):
+        host = replace(host, sampled=steps.sample(_Epochs(loader), _noted(step), sampled))
+    findings = [*device.findings(recorded), *steps.findings(host), *result.findings(loading.RULES, loop)]
+    if torch.cuda.is_available() and not recorded.on_device:
         unknown.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")
-    which = f"mean of {count} without each epoch's first"
-    clock = f"{milliseconds(watched.step)} a step ({which}), {milliseconds(watched.wait)} of it waiting"
-    if facts.restart:
-        clock += f"; ending and starting workers adds {milliseconds(facts.restart)}"
-    if milliseconds(facts.whole) != milliseconds(watched.step):
-        clock += f"; gains are of a step of {milliseconds(facts.whole)}"
-    rows = [("stopwatch", clock), *recorded.evidence(record), *_of_the_loader(loader, sample), ("profile", str(folder))]
-    unexplained = loading.doubt(facts)
-    if found and unexplained:
+    unexplained = loading.doubt(loop)
+    if findings and unexplained:
         unknown.append(unexplained)
-    otherwise = recorded.doubt(record) or recorded.unexplained(record) or unexplained
-    return conclude(facts.whole, rows, found, unknown, otherwise=otherwise)
-
-
-def _of_the_step(
-    loader: Iterable, step: Callable, facts: loading.Loading, record: recorded.Recorded
-) -> Iterator[Finding]:
-    """Return what the step asks of the host; steps are sampled if operators do not explain it, or are called often."""
-    seen = host.Host(record, facts.work / facts.whole)
-    if facts.work >= host.LEAST_MS and (record.shares["Other"] >= host.SHARE or seen.often):
-        seen = replace(seen, sampled=host.sample(_Epochs(loader), _Call(step), seen.worth_sampling(facts.whole)))
-    return host.findings(seen)
+    rows = [_stopwatch(loop, count), *profile.evidence(recorded), *_of_the_loader(loader, sample)]
+    otherwise = profile.doubt(recorded) or profile.unexplained(recorded) or unexplained
+    return conclude(loop.whole, [*rows, ("profile", str(folder))], findings, unknown, otherwise=otherwise)
 
 
 def _items(loader: Iterable, irregular: bool) -> tuple[items.Items | None, list[str]]:
@@ -77,20 +64,13 @@ def _items(loader: Iterable, irregular: bool) -> tuple[items.Items | None, list[
         return None, [f"how long an item takes: loading some in this process failed. {why}"]
 
 
-def _loading(
-    loader: Iterable, watched: Watched, record: recorded.Recorded, sample: items.Items | None
-) -> loading.Loading:
-    """Put together what is known of loading."""
-    workers = getattr(loader, "num_workers", 0)
-    restart = 0.0
-    if workers and watched.epoch and sample and not getattr(loader, "persistent_workers", False):
-        restart = max(0.0, watched.start - sample.batch_ms) / watched.epoch
-    wait = watched.wait
-    if record.on_device:  # only what the GPU waits, too, can be gained
-        wait = min(wait, record.loading * watched.step)
-    usual = min(wait, watched.usual_wait)
-    cores = machine.cores()
-    return loading.Loading(watched.step, wait, usual, workers, cores, restart, sample, watched.transfer, watched.queued)
+def _stopwatch(loop: loading.Loading, count: int) -> tuple[str, str]:
+    """Return how long a step takes, as evidence."""
+    which = f"mean of {count} without each epoch's first"
+    clock = f"{milliseconds(loop.step)} a step ({which}), {milliseconds(loop.wait)} of it waiting"
+    if loop.restart:
+        clock += f"; with ending and starting workers {milliseconds(loop.whole)}, of which gains are"
+    return "stopwatch", clock
 
 
 def _of_the_loader(loader: Iterable, sample: items.Items | None) -> list[tuple[str, str]]:
@@ -108,58 +88,54 @@ def _of_the_loader(loader: Iterable, sample: items.Items | None) -> list[tuple[s
     return rows
 
 
-@dataclass(frozen=True)
-class Watched:
-    """What the stopwatch saw of a loop, in ms; without the first steps of epochs, if there are others."""
+def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> loading.Loading:
+    """Run the loop: a warm-up and `count` steps with the stopwatch, then a warm-up and a few with the profiler.
 
-    step: float  # mean
-    wait: float  # of that for its batch; what others had the cores meanwhile is left out of both
-    usual_wait: float  # median
-    transfer: float  # from asking for a batch that a worker has ready to having it, the fastest of some; 0 without
-    queued: float  # for each batch, how long its worker was ready to work while others had the cores
-    start: float  # between two epochs: until the first batch, and from the last one until the workers have ended
-    epoch: int | None  # batches, or None if it has not ended and the loader has no length
-
-
-def watch(loader: Iterable, step: timing.Step, steps: int, folder: Path) -> Watched:
-    """Run the loop: a warm-up and `steps` steps with the stopwatch, then a warm-up and a few with the profiler.
-
-    No worker of the loader is left when it returns or raises.
+    No worker of the loader is left when it returns or raises. How items are loaded is left out of what it returns.
     """
     if torch.autograd._profiler_enabled():
         raise RuntimeError("A profiler is running here already. Leave its `with` block, and call diagnose then.")
     epochs = _Epochs(loader)
     active = max(PROFILED, epochs.num_workers)
-    count = steps + 1 + active + 2 * timing.warmup_steps(loader)
-    with progress(count, "diagnosing", "step", delay=10) as bar:
-        call = _Call(step, bar.update)
-        times = _time(epochs, call, steps)
+    total = count + 1 + active + 2 * timing.warmup_steps(loader)
+    with progress(total, "diagnosing", "step", delay=10) as bar:
+        call = _noted(step, bar.update)
+        first, others = [], []  # steps of an epoch, each with what of its wait others had the cores
+        with timing.batches(epochs) as batches:
+            warm_up(lambda: timing.call(call, next(batches)), timing.warmup_steps(epochs))
+            begin, begun = time.perf_counter(), len(epochs.starts)
+            for timed_step in timed(batches, call, count):
+                (first if len(epochs.starts) > begun else others).append((timed_step, epochs.held))
+                begun = len(epochs.starts)
+            seconds = time.perf_counter() - begin
+            queued = epochs.latest.queued()
+            transfer = _transfer(batches, epochs, seconds / count)
         profiling.record(epochs, call, folder, active=active)
-    start = sum(statistics.median_low(each) for each in (epochs.starts, epochs.ends) if each)
-    return Watched(*times, start * 1e3, epochs.length)
+    waits = without_hiccup([each.wait - min(each.wait, held) for each, held in others or first])
+    work, wait = _work(seconds, [each for each, _ in first], [each for each, _ in others]), statistics.mean(waits)
+    start = 0.0
+    if not getattr(loader, "persistent_workers", False):
+        start = sum(statistics.median_low(each) for each in (epochs.starts, epochs.ends) if each)
+    return loading.Loading(
+        step=(work + wait) * 1e3,
+        wait=wait * 1e3,
+        usual_wait=statistics.median(waits) * 1e3,
+        workers=getattr(loader, "num_workers", None),
+        cores=machine.cores(),
+        start=start * 1e3,
+        epoch=epochs.length,
+        transfer=transfer * 1e3,
+        queued=queued * 1e3,
+    )
 
 
-def _time(epochs: _Epochs, call: _Call, steps: int) -> tuple[float, ...]:
-    """Return the first five of `Watched`."""
-    first, others = [], []  # steps of an epoch, and what of their wait others had the cores
-    with timing.batches(epochs) as batches:
-        warm_up(lambda: timing.call(call, next(batches)), timing.warmup_steps(epochs))
-        begin, begun = time.perf_counter(), len(epochs.starts)
-        for taken in timed(batches, call, steps):
-            (first if len(epochs.starts) > begun else others).append((taken, min(taken.wait, epochs.held)))
-            begun = len(epochs.starts)
-        seconds = time.perf_counter() - begin
-        queued = epochs.latest.queued()
-        transfer = _transfer(batches, epochs, seconds / (len(first) + len(others)))
+def _work(seconds: float, first: list[TimedStep], others: list[TimedStep]) -> float:
+    """Return the mean time of a step but for its wait, of steps that took so many seconds in all."""
     if not others:  # each epoch has one step
         first, others = [], first
-    works = [taken.duration - taken.wait for taken, _ in others]
-    work = (seconds - sum(taken.duration for taken, _ in first) - sum(taken.wait for taken, _ in others)) / len(others)
-    if not torch.cuda.is_available():  # with a GPU most steps only launch, and one waits for what all have launched
-        work -= statistics.mean(works) - statistics.mean(without_hiccup(works))
-    waits = without_hiccup([taken.wait - held for taken, held in others])
-    wait = statistics.mean(waits)
-    return tuple(each * 1e3 for each in (work + wait, wait, statistics.median(waits), transfer, queued))
+    if torch.cuda.is_available():  # most steps only launch, and one waits for what all have launched
+        return (seconds - sum(each.duration for each in first) - sum(each.wait for each in others)) / len(others)
+    return statistics.mean(without_hiccup([each.duration - each.wait for each in others]))
 
 
 def _transfer(batches: Iterator, epochs: _Epochs, step: float) -> float:
@@ -180,9 +156,8 @@ class _Epochs:
 
     def __init__(self, loader: Iterable):
         self.loader, self.latest = loader, None
-        self.num_workers, self.prefetch_factor = (
-            getattr(loader, each, 0) for each in ("num_workers", "prefetch_factor")
-        )
+        self.num_workers = getattr(loader, "num_workers", 0)
+        self.prefetch_factor = getattr(loader, "prefetch_factor", 0)
         self.starts: list[float] = []  # seconds from starting each epoch to its first batch
         self.ends: list[float] = []  # seconds from asking for a batch after the last one to the end of the epoch
         self.held = 0.0  # seconds that this thread was ready to go on while others had the cores, of the latest wait
@@ -236,20 +211,18 @@ class _Epoch:
             self.epochs.loader._iterator = None  # persistent workers have ended, too: the next epoch starts new ones
 
 
-@dataclass(frozen=True)
-class _Call:
-    """Calls the step, adds to what it raises how it was called, and reports when it is done."""
+def _noted(step: timing.Step, done: Callable[[], object] = lambda: None) -> timing.Step:
+    """Return a step that calls this one, adds to what it raises how it was called, and reports when it is done."""
 
-    step: timing.Step
-    done: Callable[[], object] = lambda: None
-
-    def __call__(self, *batch: object) -> None:
+    def noted(*batch: object) -> None:
         try:
-            self.step(*batch)
+            step(*batch)
         except Exception as error:
             error.add_note(
                 f"The step was called with {counted(len(batch), 'argument')}: a batch that is a tuple or a list is "
                 "unpacked, step(*batch), any other is not, step(batch)."
             )
             raise
-        self.done()
+        done()
+
+    return noted

@@ -1,4 +1,4 @@
-"""Looks every few milliseconds where a thread is: at which line of the reader's own, and whether it works or waits."""
+"""Samples where a thread is: at which line of the reader's own, every few ms, and whether it works or waits."""
 
 from __future__ import annotations
 
@@ -43,11 +43,6 @@ class Frame:
             or re.search(r"[/\\](site|dist)-packages[/\\]", self.file)
         )
 
-    @property
-    def of_modules(self) -> bool:
-        """Whether it is a part of `torch.nn`, such as what calls a module's ``forward``."""
-        return bool(re.search(r"[/\\]torch[/\\]nn[/\\]", self.file))
-
     def __str__(self) -> str:
         text = linecache.getline(self.file, self.line).strip()
         text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
@@ -61,10 +56,15 @@ class Sample:
 
     begin: float  # when the sample before was taken
     end: float
-    # In which it neither worked nor was ready to; 0 where the system does not report it. Only sums are right: while a
-    # thread waits for a core this seems to be more, and less once it has one.
+    # Time in which the thread neither worked nor was ready to; 0 where the system does not report it. Only sums are
+    # right: while a thread waits for a core this seems to be more, and less once it has one.
     waited: float
     frames: tuple[Frame, ...]  # the functions it was in, the innermost first; none outside of what is looked at
+
+    @property
+    def seconds(self) -> float:
+        """Time since the sample before."""
+        return self.end - self.begin
 
     @property
     def own(self) -> Frame | None:
@@ -73,9 +73,12 @@ class Sample:
 
     @property
     def caller(self) -> Frame | None:
-        """The innermost function that the reader wrote and PyTorch's modules do not call: no ``forward``."""
-        pairs = zip(self.frames, [*self.frames[1:], None], strict=True)
-        return next((frame for frame, around in pairs if frame.own and not (around and around.of_modules)), None)
+        """The innermost function that the reader wrote and `torch.nn` does not call: no ``forward``."""
+        around = [*(frame.file for frame in self.frames[1:]), ""]
+        pairs = zip(self.frames, around, strict=False)
+        return next(
+            (frame for frame, file in pairs if frame.own and not re.search(r"[/\\]torch[/\\]nn[/\\]", file)), None
+        )
 
     @property
     def inside(self) -> tuple[Frame, ...]:
@@ -123,26 +126,25 @@ def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
 
     A second line that has at least half as much is named, too.
     """
-    sums, counts = {}, {}
+    lines = {}
     for frame, weight in weights:
         if frame is not None and weight:
-            line = frame.file, frame.line
-            sums[line] = sums.get(line, 0.0) + weight
-            counts.setdefault(line, []).append(frame)
-    best, second = [*sorted(sums, key=sums.get, reverse=True), None, None][:2]
-    if best is None or sums[best] <= 0 or len(counts[best]) < LEAST_SAMPLES:
+            lines.setdefault((frame.file, frame.line), []).append((weight, frame))
+    sums = {line: sum(weight for weight, _ in rows) for line, rows in lines.items()}
+    best = sorted((line for line in sums if sums[line] > 0), key=sums.get, reverse=True)[:2]
+    if not best or len(lines[best[0]]) < LEAST_SAMPLES:
         return ""
-    also = second is not None and 2 * sums[second] >= sums[best] and len(counts[second]) >= LEAST_SAMPLES
-    return f"{counts[best][0]}; also {counts[second][0]}" if also else str(counts[best][0])
+    also = [line for line in best[1:] if 2 * sums[line] >= sums[best[0]] and len(lines[line]) >= LEAST_SAMPLES]
+    return "; also ".join(str(lines[line][0][1]) for line in [best[0], *also])
 
 
 def _frames(frame: object, within: CodeType) -> tuple[Frame, ...]:
-    found = []
+    frames = []
     while frame is not None and frame.f_code is not within:
         code = frame.f_code
-        found.append(Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name, code.co_firstlineno))
+        frames.append(Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name, code.co_firstlineno))
         frame = frame.f_back
-    return tuple(found) if frame is not None else ()
+    return tuple(frames) if frame is not None else ()
 
 
 def _waited() -> Callable[[], float]:

@@ -23,7 +23,7 @@ WIDTH = 110  # of a line, in characters
 TOP = 5  # kernels or operators
 
 
-def show(path: str | Path, describe: Callable[[Trace], str] | None = None) -> bool:
+def show(path: str | Path, describe: Callable[[Trace | Ranks], str] | None = None) -> bool:
     """Print what is recorded in each trace at `path`, and what each that cannot be read has wrong.
 
     Parameters
@@ -32,7 +32,7 @@ def show(path: str | Path, describe: Callable[[Trace], str] | None = None) -> bo
         A trace file, the folder of a run, or a folder of such folders. Each of several processes that trained together
         is printed on its own, and then what they cost each other.
     describe : callable, optional
-        What to print of a trace; `text` by default. It may raise a TraceError.
+        What to print of a trace, or of all ranks; `text` and `together` by default. It may raise a TraceError.
 
     Returns whether all of them could be read. Raises NoTraces if there are none.
     """
@@ -40,12 +40,10 @@ def show(path: str | Path, describe: Callable[[Trace], str] | None = None) -> bo
     places = runs(path) if path.is_dir() else [path]
     readable = True
     for title, trace in (each for place in places for each in _traces(place, path)):
-        if describe and isinstance(trace, Ranks):
-            continue
         try:
             if isinstance(trace, TraceError):
                 raise trace
-            described = together(trace) if isinstance(trace, Ranks) else (describe or text)(trace)
+            described = (describe or (together if isinstance(trace, Ranks) else text))(trace)
         except TraceError as error:
             readable = False
             described = "\n".join(_paragraph(f"{type(error).__name__}: {error}"))
@@ -106,10 +104,10 @@ def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | Trac
         else:
             yield title, error
         return
+    ranked = all(trace.spans[0].rank is not None for trace in job.values())
     for name, trace in job.items():
-        named = len(job) > 1 or trace.spans[0].rank is not None
-        yield f"{title}, {printable(name)}" if named else title, trace
-    if len(job) > 1:
+        yield f"{title}, {printable(name)}" if ranked or len(job) > 1 else title, trace
+    if ranked and len(job) > 1:
         yield f"{title}, {len(job)} ranks together", job
 
 

@@ -1,4 +1,4 @@
-"""What a trace says of a training loop as a whole: where its time goes, and whether that suffices for a verdict."""
+"""What a recorded profile says of a training loop as a whole: where its time goes, and whether that is enough."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope import traces
 from stepscope.base.wording import counted, milliseconds, percent, printable
-from stepscope.diagnosis.result import WORTH, Rule
+from stepscope.diagnosis.result import WORTH
 from stepscope.traces.events import CLASSIFIERS
 
 if TYPE_CHECKING:
@@ -22,10 +22,11 @@ LEAST_STEPS = 3
 STALL = 3
 # Of a step without operators and without loading, on a machine without an accelerator: too much to judge the rest.
 UNEXPLAINED = 1 / 3
+_OF_A_GPU = "cudnn_(?!is_acceptable)|miopen_|_cuda"  # operators; the one left out is asked on the CPU, too
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Profile:
     """A trace in numbers."""
 
     trace: traces.Trace
@@ -52,27 +53,21 @@ class Recorded:
         return float(self.shares["DataLoader"])
 
     @property
+    def host(self) -> float:
+        """Share of the time in which the accelerator had nothing to do and the host did something else than loading."""
+        return float(self.shares[["Runtime", "CPU Exec", "Other"]].sum())
+
+    @property
     def avoidable_idle(self) -> float:
-        """Share of the time in which the accelerator idles, and would not if only the host were ahead of it.
+        """Share of the time in which the accelerator would not idle if the host were ahead of it.
 
         All that the host does counts, and loading, unless it is the workers who set the pace.
         """
         return self.host + (self.loading if self.in_process or self.loading < WORTH else 0.0)
 
-    @property
-    def host(self) -> float:
-        """Share of the time in which the accelerator had nothing to do and the host did something else than loading."""
-        return float(self.shares[["Runtime", "CPU Exec", "Other"]].sum())
 
-
-def read(trace: traces.Trace) -> Recorded:
-    """Return a trace in numbers.
-
-    Raises
-    ------
-    traces.NoSteps, traces.SeveralRecordings
-        As `traces.breakdown`.
-    """
+def read(trace: traces.Trace) -> Profile:
+    """Return a trace in numbers; raises NoSteps and SeveralRecordings as `traces.breakdown` does."""
     table = traces.breakdown(trace)
     work = table.sum(axis="columns") - table["DataLoader"]  # with n workers every n-th step waits
     long, stall_ms = work > STALL * work.median(), 0.0
@@ -80,49 +75,34 @@ def read(trace: traces.Trace) -> Recorded:
         stall_ms = float(table[long].to_numpy().sum()) / 1e3
         table[long] = table[~long].mean().to_numpy()
     total = float(table.to_numpy().sum())
-    loading = {name for span in trace.spans for name in span.events["name"][span.events["kind"] == "DataLoader"]}
-    return Recorded(
+    return Profile(
         trace,
-        len(table),
-        total / len(table) / 1e3,
-        table.sum() / total,
-        len(set().union(*(span.kernels["device"].dropna() for span in trace.spans))),
-        any("SingleProcess" in name for name in loading),
-        stall_ms,
+        steps=len(table),
+        step_ms=total / len(table) / 1e3,
+        shares=table.sum() / total,
+        devices=len(set().union(*(span.kernels["device"].dropna() for span in trace.spans))),
+        in_process=any(
+            "SingleProcess" in name for name in _names(trace, lambda events: events["kind"] == "DataLoader")
+        ),
+        stall_ms=stall_ms,
     )
 
 
-def _waiting(recorded: Recorded) -> str:
-    made = ", which it makes itself: DataLoader without workers" if recorded.in_process else ""
-    return f"In {percent(recorded.loading)} of the time the loop waits for its next batch{made}."
+def _names(trace: traces.Trace, chosen) -> set[str]:
+    return {name for span in trace.spans for name in span.events.loc[chosen(span.events), "name"].unique()}
 
 
-# What a trace alone says of loading.
-RULES = (
-    Rule(
-        "loading in the loop itself", "loading", "more workers",
-        lambda recorded: recorded.loading if recorded.in_process else None, _waiting,
-        "DataLoader(…, num_workers=2)  # try more, up to your cores",
-    ),
-    Rule(
-        "loading too slowly", "loading", "more workers",
-        lambda recorded: None if recorded.in_process else recorded.loading, _waiting,
-        "DataLoader(…, num_workers=…)  # more, or less work for each item",
-    ),
-)  # fmt: skip
-
-
-def evidence(recorded: Recorded) -> list[tuple[str, str]]:
-    """Return what a trace says, as names and values."""
-    parts = [f"{traces.PLAIN_NAMES[name]} {percent(share)}" for name, share in recorded.shares.items() if share >= 5e-4]
-    stall = f"; one of {milliseconds(recorded.stall_ms)} counts as the others do" if recorded.stall_ms else ""
+def evidence(profile: Profile) -> list[tuple[str, str]]:
+    """Return what a profile says, as names and values."""
+    parts = [f"{traces.PLAIN_NAMES[name]} {percent(share)}" for name, share in profile.shares.items() if share >= 5e-4]
+    stall = f"; one of {milliseconds(profile.stall_ms)} counts as the others do" if profile.stall_ms else ""
     rows = [
-        ("steps", f"{recorded.steps} recorded, on average {milliseconds(recorded.step_ms)}{stall}"),
+        ("steps", f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}{stall}"),
         ("in a step", ", ".join(parts)),
     ]
-    if not recorded.on_device:
+    if not profile.on_device:
         return [*rows, ("accelerator", "none in the trace: this is what the host did")]
-    for device, row in traces.accelerators(recorded.trace).iterrows():
+    for device, row in traces.accelerators(profile.trace).iterrows():
         columns = {"kernels run": "utilization", "SM efficiency": "sm_efficiency", "Tensor Cores": "tensor_core_share"}
         known = [f"{name} {percent(row[column])}" for name, column in columns.items() if not np.isnan(row[column])]
         if isinstance(row["name"], str):
@@ -131,20 +111,21 @@ def evidence(recorded: Recorded) -> list[tuple[str, str]]:
     return rows
 
 
-def doubt(recorded: Recorded) -> str | None:
-    """Return why the trace allows no verdict, or None."""
-    if recorded.steps < LEAST_STEPS:
+def doubt(profile: Profile) -> str | None:
+    """Return why the profile allows no verdict, or None."""
+    if profile.steps < LEAST_STEPS:
         return (
-            f"The trace holds {counted(recorded.steps, 'step')}; with n workers every n-th step waits, so a verdict "
+            f"The trace holds {counted(profile.steps, 'step')}; with n workers every n-th step waits, so a verdict "
             f"takes {LEAST_STEPS} or more. Record it with schedule(…, active=8)."
         )
-    if recorded.on_device:
+    if profile.on_device:
         return None
-    categories = {category for span in recorded.trace.spans for category in span.counts}
+    categories = {category for span in profile.trace.spans for category in span.counts}
     unknown = sorted(name for name in categories if name.endswith(("_runtime", "_driver")) and name not in CLASSIFIERS)
     if unknown:
         return f"The trace is of an accelerator whose events are unknown here: {', '.join(unknown)}."
-    if _ran_on_a_gpu(recorded):
+    operators = _names(profile.trace, lambda events: events["operator"])
+    if any(len(span.kernels) for span in profile.trace.spans) or any(re.search(_OF_A_GPU, name) for name in operators):
         return (
             "The network ran on a GPU, but its kernels are not in the trace. Record it with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
@@ -152,21 +133,11 @@ def doubt(recorded: Recorded) -> str | None:
     return None
 
 
-def unexplained(recorded: Recorded) -> str | None:
+def unexplained(profile: Profile) -> str | None:
     """Return why to find nothing does not mean that nothing is wrong, or None."""
-    if recorded.on_device or recorded.shares["Other"] < UNEXPLAINED:
+    if profile.on_device or profile.shares["Other"] < UNEXPLAINED:
         return None
     return (
-        f"In {percent(recorded.shares['Other'])} of the time the trace shows neither operators nor loading: Python, "
+        f"In {percent(profile.shares['Other'])} of the time the trace shows neither operators nor loading: Python, "
         "other libraries, or an accelerator that PyTorch's profiler does not see. Look there with py-spy or cProfile."
     )
-
-
-_OF_A_GPU = "cudnn_(?!is_acceptable)|miopen_|_cuda"  # operators; the one left out is asked on the CPU, too
-
-
-def _ran_on_a_gpu(recorded: Recorded) -> bool:
-    """Whether an accelerator is known to have worked, though its kernels are not in the trace."""
-    spans = recorded.trace.spans
-    names = {name for span in spans for name in span.events["name"][span.events["operator"]].unique()}
-    return any(len(span.kernels) for span in spans) or any(re.search(_OF_A_GPU, name) for name in names)

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope import traces
+from stepscope.base.confidence import without_hiccup
 from stepscope.base.wording import counted, percent, printable
 from stepscope.diagnosis import result, stacks
-from stepscope.diagnosis.recorded import Recorded
+from stepscope.diagnosis.profile import Profile
 from stepscope.diagnosis.result import Finding, Rule
 
 if TYPE_CHECKING:
@@ -61,71 +62,52 @@ class Sampled:
 
     samples: list[stacks.Sample]  # those within steps
     operators: np.ndarray  # begin and end of each operator that no other one calls, in order; shape (operators, 2)
-    names: list[str]  # theirs
+    names: list[str]  # of the operators
     starts: list[float]  # when each step began
 
     def outside(self, often: frozenset[str]) -> list[Outside]:
         """Return what each function of the reader's does while no operator runs, the longest first.
 
-        What is between two operators of those that are called `often` is no such time: it belongs to calling them.
+        The time between two operators of those that are called `often` does not count: it belongs to calling them.
         """
-        operators, functions = self._merged(often), {}
-        total = sum(sample.end - sample.begin for sample in self.samples)
+        gaps, functions = self._gaps(often), {}
+        total = sum(sample.seconds for sample in self.samples)
         for sample in self.samples:
-            seconds, own = _outside(operators, sample.begin, sample.end), sample.own
+            seconds, own = float(np.diff(gaps.clip(sample.begin, sample.end)).sum()), sample.own
             if own is not None and seconds > 0 and not _trains(sample):
-                waited = sample.waited * seconds / (sample.end - sample.begin)
+                waited = sample.waited * seconds / sample.seconds
                 step = bisect.bisect(self.starts, sample.begin)
                 functions.setdefault((own.file, own.name, own.first), []).append((own, seconds, waited, step))
-        sums = []
-        for rows in functions.values():
-            seconds, waited = (sum(row[column] for row in rows) for column in (1, 2))
-            again = _again(row[1::2] for row in rows) / seconds
-            line = stacks.place((own, seconds) for own, seconds, *_ in rows)
-            sums.append(Outside(again * seconds / total, again * waited / total, line))
-        return sorted((each for each in sums if each.line), key=lambda each: -each.share)
+        found = []
+        for frames, seconds, waited, steps in (zip(*rows, strict=True) for rows in functions.values()):
+            by_step = np.bincount(steps, seconds, len(self.starts) + 1)[1:].tolist()
+            share = sum(without_hiccup(by_step)) / total  # the longest of them may be a stall
+            line = stacks.place(zip(frames, seconds, strict=True))
+            found.append(Outside(share, share * sum(waited) / sum(seconds), line))
+        return sorted((outside for outside in found if outside.line), key=lambda outside: -outside.share)
 
     def line_of(self, names: frozenset[str]) -> str:
         """Return the reader's own line that calls most of the operators with these names; "" if it is unknown.
 
         If that is in a ``forward``, the line that calls the network is named, too.
         """
-        starts = np.array([begin for (begin, _), name in zip(self.operators, self.names, strict=True) if name in names])
+        starts = self.operators[np.isin(self.names, list(names)), 0]
         counts = [float(np.diff(np.searchsorted(starts, [each.begin, each.end]))[0]) for each in self.samples]
         line = stacks.place(zip((each.own for each in self.samples), counts, strict=True))
         caller = stacks.place(zip((each.caller for each in self.samples), counts, strict=True))
         return line if caller in ("", line) else f"{line}, called at {caller}"
 
-    def _merged(self, names: frozenset[str]) -> np.ndarray:
-        """Return the operators' begins and ends, with those of these names that follow each other as one."""
-        chosen = np.array([name in names for name in self.names], bool)
-        first = np.flatnonzero(~(chosen & np.roll(chosen, 1)) | (np.arange(len(chosen)) == 0))
-        ends = self.operators[np.append(first[1:], len(chosen))[: len(first)] - 1, 1]
-        return np.stack([self.operators[first, 0], ends], axis=1)
+    def _gaps(self, often: frozenset[str]) -> np.ndarray:
+        """Return begin and end of each time without an operator; shape (gaps, 2). Those in `often` have none inside."""
+        begins, ends = np.r_[-np.inf, self.operators[:, 1]], np.r_[self.operators[:, 0], np.inf]
+        chosen = np.isin(self.names, list(often))
+        within = np.r_[False, chosen[:-1] & chosen[1:], False][: len(begins)]
+        return np.stack([begins, ends], axis=1)[(ends - begins > GAP) & ~within]
 
 
-def _again(rows: Iterable[tuple[float, int]]) -> float:
-    """Return the sum of seconds, each with its step, but count the longest step as the next one: it may be a stall."""
-    steps = {}
-    for seconds, step in rows:
-        steps[step] = steps.get(step, 0.0) + seconds
-    ranked = sorted(steps.values())
-    return sum(ranked) - ranked[-1] + (ranked[-2] if len(ranked) > 1 else 0.0)
-
-
-def _outside(operators: np.ndarray, begin: float, end: float) -> float:
-    """Return for how many seconds of an interval no operator runs, short gaps left out."""
-    first, last = np.searchsorted(operators[:, 1], begin), np.searchsorted(operators[:, 0], end)
-    before = operators[first - 1, 1] if first > 0 else -np.inf
-    after = operators[last, 0] if last < len(operators) else np.inf
-    gaps = np.concatenate([[before], operators[first:last].ravel(), [after]]).reshape(-1, 2)
-    gaps = gaps[gaps[:, 1] - gaps[:, 0] > GAP].clip(begin, end)
-    return float((gaps[:, 1] - gaps[:, 0]).sum())
-
-
-def _trains(each: stacks.Sample) -> bool:
+def _trains(sample: stacks.Sample) -> bool:
     """Whether the reader's own line calls the network, the backward pass or the optimizer."""
-    inside = each.inside
+    inside = sample.inside
     return bool(inside) and bool(re.search(_TRAINING, f"{inside[-1].file}:{inside[-1].name}"))
 
 
@@ -142,7 +124,7 @@ def sample(loader: Iterable, call: Callable, steps: int) -> Sampled:
         begun.append(time.perf_counter())
         call(*batch)
 
-    with tempfile.TemporaryDirectory() as folder, stacks.Sampler(type(call).__call__.__code__, SAMPLE) as sampler:
+    with tempfile.TemporaryDirectory() as folder, stacks.Sampler(step.__code__, SAMPLE) as sampler:
         trace = traces.load(profiling.record(loader, step, Path(folder), active=steps))
     (span,), begun, shift = trace.spans, begun[-steps:], time.perf_counter() - time.time()
     operators = _outermost(trace)
@@ -154,11 +136,8 @@ def sample(loader: Iterable, call: Callable, steps: int) -> Sampled:
 def _outermost(trace: traces.Trace) -> pd.DataFrame:
     """Return the operators of the thread that takes the steps, in order, without those that others call.
 
-    Returns
-    -------
-    DataFrame
-        `name`, `start` and `end` in µs, `length`, `gap` to the next one, and `optimizer`: whether an optimizer calls
-        it.
+    Its columns are `name`, `start` and `end` in µs, `length`, `gap` to the next one, and `optimizer`: whether an
+    optimizer calls it.
     """
     import pandas as pd
 
@@ -183,36 +162,41 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
 class Host:
     """What a step asks of the host beside the work of its operators."""
 
-    recorded: Recorded
+    profile: Profile
     work: float = 1.0  # what is left of a step that does not wait for its batch: a share of the step
     sampled: Sampled | None = None  # steps, if a loop is there to run
 
     @property
     def limit(self) -> float:
         """The share of a step that can be gained at most: while a GPU is busy, the host's calls cost nothing."""
-        return min(self.work, self.recorded.host) if self.recorded.on_device else self.work
+        return min(self.work, self.profile.host) if self.profile.on_device else self.work
 
-    def worth_sampling(self, step_ms: float) -> int:
-        """Return how many steps of so many ms to sample: for some time, and no more operators than can be read."""
-        operators = sum(int(span.events["operator"].sum()) for span in self.recorded.trace.spans) / self.recorded.steps
+    def steps_to_sample(self, step_ms: float) -> int:
+        """Return how many steps of so many ms to sample: for some time, and no more operators than can be read.
+
+        It is 0 if operators explain the steps and are not called too often, or if a step is too short.
+        """
+        if step_ms * self.work < LEAST_MS or (self.profile.shares["Other"] < SHARE and not self.often):
+            return 0
+        operators = sum(int(span.events["operator"].sum()) for span in self.profile.trace.spans) / self.profile.steps
         most = min(MOST_STEPS, MOST_OPERATORS / max(operators, 1), SECONDS * 1e3 / step_ms + 1)
         return max(LEAST_STEPS, int(most))
 
     @cached_property
     def operators(self) -> pd.DataFrame:
         """See `_outermost`; without those that the backward pass calls, which is PyTorch's own choice."""
-        table = _outermost(self.recorded.trace)
+        table = _outermost(self.profile.trace)
         return table[~table["name"].str.startswith("autograd::")]
 
     @cached_property
     def weight_by_weight(self) -> pd.DataFrame:
         """Calls of those operators that an optimizer calls very often, and that are short."""
-        return _often(self.operators[self.operators["optimizer"]], MANY_WEIGHTS * self.recorded.steps)
+        return _often(self.operators[self.operators["optimizer"]], MANY_WEIGHTS * self.profile.steps)
 
     @cached_property
     def small(self) -> pd.DataFrame:
         """Those of the other operators. A GPU that waits for them is found by its gaps: for it there are none."""
-        least = math.inf if self.recorded.on_device else MANY * self.recorded.steps
+        least = math.inf if self.profile.on_device else MANY * self.profile.steps
         return _often(self.operators[~self.operators["optimizer"]], least)
 
     @cached_property
@@ -221,15 +205,22 @@ class Host:
         tables = [table for table in (self.weight_by_weight, self.small) if self.share(table) >= SHARE]
         return frozenset().union(*(table["name"] for table in tables))
 
+    @property
+    def outside(self) -> Iterator[Outside]:
+        """What functions of the reader's do while no operator runs, as shares of the whole step."""
+        for outside in self.sampled.outside(self.often) if self.sampled else ():
+            share, waited = (min(part * self.work, self.limit) for part in (outside.share, outside.waited))
+            yield Outside(share, waited, outside.line)
+
     def share(self, calls: pd.DataFrame) -> float:
         """Return the share of the step that these calls take, with what is between them."""
-        return min(float(calls[["length", "gap"]].sum().sum() / self.recorded.total), self.limit)
+        return min(float(calls[["length", "gap"]].sum().sum() / self.profile.total), self.limit)
 
     def say(self, calls: pd.DataFrame) -> str:
         """Say which operators are called how often, the three that take most time, and what line calls them."""
         table = calls.groupby("name")["length"].agg(["size", "sum"]).sort_values("sum", ascending=False)
         names = [
-            f"{printable(name)} {round(row['size'] / self.recorded.steps):,} times"
+            f"{printable(name)} {round(row['size'] / self.profile.steps):,} times"
             for name, row in table.head(3).iterrows()
         ]
         others = f" and {counted(len(table) - 3, 'other')}" if len(table) > 3 else ""
@@ -262,8 +253,7 @@ RULES = (
         least=SHARE,
     ),
 )  # fmt: skip
-# For each function of the reader's; its share is that of the whole step.
-RULES_OF_A_FUNCTION = (
+RULES_OF_A_FUNCTION = (  # for each `Outside`
     Rule(
         "the step does something else", "host", "work between the operators",
         lambda outside: outside.share,
@@ -280,6 +270,5 @@ RULES_OF_A_FUNCTION = (
 def findings(host: Host) -> Iterator[Finding]:
     """Yield what the step asks of the host."""
     yield from result.findings(RULES, host)
-    for outside in host.sampled.outside(host.often) if host.sampled else ():
-        share, waited = (min(part * host.work, host.limit) for part in (outside.share, outside.waited))
-        yield from result.findings(RULES_OF_A_FUNCTION, Outside(share, waited, outside.line))
+    for outside in host.outside:
+        yield from result.findings(RULES_OF_A_FUNCTION, outside)
