@@ -41,12 +41,7 @@ def test_loading_that_keeps_up_is_accused_of_nothing(facts):
 
 # Facts, what is found in them beside what the items do, its gain, and the workers that are advised.
 NUMBERS_OF_WORKERS = {
-    "more": (
-        dict(step=34, wait=24, workers=1),
-        "too few workers",
-        24 / 34,
-        4,
-    ),  # 32 ms by 4 is less than the 10 ms left
+    "more": (dict(step=34, wait=24, workers=1), "too few workers", 24 / 34, 4),  # 32 ms by 4 is less than the 10 left
     "waiting": (dict(step=34, wait=24, workers=2, cores=2, cpu_ms=0.1), "too few workers", 24 / 34, 4),
     "cores": (dict(step=42, wait=32, workers=0, cores=2), "loading in the loop itself", 26 / 42, 2),
     # Five times as long as the items by themselves: the machine is busy

@@ -8,15 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from stepscope import diagnosis
-from stepscope.diagnosis import items, run
 
 pytestmark = pytest.mark.processes
 
@@ -24,15 +21,11 @@ CLASSES, WIDTH = 10, 64
 
 
 @pytest.fixture(autouse=True)
-def quick(tmp_path, monkeypatch):
-    """Look for a short time, as on a machine without a GPU, and write the profile to a folder of the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(items, "SECONDS", 0.4)
-    monkeypatch.setattr(run, "PROFILED", 4)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def one_thread(quick):
+    """Two would wait for each other on a busy machine, for longer than a small step takes."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # two would wait for each other on a busy machine, for longer than a small step takes
-    yield tmp_path
+    torch.set_num_threads(1)
+    yield
     gc.unfreeze()
     torch.set_num_threads(threads)
 
@@ -42,10 +35,6 @@ def line(mark):
     text = Path(__file__).read_text(encoding="utf-8").splitlines()
     (number,) = (number for number, each in enumerate(text, 1) if each.endswith(f"# fault: {mark}"))
     return f"test_pipelines.py:{number}: "
-
-
-def names(found):
-    return [finding.name for finding in found.findings]
 
 
 # ---------------------------------------------------------------- datasets
@@ -112,20 +101,12 @@ DATASETS = {
 
 
 @pytest.mark.parametrize("fault", DATASETS)
-def test_what_a_dataset_does_is_named_with_its_line(fault):
+def test_what_a_dataset_does_is_named_with_its_line(names, fault):
     dataset, batch, steps, name = DATASETS[fault]
     found = diagnosis.diagnose(DataLoader(dataset(), batch), lambda numbers, labels: numbers.sum(), steps=steps)
     assert found.verdict == "loading"
     assert names(found)[0] == name, str(found)
     assert line(fault) in found.findings[0].evidence
-
-
-def test_the_share_of_irregular_items_and_one_of_them_are_named():
-    sample = items.load(DataLoader(Irregular(), 8)).irregular
-    assert 1 <= sample.count <= 8
-    assert sample.share > 0.5
-    assert sample.slowest % 64 == 63
-    assert sample.slowest_ms >= 300
 
 
 # ---------------------------------------------------------------- steps
@@ -149,7 +130,7 @@ class Step:
     def __init__(self, folder, model=None):
         self.folder, self.model, self.taken = folder, Network() if model is None else model, 0
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.table = np.zeros((CLASSES, CLASSES))
+        self.table = [[0] * CLASSES for _ in range(CLASSES)]
 
     def __call__(self, numbers, labels):
         logits = self.model(numbers)
@@ -170,15 +151,7 @@ class Counts(Step):
         pairs = list(zip(logits.argmax(1).tolist(), labels.tolist(), strict=True))
         for row in list(range(CLASSES)) * 20:
             for column in range(CLASSES):
-                self.table[row, column] += sum(pair == (row, column) for pair in pairs)  # fault: counts
-
-
-class Draws(Step):
-    """Writes pictures of what it has seen."""
-
-    def besides(self, numbers, labels, logits):
-        picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (400, 400, 3), dtype=np.uint8))
-        picture.save(self.folder / "seen.png")  # fault: draws
+                self.table[row][column] += sum(pair == (row, column) for pair in pairs)  # fault: counts
 
 
 class Reports(Step):
@@ -223,29 +196,13 @@ class OneByOne(Step):
             torch.stack([self.model(each) for each in numbers])  # fault: one by one
 
 
-class Converts(Step):
-    """Converts one item after the other."""
-
-    def besides(self, numbers, labels, logits):
-        for _ in range(10):
-            wide = [each.to(torch.float64) for each in numbers]  # fault: converts
-        assert len(wide) == len(numbers)
-
-
-def small():
-    """A network of many small tensors of weights."""
-    return Network(width=WIDTH, layers=60)
-
-
 # The step, items of a batch, and what must be found first
 STEPS = {
     "counts": (Counts, 128, "the step does something else"),
-    "draws": (Draws, 128, "the step does something else"),
     "reports": (Reports, 128, "the step does something else"),
     "collects": (Collects, 128, "the step does something else"),
     "averages": (Averages, 2, "many small operators"),
     "one by one": (OneByOne, 128, "many small operators"),
-    "converts": (Converts, 128, "many small operators"),
 }
 
 
@@ -255,7 +212,7 @@ def batches(size):
 
 
 @pytest.mark.parametrize("fault", STEPS)
-def test_what_a_step_does_is_named_with_its_line(quick, fault):
+def test_what_a_step_does_is_named_with_its_line(quick, names, fault):
     step, size, name = STEPS[fault]
     found = diagnosis.diagnose(batches(size), step(quick), steps=5)
     assert found.verdict == "host", str(found)
@@ -264,8 +221,8 @@ def test_what_a_step_does_is_named_with_its_line(quick, fault):
     assert line(fault) in found.findings[0].evidence, str(found)
 
 
-def test_an_optimizer_that_goes_weight_by_weight_is_found(quick):
-    step = Step(quick, small())
+def test_an_optimizer_that_goes_weight_by_weight_is_found(quick, names):
+    step = Step(quick, Network(layers=60))
     step.optimizer = torch.optim.Adam(step.model.parameters(), foreach=False)
     found = diagnosis.diagnose(batches(2), step, steps=5)
     assert names(found)[0] == "an optimizer that goes weight by weight", str(found)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 from torch.utils.data import Dataset
 
 
@@ -33,26 +29,6 @@ class SleepDataset(Dataset):
         hiccup = self.hiccup_every and index % self.hiccup_every == self.hiccup_every - 1
         time.sleep(self.hiccup_seconds if hiccup else self.seconds)
         return torch.zeros(3), index
-
-
-class ImageFiles(Dataset):
-    """A corner of each image in a folder; to read a file takes `seconds` more than the disk needs."""
-
-    def __init__(self, folder: Path, seconds: float = 0.0):
-        self.paths, self.seconds = sorted(folder.rglob("*.[jp][pn]g")), seconds
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        image = Image.open(io.BytesIO(read_file(self.paths[index], self.seconds))).convert("RGB")
-        return torch.from_numpy(np.array(image.crop((0, 0, 8, 8)))), 0
-
-
-def read_file(path: Path, seconds: float) -> bytes:
-    """Read a file from storage that takes `seconds` more."""
-    time.sleep(seconds)
-    return path.read_bytes()
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """What costs time between the host and the accelerator, and on it, by a trace.
 
-`Device` holds the facts, `RULES` is the table of findings; a new finding is a row of the table.
+`read` returns the facts, `RULES` and `RULES_OF_A_GPU` are the tables of findings; a new finding is a row of a table.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 from stepscope import traces
 from stepscope.base.wording import printable
@@ -31,11 +31,10 @@ OPERATOR_COST, SHAPES_COST, FRAME_COST = 0.2, 0.15, 0.16
 # Of the time: a light profile of the smallest network takes 12% more CPU time, one with everything 69%.
 PROFILER = 0.15
 
-TENSOR_CORES = (7, 0)  # compute capability from which on GPUs have them, and for bfloat16 and TF32:
-BFLOAT16 = (8, 0)
+# What Tensor Cores multiply, by the compute capability from which on GPUs have them; and their peak over that of
+# float32, as NVIDIA states it: V100 and T4 8, A100 16, H100 15, others less.
+TENSOR_CORES = {(8, 0): ("bfloat16", 16), (7, 0): ("float16", 8)}
 WITHOUT_TENSOR_CORES = "GTX 16"  # in the names of those of 7.5 that have none
-# Peak of the Tensor Cores over that of float32, as NVIDIA states it: V100 and T4 8, A100 16, H100 15, others less.
-PEAK_RATIO = {TENSOR_CORES: 8, BFLOAT16: 16}
 
 TO_DEVICE, WITHIN_DEVICE = "to the device", "within the device"
 # What the host does in a gap of the GPU, by the columns of `traces.idle`.
@@ -58,90 +57,34 @@ _READS = {
 }
 
 
-@dataclass(frozen=True)
-class Device:
-    """What a trace says of host and accelerator. Shares are of the steps' time; what needs a GPU is 0 without one."""
-
-    steps: int
-    host: float  # share in which the accelerator has nothing to do, and the host does something else than loading
-    idle: float  # share in which the accelerator would not idle if the host were ahead of it
-    # The profiler: operators and frames of Python that it wrote down, and the share that this took, or the GPU idled
-    operators: int
-    frames: int
-    settings: str
-    recording: float
-    communication: float  # share in which the step exchanges data with other processes, and computes nothing
-    # The host's waits for the same call in every step, in which nothing is copied to the GPU
-    synchronizing: float = 0.0
-    synchronized: int = 0  # steps
-    operator: str = ""  # in which the host waits most
-    looks: str = ""  # how that looks in Python
-    instead: str = ""  # how to do without
-    # Copies while no kernel runs; those to the GPU, those of them from pageable memory, and those within the GPU
-    copying: float = 0.0
-    pageable: float = 0.0
-    within: float = 0.0
-    waiting: float = 0.0  # share in which the host waits in these and those of copies
-    blocked: float = 0.0  # share in which the host waits for its copies to the GPU while the GPU idles
-    # Gaps in which the GPU waits for a launch: share, gaps in a step, µs in the median
-    launching: float = 0.0
-    gaps: float = 0.0
-    gap_us: float = 0.0
-    # Longer gaps: share, and what the host does meanwhile
-    long_gaps: float = 0.0
-    doing: str = ""
-    # Kernels: share, number in a step, mean µs
-    kernels: float = 0.0
-    launches: float = 0.0
-    kernel_us: float = 0.0
-    fill: float = 1.0  # part of the multiprocessors that have work while kernels run
-    float32: float = 0.0  # share of products and convolutions in float32
-    layouts: float = 0.0  # share of kernels that convert the memory format
-    tensor_cores: tuple[int, int] | None = None  # `TENSOR_CORES` or `BFLOAT16`; None if neither, or if it is unknown
-
-    @property
-    def copies(self) -> str:
-        """The finding about copies to the GPU: their memory is not pinned, or they block, or they are large."""
-        if self.pageable > self.copying / 2:
-            return "pageable copies"
-        return "copies that block" if self.blocked >= WORTH else "large copies"
-
-    @property
-    def peak_ratio(self) -> float:
-        """How many times as fast as in float32 the GPU's Tensor Cores multiply at most; 1 if there are none."""
-        return PEAK_RATIO.get(self.tensor_cores, 1)
-
-    @property
-    def precision(self) -> str:
-        """The type of 16 bits in which they do."""
-        return "bfloat16" if self.tensor_cores == BFLOAT16 else "float16"
-
-
-def read(profile: Profile) -> Device:
-    """Return what a trace says of host and accelerator."""
+def read(profile: Profile) -> SimpleNamespace:
+    """Return what a trace says of host and accelerator; shares are of the steps' time."""
     spans = profile.trace.spans
     operators = sum(int(span.events["operator"].sum()) for span in spans)
     frames = sum(span.counts["python_function"] for span in spans)
     settings = set().union(*(span.settings for span in spans))
     cost = operators * (OPERATOR_COST + SHAPES_COST * ("record_shapes" in settings)) + frames * FRAME_COST
     recording = float(cost / max(sum(span.events["end"].max() - span.events["start"].min() for span in spans), 1.0))
-    device = Device(
-        profile.steps,
-        profile.host,
-        profile.avoidable_idle,
-        operators,
-        frames,
-        ", ".join(sorted(settings)) or "no options",
-        min(recording, profile.avoidable_idle) if profile.on_device else recording,
-        _communication(profile),
-    )
-    if not profile.on_device:
-        return device
-    device = replace(device, **_waits(profile), **_copies(profile), **_kernels(profile))
-    return replace(device, **_gaps(profile, device))
+    if profile.on_device:  # while a GPU is busy, recording costs nothing
+        recording = min(recording, profile.avoidable_idle)
+    facts = {
+        "steps": profile.steps,
+        "host": profile.host,
+        "idle": profile.avoidable_idle,
+        "operators": operators,  # that the profiler wrote down, as the frames of Python
+        "frames": frames,
+        "settings": ", ".join(sorted(settings)) or "no options",
+        "recording": recording,  # share
+        "communication": _communication(profile),
+    }
+    if profile.on_device:
+        facts |= _waits(profile) | _copies(profile) | _kernels(profile)
+        facts |= _gaps(profile, facts["waiting"], recording)
+    return SimpleNamespace(**facts)
 
 
 def _communication(profile: Profile) -> float:
+    """Return the share in which the step exchanges data with other processes, and computes nothing."""
     share = float(profile.shares["Communication"])
     if share < WORTH or profile.on_device:
         return share
@@ -156,22 +99,22 @@ def _waits(profile: Profile) -> dict[str, object]:
     groups = waits.fillna({"copy": "none"}).groupby(["call", "operator", "copy"])["step"]
     waits = waits[groups.transform("nunique") >= EVERY * profile.steps]
     copied = waits["copy"] == TO_DEVICE
-    seconds = waits[~copied].groupby("operator")["length"].sum()
-    operator = str(seconds.idxmax()) if len(seconds) else ""
+    lengths = waits[~copied].groupby("operator")["length"].sum()
+    operator = str(lengths.idxmax()) if len(lengths) else ""
     looks, instead = next(text for name, text in _READS.items() if re.search(name, operator))
     return {
-        "synchronizing": float(seconds.sum() / profile.total),
-        "synchronized": waits.loc[~copied, "step"].nunique(),
-        "operator": printable(operator) or "a call of its own",
+        "waiting": float(waits["length"].sum() / profile.total),  # share, as the next two
+        "blocked": min(float(waits.loc[copied, "length"].sum() / profile.total), profile.avoidable_idle),
+        "synchronizing": float(lengths.sum() / profile.total),  # but for copies to the GPU
+        "synchronized": waits.loc[~copied, "step"].nunique(),  # steps
+        "operator": printable(operator) or "a call of its own",  # in which the host waits most
         "looks": looks,
         "instead": instead,
-        "blocked": min(float(waits.loc[copied, "length"].sum() / profile.total), profile.avoidable_idle),
-        "waiting": float(waits["length"].sum() / profile.total),
     }
 
 
 def _copies(profile: Profile) -> dict[str, object]:
-    """Return what copies take while no kernel runs."""
+    """Return the shares that copies take while no kernel runs."""
     copies = traces.exposed_copies(profile.trace).sum() / profile.total
 
     def share(where: str, kind: str = "") -> float:
@@ -180,13 +123,13 @@ def _copies(profile: Profile) -> dict[str, object]:
     return {"copying": share(TO_DEVICE), "pageable": share(TO_DEVICE, PAGEABLE), "within": share(WITHIN_DEVICE)}
 
 
-def _gaps(profile: Profile, device: Device) -> dict[str, object]:
+def _gaps(profile: Profile, waiting: float, recording: float) -> dict[str, object]:
     """Return what the GPU waits for the host in its gaps, as far as neither waits nor the profiler explain it."""
     gaps = traces.idle(profile.trace)
     length, busy = gaps["end"] - gaps["start"], gaps[["waiting", *_DOING]].sum(axis="columns")
     short, long = (length > OWN_GAP) & (length <= LAUNCH_GAP), length > LAUNCH_GAP
-    recording = device.recording if device.recording >= PROFILER else 0.0
-    host = max(profile.host - device.waiting - recording, 0.0) / max(busy.sum(), 1e-6)
+    left = profile.host - waiting - (recording if recording >= PROFILER else 0.0)
+    of_busy = max(left, 0.0) / max(busy.sum(), 1e-6)
     doing = ""
     if long.any():
         doing = _DOING[gaps.loc[long, list(_DOING)].sum().idxmax()]
@@ -194,10 +137,10 @@ def _gaps(profile: Profile, device: Device) -> dict[str, object]:
         if longest != "other" and "DataLoader" not in longest:
             doing += f"; in the longest gap {printable(longest)}"
     return {
-        "launching": host * float(busy[short].sum()),
+        "launching": of_busy * float(busy[short].sum()),  # share of gaps in which the GPU waits for a launch
         "gaps": short.sum() / profile.steps,
         "gap_us": length[short].median(),
-        "long_gaps": host * float(busy[long].sum()),
+        "long_gaps": of_busy * float(busy[long].sum()),  # share of those in which the host does something else
         "doing": doing,
     }
 
@@ -209,41 +152,49 @@ def _kernels(profile: Profile) -> dict[str, object]:
     def of(chosen: Callable) -> float:
         return traces.kernel_time(profile.trace, chosen) / (profile.total * profile.devices)
 
+    precision, ratio = _tensor_cores(profile)
     return {
         "kernels": share,
         "launches": number / profile.steps,
         "kernel_us": share * profile.total / max(number, 1),
-        "fill": traces.fill(profile.trace),
-        "float32": of(traces.multiplies_float32),
+        "fill": traces.fill(profile.trace),  # part of the multiprocessors that have work while kernels run
+        "float32": of(traces.multiplies_float32),  # share, as the next one
         "layouts": of(traces.converts_layout),
-        "tensor_cores": _tensor_cores(profile),
+        "precision": precision,
+        "ratio": ratio,
     }
 
 
-def _tensor_cores(profile: Profile) -> tuple[int, int] | None:
-    """Return which Tensor Cores NVIDIA's GPU has, as `Device.tensor_cores`."""
+def _tensor_cores(profile: Profile) -> tuple[str, int]:
+    """Return what the Tensor Cores of the GPU multiply, and how many times as fast as float32; "" and 1 if unknown."""
     spans = profile.trace.spans
     used = {int(device) for span in spans for device in span.kernels["device"].dropna()}
     for device in (device for span in spans for device in span.devices if device.get("id") in used):
         numbers = device.get("computeMajor"), device.get("computeMinor"), device.get("warpSize", 32)
         if all(isinstance(number, int) for number in numbers) and numbers[2] == 32:  # AMD's count otherwise
             known = WITHOUT_TENSOR_CORES not in str(device.get("name"))
-            return max((least for least in PEAK_RATIO if known and numbers[:2] >= least), default=None)
-    return None
+            return next((cores for least, cores in TENSOR_CORES.items() if known and numbers[:2] >= least), ("", 1))
+    return "", 1
+
+
+def _kind_of_copies(device: SimpleNamespace) -> str:
+    """Return the finding about copies to the GPU: their memory is not pinned, or they block, or they are large."""
+    if device.pageable > device.copying / 2:
+        return "pageable copies"
+    return "copies that block" if device.blocked >= WORTH else "large copies"
 
 
 def _copying(name: str, more: str, topic: str, change: str) -> Rule:
     """Return the row for one kind of copies to the GPU."""
     return Rule(
         name, "copies", topic,
-        lambda device: device.copying + device.blocked if device.copies == name else None,
+        lambda device: device.copying + device.blocked if _kind_of_copies(device) == name else None,
         "Copies to the GPU take {copying:%} of the time while no kernel runs, and the host waits for them so that the "
         f"GPU idles up to {{blocked:%}} of it{more}.",
         change,
     )  # fmt: skip
 
 
-# A host that waits cannot prepare: afterwards the GPU idles. Both the waiting and the idling bound the gain.
 RULES = (
     Rule(
         "the profiler itself in the way", UNKNOWN, "profiler overhead",
@@ -261,6 +212,9 @@ RULES = (
         "DDP(model, bucket_cap_mb=…)  # buckets that travel during backward\n"
         "with model.no_sync(): loss_of(model(images)).backward()  # but every n-th step; or a larger batch",
     ),
+)  # fmt: skip
+# A host that waits cannot prepare: afterwards the GPU idles. Both the waiting and the idling bound the gain.
+RULES_OF_A_GPU = (
     Rule(
         "a synchronization in every step", "synchronization", "fewer synchronizations",
         lambda device: min(device.synchronizing, device.idle),
@@ -302,9 +256,9 @@ RULES = (
     ),
     Rule(
         "float32 without Tensor Cores", "compute", "mixed precision",
-        lambda device: device.float32 * (1 - 1 / device.peak_ratio),
+        lambda device: device.float32 * (1 - 1 / device.ratio),
         "Products and convolutions in float32 take {float32:%} of the time; this GPU has Tensor Cores, which multiply "
-        "{precision} at most {peak_ratio} times as fast.",
+        "{precision} at most {ratio} times as fast.",
         'with torch.autocast("cuda", torch.{precision}): …  # float16 also needs torch.amp.GradScaler()',
     ),
     Rule(
@@ -325,4 +279,4 @@ RULES = (
 
 def findings(profile: Profile) -> Iterator[Finding]:
     """Yield what costs time, loading left out."""
-    return result.findings(RULES, read(profile))
+    return result.findings((*RULES, *RULES_OF_A_GPU) if profile.on_device else RULES, read(profile))

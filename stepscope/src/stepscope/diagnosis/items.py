@@ -82,7 +82,7 @@ def _measured(source: _Source, seconds: float) -> Items:
     # The machine may have stood still once, or because others had the cores
     spent = min(_total(first) + sum(collated) - queued, _total(taken) + sum(without_hiccup(collated)))
     worked = spent if started >= STARTED * spent else min(max(worked - sampler.worked, 0.0), spent)
-    spent -= min(sampler.queued, spent - worked)  # the sampler had the GIL while it waited for a core
+    spent -= min(sampler.held, spent - worked)
     ms, cpu_ms = spent / count * 1e3, worked / count * 1e3
     irregular, slow = (Irregular(), []) if source.together else _irregular(taken, source.batch, queued, 1 - cpu_ms / ms)
     before = _bytes_read()

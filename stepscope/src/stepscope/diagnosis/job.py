@@ -1,15 +1,14 @@
 """What the traces of all ranks of a job say together: what communication costs, and for whom the others wait.
 
-`Job` holds the facts, `RULES` is the table of findings; a new finding is a row of the table.
+`read` returns the facts, `RULES` is the table of findings; a new finding is a row of the table.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from stepscope import traces
@@ -51,114 +50,63 @@ _DOING = {
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """The traces of all ranks, in numbers; times in ms of a step.
-
-    Attributes
-    ----------
-    table : DataFrame
-        As `traces.communication` returns it.
-    exchanges : DataFrame
-        The operations of the steps, a row each: `operation`, `bytes`, `step`, and `ms` since the last rank had begun
-        it. If there are none, `recorded` says whether there are some outside of the steps.
-    meanwhile : DataFrame
-        Index as that of `table`; columns `loading` and `computing`: time in which the rank waited for its batch, and
-        in which an operator that exchanges nothing ran, or a kernel if it has an accelerator.
-    steps : int
-        Steps recorded by each rank; the fewest.
-    """
-
-    table: pd.DataFrame
-    exchanges: pd.DataFrame
-    recorded: bool
-    meanwhile: pd.DataFrame
-    steps: int
-
-    @property
-    def step_ms(self) -> float:
-        """Mean duration of a step."""
-        return float(self.table["step"].mean())
-
-    @property
-    def straggler(self) -> str | None:
-        """The rank that the others wait for."""
-        return self.table.attrs["straggler"]
-
-    @property
-    def late(self) -> float:
-        """What the others wait for it: they can gain what it is busy for longer than they are."""
-        return self.table.attrs["late_ms"]
-
-    @property
-    def doing(self) -> tuple[str, str]:
-        """What it does for longer than the others, as a sentence's end, and what to change."""
-        longer = self.meanwhile.loc[self.straggler] - self.meanwhile.drop(index=self.straggler).median()
-        if longer.max() < self.late / 2:
-            return _DOING["other"]
-        said, change = _DOING[str(longer.idxmax())]
-        return f"{said}, {milliseconds(longer.max())} longer than others do", change
-
-    @cached_property
-    def buffers(self) -> pd.DataFrame:
-        """The broadcasts, if there are such in every step; else none."""
-        broadcasts = self.exchanges[self.exchanges["operation"] == "broadcast"]
-        return broadcasts if broadcasts["step"].nunique() >= EVERY * self.steps else broadcasts.head(0)
-
-    @cached_property
-    def gradients(self) -> pd.DataFrame:
-        """All operations but broadcasts."""
-        return self.exchanges[self.exchanges["operation"] != "broadcast"]
-
-    @cached_property
-    def small(self) -> pd.DataFrame:
-        """Those that transfer little; none if they are few."""
-        small = self.gradients[self.gradients["bytes"] < SMALL * 1e6]
-        return small if len(small) >= MANY * self.steps else small.head(0)
-
-    @cached_property
-    def transfers(self) -> tuple[float, float, float]:
-        """The exposed transfer of buffers, of small operations, and of the rest.
-
-        It is that of the rank that has least: on the others something else is in the way, too.
-        """
-        transfer = float(self.table["transfer"].min())
-        buffers = min(float(self.buffers["ms"].sum()) / self.steps, transfer)
-        rest = transfer - buffers
-        small = rest * float(self.small["ms"].sum() / self.gradients["ms"].sum()) if len(self.small) else 0.0
-        small = small if small >= WORTH * self.step_ms else 0.0
-        return buffers, small, rest - small
-
-    @property
-    def behind(self) -> float:
-        """The part of the communication that is behind computation, 0 to 1."""
-        overlapped = float(self.table["overlapped"].mean())
-        return overlapped / max(overlapped + self.transfers[2], 1e-6)
-
-    @property
-    def kind(self) -> str:
-        """Why communication is exposed: the model is sharded, it begins too late, or has overlapped all it can."""
-        if self.gradients["operation"].str.contains("all_gather|reduce_scatter").any():
-            return "sharded"
-        return "overlapped" if self.behind >= OVERLAPPED else "late"
-
-
-def read(ranks: Mapping[str, traces.Trace]) -> Job:
-    """Return the traces of all ranks in numbers; raises what `traces.communication` does."""
-    import pandas as pd
-
+def read(ranks: Mapping[str, traces.Trace]) -> SimpleNamespace:
+    """Return the traces of all ranks in numbers, times in ms of a step; raises what `traces.communication` does."""
+    table, steps = traces.communication(ranks), min(len(traces.steps(trace)) for trace in ranks.values())
+    facts = SimpleNamespace(table=table, steps=steps, step_ms=float(table["step"].mean()))  # steps of each rank
+    facts.unequal, facts.straggler, facts.late = (table.attrs[name] for name in ("unequal", "straggler", "late_ms"))
+    if facts.straggler is not None:
+        facts.doing, facts.change = _doing(ranks, facts.straggler, facts.late)
     operations = traces.collectives(ranks)
+    facts.recorded = len(operations) > 0  # in the steps or outside of them
     rows = operations[operations["step"].notna()]
     groups = rows.groupby("number")
-    took = (rows["end"] - groups["start"].transform("max")).clip(lower=0)
-    exchanges = groups[["operation", "bytes", "step"]].first().assign(ms=took.groupby(rows["number"]).mean() / 1e3)
-    meanwhile = pd.DataFrame.from_dict({name: _meanwhile(trace) for name, trace in ranks.items()}, orient="index")
-    steps = min(len(traces.steps(trace)) for trace in ranks.values())
-    return Job(traces.communication(ranks), exchanges, len(operations) > 0, meanwhile, steps)
+    took = (rows["end"] - groups["start"].transform("max")).clip(lower=0)  # since the last rank had begun it
+    facts.exchanges = groups[["operation", "bytes", "step"]].first()
+    facts.exchanges["ms"] = took.groupby(rows["number"]).mean() / 1e3
+    broadcasts = facts.exchanges["operation"] == "broadcast"
+    facts.gradients, facts.buffers = facts.exchanges[~broadcasts], facts.exchanges[broadcasts]
+    if facts.buffers["step"].nunique() < EVERY * steps:
+        facts.buffers = facts.buffers.head(0)
+    facts.small = facts.gradients[facts.gradients["bytes"] < SMALL * 1e6]
+    if len(facts.small) < MANY * steps:
+        facts.small = facts.small.head(0)
+    facts.latency, facts.broadcasting, facts.transfer = _transfers(facts)
+    overlapped = float(table["overlapped"].mean())
+    facts.behind = overlapped / max(overlapped + facts.transfer, 1e-6)  # share of the communication
+    facts.kind = "overlapped" if facts.behind >= OVERLAPPED else "late"  # why communication is exposed
+    if facts.gradients["operation"].str.contains("all_gather|reduce_scatter").any():
+        facts.kind = "sharded"
+    return facts
+
+
+def _transfers(job: SimpleNamespace) -> tuple[float, float, float]:
+    """Return the exposed transfer of small operations, of buffers, and of the rest.
+
+    It is that of the rank that has least: on the others something else is in the way, too.
+    """
+    transfer = float(job.table["transfer"].min())
+    buffers = min(float(job.buffers["ms"].sum()) / job.steps, transfer)
+    rest = transfer - buffers
+    small = rest * float(job.small["ms"].sum() / job.gradients["ms"].sum()) if len(job.small) else 0.0
+    small = small if small >= WORTH * job.step_ms else 0.0
+    return small, buffers, rest - small
+
+
+def _doing(ranks: Mapping[str, traces.Trace], late: str, ms: float) -> tuple[str, str]:
+    """Return what a late rank does for longer than the others, as the end of a sentence, and what to change."""
+    import pandas as pd
+
+    table = pd.DataFrame.from_dict({name: _meanwhile(trace) for name, trace in ranks.items()}, orient="index")
+    longer = table.loc[late] - table.drop(index=late).median()
+    if longer.max() < ms / 2:
+        return _DOING["other"]
+    doing, change = _DOING[str(longer.idxmax())]
+    return f"{doing}, {milliseconds(longer.max())} longer than others do", change
 
 
 def _meanwhile(trace: traces.Trace) -> dict[str, float]:
-    """Return a row of `Job.meanwhile`."""
+    """Return how long a rank waited for its batch, and how long operators, or kernels, computed; ms of a step."""
     covered, steps = {"loading": 0.0, "computing": 0.0}, 0
     for span in trace.spans:
         events, table = span.events, traces.steps(traces.Trace(trace.path, (span,)))
@@ -204,14 +152,14 @@ def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
     return conclude(job.step_ms, evidence(job), result.findings(RULES, job), unknown, doubt(job), uneven(job))
 
 
-def doubt(job: Job) -> str | None:
+def doubt(job: SimpleNamespace) -> str | None:
     """Return why the traces allow no verdict, or None."""
     if not job.recorded:
         return (
             f"The traces of {counted(len(job.table), 'rank')} hold no operation in which they exchange data. Were they "
             "recorded inside of training, and do the processes train together?"
         )
-    if job.steps < LEAST_STEPS and not job.table.attrs["unequal"]:
+    if job.steps < LEAST_STEPS and not job.unequal:
         return (
             f"The traces hold {counted(job.steps, 'step')}; a rank may be late in one by chance, so a verdict takes "
             f"{LEAST_STEPS} or more. Record them with schedule(…, active=8)."
@@ -219,7 +167,7 @@ def doubt(job: Job) -> str | None:
     return None
 
 
-def uneven(job: Job) -> str | None:
+def uneven(job: SimpleNamespace) -> str | None:
     """Return why to find nothing does not mean that nothing is wrong, or None."""
     exposed, waiting = job.table["exposed"], float(job.table["waiting"].max())
     more = float(exposed.max() - exposed.min())
@@ -231,7 +179,7 @@ def uneven(job: Job) -> str | None:
     return f"{text}: by chance, or because their batches differ. Record more steps, and see what each does on its own."
 
 
-def evidence(job: Job) -> list[tuple[str, str]]:
+def evidence(job: SimpleNamespace) -> list[tuple[str, str]]:
     """Return what the traces say, as names and values."""
     table = job.table
     rows = [("ranks", f"{len(table)}, {counted(job.steps, 'step')} recorded, on average {milliseconds(job.step_ms)}")]
@@ -257,32 +205,32 @@ def _operations(number: float) -> str:
     return counted(round(number), "operation") if abs(number - round(number)) < 0.05 else f"{number:.1f} operations"
 
 
-def _buffers(job: Job) -> str:
+def _buffers(job: SimpleNamespace) -> str:
     steps = job.buffers.groupby("step")["bytes"].agg(["size", "sum"]).median()  # DDP sends more in its second forward
     sizes = f" of {steps['sum']:,.0f} bytes" if steps["sum"] else ""
     return (
         f"In every step the ranks wait for {counted(round(steps['size']), 'broadcast')}{sizes} from one of them, "
-        f"{milliseconds(job.transfers[0])} beside the waiting for a late one: as DistributedDataParallel sends a "
+        f"{milliseconds(job.broadcasting)} beside the waiting for a late one: as DistributedDataParallel sends a "
         "model's buffers before each forward, whether they have changed or not."
     )
 
 
-def _small(job: Job) -> str:
+def _small(job: SimpleNamespace) -> str:
     small = job.small
     return (
         f"In a step {len(small) / job.steps:,.0f} of the operations have less than {SMALL:g} MB, "
         f"{small['bytes'].median() / 1e3:,.3g} kB in the median (mostly {small['operation'].mode()[0]}). What they "
-        f"take, {milliseconds(job.transfers[1])} of it exposed, is latency, and one large operation has it once."
+        f"take, {milliseconds(job.latency)} of it exposed, is latency, and one large operation has it once."
     )
 
 
-def _bucket(job: Job) -> int:
+def _bucket(job: SimpleNamespace) -> int:
     """Return the largest size of buckets in MB of which five or more make up the gradients of a step."""
     total = job.gradients["bytes"].sum() / job.steps / 1e6
     return next((size for size in BUCKETS if size <= total / 5), BUCKETS[-1])
 
 
-def _exposed(job: Job) -> str:
+def _exposed(job: SimpleNamespace) -> str:
     largest = job.gradients["bytes"].max() / 1e6
     sizes = "" if math.isnan(largest) else f", the largest of {largest:,.3g} MB"
     more = {
@@ -291,7 +239,7 @@ def _exposed(job: Job) -> str:
         "overlapped": " It overlaps already, so only less of it helps.",
     }
     return (
-        f"In {percent(job.transfers[2] / job.step_ms)} of a step the ranks transfer data and compute nothing "
+        f"In {percent(job.transfer / job.step_ms)} of a step the ranks transfer data and compute nothing "
         f"meanwhile; {percent(job.behind)} of the communication is behind computation "
         f"({_operations(len(job.gradients) / job.steps)} a step{sizes}).{more[job.kind]}"
     )
@@ -300,9 +248,9 @@ def _exposed(job: Job) -> str:
 RULES = (
     Rule(
         "unequal numbers of operations", "communication", "uneven inputs",
-        lambda job: math.inf if job.table.attrs["unequal"] else None,
+        lambda job: math.inf if job.unequal else None,
         lambda job: (
-            f"{' '.join(job.table.attrs['unequal'])} An operation waits for all ranks: this job hangs, or adds up what "
+            f"{' '.join(job.unequal)} An operation waits for all ranks: this job hangs, or adds up what "
             "does not belong together. Most often one rank has more batches than another."
         ),
         "DistributedSampler(dataset, drop_last=True)  # shards and files: as many batches for each rank\n"
@@ -311,19 +259,19 @@ RULES = (
     Rule(
         "a straggler", "communication", "stragglers",
         lambda job: job.late / job.step_ms if job.straggler is not None else None,
-        "{straggler} takes {late:ms} longer for a step than the others, and they wait for it. Meanwhile it {doing[0]}.",
-        "# {straggler}: {doing[1]}",
+        "{straggler} takes {late:ms} longer for a step than the others, and they wait for it. Meanwhile it {doing}.",
+        "# {straggler}: {change}",
         least=0.0,
     ),
     Rule(
         "buffers broadcast in every forward", "communication", "buffers of a distributed model",
-        lambda job: job.transfers[0] / job.step_ms if len(job.buffers) else None, _buffers,
+        lambda job: job.broadcasting / job.step_ms if len(job.buffers) else None, _buffers,
         "DDP(model, broadcast_buffers=False)  # if nothing changes them, or if it is rank 0's that you save",
         least=0.0,
     ),
     Rule(
         "many small operations", "communication", "gradient buckets",
-        lambda job: job.transfers[1] / job.step_ms, _small,
+        lambda job: job.latency / job.step_ms, _small,
         lambda job: (
             "DDP(model, bucket_cap_mb=25)  # not one all_reduce for each weight"
             if job.small["operation"].mode()[0] == "all_reduce"
@@ -333,7 +281,7 @@ RULES = (
     *(
         Rule(
             "exposed communication", "communication", topic,
-            lambda job, kind=kind: job.transfers[2] / job.step_ms if job.kind == kind else None, _exposed, change,
+            lambda job, kind=kind: job.transfer / job.step_ms if job.kind == kind else None, _exposed, change,
         )
         for kind, topic, change in (
             (

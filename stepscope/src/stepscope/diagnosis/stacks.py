@@ -89,13 +89,13 @@ class Sample:
 class Sampler:
     """Samples the thread that enters it, until that leaves it.
 
-    What is outside of the function whose code is `within` has no frames. Afterwards `worked` and `queued` are the
-    seconds for which the sampler itself worked, and for which it was ready to and others had the cores: it may hold the
-    GIL then, and the thread that it samples waits for it.
+    What is outside of the function whose code is `within` has no frames. Afterwards `worked` and `held` are the seconds
+    for which the sampler itself worked, and for which it held the GIL while others had the cores: the thread that it
+    samples may have waited for it.
     """
 
     def __init__(self, within: CodeType, interval: float):
-        self.within, self.interval, self.samples, self.worked, self.queued = within, interval, [], 0.0, 0.0
+        self.within, self.interval, self.samples, self.worked, self.held = within, interval, [], 0.0, 0.0
         self._end = threading.Event()
 
     def __enter__(self) -> Sampler:
@@ -114,11 +114,14 @@ class Sampler:
     def _run(self, thread: int, waited: Callable[[], float], begin: float) -> None:
         before = waited()
         while not self._end.wait(self.interval):
+            start, worked = time.perf_counter(), time.thread_time()
             frames = _frames(sys._current_frames().get(thread), self.within)
-            end, now = time.perf_counter(), waited()
+            end = time.perf_counter()
+            self.held += max(0.0, end - start - (time.thread_time() - worked))
+            now = waited()
             self.samples.append(Sample(begin, end, now - before, frames))
             begin, before = end, now
-        self.worked, self.queued = time.thread_time(), queued()
+        self.worked = time.thread_time()
 
 
 def place(weights: Iterable[tuple[Frame | None, float]]) -> str:

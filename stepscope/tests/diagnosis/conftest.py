@@ -1,0 +1,22 @@
+"""What all tests of diagnosis share."""
+
+import torch
+from pytest import fixture
+
+from stepscope.diagnosis import items, run
+
+
+@fixture
+def quick(tmp_path, monkeypatch):
+    """Look for a short time, as on a machine without a GPU, and write the profile to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(items, "SECONDS", 0.3)
+    monkeypatch.setattr(run, "PROFILED", 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return tmp_path
+
+
+@fixture
+def names():
+    """Return the names of a diagnosis's findings."""
+    return lambda found: [finding.name for finding in found.findings]
