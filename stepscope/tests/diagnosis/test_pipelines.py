@@ -1,6 +1,5 @@
 """Whole pipelines, diagnosed as they run: each with one fault, which must come first; and some without any."""
 
-import gc
 import json
 import queue
 import subprocess
@@ -26,7 +25,6 @@ def one_thread(quick):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    gc.unfreeze()
     torch.set_num_threads(threads)
 
 
@@ -164,30 +162,6 @@ class Reports(Step):
         time.sleep(0.05)  # fault: reports
 
 
-class Collects(Step):
-    """Collects garbage in every step."""
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        gc.freeze()  # what the other tests have left would take seconds
-        self.kept = [[number] for number in range(200_000)]
-
-    def besides(self, numbers, labels, logits):
-        gc.collect()  # fault: collects
-
-
-class Averages(Step):
-    """Averages its weights over many times, each tensor by itself."""
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        weights = [weight.detach() for weight in self.model.parameters()]
-        self.pairs = [(weight.clone(), weight) for weight in weights for _ in range(100)]
-
-    def besides(self, numbers, labels, logits):
-        self.means = [mean.lerp_(weight, 0.1) for mean, weight in self.pairs]  # fault: averages
-
-
 class OneByOne(Step):
     """Calls the network for one item after the other."""
 
@@ -200,8 +174,6 @@ class OneByOne(Step):
 STEPS = {
     "counts": (Counts, 128, "the step does something else"),
     "reports": (Reports, 128, "the step does something else"),
-    "collects": (Collects, 128, "the step does something else"),
-    "averages": (Averages, 2, "many small operators"),
     "one by one": (OneByOne, 128, "many small operators"),
 }
 

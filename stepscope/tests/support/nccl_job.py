@@ -23,49 +23,25 @@ KERNELS = {
 
 @dataclass
 class Job:
-    """Ranks that train by DistributedDataParallel. As it stands nothing is wrong with it. Times are in ms.
-
-    Attributes
-    ----------
-    ranks, steps : int
-    layers : int
-        Each takes 5 ms forward and 10 ms backward.
-    megabytes : float
-        Of all gradients. They travel in `buckets`, each as soon as those of the last layer in it are there.
-    milliseconds : float
-        That each bucket travels.
-    by_hand : bool
-        Whether all travel when backward has ended.
-    operation : str
-        By which they travel, one of `KERNELS`.
-    broadcast : float
-        Time of a broadcast before each forward; there is none if it is 0.
-    loading, python, slower : dict of int to float
-        Of some ranks: what they wait for their batches, what their host does between loading and forward, and by
-        which factor their kernels take longer.
-    late : callable
-        Further ms that the host takes there, by the numbers of the step and of the rank.
-    extra : dict of int to int
-        Of some ranks: operations in the last step that the others do not have.
-    sizes : bool
-        Whether the traces say how large the operations are.
-    """
+    """Ranks that train by DistributedDataParallel. As it stands nothing is wrong with it. Times are in ms."""
 
     ranks: int = 2
     steps: int = 4
-    layers: int = 10
-    megabytes: float = 100
-    buckets: int = 10
-    milliseconds: float = 6
-    by_hand: bool = False
-    operation: str = "all_reduce"
-    broadcast: float = 0
+    layers: int = 10  # each takes 5 ms forward and 10 ms backward
+    megabytes: float = 100  # of all gradients
+    buckets: int = 10  # in which they travel, each as soon as the gradients of the last layer in it are there
+    milliseconds: float = 6  # that each bucket travels
+    by_hand: bool = False  # whether all travel when backward has ended
+    operation: str = "all_reduce"  # by which they travel, one of `KERNELS`
+    broadcast: float = 0  # time of a broadcast before each forward; there is none if it is 0
+    # Of some ranks: what they wait for their batches, what their host does between loading and forward, and by which
+    # factor their kernels take longer
     loading: dict[int, float] = field(default_factory=dict)
     python: dict[int, float] = field(default_factory=dict)
     slower: dict[int, float] = field(default_factory=dict)
-    late: Callable[[int, int], float] = lambda step, rank: 0
-    extra: dict[int, int] = field(default_factory=dict)
-    sizes: bool = True
+    late: Callable[[int, int], float] = lambda step, rank: 0  # further ms that the host takes there
+    extra: dict[int, int] = field(default_factory=dict)  # operations in the last step that only these ranks have
+    sizes: bool = True  # whether the traces say how large the operations are
 
     def write(self, folder: Path) -> Path:
         """Write the trace of each rank into a folder, each by a clock of its own, and return the folder."""

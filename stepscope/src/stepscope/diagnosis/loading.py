@@ -198,11 +198,6 @@ class Loading:
         return bool(self.items and self.workers) and self.pace(self.workers) < self.work * (1 - MARGIN)
 
     @property
-    def unexplained(self) -> float:
-        """What the loop waits for workers that are fast enough, and not for the transfer from them."""
-        return max(0.0, self.wait - self.transfer) if self.fast_enough else 0.0
-
-    @property
     def by_items(self) -> bool:
         """Whether how long the items take is why the loop waits."""
         return self.items is not None and bool(self.more or self.none or not self.fast_enough)
@@ -316,7 +311,10 @@ RULES = (
         "loading in the loop itself", "loading", "more workers",
         lambda loading: None if loading.workers else loading.more,
         "{speed}",
-        "DataLoader(…, num_workers={better})  # try more, up to your cores",
+        lambda loading: (
+            f"DataLoader(…, num_workers={loading.better})"
+            f"{'' if loading.items else '  # try more, up to your cores'}"
+        ),
     ),
     Rule(
         "workers slower than none", "loading", "loading without workers",
@@ -378,10 +376,11 @@ RULES = (
 
 def doubt(loading: Loading) -> str | None:
     """Return why to find nothing does not mean that nothing is wrong, or None."""
-    if loading.unexplained / loading.whole < WORTH:
+    unexplained = loading.wait - loading.transfer  # by a transfer from workers that are fast enough
+    if not loading.fast_enough or unexplained / loading.whole < WORTH:
         return None
     why = "what they wait for is not known here"
-    if loading.queued >= loading.unexplained / 2:
+    if loading.queued >= unexplained / 2:
         why = f"for each batch they were ready to work for {milliseconds(loading.queued)} while others had the cores"
     return (
         f"The loop waits {milliseconds(loading.wait)} a step, though its workers are fast enough by themselves and a "

@@ -38,9 +38,9 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
         wait = min(loop.wait, recorded.loading * loop.step)
         loop = replace(loop, wait=wait, usual_wait=min(wait, loop.usual_wait))
     loop = replace(loop, items=sample)
-    host = steps.Host(recorded, loop.work / loop.whole)
-    if sampled := host.steps_to_sample(loop.whole):
-        host = replace(host, sampled=steps.sample(_Epochs(loader), _noted(step), sampled))
+    work = loop.work / loop.whole
+    to_sample = steps.steps_to_sample(recorded, loop.whole, work)
+    host = steps.read(recorded, work, steps.sample(_Epochs(loader), _noted(step), to_sample) if to_sample else None)
     findings = [*device.findings(recorded), *steps.findings(host), *result.findings(loading.RULES, loop)]
     if torch.cuda.is_available() and not recorded.on_device:
         unknown.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")

@@ -12,8 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -158,77 +158,57 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-@dataclass(frozen=True)
-class Host:
-    """What a step asks of the host beside the work of its operators."""
+def read(profile: Profile, work: float = 1.0, sampled: Sampled | None = None) -> SimpleNamespace:
+    """Return what a step asks of the host beside the work of its operators.
 
-    profile: Profile
-    work: float = 1.0  # what is left of a step that does not wait for its batch: a share of the step
-    sampled: Sampled | None = None  # steps, if a loop is there to run
+    `work` is the share of a step in which it does not wait for its batch; `sampled` are steps of the loop, if it is
+    there to run.
+    """
+    # The share that can be gained at most: while a GPU is busy, the host's calls cost nothing
+    limit = min(work, profile.host) if profile.on_device else work
+    operators = _outermost(profile.trace)
+    operators = operators[~operators["name"].str.startswith("autograd::")]  # their calls are PyTorch's own choice
+    optimizer = operators["optimizer"]
+    many = math.inf if profile.on_device else MANY  # a GPU that waits for them is found by its gaps
+    calls = {
+        "optimizer": _often(operators[optimizer], MANY_WEIGHTS * profile.steps),
+        "others": _often(operators[~optimizer], many * profile.steps),
+    }
+    times = {name: float(table[["length", "gap"]].sum().sum()) for name, table in calls.items()}
+    shares = {name: min(us / profile.total, limit) for name, us in times.items()}
+    often = frozenset().union(*(table["name"] for name, table in calls.items() if shares[name] >= SHARE))
+    outside = [
+        Outside(min(each.share * work, limit), min(each.waited * work, limit), each.line)
+        for each in (sampled.outside(often) if sampled else ())
+    ]
+    return SimpleNamespace(
+        steps=profile.steps, sampled=sampled, calls=calls, shares=shares, often=often, outside=outside
+    )
 
-    @property
-    def limit(self) -> float:
-        """The share of a step that can be gained at most: while a GPU is busy, the host's calls cost nothing."""
-        return min(self.work, self.profile.host) if self.profile.on_device else self.work
 
-    def steps_to_sample(self, step_ms: float) -> int:
-        """Return how many steps of so many ms to sample: for some time, and no more operators than can be read.
+def steps_to_sample(profile: Profile, step_ms: float, work: float) -> int:
+    """Return how many steps of so many ms to sample: for some time, and no more operators than can be read.
 
-        It is 0 if operators explain the steps and are not called too often, or if a step is too short.
-        """
-        if step_ms * self.work < LEAST_MS or (self.profile.shares["Other"] < SHARE and not self.often):
-            return 0
-        operators = sum(int(span.events["operator"].sum()) for span in self.profile.trace.spans) / self.profile.steps
-        most = min(MOST_STEPS, MOST_OPERATORS / max(operators, 1), SECONDS * 1e3 / step_ms + 1)
-        return max(LEAST_STEPS, int(most))
+    It is 0 if operators explain the steps and are not called too often, or if a step is too short.
+    """
+    if step_ms * work < LEAST_MS or (profile.shares["Other"] < SHARE and not read(profile, work).often):
+        return 0
+    operators = sum(int(span.events["operator"].sum()) for span in profile.trace.spans) / profile.steps
+    most = min(MOST_STEPS, MOST_OPERATORS / max(operators, 1), SECONDS * 1e3 / step_ms + 1)
+    return max(LEAST_STEPS, int(most))
 
-    @cached_property
-    def operators(self) -> pd.DataFrame:
-        """See `_outermost`; without those that the backward pass calls, which is PyTorch's own choice."""
-        table = _outermost(self.profile.trace)
-        return table[~table["name"].str.startswith("autograd::")]
 
-    @cached_property
-    def weight_by_weight(self) -> pd.DataFrame:
-        """Calls of those operators that an optimizer calls very often, and that are short."""
-        return _often(self.operators[self.operators["optimizer"]], MANY_WEIGHTS * self.profile.steps)
-
-    @cached_property
-    def small(self) -> pd.DataFrame:
-        """Those of the other operators. A GPU that waits for them is found by its gaps: for it there are none."""
-        least = math.inf if self.profile.on_device else MANY * self.profile.steps
-        return _often(self.operators[~self.operators["optimizer"]], least)
-
-    @cached_property
-    def often(self) -> frozenset[str]:
-        """The names of operators of which it is a finding that they are called so often."""
-        tables = [table for table in (self.weight_by_weight, self.small) if self.share(table) >= SHARE]
-        return frozenset().union(*(table["name"] for table in tables))
-
-    @property
-    def outside(self) -> Iterator[Outside]:
-        """What functions of the reader's do while no operator runs, as shares of the whole step."""
-        for outside in self.sampled.outside(self.often) if self.sampled else ():
-            share, waited = (min(part * self.work, self.limit) for part in (outside.share, outside.waited))
-            yield Outside(share, waited, outside.line)
-
-    def share(self, calls: pd.DataFrame) -> float:
-        """Return the share of the step that these calls take, with what is between them."""
-        return min(float(calls[["length", "gap"]].sum().sum() / self.profile.total), self.limit)
-
-    def say(self, calls: pd.DataFrame) -> str:
-        """Say which operators are called how often, the three that take most time, and what line calls them."""
-        table = calls.groupby("name")["length"].agg(["size", "sum"]).sort_values("sum", ascending=False)
-        names = [
-            f"{printable(name)} {round(row['size'] / self.profile.steps):,} times"
-            for name, row in table.head(3).iterrows()
-        ]
-        others = f" and {counted(len(table) - 3, 'other')}" if len(table) > 3 else ""
-        line = self.sampled.line_of(frozenset(calls["name"])) if self.sampled else ""
-        return (
-            f"{', '.join(names)}{others}, {calls['length'].median():.0f} µs each in the median; with what is between "
-            f"them that takes {percent(self.share(calls))} of the time.{f' Mostly at {line}' if line else ''}"
-        )
+def _calls(host: SimpleNamespace, name: str) -> str:
+    """Say which operators are called how often, the three that take most time, and what line calls them."""
+    calls = host.calls[name]
+    table = calls.groupby("name")["length"].agg(["size", "sum"]).sort_values("sum", ascending=False)
+    names = [f"{printable(name)} {round(row['size'] / host.steps):,} times" for name, row in table.head(3).iterrows()]
+    others = f" and {counted(len(table) - 3, 'other')}" if len(table) > 3 else ""
+    line = host.sampled.line_of(frozenset(calls["name"])) if host.sampled else ""
+    return (
+        f"{', '.join(names)}{others}, {calls['length'].median():.0f} µs each in the median; with what is between "
+        f"them that takes {percent(host.shares[name])} of the time.{f' Mostly at {line}' if line else ''}"
+    )
 
 
 def _often(table: pd.DataFrame, least: float) -> pd.DataFrame:
@@ -240,15 +220,15 @@ def _often(table: pd.DataFrame, least: float) -> pd.DataFrame:
 RULES = (
     Rule(
         "an optimizer that goes weight by weight", "host", "fewer launches",
-        lambda host: host.share(host.weight_by_weight),
-        lambda host: f"In a step the optimizer calls {host.say(host.weight_by_weight)}",
+        lambda host: host.shares["optimizer"],
+        lambda host: f"In a step the optimizer calls {_calls(host, 'optimizer')}",
         "SGD(model.parameters(), …, fused=True)  # or foreach=True: all weights at once",
         least=SHARE,
     ),
     Rule(
         "many small operators", "host", "fewer launches",
-        lambda host: host.share(host.small),
-        lambda host: f"A step calls {host.say(host.small)}",
+        lambda host: host.shares["others"],
+        lambda host: f"A step calls {_calls(host, 'others')}",
         "# one call for the whole batch in the place of a loop in Python",
         least=SHARE,
     ),
@@ -267,7 +247,7 @@ RULES_OF_A_FUNCTION = (  # for each `Outside`
 )  # fmt: skip
 
 
-def findings(host: Host) -> Iterator[Finding]:
+def findings(host: SimpleNamespace) -> Iterator[Finding]:
     """Yield what the step asks of the host."""
     yield from result.findings(RULES, host)
     for outside in host.outside:
