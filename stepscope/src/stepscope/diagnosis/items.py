@@ -119,15 +119,17 @@ def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[
 
 
 def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
-    """Load the slow items once more, and return all with the shorter time of both: the machine may have stood still.
+    """Load the slowest items once more, and return all with the shorter time of both: the machine may have stood still.
 
     A stream gives no item twice. A single slow item of it counts as a usual one.
     """
     usual = statistics.median(each.seconds for each in taken)
     least = min(SLOW * usual, usual + SLOW_TIME * _total(taken))
-    slow = {number for number, each in enumerate(taken) if each.seconds > least}
-    if len(slow) > (1 if source.stream else max(1, SLOW_ITEMS * len(taken))):
+    slow = [number for number, each in enumerate(taken) if each.seconds > least]
+    if source.stream and len(slow) > 1:
         return taken
+    slow.sort(key=lambda number: -taken[number].seconds)
+    slow = set(slow[: max(1, int(SLOW_ITEMS * len(taken)))])  # where more are slow, to load all again takes too long
 
     def settled(each: _Taken) -> _Taken:
         seconds = usual if source.stream else _seconds(source.load, each.index)

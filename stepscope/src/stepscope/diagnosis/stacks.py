@@ -90,8 +90,8 @@ class Sampler:
     """Samples the thread that enters it, until that leaves it.
 
     What is outside of the function whose code is `within` has no frames. Afterwards `worked` and `held` are the seconds
-    for which the sampler itself worked, and for which it held the GIL while others had the cores: the thread that it
-    samples may have waited for it.
+    for which the sampler itself worked, and for which others had the cores meanwhile: it may have held the GIL then,
+    and the thread that it samples waited for it.
     """
 
     def __init__(self, within: CodeType, interval: float):
@@ -116,11 +116,10 @@ class Sampler:
         while not self._end.wait(self.interval):
             start, worked = time.perf_counter(), time.thread_time()
             frames = _frames(sys._current_frames().get(thread), self.within)
-            end = time.perf_counter()
-            self.held += max(0.0, end - start - (time.thread_time() - worked))
-            now = waited()
+            end, now = time.perf_counter(), waited()
             self.samples.append(Sample(begin, end, now - before, frames))
             begin, before = end, now
+            self.held += max(0.0, time.perf_counter() - start - (time.thread_time() - worked))
         self.worked = time.thread_time()
 
 
