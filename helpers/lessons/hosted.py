@@ -5,7 +5,7 @@ The notebooks themselves have no such cell: wherever the course was cloned, it w
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import os
 import subprocess
 import sys
@@ -16,13 +16,11 @@ from pathlib import Path
 
 import nbformat
 from packaging.requirements import Requirement
-from packaging.version import InvalidVersion, Version
 
 from helpers import config
 from helpers.lessons import preflight
 from stepscope.base import staging
 
-NOTEBOOKS = config.PROJECT / "notebooks"
 CELL_ID = "get-the-course"
 CELL = """\
 # For Colab and the like: gets the course as it was released, and installs what is missing here. It replaces nothing.
@@ -41,9 +39,6 @@ from helpers.lessons import hosted
 hosted.prepare()"""
 
 
-# ------------------------------------------------------------------------------------------ what the first cell calls
-
-
 def prepare() -> None:
     """Install what the notebooks need and this environment lacks, and say so; replace nothing that is installed.
 
@@ -52,63 +47,35 @@ def prepare() -> None:
     Raises
     ------
     config.CourseError
-        If a package is installed in a version with which the course does not work, or one that is missing cannot be
-        installed beside those that are there.
+        If pip cannot install a package beside those that are there, or one that is there is too old for the course.
     """
     folders = [str(config.PROJECT), str(config.PROJECT / "stepscope" / "src"), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-    wanted = preflight.dependencies()
-    missing = [each for each in wanted if preflight.version(each.name) is None]
-    unfit = [each for each in wanted if each not in missing and not preflight.satisfied(each)]
-    if unfit:
-        needed = " ".join(f"'{_pip(each)}'" for each in unfit)
-        raise config.CourseError(
-            f"The course does not fit {_versions(unfit)}, and replaces nothing by itself: choose a newer runtime, "
-            f"or run  pip install {needed}  and restart the runtime; then run this cell again."
-        )
-    if missing:
-        _install(missing)
-    added = f"Installed: {_versions(missing)}." if missing else "No package was missing."
-    print(f"The course is at {config.PROJECT}. {added}")
-    print("Nothing that was here has changed, so the runtime need not be restarted.")
+    lacking = [package for package in preflight.dependencies() if not preflight.satisfied(package)]
+    if lacking:
+        _install(lacking)
+    print(
+        f"The course is at {config.PROJECT}. Nothing that was here has changed, so the runtime need not be restarted."
+    )
 
 
-def _install(missing: Sequence[Requirement]) -> None:
-    names = ", ".join(each.name for each in missing)
-    print(f"Missing here: {names}. pip installs it, in a minute or less.", flush=True)
+def _install(lacking: Sequence[Requirement]) -> None:
+    wanted = [f"{package.name}{package.specifier}" for package in lacking]
+    print(f"Missing here: {', '.join(wanted)}. pip installs it, in a minute or less.", flush=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory() as folder:
-        pins = Path(folder, "installed.txt")
-        pins.write_text("".join(f"{name}=={found}\n" for name, found in _installed().items()), encoding="utf-8")
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--constraint", pins]
-        process = subprocess.run([*pip, *map(_pip, missing)])
+        installed = Path(folder, "installed.txt")  # with their versions: what pip may not replace
+        installed.write_bytes(subprocess.run([*pip, "list", "--format=freeze"], stdout=subprocess.PIPE).stdout)
+        process = subprocess.run([*pip, "install", "--quiet", "--constraint", installed, *wanted])
     if process.returncode:
+        unfit = [f"{package.name} {found}" for package in lacking if (found := preflight.version(package.name))]
+        quoted = " ".join(f"'{package}'" for package in wanted)
         raise config.CourseError(
-            f"pip could not install {names} beside what is here; above it says why. Is there internet?"
+            f"pip could not install {', '.join(wanted)} beside what is here; above it says why. Is there internet? "
+            f"Here, and too old: {', '.join(unfit) or 'no package'}. For such a package choose a newer runtime, or "
+            f"run  pip install {quoted}  and restart the runtime; then run this cell again."
         )
     importlib.invalidate_caches()
-
-
-def _pip(wanted: Requirement) -> str:
-    return f"{wanted.name}{wanted.specifier}"
-
-
-def _versions(packages: Sequence[Requirement]) -> str:
-    return ", ".join(f"{each.name} {preflight.version(each.name)}" for each in packages)
-
-
-def _installed() -> dict[str, str]:
-    """Every installed package with its version: what pip may not replace."""
-    found = {}
-    for each in importlib.metadata.distributions():
-        try:
-            Version(each.version)
-        except (InvalidVersion, TypeError):  # packages of the system have versions that pip refuses to read
-            continue
-        found.setdefault(each.name, each.version)  # as for imports, the first on the path
-    return found
-
-
-# --------------------------------------------------------------------------------------------------------- the copies
 
 
 def write_copies(folder: str | Path) -> list[Path]:
@@ -131,7 +98,7 @@ def write_copies(folder: str | Path) -> list[Path]:
         )
     cell = CELL.format(name=_project()["name"], release=release(), repository=config.REPOSITORY)
     copies = []
-    for path in sorted(NOTEBOOKS.glob("[0-9][0-9]-*.ipynb")):
+    for path in sorted((config.PROJECT / "notebooks").glob("[0-9][0-9]-*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         notebook.cells.insert(0, nbformat.v4.new_code_cell(cell, id=CELL_ID))
         copies.append(Path(folder, path.name))
