@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import datetime
 import random
-import statistics
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -23,7 +21,10 @@ from stepscope.timing.comparison import FASTER, NOISY, SAME, SLOWER, outcome
 FILE = "scoreboard.jsonl"
 TEMPLATE = Path(__file__).with_name("class_page.html")
 APART = 1.5  # two readers disagree if even the nearer ends of their intervals are so many times apart
-Class = Mapping[str, Sequence[scoreboard.Result]]
+COLUMNS = [
+    "reader", "rung", "rate", "date", "machine", "PyTorch", "preset", "images",
+    "change", "outcome", "ratio", "lowest", "highest",
+]  # fmt: skip
 
 
 def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
@@ -41,42 +42,32 @@ def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
     Returns
     -------
     list of str
-        What was left out, and why: a line a file or a line of it that holds no result.
+        What was left out, and why: a line a file or a line of it that holds no result. The page has their number only.
 
     Raises
     ------
     config.CourseError
     """
-    paths = _paths(Path(folder))
-    shown = {name: name for name in paths}
-    if anonymous:
-        shuffled = random.SystemRandom().sample(list(paths), len(paths))
-        shown = {name: f"reader {number}" for number, name in enumerate(shuffled, 1)}
-    readers, refused, refused_here = {}, [], []
-    for name, title in shown.items():
-        readers[title], errors = _read(paths[name])
-        refused += [printable(error) for error in errors]
-        if anonymous:  # what stands in a foreign line may be a name
-            errors = [f"{title}: {counted(len(errors), 'line')} without a result"] if errors else []
-        refused_here += [error.replace(str(paths[name]), f"{title}, {FILE}") for error in errors]
-    staging.write(out, _page(readers, refused_here))
-    return refused
-
-
-def _paths(folder: Path) -> dict[str, Path]:
-    """Return each scoreboard by its reader's name: its folder in `folder`, with those below if it has two."""
-    found = sorted(path for path in folder.rglob(FILE) if not staging.is_staging(path))
-    if not found:
+    folder = Path(folder)
+    paths = sorted(path for path in folder.rglob(FILE) if not staging.is_staging(path))
+    if not paths:
         what = "a folder without any" if folder.is_dir() else "no such folder"
         raise config.CourseError(
             f"{folder}: expected a folder for each reader with a {FILE} in it, and found {what}. Collect the files "
             "from everybody's COURSE_RUNS, each into a folder named after its reader."
         )
-    parts = [path.parent.relative_to(folder).parts or (folder.resolve().name,) for path in found]
-    firsts = [each[0] for each in parts]
-    return {
-        each[0] if firsts.count(each[0]) == 1 else "/".join(each): path for each, path in zip(parts, found, strict=True)
-    }
+    names = [path.parent.relative_to(folder).as_posix() for path in paths]
+    if anonymous:
+        random.SystemRandom().shuffle(paths)
+        names = [f"reader {number}" for number in range(1, len(paths) + 1)]
+    results, refused, left_out = {}, [], []
+    for name, path in zip(names, paths, strict=True):
+        results[name], errors = _read(path)
+        refused += [printable(error) for error in errors]
+        if errors:  # only how many: what stands in a foreign line may be a name
+            left_out.append(f"{name}: {counted(len(errors), 'line')} without a result")
+    staging.write(out, _page(results, left_out))
+    return refused
 
 
 def _read(path: Path) -> tuple[list[scoreboard.Result], list[str]]:
@@ -97,72 +88,67 @@ def _read(path: Path) -> tuple[list[scoreboard.Result], list[str]]:
     return [latest[rung] for rung in sorted(latest)], errors
 
 
-def _page(readers: Class, refused: list[str]) -> str:
-    table = _ratios(readers)
-    rungs = sorted({result.rung for results in readers.values() for result in results})
-    rates = {name: {each.rung: f"{each.rate.mean:,.0f}" for each in own} for name, own in readers.items()}
-    machines = {name: {} for name in readers}  # of each reader, with the images that were trained on there
-    for name, result in ((name, result) for name, own in readers.items() for result in own):
-        machines[name].setdefault((_machine(result), result.torch, result.preset), {})[result.data] = None
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+def _page(results: dict[str, list[scoreboard.Result]], left_out: list[str]) -> str:
+    rows = [_row(name, result) for name, own in results.items() for result in own]
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    compared = table.dropna(subset="ratio").sort_values("rung", kind="stable").assign(rung=lambda rows: rows["change"])
+    of_readers = table.groupby("reader")
+    progress = pd.DataFrame({"rungs": of_readers.size(), "latest result": of_readers["date"].max()}).reindex(results)
+    progress["rungs"] = [f"{number:.0f} of {table['rung'].nunique()}" for number in progress["rungs"].fillna(0)]
+    rates = table.pivot(index="rung", columns="reader", values="rate")
+    machines = table[["reader", "machine", "PyTorch", "preset", "images"]].drop_duplicates()
+    by_change = compared.groupby("rung", sort=False)
+    return jinja2.Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE.read_text("utf-8")).render(
         date=datetime.date.today().isoformat(),
-        readers=readers,
-        rungs=rungs,
-        rates=rates,
-        figure=figures.ratios(table)._repr_html_() if len(table) else "",
-        outcomes=(FASTER, SLOWER, SAME, NOISY),
-        counts=[_counts(rung, own) for rung, own in table.groupby("rung", sort=False)],
-        questions=[question for rung, own in table.groupby("rung", sort=False) for question in _questions(rung, own)],
-        machines=machines,
-        refused=refused,
-    )
+        readers=len(results),
+        progress=_html(progress.rename_axis("reader").reset_index()),
+        figure=figures.ratios(compared.reset_index())._repr_html_() if len(compared) else "",
+        gains=_html(pd.DataFrame([_gain(change, own) for change, own in by_change])),
+        questions=[question for change, own in by_change for question in _questions(change, own)],
+        rates=_html(rates.rename_axis(columns=None).reset_index()),
+        machines=_html(machines),
+        refused=left_out,
+    )  # fmt: skip
 
 
-def _ratios(readers: Class) -> pd.DataFrame:
-    """Return a row for each result with a ratio, in the order of the rungs."""
-    rows = [
-        {
-            "rung": f"{result.rung} to {scoreboard.against(result)}",
-            "reader": name,
-            "machine": _machine(result),
-            "ratio": result.ratio.mean,
-            "lowest": result.ratio.lowest,
-            "highest": result.ratio.highest,
-            "outcome": outcome(result.ratio),
-        }
-        for name, results in readers.items()
-        for result in results
-        if result.ratio is not None
-    ]
-    columns = ["rung", "reader", "machine", "ratio", "lowest", "highest", "outcome"]
-    return pd.DataFrame(rows, columns=columns).sort_values("rung", kind="stable", ignore_index=True)
-
-
-def _machine(result: scoreboard.Result) -> str:
-    return f"{result.device}, {counted(result.cores, 'core')}"
-
-
-def _counts(rung: str, own: pd.DataFrame) -> dict:
-    spread = {"median": statistics.median(own["ratio"]), "lowest": own["ratio"].min(), "highest": own["ratio"].max()}
-    return {"rung": rung, "readers": len(own), **own["outcome"].value_counts()} | {
-        name: f"{digits(value)}×" for name, value in spread.items()
+def _row(reader: str, result: scoreboard.Result) -> dict[str, object]:
+    row = {
+        "reader": reader,
+        "rung": result.rung,
+        "rate": f"{result.rate.mean:,.0f}",
+        "date": result.date[:16].replace("T", " "),
+        "machine": f"{result.device}, {counted(result.cores, 'core')}",
+        "PyTorch": result.torch,
+        "preset": result.preset,
+        "images": result.data,
     }
+    if result.ratio is not None:
+        row |= {"change": f"{result.rung} to {scoreboard.against(result)}", "outcome": outcome(result.ratio)}
+        row |= {"ratio": result.ratio.mean, "lowest": result.ratio.lowest, "highest": result.ratio.highest}
+    return row
 
 
-def _questions(rung: str, own: pd.DataFrame) -> list[str]:
-    """Return what to discuss about a rung: where readers disagree, or nobody gains, or most do not know."""
-    faster, slower, noisy = (own[own["outcome"] == name] for name in (FASTER, SLOWER, NOISY))
+def _gain(change: str, own: pd.DataFrame) -> dict[str, object]:
+    """Return a row of the table of gains: how many readers had which outcome, and their ratios."""
+    counts = own["outcome"].value_counts().reindex([FASTER, SLOWER, SAME, NOISY]).astype("Int64")
+    spread = own["ratio"].agg(["median", "min", "max"]).rename({"min": "lowest", "max": "highest"})
+    return {"rung": change, "readers": len(own), **counts, **spread.map(lambda ratio: f"{digits(ratio)}×")}
+
+
+def _html(table: pd.DataFrame) -> str:
+    with pd.option_context("display.max_colwidth", None):  # or long cells end with dots
+        return table.to_html(index=False, border=0, na_rep="–")
+
+
+def _questions(change: str, own: pd.DataFrame) -> list[str]:
+    """Return what to discuss about a change: readers who gain beside readers who lose, or who gain far more."""
     low, high = own.loc[own["highest"].idxmin()], own.loc[own["lowest"].idxmax()]
-    if len(faster) and len(slower):
-        return [f"{rung}: faster for {_who(faster)}; slower for {_who(slower)}. What differs between them?"]
+    if {FASTER, SLOWER} <= set(own["outcome"]):
+        who = "; ".join(f"{name} for {_who(own[own['outcome'] == name])}" for name in (FASTER, SLOWER))
+        return [f"{change}: {who}. What differs between them?"]
     if high["lowest"] > APART * low["highest"]:
         ends = (f"{digits(end['ratio'])}× for {end['reader']} ({end['machine']})" for end in (low, high))
-        return [f"{rung}: {', but '.join(ends)}. What limits each of them?"]
-    if 1 < len(own) == len(slower):
-        return [f"{rung}: slower for all {len(own)} who measured it. When would it be faster?"]
-    if 1 < len(own) < 2 * len(noisy):
-        return [f"{rung}: too noisy to say for {len(noisy)} of {len(own)}. What else ran meanwhile?"]
+        return [f"{change}: {', but '.join(ends)}. What limits each of them?"]
     return []
 
 
