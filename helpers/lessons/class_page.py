@@ -130,7 +130,7 @@ def _row(reader: str, result: scoreboard.Result) -> dict[str, object]:
 
 def _gain(change: str, own: pd.DataFrame) -> dict[str, object]:
     """Return a row of the table of gains: how many readers had which outcome, and their ratios."""
-    counts = own["outcome"].value_counts().reindex([FASTER, SLOWER, SAME, NOISY]).astype("Int64")
+    counts = own["outcome"].value_counts().reindex([FASTER, SLOWER, SAME, NOISY], fill_value=0)
     spread = own["ratio"].agg(["median", "min", "max"]).rename({"min": "lowest", "max": "highest"})
     return {"rung": change, "readers": len(own), **counts, **spread.map(lambda ratio: f"{digits(ratio)}×")}
 

@@ -72,11 +72,13 @@ def test_outcomes_are_counted_by_rung_and_baseline(add, write):
     add("b", "04 bytes", 50, 50, before=[100, 101])
     add("c", "04 bytes", 100, 100, before=[100, 100])
     add("d", "04 bytes", 100, 400, before=[200, 100])
+    add("d", "05 photos", 300, 301, before=[100, 100])
     page, *_ = write()
-    header, row = rows(page, "What each change gained")
+    header, row, other = rows(page, "What each change gained")
     assert header[1:6] == ["readers", "faster", "slower", "equal", "too noisy to say"]
     assert row[:6] == ["04 bytes to “before”", "4", "1", "1", "1", "1"]
     assert row[6:] == ["1.21×", "0.50×", "2.00×"]  # (√2 + 1) / 2 is the median
+    assert other[1:6] == ["1", "1", "0", "0", "0"]
 
 
 @pytest.mark.parametrize(
