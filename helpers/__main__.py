@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 try:
     from stepscope import __main__ as stepscope
@@ -15,41 +17,48 @@ except ImportError:  # also where only the folder of that name is found
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status: 0, or 1 if there is a problem."""
     parser = argparse.ArgumentParser(prog="python -m helpers", description="What the course offers in a shell.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser("check", help="is this machine ready, and how long will the course take?")
-    check.add_argument("--people", type=_people, metavar="N", help="instead, is it ready for so many people at once?")
-    prepare = commands.add_parser("prepare", help="get the images, or check those that are there")
-    prepare.add_argument("--verify", action="store_true", help="then also read every byte of them")
-    run = commands.add_parser("run", help="execute all notebooks and write them as HTML pages")
-    run.add_argument("--record-times", action="store_true", help="store how long they took, for the estimate of check")
-    site = commands.add_parser("site", help="build the course as web pages; execute the notebooks that have no outputs")
-    site.add_argument("--out", metavar="DIR", help="folder of the site (default: site); an earlier site is replaced")
-    record = commands.add_parser("record", help="execute the notebooks several times, as a reference for others")
-    record.add_argument("notebooks", metavar="NN", nargs="*", help="only these, such as 08 09 (default: all)")
-    record.add_argument("--out", metavar="DIR", required=True, help="folder to write; an interrupted recording goes on")
-    record.add_argument("--processes", type=int, default=3, metavar="N", help="how often each is executed (default: 3)")
-    tour = commands.add_parser("tour", help="record the trace that the guided tour in notebook 01 goes through")
-    tour.add_argument("--out", metavar="DIR", required=True, help="folder to write; an earlier tour is replaced")
-    commands.add_parser("ladder", help="print the results so far")
-    exercise = commands.add_parser("exercise", help="write a training script with six faults, as in notebook 14")
-    exercise.add_argument("--seed", type=int, required=True, help="any number; each stands for other faults")
+    commands = parser.add_subparsers(required=True)
+
+    def command(function: Callable[[argparse.Namespace], int], text: str) -> Callable[..., argparse.Action]:
+        name = function.__name__.strip("_")
+        added = commands.add_parser(name, help=text)
+        added.set_defaults(command=function)
+        return added.add_argument
+
+    option = command(_check, "is this machine ready, and how long will the course take?")
+    option("--people", type=_people, metavar="N", help="instead, is it ready for so many people at once?")
+    option = command(_prepare, "get the images, or check those that are there")
+    option("--verify", action="store_true", help="then also read every byte of them")
+    option = command(_run, "execute all notebooks and write them as HTML pages")
+    option("--record-times", action="store_true", help="store how long they took, for the estimate of check")
+    option = command(_site, "build the course as web pages; execute the notebooks that have no outputs")
+    option("--out", metavar="DIR", type=Path, help="folder of the site (default: site); an earlier site is replaced")
+    option = command(_record, "execute the notebooks several times, as a reference for others")
+    option("notebooks", metavar="NN", nargs="*", help="only these, such as 08 09 (default: all)")
+    option("--out", metavar="DIR", type=Path, required=True, help="folder to write; an interrupted recording goes on")
+    option("--processes", type=int, default=3, metavar="N", help="how often each is executed (default: 3)")
+    option = command(_tour, "record the trace that the guided tour in notebook 01 goes through")
+    option("--out", metavar="DIR", required=True, help="folder to write; an earlier tour is replaced")
+    command(_ladder, "print the results so far")
+    option = command(_exercise, "write a training script with six faults, as in notebook 14")
+    option("--seed", type=int, required=True, help="any number; each stands for other faults")
     groups = "a script for each group of a class, of other faults; 1 to 99 groups"
-    exercise.add_argument("--groups", type=int, choices=range(1, 100), metavar="N", help=groups)
-    exercise.add_argument("--out", metavar="PATH", required=True, help="the script to write; with --groups a folder")
-    grade = commands.add_parser("grade", help="time a fixed script of `exercise`, and check that it trains the same")
-    grade.add_argument("--seed", type=int, required=True, help="the number that it was drawn with")
-    grade.add_argument("path", metavar="FILE", help="the script")
-    class_ = commands.add_parser("class", help="write a page with the results of a whole class")
-    class_.add_argument("folder", metavar="FOLDER", help="with a folder for each reader that holds a scoreboard.jsonl")
-    class_.add_argument("--out", metavar="FILE", default="class.html", help="the page to write (default: class.html)")
-    class_.add_argument("--anonymous", action="store_true", help="leave out the names, and shuffle the readers")
-    slides = commands.add_parser("slides", help="draw figures for slides, and a page with what to say to each")
-    slides.add_argument("--out", metavar="DIR", required=True, help="folder to write; earlier slides are replaced")
-    colab = commands.add_parser("colab", help="write copies of the notebooks that get the course where they are opened")
-    colab.add_argument("--out", metavar="DIR", required=True, help="folder to write; notebooks there are replaced")
+    option("--groups", type=int, choices=range(1, 100), metavar="N", help=groups)
+    option("--out", metavar="PATH", required=True, help="the script to write; with --groups a folder")
+    option = command(_grade, "time a fixed script of `exercise`, and check that it trains the same")
+    option("--seed", type=int, required=True, help="the number that it was drawn with")
+    option("path", metavar="FILE", help="the script")
+    option = command(_class, "write a page with the results of a whole class")
+    option("folder", metavar="FOLDER", help="with a folder for each reader that holds a scoreboard.jsonl")
+    option("--out", metavar="FILE", default="class.html", help="the page to write (default: class.html)")
+    option("--anonymous", action="store_true", help="leave out the names, and shuffle the readers")
+    option = command(_slides, "draw figures for slides, and a page with what to say to each")
+    option("--out", metavar="DIR", required=True, help="folder to write; earlier slides are replaced")
+    option = command(_colab, "write copies of the notebooks that get the course where they are opened")
+    option("--out", metavar="DIR", required=True, help="folder to write; notebooks there are replaced")
     options = parser.parse_args(arguments)
     try:
-        return stepscope.run(_COMMANDS[options.command], options, "helpers")
+        return stepscope.run(options.command, options, "helpers")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("helpers", "stepscope"):
             raise
@@ -99,13 +108,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _site(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from helpers import config
     from helpers.data import cifar10
     from helpers.lessons import site
 
-    out = Path(options.out or config.PROJECT / "site")
+    out = options.out or config.PROJECT / "site"
     site.refresh(cifar10.prepare().source)
     site.build(out)
     print(f"The site is in {out}: open {out / 'index.html'} in a browser.")
@@ -113,13 +120,11 @@ def _site(options: argparse.Namespace) -> int:
 
 
 def _record(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from helpers.lessons import execute, recording
 
     chosen = [path for path in execute.all_notebooks() if not options.notebooks or path.stem[:2] in options.notebooks]
     failed = recording.record(options.out, chosen, options.processes)
-    print((Path(options.out) / "README.md").read_text(encoding="utf-8"))
+    print((options.out / "README.md").read_text(encoding="utf-8"))
     print(*failed, sep="\n", file=sys.stderr)
     return 1 if failed else 0
 
@@ -185,21 +190,6 @@ def _colab(options: argparse.Namespace) -> int:
     print(f"{len(copies)} notebooks that get the course of {hosted.release()} are in {options.out}.")
     return 0
 
-
-_COMMANDS = {
-    "check": _check,
-    "prepare": _prepare,
-    "run": _run,
-    "site": _site,
-    "record": _record,
-    "tour": _tour,
-    "ladder": _ladder,
-    "exercise": _exercise,
-    "grade": _grade,
-    "class": _class,
-    "slides": _slides,
-    "colab": _colab,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from helpers import config
 from helpers.lessons import execute, preflight
-from helpers.lessons.preflight import GB, Report, Row
+from helpers.lessons.preflight import GB, Report, Row, room
 from stepscope.base import machine
 
 # What one reader needs at the most. Measured on two cores with the preset ci: all processes of a notebook took 1.5 GB
@@ -33,7 +32,9 @@ def check(people: int) -> Report:
     runs = f"{config.runs_dir()} here; each person needs a clone of the course, or a COURSE_RUNS, of their own"
     rows = [Row("People", f"{people} {where}"), _cores(people, cores), _threads(people, cores), _memory(people)]
     if SHARED_MEMORY.is_dir():
-        rows += [_shared_memory(people)]
+        free, needed = shutil.disk_usage(SHARED_MEMORY).free, people * READER_SHARED_MEMORY
+        remedy = f"start the container with  --shm-size={needed / GB:.0f}g"
+        rows.append(room("/dev/shm", free, needed, "loader workers will crash with a bus error", remedy))
     rows += [_processes(people), _disk(people), _images(people), Row("Runs", runs), _gpu(people), _time(people, cores)]
     return Report(tuple(rows))
 
@@ -47,18 +48,15 @@ def _cores(people: int, cores: float) -> Row:
 
 def _fewer(people: int, fit: float) -> str:
     fit = max(1, int(fit))
-    return (
-        f"at most {fit} at a time: groups share a screen, or some run while the others write code; or "
-        f"{math.ceil(people / fit)} machines like this one"
-    )
+    machines = f"{math.ceil(people / fit)} machines like this one"
+    return f"at most {fit} at a time: groups share a screen, or some run while the others write code; or {machines}"
 
 
 def _threads(people: int, cores: float) -> Row:
-    own, each = _threads_of_one(cores), max(1, int(cores / people))
-    source = "as OMP_NUM_THREADS says" if "OMP_NUM_THREADS" in os.environ else "one a core"
-    problem = f"together {own * people} on {cores:g} cores: threads wait for each other" if own > each else ""
-    remedy = f"in everybody's environment:  export OMP_NUM_THREADS={each}"
-    return Row("Threads", f"a training starts {own} ({source})", problem, remedy)
+    own, fit = _threads_of_one(cores), max(1, int(cores / people))
+    problem = f"together {own * people} on {cores:g} cores: threads wait for each other" if own > fit else ""
+    remedy = f"in everybody's environment:  export OMP_NUM_THREADS={fit}"
+    return Row("Threads", f"a training starts {own}: OMP_NUM_THREADS, or one a core", problem, remedy)
 
 
 def _threads_of_one(cores: float) -> int:
@@ -68,15 +66,9 @@ def _threads_of_one(cores: float) -> int:
 
 def _memory(people: int) -> Row:
     available = preflight.available_memory()
-    problem = "the system will kill kernels, with no other word than that they died"
     remedy = f"{_fewer(people, available / READER_MEMORY)}; shut down each kernel when its notebook is done"
-    return _room("Memory", available, people * READER_MEMORY, problem, remedy)
-
-
-def _shared_memory(people: int) -> Row:
-    free, needed = shutil.disk_usage(SHARED_MEMORY).free, people * READER_SHARED_MEMORY
-    remedy = f"start the container with  --shm-size={needed / GB:.0f}g"
-    return _room("/dev/shm", free, needed, "loader workers will crash with a bus error", remedy)
+    problem = "the system will kill kernels, with no other word than that they died"
+    return room("Memory", available, people * READER_MEMORY, problem, remedy)
 
 
 def _disk(people: int) -> Row:
@@ -84,52 +76,26 @@ def _disk(people: int) -> Row:
     free = shutil.disk_usage(preflight.existing_part(config.runs_dir())).free
     needed = people * READER_RUNS[preset] + (0 if any(preflight.manifests()) else preflight.LEAST_DISK)
     problem = f"too little for everybody's runs with the preset {preset}"
-    return _room("Disk", free, needed, problem, "put each COURSE_RUNS on another disk; or a smaller COURSE_PRESET")
-
-
-def _room(name: str, free: float, needed: float, problem: str, remedy: str) -> Row:
-    value = f"{free / GB:.1f} GB free, {needed / GB:.1f} GB needed at the most"
-    return Row(name, value, problem if free < needed else "", remedy)
+    return room("Disk", free, needed, problem, "put each COURSE_RUNS on another disk; or a smaller COURSE_PRESET")
 
 
 def _processes(people: int) -> Row:
-    limits = {"pids.max": [int(each) for each in machine.control_group_limits("pids.max") if each != "max"]}
-    try:
-        import resource
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-        limits["ulimit -u"] = [soft] if soft != resource.RLIM_INFINITY else []
-    except ImportError:  # Windows has no such limit
-        pass
+    limits = [int(limit) for limit in machine.control_group_limits("pids.max") if limit != "max"]
     needed = people * READER_PROCESSES * (3 + _threads_of_one(machine.cores()))
-    lowest = {name: min(values) for name, values in limits.items() if values}
-    value = ", ".join(f"{name} {limit:,}" for name, limit in lowest.items()) or "no limit"
-    value += f"; {needed:,} needed at the most, threads included"
-    problem = "kernels and workers will fail to start" if min(lowest.values(), default=needed) < needed else ""
-    remedy = "raise it for the container (--pids-limit) or the account that all share; fewer OMP_NUM_THREADS"
-    return Row("Processes", value, problem, remedy)
+    value = f"{needed:,} needed at the most, threads included; pids.max {min(limits, default='has no limit')}"
+    problem = "kernels and workers will fail to start" if min(limits, default=needed) < needed else ""
+    return Row("Processes", value, problem, "raise the container's limit (--pids-limit); fewer OMP_NUM_THREADS")
 
 
 def _images(people: int) -> Row:
     folder = config.data_dir()
     problem, remedy = "", "python -m helpers prepare"
+    closed = [path for path in (folder, *folder.parents) if path.exists() and not path.stat().st_mode & 0o011]
     if not any(preflight.manifests()):
         problem = "not prepared: the first to start makes them, all others wait"
-    elif people > 1 and (closed := _closed_to_others([*reversed(folder.parents), folder])):
-        problem = f"other accounts cannot read {closed}"
-        remedy = f"chmod -R a+rX {folder}" if closed == folder else f"chmod a+x {closed}, or another COURSE_DATA"
+    elif people > 1 and closed:
+        problem, remedy = f"other accounts cannot enter {closed[0]}", f"chmod a+rX {closed[0]}, or another COURSE_DATA"
     return Row("Images", f"{folder}: prepared once, for everybody who has COURSE_DATA={folder}", problem, remedy)
-
-
-def _closed_to_others(way: Sequence[Path]) -> Path | None:
-    """Return the first of nested folders that keeps out its group and all others; None, too, on Windows."""
-    if os.name == "nt":
-        return None
-    for path in way:
-        needed = 0o5 if path == way[-1] else 0o1
-        if all((path.stat().st_mode >> bits) & needed != needed for bits in (0, 3)):
-            return path
-    return None
 
 
 def _gpu(people: int) -> Row:
@@ -138,9 +104,8 @@ def _gpu(people: int) -> Row:
     count, (free, _) = torch.cuda.device_count(), torch.cuda.mem_get_info()
     value = f"{count} for {people}; of the first one {free / GB:.0f} GB are free"
     problem = "who times at the same moment times the others, too" if count < people else ""
-    return Row(
-        "GPU", value, problem, "a MIG instance for each, or a queue: see notebooks/teaching.md, One GPU for a class"
-    )
+    remedy = "a MIG instance for each, or a queue: see notebooks/teaching.md, One GPU for a class"
+    return Row("GPU", value, problem, remedy)
 
 
 def _time(people: int, cores: float) -> Row:

@@ -64,8 +64,8 @@ class Report:
 
     def __str__(self) -> str:
         width = max(len(row.name) for row in self.rows)
-        lines = []
         wrap = textwrap.TextWrapper(110, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
+        lines = []
         for row in self.rows:
             lines += wrap.wrap(f"{row.name:{width}}  {row.value}")
             if row.problem:
@@ -73,12 +73,12 @@ class Report:
         return "\n".join([*lines, "", self._summary()])
 
     def _repr_html_(self) -> str:
-        cells = []
+        lines = []
         for row in self.rows:
             name, value, problem, remedy = map(html.escape, (row.name, row.value, row.problem, row.remedy))
             wrong = f"<br><b>Problem: {problem}</b><br>→ {remedy}" if problem else ""
-            cells += ["<tr>", *(f'<td style="text-align: left">{cell}</td>' for cell in (name, value + wrong)), "</tr>"]
-        return f"<table>{''.join(cells)}</table><p><b>{html.escape(self._summary())}</b></p>"
+            lines.append(f"<tr><th>{name}</th><td style='text-align: left'>{value}{wrong}</td></tr>")
+        return f"<table>{''.join(lines)}</table><p><b>{html.escape(self._summary())}</b></p>"
 
     def _summary(self) -> str:
         if not self.problems:
@@ -151,19 +151,15 @@ def _cores() -> Iterator[Row]:
 
 
 def _memory() -> Iterator[Row]:
-    available = available_memory()
-    problem = f"under {LEAST_MEMORY / GB:.0f} GB" if available < LEAST_MEMORY else ""
-    yield Row("Memory", f"{available / GB:.1f} GB available here", problem, "shut down kernels and programs not in use")
+    remedy = "shut down kernels and programs not in use"
+    yield room("Memory", available_memory(), LEAST_MEMORY, "too little for a notebook and its workers", remedy)
 
 
 def _shared_memory() -> Iterator[Row]:
-    folder = Path("/dev/shm")
-    if not folder.is_dir():
-        return
-    size = shutil.disk_usage(folder).total
-    small = "loader workers send batches to the main process through it, and will crash with a bus error"
-    problem = small if size < LEAST_SHARED_MEMORY else ""
-    yield Row("/dev/shm", f"{size / GB:.2f} GB", problem, "start the container with  --shm-size=2g")
+    if Path("/dev/shm").is_dir():
+        free = shutil.disk_usage("/dev/shm").free
+        problem = "loader workers send batches to the main process through it, and will crash with a bus error"
+        yield room("/dev/shm", free, LEAST_SHARED_MEMORY, problem, "start the container with  --shm-size=2g")
 
 
 def _disk() -> Iterator[Row]:
@@ -173,12 +169,15 @@ def _disk() -> Iterator[Row]:
     ):
         existing = existing_part(folder)
         free = shutil.disk_usage(existing).free
-        problem = ""
-        if not prepared and not os.access(existing, os.W_OK):
-            problem = f"{existing} is not writable"
-        elif not prepared and free < LEAST_DISK:
-            problem = f"under {LEAST_DISK / GB:.0f} GB"
+        fits = prepared or (free >= LEAST_DISK and os.access(existing, os.W_OK))
+        problem = "" if fits else f"{existing} is not writable, or has under {LEAST_DISK / GB:.0f} GB"
         yield Row(name, f"{free / GB:.1f} GB free at {folder}", problem, f"set {variable} to a folder on another disk")
+
+
+def room(name: str, free: float, needed: float, problem: str, remedy: str) -> Row:
+    """Return the row of what has `free` bytes, of which `needed` are needed at the most."""
+    value = f"{free / GB:.2f} GB free, {needed / GB:.2f} GB needed at the most"
+    return Row(name, value, problem if free < needed else "", remedy)
 
 
 def existing_part(folder: Path) -> Path:

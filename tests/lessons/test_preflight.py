@@ -1,9 +1,7 @@
 import os
-import shutil
 import subprocess
 import sys
 from collections import namedtuple
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +9,7 @@ from helpers import __main__ as shell
 from helpers import config
 from helpers.data import cifar10
 from helpers.lessons import execute, preflight
-from stepscope.base import machine, staging
+from stepscope.base import machine
 
 
 @pytest.fixture
@@ -54,19 +52,6 @@ def test_a_plugin_that_cannot_be_corrected_is_a_problem(folders, monkeypatch):
     assert "torch-tb-profiler==0.4.3" in found.problem and "0.4.4 (the course was tested with 0.4.3)" in found.value
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot restrict a process to some cores")
-def test_the_check_counts_the_cores_that_this_process_may_use(folders):
-    code = """
-import os
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from helpers.lessons import execute, preflight
-row = next(preflight._cores())
-print(row.value, row.problem)
-"""
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.startswith("1 of the machine's") and "share one core" in output
-
-
 def test_a_small_shared_memory_is_a_problem_with_a_remedy(folders, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: usage(64e6, 0, 64e6))
@@ -90,18 +75,17 @@ def job(tmp_path, monkeypatch):
     return limit
 
 
-def test_too_little_memory_in_a_job_is_a_problem(folders, job):
-    job("memory.max", 1_000_000_000)
-    found = row("Memory")
-    assert "1.0 GB" in found.value and found.problem and found.remedy
-
-
-def test_a_quota_below_the_cores_is_shown(folders, job, monkeypatch):
+def test_the_limits_of_a_job_count(folders, job, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    job("memory.max", 1_000_000_000)
     job("cpu.max", "150000 100000", step="max 100000")
-    found = row("Cores")
-    assert "time of 1.5" in found.value and found.problem
+    assert "1.00 GB" in row("Memory").value and row("Memory").problem and row("Memory").remedy
+    assert "time of 1.5" in row("Cores").value and row("Cores").problem
     assert machine.cores() == 2
+    job("memory.max", "max")
+    job("cpu.max", "max 100000", step="max 100000")
+    assert "1.00 GB" not in row("Memory").value and "limited" not in row("Cores").value
+    assert machine.cores() == 64
 
 
 def test_a_container_sees_its_own_limits_at_the_root(folders, job):
@@ -109,12 +93,6 @@ def test_a_container_sees_its_own_limits_at_the_root(folders, job):
     (machine.CONTROL_GROUPS / "cpu.max").write_text("50000 100000\n")
     assert "time of 0.5" in row("Cores").value
     assert machine.cores() == 1
-
-
-def test_no_limit_is_no_problem(folders, job):
-    job("memory.max", "max")
-    job("cpu.max", "max 100000", step="max 100000")
-    assert "limited" not in row("Memory").value + row("Cores").value
 
 
 @pytest.fixture
@@ -127,16 +105,11 @@ def unusable_gpu(monkeypatch):
     return lambda cuda: monkeypatch.setattr(preflight, "_nvidia", lambda: ("535.1", cuda, ["NVIDIA A100"]))
 
 
-def test_a_driver_that_is_too_old_is_a_problem_with_a_remedy(folders, unusable_gpu):
-    unusable_gpu(12)
+@pytest.mark.parametrize(("cuda", "problem", "remedy"), [(12, "13.2", "TORCH_BACKEND"), (13, "hidden", "CUDA_VIS")])
+def test_a_gpu_that_torch_does_not_find_is_named_with_what_is_in_its_way(folders, unusable_gpu, cuda, problem, remedy):
+    unusable_gpu(cuda)
     found = row("GPU")
-    assert "A100" in found.value and "535.1" in found.value
-    assert "13.2" in found.problem and "TORCH_BACKEND" in found.remedy
-
-
-def test_a_gpu_that_is_hidden_from_torch_is_not_blamed_on_its_driver(folders, unusable_gpu):
-    unusable_gpu(13)
-    assert "hidden" in row("GPU").problem and "CUDA_VISIBLE_DEVICES" in row("GPU").remedy
+    assert "A100" in found.value and "535.1" in found.value and problem in found.problem and remedy in found.remedy
 
 
 def test_a_driver_that_does_not_answer_is_a_problem(folders, monkeypatch):
@@ -176,20 +149,10 @@ def test_damaged_images_are_a_problem_with_a_remedy(folders):
     assert "manifest.json" in found.problem and "delete" in found.remedy
 
 
-def test_prepared_images_are_named_with_their_source(folders):
-    cifar10.prepare(drawn=(20, 10), download=False)
+def test_prepared_images_are_named_with_their_source_and_a_staging_folder_is_not_counted(folders):
+    images = cifar10.prepare(drawn=(20, 10), download=False)
     assert row("Images") == preflight.Row("Images", "drawn images (20 + 10)")
-
-
-def test_images_that_a_killed_run_left_in_a_staging_folder_are_not_counted(folders, monkeypatch):
-    def killed(path, target):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "rename", killed)  # the last that is done to a staging folder
-    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)
-    with pytest.raises(KeyboardInterrupt):
-        cifar10.prepare(drawn=(20, 10), download=False)
-    assert any(staging.is_staging(manifest) for manifest in folders.rglob("manifest.json"))
+    images.train.parent.rename(images.train.parent.with_name(".staging-cifar10"))
     assert "not prepared yet" in row("Images").value
 
 
@@ -240,14 +203,3 @@ def test_a_python_without_the_courses_packages_says_where_they_are(folders):
     )
     assert process.returncode == 1
     assert "make lab" in process.stderr and "Traceback" not in process.stderr
-
-
-def test_verifying_finds_the_byte_that_the_quick_check_does_not_look_at(folders, capsys):
-    images = cifar10.prepare(drawn=(20, 10), download=False)
-    path = images.train / "00007.png"
-    content = bytearray(path.read_bytes())
-    content[-30] ^= 1
-    path.write_bytes(content)
-    cifar10.prepare(drawn=(20, 10), download=False)
-    with pytest.raises(staging.DamagedFolder, match="00007.png"):
-        cifar10.verify(images.train.parent)
