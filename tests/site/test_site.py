@@ -20,21 +20,33 @@ GRAVE = """async () => (await axe.run(document, {resultTypes: ["violations"]})).
     .flatMap((fault) => fault.nodes.map((node) => `${fault.id}: ${node.html.slice(0, 200)}`))"""
 
 
+@pytest.fixture(scope="module")
+def built_site(tmp_path_factory):
+    """Folder of the site of the whole course, with outputs of one notebook more."""
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COURSE_PRESET", "ci")
+        patch.setenv("COURSE_RUNS", str(folder / "runs"))
+        cells = [
+            v4.new_markdown_cell("# 14 · Everything\n\nSee the [recipes](recipes.py) and the [README](../README.md)."),
+            v4.new_code_cell(f"print({str(config.runs_dir() / 'everything')!r})"),
+            v4.new_code_cell("1 + 2", metadata={"tags": ["solution"]}),
+        ]
+        everything = folder / "14-everything.ipynb"
+        nbformat.write(v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}}), everything)
+        execute.run([everything], "drawn images")
+        site.build(folder / "site", [*execute.all_notebooks(), everything])
+    return folder / "site"
+
+
 def page(folder, name):
     return (folder / f"{name}.html").read_text(encoding="utf-8")
 
 
 def test_every_notebook_document_and_room_of_the_tool_has_a_page_in_the_table_of_contents(built_site):
     home = page(built_site, "index")
-    names = [f"notebooks/{path.stem}" for path in execute.all_notebooks()]
-    names += [
-        "notebooks/glossary",
-        "notebooks/checklist",
-        "CHANGELOG",
-        "data/reference/tour/README",
-        "stepscope/README",
-    ]
-    for name in [*names, "api"]:
+    names = ["notebooks/glossary", "notebooks/checklist", "CHANGELOG", "data/reference/tour/README", "stepscope/README"]
+    for name in [*names, "api", *(f"notebooks/{path.stem}" for path in execute.all_notebooks())]:
         assert (built_site / f"{name}.html").exists() and f'href="{name}.html"' in home, name
 
 
@@ -56,19 +68,10 @@ def test_a_page_of_a_room_has_all_that_the_room_offers_once(built_site):
             assert not inspect.isroutine(public) or text.count(f'id="{name}.{offered}"') == 1, offered
 
 
-@pytest.mark.parametrize(
-    ("address", "link", "expected"),
-    [
-        ("", "[a](03-more-workers.ipynb#x)", "[a](03-more-workers.ipynb#x)"),
-        ("", "[a](../stepscope/src/stepscope/traces/__init__.py)", "[a](../api/stepscope.traces.rst)"),
-        ("", "[a](../requirements.lock)", "a"),
-        ("https://github.com/a/b", "[a](../requirements.lock)", "[a](https://github.com/a/b/blob/main/requirements.lock)"),
-        ("", "[a](nothing.md), [b](https://example.org)", "[a](nothing.md), [b](https://example.org)"),
-    ],
-)  # fmt: skip
-def test_a_link_to_a_file_without_a_page_leads_elsewhere_or_is_text(tmp_path, monkeypatch, address, link, expected):
-    monkeypatch.setattr(config, "REPOSITORY", address)
-    assert site.with_links(link, config.PROJECT / "notebooks" / "README.md", tmp_path) == expected
+def test_a_link_to_a_file_without_a_page_downloads_it(built_site):
+    for name, linked in (("README", "LICENSE"), ("notebooks/14-everything", "recipes.py")):
+        (link,) = re.findall(rf'href="(?:\.\./)?(_downloads/\w+/{linked})"', page(built_site, name))
+        assert (built_site / link).exists()
 
 
 def test_each_term_of_the_glossary_is_bold_in_the_notebook_that_it_links():

@@ -6,7 +6,6 @@ Sphinx and MyST-NB make them, as `conf` says. Nothing of a page comes from elsew
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,17 +20,22 @@ from helpers.lessons import execute
 from stepscope.base import staging
 
 HERE = Path(__file__).parent
-PAGES = (
+# The pages, and the files that they link: these can be downloaded
+FILES = (
     "*.md",
-    "notebooks/*.*",
-    "notebooks/slurm/*.*",
+    "LICENSE*",
+    "CITATION.cff",
+    ".github/workflows/*.yml",
     "data/reference/*/README.md",
     "data/reference/*/*.png",
+    "notebooks/*.*",
+    "notebooks/slurm/*.*",
     "stepscope/README.md",
+    "stepscope/src/stepscope/*/*.py",
+    "stepscope/tests/*.py",
+    "tests/*/*.*",
 )
-API = ("timing", "traces", "diagnosis", "tensorboard")  # rooms of stepscope with a page of their functions
 MADE_BY_SPHINX = ".buildinfo"
-_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
 
 MEASURED = """```{{admonition}} Measured on {date}
 :class: note
@@ -106,18 +110,14 @@ def build(out: Path, notebooks: Sequence[Path] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="site-") as scratch:
         source, made = Path(scratch, "source"), Path(scratch, "made", "html")  # MyST-NB leaves a folder beside it
         shutil.copytree(HERE / "pages", source)
-        paths = [path for pattern in PAGES for path in config.PROJECT.glob(pattern) if path.suffix != ".ipynb"]
-        for path in paths:
+        for path in (path for pattern in FILES for path in config.PROJECT.glob(pattern) if path.suffix != ".ipynb"):
             target = source / path.relative_to(config.PROJECT)
             target.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".md":
-                target.write_text(with_links(path.read_text(encoding="utf-8"), path, source), encoding="utf-8")
-            else:
-                shutil.copyfile(path, target)
+            shutil.copyfile(path, target)
         with open(source / "README.md", "a", encoding="utf-8") as home:
             home.write((HERE / "contents.md").read_text(encoding="utf-8"))
         for path in execute.all_notebooks() if notebooks is None else notebooks:
-            (source / "notebooks" / path.name).write_text(_page(path, source), encoding="utf-8")
+            (source / "notebooks" / path.name).write_text(_page(path), encoding="utf-8")
         sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "--no-color", "-c", HERE, source, made]
         folders = os.pathsep.join([str(config.PROJECT), *filter(None, sys.path)])
         process = subprocess.run(sphinx, env=os.environ | {"PYTHONPATH": folders}, capture_output=True, text=True)
@@ -130,43 +130,12 @@ def build(out: Path, notebooks: Sequence[Path] | None = None) -> None:
             shutil.copytree(made, built, dirs_exist_ok=True)
 
 
-def with_links(text: str, origin: Path, source: Path) -> str:
-    """Return Markdown of the project in which a link to a file without a page leads where readers of the site can go.
-
-    That is for stepscope's code the page of its functions, for any other file the repository, if `config.REPOSITORY`
-    has its address; else the link becomes plain text. MyST resolves all other links, and finds those to nothing.
-
-    Parameters
-    ----------
-    origin : Path
-        The file, in the project.
-    source : Path
-        Sphinx's source folder.
-    """
-
-    def replace(match: re.Match) -> str:
-        shown, target, anchor = match.groups(default="")
-        path = Path(os.path.normpath(origin.parent / target))
-        if not path.exists() or any(path.match(str(config.PROJECT / pattern)) for pattern in PAGES):
-            return match[0]
-        name = path.relative_to(config.PROJECT)
-        parts = name.parts[3:] if name.parts[:3] == ("stepscope", "src", "stepscope") else ()
-        if parts and parts[0] in API:
-            page = Path("api", f"stepscope.{parts[0]}.rst")
-            return f"[{shown}]({Path(os.path.relpath(page, origin.parent.relative_to(config.PROJECT))).as_posix()})"
-        return f"[{shown}]({config.REPOSITORY}/blob/main/{name.as_posix()}{anchor})" if config.REPOSITORY else shown
-
-    return _LINK.sub(replace, text)
-
-
-def _page(path: Path, source: Path) -> str:
+def _page(path: Path) -> str:
     """Return a notebook for MyST-NB: with what it was measured on, its solutions folded, no path of this machine."""
     notebook = kept(path) or nbformat.read(path, as_version=4)
     for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            text = with_links(cell.source, config.PROJECT / "notebooks" / path.name, source)
-            cell.source = text.replace("click on the three dots", "click to open")
-        elif "solution" in cell.metadata.get("tags", ()):
+        cell.source = cell.source.replace("click on the three dots", "click to open")
+        if "solution" in cell.metadata.get("tags", ()):
             cell.metadata.tags.append("hide-cell")
     course = notebook.metadata.get("course")
     note = NOT_EXECUTED if course is None else MEASURED.format(**course)
