@@ -214,37 +214,30 @@ def calibrate() -> dict[str, list[float]]:
     return {kind: [ms / 1e3 for ms in each] for kind, each in times.items()}
 
 
-def estimate_minutes(calibration: dict[str, float]) -> dict[str, float]:
-    """Estimate how many minutes this machine needs to execute all notebooks, for each preset of which times are known.
+def estimate_text() -> str:
+    """Return in words how many minutes this machine needs to execute all notebooks, for each preset.
 
     A notebook that has run here takes as long as it did. Of the others it is recorded how long they took on another
     machine. That is scaled by the two machines' calibrations: of loading for notebooks 00 to 07, of compute from 08 on.
-
-    Parameters
-    ----------
-    calibration : dict
-        Seconds for ``"loading"`` and for ``"compute"``, as `calibrate` times them.
+    It is a range, since the calls of `calibrate` take differently long.
     """
-    minutes, own = {}, _read(own_times())
-    for preset, recorded in _read(RUN_TIMES).items():
-        slower = {kind: calibration[kind] / recorded["calibration"][kind] for kind in calibration}
-        seconds = {
-            name: there * slower["loading" if name < FIRST_COMPUTING else "compute"]
-            for name, there in recorded["seconds"].items()
-        }
-        minutes[preset] = sum((seconds | own.get(preset, {})).values()) / 60
-    return minutes
-
-
-def estimate_text() -> str:
-    """Return the estimate for each preset in words: a range, since the calls of `calibrate` take differently long."""
-    times, own = calibrate(), _read(own_times())
-    low, high = (estimate_minutes({kind: end(each) for kind, each in times.items()}) for end in (min, max))
+    here, recorded, own = calibrate(), _read(RUN_TIMES), _read(own_times())
     texts = []
-    for name in config.PRESETS:
-        ends = sorted({f"{max(of[name], 1):.0f}" for of in (low, high) if name in of}, key=int)
-        text = f"{name} {'about ' * (len(ends) == 1)}{' to '.join(ends)} min" if ends else f"{name} unknown"
-        texts.append(text + (f" ({len(own[name])} of the notebooks timed here)" if ends and name in own else ""))
+    for preset in config.PRESETS:
+        if preset not in recorded:
+            texts.append(f"{preset} unknown")
+            continue
+        there, timed = recorded[preset], own.get(preset, {})
+        minutes = []
+        for end in (min, max):
+            slower = {kind: end(here[kind]) / seconds for kind, seconds in there["calibration"].items()}
+            seconds = {
+                name: seconds * slower["loading" if name < FIRST_COMPUTING else "compute"]
+                for name, seconds in there["seconds"].items()
+            }
+            minutes.append(f"{max(sum((seconds | timed).values()) / 60, 1):.0f}")
+        text = f"{preset} about {minutes[0]}" if minutes[0] == minutes[1] else f"{preset} {' to '.join(minutes)}"
+        texts.append(f"{text} min" + (f" ({len(timed)} of the notebooks timed here)" if timed else ""))
     busy = psutil.getloadavg()[0] > machine.cores()
     return ", ".join(texts) + busy * ". Other programs keep the cores busy now: check again when it is quiet"
 
