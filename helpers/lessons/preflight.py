@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import importlib.metadata
 import json
 import os
@@ -33,17 +32,7 @@ LEAST_MEMORY, LEAST_DISK, LEAST_SHARED_MEMORY, LEAST_OPEN_FILES = 4 * GB, 1 * GB
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that was looked at.
-
-    Attributes
-    ----------
-    name, value : str
-        What it is, and what was found.
-    problem : str
-        What is wrong with it; empty if nothing is.
-    remedy : str
-        How to fix a problem; not shown without one.
-    """
+    """One thing that was looked at: its name, what was found, what is wrong with it ("" if nothing), the way out."""
 
     name: str
     value: str
@@ -51,9 +40,9 @@ class Row:
     remedy: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """What `check` found; in a notebook it shows as a table."""
+    """What `check` found, to be read in a shell or a notebook."""
 
     rows: tuple[Row, ...]
 
@@ -62,7 +51,7 @@ class Report:
         """The rows with a problem."""
         return tuple(row for row in self.rows if row.problem)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         width = max(len(row.name) for row in self.rows)
         wrap = textwrap.TextWrapper(110, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
         lines = []
@@ -70,20 +59,9 @@ class Report:
             lines += wrap.wrap(f"{row.name:{width}}  {row.value}")
             if row.problem:
                 lines += [f"{'':{width}}  PROBLEM: {row.problem}", f"{'':{width}}  → {row.remedy}"]
-        return "\n".join([*lines, "", self._summary()])
-
-    def _repr_html_(self) -> str:
-        lines = []
-        for row in self.rows:
-            name, value, problem, remedy = map(html.escape, (row.name, row.value, row.problem, row.remedy))
-            wrong = f"<br><b>Problem: {problem}</b><br>→ {remedy}" if problem else ""
-            lines.append(f"<tr><th>{name}</th><td style='text-align: left'>{value}{wrong}</td></tr>")
-        return f"<table>{''.join(lines)}</table><p><b>{html.escape(self._summary())}</b></p>"
-
-    def _summary(self) -> str:
-        if not self.problems:
-            return "This machine is ready."
-        return f"{wording.counted(len(self.problems), 'problem')}: {', '.join(row.name for row in self.problems)}."
+        names = ", ".join(row.name for row in self.problems)
+        summary = f"{wording.counted(len(self.problems), 'problem')}: {names}." if names else "This machine is ready."
+        return "\n".join([*lines, "", summary])
 
 
 def check() -> Report:

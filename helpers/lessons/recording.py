@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from helpers import config, figures
 from helpers.lessons import execute
@@ -36,16 +37,16 @@ _ALL, _MACHINE, _RESULTS = "processes.jsonl", "machine.json", "scoreboard.jsonl"
 _CHANGES = {"date", "clocks"}  # of the machine, without making it another one
 
 
-def record(out: str | Path, notebooks: Sequence[Path] | None = None, processes: int = PROCESSES) -> list[str]:
-    """Execute the notebooks that add a rung, and write the reference.
+def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = PROCESSES) -> list[str]:
+    """Execute the notebooks that add a rung, each several times, and write the reference.
 
     Parameters
     ----------
-    out : str or Path
+    out : Path
         Folder to write. A recording of this machine that was interrupted there goes on: what a notebook has measured
         in a process is not measured again.
     notebooks : sequence of Path, optional
-        By default all that add a rung. On a machine that allows little time at once, name one after the other.
+        By default all. On a machine that allows little time at once, name one after the other.
     processes : int
         How often each is executed.
 
@@ -59,7 +60,7 @@ def record(out: str | Path, notebooks: Sequence[Path] | None = None, processes: 
     config.CourseError
         If the folder holds the recording of another machine, or with other settings.
     """
-    out = Path(out).absolute()
+    out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     _same_machine(out)
     failed = []
@@ -86,25 +87,13 @@ def _measure(notebook: Path, process: int, out: Path) -> None:
     runs_so_far = [results[process] for results in _by_rung(out).values() if len(results) > process]
     if any(result.rung[:2] == notebook.stem[:2] for result in runs_so_far):
         return
-    with tempfile.TemporaryDirectory() as folder, _runs_in(folder):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, COURSE_RUNS=folder):
         staging.write(scoreboard.own_path(), scoreboard.lines(runs_so_far))
         execute.execute(notebook, Path(folder, "page.html"))
         added = scoreboard.read()[len(runs_so_far) :]
         for result in added:
             _keep_trace(result, Path(folder), out)
     staging.write(path, scoreboard.lines([*stored, *added]), durable=True)
-
-
-@contextmanager
-def _runs_in(folder: str) -> Iterator[None]:
-    before = os.environ.get("COURSE_RUNS")
-    os.environ["COURSE_RUNS"] = folder
-    try:
-        yield
-    finally:
-        os.environ.pop("COURSE_RUNS")
-        if before is not None:
-            os.environ["COURSE_RUNS"] = before
 
 
 def _keep_trace(result: Result, runs: Path, out: Path) -> None:
@@ -127,19 +116,15 @@ def _joined(results: list[Result]) -> Result:
     """Return the mean of a rung's results, with intervals over the processes."""
     if len(results) == 1:
         return results[0]
-
-    def mean(name: str) -> float:
-        return sum(getattr(result, name) for result in results) / len(results)
-
+    names = ["step_ms", "loading_share"] + ["device_idle"] * (results[0].device_idle is not None)
+    means = {name: statistics.fmean(getattr(result, name) for result in results) for name in names}
     ratios = [result.ratio.mean for result in results if result.ratio]
     return replace(
         results[0],
         rate=confidence.geometric(result.rate.mean for result in results),
         ratio=confidence.geometric(ratios) if ratios else None,
-        step_ms=mean("step_ms"),
-        loading_share=mean("loading_share"),
-        device_idle=None if results[0].device_idle is None else mean("device_idle"),
         processes=len(results),
+        **means,
     )
 
 
@@ -147,7 +132,6 @@ def _same_machine(out: Path) -> None:
     path, now = out / _MACHINE, hardware.describe()
     if not path.exists():
         staging.write(path, json.dumps(now, indent=2) + "\n")
-        return
     before = json.loads(path.read_text())
     other = [key for key in before.keys() | now.keys() if key not in _CHANGES and before.get(key) != now.get(key)]
     if other:

@@ -180,11 +180,6 @@ def test_the_shell_exits_with_1_only_if_there_is_a_problem(folders, monkeypatch,
     assert "PROBLEM: too little" in out and "1 problem: Memory." in out
 
 
-def test_in_a_notebook_the_report_is_a_table_without_markup_from_its_values():
-    page = preflight.Report((preflight.Row("GPU", "<script>", "a & b", "c"),))._repr_html_()
-    assert "<td" in page and "&lt;script&gt;" in page and "<script>" not in page
-
-
 @pytest.mark.processes
 def test_an_error_of_the_course_is_one_line_in_the_shell(folders):
     process = subprocess.run(
