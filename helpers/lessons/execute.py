@@ -122,6 +122,7 @@ def execute(notebook: Path, page: Path) -> nbformat.NotebookNode:
             content,
             kernel_manager_class=ThisInterpreter,
             kernel_name="python3",
+            startup_timeout=1200,  # s; where thirty readers start at once
             timeout=None,
             coalesce_streams=True,
             resources={"metadata": {"path": str(notebook.parent)}},

@@ -52,8 +52,7 @@ _PAGE = """<!doctype html>
 @page {{size: A4; margin: 1cm}}
 body {{font: 13px sans-serif}}
 .anchor-link {{display: none}}
-table {{border-collapse: collapse}}
-td, th {{border: 1px solid; padding: 3px 6px; text-align: left}}
+td, th {{border: 1px solid; text-align: left}}
 </style>
 {body}
 </html>

@@ -126,7 +126,7 @@ WRONG = {
         ("the sum", (" / torch.distributed.get_world_size()", ""),
             "step 1, .* gradient of layers.5.bias on rank 0: expected the mean .* found the sum"),
         ("waits in the hook", (START, "self.all_reduce(flat).wait()"), "right, but: .* during backward, found . call"),
-        ("after backward", (FULL, "pass"), "when backward had ended, found 42.2 kB of 42.2 kB"),
+        ("after backward", (FULL, "pass"), "as soon as it is full, found 42.2 kB of 42.2 kB"),
         ("not empty for the next step", (EMPTY, f"{EMPTY} if at_least > 1 else self.bucket"),
             "step 2, .* expected all_reduce to be given the 42.2 kB of gradients, found"),
         ("other buckets on rank 1", (FULL, "self.start(self.bucket_bytes * (1 + 0.9 * torch.distributed.get_rank()))"),

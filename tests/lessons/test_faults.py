@@ -4,6 +4,7 @@ import itertools
 import multiprocessing
 import re
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -75,10 +76,7 @@ def test_a_seed_draws_six_faults_one_of_which_only_a_gpu_feels_and_all_seeds_use
     for six in drawn:
         assert Counter(fault.place for fault in six) == {"loading": 3, "loop": 2, "GPU": 1}
     assert len(set(drawn)) > 150 and set(itertools.chain(*drawn)) == set(catalogue.FAULTS)
-
-
-def test_a_seed_means_the_same_on_every_machine():
-    assert [catalogue.FAULTS.index(fault) for fault in faults.draw(7)] == [3, 6, 7, 8, 10, 14]
+    assert [catalogue.FAULTS.index(fault) for fault in drawn[7]] == [3, 6, 7, 8, 10, 14]  # the same on every machine
 
 
 def test_each_piece_is_in_the_script_once_also_beside_any_other_fault():
@@ -151,14 +149,10 @@ def test_a_scripts_own_clock_is_not_asked(changed):
 @pytest.mark.slow
 def test_a_fixed_script_is_the_same_training_and_is_timed_beside_both(changed, images):
     grade = grading.grade(changed(), 0, images)
-    assert grade.same_training
-    assert grade.timed.names == [grading.ORIGINAL, grading.YOURS, grading.FIXED]
+    assert grade.same_training and all(name in str(grade) for name in grade.timed.names)
     for run in itertools.chain(*grade.timed.timings.values()):
-        assert run.images == 8 * 128
-        assert len(run.durations) == len(run.waits) == 8
-        assert sum(run.durations) == pytest.approx(run.seconds)
-        assert min(run.waits) >= 0
-    assert all(name in str(grade) for name in grade.timed.names)
+        assert run.images == 8 * 128 and len(run.durations) == len(run.waits) == 8
+        assert sum(run.durations) == pytest.approx(run.seconds) and min(run.waits) >= 0
 
 
 @pytest.mark.parametrize(("ratios", "verdict", "reached"), [
@@ -191,31 +185,27 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_a_script_that_is_wrong_is_refused_by_name_and_leaves_no_process(
-    change, message, changed, images, monkeypatch, request
-):
+@pytest.mark.parametrize("name", WRONG)
+def test_a_script_that_is_wrong_is_refused_by_name_and_leaves_no_process(name, changed, images, monkeypatch):
+    change, message = WRONG[name]
     path = changed(change)
-    if "endless" in request.node.name:
+    if name == "endless":
         monkeypatch.setattr(running, "LIMIT", 5)
-    pids = set()
-    end = running._end
-    monkeypatch.setattr(running, "_end", lambda process: (pids.update(family(process.pid)), end(process)))
+    processes, end = [], running._end
+
+    def watched(process):
+        with suppress(psutil.NoSuchProcess):
+            script = psutil.Process(process.pid)
+            processes.extend([script, *script.children(recursive=True)])
+        end(process)
+
+    monkeypatch.setattr(running, "_end", watched)
     with pytest.raises(running.ScriptFailed, match=re.escape(message)) as raised:
         grading.grade(path, 0, images)
     assert str(path) in str(raised.value)
     assert "helpers" not in str(raised.value)  # only the script's own lines
-    _, left = psutil.wait_procs(pids, 120)  # the workers of a process that was killed look every 5 s
+    _, left = psutil.wait_procs(processes, 120)  # the workers of a process that was killed look every 5 s
     assert left == []
-
-
-def family(pid):
-    """A script's process and its workers, if they are still there."""
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def test_an_edited_script_is_not_overwritten_and_that_is_said(tmp_path, images, capsys):
@@ -263,7 +253,7 @@ def test_a_script_is_drawn_and_graded_in_a_shell(tmp_path, images, capsys):
     assert re.match(r"ScriptFailed: .*missing.py: .*", capsys.readouterr().err)
 
 
-def test_each_group_gets_a_script_of_other_faults_and_its_line_for_grading(tmp_path, images, capsys):
+def test_each_group_gets_a_script_of_other_faults_and_its_line_for_grading(tmp_path, images, capsys, monkeypatch):
     folder = tmp_path / "scripts"
     assert main(["exercise", "--groups", "30", "--seed", "7", "--out", str(folder)]) == 0
     lines = re.findall(r"python -m helpers grade --seed (\d+) (.*)", capsys.readouterr().out)
@@ -272,8 +262,5 @@ def test_each_group_gets_a_script_of_other_faults_and_its_line_for_grading(tmp_p
     for seed, path in lines:
         assert Path(path).read_text(encoding="utf-8") == faults.text(faults.draw(int(seed)), images)
     assert len({faults.draw(int(seed)) for seed, _ in lines}) == 30
-
-
-def test_groups_whose_seeds_draw_the_same_faults_get_other_seeds(tmp_path, images, monkeypatch):
-    monkeypatch.setattr(faults, "draw", lambda seed: (catalogue.FAULTS[seed // 2 - 350],))
+    monkeypatch.setattr(faults, "draw", lambda seed: (catalogue.FAULTS[seed // 2 - 350],))  # seeds that repeat faults
     assert list(faults.write_for_groups(tmp_path, 4, 7, images).values()) == [701, 702, 704, 706]

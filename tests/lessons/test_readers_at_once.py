@@ -5,62 +5,64 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
 
 import psutil
 import pytest
-from support.notebooks import NOTEBOOKS
+from support.notebooks import NOTEBOOKS, environment
 from support.ranks import wait_until
-from support.readers import at_once
-
-from stepscope.base import machine
 
 READERS = int(os.environ.get("TEST_READERS", "3"))
 FIRST = NOTEBOOKS[:2]
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + 240 * READERS)]
-
-
-@pytest.fixture(scope="module")
-def classroom(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("class")
-    readers, together = at_once(READERS, FIRST, folder, OMP_NUM_THREADS="1")
-    memory, seconds = sorted(reader.memory for reader in readers), sorted(reader.seconds for reader in readers)
-    print(
-        f"\n{READERS} readers of {' and '.join(path.stem for path in FIRST)}, preset ci, {machine.cores()} cores: "
-        f"{memory[0] / 1e6:,.0f} to {memory[-1] / 1e6:,.0f} MB each, {together / 1e9:.1f} GB at once, "
-        f"at the end after {seconds[0]:,.0f} to {seconds[-1]:,.0f} s"
-    )
-    return folder, readers
+CODE = (
+    "import sys; from pathlib import Path; from helpers.lessons import execute; execute.run([*map(Path, sys.argv[1:])])"
+)
 
 
-def test_all_of_them_come_to_the_end(classroom):
-    _, readers = classroom
-    assert [reader.error for reader in readers if reader.error] == []
-    assert [reader.finished for reader in readers] == [[path.stem for path in FIRST]] * READERS
+def memory(shell):
+    """Return the bytes of a reader's Jupyter kernel and all that it started: shared pages are divided among them."""
+    total = 0
+    with suppress(psutil.Error):
+        for process in psutil.Process(shell.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                total += process.memory_full_info().pss + process.memory_full_info().swap
+    return total
 
 
-def test_the_images_are_prepared_once_for_all(classroom):
-    folder, _ = classroom
-    entries = sorted(path.name for path in (folder / "data").iterdir() if not path.name.endswith(".lock"))
-    assert len([name for name in entries if name.startswith("cifar10")]) == 1, entries
-    assert not [name for name in entries if name.startswith(".")], "somebody left a staging folder"
-
-
-def test_each_has_results_and_traces_of_their_own(classroom):
-    _, readers = classroom
-    for reader in readers:
-        lines = [json.loads(line) for line in (reader.runs / "scoreboard.jsonl").read_text().splitlines()]
-        assert len(lines) == 1 and lines[0]["rung"].startswith("01 "), lines
-        assert list(reader.runs.rglob("*.pt.trace.json.gz"))
-
-
-def test_no_process_of_theirs_stays(classroom):
-    """TensorBoard ends when it notices that its kernel has; what never ends, the time-out of the test finds."""
-    folder, _ = classroom
-    data = str(folder / "data")
+@pytest.mark.slow
+@pytest.mark.timeout(600 + 240 * READERS)
+def test_readers_who_begin_at_the_same_moment_come_to_the_end_and_leave_nothing_in_the_way(tmp_path):
+    runs = [tmp_path / f"runs-{number}" for number in range(READERS)]
+    shells = [
+        subprocess.Popen(
+            [sys.executable, "-c", CODE, *FIRST],
+            env=environment(tmp_path / "data", own) | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=(tmp_path / f"{own.name}.log").open("w"),
+        )
+        for own in runs
+    ]
+    most = 0
+    while any(shell.poll() is None for shell in shells):
+        start = time.monotonic()
+        most = max(most, sum(map(memory, shells)))
+        time.sleep(2 + 9 * (time.monotonic() - start))  # or looking takes a core
+    print(f"\n{READERS} readers of {' and '.join(path.stem for path in FIRST)}: {most / 1e9:.1f} GB at once")
+    assert [own.with_suffix(".log").read_text() for own, shell in zip(runs, shells, strict=True) if shell.wait()] == []
+    for own in runs:
+        lines = [json.loads(line) for line in (own / "scoreboard.jsonl").read_text().splitlines()]
+        assert [line["rung"][:3] for line in lines] == ["01 "]
+        assert list(own.rglob("*.pt.trace.json.gz"))
+    prepared = [path.name for path in (tmp_path / "data").iterdir() if path.suffix != ".lock"]
+    assert len([name for name in prepared if name.startswith("cifar10")]) == 1, "images are prepared once for all"
+    assert not [name for name in prepared if name.startswith(".")], "somebody left a staging folder"
+    data = str(tmp_path / "data")
 
     def theirs():
         processes = psutil.process_iter(["environ"])
         return [each.pid for each in processes if (each.info["environ"] or {}).get("COURSE_DATA") == data]
 
-    wait_until(lambda: not theirs())
+    wait_until(lambda: not theirs())  # TensorBoard ends when it notices that its kernel has

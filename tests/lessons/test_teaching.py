@@ -1,10 +1,10 @@
 """The plans for teachers agree with the syllabus and with the notebooks."""
 
-import ast
 import builtins
-import json
+import dis
 import re
 
+import nbformat
 import pytest
 from support.notebooks import NOTEBOOKS
 
@@ -32,27 +32,17 @@ def test_the_syllabus_has_minutes_for_each_notebook():
 
 
 @pytest.mark.parametrize("heading", PLANS)
-def test_the_times_of_a_plan_add_up(heading):
+def test_a_plan_adds_up_and_gives_each_notebook_its_minutes_and_a_row_with_where_they_will_be_stuck(heading):
+    explained = {row[0] for row in rows("What to show, and where they will be stuck")}
     now = 0
     for at, minutes, what, *_ in rows(heading):
         if at:
             assert at == f"{now // 60}:{now % 60:02}", what
             now += int(minutes)
-    assert now == PLANS[heading]
-
-
-@pytest.mark.parametrize("heading", PLANS)
-def test_a_notebook_gets_the_minutes_of_the_syllabus_unless_the_plan_says_that_it_is_a_part(heading):
-    for _, minutes, what, *_ in rows(heading):
         for name in re.findall(r"\(([^)]*\.ipynb)\)", what):
             assert int(minutes) == MINUTES[name] or ("the beginning" in what and int(minutes) < MINUTES[name]), what
-
-
-@pytest.mark.parametrize("heading", PLANS)
-def test_each_notebook_of_a_plan_has_a_row_that_says_where_they_will_be_stuck(heading):
-    explained = [row[0] for row in rows("What to show, and where they will be stuck")]
-    planned = {what[1:3] for _, _, what, *_ in rows(heading) if ".ipynb" in what}
-    assert planned <= set(explained)
+            assert what[1:3] in explained
+    assert now == PLANS[heading]
 
 
 # What a plan says to skip: the notebook, and the headings, of which two with "to" between them stand for all from the
@@ -65,60 +55,42 @@ SKIPPED = [
 ]
 
 
-def cells_by_heading(name):
-    """Return each code cell of a notebook with the heading that it stands below."""
-    heading, found = "", []
-    for cell in json.loads((FOLDER / name).read_text(encoding="utf-8"))["cells"]:
-        text = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            heading = [heading, *re.findall(r"^##+ (.*)$", text, re.M)][-1]
-        elif not text.startswith("%%writefile"):
-            found.append((heading, ast.parse(re.sub(r"^[%!].*$", "", text, flags=re.M))))
-    return found
+def names(code, operation):
+    """Return the global names that code, and the functions in it, load or store."""
+    used = {
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname in (f"{operation}_NAME", f"{operation}_GLOBAL")
+    }
+    return used.union(*(names(inner, operation) for inner in code.co_consts if hasattr(inner, "co_consts")))
 
 
-def headings(name):
-    text = [
-        "".join(cell["source"])
-        for cell in json.loads((FOLDER / name).read_text(encoding="utf-8"))["cells"]
-        if cell["cell_type"] == "markdown"
-    ]
-    return re.findall(r"^##+ (.*)$", "\n".join(text), re.M)
-
-
-def skipped(name, named):
-    """Return the headings of what is skipped; each that is named has to be there."""
-    titles, found = headings(name), []
+def lacking(name, named):
+    """Return the names that a cell reads and only a skipped one has set; each heading that is named has to be there."""
+    cells = nbformat.read(FOLDER / name, as_version=4).cells
+    titles = re.findall(r"^##+ (.*)$", "\n".join(cell.source for cell in cells if cell.cell_type == "markdown"), re.M)
+    skip = set()
     for (first, upto), (last, _) in zip(named, [*named[1:], ("", "")], strict=True):
         assert first in titles, f"{name} has no heading {first!r}"
-        found += titles[titles.index(first) : titles.index(last) + 1] if upto else [first]
-    return found
-
-
-def lacking(cells, skip):
-    """Return the names that a cell reads and only a skipped one has set."""
-    known, missing, lost = set(dir(builtins)), set(), set()
-    for heading, tree in cells:
-        nodes = list(ast.walk(tree))
-        names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        names |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-        for node in nodes:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        if heading in skip:
-            missing |= names - known
-        else:
-            read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-            lost |= (read & missing) - known - names
-            known |= names
+        skip.update(titles[titles.index(first) : titles.index(last) + 1] if upto else [first])
+    heading, known, missing, lost = "", set(dir(builtins)), set(), set()
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            heading = [heading, *re.findall(r"^##+ (.*)$", cell.source, re.M)][-1]
+        elif not cell.source.startswith("%%writefile"):
+            code = compile(re.sub(r"^[%!].*$", "", cell.source, flags=re.M), name, "exec")
+            if heading in skip:
+                missing |= names(code, "STORE") - known
+            else:
+                lost |= (names(code, "LOAD") & missing) - known - names(code, "STORE")
+                known |= names(code, "STORE")
     return lost
 
 
 @pytest.mark.parametrize(("name", "named"), SKIPPED, ids=[f"{name[:2]}-{named[0][0]}" for name, named in SKIPPED])
 def test_the_rest_of_a_notebook_runs_without_what_a_plan_skips(name, named):
-    assert lacking(cells_by_heading(name), skipped(name, named)) == set()
+    assert lacking(name, named) == set()
 
 
 def test_a_section_that_the_rest_needs_is_found():
-    assert "result" in lacking(cells_by_heading("04-normalize-on-device.ipynb"), ["Measure"])
+    assert "result" in lacking("04-normalize-on-device.ipynb", [("Measure", "")])

@@ -17,7 +17,7 @@ suppress_warnings = ["toc.duplicate_entry"]  # what is named first in a part's l
 
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
-html_css_files = sorted(path.name for path in (Path(__file__).parent / "static").glob("*.css"))
+html_css_files = ["site.css"]
 html_copy_source = False  # it would be the page's own source, not the notebook
 html_domain_indices = False  # the pages of the modules list what they have
 html_show_copyright = html_show_sphinx = False
