@@ -35,16 +35,10 @@ def test_images_that_the_system_was_asked_to_forget_are_read_again_before_the_ne
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_the_notebook_is_stored_without_outputs_but_those_that_are_compared(path):
+def test_cells_are_short_and_without_outputs_and_define_nothing_that_a_spawned_worker_could_not_import(path):
     for cell in code_cells(path):
-        assert not cell.outputs or "NBVAL_CHECK_OUTPUT" in cell.source, cell.id
-        assert cell.outputs or "NBVAL_CHECK_OUTPUT" not in cell.source, cell.id
+        assert bool(cell.outputs) == ("NBVAL_CHECK_OUTPUT" in cell.source), cell.id
         assert cell.execution_count is None or cell.outputs, cell.id
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_cells_are_short_and_define_nothing_that_a_spawned_worker_could_not_import(path):
-    for cell in code_cells(path):
         lines = cell.source.splitlines()
         assert len(lines) <= 25, cell.id
         if not cell.source.startswith("%%writefile "):  # a file, from which a dataset is then imported
@@ -53,17 +47,17 @@ def test_cells_are_short_and_define_nothing_that_a_spawned_worker_could_not_impo
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_the_notebook_has_the_parts_that_every_notebook_has(path):
+def test_the_notebook_has_the_parts_that_every_notebook_has_and_links_that_lead_somewhere(path):
     cells = nbformat.read(path, 4).cells
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     parts = ["# ", "**The question.**", "*Minutes:", "## Predict", "## Measure", "## Exercise"]
-    parts.append("## In this notebook we saw")
-    assert [part for part in parts if part not in text] == []
+    assert [part for part in [*parts, "## In this notebook we saw"] if part not in text] == []
     solutions = [cell for cell in cells if "solution" in cell.metadata.get("tags", [])]
     assert solutions and all(cell.metadata.jupyter.source_hidden for cell in solutions)
-    assert all(
-        cell.source.startswith(("# Solution\n", "%%writefile ")) for cell in solutions
-    )  # of a folded cell it is shown
+    shown = ("# Solution\n", "%%writefile ")  # the line that is shown of a folded cell
+    assert all(cell.source.startswith(shown) for cell in solutions)
+    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
 def test_the_last_line_of_each_notebook_leads_to_the_one_before_and_the_next():
@@ -71,13 +65,6 @@ def test_the_last_line_of_each_notebook_leads_to_the_one_before_and_the_next():
         last = nbformat.read(path, 4).cells[-1].source.splitlines()[-1]
         neighbours = [*NAMES[max(place - 1, 0) : place], *NAMES[place + 1 : place + 2]]
         assert re.findall(r"\]\(([^)]+)\)", last) == [f"{name}.ipynb" for name in neighbours], path.name
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_links_between_files_of_the_project_lead_somewhere(path):
-    text = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
-    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
-    assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
 def code_cells(path):

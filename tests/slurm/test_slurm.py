@@ -1,13 +1,10 @@
 """The scripts for Slurm: what shellcheck says, and one as a job of a real Slurm of two nodes on this machine."""
 
 import csv
-import ctypes
 import getpass
 import os
-import random
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +19,7 @@ import pytest
 
 from helpers import config
 from helpers.training import launching
+from stepscope.base import child
 
 SCRIPTS = config.PROJECT / "notebooks" / "slurm"
 TRAIN = config.PROJECT / "notebooks" / "train_ddp.py"
@@ -33,8 +31,7 @@ PATIENCE = 240  # seconds for a start or an end
 
 # proctrack/linuxproc finds the processes of a job by their parents, without control groups. cred_expire: seconds that a
 # requeued job waits, and that a launch may take. MessageTimeout: seconds for which a daemon of a busy machine may be
-# silent (of usually 10, a launch fails). FirstJobId: the scripts take their ports from it, and other tests, on a Slurm
-# of their own, may run beside these.
+# silent (of usually 10, a launch fails).
 CONFIGURATION = """
 ClusterName=tests
 SlurmctldHost=localhost(127.0.0.1)
@@ -61,7 +58,6 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 ReturnToService=2
 MessageTimeout=90
 KillWait=20
-FirstJobId={first_job}
 NodeName={nodes[0]} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=500
 NodeName={nodes[1]} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=500
 PartitionName=usual Nodes=ALL Default=YES
@@ -95,12 +91,8 @@ class Cluster:
         with ExitStack() as sockets:
             free = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
             ports = [each.getsockname()[1] for each in free]
-        first_job = random.SystemRandom().randrange(1_000, 50_000_000)
-        (self.folder / "slurm.conf").write_text(
-            CONFIGURATION.format(
-                folder=self.folder, user=getpass.getuser(), ports=ports, nodes=NODES, first_job=first_job
-            )
-        )
+        text = CONFIGURATION.format(folder=self.folder, user=getpass.getuser(), ports=ports, nodes=NODES)
+        (self.folder / "slurm.conf").write_text(text)
         files = {"key-file": "key", "socket": "munge.sock", "pid-file": "munge.pid", "seed-file": "munge.seed"}
         # --force: the folder is for this user only, and so is the socket
         self._daemon("munged", "-F", "--force", *(f"--{option}={self.folder / name}" for option, name in files.items()))
@@ -111,16 +103,11 @@ class Cluster:
         states = ("sinfo", "--noheader", "--Node", "--format=%T")
         wait_until(lambda: self.run(*states, check=False).split() == ["idle"] * len(NODES), "two idle nodes")
 
-    def _daemon(self, program, *options):
-        end_with_this = lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # noqa: E731 (1 is PR_SET_PDEATHSIG)
+    def _daemon(self, program, *arguments):
+        options = {"env": self.environment, "preexec_fn": child.kernel_ends_with_parent(), "stdin": subprocess.DEVNULL}
         with (self.folder / "daemons.log").open("ab") as log:
-            path = shutil.which(program, path=PATH)
-            self.daemons.append(
-                subprocess.Popen(
-                    [path, *options], env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    preexec_fn=end_with_this,
-                )
-            )  # fmt: skip
+            command = [shutil.which(program, path=PATH), *arguments]
+            self.daemons.append(subprocess.Popen(command, stdout=log, stderr=log, **options))
 
     def end(self):
         """End all jobs, then the daemons; whatever is left of the jobs is killed, and an error."""
@@ -210,8 +197,13 @@ def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(clus
         "sbatch", "--parsable", "--nodes=2", "--cpus-per-task=1", SCRIPTS / "several_nodes.sbatch", data, *OPTIONS,
         "--losses", run / "losses.csv", SCRIPT=TRAIN, RUN=run,
     )  # fmt: skip
-    lines = lambda: (run / "losses.csv").read_text().count("\n")  # noqa: E731
-    until = lambda condition, what: wait_until(condition, what, lambda: cluster.log(job))  # noqa: E731
+
+    def until(condition, what):
+        wait_until(condition, what, lambda: cluster.log(job))
+
+    def lines():
+        return (run / "losses.csv").read_text().count("\n")
+
     until((run / "checkpoint.pt").exists, "a checkpoint")
     until(lambda: lines() % 10 > 2, "steps after a checkpoint")
     assert lines() < 1_000, "it is nearly done: there is no middle left"
