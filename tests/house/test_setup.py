@@ -35,30 +35,28 @@ def project():
     return tomllib.loads((config.PROJECT / "pyproject.toml").read_text())["project"]
 
 
-def make(*arguments, **variables):
-    return subprocess.run(
-        ["make", "-C", config.PROJECT, *arguments], env=os.environ | variables, capture_output=True, text=True
-    )
+def make(folder, *arguments):
+    return subprocess.run(["make", "-C", folder, *arguments], capture_output=True, text=True)
 
 
-def copy_setup(folder):
-    (folder / "stepscope").mkdir()
+@pytest.fixture
+def fresh(tmp_path):
+    """A folder with what an environment is made of, as in a clone."""
+    (tmp_path / "stepscope").mkdir()
     for name in ("Makefile", "requirements.lock", "requirements.hashes", "pyproject.toml", "stepscope/pyproject.toml"):
-        shutil.copy(config.PROJECT / name, folder / name)
+        shutil.copy(config.PROJECT / name, tmp_path / name)
+    return tmp_path
 
 
 # ------------------------------------------------------------------------------------------------- the environment
 
 
-def test_the_lock_pins_every_package_to_one_version_and_names_no_address(lock):
-    assert all([specifier.operator for specifier in pin.specifier] == ["=="] for pin in lock)
+def test_the_lock_has_one_version_of_each_dependency_that_the_project_allows_and_names_no_address(lock, project):
     text = (config.PROJECT / "requirements.lock").read_text()
     assert not [word for word in ("://", "--index", "--find-links", " @ ") if word in text]
-
-
-def test_the_lock_has_every_dependency_in_a_version_that_the_project_allows(lock, project):
     pins = {}
     for pin in lock:
+        assert [specifier.operator for specifier in pin.specifier] == ["=="]
         pins.setdefault(canonicalize_name(pin.name), []).append(next(iter(pin.specifier)).version)
     tool = tomllib.loads((config.PROJECT / "stepscope" / "pyproject.toml").read_text())["project"]
     course = [wanted for wanted in project["dependencies"] if not wanted.startswith("stepscope")]
@@ -90,28 +88,26 @@ def test_conda_gets_the_versions_of_the_lock(project):
     not (config.PROJECT / ".venv" / "installed").exists(), reason="this environment was not made by `make lab`"
 )
 def test_a_second_make_lab_installs_nothing_and_opens_the_first_notebook():
-    commands = make("-n", "lab").stdout
+    commands = make(config.PROJECT, "-n", "lab").stdout
     assert "pip" not in commands and "venv .venv" not in commands
     assert "--LabApp.default_url=/lab/tree/notebooks/00-start-here.ipynb" in commands
     assert (config.PROJECT / "notebooks" / "00-start-here.ipynb").exists()
 
 
-def test_an_interrupted_installation_is_taken_up_again(tmp_path):
-    copy_setup(tmp_path)
-    (tmp_path / ".venv").mkdir()
-    commands = subprocess.run(["make", "-C", tmp_path, "-n", "test"], capture_output=True, text=True).stdout
+def test_an_interrupted_installation_is_taken_up_again(fresh):
+    (fresh / ".venv").mkdir()
+    commands = make(fresh, "-n", "test").stdout
     assert "uv pip install" in commands and "-r requirements.lock" in commands
 
 
-def test_an_old_python_is_refused_with_the_way_out(tmp_path):
-    copy_setup(tmp_path)
-    old = tmp_path / "python3.8"
+def test_an_old_python_is_refused_with_the_way_out(fresh):
+    old = fresh / "python3.8"
     old.write_text(f'#!/bin/sh\nshift; exec {sys.executable} -c "import sys; sys.version_info = (3, 8, 1); $1"\n')
     old.chmod(0o755)
-    process = subprocess.run(["make", "-C", tmp_path, "lab", f"PYTHON={old}"], capture_output=True, text=True)
+    process = make(fresh, "lab", f"PYTHON={old}")
     assert process.returncode != 0
     assert "needs Python 3.11 or newer" in process.stderr and "PYTHON=" in process.stderr
-    assert not (tmp_path / ".venv").exists()
+    assert not (fresh / ".venv").exists()
 
 
 # -------------------------------------------------------------------------------------------------------- importing

@@ -1,7 +1,5 @@
 """Copies of the notebooks for Colab: their first cell, run by a real Git and a real pip, offline."""
 
-import base64
-import hashlib
 import json
 import os
 import re
@@ -57,17 +55,11 @@ def test_without_an_address_there_are_no_copies_and_the_shell_says_what_to_do(tm
 def wheel(folder, name, version, requires=""):
     """A package of nothing but its name, as a file that pip installs."""
     info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}/__init__.py": f"version = {version!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    sums = {path: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()) for path, text in files.items()}
-    lines = [f"{path},sha256={sums[path].decode().rstrip('=')},{len(text)}" for path, text in files.items()]
-    files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,"]) + "\n"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for path, text in files.items():
-            archive.writestr(path, text)
+        archive.writestr(f"{name}/__init__.py", "")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in [*archive.namelist(), f"{info}/RECORD"]))
     return zipfile.ZipFile(archive.filename)
 
 

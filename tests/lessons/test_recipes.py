@@ -46,7 +46,7 @@ def write_photos(folder, classes, of_each, side=(60, 48)):
             Image.fromarray(pixels).save(folder / name / f"{photo}.png")
 
 
-@pytest.mark.parametrize("name", ["recipes.py", "train_photos.py", "train_cifar10.py"])
+@pytest.mark.parametrize("name", ["recipes.py", "train_photos.py", "train_cifar10.py", "train_ddp.py"])
 def test_nothing_of_the_course_is_imported(name):
     tree = ast.parse((NOTEBOOKS / name).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -56,24 +56,16 @@ def lab(drawn_images, tmp_path_factory):
     ignored = shutil.ignore_patterns(".ipynb_checkpoints", "__pycache__")
     shutil.copytree(config.PROJECT / "notebooks", folder / "notebooks", ignore=ignored)
     command = [sys.executable, "-m", "jupyterlab", "--LabApp.default_url=/lab/tree/notebooks/00-start-here.ipynb"]
-    command += ["--no-browser", "--allow-root", "--port=0", "--IdentityProvider.token="]
-    own = {
-        name: str(folder / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
-    }
+    command += ["--no-browser", "--allow-root", "--port=0", "--IdentityProvider.token=", "--expose-app-in-browser"]
+    own = {f"JUPYTER_{name}_DIR": str(folder / name) for name in ("CONFIG", "DATA", "RUNTIME")}
     with open(folder / "log", "w") as log:
-        server = subprocess.Popen(
-            [*command, "--expose-app-in-browser"],
-            cwd=folder,
-            env=drawn_images | own,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+        server = subprocess.Popen(command, cwd=folder, env=drawn_images | own, stdout=log, stderr=log)
     try:
         text = ""
         while not text:
             assert server.poll() is None, (folder / "log").read_text()
             time.sleep(0.1)
-            text = "".join(path.read_text() for path in folder.glob("jupyter_runtime_dir/jpserver-*.json"))
+            text = "".join(path.read_text() for path in folder.glob("RUNTIME/jpserver-*.json"))
         url = f"http://127.0.0.1:{json.loads(text)['port']}/"
         wait_for(lambda: answers(f"{url}api"), lambda: (folder / "log").read_text())
         yield url
@@ -102,16 +94,11 @@ def opened(page, refused, lab):
     return page
 
 
-def test_jupyterlab_opens_the_first_notebook_and_runs_it_to_the_end(opened):
-    assert (
-        opened.evaluate("() => window.jupyterapp.shell.currentWidget.context.path") == "notebooks/00-start-here.ipynb"
-    )
+def test_jupyterlab_runs_the_first_notebook_to_the_end_and_each_figure_has_an_alternative_text(opened):
+    path = opened.evaluate("() => window.jupyterapp.shell.currentWidget.context.path")
+    assert path == "notebooks/00-start-here.ipynb"
     cells = opened.evaluate(CODE_CELLS)
-    assert len(cells) > 10
-    assert [cell for cell in cells if "error" in cell["outputs"]] == []
-
-
-def test_every_figure_in_the_page_has_an_alternative_text(opened):
+    assert len(cells) > 10 and [cell for cell in cells if "error" in cell["outputs"]] == []
     pictures = opened.evaluate("() => [...document.querySelectorAll('.jp-OutputArea img')].map(image => image.alt)")
     assert pictures and all(len(text) > 20 for text in pictures)
 
