@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 from helpers import config
 
 PACKAGES = {"helpers": config.PROJECT / "helpers", "stepscope": config.PROJECT / "stepscope" / "src" / "stepscope"}
@@ -72,12 +70,6 @@ def test_the_table_has_each_room_of_the_house():
 def test_imports_run_downward():
     found = [f"{path}: {fault}" for room, path in modules() for fault in faults(room, path.read_text(encoding="utf-8"))]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("source", ["from helpers import config", "def f():\n    import stepscope.diagnosis.result"])
-def test_an_import_upward_is_found_however_it_is_written(source):
-    (fault,) = faults("stepscope.timing", source)
-    assert fault.startswith(f"line {len(source.splitlines())} imports")
 
 
 def test_no_file_name_stands_twice():

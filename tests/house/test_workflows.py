@@ -1,6 +1,9 @@
-"""Workflows and forms for issues fit their schemas and call only what is here. GitHub itself is not asked."""
+"""Workflows, forms for issues and the Dockerfile fit their schemas and call what is here. No GitHub, no Docker runs."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,10 +13,12 @@ from click.testing import CliRunner
 from helpers import config
 
 GITHUB = config.PROJECT / ".github"
-SCHEMAS = dict.fromkeys(sorted((GITHUB / "workflows").glob("*.yml")), "github-workflows")
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+SCHEMAS = dict.fromkeys(WORKFLOWS, "github-workflows")
 SCHEMAS |= dict.fromkeys(sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml")), "github-issue-forms")
 SCHEMAS[GITHUB / "ISSUE_TEMPLATE" / "config.yml"] = "github-issue-config"
 SCHEMAS[config.PROJECT / "CITATION.cff"] = "citation-file-format"
+HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
 @pytest.mark.parametrize(("path", "schema"), SCHEMAS.items(), ids=lambda value: getattr(value, "name", value))
@@ -22,12 +27,20 @@ def test_the_file_fits_its_schema(path, schema):
     assert checked.exit_code == 0, checked.output
 
 
-@pytest.mark.parametrize("path", sorted((GITHUB / "workflows").glob("*.yml")), ids=lambda path: path.name)
-def test_a_workflow_may_read_only_ends_in_time_and_calls_what_is_there(path):
-    text = path.read_text(encoding="utf-8")
-    workflow = yaml.safe_load(text)
-    assert workflow["permissions"] == {"contents": "read"}
-    assert all(isinstance(job["timeout-minutes"], int) for job in workflow["jobs"].values())
+def test_the_workflows_may_read_only_and_call_targets_and_tests_that_are_there():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in WORKFLOWS)
+    assert all(
+        yaml.safe_load(path.read_text(encoding="utf-8"))["permissions"] == {"contents": "read"} for path in WORKFLOWS
+    )
     targets = set(re.findall(r"^([\w./-]+):", (config.PROJECT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"^\s*(?:run: )?make ([\w./-]+)", text, re.MULTILINE)) <= targets
     assert [name for name in re.findall(r"\btests/[\w/]+\.py", text) if not (config.PROJECT / name).exists()] == []
+
+
+@pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint has no package for this system")
+def test_hadolint_has_no_findings_and_what_the_dockerfile_copies_is_there():
+    dockerfile = config.PROJECT / "Dockerfile"
+    process = subprocess.run([HADOLINT, "--no-color", dockerfile], capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout
+    lines = re.findall(r"^COPY \S+ (.*) \S+$", dockerfile.read_text(encoding="utf-8"), re.MULTILINE)
+    assert lines and all((config.PROJECT / name).exists() for line in lines for name in line.split())
