@@ -56,23 +56,11 @@ class NotebookFailed(RuntimeError):
 
 
 def run(notebooks: Sequence[Path] | None = None, images: str | None = None) -> dict[str, float]:
-    """Execute notebooks in order, each in a kernel of its own, and print the ladder.
+    """Execute notebooks in order, by default all, each in a kernel of its own; print the ladder, return the seconds.
 
     Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails; beside the page of one
-    that does not fail, the notebook is kept with its outputs, and with what they were measured on, for the site. How
-    long it took is kept below ``COURSE_RUNS`` for `estimate_text`.
-
-    Parameters
-    ----------
-    notebooks : sequence of Path, optional
-        By default all of the course.
-    images : str, optional
-        Where the images come from, as `cifar10.Prepared` says it, to be kept with the outputs.
-
-    Returns
-    -------
-    dict of str to float
-        Seconds, by the notebook's name.
+    that does not fail, the notebook is kept with its outputs, and with what they were measured on, for the site:
+    `images` says where the images come from. How long each took is kept for `estimate_text`.
 
     Raises
     ------

@@ -76,17 +76,7 @@ QUESTIONS = {
 
 
 def prediction(mine: float | None, measured: float | None, unit: str = "×") -> None:
-    """Print what was predicted beside what was measured; say kindly if nothing was predicted.
-
-    Parameters
-    ----------
-    mine : float or None
-        ``...`` or None where no prediction was made.
-    measured : float or None
-        None where it could not be measured here.
-    unit : str
-        Follows both numbers.
-    """
+    """Print what was predicted (``...`` or None: nothing) beside what was measured (None: here it could not be)."""
     found = "here it could not be measured" if measured is None else f"it is {_shown(measured)}{unit}"
     if _missing(mine):
         print(f"You made no prediction, and {found}. To guess first makes it stay in mind: try it next time.")
@@ -107,16 +97,9 @@ def _shown(value: float) -> str:
 
 
 def check(question: str, answer: float | None, **measured: object) -> bool:
-    """Say whether `answer` is right, and return that.
+    """Say whether `answer` to one of `QUESTIONS` is right, and return that.
 
-    Parameters
-    ----------
-    question : str
-        One of `QUESTIONS`.
-    answer : float or None
-        ``...`` or None where nothing has been filled in yet.
-    **measured
-        What the question's `expected` computes the answer from.
+    `measured` is what the question's `expected` computes the answer from.
     """
     asked = QUESTIONS[question]
     if _missing(answer):

@@ -12,7 +12,6 @@ PAGES = [
     config.PROJECT / "stepscope" / "README.md",
     *sorted((config.PROJECT / "notebooks").glob("*.md")),
 ]
-ARCHITECTURE = (config.PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
 def anchors(page):
@@ -57,13 +56,3 @@ def test_links_of_a_page_lead_somewhere(page):
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_paths_that_a_page_names_exist(name):
     assert list(missing_paths((config.PROJECT / name).read_text(encoding="utf-8"))) == []
-
-
-def test_every_room_has_its_row():
-    folders = [config.PROJECT / "helpers", config.PROJECT / "stepscope" / "src" / "stepscope"]
-    rooms = {
-        f"{path.parent.relative_to(config.PROJECT).as_posix()}/"
-        for each in folders
-        for path in each.glob("*/__init__.py")
-    }
-    assert [room for room in sorted(rooms) if f"`{room}`" not in ARCHITECTURE] == []

@@ -18,18 +18,7 @@ class Wrong(Exception):
 
 
 def expect(right: bool, expected: object, found: object, case: str = "", hint: str = "") -> None:
-    """Raise `Wrong` unless it is right.
-
-    Parameters
-    ----------
-    right : bool
-    expected, found : object
-        What was expected, and what was found, in words or as a value.
-    case : str
-        In which case, if there are several.
-    hint : str
-        Sentences that say why, or where to look.
-    """
+    """Raise `Wrong` unless it is right; say what was expected and found, in which case, and why or where to look."""
     if not right:
         where = f"{case}: " if case else ""
         raise Wrong(f"{where}expected {expected}, found {found}. {hint}".strip())

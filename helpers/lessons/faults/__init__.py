@@ -86,11 +86,8 @@ def write_for_groups(folder: Path, groups: int, seed: int, images: Path) -> dict
 def keep(path: Path, name: str) -> dict[str, Path]:
     """Copy a script as it is now into the folder ``steps`` beside it, and return all copies by name, oldest first.
 
-    Parameters
-    ----------
-    path : Path
-    name : str
-        What has been done to it. A copy of that name is replaced; characters that no file can have are left out.
+    The name says what has been done to it. A copy of that name is replaced; characters that no file can have are left
+    out.
     """
     steps, name = path.parent / "steps", " ".join(re.sub(r"[^\w ,()-]", " ", name).split())
     if not name:

@@ -16,29 +16,16 @@ EPOCH_STEPS = 8
 class Fault:
     """Something that costs time and changes nothing else.
 
-    Attributes
-    ----------
-    name : str
-        What it is, in a few words.
-    place : str
-        Where its time goes: to ``"loading"``, to the rest of the ``"loop"``, or, on a ``"GPU"`` alone, to the host or
-        the GPU that wait for each other.
-    why : str
-        What it costs, and what to do instead, in a sentence.
-    notebook : str
-        The notebook that explains it, without ``.ipynb``.
-    finding : str or None
-        What `diagnosis.diagnose` calls it, at least with a GPU; None if it cannot see it.
-    diff : str
-        The lines of `SCRIPT` that go (``-``) and what people write (``+``), as in a unified diff, with empty lines
-        between pieces. Each piece is in the script exactly once.
+    Its time goes to ``"loading"``, to the rest of the ``"loop"``, or, on a ``"GPU"`` alone, to the host or the GPU that
+    wait for each other. `diff` has the lines of `SCRIPT` that go (``-``) and what people write (``+``), as in a unified
+    diff, with empty lines between pieces. Each piece is in the script exactly once.
     """
 
     name: str
     place: str
-    why: str
-    notebook: str
-    finding: str | None
+    why: str  # what it costs, and what to do instead, in a sentence
+    notebook: str  # that explains it, without ``.ipynb``
+    finding: str | None  # what `diagnosis.diagnose` calls it, at least with a GPU; None if it cannot see it
     diff: str
 
     @property

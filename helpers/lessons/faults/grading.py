@@ -31,19 +31,10 @@ ORIGINAL, YOURS, FIXED = "the original", "yours", "all fixed"
 
 @dataclass(frozen=True)
 class Grade:
-    """What a fixed script is worth. Printed, it is a verdict in words.
+    """What a fixed script is worth. Printed, it is a verdict in words."""
 
-    Attributes
-    ----------
-    change : str or None
-        What yours does otherwise than the script without faults; None if nothing.
-    timed : timing.Comparison or None
-        The original, yours, and the one without faults, interleaved; None if yours does something else, as then nothing
-        is faster.
-    """
-
-    change: str | None
-    timed: timing.Comparison | None
+    change: str | None  # what yours does otherwise than the script without faults; None if nothing
+    timed: timing.Comparison | None  # the original, yours, the one without faults; None if yours does something else
 
     @property
     def same_training(self) -> bool:
@@ -77,18 +68,8 @@ class Grade:
 def grade(path: Path, seed: int, images: Path) -> Grade:
     """Run a fixed script, the original and the one without faults, and say what the fixed one is worth.
 
-    Parameters
-    ----------
-    path : Path
-        The script to grade. It is not changed; its checkpoint beside it is.
-    seed : int
-        The seed that it was drawn with.
-    images : Path
-        Folder of the training images.
-
-    Raises
-    ------
-    running.ScriptFailed
+    The script was drawn with `seed`, and reads the training images in the folder `images`. It is not changed; its
+    checkpoint beside it is. Raises `running.ScriptFailed`.
     """
     with tempfile.TemporaryDirectory() as folder:
         original, fixed = (Path(folder, name, "train.py") for name in ("original", "fixed"))

@@ -89,17 +89,8 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
 def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run:
     """Run a training script in a process of its own, and time it: the script's own clock is not asked.
 
-    Parameters
-    ----------
-    path : Path
-    steps, warmup : int
-        Steps of its ``main`` that are timed, and those before them.
-    simulated : bool
-        Whether the model, if there is no GPU, is that of `simulating`, and not the script's own.
-
-    Raises
-    ------
-    ScriptFailed
+    So many steps of its ``main`` are timed, after those of the warm-up. If `simulated`, and there is no GPU, the model
+    is that of `simulating`, and not the script's own. Raises `ScriptFailed`.
     """
     path = Path(path).resolve()
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")

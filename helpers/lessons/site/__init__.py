@@ -52,18 +52,7 @@ This notebook was not executed when this page was made: it shows the code, and n
 
 
 def refresh(images: str | None = None) -> None:
-    """Execute the notebooks of which no outputs are kept of the same code and preset.
-
-    Parameters
-    ----------
-    images : str, optional
-        Where the images come from, as `cifar10.Prepared` says it.
-
-    Raises
-    ------
-    NotebookFailed
-        If a cell raises an error or its kernel dies.
-    """
+    """Execute the notebooks of which no outputs are kept of the same code and preset, as `execute.run` does."""
     missing = [notebook for notebook in execute.all_notebooks() if kept(notebook) is None]
     if missing:
         execute.run(missing, images)
@@ -88,14 +77,9 @@ def kept(notebook: Path) -> nbformat.NotebookNode | None:
 
 
 def build(out: Path, notebooks: Sequence[Path] | None = None) -> None:
-    """Build the site from the notebooks, each with the outputs that are kept of it, if there are such.
+    """Build the site from the notebooks, by default all, each with the outputs that are kept of it, if there are such.
 
-    Parameters
-    ----------
-    out : Path
-        Folder of the site. One that is there is replaced, once the new one is whole.
-    notebooks : sequence of Path, optional
-        By default all of the course.
+    A site that is in `out` is replaced, once the new one is whole.
 
     Raises
     ------
