@@ -133,7 +133,7 @@ WRONG = {
             "as many bytes on each rank"),
         ("an error", ("each.nbytes", "each.nbites"), "it raised AttributeError: .* .line 13 of what you"),
         ("asks until it is done", (START, f"{START}\n            while not self.started[-1].done(): ..."),
-            "too little overlaps: expected a backward pass"),
+            "right, but: expected less than 60% exposed"),
         ("too late", (FULL, FULL.replace("=self", "=2.8 * self")), "as soon as it is full, found .* kB"),
         ("the last bucket is lost", ("self.start(at_least=1)", "pass"), "found that of this rank alone"),
         ("one for each parameter", (FULL, "self.start(at_least=1)"), "full buckets, found .* in calls 1 and 2 of 12"),
