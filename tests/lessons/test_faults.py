@@ -146,15 +146,6 @@ def test_a_scripts_own_clock_is_not_asked(changed):
     assert min(run.durations) > 1e-5
 
 
-@pytest.mark.slow
-def test_a_fixed_script_is_the_same_training_and_is_timed_beside_both(changed, images):
-    grade = grading.grade(changed(), 0, images)
-    assert grade.same_training and all(name in str(grade) for name in grade.timed.names)
-    for run in itertools.chain(*grade.timed.timings.values()):
-        assert run.images == 8 * 128 and len(run.durations) == len(run.waits) == 8
-        assert sum(run.durations) == pytest.approx(run.seconds) and min(run.waits) >= 0
-
-
 @pytest.mark.parametrize(("ratios", "verdict", "reached"), [
     ((0.9, 0.95), "Passed", ""),
     ((0.85, 0.89), "Undecided", "87%"),

@@ -90,7 +90,3 @@ def lacking(name, named):
 @pytest.mark.parametrize(("name", "named"), SKIPPED, ids=[f"{name[:2]}-{named[0][0]}" for name, named in SKIPPED])
 def test_the_rest_of_a_notebook_runs_without_what_a_plan_skips(name, named):
     assert lacking(name, named) == set()
-
-
-def test_a_section_that_the_rest_needs_is_found():
-    assert "result" in lacking("04-normalize-on-device.ipynb", [("Measure", "")])
