@@ -2,8 +2,11 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
+from unittest import mock
 
+import pynvml
 import pytest
+import torch
 
 from helpers import __main__ as shell
 from helpers import config
@@ -95,30 +98,18 @@ def test_a_container_sees_its_own_limits_at_the_root(folders, job):
     assert machine.cores() == 1
 
 
-@pytest.fixture
-def unusable_gpu(monkeypatch):
-    """A machine with a GPU that PyTorch does not find, and a build for CUDA 13.2; calling it sets the driver's CUDA."""
-    import torch
-
+@pytest.mark.parametrize(("cuda", "problem", "remedy"), [(12, "13.2", "TORCH_BACKEND"), (13, "hidden", "CUDA_VIS")])
+def test_a_gpu_that_torch_does_not_find_is_named_with_what_is_in_its_way(folders, monkeypatch, cuda, problem, remedy):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.2")
-    return lambda cuda: monkeypatch.setattr(preflight, "_nvidia", lambda: ("535.1", cuda, ["NVIDIA A100"]))
-
-
-@pytest.mark.parametrize(("cuda", "problem", "remedy"), [(12, "13.2", "TORCH_BACKEND"), (13, "hidden", "CUDA_VIS")])
-def test_a_gpu_that_torch_does_not_find_is_named_with_what_is_in_its_way(folders, unusable_gpu, cuda, problem, remedy):
-    unusable_gpu(cuda)
+    monkeypatch.setattr(preflight, "_nvidia", lambda: ("535.1", cuda, ["NVIDIA A100"]))
     found = row("GPU")
     assert "A100" in found.value and "535.1" in found.value and problem in found.problem and remedy in found.remedy
 
 
 def test_a_driver_that_does_not_answer_is_a_problem(folders, monkeypatch):
-    import pynvml
-
-    def mismatch():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", mismatch)
+    mismatch = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    monkeypatch.setattr(pynvml, "nvmlInit", mock.Mock(side_effect=mismatch))
     assert "does not answer" in row("GPU").problem and "restart" in row("GPU").remedy
 
 
@@ -130,14 +121,9 @@ def test_a_driver_that_does_not_answer_is_a_problem(folders, monkeypatch):
     ],
 )
 def test_a_gpu_that_cannot_compute_is_a_problem(folders, monkeypatch, message, remedy):
-    import torch
-
-    def fail(*arguments, **options):
-        raise RuntimeError(f"{message}\nmore lines")
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
-    monkeypatch.setattr(torch, "ones", fail)
+    monkeypatch.setattr(torch, "ones", mock.Mock(side_effect=RuntimeError(f"{message}\nmore lines")))
     found = next(preflight._gpu())
     assert found.problem.endswith(message) and remedy in found.remedy
 
@@ -181,20 +167,11 @@ def test_the_shell_exits_with_1_only_if_there_is_a_problem(folders, monkeypatch,
 
 
 @pytest.mark.processes
-def test_an_error_of_the_course_is_one_line_in_the_shell(folders):
-    process = subprocess.run(
-        [sys.executable, "-m", "helpers", "prepare"],
-        env=os.environ | {"CIFAR10_ARCHIVE": str(folders / "nothing-here.tar.gz")},
-        capture_output=True,
-        text=True,
-    )
+@pytest.mark.parametrize(("command", "said"), [
+    (["-m", "helpers", "prepare"], "nothing-here.tar.gz"), (["-S", "-m", "helpers", "check"], "make lab"),
+], ids=["an error of the course", "a Python without the course's packages"])  # fmt: skip
+def test_what_a_reader_can_put_right_is_one_line_in_the_shell(folders, monkeypatch, command, said):
+    monkeypatch.setenv("CIFAR10_ARCHIVE", str(folders / "nothing-here.tar.gz"))
+    process = subprocess.run([sys.executable, *command], cwd=config.PROJECT, capture_output=True, text=True)
     assert process.returncode == 1
-    assert "nothing-here.tar.gz" in process.stderr and "Traceback" not in process.stderr
-
-
-def test_a_python_without_the_courses_packages_says_where_they_are(folders):
-    process = subprocess.run(
-        [sys.executable, "-S", "-m", "helpers", "check"], cwd=config.PROJECT, capture_output=True, text=True
-    )
-    assert process.returncode == 1
-    assert "make lab" in process.stderr and "Traceback" not in process.stderr
+    assert said in process.stderr and "Traceback" not in process.stderr
