@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import ranks
+from support.notebooks import learnable
 
 from helpers import config
 from helpers.training import launching
@@ -37,13 +38,7 @@ def nothing_left(mark):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with images of which a network learns something."""
-    folder, generator = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    labels = generator.integers(0, 10, IMAGES)
-    images = generator.integers(0, 128, (IMAGES, 3, 32, 32)) + 12 * labels[:, None, None, None]
-    np.save(folder / "images.npy", images.astype(np.uint8))
-    np.save(folder / "labels.npy", labels)
-    return folder
+    return learnable(tmp_path_factory.mktemp("data") / "data", IMAGES)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from helpers.lessons import execute, site
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 
-GLOSSARY = config.PROJECT / "notebooks" / "glossary.md"
 GRAVE = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations
     .filter((fault) => ["serious", "critical"].includes(fault.impact))
     .flatMap((fault) => fault.nodes.map((node) => `${fault.id}: ${node.html.slice(0, 200)}`))"""
@@ -72,17 +71,6 @@ def test_a_link_to_a_file_without_a_page_downloads_it(built_site):
     for name, linked in (("README", "LICENSE"), ("notebooks/14-everything", "recipes.py")):
         (link,) = re.findall(rf'href="(?:\.\./)?(_downloads/\w+/{linked})"', page(built_site, name))
         assert (built_site / link).exists()
-
-
-def test_each_term_of_the_glossary_is_bold_in_the_notebook_that_it_links():
-    entries = GLOSSARY.read_text(encoding="utf-8").partition("{glossary}\n")[2].removesuffix(":::\n").split("\n\n")
-    assert len(entries) > 80
-    for entry in entries:
-        *names, text = entry.strip().splitlines()
-        (link, *_) = re.findall(r"\]\((\d\d-[\w-]+\.ipynb)", text.rpartition(". ")[2] or text)
-        cells = nbformat.read(config.PROJECT / "notebooks" / link, as_version=4).cells
-        bold = " ".join(re.findall(r"\*\*(.*?)\*\*", "\n".join(c.source for c in cells if c.cell_type == "markdown")))
-        assert any(name.casefold() in bold.casefold() for name in names), names
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The scripts for Slurm: what shellcheck says, and one as a job of a real Slurm of two nodes on this machine."""
 
-import csv
 import getpass
 import os
 import secrets
@@ -13,9 +12,10 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
+from support import ranks
+from support.notebooks import learnable
 
 from helpers import config
 from helpers.training import launching
@@ -75,7 +75,7 @@ class Cluster:
     """Two nodes and the programs that run jobs on them, in a folder of their own, as whoever runs the tests."""
 
     def __init__(self, folder):
-        self.folder, self.daemons = folder, []
+        self.folder, self.daemons, self.mark = folder, [], folder.name
         outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "PET_"))}
         self.environment = outer | {
             "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf"), "TMPDIR": str(folder / "local"),
@@ -113,9 +113,9 @@ class Cluster:
         """End all jobs, then the daemons; whatever is left of the jobs is killed, and an error."""
         self.run("scancel", f"--user={getpass.getuser()}", check=False)
         try:
-            wait_until(lambda: not self.processes(), "no process of a job")
+            wait_until(lambda: not ranks.processes(self.mark), "no process of a job")
         finally:
-            left = self.processes()
+            left = ranks.processes(self.mark)
             for daemon in reversed(self.daemons):
                 daemon.terminate()
                 daemon.wait(PATIENCE)
@@ -142,16 +142,6 @@ class Cluster:
         logs = (Path(shown["StdOut"]), self.folder / "daemons.log")
         return "\n".join([str(shown), *(path.read_text()[-4_000:] for path in logs if path.exists())])
 
-    def processes(self):
-        """Return the processes of jobs, from their environments."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):  # another user's, or just gone
-                environment = process.environ()
-                if environment.get("SLURM_CONF") == self.environment["SLURM_CONF"] and "SLURM_JOB_ID" in environment:
-                    found.append(process)
-        return found
-
 
 @pytest.fixture
 def cluster():
@@ -167,21 +157,14 @@ def cluster():
 
 @pytest.fixture
 def data(tmp_path):
-    """Images of which a network learns something: each has its label's brightness."""
-    folder, generator = tmp_path / "data", np.random.default_rng(config.SEED)
-    folder.mkdir()
-    labels = generator.integers(0, 10, 1_024)
-    noise = generator.integers(0, 60, (len(labels), 3, 32, 32))
-    np.save(folder / "images.npy", (noise + 19 * labels[:, None, None, None]).astype(np.uint8))
-    np.save(folder / "labels.npy", labels)
-    return folder
+    return learnable(tmp_path / "data", 1_024)
 
 
 def losses(path):
     """The losses of all steps; one that was taken again, after a restart, must be the same to the last digit."""
     found = {}
-    for step, loss in csv.reader(path.open()):
-        assert found.setdefault(int(step), loss) == loss, f"step {step} was repeated with another loss"
+    for step, loss in ranks.losses(path):
+        assert found.setdefault(step, loss) == loss, f"step {step} was repeated with another loss"
     assert list(found) == list(range(1, len(found) + 1))
     return list(found.values())
 
@@ -195,7 +178,7 @@ def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(clus
     launching.torchrun(TRAIN, data, "--losses", straight, *OPTIONS, ranks=2, quiet=True)
     job = cluster.run(
         "sbatch", "--parsable", "--nodes=2", "--cpus-per-task=1", SCRIPTS / "several_nodes.sbatch", data, *OPTIONS,
-        "--losses", run / "losses.csv", SCRIPT=TRAIN, RUN=run,
+        "--losses", run / "losses.csv", SCRIPT=TRAIN, RUN=run, **{ranks.MARK: cluster.mark},
     )  # fmt: skip
 
     def until(condition, what):
@@ -210,7 +193,7 @@ def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(clus
     cluster.run("scancel", "--batch", "--signal=USR1", job)  # what Slurm sends two minutes before, by --signal
     until(lambda: cluster.shown(job)["Restarts"] == "1", "the job to begin again")
     over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-    until(lambda: cluster.shown(job)["JobState"] in over and not cluster.processes(), f"the end of job {job}")
+    until(lambda: cluster.shown(job)["JobState"] in over and not ranks.processes(cluster.mark), f"the end of job {job}")
     shown = cluster.shown(job)
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), cluster.log(job)
     expected = losses(straight)

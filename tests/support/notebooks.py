@@ -1,9 +1,11 @@
-"""The notebooks, and how to execute them."""
+"""The notebooks, how to execute them, and images for a script that readers take home."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
 
 from helpers import config
 
@@ -28,3 +30,14 @@ def nbval(notebooks: list[Path], environment: dict[str, str], *options: str) -> 
         capture_output=True,
         text=True,
     )
+
+
+def learnable(folder: Path, count: int) -> Path:
+    """Write images as `train_ddp.py` reads them; a network learns something, as each has its label's brightness."""
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 10, count)
+    images = generator.integers(0, 128, (count, 3, 32, 32)) + 12 * labels[:, None, None, None]
+    np.save(folder / "images.npy", images.astype(np.uint8))
+    np.save(folder / "labels.npy", labels)
+    return folder
