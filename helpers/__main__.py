@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         return added.add_argument
 
     option = command(_check, "is this machine ready, and how long will the course take?")
-    option("--people", type=_people, metavar="N", help="instead, is it ready for so many people at once?")
+    option("--people", type=int, metavar="N", help="instead, is it ready for so many people at once?")
     option = command(_prepare, "get the images, or check those that are there")
     option("--verify", action="store_true", help="then also read every byte of them")
     option = command(_run, "execute all notebooks and write them as HTML pages")
@@ -63,13 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
         if error.name is None or error.name.partition(".")[0] in ("helpers", "stepscope"):
             raise
         sys.exit(f"{sys.executable} lacks {error.name}. In the course's folder, `make lab` installs it.")
-
-
-def _people(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 person or more, found {number}")
-    return number
 
 
 # The imports are in the functions so that each command starts as quickly as it can: PyTorch alone takes seconds.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -27,6 +28,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def check(people: int) -> Report:
     """Look at what a class shares on this machine, if so many people run the notebooks at once."""
+    if people < 1:
+        raise config.CourseError(f"Expected 1 person or more, found {people}.")
     cores = min(machine.cores(), machine.cpu_quota() or math.inf)
     where = "at once here; where a hub gives each a container of their own, check inside of one, for 1"
     runs = f"{config.runs_dir()} here; each person needs a clone of the course, or a COURSE_RUNS, of their own"
@@ -81,10 +84,18 @@ def _disk(people: int) -> Row:
 
 def _processes(people: int) -> Row:
     limits = [int(limit) for limit in machine.control_group_limits("pids.max") if limit != "max"]
+    with suppress(ImportError):  # Windows has no such limit
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        limits += [soft] if soft != resource.RLIM_INFINITY else []
     needed = people * READER_PROCESSES * (3 + _threads_of_one(machine.cores()))
-    value = f"{needed:,} needed at the most, threads included; pids.max {min(limits, default='has no limit')}"
+    value = f"{needed:,} needed at the most, threads included; limit: {min(limits, default='none')}"
     problem = "kernels and workers will fail to start" if min(limits, default=needed) < needed else ""
-    return Row("Processes", value, problem, "raise the container's limit (--pids-limit); fewer OMP_NUM_THREADS")
+    remedy = (
+        "raise it for the container (--pids-limit) or the account that all share (ulimit -u); fewer OMP_NUM_THREADS"
+    )
+    return Row("Processes", value, problem, remedy)
 
 
 def _images(people: int) -> Row:

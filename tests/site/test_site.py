@@ -1,4 +1,4 @@
-"""The built site: its pages, what is folded and left out, links, the glossary, and how it shows in a browser."""
+"""The built site: its pages, what is folded and left out, links, and how it shows in a browser."""
 
 import importlib
 import inspect
