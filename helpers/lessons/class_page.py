@@ -98,7 +98,8 @@ def _page(results: dict[str, list[scoreboard.Result]], left_out: list[str]) -> s
     rates = table.pivot(index="rung", columns="reader", values="rate")
     machines = table[["reader", "machine", "PyTorch", "preset", "images"]].drop_duplicates()
     by_change = compared.groupby("rung", sort=False)
-    return jinja2.Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE.read_text("utf-8")).render(
+    template = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
         date=datetime.date.today().isoformat(),
         readers=len(results),
         progress=_html(progress.rename_axis("reader").reset_index()),
@@ -108,7 +109,7 @@ def _page(results: dict[str, list[scoreboard.Result]], left_out: list[str]) -> s
         rates=_html(rates.rename_axis(columns=None).reset_index()),
         machines=_html(machines),
         refused=left_out,
-    )  # fmt: skip
+    )
 
 
 def _row(reader: str, result: scoreboard.Result) -> dict[str, object]:
