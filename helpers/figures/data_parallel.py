@@ -26,7 +26,7 @@ from helpers.figures.drawing import (
 from stepscope import traces
 from stepscope.base.wording import counted
 from stepscope.traces.columns import union
-from stepscope.traces.exposure import NO_COMPUTATION
+from stepscope.traces.exposed_communication import NO_COMPUTATION
 
 _WAITING = {"facecolor": PALE, "hatch": "////", "edgecolor": BLACK}
 _TRANSFER = {"facecolor": COLOURS["Communication"]}
@@ -127,7 +127,7 @@ def rank_timeline(path: str | Path | Mapping[str, traces.Trace], source: str = "
 
 def _lanes(trace: traces.Trace, clock: float, operations: pd.DataFrame, last: pd.Series) -> dict[str, tuple]:
     """Return of all that a rank does its place, its looks, and the starts and ends in µs on the common clock."""
-    events = pd.concat([span.events for span in trace.spans])
+    events = pd.concat([span.events.table() for span in trace.spans])
     kernels, loading = events["kind"] == "Kernel", events["kind"] == "DataLoader"
     waits = events["name"].str.match(NO_COMPUTATION)
     operators = events["operator"] & (events["kind"] == "CPU Exec") & ~waits

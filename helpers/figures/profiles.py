@@ -97,14 +97,15 @@ def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
 
 def _lanes(span: traces.Span) -> dict[str, tuple[str, np.ndarray, np.ndarray]]:
     """Return colour, starts and ends of each lane, in the order of the starts."""
+    table = span.events.table()
     events = {
-        "loading": ("DataLoader", span.events["kind"] == "DataLoader"),
-        "operators": ("CPU Exec", span.events["host"] & (span.events["kind"] == "CPU Exec")),
-        "runtime calls": ("Runtime", span.events["kind"] == "Runtime"),
-        "copies": ("Memcpy", span.events["kind"] == "Memcpy"),
+        "loading": ("DataLoader", table["kind"] == "DataLoader"),
+        "operators": ("CPU Exec", table["host"] & (table["kind"] == "CPU Exec")),
+        "runtime calls": ("Runtime", table["kind"] == "Runtime"),
+        "copies": ("Memcpy", table["kind"] == "Memcpy"),
     }
-    rows = {name: (COLOURS[kind], span.events[chosen]) for name, (kind, chosen) in events.items()}
-    for (device, stream), kernels in span.kernels.groupby(["device", "stream"]):
+    rows = {name: (COLOURS[kind], table[chosen]) for name, (kind, chosen) in events.items()}
+    for (device, stream), kernels in span.kernels.table().groupby(["device", "stream"]):
         for kind, word in (("Kernel", "kernels"), ("Communication", "communication")):
             rows[f"GPU {device:g}, stream {stream:g}: {word}"] = (COLOURS[kind], kernels[kernels["kind"] == kind])
     return {name: (colour, *row[["start", "end"]].to_numpy().T) for name, (colour, row) in rows.items() if len(row)}

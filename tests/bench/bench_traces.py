@@ -2,7 +2,7 @@
 
 First the tables that notebook 11 makes of its traces, with the traces that `stepscope.traces` keeps and without,
 interleaved in one process. Then `traces.breakdown` and `traces.top_operators` of larger traces, plain and packed,
-against TensorBoard from its start to the Overview's data, each in a fresh process, interleaved; importing is left out.
+each in a fresh process, interleaved; importing is left out.
 """
 
 from __future__ import annotations
@@ -61,29 +61,11 @@ def measure(work):
 """
 
 # stepscope.traces imports what it needs when it is first asked for it.
-WAYS = {
-    "breakdown": """
+WAY = """
 import pandas
-from stepscope.traces import breakdown
-measure(lambda: breakdown(sys.argv[1]))
-""",
-    "top_operators": """
-import pandas
-from stepscope.traces import top_operators
-measure(lambda: top_operators(sys.argv[1]))
-""",
-    "TensorBoard to Overview": """
-from pathlib import Path
-from stepscope import tensorboard
-def work():
-    server = tensorboard.start(Path(sys.argv[1]).parent)
-    (run,) = server.runs
-    (worker,) = server.get("workers", run=run, view="Overview")
-    server.get("overview", run=run, worker=worker, span="1")
-    server.stop()
-measure(work)
-""",
-}
+from stepscope.traces import {0}
+measure(lambda: {0}(sys.argv[1]))
+"""
 
 GPU = {
     "id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108, "warpSize": 32,
@@ -193,19 +175,17 @@ def main() -> None:
                 shutil.copyfileobj(plain, copy)  # a process starts with the peak of the one that starts it: stay small
             size = file.stat().st_size
             print(f"{name}: {size / 1e6:.1f} MB, {rounds} interleaved rounds")
-            ways = {way: (code, file) for way, code in WAYS.items()}
-            ways["breakdown of a gzip file"] = WAYS["breakdown"], packed
+            ways = {"breakdown": file, "top_operators": file, "breakdown of a gzip file": packed}
             results = {way: [] for way in ways}
             for _ in range(rounds):
-                for way, (code, path) in ways.items():
-                    printed = run([sys.executable, "-c", MEASURE + code], str(path))
+                for way, path in ways.items():
+                    printed = run([sys.executable, "-c", MEASURE + WAY.format(way.split()[0])], str(path))
                     results[way].append(json.loads(printed.splitlines()[-1]))
         for way, each in results.items():
             seconds = sorted(result["seconds"] for result in each)
             memory = statistics.median(result["bytes"] for result in each) / size
-            peak = f"{memory:5.2f} × file" if way != "TensorBoard to Overview" else "in other processes"
             median, ends = statistics.median(seconds), f"{seconds[0]:.2f} to {seconds[-1]:.2f}"
-            print(f"  {way:24} {median:6.2f} s ({ends}); memory {peak}", flush=True)
+            print(f"  {way:24} {median:6.2f} s ({ends}); memory {memory:5.2f} × file", flush=True)
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ import torch.distributed.nn  # before the process group: else DDP imports it, an
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-folder, late, every_operation = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "every"
+folder, late = sys.argv[1], float(sys.argv[2])
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.set_num_threads(1)
@@ -204,17 +204,16 @@ def step():
     optimizer.zero_grad()
     model(torch.ones(8, 300)).sum().backward()
     optimizer.step()
-    if every_operation:
-        x, parts = torch.ones(100), [torch.ones(100), torch.ones(100)]
-        dist.all_gather(parts, x)
-        dist.all_gather_into_tensor(torch.ones(200), x)
-        dist.reduce_scatter_tensor(torch.ones(50), x)
-        dist.reduce(x, 0)
-        dist.all_to_all_single(torch.ones(100), x)
-        dist.gather(x, parts if rank == 0 else None, 0)
-        dist.scatter(x, parts if rank == 0 else None, 0)
-        dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
-        dist.barrier()
+    x, parts = torch.ones(100), [torch.ones(100), torch.ones(100)]
+    dist.all_gather(parts, x)
+    dist.all_gather_into_tensor(torch.ones(200), x)
+    dist.reduce_scatter_tensor(torch.ones(50), x)
+    dist.reduce(x, 0)
+    dist.all_to_all_single(torch.ones(100), x)
+    dist.gather(x, parts if rank == 0 else None, 0)
+    dist.scatter(x, parts if rank == 0 else None, 0)
+    dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+    dist.barrier()
 
 with profile(
     activities=[ProfilerActivity.CPU],
@@ -230,15 +229,14 @@ dist.destroy_process_group()
 """
 
 
-def record(folder: Path, *, late: float = 0.0, every_operation: bool = False) -> Path:
+def record(folder: Path, late: float) -> Path:
     """Train on two ranks with gloo, and record both; `late` seconds of each step rank 1 sleeps."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "train.py"
     script.write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    arguments = [folder, late, "every" if every_operation else "those of training"]
     subprocess.run(
-        [*torchrun, str(script), *map(str, arguments)],
+        [*torchrun, str(script), str(folder), str(late)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"},
         check=True,
         capture_output=True,

@@ -56,7 +56,7 @@ def logdir(tmp_path_factory):
     (root / "single").mkdir()
     (root / "single" / "host_1.1.pt.trace.json").write_text(json.dumps(single))
     (root / "damaged" / "rank_1.1.pt.trace.json.gz").write_bytes(b"damaged")
-    rank_traces.record(root / "recorded", late=0.05, every_operation=True)
+    rank_traces.record(root / "recorded", late=0.05)
     (root / "recorded" / "train.py").unlink()
     return root
 

@@ -77,7 +77,14 @@ def test_a_gpus_memory_is_what_it_states(tmp_path):
     assert "CPU" not in set(curve["device"])  # what the hand-written trace maps is shared with a worker
 
 
-def assert_equal_to_the_tab(path):
+@pytest.mark.processes
+@pytest.mark.parametrize("source", ["recorded", "hand-made"])
+def test_the_curve_is_that_of_the_tab(trace, tmp_path, source):
+    if source == "recorded":
+        recordings.record(tmp_path / "run", 2, profile_memory=True)
+        (path,) = (tmp_path / "run").iterdir()
+    else:
+        path = trace(*SEVERAL_DEVICES)
     wanted = "page.get_memory_curve(memory_metric='B', patch_for_step_plot=False)['rows']"
     tab = parsed_by_the_plugin(path, wanted)
     curve = traces.memory_curve(path)
@@ -90,18 +97,6 @@ def assert_equal_to_the_tab(path):
         assert [round(each * 1e6) + before for each in ours["allocated"]] == list(allocated)
         since_first = ours["time"] - ours["time"].iat[0]
         assert since_first.tolist() == pytest.approx([time - times[0] for time in times], abs=2e-3)
-
-
-@pytest.mark.processes
-def test_the_curve_of_a_recording_is_that_of_the_tab(tmp_path):
-    recordings.record(tmp_path, 2, profile_memory=True)
-    (path,) = tmp_path.iterdir()
-    assert_equal_to_the_tab(path)
-
-
-@pytest.mark.processes
-def test_the_curve_of_a_hand_made_trace_is_that_of_the_tab(trace):
-    assert_equal_to_the_tab(trace(*SEVERAL_DEVICES))
 
 
 def test_a_profile_without_memory_says_so(trace):

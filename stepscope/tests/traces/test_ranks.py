@@ -29,17 +29,6 @@ def numbers(table):
     return [tuple(rows["rank"]) for _, rows in table.sort_values("rank").groupby("number")]
 
 
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_each_rank_is_charged_what_painting_the_microseconds_says(tmp_path, backend):
-    job = rank_traces.job([[[300, 50], [200, 90]], [[100, 120], [400, 10]], [[150, 80], [150, 80]]], transfer=70)
-    table = traces.communication(rank_traces.write(tmp_path, job, backend=backend))
-    expected = rank_traces.truth(job, backend)
-    np.testing.assert_allclose(table[COLUMNS], [[row[name] for name in COLUMNS] for row in expected], atol=1e-6)
-    assert list(table.index) == ["rank 0", "rank 1", "rank 2"]
-    assert (table["collectives"] == 2).all() and (table["megabytes"] == 2).all()
-    np.testing.assert_allclose(table["efficiency"], 1 - table["exposed"] / table["step"])
-
-
 durations = st.integers(1, 300)
 moments = st.integers(-(10**11), 10**11)
 
@@ -55,7 +44,7 @@ def schedules(draw):
 
 
 @pytest.mark.processes
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(schedules())
 def test_shares_sum_to_the_step_and_no_clock_changes_them(tmp_path_factory, schedule):
     computing, transfer, begins, shifts, backend = schedule
@@ -68,6 +57,9 @@ def test_shares_sum_to_the_step_and_no_clock_changes_them(tmp_path_factory, sche
     np.testing.assert_allclose(shifted, table, atol=1e-3)
     expected = [[row[name] for name in COLUMNS] for row in rank_traces.truth(job, backend)]
     np.testing.assert_allclose(table[COLUMNS], expected, atol=1e-6)
+    np.testing.assert_allclose(table["efficiency"], 1 - table["exposed"] / table["step"])
+    assert (table["collectives"] == len(computing[0][0])).all() and (table["megabytes"] == len(computing[0][0])).all()
+    assert list(table.index) == [f"rank {number}" for number in range(len(job))]
 
 
 def test_clocks_hours_apart_are_aligned(tmp_path):
@@ -102,35 +94,27 @@ def test_the_rank_for_which_the_others_wait_is_named(tmp_path, world, backend):
     assert table["waiting"]["rank 1"] < 0.01
 
 
-def test_no_rank_is_named_if_all_are_equal(tmp_path):
-    table = traces.communication(rank_traces.write(tmp_path, rank_traces.job(EQUAL, transfer=70)))
+def test_no_rank_is_named_by_chance(tmp_path):
+    table = traces.communication(rank_traces.write(tmp_path / "equal", rank_traces.job(EQUAL, transfer=70)))
     assert table.attrs == {"straggler": None, "late_ms": 0.0, "unequal": []}
-    assert (table["waiting"] == 0).all()
-
-
-def test_no_rank_is_named_if_each_is_late_at_times(tmp_path):
     random = np.random.default_rng(0)
     named = 0
-    for number in range(20):
+    for number in range(10):
         computing = random.integers(100, 500, size=(3, 8, 2)).tolist()
         table = traces.communication(rank_traces.write(tmp_path / str(number), rank_traces.job(computing, transfer=70)))
         assert table["waiting"].max() > 0.02
         named += table.attrs["straggler"] is not None
-    assert named <= 2
+    assert named <= 1
 
 
-@pytest.mark.parametrize("missing", [[0], [5], [0, 7]], ids=["first", "middle", "both edges"])
-def test_operations_are_matched_though_one_rank_lacks_some(tmp_path, missing):
+@pytest.mark.parametrize(
+    "leave_out", [{1: [0]}, {1: [5]}, {1: [0, 7]}, {0: [3], 1: [2]}], ids=["first", "middle", "both edges", "different"]
+)
+def test_operations_are_matched_though_ranks_lack_some(tmp_path, leave_out):
     job = rank_traces.job(UNEVEN, transfer=900)
-    table = traces.collectives(rank_traces.write(tmp_path, job, leave_out={1: missing}, clocks=[0, HOUR]))
-    assert numbers(table) == [("rank 0",) if place in missing else ("rank 0", "rank 1") for place in range(8)]
-
-
-def test_ranks_that_lack_different_operations_are_matched_by_when_they_ran(tmp_path):
-    job = rank_traces.job(UNEVEN, transfer=900)
-    table = traces.collectives(rank_traces.write(tmp_path, job, leave_out={0: [3], 1: [2]}))
-    both = ("rank 0", "rank 1")
-    assert sorted(numbers(table)) == sorted([both] * 6 + [("rank 0",), ("rank 1",)])
+    table = traces.collectives(rank_traces.write(tmp_path, job, leave_out=leave_out, clocks=[0, HOUR]))
+    expected = [tuple(f"rank {rank}" for rank in (0, 1) if place not in leave_out.get(rank, [])) for place in range(8)]
+    assert sorted(numbers(table)) == sorted(expected)
 
 
 def test_operations_of_which_the_ranks_have_not_as_many_are_named(tmp_path):
@@ -147,11 +131,6 @@ def test_spans_of_a_rank_are_put_together(tmp_path):
     two = traces.communication(rank_traces.write(tmp_path / "two", job, spans=2, clocks=[0, HOUR]))
     np.testing.assert_allclose(two, one, atol=1e-3)
     assert two.attrs["straggler"] == "rank 1"
-
-
-def test_one_rank_waits_for_nobody(tmp_path):
-    table = traces.communication(rank_traces.write(tmp_path, rank_traces.job(EQUAL[:1], transfer=70)))
-    assert table["exposed"].item() > 0 and table["waiting"].item() == 0 and table.attrs["straggler"] is None
 
 
 def test_ranks_that_exchange_nothing_have_their_machines_clocks(tmp_path):
@@ -243,7 +222,7 @@ def test_the_shell_prints_what_the_ranks_cost_each_other(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    return rank_traces.record(tmp_path_factory.mktemp("recorded") / "run", late=0.3, every_operation=True)
+    return rank_traces.record(tmp_path_factory.mktemp("recorded") / "run", late=0.3)
 
 
 @pytest.mark.processes

@@ -10,14 +10,11 @@ from support.written import event, loading, step, write
 
 from stepscope import traces
 
-RECORDED = [(0, "everything"), (2, "shapes")]
 
-
-@pytest.fixture(scope="module", params=RECORDED, ids=lambda each: f"{each[1]}-{each[0]}")
-def trace(request, tmp_path_factory):
-    workers, options = request.param
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded")
-    recordings.record(folder, workers, **recordings.OPTIONS[options])
+    recordings.record(folder, 0, **recordings.OPTIONS["everything"])
     (file,) = folder.iterdir()
     return file
 

@@ -14,7 +14,7 @@ from stepscope.base.wording import printable
 from stepscope.diagnosis import result
 from stepscope.diagnosis.profile import Profile
 from stepscope.diagnosis.result import UNKNOWN, WORTH, Finding, Rule
-from stepscope.traces.idleness import PAGEABLE, direction
+from stepscope.traces.idle_time import PAGEABLE, direction
 
 # Of the steps must do it, for it to be done in every step: what is printed every tenth step is no fault.
 EVERY = 0.8
@@ -147,7 +147,7 @@ def _gaps(profile: Profile, waiting: float, recording: float) -> dict[str, objec
 
 def _kernels(profile: Profile) -> dict[str, object]:
     """Return what is known of the kernels."""
-    share, number = float(profile.shares["Kernel"]), sum(len(span.kernels) for span in profile.trace.spans)
+    share, number = float(profile.shares["Kernel"]), sum(span.kernels.height for span in profile.trace.spans)
 
     def of(chosen: Callable) -> float:
         return traces.kernel_time(profile.trace, chosen) / (profile.total * profile.devices)
@@ -168,7 +168,7 @@ def _kernels(profile: Profile) -> dict[str, object]:
 def _tensor_cores(profile: Profile) -> tuple[str, int]:
     """Return what the Tensor Cores of the GPU multiply, and how many times as fast as float32; "" and 1 if unknown."""
     spans = profile.trace.spans
-    used = {int(device) for span in spans for device in span.kernels["device"].dropna()}
+    used = {int(device) for span in spans for device in span.kernels["device"] if device >= 0}
     for device in (device for span in spans for device in span.devices if device.get("id") in used):
         numbers = device.get("computeMajor"), device.get("computeMinor"), device.get("warpSize", 32)
         if all(isinstance(number, int) for number in numbers) and numbers[2] == 32:  # AMD's count otherwise

@@ -18,7 +18,7 @@ from stepscope.diagnosis.device import EVERY
 from stepscope.diagnosis.profile import LEAST_STEPS
 from stepscope.diagnosis.result import WORTH, Diagnosis, Rule, conclude
 from stepscope.traces.columns import coverage
-from stepscope.traces.exposure import NO_COMPUTATION
+from stepscope.traces.exposed_communication import NO_COMPUTATION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +109,7 @@ def _meanwhile(trace: traces.Trace) -> dict[str, float]:
     """Return how long a rank waited for its batch, and how long operators, or kernels, computed; ms of a step."""
     covered, steps = {"loading": 0.0, "computing": 0.0}, 0
     for span in trace.spans:
-        events, table = span.events, traces.steps(traces.Trace(trace.path, (span,)))
+        events, table = span.events.table(), traces.steps(traces.Trace(trace.path, (span,)))
         kernels, waits = events["kind"] == "Kernel", events["name"].str.match(NO_COMPUTATION)
         operators = events["operator"] & (events["kind"] == "CPU Exec") & ~waits
         computing = kernels if kernels.any() else operators

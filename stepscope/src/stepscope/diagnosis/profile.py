@@ -80,7 +80,7 @@ def read(trace: traces.Trace) -> Profile:
         steps=len(table),
         step_ms=total / len(table) / 1e3,
         shares=table.sum() / total,
-        devices=len(set().union(*(span.kernels["device"].dropna() for span in trace.spans))),
+        devices=len({device for span in trace.spans for device in span.kernels["device"] if device >= 0}),
         in_process=any(
             "SingleProcess" in name for name in _names(trace, lambda events: events["kind"] == "DataLoader")
         ),
@@ -89,7 +89,7 @@ def read(trace: traces.Trace) -> Profile:
 
 
 def _names(trace: traces.Trace, chosen) -> set[str]:
-    return {name for span in trace.spans for name in span.events.loc[chosen(span.events), "name"].unique()}
+    return {name for span in trace.spans for name in span.events["name"][chosen(span.events)]}
 
 
 def evidence(profile: Profile) -> list[tuple[str, str]]:
@@ -125,7 +125,9 @@ def doubt(profile: Profile) -> str | None:
     if unknown:
         return f"The trace is of an accelerator whose events are unknown here: {', '.join(unknown)}."
     operators = _names(profile.trace, lambda events: events["operator"])
-    if any(len(span.kernels) for span in profile.trace.spans) or any(re.search(_OF_A_GPU, name) for name in operators):
+    if any(span.kernels.height for span in profile.trace.spans) or any(
+        re.search(_OF_A_GPU, name) for name in operators
+    ):
         return (
             "The network ran on a GPU, but its kernels are not in the trace. Record it with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."

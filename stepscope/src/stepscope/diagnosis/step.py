@@ -143,7 +143,7 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
 
     tables = []
     for span in trace.spans:
-        events = span.events
+        events = span.events.table()
         steps = events[events["kind"] == "step"]
         events = events[events["thread"].isin(steps["thread"]) & (events["end"] <= steps["end"].max())]
         optimizer = events[events["name"].str.startswith("Optimizer.step")]

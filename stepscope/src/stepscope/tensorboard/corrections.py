@@ -28,7 +28,7 @@ import orjson
 from stepscope.base import staging
 from stepscope.base.staging import TargetExists
 from stepscope.tensorboard import distributed, pages
-from stepscope.traces import TraceError, columns, files, kernel_names, occupancy
+from stepscope.traces import TraceError, columns, files, kernel_properties
 from stepscope.traces.memory import shared_with_workers
 
 Event = dict  # as it stands in the JSON
@@ -87,7 +87,7 @@ def end_loading_for_certain(stock: Callable, self, run_dir: str) -> None:
 
 def know_tensor_core_kernels(stock: Callable, kernel: str) -> bool:
     """GPU Summary, Operator, Kernel: the Tensor-Core kernels of Hopper, and many of Ampere, count as others."""
-    return kernel_names.uses_tensor_cores(kernel)
+    return kernel_properties.uses_tensor_cores(kernel)
 
 
 def know_todays_operators(stock: Callable, operator: str) -> bool:
@@ -111,7 +111,7 @@ def count_all_kernels_for_tensor_cores(stock: Callable, self) -> None:
     for gpu in self.gpu_metrics_parser.gpu_ids:
         kernels = [event for event in self.events if event.type == "Kernel" and event.device_id == gpu]
         time = sum(kernel.duration for kernel in kernels)
-        on_tensor_cores = sum(each.duration for each in kernels if kernel_names.uses_tensor_cores(each.name))
+        on_tensor_cores = sum(each.duration for each in kernels if kernel_properties.uses_tensor_cores(each.name))
         self.tc_ratio[gpu] = on_tensor_cores / time if time else 0.0
 
 
@@ -265,7 +265,7 @@ def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
 def estimate_missing_occupancy(trace: dict) -> Iterator[Event]:
     """GPU Summary, Kernel: the occupancy is 0 for every kernel with more than 48 KiB of shared memory.
 
-    PyTorch's profiler writes it so; `traces.occupancy` estimates what it left out.
+    PyTorch's profiler writes it so; `kernel_properties.estimated_occupancy` adds what it left out.
     """
     name = "est. achieved occupancy %"
     devices = {device.get("id"): device for device in trace.get("deviceProperties") or []}
@@ -273,7 +273,7 @@ def estimate_missing_occupancy(trace: dict) -> Iterator[Event]:
         launch = event.get("args") or {}
         if launch.get(name) == 0:
             needed = (launch.get(key) for key in ("grid", "block", "registers per thread", "shared memory"))
-            estimated = occupancy.estimate(*needed, devices.get(launch.get("device")))
+            estimated = kernel_properties.estimated_occupancy(*needed, devices.get(launch.get("device")))
             if estimated >= 0.5:  # else the writer rounded to 0, or it is unknown
                 event = event | {"args": launch | {name: estimated}}
         yield event

@@ -147,7 +147,7 @@ def _sum_and_mean(amounts: pd.Series) -> tuple[float | None, int | None]:
 
 def _without_kernels(ranks: traces.Ranks) -> list[str]:
     """Return the ranks that called NCCL, and none of whose kernels is recorded."""
-    events = {rank: trace.spans[0].communication for rank, trace in ranks.items()}
+    events = {rank: trace.spans[0].exchanges for rank, trace in ranks.items()}
     return [
         rank
         for rank, table in events.items()

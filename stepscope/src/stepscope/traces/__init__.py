@@ -25,14 +25,14 @@ import importlib
 _PLACES = {
     "alignment": ("Ranks", "ranks"),
     "events": ("CATEGORIES", "Span", "Trace", "load"),
-    "exposure": ("collectives", "communication", "communication_by_step"),
+    "exposed_communication": ("collectives", "communication", "communication_by_step"),
     "files": ("TRACE_FILE", "NoAccelerator", "NoSteps", "NoTraces", "SeveralRecordings", "TraceError", "runs"),
-    "idleness": ("exposed_copies", "gaps", "idle", "waits"),
-    "kernel_names": ("converts_layout", "multiplies_float32"),
+    "idle_time": ("exposed_copies", "gaps", "idle", "waits"),
+    "kernel_properties": ("converts_layout", "multiplies_float32"),
     "memory": ("memory_curve",),
     "operators": ("top_operators",),
     "slimming": ("slim",),
-    "timeline": ("PLAIN_NAMES", "breakdown", "difference", "sentence", "steps"),
+    "step_times": ("PLAIN_NAMES", "breakdown", "difference", "sentence", "steps"),
     "utilization": ("accelerators", "fill", "kernel_time", "kernels"),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}

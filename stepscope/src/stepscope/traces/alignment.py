@@ -18,9 +18,10 @@ import numpy as np
 import pandas as pd
 
 from stepscope.traces import files
-from stepscope.traces.columns import Columns, places
-from stepscope.traces.events import Span, Trace, of_worker, step_at
+from stepscope.traces.columns import Columns, numbers, places
+from stepscope.traces.events import Span, Trace, of_worker
 from stepscope.traces.files import SeveralRecordings
+from stepscope.traces.step_times import step_at
 
 OPERATIONS = {  # by what a name holds, its letters only: the first that fits; the names of c10d, NCCL and gloo differ
     "barrier": "barrier",
@@ -44,34 +45,30 @@ TOLERANCE = 1000  # µs that one operation may seem to end before its counterpar
 
 
 class Ranks(dict[str, Trace]):
-    """The trace of each rank, by "rank 0" and so on, in the order of the ranks.
-
-    Attributes
-    ----------
-    clock : dict of str to float
-        µs to add to the times of a rank's trace, to have them on the clock of the first one: by their collective
-        operations, or as recorded, if the ranks are on one machine or share no operation.
-    operations : DataFrame
-        A row for each operation on each rank, times as in the rank's own trace, columns as in `operations`; `rank` and
-        `span`, int, the places of the rank and of its span; `number`, int, the same for the same operation on all
-        ranks; `size`, the bytes of those that must have as many on all ranks, or −1.
-    """
-
-    @property
-    def clock(self) -> dict[str, float]:
-        return dict(zip(self, self._matched[1].tolist(), strict=True))
-
-    @property
-    def operations(self) -> pd.DataFrame:
-        return self._matched[0]
+    """The trace of each rank, by "rank 0" and so on, in the order of the ranks."""
 
     @cached_property
-    def _matched(self) -> tuple[pd.DataFrame, np.ndarray]:
+    def clock(self) -> dict[str, float]:
+        """µs to add to the times of a rank's trace, to have them on the clock of the first one.
+
+        By their collective operations, or as recorded, if the ranks are on one machine or share no operation.
+        """
+        return dict(zip(self, _aligned(self.operations, *self._machines).tolist(), strict=True))
+
+    @cached_property
+    def operations(self) -> pd.DataFrame:
+        """A row for each operation on each rank, times as in the rank's own trace, columns as in `operations`.
+
+        Also `rank` and `span`, int, the places of the rank and of its span; `number`, int, the same for the same
+        operation on all ranks; `size`, the bytes of those that must have as many on all ranks, or −1.
+        """
+        return _matched(_of_all(self), *self._machines)
+
+    @property
+    def _machines(self) -> tuple[np.ndarray, list[str | None]]:
+        """When each trace begins by the clock of its machine, and which machine that is."""
         first = [trace.spans[0] for trace in self.values()]
-        recorded = np.array([span.origin - first[0].origin for span in first])
-        hosts = [span.host for span in first]
-        table = _matched(_of_all(self), recorded, hosts)
-        return table, _aligned(table, recorded, hosts)
+        return np.array([span.origin - first[0].origin for span in first]), [span.host for span in first]
 
 
 def ranks(path: str | Path) -> Ranks:
@@ -173,22 +170,26 @@ def _by_rank(table: pd.DataFrame, column: str, ranks: int) -> np.ndarray:
     return wide.reindex(columns=range(ranks)).to_numpy(float)
 
 
-# The operations of one rank, from the events of its trace: see `Span.communication`.
+# The operations of one rank, from `Span.exchanges`. An operation leaves several events: on the host its issue,
+# c10d::allreduce_, in it record_param_comms and nccl:all_reduce, whose arguments describe it, and the launch of a
+# kernel, which is the exchange itself. With gloo the exchange is gloo:all_reduce, on one of gloo's own threads, and its
+# issue is on the thread that computes.
 
 
 def operation(name: str) -> str:
     """Return the operation, as `torch.distributed` calls it, that an event's or a collective's name stands for."""
     letters = re.sub("[^a-z]", "", re.sub(r"\(.*|.*:", "", name).lower())
-    return next((found for part, found in OPERATIONS.items() if part in letters), name)
+    return next((operation for part, operation in OPERATIONS.items() if part in letters), name)
 
 
 def operations(span: Span) -> pd.DataFrame:
     """Return the operations in which the rank of a span exchanged data, in the order in which it issued them.
 
-    Columns: `operation` and `backend`, "nccl" or "gloo"; `group`, `sequence` and `bytes` as `Span.communication`;
+    Columns: `operation` and `backend`, "nccl" or "gloo"; `group`, the name of the process group and its ranks, or "";
+    `sequence`, the number of the operation in its group, or NaN; `bytes`, what the rank puts in, NaN if unknown;
     `step`, the number of the step that issued it, or NaN; `issued`, `start` and `end` in µs since the first event.
     """
-    rows = [*_by_nccl(span, span.communication), *_by_gloo(span.communication, span.world or 1)]
+    rows = [*_by_nccl(span, span.exchanges), *_by_gloo(span.exchanges, span.world or 1)]
     types = dict.fromkeys(["operation", "backend", "group"], object)
     types |= dict.fromkeys(["sequence", "bytes", "issued", "start", "end"], float)
     table = pd.DataFrame(rows, columns=[*types]).astype(types)
@@ -200,24 +201,29 @@ def operations(span: Span) -> pd.DataFrame:
 def _by_nccl(span: Span, events: Columns) -> list[dict]:
     """Return NCCL's kernels, each with what the events around its launch say of it."""
     kernels, host = events.rows(events["kernel"]).records(), events.rows(~events["kernel"])
-    if not kernels:
-        return []
-    calls = span.event_columns.rows(span.event_columns["kind"] == "Runtime")
-    launches = places(np.array([each["correlation"] for each in kernels]), calls.get("correlation", np.zeros(0)))
+    calls = span.events.rows(span.events["kind"] == "Runtime")
+    numbered = numbers([kernel["arguments"].get("correlation") for kernel in kernels])
+    launches = places(numbered, calls.get("correlation", np.zeros(0)))
+    rows = []
     for kernel, launch in zip(kernels, launches, strict=True):
-        issued = float(calls["start"][launch]) if launch >= 0 else kernel["start"]
+        issued = calls["start"][launch] if launch >= 0 else kernel["start"]
         around = _around(host, calls["thread"].codes[launch], issued) if launch >= 0 else []
-        titles = [each["name"] for each in around if each["name"].startswith("nccl:")]
-        names = [kernel["collective"], *titles, *(each["collective"] for each in around), kernel["name"]]
-        kernel |= {
-            "backend": "nccl",
-            "issued": issued,
-            "operation": operation(next(filter(None, names))),
-            "group": next((each["group"] for each in (kernel, *around) if each["group"]), ""),
-            "bytes": _known(each["bytes"] for each in (kernel, *around)),
-            "sequence": _known(each["sequence"] for each in (kernel, *around)),
-        }
-    return kernels
+        described = [event["arguments"] for event in (kernel, *around)]
+        titles = [event["name"] for event in around if event["name"].startswith("nccl:")]
+        names = [each.get("Collective name") for each in described]
+        rows.append(
+            {
+                "backend": "nccl",
+                "operation": operation(next(filter(None, [names[0], *titles, *names[1:], kernel["name"]]))),
+                "group": next(filter(None, map(_group, described)), ""),
+                "bytes": _first_known(map(_bytes, described)),
+                "sequence": _first_known(numbers([each.get("Seq") for each in described])),
+                "issued": issued,
+                "start": kernel["start"],
+                "end": kernel["end"],
+            }
+        )
+    return rows
 
 
 def _around(host: Columns, thread: int, moment: float) -> list[dict]:
@@ -229,25 +235,64 @@ def _around(host: Columns, thread: int, moment: float) -> list[dict]:
 
 def _by_gloo(events: Columns, world: int) -> list[dict]:
     """Return gloo's operations, each with its issue: gloo begins them in the order in which they were issued."""
-    rows, waiting = events.records(), defaultdict(deque)
-    for issue in [row for row in rows if row["name"].startswith("c10d::")]:
-        name = operation(issue["name"])
+    waiting = defaultdict(deque)
+    for issue in events.rows(np.array([name.startswith("c10d::") for name in events["name"]], bool)).records():
         # gloo has no reduce-scatter of a list: an all-reduce for each rank
-        waiting[name].extend([issue] * (world if issue["name"] == "c10d::reduce_scatter_" else 1))
-    exchanges = [row for row in rows if row["name"].startswith("gloo:")]
-    for each in exchanges:
-        name = operation(each["name"])
+        times = world if issue["name"] == "c10d::reduce_scatter_" else 1
+        waiting[operation(issue["name"])].extend([issue] * times)
+    rows = []
+    for event in events.rows(np.array([name.startswith("gloo:") for name in events["name"]], bool)).records():
+        name = operation(event["name"])
         queues = [waiting[kind] for kind in {name, "reduce_scatter" if name == "all_reduce" else name} if waiting[kind]]
         queue = min(queues, key=lambda queue: queue[0]["start"], default=None)
-        issue = queue.popleft() if queue and queue[0]["start"] <= each["start"] else None
-        each |= {
-            "backend": "gloo",
-            "issued": issue["start"] if issue else each["start"],
-            "operation": operation(issue["name"]) if issue else name,
-            "bytes": 0.0 if name in ("barrier", "recv") else each["bytes"],
-        }
-    return exchanges
+        issue = queue.popleft() if queue and queue[0]["start"] <= event["start"] else event
+        rows.append(
+            {
+                "backend": "gloo",
+                "operation": operation(issue["name"]),
+                "group": _group(event["arguments"]),
+                "bytes": 0.0 if name in ("barrier", "recv") else _bytes(event["arguments"]),
+                "sequence": numbers([event["arguments"].get("Seq")])[0],
+                "issued": issue["start"],
+                "start": event["start"],
+                "end": event["end"],
+            }
+        )
+    return rows
 
 
-def _known(values: Iterable[float]) -> float:
+def _first_known(values: Iterable[float]) -> float:
     return next((value for value in values if not math.isnan(value)), math.nan)
+
+
+# What the arguments of an event say of the operation.
+
+WIDTHS = {  # bytes of an element, by the names that stand in traces: those of C++ and of c10::ScalarType
+    **dict.fromkeys(["double", "long", "long int", "unsigned long", "c10::complex<float>", "complexfloat"], 8),
+    **dict.fromkeys(["float", "int", "unsigned int", "uint32"], 4),
+    **dict.fromkeys(["c10::half", "half", "c10::bfloat16", "bfloat16", "short", "short int", "unsigned short"], 2),
+    **dict.fromkeys(["signed char", "unsigned char", "char", "byte", "bool"], 1),
+    **dict.fromkeys(["float8_e4m3fn", "float8_e5m2", "c10::float8_e4m3fn", "c10::float8_e5m2"], 1),
+}
+
+
+def _group(arguments: dict) -> str:
+    """Return a name for the process group that no other one has; that in the trace is not always its own."""
+    name = arguments.get("Process Group Name", arguments.get("Process Group ID", ""))
+    return f"{name} {arguments.get('Process Group Ranks', '')}".strip()
+
+
+def _bytes(arguments: dict) -> float:
+    """Return how many bytes of tensors the rank puts in; with ``record_shapes`` only, unless NCCL has noted it."""
+    elements = arguments.get("In msg nelems") or arguments.get("Out msg nelems")
+    if isinstance(elements, int):
+        return elements * WIDTHS.get(str(arguments.get("dtype")).lower(), math.nan)
+    shapes, types = arguments.get("Input Dims") or (), arguments.get("Input type") or ()
+    widths = [WIDTHS.get(str(each).lower(), math.nan) for each in types]
+    sizes = [_elements(shape) * width for shape, width in zip(shapes, widths, strict=False)]
+    return float(sum(sizes)) if sizes else math.nan
+
+
+def _elements(shape: object) -> float:
+    known = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+    return math.prod(shape) if known else math.nan

@@ -101,8 +101,16 @@ _BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|
 
 def document(path: Path) -> dict:
     """Return a trace file as it stands: the metadata and, in "traceEvents", all events. May raise TraceError."""
-    with no_garbage_collection():
-        return read(path, _joined)
+    return read(path, joined)
+
+
+def joined(parts: Iterable[dict]) -> dict:
+    """Return the parts of a trace as one."""
+    trace, events = {}, []
+    for part in parts:
+        events += part["traceEvents"]
+        trace |= part
+    return trace | {"traceEvents": events}
 
 
 class _CannotBeCut(Exception):
@@ -110,12 +118,13 @@ class _CannotBeCut(Exception):
 
 
 def read(path: Path, build: Callable[[Iterable[dict]], Result]) -> Result:
-    """Return what `build` makes of the parts of a trace file."""
+    """Return what `build` makes of the parts of a trace file. May raise TraceError."""
     try:
-        try:
-            return build(parts(path, PIECE))
-        except _CannotBeCut:
-            return build(parts(path, None))
+        with _no_garbage_collection():
+            try:
+                return build(parts(path, PIECE))
+            except _CannotBeCut:
+                return build(parts(path, None))
     except TraceError:
         raise
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -131,9 +140,21 @@ def read(path: Path, build: Callable[[Iterable[dict]], Result]) -> Result:
         ) from error
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Pause the search for reference cycles: JSON has none, and searching doubles the time of parsing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def parts(path: Path, size: int | None) -> Iterator[dict]:
     """Parse a trace file; yield it as traces with a part of the events each, the metadata in the first or last."""
-    pieces = _pieces(_chunks(path), size)
+    pieces = _pieces(path, size)
     piece = next(pieces, b"")
     if not piece or piece.isspace():
         raise TraceError(f"{path} is empty. Did the profiler's process end while it wrote? Record it again.")
@@ -152,29 +173,24 @@ def parts(path: Path, size: int | None) -> Iterator[dict]:
         before, piece = opening, following
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        content = gzip.GzipFile(fileobj=file) if packed else file
-        while chunk := content.read(PIECE):
-            yield chunk
-
-
-def _pieces(chunks: Iterable[bytes], size: int | None) -> Iterator[bytes]:
+def _pieces(path: Path, size: int | None) -> Iterator[bytes]:
     """Cut JSON between two events, into pieces of about `size` bytes; leave it whole if `size` is None.
 
     Parsing needs no more memory than a piece does, and half the time: the objects of one piece take the place, in the
     processor's cache, of those before them.
     """
     text = bytearray()
-    for chunk in chunks:
-        unsearched = max(0, len(text) - 100)  # what stands between two events may lie in two chunks
-        text += chunk
-        cut = _BETWEEN_EVENTS.search(text, unsearched) if size and len(text) >= size else None
-        if cut:
-            yield bytes(text[: cut.start() + 1])
-            del text[: cut.end()]
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        content = gzip.GzipFile(fileobj=file) if packed else file
+        while chunk := content.read(PIECE):
+            unsearched = max(0, len(text) - 100)  # what stands between two events may lie in two chunks
+            text += chunk
+            cut = _BETWEEN_EVENTS.search(text, unsearched) if size and len(text) >= size else None
+            if cut:
+                yield bytes(text[: cut.start() + 1])
+                del text[: cut.end()]
     if text:
         yield bytes(text)
 
@@ -197,14 +213,6 @@ def _parse(piece: bytes, path: Path, last: bool) -> dict | list:
         ) from error
 
 
-def _joined(parts: Iterable[dict]) -> dict:
-    trace, events = {}, []
-    for part in parts:
-        events += part["traceEvents"]
-        trace |= part
-    return trace | {"traceEvents": events}
-
-
 def _unreadable(path: Path, error: OSError) -> TraceError:
     return TraceError(f"{path} cannot be read: {error.strerror or error}. May you read it, and is the disk there?")
 
@@ -213,15 +221,3 @@ def external_id(event: dict) -> int | None:
     """Return the number that an operator shares with the calls of an accelerator's runtime that it makes."""
     arguments = event.get("args") or {}
     return arguments.get("External id", arguments.get("external id"))
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Pause the search for reference cycles: JSON has none, and searching doubles the time of parsing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

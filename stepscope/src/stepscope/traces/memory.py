@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.traces.columns import Columns, stacked
+from stepscope.traces.columns import Columns, objects, stacked
 from stepscope.traces.events import Trace, load, marks
 from stepscope.traces.files import TraceError
-from stepscope.traces.timeline import steps
+from stepscope.traces.step_times import steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,19 +42,19 @@ def memory_curve(path: str | Path | Trace) -> pd.DataFrame:
     begin = min(marks(span)["start"].min(initial=math.inf) for span in trace.spans)
     table = stacked([span.memory for span in trace.spans])
     table = table.rows(~np.isnan(table["device_type"]) & ~np.isnan(table["allocated"]))
-    of_cpu = np.flatnonzero(table["device_type"] == CPU)
-    values = (table[name][of_cpu].tolist() for name in ("address", "change", "allocated", "reserved"))
-    shared = np.array(shared_with_workers(zip(*values, strict=True)), bool)
-    table = table.rows(np.delete(np.arange(len(table["start"])), of_cpu[shared]))
-    if not len(table["start"]):
-        raise TraceError(f"{trace.path} has no record of memory. Record the profile with profile_memory=True.")
     on_cpu = table["device_type"] == CPU
-    names = {number: f"GPU {int(number)}" for number in set(table["device"][~on_cpu].tolist())}
-    device = ["CPU" if cpu else names[number] for cpu, number in zip(on_cpu, table["device"].tolist(), strict=True)]
+    of_cpu = table.rows(on_cpu)
+    events = (of_cpu[name].tolist() for name in ("address", "change", "allocated", "reserved"))
+    own = np.ones(table.height, bool)
+    own[on_cpu] = ~np.array(shared_with_workers(zip(*events, strict=True)), bool)
+    table, on_cpu = table.rows(own), on_cpu[own]
+    if not table.height:
+        raise TraceError(f"{trace.path} has no record of memory. Record the profile with profile_memory=True.")
     before = (table["allocated"] - table["change"])[on_cpu][:1].sum()  # 0 without the CPU
+    names = {number: f"GPU {number:.0f}" for number in set(table["device"][~on_cpu].tolist())}
     return Columns(
         time=(table["start"] - begin) / 1e3,
-        device=np.array(device, object),
+        device=np.where(on_cpu, "CPU", objects([names.get(number) for number in table["device"].tolist()])),
         allocated=(table["allocated"] - on_cpu * before) / 1e6,
     ).table()
 

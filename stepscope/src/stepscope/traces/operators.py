@@ -28,22 +28,18 @@ def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
         launched, and `Device Total Duration (us)`, with those of the operators inside it. Sorted by the host's self
         duration. Operators outside the steps and in all threads count, too.
     """
-    return _all_operators(load(path)).head(count)
-
-
-@once
-def _all_operators(trace: Trace) -> pd.DataFrame:
-    tables = [_by_name(span) for span in trace.spans]
-    table = pd.concat(tables).groupby("Name").sum() if len(tables) > 1 else tables[0]
-    if not any(_on_device(span.event_columns).any() for span in trace.spans):
+    trace = load(path)
+    table = pd.concat([_calls(span) for span in trace.spans]).groupby("Name").sum()
+    table = table[[re.match(NO_ROW, name) is None for name in table.index]]
+    if not any(_on_device(span.events).any() for span in trace.spans):
         table = table.drop(columns=DEVICE_COLUMNS)
-    return table.sort_values("Host Self Duration (us)", ascending=False, kind="stable")
+    return table.sort_values("Host Self Duration (us)", ascending=False, kind="stable").head(count)
 
 
 @once
 def host_events(span: Span) -> Columns:
     """Return what ran on the CPU, thread by thread, each event after those around it."""
-    events = span.event_columns
+    events = span.events
     host = events.rows(events["host"])
     return host.rows(np.lexsort((-host["end"], host["start"], host["thread"].codes)))
 
@@ -68,22 +64,13 @@ def linked_calls(span: Span) -> Columns:
 
     Columns: `operator`, int, its place in `host_events`; `correlation`; and `duration` in µs.
     """
-    events, host = span.event_columns, host_events(span)
+    events, host = span.events, host_events(span)
     if "external" not in events:
         return Columns(operator=np.zeros(0, int), correlation=np.zeros(0), duration=np.zeros(0))
-    runtime = events["kind"] == "Runtime"
-    start = events["start"][runtime]
-    operator = callers(events["external"][runtime], start, host["external"], host["start"], host["end"])
-    duration = events["end"][runtime] - start
-    calls = Columns(operator=operator, correlation=events["correlation"][runtime], duration=duration)
-    return calls.rows(operator >= 0)
-
-
-@once
-def _by_name(span: Span) -> pd.DataFrame:
-    """Return the calls, self and total times of all operators of one name, as the plugin counts them."""
-    table = _calls(span).groupby("Name").sum()
-    return table.loc[[re.match(NO_ROW, name) is None for name in table.index]]
+    calls = events.rows(events["kind"] == "Runtime")
+    operator = callers(calls["external"], calls["start"], host["external"], host["start"], host["end"])
+    duration = calls["end"] - calls["start"]
+    return Columns(operator=operator, correlation=calls["correlation"], duration=duration).rows(operator >= 0)
 
 
 def _calls(span: Span) -> pd.DataFrame:
@@ -100,17 +87,15 @@ def _calls(span: Span) -> pd.DataFrame:
 
     duration = host["end"] - host["start"]
     inner = counts & (around >= 0)
-    in_operators = add_up(around[inner], duration[inner])
-
     calls = linked_calls(span)
     caller = counted_as[calls["operator"]]
-    in_calls = add_up(caller, calls["duration"])
-    on_device = add_up(caller, _launched(span.event_columns, calls["correlation"]))
+    inside = add_up(around[inner], duration[inner]) + add_up(caller, calls["duration"])
+    on_device = add_up(caller, _launched(span.events, calls["correlation"]))
 
     chosen = is_operator & counts
     table = {
         "Calls": 1,
-        "Host Self Duration (us)": (duration - in_operators - in_calls)[chosen],
+        "Host Self Duration (us)": (duration - inside)[chosen],
         "Host Total Duration (us)": duration[chosen],
         "Device Self Duration (us)": on_device[chosen],
         "Device Total Duration (us)": _with_inner(on_device, around, inner)[chosen],

@@ -12,11 +12,11 @@ import pandas as pd
 from stepscope.base.wording import milliseconds, percent, printable
 from stepscope.traces.alignment import Ranks, ranks
 from stepscope.traces.events import Trace
-from stepscope.traces.exposure import communication
+from stepscope.traces.exposed_communication import communication
 from stepscope.traces.files import NoAccelerator, NoSteps, SeveralRecordings, TraceError, of_run, runs
-from stepscope.traces.idleness import MEANWHILE, gaps
+from stepscope.traces.idle_time import MEANWHILE, gaps
 from stepscope.traces.operators import top_operators
-from stepscope.traces.timeline import PLAIN_NAMES, breakdown
+from stepscope.traces.step_times import PLAIN_NAMES, breakdown
 from stepscope.traces.utilization import accelerators, kernels
 
 WIDTH = 110  # of a line, in characters
@@ -26,34 +26,29 @@ TOP = 5  # kernels or operators
 def show(path: str | Path, describe: Callable[[Trace | Ranks], str] | None = None) -> bool:
     """Print what is recorded in each trace at `path`, and what each that cannot be read has wrong.
 
-    Parameters
-    ----------
-    path : str or Path
-        A trace file, the folder of a run, or a folder of such folders. Each of several processes that trained together
-        is printed on its own, and then what they cost each other.
-    describe : callable, optional
-        What to print of a trace, or of all ranks; `text` and `together` by default. It may raise a TraceError.
+    `path` is a trace file, the folder of a run, or a folder of such folders. Each of several processes that trained
+    together is printed on its own, and then what they cost each other. `describe` returns what to print of a trace, or
+    of all ranks, `text` and `together` by default, and may raise a TraceError.
 
     Returns whether all of them could be read. Raises NoTraces if there are none.
     """
-    path = Path(path)
-    places = runs(path) if path.is_dir() else [path]
-    readable = True
-    for title, trace in (each for place in places for each in _traces(place, path)):
-        try:
-            if isinstance(trace, TraceError):
-                raise trace
-            described = (describe or (together if isinstance(trace, Ranks) else text))(trace)
-        except TraceError as error:
-            readable = False
-            described = "\n".join(_paragraph(f"{type(error).__name__}: {error}"))
-        print(f"{title}\n{textwrap.indent(described, '  ')}\n", flush=True)
+    path, readable = Path(path), True
+    for place in runs(path) if path.is_dir() else [path]:
+        for title, trace in _traces(place, path):
+            try:
+                if isinstance(trace, TraceError):
+                    raise trace
+                described = (describe or (together if isinstance(trace, Ranks) else text))(trace)
+            except TraceError as error:
+                readable, described = False, _paragraph(f"{type(error).__name__}: {error}")
+            print(f"{title}\n{textwrap.indent(described, '  ')}\n", flush=True)
     return readable
 
 
 def text(trace: Trace) -> str:
     """Return what is recorded in a trace, in lines of text that a terminal can show as they are."""
-    return "\n".join(line.rstrip() for line in [*_steps(trace), *_accelerators(trace)])
+    lines = "\n".join([*_steps(trace), *_accelerators(trace)]).splitlines()
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def together(job: Ranks) -> str:
@@ -61,27 +56,21 @@ def together(job: Ranks) -> str:
     try:
         table = communication(job)
     except NoSteps as error:
-        return "\n".join(_paragraph(str(error)))
+        return _paragraph(str(error))
     if not table["collectives"].any():
-        return "\n".join(_paragraph("No exchange of data is recorded in their steps, so what it costs is unknown."))
+        return _paragraph("No exchange of data is recorded in their steps, so what it costs is unknown.")
     times = ["step", "compute", "overlapped", "transfer", "waiting"]
     shown = table[times].map(lambda ms: _time(ms * 1e3) if ms > 5e-4 else "0")
     shown = shown.set_axis(["all of it", "computing", *times[2:]], axis="columns")
     shown["efficiency"] = table["efficiency"].map(percent)
     shown["operations"] = table["collectives"].map("{:,.3g}".format)
     shown["MB"] = table["megabytes"].map(lambda size: "–" if math.isnan(size) else f"{size:,.3g}")
-    lines = [*_table("in a step", shown.rename(printable)), ""]
-    late = table.attrs["straggler"]
-    if late is not None:
-        waits = milliseconds(table.attrs["late_ms"])
-        lines += _paragraph(
-            f"The other ranks lose {waits} of each step to {late}, which is late: look at its part above."
-        )
-    elif len(table) > 1:
-        lines += _paragraph("No rank is late by more than chance.")
-    for sentence in table.attrs["unequal"]:
-        lines += _paragraph(f"Not all ranks took part in the same operations. {sentence}")
-    return "\n".join(lines)
+    late, waits = table.attrs["straggler"], milliseconds(table.attrs["late_ms"])
+    said = [f"The other ranks lose {waits} of each step to {late}, which is late: look at its part above."]
+    if late is None:
+        said = ["No rank is late by more than chance."] if len(table) > 1 else []
+    said += [f"Not all ranks took part in the same operations. {sentence}" for sentence in table.attrs["unequal"]]
+    return "\n".join([_table("in a step", shown.rename(printable)), "", *map(_paragraph, said)])
 
 
 def short(kernel: str, width: int = 44) -> str:
@@ -98,11 +87,10 @@ def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | Trac
         job = ranks(place)
     except TraceError as error:
         files = of_run(place) if place.is_dir() else []
-        if len(files) > 1:
-            for file in files:
-                yield from _traces(file, root)
-        else:
+        if len(files) < 2:
             yield title, error
+        else:
+            yield from (each for file in files for each in _traces(file, root))
         return
     ranked = all(trace.spans[0].rank is not None for trace in job.values())
     for name, trace in job.items():
@@ -117,7 +105,7 @@ def _steps(trace: Trace) -> list[str]:
     except NoSteps:
         return ["It marks no training steps, so what each step did is unknown: profiler.step() was not called."]
     except SeveralRecordings as error:
-        return _paragraph(f"{type(error).__name__}: {error}")
+        return [_paragraph(f"{type(error).__name__}: {error}")]
     total = table.attrs["total"]
     times = table.sum(axis="columns")
     spread = f" ({_time(times.min())} to {_time(times.max())})" if times.max() > times.min() else ""
@@ -125,28 +113,30 @@ def _steps(trace: Trace) -> list[str]:
     shares = [f"{PLAIN_NAMES[name]} {percent(value / total)}" for name, value in table.sum().items() if value > 0]
     return [
         f"steps      {len(table)}, on average {_time(times.mean())}{spread}; loading took {loading} of the time",
-        *_paragraph(f"in a step  {', '.join(shares)}", " " * 11),
+        _paragraph(f"in a step  {', '.join(shares)}", " " * 11),
     ]
 
 
 def _accelerators(trace: Trace) -> list[str]:
+    """Return the paragraphs on the accelerators; without any, on the operators."""
     try:
         used = accelerators(trace)
     except NoAccelerator as error:
-        unknown = _unknown([str(error)]) if any(span.devices for span in trace.spans) else []
-        return [*_operators(trace), *unknown]
-    return [*_used(used), *_gaps(gaps(trace)), *_kernels(kernels(trace, TOP)), *_unknown(used.attrs["unknown"])]
+        table = top_operators(trace, TOP)
+        unknown = [str(error)] if any(span.devices for span in trace.spans) else []
+        return [*([] if table.empty else ["", _operators(table)]), *_unknown(unknown)]
+    tables = [_used(used), _gaps(gaps(trace)), _kernels(kernels(trace, TOP))]
+    return [*(line for table in tables for line in ("", table)), *_unknown(used.attrs["unknown"])]
 
 
-def _used(table: pd.DataFrame) -> list[str]:
+def _used(table: pd.DataFrame) -> str:
     titles = ["utilization", "SM efficiency", "occupancy", "Tensor Cores"]
     shown = table[["utilization", "sm_efficiency", "occupancy", "tensor_core_share"]].map(percent)
     shown = shown.set_axis(titles, axis="columns").assign(kernels=table["kernels"].map("{:,}".format))
-    names = [f"{device}  {_name(name or '')}" for device, name in table["name"].items()]
-    return ["", *_table("GPU", shown.set_axis(names))]
+    return _table("GPU", shown.set_axis([f"{device}  {_name(name or '')}" for device, name in table["name"].items()]))
 
 
-def _gaps(table: pd.DataFrame) -> list[str]:
+def _gaps(table: pd.DataFrame) -> str:
     columns = {
         "of the time": table["share"].map(percent),
         "median": table["median"].map(_time),
@@ -155,10 +145,10 @@ def _gaps(table: pd.DataFrame) -> list[str]:
         "in the longest": table["in_longest"].fillna("").map(lambda name: _name(name, 21)),
     }
     names = [f"GPU {device}: {count:,}" for device, count in table["count"].items()]
-    return ["", *_table("gaps", pd.DataFrame(columns).set_axis(names))]
+    return _table("gaps", pd.DataFrame(columns).set_axis(names))
 
 
-def _kernels(table: pd.DataFrame) -> list[str]:
+def _kernels(table: pd.DataFrame) -> str:
     columns = {
         "total": table["Total Duration (us)"].map(_time),
         "share": table["Share"].map(percent),
@@ -166,30 +156,26 @@ def _kernels(table: pd.DataFrame) -> list[str]:
         "Tensor Cores": table["Tensor Cores Used"].map({True: "yes", False: "no"}),
         "launched by": table["Operator"].astype(object).fillna("unknown").map(lambda name: _name(name, 26)),
     }
-    return ["", *_table("kernel", pd.DataFrame(columns).rename(short))]
+    return _table("kernel", pd.DataFrame(columns).rename(short))
 
 
-def _unknown(reasons: Iterable[str]) -> list[str]:
-    lines = [line for reason in reasons for line in _paragraph(f"Unknown: {reason}")]
-    return ["", *lines] if lines else []
-
-
-def _operators(trace: Trace) -> list[str]:
-    table = top_operators(trace, TOP)
-    if table.empty:
-        return []
+def _operators(table: pd.DataFrame) -> str:
     columns = {
         "by itself": table["Host Self Duration (us)"].map(_time),
         "in total": table["Host Total Duration (us)"].map(_time),
         "calls": table["Calls"].map("{:,.0f}".format),
     }
-    return ["", *_table("operator", pd.DataFrame(columns).rename(_name))]
+    return _table("operator", pd.DataFrame(columns).rename(_name))
 
 
-def _table(head: str, shown: pd.DataFrame) -> list[str]:
-    """Return the lines of a table of text, whose index has the title `head`."""
-    shown = shown.rename(columns=" {}".format).rename_axis(index=None, columns=head)
-    return shown.to_string().splitlines()
+def _unknown(reasons: Iterable[str]) -> list[str]:
+    lines = [_paragraph(f"Unknown: {reason}") for reason in reasons]
+    return ["", *lines] if lines else []
+
+
+def _table(head: str, shown: pd.DataFrame) -> str:
+    """Return a table of text, whose index has the title `head`."""
+    return shown.rename(columns=" {}".format).rename_axis(index=None, columns=head).to_string()
 
 
 def _name(name: str, width: int = 44) -> str:
@@ -201,9 +187,9 @@ def _name(name: str, width: int = 44) -> str:
     return f"{name[:head]}…{name[head + 1 - width :]}"
 
 
-def _paragraph(text: str, indent: str = "  ") -> list[str]:
-    """Return printable lines of a text, the further ones indented."""
-    return textwrap.wrap(
+def _paragraph(text: str, indent: str = "  ") -> str:
+    """Return a text in printable lines, the further ones indented."""
+    return textwrap.fill(
         printable(text), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gzip
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,82 +28,44 @@ def slim(path: str | Path, out: str | Path) -> Path:
       Calls of an accelerator's runtime stay, and operators that made some.
     - the names of the machine, of the file and of files with compiled kernels: a copy may be for others to see
 
-    Parameters
-    ----------
-    path : str or Path
-        A trace file, plain or gzip. It stays as it is, unless it is `out`, too.
-    out : str or Path
-        The copy, a gzip file: its name must end so. It appears whole, or not at all, and then replaces a file of this
-        name.
+    `path` is a trace file, plain or gzip, and stays as it is, unless it is `out`, too. `out` is a gzip file, whose name
+    must end with ".json.gz"; it appears whole, or not at all, replaces a file of this name, and is returned.
 
-    Returns
-    -------
-    Path
-        `out`.
-
-    Raises
-    ------
-    ValueError
-        If the name of `out` does not end with ".json.gz".
-    TraceError
-        If the trace cannot be read; there is no copy then.
+    Raises ValueError if `out` is named otherwise, TraceError if the trace cannot be read.
     """
     path, out = Path(path), Path(out)
     if not out.name.endswith(".json.gz"):
         raise ValueError(f"A slim trace is a gzip file, and {out} is not named like one. Let it end with .json.gz.")
-    with staging.scratch(out) as folder, files.no_garbage_collection():
-        plan = files.read(path, _plan)
-        copy = folder / "copy"  # a TensorBoard that looks here meanwhile must not take it for a trace
-        with gzip.open(copy, "wb", compresslevel=6) as file:
-            files.read(path, lambda parts: file.writelines(_slimmed(parts, plan)))
-        copy.replace(out)
+    content = files.read(path, lambda parts: _slimmed(files.joined(parts)))
+    staging.write(out, gzip.compress(content, 6))
     return out
 
 
-@dataclass
-class _Plan:
-    """What must be known of the whole trace before an event can be judged."""
-
-    head: dict = field(default_factory=dict)  # the metadata
-    loading: dict[tuple, tuple] = field(default_factory=dict)  # starts and ends by thread
-    launching: set = field(default_factory=set)  # the numbers of operators that called an accelerator's runtime
-
-    def drops(self, event: dict) -> bool:
-        if _kind(event) not in ("CPU Exec", "dropped", "Frame") or files.external_id(event) in self.launching:
-            return False
-        starts, ends = self.loading.get(_thread(event), ((), ()))
-        start = float(event["ts"])
-        place = bisect_right(starts, start) - 1
-        return place >= 0 and start + float(event["dur"]) <= ends[place]
+def _slimmed(trace: dict) -> bytes:
+    slim = {key: value for key, value in trace.items() if key not in _PRIVATE}
+    slim["traceEvents"] = [_unnamed(event) for event in _outside_of_loading(trace["traceEvents"])]
+    return orjson.dumps(slim)
 
 
-def _plan(parts: Iterable[dict]) -> _Plan:
-    plan, loading = _Plan(), defaultdict(list)
-    for part in parts:
-        plan.head |= {key: value for key, value in part.items() if key not in _PRIVATE | {"traceEvents"}}
-        for event in part["traceEvents"]:
-            kind = _kind(event)
-            if kind == "DataLoader":
-                start = float(event["ts"])
-                loading[_thread(event)].append((start, start + float(event["dur"])))
-            elif kind in ("Runtime", "Kernel", "Memcpy", "Memset"):
-                plan.launching.add(files.external_id(event))
-    plan.launching.discard(None)
-    plan.loading = {thread: union(*np.array(calls).T) for thread, calls in loading.items()}
-    return plan
-
-
-def _slimmed(parts: Iterable[dict], plan: _Plan) -> Iterator[bytes]:
-    """Yield the JSON of the trace with the events that are kept, metadata first, one event a line."""
-    head = orjson.dumps(plan.head).removesuffix(b"}")
-    yield head + (b"," if plan.head else b"") + b'"traceEvents":[\n'
-    between = b""
-    for part in parts:
-        kept = [orjson.dumps(_unnamed(event)) for event in part["traceEvents"] if not plan.drops(event)]
-        if kept:
-            yield between + b",\n".join(kept)
-            between = b",\n"
-    yield b"\n]}\n"
+def _outside_of_loading(everything: list[dict]) -> Iterator[dict]:
+    """Yield the events but for those inside loading, in the same thread, that called no accelerator's runtime."""
+    calls, launching = defaultdict(list), {None}
+    for event in everything:
+        if (kind := _kind(event)) == "DataLoader":
+            start = float(event["ts"])
+            calls[_thread(event)].append((start, start + float(event["dur"])))
+        elif kind in ("Runtime", "Kernel", "Memcpy", "Memset"):
+            launching.add(files.external_id(event))
+    launching.remove(None)
+    loading = {thread: union(*np.array(intervals).T) for thread, intervals in calls.items()}
+    for event in everything:
+        if _kind(event) in ("CPU Exec", "dropped", "Frame") and files.external_id(event) not in launching:
+            starts, ends = loading.get(_thread(event), ((), ()))
+            start = float(event["ts"])
+            place = bisect_right(starts, start) - 1
+            if place >= 0 and start + float(event["dur"]) <= ends[place]:
+                continue
+        yield event
 
 
 def _unnamed(event: dict) -> dict:

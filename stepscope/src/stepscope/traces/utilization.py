@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from stepscope.base.wording import percent
-from stepscope.traces import occupancy
 from stepscope.traces.columns import Columns, capped_sum, places, stacked, union
 from stepscope.traces.events import Span, Trace, load, once
 from stepscope.traces.files import NoAccelerator
-from stepscope.traces.kernel_names import uses_tensor_cores
+from stepscope.traces.kernel_properties import estimated_occupancy, uses_tensor_cores
 from stepscope.traces.operators import host_events, linked_calls
-from stepscope.traces.timeline import window
+from stepscope.traces.step_times import window
+
+AMD_WARP = 64  # threads; NVIDIA's are 32
 
 
 def accelerators(path: str | Path | Trace) -> pd.DataFrame:
@@ -44,15 +45,11 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
 
     Raises NoAccelerator if the trace has no kernels.
     """
-    return _accelerators(load(path))
-
-
-@once
-def _accelerators(trace: Trace) -> pd.DataFrame:
+    trace = load(path)
     table, inside, length = kernels_of(trace), in_steps(trace), time_of_steps(trace)
     rows = {
-        device: _use(trace, of_device, inside.rows(inside["device"] == device), length)
-        for device, of_device in by_number("device", table)
+        device: _use(trace, table.rows(table["device"] == device), inside.rows(inside["device"] == device), length)
+        for device in np.unique(table["device"]).tolist()
     }
     result = pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
     result.attrs["unknown"] = _unknown(trace, table, result, length)
@@ -75,18 +72,12 @@ def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
 
     Raises NoAccelerator if the trace has no kernels.
     """
-    return _by_name(load(path)).head(count)
-
-
-@once
-def _by_name(trace: Trace) -> pd.DataFrame:
-    kernels = kernels_of(trace)
+    table = Columns(kernels_of(load(path)))
     means = {"blocks_per_sm": "Mean Blocks Per SM", "occupancy": "Mean Est. Achieved Occupancy (%)"}
     for column in means:
-        kernels[f"{column}, weight"] = np.where(np.isnan(kernels[column]), math.nan, kernels["duration"])
-        kernels[f"{column}, sum"] = kernels[column] * kernels["duration"]
-    table = kernels.table()
-    groups = table.groupby(["name", "operator"], dropna=False, sort=False)
+        table[f"{column}, weight"] = np.where(np.isnan(table[column]), math.nan, table["duration"])
+        table[f"{column}, sum"] = table[column] * table["duration"]
+    groups = table.table().groupby(["name", "operator"], dropna=False, sort=False)
     result = groups["duration"].agg(["size", "sum", "mean", "min", "max"])
     result.columns = ["Calls", *(f"{word} Duration (us)" for word in ("Total", "Mean", "Min", "Max"))]
     result["Share"] = result["Total Duration (us)"] / result["Total Duration (us)"].sum()
@@ -95,7 +86,7 @@ def _by_name(trace: Trace) -> pd.DataFrame:
         result[name] = sums[f"{column}, sum"] / sums[f"{column}, weight"]
     result["Tensor Cores Used"] = groups["tensor_cores"].first()
     result = result.reset_index("operator").rename_axis("Name").rename(columns={"operator": "Operator"})
-    return result.sort_values("Total Duration (us)", ascending=False, kind="stable")
+    return result.sort_values("Total Duration (us)", ascending=False, kind="stable").head(count)
 
 
 def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> float:
@@ -128,10 +119,11 @@ def _computing(trace: Trace) -> Columns:
     return table.rows(table["kind"] == "Kernel")
 
 
-def by_number(name: str, table: Columns) -> Iterator[tuple[int, Columns]]:
-    """Yield each number that stands in a column, with its rows."""
-    for number in np.unique(table[name]).tolist():
-        yield number, table.rows(table[name] == number)
+def of_each_device(table: Columns) -> list[Columns]:
+    """Return the kernels of each device in each span."""
+    devices, spans = np.unique(table["device"]), np.unique(table["span"])
+    tables = [table.rows((table["device"] == device) & (table["span"] == span)) for device in devices for span in spans]
+    return [each for each in tables if each.height]
 
 
 def time_of_steps(trace: Trace) -> float:
@@ -152,10 +144,8 @@ def in_steps(trace: Trace) -> Columns:
 @once
 def kernels_of(trace: Trace) -> Columns:
     """Return the kernels of all spans, with their `span`, `operator`, `duration`, `tensor_cores`; `occupancy` right."""
-    spans = [_of_span(span) for span in trace.spans]
-    table = stacked(spans)
-    table["span"] = np.repeat(np.arange(len(spans)), [len(each["start"]) for each in spans])
-    if not len(table["start"]):
+    table = stacked([_of_span(number, span) for number, span in enumerate(trace.spans)])
+    if not table.height:
         names = sorted({str(device["name"]) for span in trace.spans for device in span.devices if "name" in device})
         raise NoAccelerator(
             f"{trace.path} has no kernels: it was recorded without a GPU, or without ProfilerActivity.CUDA"
@@ -166,52 +156,46 @@ def kernels_of(trace: Trace) -> Columns:
     return table
 
 
-@once
-def _of_span(span: Span) -> Columns:
+def _of_span(number: int, span: Span) -> Columns:
     """Return the kernels of one span that ran on a device, with what is computed of each."""
-    kernels = span.kernel_columns
+    kernels = span.kernels
     table = Columns(
-        {name: kernels[name] for name in ("name", "start", "end", "blocks_per_sm")},
+        {name: kernels[name] for name in ("name", "start", "end", "blocks_per_sm", "device")},
         kind=np.asarray(kernels["kind"]),
         duration=kernels["end"] - kernels["start"],
         operator=_operators(span),
         tensor_cores=np.array([uses_tensor_cores(name) for name in kernels["name"]], bool),
         occupancy=_occupancy(span),
-    )
-    known = np.isfinite(kernels["device"])
-    table = table.rows(known)
-    table["device"] = kernels["device"][known].astype(int)
-    return table
+        span=np.full(kernels.height, number),
+    ).rows(np.isfinite(kernels["device"]))
+    return Columns(table, device=table["device"].astype(int))
 
 
 def _operators(span: Span) -> np.ndarray:
     """Return for each kernel the name of the operator that launched it, or None."""
     calls, host = linked_calls(span), host_events(span)
     calls = calls.rows((host["kind"] != "step")[calls["operator"]])
-    launching = places(span.kernel_columns["correlation"], calls["correlation"])
+    launching = places(span.kernels["correlation"], calls["correlation"])
     return np.r_[host["name"][calls["operator"]], np.array([None])][launching]
 
 
 def _occupancy(span: Span) -> np.ndarray:
     """Return the occupancy of each kernel in %, estimated where it is falsely 0: a kernel that ran was resident."""
-    kernels = span.kernel_columns
+    kernels = span.kernels
     occupancies = np.where(kernels["occupancy"] < 0, math.nan, kernels["occupancy"])
     doubtful = np.flatnonzero(occupancies == 0)
+    properties = {device.get("id"): device for device in span.devices}
     launches = (kernels[name][doubtful] for name in ("grid", "block", "registers", "shared_memory", "device"))
     for row, *launch, device in zip(doubtful, *launches, strict=True):
-        estimated = occupancy.estimate(*launch, _properties(span, device))
+        estimated = estimated_occupancy(*launch, properties.get(device))
         occupancies[row] = 0.0 if estimated < 0.5 else estimated  # the profiler rounds to whole percents
     return occupancies
-
-
-def _properties(span: Span, device: float) -> dict | None:
-    return next((each for each in span.devices if each.get("id") == device), None)
 
 
 def _use(trace: Trace, rows: Columns, inside: Columns, length: float) -> dict:
     """Return a row of `accelerators`, of the kernels of one device, and of those in the steps."""
     device = rows["device"][0]
-    properties = [each for span in trace.spans if (each := _properties(span, device)) is not None]
+    properties = [each for span in trace.spans for each in span.devices if each.get("id") == device]
     of_amd = any(each.get("warpSize") == AMD_WARP for each in properties)
     return {
         "name": properties[0].get("name") if properties else None,
@@ -219,29 +203,21 @@ def _use(trace: Trace, rows: Columns, inside: Columns, length: float) -> dict:
         "sm_efficiency": math.nan if np.isnan(rows["blocks_per_sm"]).all() else _working_time(inside) / length,
         "occupancy": _weighted_mean(inside["occupancy"], inside["duration"]) / 100,
         "tensor_core_share": math.nan if of_amd else _weighted_mean(rows["tensor_cores"], rows["duration"]),
-        "kernels": len(rows["start"]),
+        "kernels": rows.height,
         "kernel_time": rows["duration"].sum(),
     }
 
 
-AMD_WARP = 64  # threads; NVIDIA's are 32
-
-
 def _busy_time(table: Columns) -> float:
     """Return how long at least one kernel ran, added over the devices."""
-    parts = [union(each["start"], each["end"]) for each in _of_each_device(table)]
+    parts = [union(each["start"], each["end"]) for each in of_each_device(table)]
     return float(sum((ends - starts).sum() for starts, ends in parts))
 
 
 def _working_time(table: Columns) -> float:
     """Return ∫ min(1, blocks per multiprocessor of the kernels running) dt, added over the devices."""
     known = table.rows(table["blocks_per_sm"] > 0)
-    return sum(capped_sum(each["start"], each["end"], each["blocks_per_sm"]) for each in _of_each_device(known))
-
-
-def _of_each_device(table: Columns) -> list[Columns]:
-    """Return the kernels of each device in each span."""
-    return [each for _, rows in by_number("device", table) for _, each in by_number("span", rows)]
+    return sum(capped_sum(each["start"], each["end"], each["blocks_per_sm"]) for each in of_each_device(known))
 
 
 def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
@@ -257,7 +233,7 @@ def _unknown(trace: Trace, table: Columns, result: pd.DataFrame, length: float) 
     reasons = []
     if math.isnan(length):
         reasons.append("Utilization and SM efficiency: the trace has neither steps nor operators, so no total time.")
-    elif not any((span.event_columns["kind"] == "step").any() for span in trace.spans):
+    elif not any((span.events["kind"] == "step").any() for span in trace.spans):
         reasons.append("Which part was training: the trace marks no steps, so shares are of the whole recording.")
     if result["sm_efficiency"].isna().any() and not math.isnan(length):
         reasons.append("SM efficiency: the trace does not say how many blocks a kernel has. Only CUDA's profiler does.")

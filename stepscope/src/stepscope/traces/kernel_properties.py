@@ -1,4 +1,4 @@
-"""Finds out from a kernel's name what kind of work it does: whether on Tensor Cores, in float32, or on a layout.
+"""What a kernel is known by: its kind of work by its name, its occupancy by its launch.
 
 NVIDIA's libraries name their kernels after the instruction that they multiply with. The families below were collected
 from these sources, and are tested on names that real profiles show:
@@ -16,7 +16,10 @@ from these sources, and are tested on names that real profiles show:
 from __future__ import annotations
 
 import functools
+import math
 import re
+from collections.abc import Sequence
+from numbers import Real
 
 # Shapes of the mma instructions, from Volta's m8n8k4 to Ampere's m16n8k256.
 _SHAPES = "884|1684|1688|8816|8832|16816|16832|16864|88128|161616|168128|168256"
@@ -97,38 +100,90 @@ def uses_tensor_cores(kernel: str) -> bool:
     False also where the name does not show it: Triton's kernels (``triton_…``, or named as the reader's own function)
     use them for ``tl.dot``, and are named alike whether they do or not. So a share of Tensor-Core time is a lower bound
     for code that went through ``torch.compile``. The name may be demangled or not.
-
-    Examples
-    --------
-    >>> uses_tensor_cores("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn")
-    True
-    >>> uses_tensor_cores("ampere_sgemm_128x64_nn")
-    False
     """
     return _TENSOR_CORES.search(kernel) is not None and _OTHERS.search(kernel) is None
 
 
 @functools.lru_cache(maxsize=100_000)
 def multiplies_float32(kernel: str) -> bool:
-    """Return whether a kernel's name says that it multiplies matrices, or convolves, in float32 without Tensor Cores.
-
-    Examples
-    --------
-    >>> multiplies_float32("volta_sgemm_128x64_nn")
-    True
-    >>> multiplies_float32("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn")
-    False
-    """
+    """Return whether a kernel's name says that it multiplies or convolves in float32, and not on Tensor Cores."""
     return _FLOAT32_PRODUCT.search(kernel) is not None and not uses_tensor_cores(kernel)
 
 
 @functools.lru_cache(maxsize=100_000)
 def converts_layout(kernel: str) -> bool:
-    """Return whether a kernel's name says that all it does is to change the memory format of images.
-
-    Examples
-    --------
-    >>> converts_layout("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(…)")
-    True
-    """
+    """Return whether a kernel's name says that all it does is to change the memory format of images."""
     return _LAYOUT_CONVERSION.search(kernel) is not None
+
+
+# Occupancy.
+
+# Blocks that may be resident on a multiprocessor, by compute capability. CUDA C++ Programming Guide, "Technical
+# Specifications per Compute Capability": 12.9 for 5.0 to 7.2, 13.1 for 7.5 and later.
+MAX_BLOCKS = {
+    **dict.fromkeys([(5, 0), (5, 2), (5, 3), (6, 0), (6, 1), (6, 2), (7, 0), (7, 2)], 32),
+    (7, 5): 16,
+    (8, 0): 32,
+    (8, 6): 16,
+    (8, 7): 16,
+    (8, 9): 24,
+    **dict.fromkeys([(9, 0), (10, 0), (10, 3)], 32),
+    **dict.fromkeys([(11, 0), (12, 0), (12, 1)], 24),
+}
+
+# How registers and shared memory are given out, from compute capability 5.0 to 12.1: `cuda_occupancy.h` of CUDA.
+_REGISTERS_AT_ONCE = 256  # per warp
+_PARTITIONS = 4  # of a multiprocessor, each with its part of the registers
+_SHARED_MEMORY_AT_ONCE = {7: 256}  # bytes, by major compute capability; 128 on others
+_RESERVED_SHARED_MEMORY = 1024  # bytes of each block, for the system, from compute capability 8.0 on
+_WARP = 32  # threads
+_PROPERTIES = ["computeMajor", "computeMinor", "numSms", "maxThreadsPerMultiprocessor", "regsPerMultiprocessor"]
+_PROPERTIES += ["sharedMemPerMultiprocessor", "warpSize"]
+
+
+def estimated_occupancy(
+    grid: Sequence[int] | None,
+    block: Sequence[int] | None,
+    registers: float | None,
+    shared_memory: float | None,
+    device: dict | None,
+) -> float:
+    """Return the share of a multiprocessor's threads that a kernel keeps resident in %, or NaN if it is unknown.
+
+    PyTorch's profiler writes its own estimate into the trace. It is 0 for every kernel with more than 48 KiB of shared
+    memory, which such a kernel must ask for: the profiler leaves out the asking, and finds that the kernel cannot run.
+
+    As many blocks are resident on a multiprocessor as there are for it, or as its threads, its registers, its shared
+    memory and its limit of blocks allow, whichever is least. The estimate takes the grid as evenly spread.
+
+    `grid` and `block` are the blocks of the grid and the threads of a block, three int each; `registers` those per
+    thread; `shared_memory` that per block, static and dynamic, in bytes; `device` the device's entry of the trace's
+    ``deviceProperties``.
+
+    NaN if a parameter is None or no number, if the entry lacks a property (AMD's do), if the compute capability is
+    unknown, or if the device could not run such a kernel.
+    """
+    try:
+        numbers = (*grid, *block, registers, shared_memory, *(device[name] for name in _PROPERTIES))
+    except (KeyError, TypeError):
+        return math.nan
+    if not all(isinstance(each, Real) and math.isfinite(each) for each in numbers):
+        return math.nan
+    blocks, threads = math.prod(grid), math.prod(block)
+    major, minor, multiprocessors, max_threads, max_registers, max_shared_memory, warp = numbers[-len(_PROPERTIES) :]
+    if (major, minor) not in MAX_BLOCKS or warp != _WARP or min(multiprocessors, max_threads, blocks, threads) <= 0:
+        return math.nan
+    warps = math.ceil(threads / _WARP)
+    limits = [MAX_BLOCKS[major, minor], max_threads // (_WARP * warps)]
+    if registers > 0:
+        of_warp = _round_up(registers * _WARP, _REGISTERS_AT_ONCE)
+        limits.append(max_registers // _PARTITIONS // of_warp * _PARTITIONS // warps)
+    of_block = shared_memory + (_RESERVED_SHARED_MEMORY if major >= 8 else 0)
+    if of_block > 0:
+        limits.append(max_shared_memory // _round_up(of_block, _SHARED_MEMORY_AT_ONCE.get(major, 128)))
+    resident = min(blocks / multiprocessors, *limits)
+    return 100 * resident * threads / max_threads or math.nan
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

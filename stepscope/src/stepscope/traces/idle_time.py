@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from stepscope.traces.columns import Columns, shares, stacked, union
-from stepscope.traces.events import Span, Trace, load, once, step_at
+from stepscope.traces.columns import Columns, objects, places, shares, stacked, union
+from stepscope.traces.events import Span, Trace, load, once
 from stepscope.traces.operators import host_events, parents
-from stepscope.traces.timeline import by_step, steps, steps_of
-from stepscope.traces.utilization import in_steps, kernels_of, time_of_steps
+from stepscope.traces.step_times import by_step, step_at, steps, steps_of
+from stepscope.traces.utilization import in_steps, kernels_of, of_each_device, time_of_steps
 
 # Runtime calls that return when the accelerator has done its work; the last one is AMD's blocking copy
 WAITS = r"Synchronize|^(?:cuda|hip)Memcpy$|^hipMemcpyWithStream$"
@@ -28,24 +28,24 @@ def idle(path: str | Path | Trace) -> pd.DataFrame:
 
     Raises NoAccelerator if the trace has no kernels.
     """
-    table = _idle(load(path))
-    return Columns({name: table[name] for name in ("start", "end", "device", *MEANWHILE)}).table()
+    return _idle(load(path)).table().drop(columns="span")
 
 
 @once
 def _idle(trace: Trace) -> Columns:
     """Return the rows of `idle`, with the place of their `span`."""
-    tables, inside = [], in_steps(trace)
-    for device in np.unique(kernels_of(trace)["device"]):
-        for number, span in enumerate(trace.spans):
-            kernels = inside.rows((inside["device"] == device) & (inside["span"] == number))
-            starts, ends = union(kernels["start"], kernels["end"])
-            table, events = Columns(start=ends[:-1], end=starts[1:]), span.event_columns
-            parts = shares(events["start"], events["end"], _ways(span), len(MEANWHILE) - 1, table)
-            table |= zip(MEANWHILE, parts, strict=True)
-            count = len(table["start"])
-            tables.append(Columns(table, device=np.full(count, device), span=np.full(count, number)))
-    return stacked(tables)
+    inside = in_steps(trace)
+    return stacked([_between(kernels, trace) for kernels in of_each_device(inside) or [inside]])
+
+
+def _between(kernels: Columns, trace: Trace) -> Columns:
+    """Return the gaps between the kernels of one device in one span."""
+    starts, ends = union(kernels["start"], kernels["end"])
+    gaps = Columns(device=kernels["device"][1 : len(ends)], span=kernels["span"][1 : len(ends)])  # the same for all
+    gaps |= {"start": ends[:-1], "end": starts[1:]}
+    span = trace.spans[kernels["span"][0] if kernels.height else 0]
+    parts = shares(span.events["start"], span.events["end"], _ways(span), len(MEANWHILE) - 1, gaps)
+    return Columns(gaps | dict(zip(MEANWHILE, parts, strict=True)))
 
 
 def gaps(path: str | Path | Trace) -> pd.DataFrame:
@@ -73,11 +73,7 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
 
     Raises NoAccelerator if the trace has no kernels.
     """
-    return _gaps(load(path))
-
-
-@once
-def _gaps(trace: Trace) -> pd.DataFrame:
+    trace = load(path)
     table, length = _idle(trace), time_of_steps(trace)
     rows = {}
     for device in np.unique(kernels_of(trace)["device"]):
@@ -127,7 +123,7 @@ def exposed_copies(path: str | Path | Trace) -> pd.DataFrame:
     Raises NoSteps and SeveralRecordings as `steps` does.
     """
     trace = load(path)
-    return by_step(trace, [_exposed_copies(span) for span in trace.spans]).fillna(0.0)
+    return by_step(trace, map(_exposed_copies, trace.spans)).fillna(0.0)
 
 
 def direction(copy: str) -> str | None:
@@ -136,28 +132,24 @@ def direction(copy: str) -> str | None:
     return DIRECTIONS[match[0]] if match else None
 
 
-@once
 def _waits(span: Span) -> Columns:
     """Return the `waits` of one span, those outside of the steps as well, which have step −1."""
-    calls = _waiting_or_copying(span)
-    host = host_events(span)
+    calls, host = _waiting_or_copying(span), host_events(span)
     own = Columns({name: host[name] for name in ("name", "start", "end")}, thread=host["thread"].codes)
-    own |= {"waits": np.zeros(len(host["start"]), bool), "copy": np.full(len(host["start"]), None)}
+    own |= {"waits": np.zeros(host.height, bool), "copy": np.full(host.height, None)}
     both = stacked([own, Columns({name: calls[name] for name in own})])
-    order = np.lexsort((-both["end"], both["start"], both["thread"]))
-    both, is_call = both.rows(order), order >= len(host["start"])
-    around = parents(both)
-    copies = {}  # by the operator around: the call that copies and the one that waits differ
-    for row in np.flatnonzero(is_call):
-        if around[row] >= 0 and both["copy"][row] is not None:
-            copies.setdefault(around[row], both["copy"][row])
+    both = both.rows(np.lexsort((-both["end"], both["start"], both["thread"])))
+    around, copies = parents(both), {}
+    for row in np.flatnonzero(both["copy"] != None):  # noqa: E711  of an array
+        copies.setdefault(around[row], both["copy"][row])  # the call that copies and the one that waits may differ
+    copies.pop(-1, None)
     rows = np.flatnonzero(both["waits"])
     rows = rows[np.argsort(both["start"][rows], kind="stable")]
     return Columns(
         step=step_at(span, both["start"][rows]),
         call=both["name"][rows],
-        operator=np.array([_outermost(both["name"], around, around[row]) for row in rows], object),
-        copy=np.array([copies.get(around[row]) for row in rows], object),
+        operator=objects([_outermost(both["name"], around, around[row]) for row in rows]),
+        copy=objects([copies.get(around[row]) for row in rows]),
         start=both["start"][rows],
         end=both["end"][rows],
     )
@@ -168,19 +160,18 @@ def _waiting_or_copying(span: Span) -> Columns:
 
     They have the columns `waits`, bool, and `copy`, the direction of the copy that the call made, or None.
     """
-    events = span.event_columns
+    events = span.events
     threads = events["thread"].codes
     calls = events.rows((events["kind"] == "Runtime") & np.isin(threads, threads[events["operator"]]))
-    named = {}
+    copies = events.rows(events["kind"] == "Memcpy")
+    made = np.full(calls.height, -1)
     if "correlation" in events:
-        copies = events.rows(events["kind"] == "Memcpy")
-        named = dict(zip(copies["correlation"].tolist(), copies["name"], strict=True))
-    copies = [named.get(number, "") for number in calls.get("correlation", np.zeros(len(calls["start"]))).tolist()]
-    ways = {copy: direction(copy) for copy in set(copies)}
-    waiting = _matching(WAITS, calls["name"]) | _matching(PAGEABLE, np.array(copies, object))
-    table = Columns(calls, thread=calls["thread"].codes, waits=waiting)
-    table["copy"] = np.array([ways[copy] for copy in copies], object)
-    return table.rows(waiting | np.array([copy is not None for copy in table["copy"]], bool))
+        made = places(calls["correlation"], copies["correlation"])
+    names = np.r_[copies["name"], np.array([""], object)][made]
+    directions = {name: direction(name) for name in set(names)}
+    table = Columns(calls, thread=calls["thread"].codes, copy=objects([directions[name] for name in names]))
+    table["waits"] = _matching(WAITS, calls["name"]) | _matching(PAGEABLE, names)
+    return table.rows(table["waits"] | np.array([copy is not None for copy in table["copy"]], bool))
 
 
 def _matching(pattern: str, names: np.ndarray) -> np.ndarray:
@@ -199,10 +190,9 @@ def _outermost(names: np.ndarray, around: np.ndarray, row: int) -> str | None:
     return outermost
 
 
-@once
 def _exposed_copies(span: Span) -> Columns:
     """Return the `exposed_copies` of one span: each name is charged what it adds to the kernels and those before it."""
-    table, events = steps_of(span), span.event_columns
+    table, events = steps_of(span), span.events
     names = sorted(set(events["name"][events["kind"] == "Memcpy"]))
     kinds = np.where(events["kind"] == "Kernel", 0, len(names) + 1)
     copies = np.flatnonzero(events["kind"] == "Memcpy")
@@ -214,7 +204,7 @@ def _exposed_copies(span: Span) -> Columns:
 @once
 def _ways(span: Span) -> np.ndarray:
     """Return the place in `MEANWHILE` of what each event does, or 99 for what does not count."""
-    events = span.event_columns
+    events = span.events
     kind, names = events["kind"], events["name"]
     runtime = kind == "Runtime"
     waits = runtime.copy()
@@ -229,9 +219,9 @@ def _filling(trace: Trace, table: Columns, row: int) -> str:
     """Name what took most of a gap, a row of `_idle`."""
     gap = {name: values[row] for name, values in table.items()}
     span, way = trace.spans[gap["span"]], int(np.argmax([gap[name] for name in MEANWHILE]))
-    events = span.event_columns
+    events = span.events
     events = events.rows((_ways(span) == way) & (events["start"] < gap["end"]) & (events["end"] > gap["start"]))
-    if not len(events["start"]):
+    if not events.height:
         return MEANWHILE[way]
     inside = np.minimum(events["end"], gap["end"]) - np.maximum(events["start"], gap["start"])
     length = events["end"] - events["start"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from stepscope.base.wording import counted
 from stepscope.traces.alignment import BETWEEN_TWO, Ranks, ranks
 from stepscope.traces.columns import Columns, union
 from stepscope.traces.events import Span, Trace
-from stepscope.traces.timeline import by_step, steps_of
+from stepscope.traces.step_times import by_step, steps_of
 
 LATE = 0.05  # of the step: from here on a rank for which the others wait is named
 # Operators that wait for an exchange, or that hold whatever else ran, a wait included.
@@ -87,12 +86,8 @@ def communication(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
     sizes = of_rank["bytes"].agg(lambda sizes: sizes.sum(skipna=False)).reindex(names, fill_value=0.0)
     result["megabytes"] = sizes / steps / 1e6
     result["efficiency"] = 1 - result["exposed"] / result["step"]
-    straggler, late = _straggler([table["exposed"].loc[name] for name in names], result["step"].mean())
-    result.attrs = {
-        "straggler": None if straggler is None else names[straggler],
-        "late_ms": late,
-        "unequal": _unequal(job),
-    }
+    straggler, late = _straggler(table["exposed"].unstack("rank")[names] / 1e3, result["step"].mean())
+    result.attrs = {"straggler": straggler, "late_ms": late, "unequal": _unequal(job)}
     return result
 
 
@@ -110,8 +105,7 @@ def communication_by_step(path: str | Path | Mapping[str, Trace]) -> pd.DataFram
     Raises NoSteps and SeveralRecordings as `steps` does.
     """
     job = _ranks(path)
-    operations = _on_one_clock(job)
-    tables = {}
+    operations, tables = _on_one_clock(job), {}
     for place, (name, trace) in enumerate(job.items()):
         of_rank = operations[operations["rank"] == place].copy()
         of_rank[["issued", "start", "end", "late"]] -= job.clock[name]
@@ -143,14 +137,11 @@ def _on_one_clock(job: Ranks) -> pd.DataFrame:
 
 def _of_span(span: Span, operations: pd.DataFrame) -> Columns:
     """Return the `communication_by_step` of one span."""
-    table = steps_of(span)
-    starts, ends, late = (operations[column].to_numpy() for column in ("start", "end", "late"))
+    table, events = steps_of(span), span.events
+    starts, ends, late, issued = operations[["start", "end", "late", "issued"]].to_numpy(float).T
     by_gloo = (operations["backend"] == "gloo").to_numpy()
-    issued = operations["issued"].to_numpy()
-    events = span.event_columns
     computing = events["kind"] == "Kernel"
-    waits = starts < late
-    until = np.minimum(late, ends)
+    waits, until = starts < late, np.minimum(late, ends)
     sets = {
         "gloo": union(issued[by_gloo], ends[by_gloo]),
         "nccl": union(starts[~by_gloo], ends[~by_gloo]),
@@ -161,29 +152,32 @@ def _of_span(span: Span, operations: pd.DataFrame) -> Columns:
         "waiting": union(starts[waits], until[waits]),
     }
     moments = np.unique(np.concatenate([*map(np.concatenate, sets.values()), table["start"], table["end"]]))
-    masks = {name: _inside(*each, moments[:-1]) for name, each in sets.items()}
-    exposed = (masks["gloo"] & masks["idle"]) | (masks["nccl"] & ~masks["kernels"])
-    waiting = exposed & ~masks["transfer"]
-    step = np.searchsorted(table["start"], moments[:-1], side="right") - 1
-    within = (step >= 0) & (moments[:-1] < np.r_[table["end"], -math.inf][step])
-    lengths = np.diff(moments)
+    begins, lengths = moments[:-1], np.diff(moments)
+    # Whether each moment is in a set: its intervals are disjoint, and hold their starts and not their ends.
+    masks = {
+        name: np.searchsorted(starts, begins, side="right") > np.searchsorted(ends, begins, side="right")
+        for name, (starts, ends) in sets.items()
+    }
+    step = np.searchsorted(table["start"], begins, side="right") - 1
+    within = (step >= 0) & (begins < np.r_[table["end"], -math.inf][step])
 
     def of_steps(mask: np.ndarray) -> np.ndarray:
         chosen = mask & within
-        return np.bincount(step[chosen], weights=lengths[chosen], minlength=len(table["start"]))
+        return np.bincount(step[chosen], weights=lengths[chosen], minlength=table.height)
 
     exchanging = masks["gloo"] | masks["nccl"]
-    columns = {
-        "step": table["step"],
-        "length": table["end"] - table["start"],
-        "compute": of_steps(masks["computing"] & ~exchanging),
-        "overlapped": of_steps(exchanging & ~exposed),
-        "exposed": of_steps(exposed),
-        "other": of_steps(~masks["computing"] & ~exchanging),
-        "waiting": of_steps(waiting & masks["waiting"]),
-        "transfer": of_steps(exposed) - of_steps(waiting & masks["waiting"]),
-    }
-    return Columns(columns)
+    exposed = (masks["gloo"] & masks["idle"]) | (masks["nccl"] & ~masks["kernels"])
+    waiting = exposed & masks["waiting"] & ~masks["transfer"]
+    return Columns(
+        step=table["step"],
+        length=table["end"] - table["start"],
+        compute=of_steps(masks["computing"] & ~exchanging),
+        overlapped=of_steps(exchanging & ~exposed),
+        exposed=of_steps(exposed),
+        other=of_steps(~masks["computing"] & ~exchanging),
+        waiting=of_steps(waiting),
+        transfer=of_steps(exposed & ~waiting),
+    )
 
 
 def _idle(span: Span, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -195,56 +189,47 @@ def _idle(span: Span, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     starts, stops = _computing(span, "CPU Exec", "DataLoader", "Kernel")
     gap_starts, gap_ends = np.r_[-math.inf, stops], np.r_[starts, math.inf]
-    ends = np.sort(ends)
     at_most = np.where(np.isfinite(gap_ends - gap_starts), 2 * gap_ends - gap_starts, gap_ends)
-    place = np.searchsorted(ends, at_most, side="right") - 1
-    last = np.r_[ends, -math.inf][place]
+    ends = np.r_[-math.inf, np.sort(ends)]
+    last = ends[np.searchsorted(ends, at_most, side="right") - 1]
     waits = last > gap_starts
     return gap_starts[waits], np.minimum(last, gap_ends)[waits]
 
 
-def _computing(span: Span, *kinds_of_work: str) -> tuple[np.ndarray, np.ndarray]:
+def _computing(span: Span, *kinds: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the intervals in which something of these kinds ran that exchanges nothing.
 
     An operator in which an exchange is issued may wait for it as well: what it does counts by the operators inside.
     """
-    events = span.event_columns
-    names, kinds = events["name"], events["kind"]
-    other = {name: NO_COMPUTATION.match(name) is None for name in set(names)}
-    computes = events["operator"] & (kinds == "CPU Exec") & np.array([other[name] for name in names], bool)
-    exchanges = span.communication
+    events, exchanges = span.events, span.exchanges
+    other = {name: NO_COMPUTATION.match(name) is None for name in set(events["name"])}
+    computes = events["operator"] & np.array([other[name] for name in events["name"]], bool)
     for thread in np.unique(exchanges["thread"]):
         moments = exchanges["start"][exchanges["thread"] == thread]
         places = np.flatnonzero(computes & (events["thread"].codes == thread))
         first = np.searchsorted(moments, events["start"][places], side="right")
         after = np.searchsorted(moments, events["end"][places], side="left")
         computes[places[first < after]] = False
-    busy = (computes | (kinds != "CPU Exec")) & np.isin(kinds, kinds_of_work)
+    busy = (computes | (events["kind"] != "CPU Exec")) & np.isin(events["kind"], kinds)
     return union(events["start"][busy], events["end"][busy])
 
 
-def _inside(starts: np.ndarray, ends: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """Return whether each moment is in one of some disjoint intervals, which hold their starts and not their ends."""
-    return np.searchsorted(starts, moments, side="right") > np.searchsorted(ends, moments, side="right")
+def _straggler(exposed: pd.DataFrame, step_ms: float) -> tuple[str | None, float]:
+    """Return the rank for which the others wait, and the ms a step they do; None, 0.0 if by chance.
 
-
-def _straggler(exposed: list[pd.Series], step_ms: float) -> tuple[int | None, float]:
-    """Return the place of the rank for which the others wait, and the ms a step they do; None, 0.0 if by chance.
-
-    `exposed` has for each rank the µs of exposed communication in each step.
+    `exposed` has the ms of exposed communication, a row a step and a column a rank, NaN where a rank lacks the step.
     """
-    common = sorted(set.intersection(*(set(column.index) for column in exposed)))
-    if len(exposed) < 2 or len(common) < 2:
+    exposed = exposed.dropna()
+    if min(exposed.shape) < 2:
         return None, 0.0
-    table = np.column_stack([column.loc[common] for column in exposed]) / 1e3  # [step, rank], ms
-    of_others = (table.sum(axis=1, keepdims=True) - table) / (len(exposed) - 1)
-    late = of_others - table
-    second, first = np.argsort(late.mean(axis=0), kind="stable")[-2:]
-    more = (late[:, first] - late[:, second]).tolist()
-    reach = student(len(more) - 1) * statistics.stdev(more) / math.sqrt(len(more))
-    if late[:, first].mean() < LATE * step_ms or statistics.fmean(more) <= reach:
+    count = exposed.shape[1]
+    late = exposed.mul(-count).add(exposed.sum(axis=1), axis=0) / (count - 1)  # the mean of the others, less its own
+    second, first = late.mean().sort_values(kind="stable").index[-2:]
+    more = late[first] - late[second]
+    reach = student(len(more) - 1) * more.std() / math.sqrt(len(more))
+    if late[first].mean() < LATE * step_ms or more.mean() <= reach:
         return None, 0.0
-    return int(first), float(late[:, first].mean())
+    return first, float(late[first].mean())
 
 
 def _unequal(job: Ranks) -> list[str]:
@@ -269,9 +254,9 @@ def _sentence(operation: str, counts: pd.DataFrame) -> str:
     (step, size), first = counts.index[0], counts.iloc[0]
     usual = first.mode().iloc[-1]
     other = [f"{rank} has {number}" for rank, number in first.items() if number != usual]
-    listed = " and ".join(other[:3] + ([f"{len(other) - 3} more have other numbers"] if len(other) > 3 else []))
+    other[3:] = [f"{len(other) - 3} more have other numbers"] if len(other) > 3 else []
     sizes = f" of {size / 1e6:.3g} MB" if size >= 0 else ""
     steps = f" in step {step:.0f}" if step >= 0 else ""
     further = counts.index.get_level_values("step").nunique() - 1
     so_on = f"; so it is in {counted(further, 'more step')}" if further else ""
-    return f"Of {operation}{sizes}{steps} {listed}, the others have {usual}{so_on}."
+    return f"Of {operation}{sizes}{steps} {' and '.join(other)}, the others have {usual}{so_on}."

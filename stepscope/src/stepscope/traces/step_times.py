@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +37,11 @@ def steps(path: str | Path | Trace) -> pd.DataFrame:
     DataFrame
         Index `step`, the profiler's number of the step; columns `start` and `end` in µs since the first event.
 
-    Raises
-    ------
-    NoSteps
-        If no steps are marked: ``profiler.step()`` was not called.
-    SeveralRecordings
-        If two spans hold the same step.
+    Raises NoSteps if no steps are marked, ``profiler.step()`` was not called, and SeveralRecordings if two spans hold
+    the same step.
     """
     trace = load(path)
-    return by_step(trace, [steps_of(span) for span in trace.spans])
+    return by_step(trace, map(steps_of, trace.spans))
 
 
 def breakdown(path: str | Path | Trace) -> pd.DataFrame:
@@ -59,7 +56,7 @@ def breakdown(path: str | Path | Trace) -> pd.DataFrame:
     Raises NoSteps and SeveralRecordings as `steps` does.
     """
     trace = load(path)
-    table = by_step(trace, [_breakdown(span) for span in trace.spans])
+    table = by_step(trace, map(breakdown_of, trace.spans))
     table.attrs = {"unit": "µs", "total": float(table.to_numpy().sum())}
     return table
 
@@ -72,21 +69,18 @@ def window(span: Span) -> tuple[float, float]:
     """
     table = steps_of(span)
     starts, ends = table["start"], table["end"]
-    if not len(starts):
-        events = span.event_columns
-        host = events["host"]
-        if not host.any():
+    if not table.height:
+        host = span.events.rows(span.events["host"])
+        if not host.height:
             return -math.inf, math.inf
-        starts, ends = _with_device_work(
-            events["start"][host].min(keepdims=True), events["end"][host].max(keepdims=True), events
-        )
+        starts, ends = _with_device_work(host["start"][:1], host["end"].max(keepdims=True), span.events)
     return starts[0], ends[-1]
 
 
-def by_step(trace: Trace, tables: list[Columns]) -> pd.DataFrame:
-    """Put the tables of all spans under each other, their column `step` as index; errors as those of `steps`."""
-    tables = [table for table in tables if len(table["step"])] or tables[:1]
-    table = pd.concat([each.table("step") for each in tables])
+def by_step(trace: Trace, tables: Iterable[Columns]) -> pd.DataFrame:
+    """Return the tables of all spans as one, their column `step` as index; errors as those of `steps`."""
+    tables = [each.table("step") for each in tables]
+    table = pd.concat([each for each in tables if len(each)] or tables)
     if not len(table):
         raise NoSteps(
             f"{trace.path} marks no training steps, so what each step did is unknown. "
@@ -105,14 +99,21 @@ def by_step(trace: Trace, tables: list[Columns]) -> pd.DataFrame:
 def steps_of(span: Span) -> Columns:
     """Return the `steps` of one span, with the column `step`; none if it marks none."""
     marked = marks(span)
-    starts, ends = _with_device_work(marked["start"], marked["end"], span.event_columns)
+    starts, ends = _with_device_work(marked["start"], marked["end"], span.events)
     return Columns(step=marked["step"][: len(starts)], start=starts, end=ends)
 
 
-@once
-def _breakdown(span: Span) -> Columns:
+def step_at(span: Span, moments: np.ndarray) -> np.ndarray:
+    """Return the number of the step on the host in which each moment lies, −1 outside of all."""
+    steps = marks(span)
+    place = np.searchsorted(steps["start"], moments, side="right") - 1
+    inside = (place >= 0) & (moments <= np.r_[steps["end"], -math.inf][place])
+    return np.where(inside, np.r_[steps["step"], -1][place], -1)
+
+
+def breakdown_of(span: Span) -> Columns:
     """Cover the steps with one category after the other: each is charged what it adds to those before it."""
-    steps, events = steps_of(span), span.event_columns
+    steps, events = steps_of(span), span.events
     parts = shares(events["start"], events["end"], events["kind"].codes, len(CATEGORIES) - 1, steps)
     return Columns(zip(CATEGORIES, parts, strict=True), step=steps["step"])
 
@@ -125,8 +126,8 @@ def _with_device_work(starts: np.ndarray, ends: np.ndarray, events: Columns) -> 
     """
     if not len(starts) or "correlation" not in events:
         return starts, ends
-    linked, is_call = ~events["host"] & ~np.isnan(events["correlation"]), events["kind"] == "Runtime"
     links = Columns({name: events[name] for name in ("start", "end", "correlation")})
+    linked, is_call = ~events["host"] & ~np.isnan(events["correlation"]), events["kind"] == "Runtime"
     calls, device = links.rows(linked & is_call), links.rows(linked & ~is_call)
     step = np.searchsorted(starts, calls["start"], side="right") - 1
     inside = (step >= 0) & (calls["end"] <= ends[step])
@@ -178,22 +179,17 @@ def sentence(change: pd.DataFrame) -> str:
     the largest of all, that is said.
     """
     least = 0.02 * max(change["before"].sum(), change["after"].sum())
-    clear = (change["change"].abs() >= least) & ((change["lowest"] > 0) | (change["highest"] < 0))
-    ordered = change[clear].sort_values("change", key=abs, ascending=False, kind="stable")
-    surely = ", ".join(
-        f"{PLAIN_NAMES[name]} {_signed(row.change)} ms ({_ends(row)})" for name, row in ordered.iterrows()
-    )
-    largest = change.loc[change["change"].abs().idxmax()]
-    if abs(largest.change) < least:
+    large = change[change["change"].abs() >= least].sort_values("change", key=abs, ascending=False, kind="stable")
+    if large.empty:
         return f"no change of {_signed(least)[1:]} ms a step or more"
-    if clear[largest.name]:
-        return surely
-    perhaps = f"{PLAIN_NAMES[largest.name]} {_signed(largest.change)} ms, but the steps differ too much to be sure"
-    return "; ".join(filter(None, (surely, f"{perhaps} ({_ends(largest)})")))
+    clear = (large["lowest"] > 0) | (large["highest"] < 0)
+    surely = ", ".join(_words(row) for _, row in large[clear].iterrows())
+    perhaps = "" if clear.iloc[0] else _words(large.iloc[0], ", but the steps differ too much to be sure")
+    return "; ".join(filter(None, (surely, perhaps)))
 
 
-def _ends(row: pd.Series) -> str:
-    return f"{_signed(row.lowest)} to {_signed(row.highest)}"
+def _words(row: pd.Series, doubt: str = "") -> str:
+    return f"{PLAIN_NAMES[row.name]} {_signed(row.change)} ms{doubt} ({_signed(row.lowest)} to {_signed(row.highest)})"
 
 
 def _signed(ms: float) -> str:
