@@ -77,14 +77,14 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from helpers.data import cifar10, photos
+    from helpers.data import cifar10, manifests, photos
     from helpers.loading import packs
 
     images = cifar10.prepare()
     packs.prepare(images)
     photos.prepare()
     if options.verify:
-        cifar10.verify(images.train.parent)
+        manifests.check(images.train.parent, every_byte=True)
         print(f"Every byte of the {images.train_images + images.test_images:,} images is as it was written.")
     return 0
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -39,10 +39,6 @@ class Bucket:
 
     def __str__(self) -> str:
         return f"{self.endpoint}/{self.name}"
-
-    def through(self, link) -> Bucket:
-        """Return the same bucket behind a `simulate.Link`."""
-        return replace(self, endpoint=link.endpoint)
 
     def connect(self) -> S3Store:
         """Return a client for this process: call it after a fork, never before.
@@ -101,27 +97,21 @@ def request(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{what}: not in the store. It says: {_said(error)}") from error
     except (exceptions.BaseError, OSError) as error:
-        status = re.search(r"status code: (\d{3})", str(error))
-        busy = status is None or status[1] in ("408", "429") or status[1] >= "500"
-        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or not busy:
+        text = str(error).strip() or type(error).__name__
+        message = re.search(r"<Message>(.+?)</Message>", text)
+        said = f"It says: {message[1] if message else text.splitlines()[0]}"
+        if isinstance(error, FileNotFoundError):
+            raise FileNotFoundError(f"{what}: not in the store. {said}") from error
+        # 408 and 429 mean that the store is busy, as 500 and more do
+        if isinstance(error, exceptions.PermissionDeniedError) or re.search(r"status code: 4(?!08|29)", text):
             raise StoreError(
                 f"{what}: the store refuses this. Expected the keys of a user who may do it, and the bucket's own "
-                f"endpoint and region. It says: {_said(error)}"
+                f"endpoint and region. {said}"
             ) from error
         raise StoreError(
-            f"{what}: expected an answer of the store, found none for {PATIENCE:g} s. Is it running? It says: "
-            f"{_said(error)}"
+            f"{what}: expected an answer of the store, found none for {PATIENCE:g} s. Is it running? {said}"
         ) from error
-
-
-def _said(error: Exception) -> str:
-    """Return what the store says, in one line."""
-    text = str(error).strip() or type(error).__name__
-    message = re.search(r"<Message>(.+?)</Message>", text)
-    return message[1] if message else text.splitlines()[0]
 
 
 _user: int | None = None  # the process that used a client first; a forked child inherits the number

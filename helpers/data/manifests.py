@@ -1,10 +1,11 @@
-"""Prepared folders of images: a manifest tells what was written, and threads write the files."""
+"""Folders of image files that appear whole or not at all, with a manifest of what was written."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -13,57 +14,80 @@ from tqdm import tqdm
 
 from stepscope.base import machine, staging
 
-NAME = "manifest.json"
+FORMAT = 2
+"""Of the folders: count up when their layout or the drawn images change."""
+
+_NAME = "manifest.json"
+_ENDINGS = (".png", ".jpg", ".csv")  # of the files that count; a file browser adds others
 _MAX_THREADS = 8  # Pillow and NumPy release the GIL for a part of the work only
 _Result = TypeVar("_Result")
 
 
-def read(folder: Path, version: int) -> dict:
-    """Return a folder's manifest, whose "format" must be `version`.
+def write(
+    folder: Path, inner: Iterable[str], encode: Callable[..., tuple[str, bytes]], items: Collection, **facts
+) -> None:
+    """Write a folder with the folders `inner` and a file for each of the items, and show a progress bar.
+
+    In threads, which start at once and end with us if we are killed, `encode` returns for an item the name of its file
+    below `folder`, such as ``"train/00000.png"``, and the content. The `facts` are for the manifest.
+    """
+    with staging.folder(folder) as new:
+        for name in inner:
+            (new / name).mkdir()
+
+        def write_file(item: object) -> tuple[str, tuple[int, int]]:
+            name, content = encode(item)
+            (new / name).write_bytes(content)
+            return name, (len(content), zlib.crc32(content))
+
+        files = dict(_in_threads(write_file, items, "writing images"))
+        # Only the manifest is forced to the disk: if a power cut takes images, the manifest shows that
+        staging.write(new / _NAME, json.dumps({"format": FORMAT, **facts, "files": files}), durable=True)
+
+
+def check(folder: Path, every_byte: bool = False) -> dict:
+    """Compare a folder with its manifest, and return the manifest: the facts, and in "files" size and CRC-32 by name.
+
+    Parameters
+    ----------
+    every_byte : bool
+        Compare the content of all files; else names and sizes, and the content of tables alone.
 
     Raises
     ------
     staging.DamagedFolder
+        With the name of the first file that is missing, was added, or is not as it was written.
     """
-    path = folder / NAME
+    path = folder / _NAME
     try:
         manifest = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise damaged(folder, path, f"expected a list of the images, but: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != version:
-        raise damaged(folder, path, f"expected format {version}; another version of the course made this folder")
+        raise _damaged(folder, path, f"expected a list of the images, but: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise _damaged(folder, path, f"expected format {FORMAT}; another version of the course made this folder")
+    written, sizes = manifest["files"], {}
+    for inner in os.scandir(folder):
+        for file in os.scandir(inner) if inner.is_dir() else ():
+            if file.name.endswith(_ENDINGS):
+                sizes[f"{inner.name}/{file.name}"] = file.stat().st_size
+    expected = {name: size for name, (size, _) in written.items()}
+    if sizes != expected:
+        name = min(name for name in sizes.keys() | expected.keys() if sizes.get(name) != expected.get(name))
+        wanted, there = (f"{table[name]:,} bytes" if name in table else "no such file" for table in (expected, sizes))
+        raise _damaged(folder, folder / name, f"expected {wanted}, found {there}")
+    names = [name for name in written if every_byte or name.endswith(".csv")]
+    checksums = _in_threads(lambda name: zlib.crc32((folder / name).read_bytes()), names, "verifying", not every_byte)
+    for name, checksum in zip(names, checksums, strict=True):
+        if checksum != written[name][1]:
+            raise _damaged(folder, folder / name, "its content is not what was written")
     return manifest
 
 
-def check_sizes(folder: Path, expected: Mapping[str, int], ending: str) -> None:
-    """Compare the names and sizes (bytes) of the files in the folders of `folder` with those that were written.
-
-    Raises
-    ------
-    staging.DamagedFolder
-        With the name of the first file that is missing, was added, or has another size.
-    """
-    sizes = {}
-    for inner in os.scandir(folder):
-        for file in os.scandir(inner) if inner.is_dir() else ():
-            if file.name.endswith(ending):
-                sizes[f"{inner.name}/{file.name}"] = file.stat().st_size
-    if sizes == expected:
-        return
-    name = min(name for name in sizes.keys() | expected.keys() if sizes.get(name) != expected.get(name))
-    wanted, there = (f"{table[name]:,} bytes" if name in table else "no such file" for table in (expected, sizes))
-    raise damaged(folder, folder / name, f"expected {wanted}, found {there}")
-
-
-def damaged(folder: Path, path: Path, what: str) -> staging.DamagedFolder:
-    """Return the error for a file in a prepared folder, with the remedy."""
+def _damaged(folder: Path, path: Path, what: str) -> staging.DamagedFolder:
     return staging.DamagedFolder(f"{path}: {what}. Delete the folder {folder} and run `python -m helpers prepare`.")
 
 
-def in_threads(work: Callable[..., _Result], items: Iterable, total: int, title: str, unit: str) -> Iterator[_Result]:
-    """Yield the results of `work` for each of the items, in their order, and show a progress bar.
-
-    Threads, not processes: they start at once, and end with us if we are killed.
-    """
+def _in_threads(work: Callable[..., _Result], items: Collection, title: str, silent: bool = False) -> Iterator[_Result]:
+    """Yield the results of `work` in the order of the items."""
     with ThreadPoolExecutor(min(machine.cores(), _MAX_THREADS)) as threads:
-        yield from tqdm(threads.map(work, items), title, total, unit=unit)
+        yield from tqdm(threads.map(work, items), title, len(items), unit="file", disable=silent)

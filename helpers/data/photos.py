@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +12,12 @@ from PIL import Image
 
 from helpers import config
 from helpers.data import manifests, synthetic
-from stepscope.base import staging, wording
+from stepscope.base import staging
 
 QUALITY = 90
 """Of the JPEG files that the course writes, from 1 to 95."""
-ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Endings of the files that count as images: those of torchvision's ImageFolder."""
 
-_FORMAT = 1  # of the prepared folder: count up when its layout or the drawn photos change
-_BYTES_PER_PHOTO = 80_000  # most have less: 45 kB in the median
+_FILE_BYTES = 80_000  # most have less: 45 kB in the median
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def prepare(*, data_dir: Path | None = None, drawn: int | None = None) -> Photos
             with staging.only_one_process(data_dir):
                 if not folder.exists():
                     _draw(folder, drawn)
-        manifests.check_sizes(folder, manifests.read(folder, _FORMAT)["bytes"], ".jpg")
+        manifests.check(folder)
     classes, files, _ = list_images(folder)
     if not hint:
         source = f"photos in {folder.name} ({len(files):,})"
@@ -87,13 +84,14 @@ def prepare(*, data_dir: Path | None = None, drawn: int | None = None) -> Photos
 
 
 def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """List the images in class folders, in the order of torchvision's ImageFolder.
+    """List the images in class folders, as torchvision's ImageFolder does and in its order.
+
+    Names that begin with a dot are passed over: file browsers and Jupyter make such files.
 
     Parameters
     ----------
     folder : path
-        Holds a folder for each class, and in it or deeper files with one of the `ENDINGS`. Names that begin with a
-        dot are passed over: file browsers and Jupyter make such files.
+        Holds a folder for each class, and in it or deeper images.
 
     Returns
     -------
@@ -109,53 +107,30 @@ def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.nda
     config.CourseError
         If there is no class folder, or no image in one of them.
     """
-    folder, expected = Path(folder), "Expected a folder of images for each class"
-    if not folder.is_dir():
-        raise config.CourseError(f"{folder}: no such folder; is COURSE_PHOTOS right? {expected} in it.")
-    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
-    if not classes:
-        loose = sum(_is_image(entry.name) for entry in os.scandir(folder))
-        raise config.CourseError(f"{folder}: {expected} in it, found no folder and {wording.counted(loose, 'image')}.")
-    files, labels = [], []
-    for label, name in enumerate(classes):
-        found = _images_below(folder / name)
-        if not found:
-            raise config.CourseError(
-                f"{folder / name}: {expected}, found none in this one with the ending {', '.join(ENDINGS)}. Remove "
-                "the folder, or put images into it."
-            )
-        files += [os.fsencode(os.path.relpath(path, folder)) for path in found]
-        labels += [label] * len(found)
-    return tuple(classes), np.array(files, dtype="S"), np.array(labels)
+    from torchvision.datasets.folder import find_classes, is_image_file, make_dataset  # here: it imports torch
 
+    def is_valid(path: str) -> bool:
+        return is_image_file(path) and f"{os.sep}." not in path[len(os.fspath(folder)) :]
 
-def _images_below(folder: Path) -> list[str]:
-    found = []
-    for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [(place, name) for name in names if _is_image(name)]
-    return [os.path.join(place, name) for place, name in sorted(found)]
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(ENDINGS) and not name.startswith(".")
+    try:
+        classes = [name for name in find_classes(folder)[0] if not name.startswith(".")]
+        images = make_dataset(folder, {name: label for label, name in enumerate(classes)}, is_valid_file=is_valid)
+    except (OSError, ValueError) as error:  # ValueError: each name of a class folder begins with a dot
+        raise config.CourseError(
+            f"{folder}: expected a folder of images for each class in it; is COURSE_PHOTOS right? {error}"
+        ) from error
+    files = [os.fsencode(os.path.relpath(path, folder)) for path, _ in images]
+    return tuple(classes), np.array(files, dtype="S"), np.array([label for _, label in images])
 
 
 def _draw(folder: Path, count: int) -> None:
-    staging.check_free(folder.parent, count, _BYTES_PER_PHOTO)
-    with staging.folder(folder) as new:
-        for name in synthetic.CLASSES[:count]:
-            (new / _folder_name(name)).mkdir()
+    classes = [name.removeprefix("drawn: ").replace(" ", "-") for name in synthetic.CLASSES]
 
-        def write(number: int) -> tuple[str, int]:
-            image, label = synthetic.draw_photo(number, config.SEED)
-            name = f"{_folder_name(synthetic.CLASSES[label])}/{number:05d}.jpg"
-            Image.fromarray(image).save(new / name, quality=QUALITY)
-            return name, (new / name).stat().st_size
+    def encode(number: int) -> tuple[str, bytes]:
+        image, label = synthetic.draw_photo(number, config.SEED)
+        jpeg = io.BytesIO()
+        Image.fromarray(image).save(jpeg, "JPEG", quality=QUALITY)
+        return f"{classes[label]}/{number:05d}.jpg", jpeg.getvalue()
 
-        sizes = dict(manifests.in_threads(write, range(count), count, "drawing", "photo"))
-        staging.write(new / manifests.NAME, json.dumps({"format": _FORMAT, "bytes": sizes}), durable=True)
-
-
-def _folder_name(name: str) -> str:
-    return name.removeprefix("drawn: ").replace(" ", "-")
+    staging.check_free(folder.parent, count, _FILE_BYTES)
+    manifests.write(folder, classes, encode, range(count))

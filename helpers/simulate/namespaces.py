@@ -18,20 +18,25 @@ from stepscope.base import child
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}  # Debian's packages
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # where Debian has ip and tc
-_ADDRESSES = ("10.0.0.1", "10.0.0.2")  # of the nodes
 # Seconds that a link which was idle may send at once. With 1 ms, a busy machine reached 93% of the rate of 4 ms: the
 # kernel's timer comes late, and what the link did not use by then is lost.
 _BURST = 4e-3
 _PACKET = 65_536 + 1_000  # bytes, the longest that the kernel passes in one piece
 _QUEUED = 0.2  # seconds that a packet waits before the next one is dropped
 _SHOWN = 15  # lines of a node's output in an error
-_CONNECT = """
-ip link set lo up
-ip address add $ADDRESS/24 dev eth0
-ip link set eth0 up
-tc qdisc add dev eth0 root tbf $LIMITS
+_NODE_0 = 3  # a file that the process has open: the network namespace of node 0; that of node 1 is its own
+_ENTER = f"nsenter --net=/proc/self/fd/{_NODE_0}"
+_CONNECT = f"""
+set_up() {{
+    $2 ip link set lo up
+    $2 ip address add $1/24 dev eth0
+    $2 ip link set eth0 up
+    $2 tc qdisc add dev eth0 root tbf $LIMITS
+}}
+ip link add name eth0 type veth peer name eth0 netns /proc/self/fd/{_NODE_0}
+set_up $MASTER_ADDR "{_ENTER}"
+set_up 10.0.0.2
 """
-_NODE_0 = 3  # a file that this process has open: the network namespace of node 0; that of node 1 is its own
 
 
 def why_not() -> str | None:
@@ -83,6 +88,9 @@ def run(command: Sequence[object], mb_per_s: float = 125.0, timeout: float = 300
             raise RuntimeError(f"Expected the command {tool}, found none: install Debian's package {package}.")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        paths = [folder / "0", folder / "1", folder / "log"]
+        for path in paths:
+            path.touch()
         with open(folder / "log", "wb") as log:
             nodes = child.Child(
                 [__file__, "make", folder, *command], env=_environment(mb_per_s), stdout=log, stderr=log
@@ -93,14 +101,15 @@ def run(command: Sequence[object], mb_per_s: float = 125.0, timeout: float = 300
             code = None
         finally:
             nodes.stop()
-        outputs = [_text(folder / "0"), _text(folder / "1")]
-        ends = "".join(f"\nnode {node}:\n{_end(output)}" for node, output in enumerate(outputs) if output)
+        *outputs, log = (path.read_text(errors="replace") for path in paths)
+        ends = ""
+        for node, output in enumerate(outputs):
+            if output:
+                ends += "\n".join([f"\nnode {node}:", *output.splitlines()[-_SHOWN:]])
         if code is None:
             raise TimeoutError(f"Expected that {command} ends within {timeout:g} s, found it running.{ends}")
         if code != 0:
-            raise RuntimeError(
-                f"Expected that {command} ends well on both nodes, found: {_text(folder / 'log').strip()}{ends}"
-            )
+            raise RuntimeError(f"Expected that {command} ends well on both nodes, found: {log.strip()}{ends}")
         return outputs
 
 
@@ -112,7 +121,7 @@ def _environment(mb_per_s: float) -> dict[str, str]:
         PATH=_PATH,
         LIMITS=f"rate {rate * 8:.0f}bit burst {burst:.0f}b limit {rate * _QUEUED + burst:.0f}b",
         GLOO_SOCKET_IFNAME="eth0",
-        MASTER_ADDR=_ADDRESSES[0],
+        MASTER_ADDR="10.0.0.1",
         MASTER_PORT="29500",  # where nobody else can have taken it
         WORLD_SIZE="2",
         LOCAL_RANK="0",
@@ -122,14 +131,6 @@ def _environment(mb_per_s: float) -> dict[str, str]:
         TORCH_CPP_LOG_LEVEL="ERROR",  # else a warning for each connection: addresses here have no names
         PYTHONPATH=os.pathsep.join(filter(None, [str(config.PROJECT), os.environ.get("PYTHONPATH", "")])),
     )
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
-
-
-def _end(text: str) -> str:
-    return "\n".join(text.splitlines()[-_SHOWN:])
 
 
 def _make(folder: str, *command: str) -> None:
@@ -145,29 +146,23 @@ def _make(folder: str, *command: str) -> None:
 
 def _run(folder: str, *command: str) -> None:
     child.end_with_owner()
-    node_0 = f"/proc/self/fd/{_NODE_0}"
-    cable = ["ip", "link", "add", "name", "eth0", "type", "veth", "peer", "name", "eth0", "netns", node_0]
-    networks = ["nsenter", f"--net={node_0}"], []  # how to enter those of the nodes
-    if subprocess.run(cable, pass_fds=[_NODE_0]).returncode:
+    if subprocess.run(["sh", "-ec", _CONNECT], pass_fds=[_NODE_0]).returncode:
         sys.exit(1)
-    for network, address in zip(networks, _ADDRESSES, strict=True):
-        environment = os.environ | {"ADDRESS": address}
-        if subprocess.run([*network, "sh", "-ec", _CONNECT], env=environment, pass_fds=[_NODE_0]).returncode:
-            sys.exit(1)
-    nodes = {}
-    for rank, network in enumerate(networks):
+    nodes = []  # kept: a Popen that is dropped waits for its process, and os.wait would miss it
+    for rank, network in enumerate([_ENTER.split(), []]):
         # In a process namespace: when its first process ends, the kernel ends all that runs in it
         new = [*network, "unshare", "--pid", "--fork", "--kill-child"]
         with open(Path(folder, str(rank)), "wb") as output:
-            process = subprocess.Popen(
+            node = subprocess.Popen(
                 [*new, *command], env=os.environ | {"RANK": str(rank)}, pass_fds=[_NODE_0], stdin=subprocess.DEVNULL,
                 stdout=output, stderr=output, preexec_fn=child.kernel_ends_with_parent(),
             )  # fmt: skip
-        nodes[process.pid] = rank
+        nodes.append(node)
     for _ in nodes:
         number, status = os.wait()
         if status:
-            sys.exit(f"node {nodes[number]} ended with exit code {os.waitstatus_to_exitcode(status)}")
+            rank = [node.pid for node in nodes].index(number)
+            sys.exit(f"node {rank} ended with exit code {os.waitstatus_to_exitcode(status)}")
 
 
 if __name__ == "__main__":

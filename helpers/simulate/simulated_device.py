@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,28 +93,21 @@ class SimulatedDevice:
     def run(self, steps: int) -> SimulatedRun:
         """Calculate what host and device do in so many training steps, from an idle device on."""
         lines, copied = _Lines(), {}
-
-        def fetch(batch: int) -> None:
-            if self.loading_us:
-                lines.host_works("loading", "loading", self.loading_us, step)
-            if self.copy_us:
-                stream = COPYING if self.streams == 2 else COMPUTING
-                copied[batch] = lines.launch(stream, "copy", [("batch", self.copy_us)], self.launch_us, step)
-
+        ahead, copying = (1, COPYING) if self.streams == 2 else (0, COMPUTING)
         for step in range(steps):
-            ahead = step + 1 if self.streams == 2 else step
-            for batch in range(ahead if step else 0, min(ahead + 1, steps)):
-                fetch(batch)
+            for batch in range(step + ahead if step else 0, min(step + ahead + 1, steps)):
+                if self.loading_us:
+                    lines.host_works("loading", "loading", self.loading_us, step)
+                if self.copy_us:
+                    copied[batch] = lines.launch(copying, "copy", [("batch", self.copy_us)], self.launch_us, step)
             for work in [self.work] if self.graph else [[kernel] for kernel in self.work]:
                 lines.launch(COMPUTING, "kernel", work, self.launch_us, step, after=copied.get(step, 0.0))
             if self.asks:
                 lines.host_works("wait", "wait", max(lines.ends[COMPUTING] - lines.ends[HOST], 0.0), step)
         import pandas as pd  # here: each rank of a job imports `simulate`, and needs no table
 
-        return SimulatedRun(self, steps, pd.DataFrame(lines.spans, columns=SPAN))
-
-
-SPAN = ["lane", "kind", "name", "start", "end", "step", "launch"]
+        columns = ["lane", "kind", "name", "start", "end", "step", "launch"]
+        return SimulatedRun(self, steps, pd.DataFrame(lines.spans, columns=columns))
 
 
 @dataclass(frozen=True)
@@ -153,11 +146,8 @@ class SimulatedRun:
     @property
     def ends(self) -> pd.DataFrame:
         """When the host went on from each step, and when the device had run its kernels: `host` and `device`, in ms."""
-        of_step = [self.spans[self.spans["lane"] == lane].groupby("step")["end"].max() for lane in (HOST, COMPUTING)]
-        host, device = (ends.to_numpy() / 1e3 for ends in of_step)
-        import pandas as pd
-
-        return pd.DataFrame({"host": host, "device": device}).assign(device=lambda table: table.max(axis=1))
+        ends = self.spans.pivot_table("end", "step", "lane", "max")[[HOST, COMPUTING]] / 1e3
+        return ends.set_axis(["host", "device"], axis=1).assign(device=lambda table: table.max(axis=1))
 
     @property
     def ahead_us(self) -> float:
@@ -171,7 +161,7 @@ class SimulatedRun:
 
 
 class _Lines:
-    """The time lines while they are calculated: spans, and when each line ends."""
+    """The spans of the time lines while they are calculated, and when each line ends."""
 
     def __init__(self):
         self.spans, self.ends, self.launches = [], defaultdict(float), 0
@@ -181,11 +171,10 @@ class _Lines:
         self.spans.append((HOST, kind, name, start, self.ends[HOST], step, launch))
 
     def launch(
-        self, stream: str, kind: str, work: Iterable[tuple[str, float]], us: float, step: int, after: float = 0.0
+        self, stream: str, kind: str, work: Sequence[tuple[str, float]], us: float, step: int, after: float = 0.0
     ) -> float:
         """Let the host launch work on a stream, which begins no sooner than `after`; return when it will have run."""
         self.launches += 1
-        work = list(work)
         self.host_works("launch", work[0][0] if len(work) == 1 else "graph", us, step, self.launches)
         for name, length in work:
             start = max(self.ends[HOST], self.ends[stream], after)

@@ -19,19 +19,11 @@ WITHIN = 0.3  # of a launch: where in its operator the runtime's call begins
 
 
 def write(spans: pd.DataFrame, title: str, folder: Path) -> Path:
-    """Write time lines as a trace that `stepscope.traces` and TensorBoard's profiler tab read, and return its folder.
+    """Write the spans of a `SimulatedRun` as a trace that `stepscope.traces` and TensorBoard read; return its folder.
 
     In it a launch is an operator with a call of the CUDA runtime inside, and an arrow to what it launched. With two
-    streams and fewer than four kernels a step, readers take the last step for one that was cut off.
-
-    Parameters
-    ----------
-    spans : DataFrame
-        As `SimulatedRun` has them.
-    title : str
-        What was simulated; stands in the head of the file.
-    folder : Path
-        Of this run alone. A simulated trace in it is replaced.
+    streams and fewer than four kernels a step, readers take the last step for one that was cut off. The `folder` is of
+    this run alone; a simulated trace in it is replaced.
     """
     content = {
         "schemaVersion": 1,
@@ -46,15 +38,12 @@ def write(spans: pd.DataFrame, title: str, folder: Path) -> Path:
 
 
 def _names(spans: pd.DataFrame) -> Iterator[dict]:
-    yield _name("process_name", PROCESS, 0, "simulated host")
-    yield _name("process_name", DEVICE, 0, "simulated device")
-    yield _name("thread_name", PROCESS, THREAD, f"thread {THREAD} (simulated)")
-    for stream in sorted({int(lane.split()[1]) for lane in spans["lane"] if lane != "host"}):
-        yield _name("thread_name", DEVICE, stream, f"stream {stream} (simulated)")
-
-
-def _name(kind: str, process: int, thread: int, name: str) -> dict:
-    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
+    names = [("process_name", PROCESS, 0, "simulated host"), ("process_name", DEVICE, 0, "simulated device")]
+    names.append(("thread_name", PROCESS, THREAD, f"thread {THREAD} (simulated)"))
+    streams = sorted({int(lane.split()[1]) for lane in spans["lane"] if lane != "host"})
+    names += [("thread_name", DEVICE, stream, f"stream {stream} (simulated)") for stream in streams]
+    for kind, process, thread, name in names:
+        yield {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
 
 
 def _steps(spans: pd.DataFrame) -> Iterator[dict]:

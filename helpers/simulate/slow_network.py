@@ -58,17 +58,10 @@ class SlowNetwork:
         return f"simulated network ({self.mb_per_s:g} MB/s, {self.latency_ms:g} ms latency)"
 
     def seconds(self, nbytes: float, world: int) -> float:
-        """Return how long an all-reduce takes, in seconds.
+        """Return how long an all-reduce of a tensor of `nbytes` takes between `world` ranks, in seconds.
 
         By the ring all-reduce: each of n ranks sends 2 (n − 1) messages of 1/n of the bytes to the next one (Patarasuk
         and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009).
-
-        Parameters
-        ----------
-        nbytes : float
-            Of the tensor.
-        world : int
-            Ranks that take part.
         """
         messages = 2 * (world - 1)
         return messages * (nbytes / world / (self.mb_per_s * 1e6) + self.latency_ms / 1e3)
@@ -139,7 +132,7 @@ class _Link:
     """
 
     def __init__(self, group: ProcessGroup):
-        self.rank, self.asked = group.rank(), _shared(group)
+        self.rank, self.asked = group.rank(), _shared_memory(group)
         self.lock = threading.Lock()  # gloo's threads end two transfers at a time
         self.seconds: list[float] = []
         self.ends: list[float] = []
@@ -155,19 +148,18 @@ class _Link:
     def end(self, number: int) -> float:
         """Return when a transfer ends, in seconds of ``time.perf_counter()``, once the loopback has done it."""
         with self.lock:
-            while len(self.ends) <= number:
-                next_one = len(self.ends)
+            for following in range(len(self.ends), number + 1):
                 free = self.ends[-1] if self.ends else 0.0
-                begin = max(float(self.asked[next_one % _SLOTS].max()), free)
-                self.ends.append(begin + self.seconds[next_one])
+                begin = max(float(self.asked[following % _SLOTS].max()), free)
+                self.ends.append(begin + self.seconds[following])
             return self.ends[number]
 
 
 _links: weakref.WeakKeyDictionary[ProcessGroup, _Link] = weakref.WeakKeyDictionary()
 
 
-def _shared(group: ProcessGroup) -> np.ndarray:
-    """Return memory that the ranks of a group share, float64 [_SLOTS, ranks]; all of them must call this."""
+def _shared_memory(group: ProcessGroup) -> np.ndarray:
+    """Return an array that the ranks of a group share, float64 [_SLOTS, ranks]; all of them must call this."""
     shape = _SLOTS, group.size()
     path = [None]
     if group.rank() == 0:

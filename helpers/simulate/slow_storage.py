@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -60,13 +60,19 @@ SHARED_FILE_SYSTEM = SlowStorage(seconds_per_open=2e-3, bytes_per_second=50e6)
 class SlowStore(Dials):
     """The dials of a `Link` before a store of obstore, for machines without the server: each thread is a connection.
 
-    Before a `buckets.Folder` it can be pickled, and needs `connect`, in each process, as the folder does.
+    Before a `buckets.Folder` it can be pickled, and needs `connect`, in each process, as the folder does. A store that
+    is `measured` is as slow as its dials by itself, so what passes is only counted.
     """
 
-    def __init__(self, store: Any, first_byte_ms: float = 30, mb_per_s: float = 90):
+    def __init__(self, store: Any, first_byte_ms: float = 30, mb_per_s: float = 90, measured: bool = False):
         super().__init__(first_byte_ms, mb_per_s)
-        self.store = store
+        self.store, self.measured = store, measured
         self._passed: list[tuple[int, int]] = []  # the thread of each request, and the bytes that came back
+
+    def __str__(self) -> str:
+        if self.measured:
+            return f"your store (measured: {self.first_byte_ms:.3g} ms to the first byte, {self.mb_per_s:.3g} MB/s)"
+        return super().__str__()
 
     def connect(self) -> SlowStore:
         """Return the same before the connected folder; in one process, both count together."""
@@ -102,50 +108,33 @@ class SlowStore(Dials):
         start = time.perf_counter()
         answer = request()
         self._passed.append((threading.get_ident(), size(answer)))
-        self._wait(start + self.seconds(1, sent + size(answer)))
+        if not self.measured:
+            wait_until(start + self.seconds(1, sent + size(answer)))
         return answer
-
-    def _wait(self, moment: float) -> None:
-        wait_until(moment)
-
-
-class CountedStore(SlowStore):
-    """A store that is far away as it is: its dials are those that were measured, and what passes is only counted."""
-
-    def __str__(self) -> str:
-        return f"your store (measured: {self.first_byte_ms:.3g} ms to the first byte, {self.mb_per_s:.3g} MB/s)"
-
-    def _wait(self, moment: float) -> None:
-        pass
 
 
 def far_away(place: Any, first_byte_ms: float = 30, mb_per_s: float = 90) -> tuple[Any, Link | SlowStore]:
-    """Return a bucket as it would be at the end of a slow link, and that link.
+    """Return a bucket as it would be at the end of a slow link, and that link, with `seconds`, `counts` and `stop`.
+
+    Before a server on this machine there is a `Link` then, and before a folder a `SlowStore`. A store elsewhere is far
+    away as it is: its own dials are measured, and what passes is only counted.
 
     Parameters
     ----------
     place : buckets.Bucket or buckets.Folder
-        Before a server on this machine there is a `Link` then, and before a folder a `SlowStore`. A store elsewhere is
-        far away as it is: its own dials are measured, and it is only counted what passes.
+        What is returned in its place can be connected to, too.
     first_byte_ms, mb_per_s : float
         The dials; not used for a store elsewhere.
-
-    Returns
-    -------
-    place : buckets.Bucket or SlowStore
-        To connect to.
-    link : Link or SlowStore
-        With `seconds`, `counts` and `stop`.
     """
     endpoint = getattr(place, "endpoint", None)
+    if endpoint is not None and urlsplit(endpoint).hostname in ("127.0.0.1", "localhost"):
+        link = Link(endpoint, first_byte_ms, mb_per_s)
+        return replace(place, endpoint=link.endpoint), link
     if endpoint is None:
         slow = SlowStore(place, first_byte_ms, mb_per_s)
-        return slow, slow
-    if urlsplit(endpoint).hostname in ("127.0.0.1", "localhost"):
-        link = Link(endpoint, first_byte_ms, mb_per_s)
-        return place.through(link), link
-    counted = CountedStore(place, *_dials(place.connect()))
-    return counted, counted
+    else:
+        slow = SlowStore(place, *_dials(place.connect()), measured=True)
+    return slow, slow
 
 
 def _dials(store: Any) -> tuple[float, float]:

@@ -12,12 +12,6 @@ from helpers import config
 from helpers.data import buckets
 
 BUCKET = buckets.Bucket("http://127.0.0.1:9", "course", "an-access-key", "a-secret-key", session_token="a-token")
-OWN = {
-    "S3_ENDPOINT": "https://store.example/",
-    "S3_BUCKET": "mine",
-    "AWS_ACCESS_KEY_ID": "an-access-key",
-    "AWS_SECRET_ACCESS_KEY": "a-secret-key",
-}
 
 
 def test_a_place_survives_pickling_and_shows_no_key():
@@ -29,8 +23,10 @@ def test_the_variables_name_the_readers_own_store_and_a_missing_one_is_named(mon
     for name in ("S3_ENDPOINT", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     assert config.s3() is None
-    for name, value in OWN.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("S3_ENDPOINT", "https://store.example/")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-access-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-key")
+    monkeypatch.setenv("S3_BUCKET", "mine")
     expected = buckets.Bucket("https://store.example", "mine", "an-access-key", "a-secret-key")
     assert buckets.Bucket(**config.s3()) == expected
     monkeypatch.delenv("S3_BUCKET")

@@ -59,13 +59,3 @@ def test_the_readers_own_photos_are_named_by_the_environment_and_only_read(tmp_p
     assert prepared == photos.Photos(own, "photos in Holiday (3)", ("hills", "sea"), 3)
     assert prepared.source in capsys.readouterr().out
     assert sorted(own.rglob("*")) == before and not (tmp_path / "data").exists()
-
-
-def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(staging, "write", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [".preparing.lock"]

@@ -36,7 +36,7 @@ def test_other_images_in_the_same_folder_are_packed_anew_and_replace_the_old_pac
     before = packs.prepare(data)
     shutil.rmtree(data.train.parent)
     parts = {part: (np.full((count, 32, 32, 3), 9, np.uint8), np.ones(count, int)) for part, count in COUNTS.items()}
-    cifar10._export(cifar10._Images("others", data.classes, parts), data.train.parent)
+    cifar10._write(parts, data.train.parent, "others", data.classes)
     after = packs.prepare(data)
     assert after.path != before.path
     assert after[0][0].unique().tolist() == [9] and after[0][1] == 1

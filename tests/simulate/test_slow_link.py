@@ -154,9 +154,9 @@ def test_a_link_ends_when_it_is_stopped_and_when_nobody_has_it_any_more(server):
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(not s3_server.available(), reason="there is no package of the server for this machine")
+@pytest.mark.skipif(s3_server.program() is None, reason="there is no package of the server for this machine")
 def test_a_signed_request_through_a_link_is_answered(tmp_path):
-    with s3_server.serve(tmp_path) as server, simulate.Link(server.bucket.endpoint, **FAST) as link:
+    with s3_server.Server(tmp_path) as server, simulate.Link(server.bucket.endpoint, **FAST) as link:
         store = server.bucket.through(link).connect()
         store.put("a", b"0123456789" * 1_000_000)
         assert bytes(store.get_range("a", start=5_000_003, end=5_000_006)) == b"345"

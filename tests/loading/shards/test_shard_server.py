@@ -11,13 +11,13 @@ from helpers.data import buckets, s3_server
 from helpers.loading import shards
 from helpers.loading.shards import stream as streaming
 
-needs_server = pytest.mark.skipif(not s3_server.available(), reason="no package of the server for this machine")
+needs_server = pytest.mark.skipif(s3_server.program() is None, reason="no package of the server for this machine")
 COUNT, PREFIX = 400, "train/"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with s3_server.serve(tmp_path_factory.mktemp("server")) as server:
+    with s3_server.Server(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
