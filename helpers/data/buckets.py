@@ -19,7 +19,6 @@ from obstore import exceptions
 from obstore.store import LocalStore, S3Store
 
 PATIENCE = 120.0  # seconds
-_PAUSES = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
 
 
 class StoreError(OSError):
@@ -49,6 +48,7 @@ class Bucket:
             If this process is a fork of one that had used a client.
         """
         _check_fork(self)
+        pauses = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
         keys = {"access_key_id": self.access_key, "secret_access_key": self.secret_key, "expires_at": None}
         options = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "1h"}  # 30 s without any byte
         host = urlsplit(self.endpoint).hostname
@@ -61,7 +61,7 @@ class Bucket:
             credential_provider=lambda: keys | {"token": self.session_token or None}, skip_signature=False,
             client_options=options | {"allow_http": self.endpoint.startswith("http:")},
             virtual_hosted_style_request=False,
-            retry_config={"max_retries": 1_000, "retry_timeout": timedelta(seconds=PATIENCE), "backoff": _PAUSES},
+            retry_config={"max_retries": 1_000, "retry_timeout": timedelta(seconds=PATIENCE), "backoff": pauses},
         )  # fmt: skip
 
 
@@ -82,18 +82,9 @@ class Folder:
 
 @contextmanager
 def request(what: str) -> Iterator[None]:
-    """Within this, say in a sentence what an error of the client means.
+    """Raise what an error of the client means: StoreError, or FileNotFoundError if there is no such object or bucket.
 
-    Parameters
-    ----------
-    what : str
-        What is asked for, and where.
-
-    Raises
-    ------
-    StoreError
-    FileNotFoundError
-        If there is no such object, or bucket.
+    `what` says what is asked for, and where.
     """
     try:
         yield

@@ -69,7 +69,7 @@ def run(command: Sequence[object], mb_per_s: float = 125.0, timeout: float = 300
     Returns
     -------
     list of str
-        Standard output and error of each node.
+        What each node wrote, to standard output and error.
 
     Raises
     ------

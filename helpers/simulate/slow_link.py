@@ -104,7 +104,6 @@ class _Proxy:
         self.requests = self.connections = self.bytes = 0
 
     async def run(self) -> None:
-        """Serve until the process that started this one ends it, or ends."""
         child.end_with_owner()
         server = await asyncio.start_server(self.serve, "127.0.0.1", 0, limit=4 * _CHUNK)
         print(server.sockets[0].getsockname()[1], flush=True)

@@ -78,17 +78,8 @@ class SlowNetwork:
     def all_reduce(self, tensor: torch.Tensor, group: ProcessGroup | None = None) -> Future[torch.Tensor]:
         """Begin to sum a tensor over all ranks in place; they must ask for the same tensors in the same order.
 
-        Parameters
-        ----------
-        tensor : Tensor
-            Of any shape and type, on the CPU.
-        group : ProcessGroup, optional
-            Ranks that take part, by default all. Each group has a link of its own.
-
-        Returns
-        -------
-        Future
-            Has the tensor when this network would have transferred it; or the error of the all-reduce, at once.
+        The tensor may have any shape and type. By default all ranks take part; each `group` has a link of its own. The
+        future has the tensor when this network would have transferred it; or the error of the all-reduce, at once.
 
         Raises
         ------

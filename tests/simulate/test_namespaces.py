@@ -41,21 +41,14 @@ def test_each_node_has_a_limited_network_of_its_own_and_the_same_files(tmp_path)
 
 
 @possible
-def test_when_one_node_fails_the_other_is_ended_and_it_is_named():
-    with pytest.raises(RuntimeError, match="node 1 .*exit code 3(.*\n)*it is broken") as error:
-        namespaces.run(
-            ["sh", "-c", "readlink /proc/self/ns/pid; [ $RANK = 0 ] && sleep 1000; echo it is broken; exit 3"]
-        )
-    for number in {line for line in str(error.value).splitlines() if line.startswith("pid:")}:
-        wait_until(lambda number=number: not inside(number))
-
-
-@possible
-def test_what_takes_too_long_is_ended_with_all_that_it_has_started():
-    script = "(setsid sleep 1000 &); readlink /proc/self/ns/pid; sleep 1000"
-    with pytest.raises(TimeoutError) as error:
-        namespaces.run(["sh", "-c", script], timeout=2)
-    for number in {line for line in str(error.value).splitlines() if line.startswith("pid:")}:
+def test_a_node_that_fails_or_takes_too_long_is_named_and_all_that_was_started_is_ended():
+    shown, fails = "readlink /proc/self/ns/pid; ", "[ $RANK = 0 ] && sleep 1000; echo it is broken; exit 3"
+    with pytest.raises(RuntimeError, match="node 1 .*exit code 3(.*\n)*it is broken") as failed:
+        namespaces.run(["sh", "-c", shown + fails])
+    with pytest.raises(TimeoutError) as late:
+        namespaces.run(["sh", "-c", f"(setsid sleep 1000 &); {shown} sleep 1000"], timeout=2)
+    lines = f"{failed.value}\n{late.value}".splitlines()
+    for number in {line for line in lines if line.startswith("pid:")}:
         wait_until(lambda number=number: not inside(number))
 
 

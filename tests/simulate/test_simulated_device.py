@@ -1,8 +1,29 @@
-import pytest
-from hypothesis import given, settings
-from support.simulated import DEVICES
+"""A simulated device: what is calculated, and the trace that readers of traces find it in."""
 
-from helpers.simulate import SimulatedDevice
+import json
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import asking
+
+from helpers.simulate import SimulatedDevice, simulated_trace
+from stepscope import tensorboard, traces
+
+MICROSECONDS = st.integers(0, 100).map(float)
+DEVICES = st.builds(
+    SimulatedDevice,
+    kernels=st.integers(4, 9),
+    kernel_us=MICROSECONDS.map(lambda us: us + 1),
+    launch_us=MICROSECONDS.map(lambda us: us + 1),
+    copy_us=MICROSECONDS,
+    loading_us=MICROSECONDS,
+    streams=st.sampled_from([1, 2]),
+    asks=st.booleans(),
+    graph=st.booleans(),
+)
+DEVICE = SimulatedDevice(kernels=5, kernel_us=6, launch_us=10, copy_us=20, loading_us=15, streams=2, asks=True)
 
 
 def spans_of(device, steps=1, **chosen):
@@ -71,13 +92,65 @@ def test_nothing_runs_before_it_was_launched_and_no_line_does_two_things_at_once
     assert run.step_us >= max(host, device.kernels * device.kernel_us) - 1e-6
 
 
-def test_dials_that_mean_nothing_are_refused():
+def test_a_simulated_device_says_how_its_dials_are_set_and_refuses_what_means_nothing():
+    said = str(SimulatedDevice(kernels=8, kernel_us=40, copy_us=60, streams=2, asks=True))
+    for dial in ("simulated device", "8 kernels of 40 µs", "10 µs a launch", "copy 60 µs", "2 streams", "asks"):
+        assert dial in said
+    assert "2 kernels, 35 µs in all, launched at once" in str(SimulatedDevice([("a", 30), ("b", 5)], graph=True))
     with pytest.raises(ValueError, match="1 or 2 streams"):
         SimulatedDevice(streams=3)
 
 
-def test_a_simulated_device_says_that_it_is_one_and_how_its_dials_are_set():
-    said = str(SimulatedDevice(kernels=8, kernel_us=40, copy_us=60, streams=2, asks=True))
-    expected = "8 kernels of 40 µs, 10 µs a launch, copy 60 µs, 2 streams, the host asks for the loss"
-    assert said == f"simulated device ({expected})"
-    assert "2 kernels, 35 µs in all, launched at once" in str(SimulatedDevice([("a", 30), ("b", 5)], graph=True))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@given(DEVICES)
+def test_readers_of_traces_find_what_was_calculated(tmp_path, device):
+    run = device.run(4)
+    trace = traces.load(run.write_trace(tmp_path))
+    (used,) = traces.accelerators(trace).itertuples()
+    kernels = run.spans[run.spans["kind"] == "kernel"]
+    assert used.name == "simulated device"
+    assert used.utilization == pytest.approx(run.utilization)
+    assert used.kernels == len(kernels)
+    assert used.kernel_time == pytest.approx((kernels["end"] - kernels["start"]).sum())
+    steps = traces.steps(trace)
+    assert list(steps.index) == [0, 1, 2, 3]
+    assert steps["end"].iloc[-1] == pytest.approx(run.end)
+    assert (steps["end"] / 1e3 >= run.ends["device"] - 1e-9).all()
+
+
+def test_the_trace_has_arrows_from_launches_to_work_and_names_everything_simulated(tmp_path):
+    DEVICE.run(3).write_trace(tmp_path)
+    content = json.loads((tmp_path / simulated_trace.NAME).read_text())
+    events = content["traceEvents"]
+    begins = {event["id"]: event["ts"] for event in events if event["ph"] == "s"}
+    ends = [(event["id"], event["ts"], event["tid"]) for event in events if event["ph"] == "f"]
+    calls, work = {}, set()
+    for event in events:
+        number = event.get("args", {}).get("correlation")
+        if event.get("cat") == "cuda_runtime" and number is not None:
+            calls[number] = event["ts"]
+        elif event.get("cat") in ("kernel", "gpu_memcpy"):
+            work.add((number, event["ts"], event["tid"]))
+    assert begins == calls
+    assert set(ends) == work and len(ends) == 3 * 6
+    assert simulated_trace.NAME.startswith("simulated") and content["simulated"] == str(DEVICE)
+    names = [event["args"]["name"] for event in events if event["ph"] == "M"]
+    names += [event["name"] for event in events if event.get("cat") == "kernel"]
+    assert names and all("simulated" in name for name in names)
+
+
+@pytest.mark.processes
+def test_the_profiler_tab_shows_what_was_calculated(tmp_path):
+    run = DEVICE.run(5)
+    trace = traces.load(run.write_trace(tmp_path / "simulated"))
+    server = tensorboard.start(tmp_path)
+    try:
+        shown = pd.DataFrame.from_dict(dict(asking.overview(server, "simulated")), orient="index")
+        assert (abs(traces.breakdown(trace)[shown.columns] - shown) <= 1).all(axis=None)  # µs
+        summary = {
+            row["title"]: row["value"] for row in asking.ask(server, "overview", "simulated")["gpu_metrics"]["data"]
+        }
+        assert summary["Name"] == "simulated device"
+        assert summary["GPU Utilization"] == f"{run.utilization * 100:.2f} %"
+    finally:
+        server.stop()
