@@ -115,8 +115,12 @@ def prepare(
             folder = prepared_before()
             if folder is None:
                 archive = archive or (_download(data_dir) if download else None)
-                folder = real if archive else stand_in
-                _from_archive(Path(archive), folder) if archive else _draw(drawn, folder)
+                if archive:
+                    folder = real
+                    _from_archive(Path(archive), folder)
+                else:
+                    folder = stand_in
+                    _draw(drawn, folder)
     manifest = manifests.check(folder)
     if manifest["made_from"] is None:
         hint = f"For the real ones, set CIFAR10_ARCHIVE or put {_OFFICIAL_ARCHIVE} into {data_dir}, and"

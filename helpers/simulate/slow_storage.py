@@ -114,17 +114,11 @@ class SlowStore(Dials):
 
 
 def far_away(place: Any, first_byte_ms: float = 30, mb_per_s: float = 90) -> tuple[Any, Link | SlowStore]:
-    """Return a bucket as it would be at the end of a slow link, and that link, with `seconds`, `counts` and `stop`.
+    """Return a `buckets.Bucket` or `Folder` as it would be at the end of a slow link, to connect to, and that link.
 
-    Before a server on this machine there is a `Link` then, and before a folder a `SlowStore`. A store elsewhere is far
-    away as it is: its own dials are measured, and what passes is only counted.
-
-    Parameters
-    ----------
-    place : buckets.Bucket or buckets.Folder
-        What is returned in its place can be connected to, too.
-    first_byte_ms, mb_per_s : float
-        The dials; not used for a store elsewhere.
+    Before a server on this machine there is a `Link` then, and before a folder a `SlowStore`; each has `seconds`,
+    `counts` and `stop`. A store elsewhere is far away as it is: its own dials are measured, and what passes is only
+    counted.
     """
     endpoint = getattr(place, "endpoint", None)
     if endpoint is not None and urlsplit(endpoint).hostname in ("127.0.0.1", "localhost"):
