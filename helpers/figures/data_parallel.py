@@ -10,33 +10,20 @@ import pandas as pd
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
-from helpers.figures.drawing import (
-    BLACK,
-    COLOURS,
-    LOOKS,
-    PALE,
-    Picture,
-    finish,
-    legend,
-    listed,
-    panel,
-    panels,
-    three_digits,
-)
+from helpers.figures.drawing import Picture, finish, legend, listed, panel, panels, three_digits
+from helpers.figures.palette import COLOURS, LOOKS, PALE
+from helpers.figures.profiles import draw_lane
 from stepscope import traces
 from stepscope.base.wording import counted
-from stepscope.traces.columns import union
 from stepscope.traces.exposed_communication import NO_COMPUTATION
 
-_WAITING = {"facecolor": PALE, "hatch": "////", "edgecolor": BLACK}
+_WAITING = {"facecolor": PALE, "hatch": "////", "edgecolor": "black"}
 _TRANSFER = {"facecolor": COLOURS["Communication"]}
 # Parts that add up to a step: columns of `traces.communication`, from the left, what they are called and how they look.
+_OVERLAPPED = {"facecolor": COLOURS["compute"], "hatch": "xxxx", "edgecolor": "white"}
 _PARTS = {
     "compute": ("computing", {"facecolor": COLOURS["compute"]}),
-    "overlapped": (
-        "computing, with communication behind it",
-        {"facecolor": COLOURS["compute"], "hatch": "xxxx", "edgecolor": "white"},
-    ),
+    "overlapped": ("computing, with communication behind it", _OVERLAPPED),
     "transfer": ("exposed communication: transfer", _TRANSFER),
     "waiting": ("exposed communication: waiting for the last rank", _WAITING),
 }
@@ -46,29 +33,22 @@ _TALLEST = 11  # inches of a figure, of however many ranks
 def communication(tables: pd.DataFrame | Mapping[str, pd.DataFrame], source: str) -> Picture:
     """Draw what each rank does in a step: stacked bars of computing, overlapped and exposed communication.
 
-    Parameters
-    ----------
-    tables : DataFrame or mapping of str to DataFrame
-        As `traces.communication` returns it, in ms a step; several by the titles of their panels.
+    A table is as `traces.communication` returns it, in ms a step; give several by the titles of their panels.
     """
     tables = {"": tables} if isinstance(tables, pd.DataFrame) else tables
     heights = [len(table) + 0.6 for table in tables.values()]
     figure, rows = panels(8, min(0.42 * sum(heights) + 1.6, _TALLEST), heights, sharex=True)
-    used = {}
     for axes, (title, table) in zip(rows, tables.items(), strict=True):
         left = np.zeros(len(table))
-        for name, (label, looks) in _PARTS.items():
-            if (table[name] > 0.005 * table["step"]).any():
-                axes.barh(table.index, table[name], 0.64, left, linewidth=0, **looks)
-                used[name] = Patch(label=label, linewidth=0, **looks)
+        for name, (_, looks) in _PARTS.items():
+            bars = axes.barh(table.index, table[name], 0.64, left, linewidth=0, **looks)
             left += table[name].to_numpy()
-        for place, efficiency in enumerate(table["efficiency"]):
-            axes.text(left[place], place, f" {efficiency:.0%}", va="center", fontsize=9)
+        axes.bar_label(bars, table["efficiency"].map(" {:.0%}".format), fontsize=9)
         axes.set_title(title, loc="left", fontsize=10)
         axes.invert_yaxis()
     rows[-1].set(xlabel="time of a step in ms; at the end of each bar the share without exposed communication")
     rows[-1].set_xlim(0, 1.1 * max(table["step"].max() for table in tables.values()))
-    legend(figure, columns=2, handles=[used[name] for name in _PARTS if name in used])
+    legend(figure, columns=2, handles=[Patch(label=label, linewidth=0, **looks) for label, looks in _PARTS.values()])
     words = "; ".join(f"{title}: {_words(table)}" if title else _words(table) for title, table in tables.items())
     return finish(figure, f"Stacked bars of milliseconds of a step, one a rank. {words}", source, "x")
 
@@ -81,80 +61,63 @@ def _words(table: pd.DataFrame) -> str:
     )
 
 
-def rank_timeline(path: str | Path | Mapping[str, traces.Trace], source: str = "") -> Picture:
+def rank_timeline(path: str | Path | traces.Ranks, source: str = "") -> Picture:
     """Draw the time lines of all ranks on one clock in the last step that all of them have recorded.
 
-    Each rank has what it does, and right below it its communication.
-
-    Parameters
-    ----------
-    path : str, Path or Ranks
-        The folder with the traces of all ranks, or what `traces.ranks` returns.
-
-    Raises
-    ------
-    NoSteps
-        If a rank marks no steps.
+    Each rank has what it does, and right below it its communication. `path` is the folder with the traces of all ranks,
+    or what `traces.ranks` returns. Raises `traces.NoSteps` if a rank marks no steps.
     """
     ranks = path if isinstance(path, Mapping) else traces.ranks(path)
     operations = traces.collectives(ranks)
-    last = operations.groupby("number")["start"].transform("max")
+    last = operations.groupby("number")["start"].transform("max")  # the start on the rank that comes last
+    operations["until"] = np.minimum(last, operations["end"])
     marks = {rank: traces.steps(trace) + ranks.clock[rank] for rank, trace in ranks.items()}
     step = max(set.intersection(*(set(table.index) for table in marks.values())))
-    begin = min(table.loc[step, "start"] for table in marks.values())
-    end = max(table.loc[step, "end"] for table in marks.values())
+    bounds = pd.DataFrame([table.loc[step] for table in marks.values()])
+    window = bounds["start"].min(), bounds["end"].max()
     figure, axes = panel(8, min(0.72 * len(ranks) + 1.6, _TALLEST))
-    used, words = {}, {}
+    handles, words = {}, {}
     for place, (rank, trace) in enumerate(ranks.items()):
-        own = operations["rank"] == rank
         words[rank] = {}
-        for name, (offset, looks, starts, ends) in _lanes(trace, ranks.clock[rank], operations[own], last[own]).items():
-            starts, ends = union(*(np.clip(times, begin, end) for times in (starts, ends)))
-            bars = np.c_[starts - begin, ends - starts][ends > starts] / 1e3
-            if len(bars):
-                axes.broken_barh(bars, (place + offset, 0.34), linewidth=0, **looks)
-                used[name] = Patch(label=name, linewidth=0, **looks)
-                words[rank][name] = f"{bars[:, 1].sum() * 1e3 / (end - begin):.0%}"
-        axes.plot([(marks[rank].loc[step, "start"] - begin) / 1e3] * 2, [place - 0.42, place + 0.42], color=BLACK)
-    length = (end - begin) / 1e3
+        lanes = _lanes(trace, ranks.clock[rank], operations[operations["rank"] == rank])
+        for name, (offset, looks, times) in lanes.items():
+            share = draw_lane(axes, (place + offset, 0.34), times, window, **looks)
+            if share:
+                words[rank][name] = f"{share:.0%}"
+                handles[name] = Patch(label=name, linewidth=0, **looks)
+        start = (marks[rank].loc[step, "start"] - window[0]) / 1e3
+        axes.plot([start, start], [place - 0.42, place + 0.42], color="black")
+    length = (window[1] - window[0]) / 1e3
     axes.set(xlabel="time in ms, on one clock for all ranks", xlim=(-0.01 * length, length))
     axes.set_yticks(range(len(ranks)), list(ranks))
     axes.set_ylim(len(ranks) - 0.5, -0.5)
-    legend(figure, columns=2, handles=list(used.values()))
+    legend(figure, columns=2, handles=list(handles.values()))
     words = f"in step {step}, {length:.0f} ms; shares of that time. {listed(words)}"
     return finish(figure, f"Time lines of the ranks, each above its communication, {words}", source, "x")
 
 
-def _lanes(trace: traces.Trace, clock: float, operations: pd.DataFrame, last: pd.Series) -> dict[str, tuple]:
-    """Return of all that a rank does its place, its looks, and the starts and ends in µs on the common clock."""
+def _lanes(trace: traces.Trace, clock: float, operations: pd.DataFrame) -> dict[str, tuple]:
+    """Return of all that a rank does the place, the looks, and a table of starts and ends in µs on the common clock."""
     events = pd.concat([span.events.table() for span in trace.spans])
-    kernels, loading = events["kind"] == "Kernel", events["kind"] == "DataLoader"
-    waits = events["name"].str.match(NO_COMPUTATION)
-    operators = events["operator"] & (events["kind"] == "CPU Exec") & ~waits
-    name, kind, chosen = ("kernels", "Kernel", kernels) if kernels.any() else ("operators", "CPU Exec", operators)
-    above = {"loading": ("DataLoader", events[loading]), f"computing: {name}": (kind, events[chosen])}
-    places = {
-        name: (-0.36, {"facecolor": COLOURS[kind]}, *(rows[["start", "end"]].to_numpy().T + clock))
-        for name, (kind, rows) in above.items()
-    }
-    operations = operations.assign(until=np.minimum(last, operations["end"])).sort_values("start")
-    starts, until, ends = operations[["start", "until", "end"]].to_numpy(float).T
-    begun = np.argsort(np.maximum(starts, until), kind="stable")
-    transfer = np.maximum(starts, until)[begun], ends[begun]
-    return places | {
-        "communication: waiting for the last rank": (0.02, _WAITING, starts, until),
-        "communication: transfer": (0.02, _TRANSFER, *transfer),
+    name, kind, computing = "kernels", "Kernel", events["kind"] == "Kernel"
+    if not computing.any():
+        name, kind = "operators", "CPU Exec"
+        computing = events["operator"] & (events["kind"] == kind) & ~events["name"].str.match(NO_COMPUTATION)
+    times = events[["start", "end"]] + clock
+    loading = times[events["kind"] == "DataLoader"]
+    return {
+        "loading": (-0.36, {"facecolor": COLOURS["loading"]}, loading),
+        f"computing: {name}": (-0.36, {"facecolor": COLOURS[kind]}, times[computing]),
+        "communication: waiting for the last rank": (0.02, _WAITING, operations[["start", "until"]]),
+        "communication: transfer": (0.02, _TRANSFER, operations[["until", "end"]]),
     }
 
 
 def scaling(table: pd.DataFrame, source: str) -> Picture:
     """Draw throughput by the number of ranks, and as it would be if each rank brought as much as the first.
 
-    Parameters
-    ----------
-    table : DataFrame
-        A row a measurement: `kind`, such as "weak" or "strong", `ranks`, and `images/s`, all ranks together; if there
-        is a prediction, that in `predicted`. NaN where nothing was measured, or predicted.
+    `table` has a row a measurement: `kind`, such as "weak" or "strong", `ranks`, and `images/s`, all ranks together; if
+    there is a prediction, that in `predicted`. NaN where nothing was measured, or predicted.
     """
     figure, axes = panel(7, 3.8)
     words, ideals = {}, {}

@@ -1,8 +1,4 @@
-"""What all figures have in common: a picture with its alternative text, colours, panels, lines, the source below.
-
-Colours are those of Okabe and Ito, which people with any kind of colour vision can tell apart; a category has the same
-colour in every figure.
-"""
+"""What all figures have in common: a picture with its alternative text, panels, lines, the source below."""
 
 from __future__ import annotations
 
@@ -16,51 +12,12 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from helpers.figures import palette
 from stepscope.base import staging
 
-# Okabe and Ito, Color Universal Design, 2008: https://jfly.uni-koeln.de/color/
-BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
-BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#BBBBBB"
-NEUTRAL, PALE = "#8C9BA5", "#DCE3E8"  # for what belongs to no category
-COLOURS = {
-    "Kernel": GREEN,
-    "Memcpy": YELLOW,
-    "Memset": PURPLE,
-    "Communication": BLACK,
-    "Runtime": SKY,
-    "DataLoader": VERMILION,
-    "CPU Exec": BLUE,
-    "Other": GREY,
-    "loading": VERMILION,
-    "copy": YELLOW,
-    "forward": BLUE,
-    "backward": SKY,
-    "optimizer": PURPLE,
-    "open and read": PURPLE,
-    "header": YELLOW,
-    "decode": VERMILION,
-    "resize": ORANGE,
-    "crop and flip": GREEN,
-    "to tensor": SKY,
-    "normalize": GREEN,
-    "collate": BLUE,
-    "transfer": BLACK,
-    "the rest": GREY,
-    "compute": BLUE,
-    "waiting": VERMILION,
-    "step": BLUE,
-}
-# Of several lines or marks: colour, dashes and marker of each
-LOOKS = (
-    (BLUE, "-", "o"),
-    (ORANGE, "--", "s"),
-    (GREEN, ":", "^"),
-    (PURPLE, "-.", "D"),
-    (BLACK, (0, (8, 3)), "v"),
-    (VERMILION, (0, (4, 1, 1, 1, 1, 1)), "P"),
-)
 _WIDEST_TEXT = 0.8  # of a panel: beside a longer one no bar could be seen
 
 
@@ -135,11 +92,16 @@ def listed(rows: Mapping[str, Mapping[str, str]]) -> str:
     )
 
 
+def patches(colours: Mapping[str, str], **style: object) -> list[Patch]:
+    """Return what a legend shows for names and their colours."""
+    return [Patch(**{"facecolor": colour, "label": name} | style) for name, colour in colours.items()]
+
+
 def lines(series: Mapping[str, tuple[Sequence, Sequence]], **style: object) -> tuple[Figure, Axes]:
     """Draw a line for each (x, y), by its name; `style` is that of `Axes.plot`, with its own marker if it is True."""
     figure, axes = panel(7, 3.2)
     marked = style.pop("marker", False)
-    for (name, (x, y)), (colour, dashes, marker) in zip(series.items(), LOOKS, strict=False):
+    for (name, (x, y)), (colour, dashes, marker) in zip(series.items(), palette.LOOKS, strict=False):
         own = {"color": colour, "linestyle": dashes, "marker": marker if marked else None}
         axes.plot(x, y, label=name, **own | style)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

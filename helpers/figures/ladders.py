@@ -9,27 +9,20 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
-from helpers.figures.drawing import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    NEUTRAL,
-    VERMILION,
-    Picture,
-    finish,
-    legend,
-    make_room,
-    panel,
-    panels,
-)
+from helpers.figures.drawing import Picture, finish, legend, listed, make_room, panel, panels
+from helpers.figures.palette import BLUE, GREEN, GREY, NEUTRAL, VERMILION
 from helpers.figures.timings import stacked_bars
 from helpers.results import scoreboard
 from stepscope.base.wording import counted, digits
 from stepscope.timing.comparison import FASTER, NOISY, SAME, SLOWER
 
 _LONGEST_INTERVAL = 1.3  # times the longest bar: of two rounds an interval may be a hundred times as long
-_OUTCOMES = {FASTER: (GREEN, "^"), SLOWER: (VERMILION, "v"), SAME: (BLUE, "s"), NOISY: (GREY, "o")}
+_OUTCOMES = {
+    FASTER: (GREEN, "^"),
+    SLOWER: (VERMILION, "v"),
+    SAME: (BLUE, "s"),
+    NOISY: (GREY, "o"),
+}
 _BEYOND = 1.6  # times the outermost mark: as far as an interval is drawn
 
 
@@ -37,12 +30,7 @@ def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
     """Draw the ladder so far: a bar a rung, with the share of its time spent waiting, and the ratio to its baseline.
 
     A rung without a ratio is the first of what cannot be compared with those above it, such as another network. It
-    begins a panel of its own, with its own scale.
-
-    Parameters
-    ----------
-    results : sequence of scoreboard.Result, optional
-        By default this reader's own, as `scoreboard.ladder` returns them.
+    begins a panel of its own, with its own scale. `results` are by default those of this reader's `scoreboard.ladder`.
     """
     results = scoreboard.ladder() if results is None else results
     parts = scoreboard.panels(results) or [[]]
@@ -61,35 +49,22 @@ def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
 
 
 def waiting(results: Sequence[scoreboard.Result]) -> Picture:
-    """Draw where the time of a training step goes in the ladder's first panel: waiting for the batch, and the rest.
+    """Draw where the time of a training step goes in the first panel of a ladder: waiting for the batch, and the rest.
 
-    Parameters
-    ----------
-    results : sequence of scoreboard.Result
-        At least one, as `scoreboard.ladder` returns them.
+    `results` are at least one, as `scoreboard.ladder` returns them.
     """
-    rungs = {result.rung: result for result in scoreboard.panels(results)[0]}
-    steps = pd.Series({rung: result.step_ms for rung, result in rungs.items()})
-    waits = pd.Series({rung: result.step_ms * result.loading_share for rung, result in rungs.items()})
-    texts = [f"{step:.1f} ms, {wait:.1f} of them waiting" for step, wait in zip(steps, waits, strict=True)]
-    words = "; ".join(f"{rung}: {text}" for rung, text in zip(rungs, texts, strict=True))
-    return stacked_bars(
-        pd.DataFrame({"waiting": waits, "step": steps - waits}),
-        "milliseconds of one training step",
-        f"Bars of the time of one training step: waiting for data, and the step itself. {words}",
-        "\n".join(scoreboard.provenance(rungs.values())),
-        texts,
-    )
+    results = scoreboard.panels(results)[0]
+    table = pd.DataFrame(index=[result.rung for result in results])
+    table["waiting"] = [result.step_ms * result.loading_share for result in results]
+    table["step"] = [result.step_ms * (1 - result.loading_share) for result in results]
+    texts = {rung: f"{row.sum():.1f} ms, {row['waiting']:.1f} of them waiting" for rung, row in table.iterrows()}
+    words = listed({"Bars of the time of one training step": texts})
+    source = "\n".join(scoreboard.provenance(results))
+    return stacked_bars(table, "milliseconds of one training step", words, source, list(texts.values()))
 
 
 def reference(rung: str) -> Picture:
-    """Draw a rung on this machine beside the recorded ones: a bar a machine.
-
-    Parameters
-    ----------
-    rung : str
-        How its name begins, such as ``"08"``.
-    """
+    """Draw a rung, by the begin of its name such as ``"08"``, here and on the recorded machines: a bar a machine."""
     machines = scoreboard.references(rung)
     figure, axes = panel(8, 0.5 * len(machines) + 1.3)
     _bars(axes, machines)
@@ -99,8 +74,8 @@ def reference(rung: str) -> Picture:
         f"{name}: {result.device}, {result.step}, {result.images_a_step:,} images a step, {result.data}"
         for name, result in machines.items()
     ]
-    words = "; ".join(f"{name}: {result.rate.mean:,.0f}" for name, result in machines.items())
-    return finish(figure, f"Bars of images per second, one a machine. {words}", "\n".join(lines), "x")
+    words = listed({"Bars of images per second": {name: f"{each.rate.mean:,.0f}" for name, each in machines.items()}})
+    return finish(figure, words, "\n".join(lines), "x")
 
 
 def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:
@@ -117,9 +92,9 @@ def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:
         highest = min(rate.highest, end)
         axes.text(highest, row, text, va="center", fontsize=9, parse_math=False, in_layout=False)
         errors = [[rate.mean - rate.lowest], [highest - rate.mean]]
-        axes.errorbar(rate.mean, row, xerr=errors, fmt="none", ecolor=BLACK, capsize=3)
+        axes.errorbar(rate.mean, row, xerr=errors, fmt="none", ecolor="black", capsize=3)
         if rate.highest > end:
-            axes.plot(end, row, ">", color=BLACK, markersize=6)  # it goes on
+            axes.plot(end, row, ">", color="black", markersize=6)  # it goes on
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
 
@@ -127,11 +102,8 @@ def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:
 def ratios(table: pd.DataFrame) -> Picture:
     """Draw what each rung gained for each reader of a class: a mark a reader, with the interval, in a band a rung.
 
-    Parameters
-    ----------
-    table : DataFrame
-        A row a result: "rung" with what the ratio is against, "ratio", "lowest", "highest", and the "outcome", as
-        `timing.comparison.outcome` names it. Rungs are drawn in the order in which they appear.
+    `table` has a row a result: "rung" with what the ratio is against, "ratio", "lowest", "highest", and the "outcome",
+    as `timing.comparison.outcome` names it. Rungs are drawn in the order in which they appear.
     """
     rungs = list(dict.fromkeys(table["rung"]))
     most = max(table["rung"].value_counts(), default=1)
@@ -148,7 +120,7 @@ def ratios(table: pd.DataFrame) -> Picture:
             reach = rows[["lowest", "highest"]].clip(*ends).sub(rows["ratio"], axis=0).abs().to_numpy().T
             looks = {"fmt": marker, "color": colour, "markersize": 5, "elinewidth": 1}
             axes.errorbar(rows["ratio"], places[rows.index], xerr=reach, label=name, **looks)
-    axes.axvline(1, color=BLACK, linewidth=1)
+    axes.axvline(1, color="black", linewidth=1)
     for place in range(len(rungs) - 1):
         axes.axhline(place + 0.5, color="0.85", linewidth=0.8)
     axes.set(xscale="log", xlabel="throughput over that of the baseline, and the 95% interval", xlim=ends)
@@ -158,8 +130,9 @@ def ratios(table: pd.DataFrame) -> Picture:
     axes.set_yticks(range(len(rungs)), [rung.replace(" to ", "\nto ", 1) for rung in rungs], parse_math=False)
     axes.set_ylim(len(rungs) - 0.5, -0.5)
     legend(figure, columns=len(_OUTCOMES))
-    words = "; ".join(
-        f"{rung}: {counted(len(own), 'reader')}, from {digits(own.min())}× to {digits(own.max())}×"
+    words = {
+        rung: {counted(len(own), "reader"): f"from {digits(own.min())}× to {digits(own.max())}×"}
         for rung, own in table.groupby("rung", sort=False)["ratio"]
-    )
-    return finish(figure, f"Marks of the ratio to the baseline, one a reader, in a band a rung. {words}", grid="x")
+    }
+    words = f"Marks of the ratio to the baseline, one a reader, in a band a rung. {listed(words)}"
+    return finish(figure, words, grid="x")

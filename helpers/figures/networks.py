@@ -8,27 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from helpers.figures.drawing import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    LOOKS,
-    ORANGE,
-    PALE,
-    SKY,
-    VERMILION,
-    Picture,
-    finish,
-    legend,
-    lines,
-    panel,
-    panels,
-    three_digits,
-)
+from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, patches, three_digits
+from helpers.figures.palette import BLUE, GREEN, GREY, LOOKS, ORANGE, PALE, SKY, VERMILION
 from helpers.training import precision
 from helpers.training.roofline import Placed
-from stepscope.base.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,17 +26,15 @@ def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
         line.set_linewidth(1.5 * (len(losses) - number))
     axes.legend(frameon=False)  # with these widths
     axes.set(xlabel="step", ylabel="cross-entropy in nats")
-    ends = ", ".join(f"{name} from {values[0]:.2f} to {values[-1]:.2f}" for name, values in losses.items())
-    return finish(figure, f"Lines of the training loss: {ends}, over {max(map(len, losses.values()))} steps", source)
+    ends = {name: f"from {values[0]:.2f} to {values[-1]:.2f}" for name, values in losses.items()}
+    words = listed({f"Lines of the training loss over {max(map(len, losses.values()))} steps": ends})
+    return finish(figure, words, source)
 
 
 def accuracies(runs: Mapping[str, np.ndarray], source: str) -> Picture:
     """Draw the test accuracy after each epoch: a line for the mean of several seeds, a band from lowest to highest.
 
-    Parameters
-    ----------
-    runs : mapping of str to array of shape (seeds, epochs)
-        Shares from 0 to 1.
+    `runs` has an array of shape (seeds, epochs) a line, by its name: shares from 0 to 1.
     """
     percent = {name: 100 * np.asarray(values) for name, values in runs.items()}
     series = {name: (range(1, values.shape[1] + 1), values.mean(0)) for name, values in percent.items()}
@@ -62,23 +43,22 @@ def accuracies(runs: Mapping[str, np.ndarray], source: str) -> Picture:
         band = {"color": line.get_color(), "alpha": 0.2, "linewidth": 0}
         axes.fill_between(line.get_xdata(), values.min(0), values.max(0), **band)
     axes.set(xlabel="epoch", ylabel="test accuracy in %")
-    ends = ", ".join(f"{name} {values.mean(0)[-1]:.0f}%" for name, values in percent.items())
-    words = f"Lines of the test accuracy by epoch, with bands over the seeds. At the end: {ends}"
-    return finish(figure, words, source)
+    ends = listed({"At the end": {name: f"{values.mean(0)[-1]:.0f}%" for name, values in percent.items()}})
+    return finish(figure, f"Lines of the test accuracy by epoch, with bands over the seeds. {ends}", source)
 
 
 def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
     """Draw the test accuracy over the seconds since the start: a line for each training, naive or not.
 
-    Parameters
-    ----------
-    epochs : DataFrame
-        A row an epoch, as ``train_cifar10.py --log`` writes them: ``naive`` (bool); ``started``, the same in all rows
-        of a training; ``seconds``; ``accuracy`` and ``goal``, shares from 0 to 1.
+    `epochs` has a row an epoch, as ``train_cifar10.py --log`` writes them: ``naive`` (bool); ``started``, the same in
+    all rows of a training; ``seconds``; ``accuracy`` and ``goal``, shares from 0 to 1.
     """
     figure, axes = panel(7, 3.2)
     ends = []
-    for naive, name, colour, style in ((True, "naive", GREY, ":"), (False, "as the course has it", BLUE, "-")):
+    for naive, name, colour, style in (
+        (True, "naive", GREY, ":"),
+        (False, "as the course has it", BLUE, "-"),
+    ):
         own = epochs[epochs["naive"] == naive]
         for number, (_, training) in enumerate(own.groupby("started")):
             label = None if number else name
@@ -87,7 +67,7 @@ def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
             last, best = own.groupby("started")["seconds"].last(), 100 * own["accuracy"].max()
             ends.append(f"{name} up to {best:.0f}% in {three_digits(last.min())} to {three_digits(last.max())} s")
     goal = 100 * epochs["goal"].iloc[0]
-    axes.axhline(goal, color=BLACK, linewidth=0.8)
+    axes.axhline(goal, color="black", linewidth=0.8)
     axes.annotate(f"{goal:.0f}%", (1, goal), (3, 0), ("axes fraction", "data"), "offset points", va="center")
     axes.set(xscale="log", xlabel="seconds since the start, with all that takes time", ylabel="test accuracy in %")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -100,10 +80,7 @@ def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
 def roofline(steps: Mapping[str, Placed], source: str) -> Picture:
     """Draw training steps below the two limits of their device: memory, which rises with the intensity, and computing.
 
-    Parameters
-    ----------
-    steps : mapping of str to Placed
-        Name of each step, and where it stands. Each has the limits that it was measured with.
+    Each of `steps`, by its name, has the limits that it was measured with.
     """
     figure, axes = panel(7, 4)
     least = min(step.limits.ridge / 30 for step in steps.values())
@@ -117,10 +94,7 @@ def roofline(steps: Mapping[str, Placed], source: str) -> Picture:
         axes.text(most / 1.1, limits.tflops * 1.06, text, ha="right", va="bottom", fontsize=9)
         label = f"{name}: {three_digits(step.tflops)} TFLOP/s, {step.share_of_peak:.0%} of its peak"
         axes.plot(intensity, step.tflops, marker, color=colour, markersize=9, linestyle="", label=label)
-        words.append(
-            f"{name}: {three_digits(step.tflops)} of {three_digits(limits.tflops)} TFLOP/s at "
-            f"{three_digits(intensity)} operations per byte, memory {three_digits(limits.gb_per_second)} GB/s"
-        )
+        words.append(f"{label} at {three_digits(intensity)} operations per byte; {text}")
     axes.set(xscale="log", yscale="log", xlabel="floating-point operations per byte", ylabel="TFLOP/s")
     lowest = min(min(step.tflops, step.limits.tflops / 30) for step in steps.values())
     axes.set(xlim=(least, most), ylim=(lowest / 3, max(step.limits.tflops for step in steps.values()) * 2))
@@ -130,19 +104,15 @@ def roofline(steps: Mapping[str, Placed], source: str) -> Picture:
     bandwidth = next(iter(steps.values())).limits.gb_per_second
     x, y = least * 1.5, bandwidth / 1e3 * least * 1.5 * 1.3
     turned = {"rotation": np.degrees(np.arctan2(y, x)), "rotation_mode": "anchor", "transform_rotates_text": True}
-    axes.text(x, y, f"memory: {three_digits(bandwidth)} GB/s", fontsize=9, **turned)
-    return finish(figure, f"Roofline with a point a step. {'; '.join(words)}", source, "both")
+    text = f"memory: {three_digits(bandwidth)} GB/s"
+    axes.text(x, y, text, fontsize=9, **turned)
+    return finish(figure, f"Roofline with a point a step. {'; '.join([*words, text])}", source, "both")
 
 
 def memory_formats(tensors: Mapping[str, torch.Tensor]) -> Picture:
     """Draw where the elements of small images lie in memory: a box an element, coloured by its channel.
 
-    The boxes of the first pixel have a thick edge.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, shape (1, 3, H, W)
-        Title of each row, and the tensor, whose shape and strides are drawn.
+    The boxes of the first pixel have a thick edge. `tensors`, by the titles of their rows, have shape (1, 3, H, W).
     """
     figure, rows = panels(8, 1.25 * len(tensors) + 0.8, [1] * len(tensors), sharex=True)
     for axes, (title, tensor) in zip(rows, tensors.items(), strict=True):
@@ -151,17 +121,16 @@ def memory_formats(tensors: Mapping[str, torch.Tensor]) -> Picture:
             _, channel, row, column = index
             first = (row, column) == (0, 0)
             colour, edge = (VERMILION, GREEN, SKY)[channel], 2.5 if first else 0.6
-            axes.bar(place, 1, 0.86, color=colour, edgecolor=BLACK, linewidth=edge, zorder=2 + first)
+            axes.bar(place, 1, 0.86, color=colour, edgecolor="black", linewidth=edge, zorder=2 + first)
             axes.text(place, 0.5, f"{'RGB'[channel]}\n{row},{column}", ha="center", va="center", fontsize=8, zorder=4)
         axes.set_title(f"{title}: shape {tuple(tensor.shape)}, strides {tensor.stride()}", fontsize=10)
         axes.set(yticks=[], ylim=(-0.05, 1.05), xticks=range(0, tensor.numel(), 4))
         axes.spines["left"].set_visible(False)
     rows[-1].set_xlabel("place in memory, in elements; each box: channel, and row,column of its pixel")
-    words = "; ".join(
-        f"{title}, strides {tensor.stride()}: a pixel's channels are {counted(tensor.stride(1), 'element')} apart"
-        for title, tensor in tensors.items()
-    )
-    return finish(figure, f"Rows of boxes, one an element, in the order of memory. {words}")
+    words = {
+        title: {"strides": f"{each.stride()}: {each.stride(1)} between channels"} for title, each in tensors.items()
+    }
+    return finish(figure, f"Rows of boxes, one an element, in the order of memory. {listed(words)}")
 
 
 def number_formats() -> Picture:
@@ -171,24 +140,23 @@ def number_formats() -> Picture:
     parts = {"sign": GREY, "exponent: the range": ORANGE, "mantissa: the precision": SKY}
     for row, number_format in enumerate(formats):
         start, counts = 0, (1, number_format.exponent, number_format.mantissa)
-        for (label, colour), count in zip(parts.items(), counts, strict=True):
-            boxes, looks = [(start + bit, 1) for bit in range(count)], {"facecolor": colour, "edgecolor": "white"}
-            bits.broken_barh(boxes, (row - 0.35, 0.7), label=None if row else label, **looks)
+        for colour, count in zip(parts.values(), counts, strict=True):
+            bits.barh([row] * count, 1, 0.7, start + np.arange(count), color=colour, edgecolor="white")
             bits.text(start + count / 2, row, str(count), ha="center", va="center", fontsize=9)
             start += count
         _, high = _range_bar(reach, row, 0.5, number_format, ORANGE)
         reach.text(high, row, f"  after 1 comes 1 + 2$^{{-{number_format.mantissa}}}$", va="center", fontsize=9)
     bits.set(xlabel="bits", xlim=(0, 33))
-    bits.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 0.97), fontsize=9)
+    bits.legend(handles=patches(parts), frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 0.97), fontsize=9)
     reach.set(xlabel="numbers above 0, as powers of 2 (hatched: with fewer bits of precision)", xlim=(-155, 215))
     reach.set_xticks(range(-150, 151, 50))
     for axes in (bits, reach):
         axes.set_yticks(range(len(formats)), [number_format.name for number_format in formats])
         axes.invert_yaxis()
     words = "; ".join(
-        f"{number_format.name}: sign 1, exponent {number_format.exponent}, mantissa {number_format.mantissa} bits, "
-        f"from {number_format.smallest_normal:.1e} to {number_format.largest:.1e}"
-        for number_format in formats
+        f"{each.name}: sign 1, exponent {each.exponent}, mantissa {each.mantissa} bits, "
+        f"from {each.smallest_normal:.1e} to {each.largest:.1e}"
+        for each in formats
     )
     words = f"Boxes for the bits of number formats, and bars from the smallest to the largest number. {words}"
     return finish(figure, words, grid="x")
@@ -197,12 +165,8 @@ def number_formats() -> Picture:
 def gradients(samples: Mapping[str, Mapping[str, torch.Tensor]], scale: float, source: str) -> Picture:
     """Draw how large gradients are, above the range of float16 without and with a loss scale.
 
-    Parameters
-    ----------
-    samples : mapping of str to mapping of str to Tensor
-        Title of each panel, and its gradients by kind, as `precision.gradients` returns them.
-    scale : float
-        Factor of the loss.
+    `samples` has a panel each by its title: gradients by their kind, as `precision.gradients` returns them. `scale` is
+    the factor of the loss.
     """
     figure, rows = panels(8, 2.1 * len(samples) + 0.8, [1] * len(samples), sharex=True, sharey=True)
     bins, top, words = np.arange(-60, 21), 0.0, []

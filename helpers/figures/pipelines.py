@@ -10,37 +10,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from helpers.figures.drawing import (
-    BLACK,
-    BLUE,
-    COLOURS,
-    GREEN,
-    GREY,
-    LOOKS,
-    PALE,
-    PURPLE,
-    VERMILION,
-    Picture,
-    finish,
-    legend,
-    lines,
-    listed,
-    panel,
-    panels,
-    three_digits,
-)
+from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, three_digits
+from helpers.figures.palette import BLUE, COLOURS, GREEN, GREY, LOOKS, PALE, PURPLE, VERMILION
 from stepscope import timing
+from stepscope.base.wording import counted
 
 
 def image_grid(images: Sequence, labels: Sequence[int], classes: Sequence[str], source: str) -> Picture:
-    """Draw some images with the names of their classes.
-
-    Parameters
-    ----------
-    images : sequence of PIL images or uint8 arrays (H, W, 3)
-    labels : sequence of int
-    classes : sequence of str
-    """
+    """Draw some images, of PIL or uint8 arrays of shape (H, W, 3), with the names of their classes."""
     columns = min(len(images), 8)
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(8, 1.25 * rows + 0.5), layout="constrained")
@@ -50,21 +27,12 @@ def image_grid(images: Sequence, labels: Sequence[int], classes: Sequence[str], 
     for axes in figure.axes:
         axes.axis("off")
     figure.suptitle(source, fontsize=10)
-    counts = Counter(classes[label] for label in labels)
-    shown = ", ".join(name if count == 1 else f"{name} ({count})" for name, count in counts.items())
-    return Picture(figure, f"{len(images)} images from {source}, of the classes {shown}.")
+    words = listed({f"{len(images)} images from {source}": Counter(classes[label] for label in labels)})
+    return Picture(figure, f"{words}.")
 
 
 def monitored(table: pd.DataFrame, loop: timing.Timing, source: str) -> Picture:
-    """Draw what a monitor saw while a loop ran, under the steps of the loop.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `monitor.Monitor.table` returns it.
-    loop : Timing
-        The loop; time 0 is when its first step began.
-    """
+    """Draw what `monitor.Monitor.table` saw while a loop ran, under its steps; time 0 is when the first one began."""
     table = table.loc[loop.begin : loop.begin + loop.seconds]
     if len(table):  # memory is looked at once a second, so a short loop may have none of it
         table = table.dropna(axis="columns", how="all")
@@ -98,26 +66,22 @@ def monitored(table: pd.DataFrame, loop: timing.Timing, source: str) -> Picture:
         axes.set(ylabel=unit, ylim=(0, None))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
     others[-1].set_xlabel("time in s")
-    means = ", ".join(f"{name} {table[name].mean():.0f}" for names in columns.values() for name in names)
-    words = f"which waits {loop.loading_share:.0%} of it; their means: {means}"
-    return finish(figure, f"Lines over {loop.seconds:.1f} s of a loop of {len(durations)} steps, {words}", source)
+    means = {name: f"{table[name].mean():.0f}" for names in columns.values() for name in names}
+    words = f"Lines over {loop.seconds:.1f} s of a loop of {len(durations)} steps, which waits {loop.loading_share:.0%}"
+    return finish(figure, f"{words} of it; {listed({'their means': means})}", source)
 
 
 def access(table: pd.DataFrame, limits: Mapping[str, float], source: str) -> Picture:
     """Draw how fast packed formats are read, in several ways: a row a format, a mark a way.
 
-    Parameters
-    ----------
-    table : DataFrame
-        A row a format, a column a way to read; images per second, NaN where it was not measured.
-    limits : mapping of str to float
-        Other throughputs to compare with, drawn as lines across all rows.
+    `table` has a row a format and a column a way, in images per second, NaN where it was not measured; `limits` are
+    other throughputs to compare with, drawn as lines across all rows.
     """
     figure, axes = panel(8, 0.38 * len(table) + 2.2)
     for way, (colour, _, marker) in zip(table, LOOKS, strict=False):
         axes.plot(table[way], table.index, marker, color=colour, label=way, markersize=7, alpha=0.85)
     for (name, value), style in zip(limits.items(), ("--", ":"), strict=False):
-        axes.axvline(value, color=BLACK, linestyle=style, linewidth=1.2, label=name)
+        axes.axvline(value, color="black", linestyle=style, linewidth=1.2, label=name)
     axes.set(xscale="log", xlabel="throughput in images per second, each line ten times the last")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
@@ -130,34 +94,28 @@ def access(table: pd.DataFrame, limits: Mapping[str, float], source: str) -> Pic
 def item_timeline(items: Mapping[str, np.ndarray]) -> Picture:
     """Draw when each item of a `datasets.SleepDataset` was made, by which worker: one panel a loader.
 
-    Parameters
-    ----------
-    items : mapping of str to ndarray
-        Title of each panel, and its items, shape (count, 3): worker, start and end in seconds.
+    `items` has an array of shape (count, 3) a panel, by its title: worker, start and end in seconds.
     """
     lanes = [len(set(made[:, 0])) for made in items.values()]
     figure, rows = panels(8, 1 + 0.6 * len(lanes) + 0.3 * sum(lanes), lanes, sharex=True)
     for axes, (title, made) in zip(rows, items.items(), strict=True):
         begin = made[:, 1].min()
         for number, (worker, start, end) in enumerate(made):
-            axes.barh(worker, end - start, left=start - begin, color=PALE, edgecolor=BLACK, height=0.7)
+            axes.barh(worker, end - start, left=start - begin, color=PALE, edgecolor="black", height=0.7)
             axes.text((start + end) / 2 - begin, worker, str(number), ha="center", va="center", fontsize=8)
         workers = sorted(set(made[:, 0]))
         axes.set(title=title, yticks=workers, yticklabels=[f"worker {worker:.0f}" for worker in workers])
         axes.invert_yaxis()
     rows[-1].set_xlabel("time in s")
-    words = ", ".join(f"{title}: {np.ptp(made[:, 1:]):.2f} s" for title, made in items.items())
-    words = f"Timeline of items by worker; from the first item's start to the last one's end, {words}"
-    return finish(figure, words, grid="x")
+    seconds = {title: f"{np.ptp(made[:, 1:]):.2f} s" for title, made in items.items()}
+    words = listed({"from the first item's start to the last one's end": seconds})
+    return finish(figure, f"Timeline of items by worker; {words}", grid="x")
 
 
 def memory(growth: Mapping[str, Mapping[int, float]]) -> Picture:
     """Draw how much memory a worker gains in one pass over file names, by how many there are and how they are kept.
 
-    Parameters
-    ----------
-    growth : mapping of str to mapping of int to float
-        For each kind of container, the worker's growth in MB by number of names.
+    `growth` has for each kind of container the worker's growth in MB by the number of names.
     """
     figure, axes = lines({kind: (list(points), list(points.values())) for kind, points in growth.items()}, marker=True)
     axes.set(xlabel="number of file names", ylabel="growth of a worker in MB")
@@ -188,9 +146,9 @@ def throughput(
     """
     figure, axes = panel(8, 4.6)
     sizes = np.geomspace(table["MB"].min(), table["MB"].max(), 60)
-    words, handles = [], []
+    words, handles = {}, []
     for (connections, own), (colour, _, marker) in zip(table.groupby("connections"), LOOKS, strict=False):
-        name = f"{connections} connection{'s' * (connections != 1)}"
+        name = counted(connections, "connection")
         predicted = [size * connections / seconds(connections, size * connections * 1e6, connections) for size in sizes]
         axes.plot(sizes, predicted, color=colour, linewidth=1.2)
         rates = (own["MB"] * connections / own["seconds"]).groupby(own["MB"]).agg(["median", "min", "max"])
@@ -199,17 +157,13 @@ def throughput(
         read = epochs[epochs["connections"] == connections]
         axes.plot(read["MB"], read["MB/s"], marker, color=colour, fillstyle="none", markersize=9, markeredgewidth=1.6)
         handles.append(Line2D([], [], color=colour, marker=marker, label=name))
-        measured = {"requests": rates["median"], "epochs": read.set_index("MB")["MB/s"]}
-        words += [
-            f"{name}, {what}: " + ", ".join(f"{round(mb, 2):g} MB {three_digits(rate)}" for mb, rate in of.items())
-            for what, of in measured.items()
-            if len(of)
-        ]
-    axes.axhline(core, color=BLACK, linestyle="--", linewidth=1.2)
+        for what, measured in (("requests", rates["median"]), ("epochs", read.set_index("MB")["MB/s"])):
+            words[f"{name}, {what}"] = {f"{round(mb, 2):g} MB": three_digits(rate) for mb, rate in measured.items()}
+    axes.axhline(core, color="black", linestyle="--", linewidth=1.2)
     axes.set(xscale="log", yscale="log", xlabel="size of a request in MB", ylabel="throughput in MB/s")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.4g}")
-    black = {"color": BLACK, "markersize": 7}
+    black = {"color": "black", "markersize": 7}
     handles += [
         Line2D([], [], **black, label="predicted, link"),
         Line2D([], [], **black, linestyle="--", label="predicted, one core"),
@@ -217,6 +171,6 @@ def throughput(
         Line2D([], [], **black, marker="o", linestyle="", fillstyle="none", label="measured, epoch of shards"),
     ]
     legend(figure, columns=3, handles=handles)
-    what = "Marks of throughput in MB/s by the size of a request, lines of what was predicted, and a line at"
-    words = f"{what} {three_digits(core)}, what one core unpacks and decodes. {'; '.join(words)}"
-    return finish(figure, words, source, "both")
+    words["one core unpacks and decodes"] = {"at most": three_digits(core)}
+    what = "Marks of throughput in MB/s by the size of a request, and lines of what was predicted"
+    return finish(figure, f"{what}. {listed(words)}", source, "both")

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers.figures.drawing import BLACK, BLUE, COLOURS, NEUTRAL, Picture, finish, legend, lines, listed, panel
+from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, patches
+from helpers.figures.palette import BLUE, COLOURS, NEUTRAL
 from stepscope import traces
 from stepscope.base import wording
 from stepscope.traces import report
@@ -19,10 +21,7 @@ from stepscope.traces.columns import union
 def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     """Draw the step breakdown of one or several traces side by side: a stacked bar a step, a gap between two spans.
 
-    Parameters
-    ----------
-    tables : mapping of str to DataFrame
-        Title of each panel, and its steps as `traces.breakdown` gives them, in µs.
+    `tables`, by the titles of their panels, are as `traces.breakdown` gives them, in µs.
     """
     used = [name for name in COLOURS if any(name in table and table[name].sum() > 0 for table in tables.values())]
     figure = Figure(figsize=(min(4.2 * len(tables) + 1.6, 11), 3.6), layout="constrained")
@@ -46,14 +45,11 @@ def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
 def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]], source: str = "") -> Picture:
     """Draw an accelerator's kernels over time, as high as the share of its multiprocessors that each one fills.
 
-    Parameters
-    ----------
-    kernels : sequence of (start, end, share)
-        Times in ms; share of the multiprocessors, 0 to 1.
+    Each kernel has a start and an end in ms, and that share, 0 to 1.
     """
     figure, axes = panel(7, 2.6)
     for start, end, share in kernels:
-        axes.bar(start, share * 100, width=end - start, align="edge", color=COLOURS["Kernel"], edgecolor=BLACK)
+        axes.bar(start, share * 100, width=end - start, align="edge", color=COLOURS["Kernel"], edgecolor="black")
     axes.set(xlabel="time in ms", ylabel="busy multiprocessors in %", ylim=(0, 105))
     words = ", ".join(f"{start:g} to {end:g} ms at {share:.0%}" for start, end, share in kernels)
     return finish(figure, f"Blocks, one a kernel, over time; busy multiprocessors: {words}", source)
@@ -62,15 +58,8 @@ def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]], so
 def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
     """Draw what host and accelerators did over the first three steps of a trace: a lane each, with its busy share.
 
-    Parameters
-    ----------
-    path : str, Path or Trace
-        Of a trace with kernels and steps. Of several spans the first is drawn.
-
-    Raises
-    ------
-    NoAccelerator, NoSteps
-        If the trace has no kernels, or marks no steps.
+    Of several spans the first is drawn. Raises `traces.NoAccelerator` if the trace has no kernels, `traces.NoSteps` if
+    it marks no steps.
     """
     trace = traces.load(path)
     traces.accelerators(trace)  # raises NoAccelerator
@@ -79,78 +68,72 @@ def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
     lanes = _lanes(trace.spans[0])
     figure, axes = panel(8, 0.36 * len(lanes) + 1.4)
     shares = {}
-    for place, (lane, (colour, starts, ends)) in enumerate(lanes.items()):
-        starts, ends = union(np.clip(starts, begin, end), np.clip(ends, begin, end))
-        bars = np.c_[starts - begin, ends - starts] / 1e3
-        axes.broken_barh(bars, (place - 0.4, 0.8), color=colour, linewidth=0, label=lane)
-        shares[lane] = (ends - starts).sum() / (end - begin)
-        axes.text(1.01, place, f"{shares[lane]:.0%}", transform=axes.get_yaxis_transform(), va="center", fontsize=9)
+    for place, (lane, (kind, events)) in enumerate(lanes.items()):
+        shares[lane] = f"{draw_lane(axes, (place - 0.4, 0.8), events, (begin, end), color=COLOURS[kind]):.0%}"
+        axes.text(1.01, place, shares[lane], transform=axes.get_yaxis_transform(), va="center", fontsize=9)
     for number, start in steps["start"].items():
-        axes.axvline((start - begin) / 1e3, color=BLACK, linewidth=0.8, linestyle=":")
+        axes.axvline((start - begin) / 1e3, color="black", linewidth=0.8, linestyle=":")
         axes.text((start - begin) / 1e3, -0.6, f" step {number}", fontsize=8, color="0.35")
     axes.set(xlabel="time in ms; on the right, the share of it in which a lane is busy", xlim=(0, (end - begin) / 1e3))
     axes.set(yticks=range(len(lanes)), yticklabels=list(lanes), ylim=(len(lanes) - 0.5, -1))
-    words = ", ".join(f"{lane} {share:.0%}" for lane, share in shares.items())
-    words = f"in {len(steps)} steps, together {(end - begin) / 1e3:.1f} ms: {words}"
+    words = listed({f"in {len(steps)} steps, together {(end - begin) / 1e3:.1f} ms": shares})
     return finish(figure, f"Lanes over time, and the share of it in which each is busy, {words}", source, "x")
 
 
-def _lanes(span: traces.Span) -> dict[str, tuple[str, np.ndarray, np.ndarray]]:
-    """Return colour, starts and ends of each lane, in the order of the starts."""
-    table = span.events.table()
-    events = {
-        "loading": ("DataLoader", table["kind"] == "DataLoader"),
-        "operators": ("CPU Exec", table["host"] & (table["kind"] == "CPU Exec")),
-        "runtime calls": ("Runtime", table["kind"] == "Runtime"),
-        "copies": ("Memcpy", table["kind"] == "Memcpy"),
+def _lanes(span: traces.Span) -> dict[str, tuple[str, pd.DataFrame]]:
+    """Return the kind and the starts and ends of the events in each lane that has any."""
+    events = span.events.table()
+    kinds = events["kind"]
+    lanes = {
+        "loading": ("DataLoader", events[kinds == "DataLoader"]),
+        "operators": ("CPU Exec", events[events["host"] & (kinds == "CPU Exec")]),
+        "runtime calls": ("Runtime", events[kinds == "Runtime"]),
+        "copies": ("Memcpy", events[kinds == "Memcpy"]),
     }
-    rows = {name: (COLOURS[kind], table[chosen]) for name, (kind, chosen) in events.items()}
     for (device, stream), kernels in span.kernels.table().groupby(["device", "stream"]):
         for kind, word in (("Kernel", "kernels"), ("Communication", "communication")):
-            rows[f"GPU {device:g}, stream {stream:g}: {word}"] = (COLOURS[kind], kernels[kernels["kind"] == kind])
-    return {name: (colour, *row[["start", "end"]].to_numpy().T) for name, (colour, row) in rows.items() if len(row)}
+            lanes[f"GPU {device:g}, stream {stream:g}: {word}"] = (kind, kernels[kernels["kind"] == kind])
+    return {name: (kind, rows[["start", "end"]]) for name, (kind, rows) in lanes.items() if len(rows)}
+
+
+def draw_lane(
+    axes: Axes, place: tuple[float, float], events: pd.DataFrame, window: tuple[float, float], **looks: object
+) -> float:
+    """Draw bars where at least one event runs, in ms since `window` began, and return the share of it that they take.
+
+    `place` is the lower end and the height of the bars; starts and ends, the two columns of `events`, are in µs.
+    """
+    begin, end = window
+    starts, ends = union(*events.clip(begin, end).sort_values(events.columns[0]).to_numpy(float).T)
+    bars = np.c_[starts - begin, ends - starts][ends > starts]
+    if len(bars):
+        axes.broken_barh(bars / 1e3, place, linewidth=0, **looks)
+    return bars[:, 1].sum() / (end - begin)
 
 
 def kernels(table: pd.DataFrame, source: str) -> Picture:
-    """Draw the kernels that took most time: a horizontal bar each, coloured by whether it uses Tensor Cores.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `traces.kernels` returns it.
-    """
+    """Draw `traces.kernels`: a horizontal bar each, as long as its time, coloured by whether it uses Tensor Cores."""
     figure, axes = panel(8, 0.42 * len(table) + 1.6)
     total, used = table["Total Duration (us)"].to_numpy() / 1e3, table["Tensor Cores Used"].to_numpy(bool)
-    for chosen, colour, label in ((used, BLUE, "on Tensor Cores"), (~used, NEUTRAL, "others")):
-        axes.barh(np.flatnonzero(chosen), total[chosen], color=colour, height=0.7, label=label)
+    bars = axes.barh(range(len(table)), total, 0.7, color=np.where(used, BLUE, NEUTRAL))
+    axes.bar_label(bars, table["Share"].map(" {:.0%}".format), fontsize=9)
     names = [report.short(name, 46) for name in table.index]
     launched = ["" if pd.isna(name) else f"\nby {wording.printable(name)[:46]}" for name in table["Operator"]]
-    for place, share in enumerate(table["Share"]):
-        axes.text(total[place], place, f" {share:.0%}", va="center", fontsize=9)
-    axes.set(xlabel="time in ms, and share of all kernels' time", xlim=(0, total.max() * 1.1 if len(table) else 1))
     labels = [name + by for name, by in zip(names, launched, strict=True)]
     axes.set_yticks(range(len(table)), labels, fontsize=8, parse_math=False)  # a $ in a name is no formula
+    axes.set(xlabel="time in ms, and share of all kernels' time", xlim=(0, total.max(initial=0.1) * 1.1))
     axes.invert_yaxis()
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(handles=patches({"on Tensor Cores": BLUE, "others": NEUTRAL}), frameon=False, loc="lower right")
     rows = zip(names, total, used, strict=True)
     words = ", ".join(f"{name} {value:.2f} ms{' on Tensor Cores' if core else ''}" for name, value, core in rows)
     return finish(figure, f"Bars of the time of the kernels that took most: {words}", source, "x")
 
 
 def memory_curves(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
-    """Draw the memory of tensors over time, as traces have it.
-
-    Parameters
-    ----------
-    tables : mapping of str to DataFrame
-        For each recording its rows of one device, as `traces.memory_curve` returns them.
-    """
+    """Draw the memory of tensors over time: for each recording, by its name, `traces.memory_curve` of one device."""
     series = {name: (table["time"], table["allocated"]) for name, table in tables.items()}
     figure, axes = lines(series, drawstyle="steps-post")
     axes.set(xlabel="time since the start of the first recorded step in ms", ylabel="memory of tensors in MB")
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    words = "; ".join(
-        f"{name}: between {table['allocated'].min():,.0f} and {table['allocated'].max():,.0f} MB"
-        for name, table in tables.items()
-    )
-    return finish(figure, f"Lines of the memory of tensors over time. {words}", source)
+    ends = {name: table["allocated"].agg(["min", "max"]).map("{:,.0f} MB".format) for name, table in tables.items()}
+    return finish(figure, f"Lines of the memory of tensors over time. {listed(ends)}", source)

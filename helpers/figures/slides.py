@@ -34,49 +34,37 @@ Slide = tuple[str, str, Picture]  # its title, what to say, and the figure
 
 # Recorded traces to show beside each other, and what to say
 PAIRS = {
-    (
+    "Which part of a step did more workers make shorter, and which not? Why?": (
         "01 naive PNG files",
         "03 more workers",
-    ): "Which part of a step did more workers make shorter, and which not? Why?",
-    ("04 normalize on the device", "06 packed in one file"): "One file of pixels instead of many small files. What is "
-    "left of the waiting, and what would help now?",
-    (
+    ),
+    "One file of pixels instead of many small files. What is left of the waiting, and what would help now?": (
+        "04 normalize on the device",
+        "06 packed in one file",
+    ),
+    "Photos: resized once instead of in each epoch. What was paid for it (disk, and the choice of sizes)?": (
         "05 photos as they are",
         "05 photos resized ahead",
-    ): "Photos: resized once instead of in each epoch. What was paid for it (disk, and the choice of sizes)?",
-    ("08 ResNet-50", "10 mixed precision"): "A real network. Does anything wait for data? What is there to gain?",
+    ),
+    "A real network. Does anything wait for data? What is there to gain?": ("08 ResNet-50", "10 mixed precision"),
 }
 
 
 def write(folder: str | Path) -> str:
     """Draw all slides, and a page with their alternative texts and what to say; return a line that says so.
 
-    Parameters
-    ----------
-    folder : str or Path
-        Made if it is not there. What else lies in it stays.
-
-    Raises
-    ------
-    staging.TargetExists
-        If there is a file of that name.
+    What else lies in `folder` stays. Raises `staging.TargetExists` if that is a file.
     """
     folder = Path(folder).resolve()
     if folder.exists() and not folder.is_dir():
         raise staging.TargetExists(f"Expected the name of a folder for the slides, and found the file {folder}.")
-    text = ["# Slides", "", "Each figure names what it was recorded on; what is simulated says so."]
+    text = "# Slides\n\nEach figure names what it was recorded on; what is simulated says so.\n"
     for number, (title, say, picture) in enumerate(_slides(), 1):
         name = f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.png"
         _save(picture, title, folder / name)
-        text += [
-            "",
-            f"## {number} {title}",
-            "",
-            say,
-            "",
-            f"![{picture.alt.replace('[', '(').replace(']', ')')}]({name})",
-        ]
-    staging.write(folder / PAGE, "\n".join(text) + "\n")
+        alt = picture.alt.replace("[", "(").replace("]", ")")
+        text += f"\n## {number} {title}\n\n{say}\n\n![{alt}]({name})\n"
+    staging.write(folder / PAGE, text)
     return f"{counted(number, 'slide')} are in {folder}; what to say to each stands in {PAGE} there."
 
 
@@ -127,7 +115,7 @@ def _ladders(where: str, results: list[scoreboard.Result]) -> Iterator[Slide]:
 
 def _pairs(board: Path) -> Iterator[Slide]:
     results = {result.rung: result for result in scoreboard.read(board)}
-    for pair, said in PAIRS.items():
+    for said, pair in PAIRS.items():
         folders = {rung: board.parent / scoreboard.trace_folder(rung) for rung in pair if rung in results}
         if len(folders) == len(pair) and all(path.is_dir() for path in folders.values()):
             result = results[pair[0]]
@@ -157,27 +145,20 @@ def _simulated() -> Iterator[Slide]:
         return simulate.SimulatedDevice(**({"kernels": 8, "launch_us": 10} | dials)).run(steps)
 
     said = "Above, kernels twice as fast would gain nothing. Below, the host is ahead: nobody waits but who asks."
-    yield (
-        "Launch-bound and compute-bound",
-        said,
-        time_lines({"launch-bound": run(kernel_us=4), "compute-bound": run(kernel_us=20)}),
-    )
-    asking = {
-        name: run(kernel_us=15, loading_us=40, asks=asks) for name, asks in (("never asks", False), ("asks", True))
-    }
+    runs = {"launch-bound": run(kernel_us=4), "compute-bound": run(kernel_us=20)}
+    yield "Launch-bound and compute-bound", said, time_lines(runs)
     said = "One print(loss) a step. What does it cost, and where would it cost nothing?"
-    yield "The host asks for the loss", said, time_lines(asking)
-    ahead = {"never asks": run(20, kernel_us=20).ends, "asks for the loss": run(20, kernel_us=20, asks=True).ends}
+    runs = {"never asks": run(kernel_us=15, loading_us=40), "asks": run(kernel_us=15, loading_us=40, asks=True)}
+    yield "The host asks for the loss", said, time_lines(runs)
     said = "How far the host is ahead of the device. A stopwatch without synchronize() measures the host only."
-    yield "The host runs ahead", said, run_ahead(ahead, "simulated host and device")
-    copies = {
-        f"{number} stream{'s' * (number > 1)}": run(kernel_us=20, copy_us=100, streams=number) for number in (1, 2)
-    }
+    ends = {"never asks": run(20, kernel_us=20).ends, "asks for the loss": run(20, kernel_us=20, asks=True).ends}
+    yield "The host runs ahead", said, run_ahead(ends, "simulated host and device")
     said = "The copy of the next batch beside this step's kernels. It gains at most the shorter of the two."
-    yield "Copies on a stream of their own", said, time_lines(copies, steps=3)
-    graph = {"launched one by one": run(kernels=16, kernel_us=3), "one graph": run(kernels=16, kernel_us=3, graph=True)}
+    runs = {counted(streams, "stream"): run(kernel_us=20, copy_us=100, streams=streams) for streams in (1, 2)}
+    yield "Copies on a stream of their own", said, time_lines(runs, steps=3)
     said = "Sixteen launches, or one. The kernels are the same."
-    yield "A CUDA graph", said, time_lines(graph, steps=2)
+    runs = {"launched one by one": run(kernels=16, kernel_us=3), "one graph": run(kernels=16, kernel_us=3, graph=True)}
+    yield "A CUDA graph", said, time_lines(runs, steps=2)
     network, rows = simulate.SlowNetwork(mb_per_s=625, latency_ms=0.02), []
     for ranks in (1, 2, 4, 8, 16, 32, 64):
         exchange = 1e3 * network.seconds(100e6, ranks)

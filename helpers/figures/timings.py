@@ -9,96 +9,75 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.patches import Patch
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from helpers import simulate
-from helpers.figures.drawing import (
-    BLACK,
-    BLUE,
-    COLOURS,
-    GREEN,
-    NEUTRAL,
-    ORANGE,
-    PALE,
-    Picture,
-    finish,
-    legend,
-    lines,
-    listed,
-    make_room,
-    panel,
-    panels,
-)
+from helpers.figures.drawing import Picture, finish, legend, lines, listed, make_room, panel, panels, patches
+from helpers.figures.palette import BLUE, COLOURS, GREEN, NEUTRAL, ORANGE, PALE
 from stepscope import timing
 from stepscope.base.wording import counted, signed_percent
 
-_OF_STEPS = (BLUE, ORANGE, GREEN)  # in turn, so that a step can be followed from the host to the device
+_OF_STEPS = (
+    BLUE,
+    ORANGE,
+    GREEN,
+)  # in turn, so that a step can be followed from the host to the device
 _OF_KINDS = {"copy": COLOURS["copy"], "loading": COLOURS["loading"], "wait": PALE}
+_PREDICTED = {"color": "black", "linestyle": "--", "linewidth": 1.2}
 _NAMES = {"copy": "copy of a batch", "loading": "loading", "wait": "the host waits"}
 
 
 def comparison(result: timing.Comparison, source: str) -> Picture:
     """Draw the throughput of variants timed interleaved: a bar for the mean, a dot for every round."""
     figure, axes = panel(7, 0.55 * len(result.names) + 1.3)
-    means = [result.throughput(name) for name in result.names]
-    axes.barh(result.names, [each.mean for each in means], color=NEUTRAL, height=0.6)
+    means = {name: result.throughput(name).mean for name in result.names}
+    axes.barh(list(means), list(means.values()), color=NEUTRAL, height=0.6)
     for row, name in enumerate(result.names):
-        axes.plot(result.throughputs(name), [row] * len(result.throughputs(name)), "o", color=BLACK, markersize=4)
+        axes.plot(result.throughputs(name), [row] * len(result.throughputs(name)), "o", color="black", markersize=4)
     axes.set(xlabel="throughput in images per second (bar: mean, dots: rounds)")
     axes.set_yticks(range(len(result.names)), [textwrap.fill(name, 28) for name in result.names])
     axes.xaxis.set_major_locator(MaxNLocator(6))  # more labels of millions would overlap
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
-    words = ", ".join(f"{name} {each.mean:,.0f}" for name, each in zip(result.names, means, strict=True))
-    return finish(figure, f"Bars of images per second: {words}", source, "x")
+    words = listed({"Bars of images per second": {name: f"{mean:,.0f}" for name, mean in means.items()}})
+    return finish(figure, words, source, "x")
 
 
 def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
-    """Draw, for each loader, the two clocks as they were expected to run, and below them the loop as it was measured.
-
-    Parameters
-    ----------
-    results : mapping of str to TwoClocks
-        One a loader, by its name.
-    """
+    """Draw, for each loader by its name, the two clocks as they were expected to run, and the loop as measured."""
     figure, axes = panel(8, 0.85 * len(results) + 1.5)
-    for place, clocks in enumerate(results.values()):
-        start = 0 if clocks.workers else clocks.predicted_ms - clocks.compute_ms
-        rounds = [run.step_ms for run in clocks.loop]
-        bars = {
-            "loading alone": (place - 0.27, clocks.loading_ms, 0, COLOURS["loading"]),
-            "compute alone": (place, clocks.compute_ms, start, COLOURS["compute"]),
-            "the loop, measured": (place + 0.27, clocks.loop_ms, 0, NEUTRAL),
+    words = {}
+    for place, (name, clocks) in enumerate(results.items()):
+        begin, rounds = clocks.predicted_ms - clocks.compute_ms, [run.step_ms for run in clocks.loop]
+        bars = {"height": 0.24, "label": name}
+        axes.barh(place - 0.27, clocks.loading_ms, color=COLOURS["loading"], **bars)
+        axes.barh(place, clocks.compute_ms, left=0 if clocks.workers else begin, color=COLOURS["compute"], **bars)
+        axes.barh(place + 0.27, clocks.loop_ms, color=NEUTRAL, **bars)
+        axes.plot(rounds, [place + 0.27] * len(rounds), "o", color="black", markersize=3)
+        axes.plot([clocks.predicted_ms] * 2, [place - 0.4, place + 0.42], **_PREDICTED)
+        error = signed_percent(clocks.error)
+        axes.text(max(clocks.predicted_ms, *rounds), place + 0.27, f"  {error}", va="center", fontsize=9)
+        words[name] = {
+            "loading": f"{clocks.loading_ms:.1f} ms",
+            "compute": f"{clocks.compute_ms:.1f} ms",
+            "predicted": f"{clocks.predicted_ms:.1f} ms",
+            "measured": f"{clocks.loop_ms:.1f} ms ({error})",
         }
-        for name, (y, width, left, colour) in bars.items():
-            axes.barh(y, width, left=left, height=0.24, color=colour, label=name if place == 0 else None)
-        axes.plot(rounds, [place + 0.27] * len(rounds), "o", color=BLACK, markersize=3)
-        axes.plot([clocks.predicted_ms] * 2, [place - 0.4, place + 0.42], color=BLACK, linestyle="--", linewidth=1.2)
-        end = max(clocks.predicted_ms, *rounds)
-        axes.text(end, place + 0.27, f"  {signed_percent(clocks.error)}", va="center", fontsize=9)
-    axes.plot([], [], color=BLACK, linestyle="--", linewidth=1.2, label="predicted")
     axes.set(xlabel="time per batch in ms (dots: rounds; on the right: how far off the prediction is)")
     axes.set_yticks(range(len(results)), list(results))
     axes.margins(x=0.1)
     axes.set_xlim(left=0)
     axes.invert_yaxis()
-    legend(figure, columns=4)
-    words = "; ".join(
-        f"{name}: loading {clocks.loading_ms:.1f} ms, compute {clocks.compute_ms:.1f} ms, predicted "
-        f"{clocks.predicted_ms:.1f} ms, measured {clocks.loop_ms:.1f} ms ({signed_percent(clocks.error)})"
-        for name, clocks in results.items()
-    )
-    return finish(figure, f"For each loader bars of the two clocks and of the loop. {words}", source, "x")
+    colours = {"loading alone": COLOURS["loading"], "compute alone": COLOURS["compute"], "the loop, measured": NEUTRAL}
+    legend(figure, columns=4, handles=[*patches(colours), Line2D([], [], label="predicted", **_PREDICTED)])
+    return finish(figure, f"For each loader bars of the two clocks and of the loop. {listed(words)}", source, "x")
 
 
 def phases(table: pd.DataFrame, source: str) -> Picture:
     """Draw the phases of a step, for one image of its batch, or of loading: a stacked horizontal bar a row.
 
-    Parameters
-    ----------
-    table : DataFrame
-        A row a setting, named by the index; a column a phase, in µs per image.
+    `table` has a row a setting, named by the index, and a column a phase, in µs per image.
     """
     words = listed({row: values.map("{:.0f}".format) for row, values in table.iterrows()})
     return stacked_bars(table, "time per image in µs", f"Stacked bars of microseconds per image. {words}", source)
@@ -107,16 +86,11 @@ def phases(table: pd.DataFrame, source: str) -> Picture:
 def seconds(table: pd.DataFrame, source: str) -> Picture:
     """Draw how many seconds a training takes: a horizontal bar a setting, waiting and step stacked, the sum beside it.
 
-    Parameters
-    ----------
-    table : DataFrame
-        A row a setting, named by the index; in seconds, ``waiting`` for batches and the rest of the ``step``.
+    `table` has a row a setting, named by the index; in seconds, ``waiting`` for batches and the rest of the ``step``.
     """
-    sums = table.sum(axis=1)
-    words = ", ".join(f"{name} {total:,.3g}" for name, total in sums.items())
-    words = f"Stacked bars of seconds, of the step and of waiting for data; in all: {words}"
-    texts = [f"{total:,.3g} s" for total in sums]
-    return stacked_bars(table[["step", "waiting"]], "seconds", words, source, texts)
+    sums = table.sum(axis=1).map("{:,.3g} s".format)
+    words = f"Stacked bars of the step and of waiting for data; {listed({'in all': sums})}"
+    return stacked_bars(table[["step", "waiting"]], "seconds", words, source, sums)
 
 
 def stacked_bars(table: pd.DataFrame, unit: str, words: str, source: str, texts: Sequence[str] = ()) -> Picture:
@@ -131,7 +105,7 @@ def stacked_bars(table: pd.DataFrame, unit: str, words: str, source: str, texts:
     axes.set(xlabel=unit)
     axes.invert_yaxis()
     legend(figure, "right center")
-    if texts:
+    if len(texts):
         make_room(figure)
     return finish(figure, words, source, "x")
 
@@ -139,34 +113,25 @@ def stacked_bars(table: pd.DataFrame, unit: str, words: str, source: str, texts:
 def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     """Draw how far the host runs ahead: after each step, the time until the device has done that step, too.
 
-    Parameters
-    ----------
-    tables : mapping of str to DataFrame
-        As `timing.run_ahead` gives them, or the ``ends`` of a `simulate.SimulatedRun`.
+    `tables`, by their names, are as `timing.run_ahead` gives them, or the ``ends`` of a `simulate.SimulatedRun`.
     """
     ahead = {name: (table["device"] - table["host"]).to_numpy() for name, table in tables.items()}
     series = {name: (range(1, len(values) + 1), values) for name, values in ahead.items()}
     figure, axes = lines(series, marker=True, linestyle="-")
     axes.set(xlabel="step", ylabel="host ahead by ms")
     axes.set_ylim(bottom=0)
-    words = "; ".join(
-        f"{name} {values[0]:.1f} ms after the first step, {values[-1]:.1f} ms after step {len(values)}"
+    words = {
+        name: {f"after step {number}": f"{values[number - 1]:.1f} ms" for number in (1, len(values))}
         for name, values in ahead.items()
-    )
-    return finish(figure, f"Lines of how far the host is ahead of the device. {words}", source)
+    }
+    return finish(figure, f"Lines of how far the host is ahead of the device. {listed(words)}", source)
 
 
 def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Picture:
-    """Draw the time lines of simulated hosts and devices above each other, on one time axis.
+    """Draw the first steps of simulated hosts and devices, by their titles, above each other on one time axis.
 
-    The launches and kernels of a step have one colour, and a line goes from each launch to what it launched.
-
-    Parameters
-    ----------
-    runs : mapping of str to SimulatedRun
-        By their titles.
-    steps : int
-        How many to draw, from the first one on; the figures beside the titles are of the whole run.
+    The launches and kernels of a step have one colour, and a line goes from each launch to what it launched. The
+    figures beside the titles are of the whole run.
     """
     heights = [len(_lanes(run)) for run in runs.values()]
     figure, rows = panels(8, 0.42 * sum(heights) + 0.5 * len(runs) + 1.1, heights, sharex=True)
@@ -181,8 +146,7 @@ def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Pic
     kinds = set().union(*(run.spans["kind"] for run in runs.values()))
     names = {"launches and kernels, a colour a step": _OF_STEPS[0]}
     names |= {_NAMES[kind]: colour for kind, colour in _OF_KINDS.items() if kind in kinds}
-    patches = [Patch(facecolor=colour, edgecolor=BLACK, linewidth=0.4, label=name) for name, colour in names.items()]
-    legend(figure, columns=len(patches), handles=patches)
+    legend(figure, columns=len(names), handles=patches(names, edgecolor="black", linewidth=0.4))
     source = "calculated, nothing ran: " + "; ".join(dict.fromkeys(str(run.device) for run in runs.values()))
     return finish(figure, f"Simulated time lines of host and device. {'; '.join(words)}", source, "x")
 
@@ -201,7 +165,7 @@ def _draw_lines(axes: Axes, run: simulate.SimulatedRun, steps: int) -> None:
         kind = launched[span.launch] if span.launch > 0 else span.kind
         colour = _OF_KINDS.get(kind, _OF_STEPS[span.step % len(_OF_STEPS)])
         place, length, hatch = lanes.index(span.lane), span.end - span.start, "///" if kind == "wait" else None
-        axes.barh(place, length, 0.56, span.start, color=colour, edgecolor=BLACK, linewidth=0.4, hatch=hatch)
+        axes.barh(place, length, 0.56, span.start, color=colour, edgecolor="black", linewidth=0.4, hatch=hatch)
         if span.lane != "host":
             links.append([(ready[span.launch], 0.28), (span.start, place - 0.28)])
     axes.add_collection(LineCollection(links, colors="0.35", linewidths=0.6, zorder=0.9))  # behind the bars
