@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import html
 import io
 import json
@@ -164,17 +165,6 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_a_figure_is_a_png_with_something_on_it_and_words_for_it(name):
-    picture = PICTURES[name]()
-    pixels = np.asarray(Image.open(io.BytesIO(picture.png())).convert("RGB"))
-    assert (pixels != 255).any(axis=2).mean() > 0.01
-    assert len(picture.alt) > 40 and picture.alt.endswith(".")
-    for axes in picture.figure.axes:
-        panels = axes.get_shared_x_axes().get_siblings(axes)  # of panels one above the other the last one has the label
-        assert not (axes.axison and axes.get_ylabel()) or any(panel.get_xlabel() for panel in panels)
-
-
 WITHOUT_A_SOURCE = {
     "item_timeline",
     "memory",
@@ -186,31 +176,39 @@ WITHOUT_A_SOURCE = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(PICTURES.keys() - WITHOUT_A_SOURCE))
-def test_a_figure_of_measurements_names_their_source_in_the_picture_and_in_the_words(name):
-    picture = PICTURES[name]()
-    titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
-    assert SOURCE in titles and SOURCE in picture.alt
+@functools.cache
+def draw(name):
+    return PICTURES[name]()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_figure_is_a_png_with_words_for_it_and_its_source_in_both(name):
+    picture = draw(name)
+    pixels = np.asarray(Image.open(io.BytesIO(picture.png())).convert("RGB"))
+    assert (pixels != 255).any(axis=2).mean() > 0.01
+    assert len(picture.alt) > 40 and picture.alt.endswith(".")
     assert f'alt="{html.escape(picture.alt, quote=True)}"' in picture._repr_html_()
+    for axes in picture.figure.axes:
+        panels = axes.get_shared_x_axes().get_siblings(axes)  # of panels one above the other the last one has the label
+        assert not (axes.axison and axes.get_ylabel()) or any(panel.get_xlabel() for panel in panels)
+    titles = (picture.figure.get_suptitle() + picture.figure.get_supxlabel()).replace("\n", " ")
+    assert name in WITHOUT_A_SOURCE or (SOURCE in titles and SOURCE in picture.alt)
 
 
 def test_each_training_has_a_line_until_it_is_good_enough():
-    picture = PICTURES["time_to_accuracy"]()
+    picture = draw("time_to_accuracy")
     *trainings, goal = picture.figure.axes[0].lines
     assert [line.get_xdata().tolist() for line in trainings] == [[60, 120], [70], [5, 9]]
     assert list(goal.get_ydata()) == [60, 60]
-    assert "naive up to 50% in 70 to 120 s; as the course has it up to 62% in 9 to 9 s." in picture.alt
+    assert "50% in 70 to 120 s" in picture.alt and "62% in 9 to 9 s" in picture.alt
 
 
 def test_the_host_is_ahead_by_the_time_until_the_device_has_done_the_same_step():
-    picture = PICTURES["run_ahead"]()
-    assert list(picture.figure.axes[0].lines[0].get_ydata()) == [6.0, 7.0]
-    assert "never asks 6.0 ms after the first step, 7.0 ms after step 2" in picture.alt
+    assert list(draw("run_ahead").figure.axes[0].lines[0].get_ydata()) == [6.0, 7.0]
 
 
 def test_each_simulated_launch_and_what_it_launched_are_drawn_on_one_time_axis_and_linked():
-    picture = PICTURES["time_lines"]()
-    one, two = picture.figure.axes
+    one, two = draw("time_lines").figure.axes
     assert [label.get_text() for label in two.get_yticklabels()] == ["host", "device: stream 7", "device: stream 20"]
     assert one.get_xlim() == two.get_xlim()
     run = simulate.SimulatedDevice(kernels=3, copy_us=50).run(2)
@@ -228,9 +226,9 @@ def test_the_bars_of_a_step_are_as_high_as_its_parts():
 
 
 def test_each_lane_of_an_accelerator_says_how_busy_it_is():
-    picture = figures.accelerator(gpu(), SOURCE)
+    picture = draw("accelerator")
     assert "GPU 0, stream 7: kernels 48%, GPU 0, stream 20: communication 10%" in picture.alt
-    (kernels,) = [bars for bars in picture.figure.axes[0].collections if bars.get_label() == "GPU 0, stream 7: kernels"]
+    kernels = picture.figure.axes[0].collections[4]
     assert sum(path.get_extents().width for path in kernels.get_paths()) == pytest.approx(3 * 0.480)
 
 
@@ -238,13 +236,7 @@ def test_a_kernels_name_is_drawn_as_it_is_and_no_formula():
     figures.kernels(traces.kernels(gpu(TRITON=r"$\\frac{$\u001b[2J")), SOURCE).png()
 
 
-def test_a_rung_that_cannot_be_compared_begins_a_panel_of_its_own(rungs):
-    first, second = figures.ladder().figure.axes
-    assert [len(axes.patches) for axes in (first, second)] == [1, 2]
-    assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("a step: a step", "a step: ResNet-50")
-
-
-def test_the_words_of_a_ladder_end_within_the_figure_and_doubt_what_is_uncertain(rungs):
+def test_a_ladder_has_a_panel_for_what_can_be_compared_and_its_words_end_within_the_figure(rungs):
     *results, last = rungs
     baseline, ratio = "08 a rung that has a name of quite many words", Interval(1.1, 0.9, 1.3, 5)
     results.append(dataclasses.replace(last, baseline=baseline, ratio=ratio))
@@ -255,21 +247,15 @@ def test_the_words_of_a_ladder_end_within_the_figure_and_doubt_what_is_uncertain
             for text in axes.texts:
                 assert text.get_window_extent().x1 <= picture.figure.bbox.x1
     first, second = figures.ladder(results).figure.axes
-    assert (
-        second.texts[1].get_text().endswith("1.10× to 08 a rung that has a name of quite many words, too noisy to say")
-    )
-    assert "noisy" not in first.texts[0].get_text()
+    assert [len(axes.patches) for axes in (first, second)] == [1, 2]
+    assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("a step: a step", "a step: ResNet-50")
+    assert "noisy" in second.texts[1].get_text() and "noisy" not in first.texts[0].get_text()
 
 
 def test_the_time_of_a_step_is_waiting_and_the_rest_in_the_rungs_of_the_first_panel(rungs):
-    shares = (0.75, 0.0, 0.0)
-    results = [
-        dataclasses.replace(result, step_ms=20.0, loading_share=share)
-        for result, share in zip(rungs, shares, strict=True)
-    ]
-    picture = figures.waiting(results)
+    picture = figures.waiting([dataclasses.replace(result, step_ms=20.0, loading_share=0.75) for result in rungs])
     assert [bar.get_width() for bar in picture.figure.axes[0].patches] == [15, 5]
-    assert "03 more workers: 20.0 ms, 15.0 of them waiting" in picture.alt and "ResNet-50" not in picture.alt
+    assert "20.0 ms, 15.0 of" in picture.alt and "ResNet-50" not in picture.alt
 
 
 def test_a_step_stands_in_the_roofline_where_its_figures_say_below_its_limits():
@@ -293,13 +279,12 @@ def test_a_rung_is_drawn_beside_that_of_recorded_machines(rungs, tmp_path, monke
     (machine / "scoreboard.jsonl").write_bytes((tmp_path / "scoreboard.jsonl").read_bytes())
     monkeypatch.setattr(scoreboard, "REFERENCE", tmp_path / "reference")
     picture = figures.reference("03")
-    assert "your machine: 310; a-machine: 310" in picture.alt
     assert [label.get_text() for label in picture.figure.axes[0].get_yticklabels()] == ["your machine", "a-machine"]
     assert f"{rungs[0].images_a_step} images a step, CIFAR-10" in picture.figure.get_supxlabel()
 
 
 def test_epochs_of_shards_are_drawn_at_their_throughput_and_the_cores_limit_where_it_is():
-    (axes,) = PICTURES["throughput"]().figure.axes
+    (axes,) = draw("throughput").figure.axes
     hollow = [line.get_xydata().tolist() for line in axes.lines if line.get_fillstyle() == "none"]
     assert hollow == [[[0.1, 2.5]], [[2.0, 11.0]]]
     assert [12.0, 12.0] in [list(line.get_ydata()) for line in axes.lines]
@@ -325,7 +310,7 @@ def bars_of(picture, label):
 
 
 def test_all_ranks_are_drawn_on_one_clock_and_wait_until_the_last_one_has_begun():
-    picture = PICTURES["rank_timeline"]()
+    picture = draw("rank_timeline")
     transfers = bars_of(picture, "communication: transfer")
     assert len(transfers[0]) == 10
     assert np.allclose(transfers[0], transfers[1], atol=1e-6)
@@ -337,30 +322,17 @@ def test_all_ranks_are_drawn_on_one_clock_and_wait_until_the_last_one_has_begun(
 
 
 def test_the_ideal_is_what_the_fewest_ranks_bring_each():
-    picture = figures.scaling(scaled(), SOURCE)
+    picture = draw("scaling")
     (ideal,) = [line for line in picture.figure.axes[0].lines if line.get_label() == "ideal"]
     assert list(zip(*ideal.get_data(), strict=True)) == [(1, 100), (2, 200), (8, 800)]
-    assert (
-        "weak: 1 rank 100 (100%), 2 ranks 190 (95%), 8 ranks 720 (90%); strong: 1 rank 100 (100%), 2 ranks 150 (75%)"
-        in (picture.alt)
-    )
+    assert "2 ranks 190 (95%), 8 ranks 720 (90%)" in picture.alt and "2 ranks 150 (75%)" in picture.alt
 
 
 def test_each_reader_of_a_class_is_a_mark_in_the_band_of_its_rung():
-    axes = figures.ratios(of_a_class()).figure.axes[0]
+    axes = draw("ratios").figure.axes[0]
     marks = {bars.get_label(): bars.lines[0].get_xydata()[0].tolist() for bars in axes.containers}
-    assert {name: x for name, (x, _) in marks.items()} == {
-        "faster": 2,
-        "slower": 0.8,
-        "equal": 1,
-        "too noisy to say": 1.2,
-    }
-    assert {name: round(y) for name, (_, y) in marks.items()} == {
-        "faster": 0,
-        "slower": 0,
-        "equal": 1,
-        "too noisy to say": 1,
-    }
+    places = {name: (x, round(y)) for name, (x, y) in marks.items()}
+    assert places == {"faster": (2, 0), "slower": (0.8, 0), "equal": (1, 1), "too noisy to say": (1.2, 1)}
     assert marks["faster"][1] != marks["slower"][1]
     (low, _), (high, _) = axes.containers[-1].lines[2][0].get_segments()[0]  # an interval without end is cut off
     assert (low, high) == pytest.approx((0.8 / 1.6, 2 * 1.6))
