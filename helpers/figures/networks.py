@@ -195,7 +195,8 @@ def _range_bar(
     axes: Axes, y: float, height: float, number_format: precision.Format, colour: str, factor: float = 1
 ) -> tuple[float, float]:
     """Draw the range of a format over `factor`, in powers of 2, hatched where bits are missing; return its ends."""
-    low, normal, high = np.log2([number / factor for number in number_format.range])
+    numbers = number_format.smallest, number_format.smallest_normal, number_format.largest
+    low, normal, high = np.log2(numbers) - np.log2(factor)
     axes.barh(y, high - normal, left=normal, height=height, color=colour)
     axes.barh(y, normal - low, left=low, height=height, color=PALE, edgecolor=colour, hatch="///")
     return low, high

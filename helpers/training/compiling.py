@@ -87,19 +87,8 @@ def graphed(step: TrainingStep, images: torch.Tensor, labels: torch.Tensor) -> t
     A graph runs the same kernels on the same memory every time. So each batch is copied to where the first one
     lay, all batches have the same shape, and nothing in the step may depend on a tensor's value: no enabled
     gradient scaler, no ``.item()``. Adam and AdamW need ``capturable=True``. What is returned keeps `step`, as a graph
-    keeps no tensor alive: replays would go on writing to memory that belongs to others by then.
-
-    Parameters
-    ----------
-    step : TrainingStep
-        Of a model on a GPU.
-    images, labels : Tensor
-        A batch.
-
-    Returns
-    -------
-    callable
-        Its attribute ``step`` is the step that was recorded.
+    keeps no tensor alive: replays would go on writing to memory that belongs to others by then. Its attribute ``step``
+    is the step that was recorded.
 
     Raises
     ------

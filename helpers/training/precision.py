@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -19,18 +19,11 @@ from stepscope import timing
 
 @dataclass(frozen=True)
 class Format:
-    """A format of floating-point numbers: a sign, an exponent and a mantissa, as IEEE 754 lays them out.
-
-    Attributes
-    ----------
-    name : str
-    exponent, mantissa : int
-        Bits of each; the sign has one.
-    """
+    """A format of floating-point numbers: a sign, an exponent and a mantissa, as IEEE 754 lays them out."""
 
     name: str
-    exponent: int
-    mantissa: int
+    exponent: int  #: its bits
+    mantissa: int  #: its bits; the sign has one
 
     @property
     def largest(self) -> float:
@@ -52,11 +45,6 @@ class Format:
         """From 1 to the next larger number."""
         return 2.0**-self.mantissa
 
-    @property
-    def range(self) -> tuple[float, float, float]:
-        """Smallest number above 0, smallest with full precision, largest."""
-        return self.smallest, self.smallest_normal, self.largest
-
 
 #: TF32 is no type of PyTorch: it is how Tensor Cores read a float32, in its place in memory.
 FORMATS = (Format("float32", 8, 23), Format("TF32", 8, 10), Format("bfloat16", 8, 7), Format("float16", 5, 10))
@@ -68,27 +56,14 @@ _FIRST_PART = 16  # of a batch, or two images: batch normalization needs more th
 
 @dataclass(frozen=True)
 class Trial:
-    """What `try_step` found.
+    """What `try_step` measured."""
 
-    Attributes
-    ----------
-    images, of : int
-        Images in the largest batch that was tried, and in the one to train with.
-    ms, usual_ms : float
-        Milliseconds of a step with so many images, and of a usual step with all of them.
-    baseline : str
-        What the usual step computes in.
-    affordable : int
-        Images in the largest batch whose step took at most three times as long as a usual step with all of them;
-        0 if none did.
-    """
-
-    images: int
-    of: int
-    ms: float
-    usual_ms: float
-    baseline: str
-    affordable: int
+    images: int  #: in the largest batch that was tried
+    of: int  #: images in the batch to train with
+    ms: float  #: of a step with so many images as were tried
+    usual_ms: float  #: of a usual step with all of them
+    baseline: str  #: what the usual step computes in
+    affordable: int  #: images in the largest batch whose step took at most three times `usual_ms`; 0 if none did
 
     @property
     def ratio(self) -> float:
@@ -121,8 +96,7 @@ def try_step(
     """Find out whether a training step is fast enough, within ``longest_comparison`` of the preset.
 
     The step itself is timed, forward, backward and optimizer: first with a sixteenth of the batch (two images at
-    least), then with twice as many, and so on, until a part takes longer than three usual steps with the whole. So a
-    format that needs a hundred times as long costs two steps of two images.
+    least), then with twice as many, and so on, until a part takes longer than three usual steps with the whole.
 
     Parameters
     ----------
@@ -132,13 +106,12 @@ def try_step(
     batch : tuple of Tensor
         Images, shape (N, …), and labels, shape (N,), of the batch to train with.
     usual_ms : float
-        Milliseconds of the usual step with this batch, the lowest of a few.
-    baseline : str
-        What the usual step computes in, for what is printed.
+        Milliseconds of the usual step with this batch, the lowest of a few; `baseline` is what it computes in.
     """
     deadline = time.perf_counter() + config.preset().longest_comparison
     whole, affordable = len(batch[0]), 0
-    for images in _parts(whole):
+    images = min(max(whole // _FIRST_PART, 2), whole)
+    while True:
         part = [tensor[:images] for tensor in batch]
         ms = _step_ms(step, part)
         if time.perf_counter() + ms / 1e3 <= deadline:  # once more: the machine may be busy, and the first call slow
@@ -146,18 +119,10 @@ def try_step(
         if ms > _TOO_SLOW * usual_ms:
             break
         affordable = images
-        if time.perf_counter() + 4 * ms / 1e3 > deadline:  # two calls with twice the images
+        if images == whole or time.perf_counter() + 4 * ms / 1e3 > deadline:  # two calls with twice the images
             break
+        images = min(2 * images, whole)
     return Trial(images, whole, ms, usual_ms, baseline, affordable)
-
-
-def _parts(whole: int) -> Iterator[int]:
-    """Yield a sixteenth of `whole` images, two at least, then twice as many each time, and `whole` itself at last."""
-    images = max(whole // _FIRST_PART, 2)
-    while images < whole:
-        yield images
-        images *= 2
-    yield whole
 
 
 def _step_ms(step: Callable, batch: list[torch.Tensor]) -> float:

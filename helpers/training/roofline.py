@@ -7,7 +7,6 @@ and B / (memory bandwidth).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,18 +23,10 @@ _BOUND = {"compute": "compute", "memory": "memory", "loading": "input", "launche
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device was measured to do at most.
+    """What a device was measured to do at most."""
 
-    Attributes
-    ----------
-    tflops : float
-        10¹² floating-point operations a second, in products of large matrices.
-    gb_per_second : float
-        10⁹ bytes a second, read and written, in a large copy.
-    """
-
-    tflops: float
-    gb_per_second: float
+    tflops: float  #: 10¹² floating-point operations a second, in products of large matrices
+    gb_per_second: float  #: 10⁹ bytes a second, read and written, in a large copy
 
     @property
     def ridge(self) -> float:
@@ -45,19 +36,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Work:
-    """What a training step asks for.
+    """What a training step asks for."""
 
-    Attributes
-    ----------
-    flops : int
-        Floating-point operations in convolutions and matrix products, forward and backward; a multiplication with an
-        addition counts as two.
-    bytes : int
-        Read and written by all operators, if each reads its inputs from memory and writes its outputs to it.
-    """
-
+    #: Floating-point operations in convolutions and matrix products, forward and backward; a multiplication with an
+    #: addition counts as two.
     flops: int
-    bytes: int
+    bytes: int  #: read and written by all operators, if each reads its inputs from memory and writes its outputs to it
 
     @property
     def intensity(self) -> float:
@@ -67,25 +51,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Placed:
-    """A training step beside the limits of its device, all as measured.
-
-    Attributes
-    ----------
-    work : Work
-    limits : Limits
-    step_ms : float
-        Time of a step in milliseconds.
-    loading_share : float
-        Share of it in which the loop waited for its batch, 0 to 1; `timing.Timing` has it.
-    kernel_share : float or None
-        Share of the time in which a kernel ran, 0 to 1: ``utilization`` in `traces.accelerators`; None without a GPU.
-    """
+    """A training step beside the limits of its device, all as measured."""
 
     work: Work
     limits: Limits
     step_ms: float
-    loading_share: float
-    kernel_share: float | None = None
+    loading_share: float  #: of the time of a step, waiting for its batch, 0 to 1; `timing.Timing` has it
+    kernel_share: float | None = None  #: of the time with a kernel, 0 to 1: ``utilization`` in `traces.accelerators`
 
     @property
     def tflops(self) -> float:
@@ -136,16 +108,19 @@ class Placed:
                 "neither the peak nor the bandwidth; the trace shows which take the time."
             )
         verdict = f"The step is {self.bound}-bound ({figures} of its time)."
-        if self.share_of_peak <= 1:
-            return verdict
-        return (
-            f"{verdict} More than all of it: the device was busy with something else when its limits were measured, "
-            "or a library computes with fewer operations than were counted (Winograd's convolutions). Measure again."
-        )
+        if self.share_of_peak > 1:
+            verdict += (
+                " More than all of it: the device was busy with something else when its limits were measured, or a "
+                "library computes with fewer operations than were counted (Winograd's convolutions). Measure again."
+            )
+        return verdict
 
 
 def limits() -> Limits:
-    """Measure what this device can do at most in float32: `matmul_tflops` and `bandwidth`, the larger of two turns."""
+    """Measure what this device can do at most in float32: `matmul_tflops` and `bandwidth`, the larger of two turns.
+
+    Each is of the fastest of 20 calls: a limit is what the device does when nothing disturbs it.
+    """
     tflops, gb_per_second = zip(*((matmul_tflops(), bandwidth()) for _ in range(2)), strict=True)
     return Limits(max(tflops), max(gb_per_second))
 
@@ -159,7 +134,7 @@ def matmul_tflops(dtype: torch.dtype = torch.float32) -> float:
     device = config.device()
     n = 8192 if device.type == "cuda" else 1024  # 1.1 TFLOP or 2 GFLOP: some milliseconds
     left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    return 2 * n**3 / _fastest(lambda: left @ right) / 1e12
+    return 2 * n**3 / min(timing.each_call_ms(lambda: left @ right)) / 1e9
 
 
 def bandwidth() -> float:
@@ -170,12 +145,7 @@ def bandwidth() -> float:
     """
     source = torch.zeros(256 * 2**20, dtype=torch.uint8, device=config.device())
     target = torch.empty_like(source)
-    return 2 * source.nbytes / _fastest(lambda: target.copy_(source)) / 1e9
-
-
-def _fastest(function: Callable[[], object]) -> float:
-    """Seconds of a call, the fastest of 20: a limit is what the device does when nothing disturbs it."""
-    return min(timing.each_call_ms(function)) / 1e3
+    return 2 * source.nbytes / min(timing.each_call_ms(lambda: target.copy_(source))) / 1e6
 
 
 def work_of(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) -> Work:
@@ -183,12 +153,6 @@ def work_of(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) -> Wo
 
     What `torch.compile` has fused, and CUDA graphs, cannot be counted: give the step before that. Whatever stays in a
     cache is not moved after all, and what an operator reads twice is counted once, so the bytes are an estimate.
-
-    Parameters
-    ----------
-    step : callable
-        Called with images and labels; it trains as it always does.
-    images, labels : Tensor
     """
     moved = _Moved()
     with moved, FlopCounterMode(display=False) as counted:

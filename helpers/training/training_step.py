@@ -22,10 +22,6 @@ class set_tf32:  # a function to its user, as torch.set_grad_enabled, which is a
 
     Concerns matrix multiplications and convolutions in float32. PyTorch's own setting is a mixture: convolutions use
     TF32, matrix multiplications do not. Without a GPU nothing changes.
-
-    Parameters
-    ----------
-    enabled : bool
     """
 
     def __init__(self, enabled: bool):
@@ -111,13 +107,7 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class WithTF32:
-    """A step with TF32 or without, whatever the steps do that are timed interleaved with it.
-
-    Attributes
-    ----------
-    step : callable
-    enabled : bool
-    """
+    """A step with TF32 or without, whatever the steps do that are timed interleaved with it."""
 
     step: Step
     enabled: bool
@@ -182,20 +172,11 @@ def crop_and_flip(images: torch.Tensor, padding: int = 4) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Augmented:
-    """A step that augments its batch first, on the device that it trains on.
-
-    Attributes
-    ----------
-    step : callable
-    augment : callable
-        Gets the images of a batch, on the device, and returns as many.
-    device : torch.device
-        The one to train on, by default; to ask for it in each step would take time of the step.
-    """
+    """A step that augments its batch first, on the device that it trains on."""
 
     step: Step
-    augment: Callable[[torch.Tensor], torch.Tensor]
-    device: torch.device = field(default_factory=config.device)
+    augment: Callable[[torch.Tensor], torch.Tensor]  #: gets the images of a batch, on the device, and returns as many
+    device: torch.device = field(default_factory=config.device)  #: not asked for in each step, which would take time
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> object:
         images = images.to(self.device, non_blocking=True)
