@@ -83,7 +83,7 @@ def _read(path: Path) -> tuple[list[scoreboard.Result], list[str]]:
         try:
             result = scoreboard.parse(line, f"{path}, line {number}")
             latest[result.rung] = result
-        except scoreboard.DamagedScoreboard as error:
+        except config.CourseError as error:
             errors.append(str(error))
     return [latest[rung] for rung in sorted(latest)], errors
 

@@ -26,63 +26,32 @@ REFERENCE = config.PROJECT / "data" / "reference"
 """Results of named machines, a folder each."""
 
 
-class DamagedScoreboard(ValueError):
-    """A line of the scoreboard is not a result."""
-
-
 @dataclass(frozen=True)
 class Result:
     """One rung of the ladder, as measured by the stopwatch, and where the figures come from.
 
-    Attributes
-    ----------
-    rung : str
-        Number and name, such as ``"01 naive PNG files"``; rungs sort by it.
-    rate : Interval
-        Throughput in images per second.
-    ratio : Interval or None
-        Throughput over that of `baseline`. None for the first rung of its kind.
-    step_ms, loading_share : float
-        Time of a step in milliseconds, share of it spent waiting for data (0 to 1): means, as in `timing.Comparison`.
-    rounds, steps : int
-        Timed runs in a process, and steps in each.
-    workers : int
-        Worker processes of the loader.
-    step : str
-        What a step is: the network and its device, or a simulated accelerator.
-    data : str
-        Source of the images.
-    device, cores, torch, preset, date
-        Machine and circumstances.
-    baseline : str or None
-        The rung or variant that was timed interleaved with this one and that the ratio is against.
-    device_idle : float or None
-        Share of the steps in which no kernel ran on the device, 0 to 1, from the trace; None without a GPU.
-    trace : str or None
-        Folder of a trace of the same loader and step, below the folder of the runs.
-    processes : int
-        That measured it. The intervals are over the rounds of one process, or over the means of several.
+    The intervals are over the rounds of one process, or over the means of several.
     """
 
-    rung: str
-    rate: Interval
-    ratio: Interval | None
-    step_ms: float
-    loading_share: float
-    rounds: int
-    steps: int
-    workers: int
-    step: str
-    data: str
+    rung: str  #: number and name, such as "01 naive PNG files"; rungs sort by it
+    rate: Interval  #: throughput in images per second
+    ratio: Interval | None  #: throughput over that of `baseline`; None for the first rung of its kind
+    step_ms: float  #: time of a step in milliseconds: the mean, as in `timing.Comparison`
+    loading_share: float  #: of that time, spent waiting for data (0 to 1): the mean
+    rounds: int  #: timed runs in a process
+    steps: int  #: in each run
+    workers: int  #: worker processes of the loader
+    step: str  #: what a step is: the network and its device, or a simulated accelerator
+    data: str  #: source of the images
     device: str
     cores: int
     torch: str
     preset: str
     date: str
-    baseline: str | None = None
-    device_idle: float | None = None
-    trace: str | None = None
-    processes: int = 1
+    baseline: str | None = None  #: the rung or variant that was timed interleaved, which the ratio is against
+    device_idle: float | None = None  #: share of the steps without a kernel, 0 to 1, by the trace; None without a GPU
+    trace: str | None = None  #: folder of a trace of the same loader and step, below the folder of the runs
+    processes: int = 1  #: that measured it
 
     @property
     def images_a_step(self) -> int:
@@ -105,12 +74,8 @@ def add(
 
     Parameters
     ----------
-    rung : str
-    comparison : timing.Comparison
-    variant : str
-        Which of its variants.
-    baseline : str, optional
-        Which of its variants the ratio is against; none for the first rung of its kind.
+    variant, baseline : str
+        Two of the variants: the rung's, and that which the ratio is against; none for the first rung of its kind.
     loader : iterable
     step : callable or str
         What was timed as `variant`.
@@ -165,7 +130,7 @@ def lines(results: Iterable[Result]) -> str:
 def read(path: Path | None = None) -> list[Result]:
     """Return all stored results, oldest first, of this reader's scoreboard or of another one.
 
-    Raises `DamagedScoreboard` if a line cannot be read; the error names the file and the line.
+    Raises `config.CourseError` if a line cannot be read; the error names the file and the line.
     """
     path = path or own_path()
     try:
@@ -178,7 +143,7 @@ def read(path: Path | None = None) -> list[Result]:
 def parse(line: str, place: str) -> Result:
     """Return the result that a line of a scoreboard holds; `place`, its file and number, is for the error.
 
-    Raises `DamagedScoreboard` if it holds something else, or a field holds what cannot have been measured.
+    Raises `config.CourseError` if it holds something else, or a field holds what cannot have been measured.
     """
     try:
         stored = json.loads(line)
@@ -189,7 +154,7 @@ def parse(line: str, place: str) -> Result:
             if not isinstance(getattr(result, name), kind | int if kind is float else kind):
                 raise TypeError(f"{name} is {getattr(result, name)!r}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DamagedScoreboard(
+        raise config.CourseError(
             f"{place}: expected a result with the fields {', '.join(field.name for field in fields(Result))}, "
             f"found {line[:40]!r}, and: {error}. Delete the line."
         ) from error

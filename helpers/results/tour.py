@@ -6,12 +6,13 @@ is ``data/reference/tour``. It belongs to no rung of the ladder: nothing is time
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import shutil
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.profiler import profile, record_function, schedule, tensorboard_trace_handler
+from torch.profiler import record_function
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers import config
@@ -19,6 +20,7 @@ from helpers.results import hardware, scoreboard
 from stepscope import traces
 from stepscope.base import staging
 from stepscope.timing import profiling
+from stepscope.timing.stopwatch import warmup_steps
 
 FOLDER = scoreboard.REFERENCE / "tour"
 """The trace that ships."""
@@ -26,7 +28,6 @@ FOLDER = scoreboard.REFERENCE / "tour"
 TRACE, PAGE = "reference.pt.trace.json.gz", "README.md"
 BATCH, CLASSES = 64, 10
 TRAINING, EVALUATION = 3, 3  # recorded steps
-_NOT_RECORDED = 5  # steps before them, the last one as the profiler's warm-up
 
 
 def training_step(model, optimizer, images, labels, table) -> None:
@@ -60,49 +61,17 @@ def count_confusions(guesses, labels, table) -> None:
 
 
 def record(out: str | Path) -> Path:
-    """Profile the steps on this machine, and write the trace and its page.
+    """Profile the steps on this machine, write the trace and its page into the folder `out`, and return it.
 
-    Parameters
-    ----------
-    out : str or Path
-        Folder to write: a new one, or one with an earlier tour, which is replaced.
-
-    Returns
-    -------
-    Path
-        `out`.
-
-    Raises
-    ------
-    config.CourseError
-        If the folder holds something else.
+    An earlier tour there is replaced. Raises `config.CourseError` if the folder holds something else.
     """
     out = Path(out)
-    found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-    if others := [name for name in found if name not in (TRACE, PAGE)]:
+    names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    if others := [name for name in names if name not in (TRACE, PAGE)]:
         raise config.CourseError(
             f"{out}: expected a new folder, or one with {TRACE} and {PAGE} alone, and found {', '.join(others[:3])} "
             "in it. Name another folder."
         )
-    with staging.folder(out, replace=True) as staged:
-        plan = schedule(wait=_NOT_RECORDED - 1, warmup=1, active=TRAINING + EVALUATION, repeat=1)
-        with profile(
-            activities=profiling.activities(),
-            schedule=plan,
-            on_trace_ready=tensorboard_trace_handler(str(staged), use_gzip=True),
-            record_shapes=True,
-        ) as profiler:
-            for _ in _steps():
-                profiler.step()
-        (written,) = staged.glob("*.pt.trace.json.gz")
-        traces.slim(written, staged / TRACE)
-        written.unlink()  # it was named after the machine
-        staging.write(staged / PAGE, _page(staged / TRACE))
-    return out
-
-
-def _steps() -> Iterator[None]:
-    """Take the steps, each as it is asked for: those that are not recorded, then training, then evaluation."""
     torch.manual_seed(config.SEED)
     device = config.device()
     model = nn.Sequential(
@@ -111,17 +80,26 @@ def _steps() -> Iterator[None]:
         nn.Flatten(), nn.Linear(32 * 8 * 8, CLASSES),
     ).to(device)  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters())
-    count = (_NOT_RECORDED + TRAINING + EVALUATION) * BATCH
-    dataset = TensorDataset(torch.rand(count, 3, 32, 32), torch.randint(CLASSES, (count,)))
+    dataset = TensorDataset(torch.rand(16 * BATCH, 3, 32, 32), torch.randint(CLASSES, (16 * BATCH,)))
+    loader = DataLoader(dataset, BATCH, num_workers=1)
     table = [[0] * CLASSES for _ in range(CLASSES)]
-    for number, (images, labels) in enumerate(DataLoader(dataset, BATCH, num_workers=1)):
+    training = itertools.repeat(True, warmup_steps(loader) + 1 + TRAINING)  # with the profiler's warm-up
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
         images, labels = images.to(device), labels.to(device)
-        if number < _NOT_RECORDED + TRAINING:
+        if next(training, False):
             training_step(model, optimizer, images, labels, table)
         else:
             model.eval()
             evaluation_step(model, images, labels, table)
-        yield
+
+    with staging.folder(out, replace=True) as staged:
+        recorded = profiling.record(loader, step, staged / "steps", active=TRAINING + EVALUATION, record_shapes=True)
+        (written,) = recorded.glob("*.pt.trace.json.gz")
+        traces.slim(written, staged / TRACE)
+        shutil.rmtree(recorded)  # the trace is named after the machine
+        staging.write(staged / PAGE, _page(staged / TRACE))
+    return out
 
 
 def _page(trace: Path) -> str:

@@ -59,10 +59,8 @@ def first_step(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) ->
     start = time.perf_counter()
     try:
         step(images, labels)
-    except (TritonMissing, GPUTooOldForTriton) as error:
-        raise CannotCompile(error) from error
-    except BackendCompilerFailed as error:
-        reason = error.inner_exception
+    except (BackendCompilerFailed, TritonMissing, GPUTooOldForTriton) as error:
+        reason = getattr(error, "inner_exception", error)
         lacking = isinstance(reason, InvalidCxxCompiler | CppCompileError | TritonMissing | GPUTooOldForTriton)
         if lacking or "C compiler" in str(reason):  # as Triton says it
             raise CannotCompile(reason) from error

@@ -35,7 +35,7 @@ _RANK = re.compile("\x02([0-9]+)\x03")
 _SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 _FORCED = re.compile(r"Unable to shutdown process (\d+)")
 _SUMMARY = re.compile(r"rank +: (\d+) \(.*\n *exitcode +: (-?\d+) \(pid: (\d+)\)")
-_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')  # as faulthandler writes it
+_FRAME = re.compile(r'File "(.+)", line (\d+) in ')  # as faulthandler writes it
 # What a rank says when another has gone (gloo on Linux and macOS, and on Windows; NCCL), or does not come
 _LOST = re.compile(r"Connection (closed|reset) by|Broken pipe|forcibly closed|remote process exited")
 _WAITED = re.compile(r"Timed out|timeout", re.IGNORECASE)
@@ -62,9 +62,8 @@ def torchrun(
 
     Parameters
     ----------
-    script : str or Path
-    *arguments
-        Of the script, each a word.
+    script, *arguments
+        The script and its arguments, each a word.
     ranks : int
         Processes; for NCCL not more than there are GPUs.
     env : mapping of str to str, optional
@@ -87,17 +86,13 @@ def torchrun(
         If there is no such script.
     JobFailed
         If a rank failed, with no restart left, or if the time was over.
-
-    Examples
-    --------
-    >>> launching.torchrun("train_ddp.py", "data", "--epochs", 1, ranks=2)
-    $ torchrun --standalone --nproc-per-node=2 train_ddp.py data --epochs 1
-    epoch 0: 12,345 images/s
     """
     script = Path(script)
     if not script.is_file():
         raise FileNotFoundError(f"Expected a script at {script.absolute()}, found none.")
-    options = ["--standalone", f"--nproc-per-node={ranks}"] + [f"--max-restarts={max_restarts}"] * bool(max_restarts)
+    options = ["--standalone", f"--nproc-per-node={ranks}"]
+    if max_restarts:
+        options.append(f"--max-restarts={max_restarts}")
     words = [str(word) for word in (script, *arguments)]
     show = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
     show(f"$ torchrun {shlex.join([*options, *words])}")
@@ -114,11 +109,10 @@ def torchrun(
 def _environment(folder: str) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}  # options of torchrun
     usual = {"linux": {"GLOO_SOCKET_IFNAME": "lo"}, "darwin": {"GLOO_SOCKET_IFNAME": "lo0"}}.get(sys.platform, {})
-    paths = [str(Path(__file__).parents[2]), own.get("PYTHONPATH")]
     fixed = {
         "OMP_NUM_THREADS": "1",
         "KINETO_LOG_LEVEL": "6",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), own.get("PYTHONPATH")])),
         "PYTHONFAULTHANDLER": "1",  # a rank writes where it is when it is aborted, see `_abort`
         "USE_LIBUV": "0" if os.name == "nt" else "1",  # PyTorch for Windows is built without
         "PET_LOCAL_ADDR": "127.0.0.1",  # the machine's own name may lead nowhere
@@ -236,17 +230,17 @@ def _traceback(errors: str) -> tuple[str, str]:
     if begins:
         ends = (number for number in range(begins[-1] + 1, len(lines)) if not lines[number].startswith(" "))
         lines = lines[begins[-1] : next(ends, len(lines)) + 1]
-    return lines[-1] if lines else "", "\n".join(lines[-_SHOWN:])
+    return "".join(lines[-1:]), "\n".join(lines[-_SHOWN:])
 
 
 def _place(errors: str, script: Path) -> str:
     """Return in words where a rank was when it was aborted, by what faulthandler then wrote."""
     main = errors.rpartition("(most recent call first):\n")[2]  # the main thread is the last
-    frames = [(Path(file), int(line)) for file, line, _ in _FRAME.findall(main)]
+    frames = _FRAME.findall(main)
     if not frames:
         return "had ended, or did not say where it was"
-    file, line = next((frame for frame in frames if frame[0].name == script.name), frames[0])
-    return f"was at {file.name}, line {line}: {linecache.getline(str(file), line).strip()}"
+    file, line = next((frame for frame in frames if Path(frame[0]).name == script.name), frames[0])
+    return f"was at {Path(file).name}, line {line}: {linecache.getline(file, int(line)).strip()}"
 
 
 def _end(folder: str | Path) -> None:

@@ -21,10 +21,7 @@ _LARGEST_BATCH = 256  # a data-centre GPU has enough to compute with these; more
 class Normalize(nn.Module):
     """Normalization as a layer: runs where the model runs, on the whole batch at once.
 
-    Parameters
-    ----------
-    mean, std : sequence of float
-        One of each for every channel, for images between 0 and 1.
+    `mean` and `std` are sequences with a number for every channel, for images between 0 and 1.
     """
 
     def __init__(self, mean=cifar10.MEAN, std=cifar10.STD):
@@ -43,10 +40,7 @@ class Normalize(nn.Module):
 class SmallCNN(nn.Sequential):
     """Four convolutions and two linear layers, 5 million weights: takes images of shape (N, 3, 32, 32).
 
-    Parameters
-    ----------
-    normalize : bool
-        Begin with a `Normalize` layer; the images may then be uint8, or float between 0 and 1.
+    With `normalize` a `Normalize` layer comes first; the images may then be uint8, or float between 0 and 1.
     """
 
     def __init__(self, normalize: bool = False):
@@ -102,12 +96,7 @@ def resnet_workload(batch: int | None = None) -> Workload:
 
     On a GPU at 224 × 224 pixels, where computing dominates. The batch is the largest power of two, up to 256, whose
     activations in float32 take at most half of the memory that others leave free there: 86 MB an image. On a CPU images
-    stay as they are, 32 × 32, and the preset says how many.
-
-    Parameters
-    ----------
-    batch : int, optional
-        Another batch, if memory is short.
+    stay as they are, 32 × 32, and the preset says how many. Give another `batch` if memory is short.
     """
     if config.device().type == "cpu":
         return Workload(batch or config.preset().cpu_batch, 32, "for a CPU" if batch is None else "as you chose")

@@ -11,7 +11,7 @@ import torch
 from support import cuda_trace
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers import simulate
+from helpers import config, simulate
 from helpers.__main__ import main
 from helpers.results import scoreboard
 from stepscope import timing, traces
@@ -173,7 +173,7 @@ def test_a_damaged_line_is_named(own_runs, damage):
     line = damage * 10**5 if damage == "[" else json.dumps(good | damage)
     with open(own_runs / "scoreboard.jsonl", "a") as file:
         file.write(line + "\n")
-    with pytest.raises(scoreboard.DamagedScoreboard, match=r"scoreboard\.jsonl, line 2"):
+    with pytest.raises(config.CourseError, match=r"scoreboard\.jsonl, line 2"):
         scoreboard.read()
 
 
