@@ -11,9 +11,7 @@ import uuid
 
 import pytest
 from support import ranks
-from support.shards import numbers, packed, streams
 
-from helpers.data import buckets
 from helpers.training import launching
 
 pytestmark = pytest.mark.processes
@@ -133,11 +131,9 @@ def test_an_interrupt_of_the_notebook_ends_the_job(script, tmp_path, mark):
         ranks.wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         launching.torchrun(path, tmp_path, quiet=True)
-    thread.join()
     assert ranks.processes(mark) == []
 
 
@@ -168,82 +164,34 @@ def test_when_somebody_kills_what_holds_the_job_together_it_ends_and_this_is_sai
         launching.torchrun(path, killed, ranks=1, timeout=100, quiet=True)
 
 
-def test_all_ranks_start_again_as_often_as_is_said_and_the_reason_is_shown(script, capsys):
-    path = script(
-        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "print('attempt', attempt)\n"
-        "if attempt != '2' and rank == 1:\n    sys.exit('no more')\n"
-        "while attempt != '2': time.sleep(0.1)\n"
-    )
-    output = launching.torchrun(path, max_restarts=2, timeout=100)
-    lines = output.splitlines()
-    again = [lines.index(f"All ranks start again ({number} of 2).") for number in (1, 2)]
-    assert again[0] < again[1] and {lines[number - 1] for number in again} == {"rank 1 exited with 1: no more"}
-    assert [lines.count(f"attempt {number}") for number in range(3)] == [2, 2, 2]
-    assert capsys.readouterr().out.startswith(f"$ torchrun --standalone --nproc-per-node=2 --max-restarts=2 {path}\n")
+RESTARTED = """
+import torch, torch.distributed as dist
 
-
-SHARDS = """
-import torch, torch.distributed as dist, torch.distributed.nn
-from helpers.data import buckets
-from helpers.loading import shards
-from torch.utils.data import DataLoader
-
-folder, fatal = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":  # rank 0 is first: it must not take the old address of rank 1
+attempt, first = os.environ["TORCHELASTIC_RESTART_COUNT"], pathlib.Path(sys.argv[1], "first")
+print("attempt", attempt)
+if attempt == "2":  # rank 0 is first: it must not take the old address of rank 1
     if rank == 0:
-        (folder / "first").touch()
-    while not (folder / "first").exists():
+        first.touch()
+    while not first.exists():
         time.sleep(0.02)
     time.sleep(3 * rank)
 dist.init_process_group("gloo")
-world = dist.get_world_size()
-bucket, kept = buckets.Folder(folder / "shards"), folder / "kept.pt"
-number = lambda sample: int(sample["__key__"])
-stream = shards.ShardStream(
-    bucket, shards.Index.from_json((folder / "index.json").read_bytes()), 12 // world, number,
-    rank=rank, world=world, lanes=4, shuffle=20, threads=2,
-)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-step, begun, seen = 0, 0, []  # all samples of all ranks that the weights have seen
-if kept.exists():
-    state = torch.load(kept, weights_only=True)
-    stream.load_state(state["stream"])
-    model.module.load_state_dict(state["model"])
-    step, seen = state["step"], state["seen"]
-for epoch in range(stream.epoch, 2):
-    for steps, batch in enumerate(DataLoader(stream, batch_size=None, num_workers=1), start=1):
-        step += 1
-        if step == fatal and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-        model(batch[:, None] / 100).mean().backward()
-        shares = [None] * world
-        dist.all_gather_object(shares, batch.tolist())
-        seen += sum(shares, [])
-        if step % 4 == 0 and rank == 0:
-            state = {"stream": stream.state(steps), "model": model.module.state_dict(), "step": step, "seen": seen}
-            torch.save(state, kept.with_suffix(".new"))
-            kept.with_suffix(".new").replace(kept)
-    stream.set_epoch(epoch + 1)
-if rank == 0:
-    print("seen", seen)
+ranks = torch.ones(1)
+dist.all_reduce(ranks)
+print("ranks", int(ranks))
+if attempt != "2":
+    sys.exit("no more") if rank == 1 else time.sleep(1000)
 dist.destroy_process_group()
 """
 
 
-def pack_shards(folder):
-    """Pack 100 samples, and return the order in which one process sees them in two epochs."""
-    bucket, index = packed(100, bucket=buckets.Folder(folder / "shards"))
-    (folder / "index.json").write_bytes(index.to_json())
-    (stream,) = streams(bucket, index, 12)
-    first = numbers([stream])
-    stream.set_epoch(1)
-    return first + numbers([stream])
-
-
-@posix
-def test_streams_of_shards_go_on_after_a_restart_with_each_sample_once(script, tmp_path):
-    order = pack_shards(tmp_path)
-    output = launching.torchrun(script(SHARDS), tmp_path, 13, max_restarts=1, timeout=200)
-    assert "rank 1 was killed by SIGKILL" in output
-    assert f"seen {order}" in output
+def test_all_ranks_start_again_as_often_as_is_said_and_find_each_other_and_the_reason_is_shown(
+    script, tmp_path, capsys
+):
+    path = script(RESTARTED)
+    output = launching.torchrun(path, tmp_path, max_restarts=2, timeout=200)
+    lines = output.splitlines()
+    again = [lines.index(f"All ranks start again ({number} of 2).") for number in (1, 2)]
+    assert again[0] < again[1] and {lines[number - 1] for number in again} == {"rank 1 exited with 1: no more"}
+    assert [lines.count(line) for line in ("attempt 0", "attempt 1", "attempt 2", "ranks 2")] == [2, 2, 2, 6]
+    assert "--max-restarts=2" in capsys.readouterr().out.splitlines()[0]

@@ -103,12 +103,13 @@ def step_of(clock, seconds_per_image, seen):
     return step
 
 
-def test_a_step_that_is_fast_enough_is_tried_with_all_images(clock):
-    seen = []
-    trial = precision.try_step(step_of(clock, 0.004, seen), BATCH, usual_ms=150)
-    assert sorted(set(seen)) == [2, 4, 8, 16, 32]
-    assert (trial.images, trial.affordable, trial.fast_enough, trial.faster) == (32, 32, True, True)
-    assert trial.ratio == pytest.approx(0.004 * 32 / 0.150)
+@pytest.mark.parametrize(("count", "parts"), [(1, [1]), (32, [2, 4, 8, 16, 32]), (33, [2, 4, 8, 16, 32, 33])])
+def test_a_step_that_is_fast_enough_is_tried_with_all_images(clock, count, parts):
+    seen, batch = [], (torch.zeros(count, 1), torch.zeros(count))
+    trial = precision.try_step(step_of(clock, 0.004, seen), batch, usual_ms=150)
+    assert sorted(set(seen)) == parts
+    assert (trial.images, trial.affordable, trial.fast_enough, trial.faster) == (count, count, True, True)
+    assert trial.ratio == pytest.approx(0.004 * count / 0.150)
 
 
 @pytest.mark.parametrize(("times", "images", "affordable"), [(140, 2, 0), (8, 16, 8), (3.1, 32, 16)])
@@ -140,11 +141,3 @@ def test_a_call_that_something_else_delays_once_counts_by_the_other_one(clock):
         clock.sleep(0.001 * len(images) + next(delays))
 
     assert precision.try_step(step, BATCH, usual_ms=150).fast_enough
-
-
-@pytest.mark.parametrize("count", [1, 33])
-def test_a_batch_of_any_size_is_tried_whole(clock, count):
-    seen = []
-    batch = torch.zeros(count, 1), torch.zeros(count)
-    assert precision.try_step(step_of(clock, 0.001, seen), batch, usual_ms=150).images == count
-    assert min(seen) == min(count, 2)
