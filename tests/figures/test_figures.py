@@ -29,18 +29,16 @@ def steps(loading, step_time):
     return table
 
 
-def comparison():
-    def runs(*rates):
-        return tuple(timing.Timing(100, 100 / rate, (0.0,), (100 / rate,)) for rate in rates)
+def timings(*milliseconds):
+    return tuple(timing.Timing(100, ms / 1e3, (0.0,), (ms / 1e3,)) for ms in milliseconds)
 
-    return timing.Comparison({"slow": runs(100, 120, 110), "fast": runs(300, 310, 320)})
+
+def comparison():
+    return timing.Comparison({"slow": timings(1000, 850, 900), "fast": timings(330, 320, 310)})
 
 
 def clocks(workers):
-    def rounds(*milliseconds):
-        return tuple(timing.Timing(1, ms / 1e3, (0.0,), (ms / 1e3,)) for ms in milliseconds)
-
-    return timing.TwoClocks(rounds(30, 32), rounds(10, 10), rounds(44, 45), workers)
+    return timing.TwoClocks(timings(30, 32), timings(10, 10), timings(44, 45), workers)
 
 
 def watched():
@@ -90,13 +88,9 @@ def of_ranks(draw, **job):
 
 
 def scaled():
-    rows = [
-        ("weak", 1, 100.0, 100.0),
-        ("weak", 2, 190.0, 195.0),
-        ("weak", 8, np.nan, 720.0),
-        ("strong", 1, 100.0, np.nan),
-    ]
-    return pd.DataFrame([*rows, ("strong", 2, 150.0, np.nan)], columns=["kind", "ranks", "images/s", "predicted"])
+    measured, predicted = [100.0, 190.0, np.nan, 100.0, 150.0], [100.0, 195.0, 720.0, np.nan, np.nan]
+    kinds = {"kind": ["weak"] * 3 + ["strong"] * 2, "ranks": [1, 2, 8, 1, 2]}
+    return pd.DataFrame(kinds | {"images/s": measured, "predicted": predicted})
 
 
 def of_a_class():
@@ -165,15 +159,7 @@ PICTURES = {
 }
 
 
-WITHOUT_A_SOURCE = {
-    "item_timeline",
-    "memory",
-    "memory_formats",
-    "number_formats",
-    "time_lines",
-    "ratios",
-    "utilization",
-}
+WITHOUT_A_SOURCE = "item_timeline memory memory_formats number_formats time_lines ratios utilization".split()
 
 
 @functools.cache

@@ -46,9 +46,14 @@ def notebooks(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-def test_each_rung_has_a_result_over_all_processes_and_a_trace(notebooks, capsys):
-    out = notebooks(_01_rungs=CELL, _02_none="1 / 0  # adds no rung, so it is not executed")
-    assert main(["record", "--out", str(out), "--processes", "2"]) == 0
+def test_each_rung_has_a_result_over_all_processes_and_a_trace_and_a_recording_goes_on(notebooks, capfd):
+    out = notebooks(
+        _01_rungs=CELL, _02_none="1 / 0  # adds no rung: not executed", _03_fails="1 / 0  # scoreboard.add("
+    )
+    options = ["--out", str(out), "--processes", "2"]
+    assert main(["record", *options]) == 1
+    errors = capfd.readouterr().err
+    assert "ZeroDivisionError" in errors and "02-none" not in errors
     results = {result.rung: result for result in scoreboard.read(out / "scoreboard.jsonl")}
     each = [result.rate.mean for result in scoreboard.read(out / "processes.jsonl") if result.rung == "01 now"]
     assert list(results) == ["01 before", "01 now"] and len(each) == 2
@@ -57,16 +62,8 @@ def test_each_rung_has_a_result_over_all_processes_and_a_trace(notebooks, capsys
     assert len(traces.breakdown(out / scoreboard.trace_folder("01 now"))) == 2
     assert "| 01 now |" in (out / "README.md").read_text(encoding="utf-8")
     assert (out / "ladder.png").exists() and (out / "waiting.png").exists()
-
-
-@pytest.mark.processes
-def test_a_recording_goes_on_and_what_fails_is_reported(notebooks, capfd):
-    out = notebooks(_01_rungs=CELL, _03_fails="1 / 0  # scoreboard.add(")
-    for _ in range(2):
-        assert main(["record", "--out", str(out), "--processes", "1"]) == 1
-        assert "ZeroDivisionError" in capfd.readouterr().err
     before = (out / "processes.jsonl").read_bytes()
-    assert main(["record", "01", "--out", str(out), "--processes", "1"]) == 0
+    assert main(["record", "01", *options]) == 0
     assert (out / "processes.jsonl").read_bytes() == before  # measured once
 
 

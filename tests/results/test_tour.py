@@ -26,11 +26,6 @@ def bars(trace):
     return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
 
 
-def annotated(trace, name):
-    """The bars of a name on the host; with a GPU there are more of it there."""
-    return [event for event in bars(trace) if event["cat"] == "user_annotation" and event["name"] == name]
-
-
 def inside(outer, events):
     end = outer["ts"] + outer["dur"]
     return [each for each in events if outer["ts"] <= each["ts"] and each["ts"] + each["dur"] <= end]
@@ -46,29 +41,21 @@ def folder(request):
     return tour.FOLDER if request.param == "ships" else request.getfixturevalue("recorded")
 
 
-def test_the_trace_has_its_steps(folder):
-    assert len(traces.breakdown(folder)) == tour.TRAINING + tour.EVALUATION
-
-
 def test_the_trace_that_ships_is_small_and_waits_for_each_batch():
     assert (tour.FOLDER / tour.TRACE).stat().st_size < 300e3
     assert (traces.breakdown(tour.FOLDER)["DataLoader"] > 0).all()
 
 
-@pytest.mark.parametrize(("kind", "count"), [("training", tour.TRAINING), ("evaluation", tour.EVALUATION)])
-def test_each_step_has_the_parts_that_the_tour_goes_through(folder, kind, count):
-    trace = read(folder)
-    steps = annotated(trace, kind)
-    assert len(steps) == count
-    named = [event for event in bars(trace) if event["cat"] == "user_annotation"]
+def test_each_step_has_the_parts_that_the_tour_goes_through_and_a_metric_asks_for_each_of_its_numbers(folder):
+    assert len(traces.breakdown(folder)) == tour.TRAINING + tour.EVALUATION
+    events = bars(read(folder))
+    named = [event for event in events if event["cat"] == "user_annotation"]
+    steps = [event for event in named if event["name"] in PARTS]
+    assert [step["name"] for step in steps] == ["training"] * tour.TRAINING + ["evaluation"] * tour.EVALUATION
     for step in steps:
-        assert {each["name"].partition("#")[0] for each in inside(step, named)} - {kind} == PARTS[kind]
-
-
-def test_a_metric_asks_for_each_of_its_numbers(folder):
-    trace = read(folder)
-    for metric in annotated(trace, "metric"):
-        assert sum(each["name"] == "aten::item" for each in inside(metric, bars(trace))) == tour.CLASSES**2
+        assert {each["name"].partition("#")[0] for each in inside(step, named)} - {step["name"]} == PARTS[step["name"]]
+        (metric,) = (each for each in inside(step, named) if each["name"] == "metric")
+        assert sum(each["name"] == "aten::item" for each in inside(metric, events)) == tour.CLASSES**2
 
 
 def test_it_names_neither_the_machine_nor_its_folders(folder):
