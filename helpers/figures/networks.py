@@ -24,7 +24,6 @@ def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
     figure, axes = lines({name: (range(len(values)), values) for name, values in losses.items()})
     for number, line in enumerate(axes.lines):
         line.set_linewidth(1.5 * (len(losses) - number))
-    axes.legend(frameon=False)  # with these widths
     axes.set(xlabel="step", ylabel="cross-entropy in nats")
     ends = {name: f"from {values[0]:.2f} to {values[-1]:.2f}" for name, values in losses.items()}
     words = listed({f"Lines of the training loss over {max(map(len, losses.values()))} steps": ends})

@@ -131,18 +131,11 @@ def throughput(
 ) -> Picture:
     """Draw how much arrives per second, by the size of a request: predicted as lines, measured as marks.
 
-    Parameters
-    ----------
-    table : DataFrame
-        A row a measurement: "MB" of a request, "connections", and the "seconds" until each connection has had one.
-        Of measurements that were repeated, the mark is the median, and a bar goes from the lowest to the highest.
-    seconds : callable
-        ``seconds(requests, size, connections)`` predicts, for `size` bytes in all, as that of `simulate.Link` does.
-    epochs : DataFrame
-        A row for an epoch of shards, of which each is a request: "MB" of a shard, "connections", and "MB/s". Its
-        connections are some of `table`.
-    core : float
-        MB/s of shards that one core unpacks and decodes.
+    `table` has a row a measurement: "MB" of a request, "connections", and the "seconds" until each connection has had
+    one. Of measurements that were repeated, the mark is the median, and a bar goes from the lowest to the highest.
+    ``seconds(requests, size, connections)`` predicts, for `size` bytes in all, as that of `simulate.Link` does.
+    `epochs` has a row for an epoch of shards, of which each is a request: "MB" of a shard, "connections", some of those
+    in `table`, and "MB/s". `core` are the MB/s of shards that one core unpacks and decodes.
     """
     figure, axes = panel(8, 4.6)
     sizes = np.geomspace(table["MB"].min(), table["MB"].max(), 60)

@@ -32,7 +32,7 @@ SMALLEST = 8.5  # inches of width: then letters of 8 to 10 points are 25 to 31 p
 PAGE = "README.md"
 Slide = tuple[str, str, Picture]  # its title, what to say, and the figure
 
-# Recorded traces to show beside each other, and what to say
+# What to say to recorded traces beside each other
 PAIRS = {
     "Which part of a step did more workers make shorter, and which not? Why?": (
         "01 naive PNG files",

@@ -33,9 +33,8 @@ def test_resnet_has_the_operations_that_its_paper_says():
     model = models.resnet50(224).to("meta")
     images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8, device="meta")
     forward = roofline.work_of(lambda images, labels: model(images), images, images).flops / 2
-    assert forward / 2 == pytest.approx(
-        4.1e9, rel=0.01
-    )  # multiplications with additions in one; 3.8 without projections
+    # multiplications with additions in one; 3.8 without projections
+    assert forward / 2 == pytest.approx(4.1e9, rel=0.01)
 
 
 def test_a_step_is_placed_by_operations_and_time():
