@@ -38,27 +38,22 @@ def communication(tables: pd.DataFrame | Mapping[str, pd.DataFrame], source: str
     tables = {"": tables} if isinstance(tables, pd.DataFrame) else tables
     heights = [len(table) + 0.6 for table in tables.values()]
     figure, rows = panels(8, min(0.42 * sum(heights) + 1.6, _TALLEST), heights, sharex=True)
+    words = {}
     for axes, (title, table) in zip(rows, tables.items(), strict=True):
         left = np.zeros(len(table))
         for name, (_, looks) in _PARTS.items():
             bars = axes.barh(table.index, table[name], 0.64, left, linewidth=0, **looks)
             left += table[name].to_numpy()
-        axes.bar_label(bars, table["efficiency"].map(" {:.0%}".format), fontsize=9)
+        texts = table[["step", "overlapped", "transfer", "waiting"]].map("{:.0f} ms".format)
+        texts["efficiency"] = table["efficiency"].map("{:.0%}".format)
+        axes.bar_label(bars, " " + texts["efficiency"], fontsize=9)
+        words |= {f"{title} {rank}".strip(): row for rank, row in texts.iterrows()}
         axes.set_title(title, loc="left", fontsize=10)
         axes.invert_yaxis()
     rows[-1].set(xlabel="time of a step in ms; at the end of each bar the share without exposed communication")
     rows[-1].set_xlim(0, 1.1 * max(table["step"].max() for table in tables.values()))
     legend(figure, columns=2, handles=[Patch(label=label, linewidth=0, **looks) for label, looks in _PARTS.values()])
-    words = "; ".join(f"{title}: {_words(table)}" if title else _words(table) for title, table in tables.items())
-    return finish(figure, f"Stacked bars of milliseconds of a step, one a rank. {words}", source, "x")
-
-
-def _words(table: pd.DataFrame) -> str:
-    return ", ".join(
-        f"{rank} {row['step']:.0f}, with {row['overlapped']:.0f} overlapped, {row['transfer']:.0f} of exposed transfer "
-        f"and {row['waiting']:.0f} of waiting, efficiency {row['efficiency']:.0%}"
-        for rank, row in table.iterrows()
-    )
+    return finish(figure, f"Stacked bars of the time of a step, one a rank. {listed(words)}", source, "x")
 
 
 def rank_timeline(path: str | Path | traces.Ranks, source: str = "") -> Picture:

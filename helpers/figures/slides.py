@@ -131,7 +131,7 @@ def _concepts() -> Iterator[Slide]:
     image = torch.zeros(1, 3, 2, 4)
     formats = {"contiguous, NCHW": image, "channels_last, NHWC": image.contiguous(memory_format=torch.channels_last)}
     said = (
-        "The same image, twice. Where are the three numbers of the first pixel? Which does a convolution read at once?"
+        "The same image, twice. Where are the three numbers of its first pixel? Which does a convolution read at once?"
     )
     yield "Memory formats", said, memory_formats(formats)
     said = "Which bits does bfloat16 give up, and which float16? Which of the two needs a loss scale?"

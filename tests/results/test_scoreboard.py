@@ -103,39 +103,43 @@ def test_the_ladder_in_words_has_a_line_a_rung_and_what_a_terminal_cannot_show_i
     assert re.search(rb"01 naive .* \?\n", sys.stdout.buffer.getvalue())
 
 
-def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, monkeypatch, capsys):
+@pytest.fixture
+def machine(own_runs, monkeypatch):
+    """A folder for the scoreboard of a recorded machine."""
     monkeypatch.setattr(scoreboard, "REFERENCE", own_runs / "reference")
+    (own_runs / "reference" / "a-machine").mkdir(parents=True)
+    return own_runs / "reference" / "a-machine"
+
+
+def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, machine, capsys):
     add("08 ResNet-50", 100)
     assert scoreboard.reference("08").index.tolist() == ["your machine"]
-    assert "No reference is recorded for rung 08" in capsys.readouterr().out
-    (own_runs / "reference" / "a GPU").mkdir(parents=True)
-    (own_runs / "scoreboard.jsonl").rename(own_runs / "reference" / "a GPU" / "scoreboard.jsonl")
+    assert "08" in capsys.readouterr().out  # no reference is recorded
+    (own_runs / "scoreboard.jsonl").rename(machine / "scoreboard.jsonl")
     add("08 ResNet-50", 50)
     table = scoreboard.reference("08")
     assert table["ratio"].to_list() == ["–", "–"]
-    assert table["images/s"].to_dict() == {"your machine": "50", "a GPU": "100"}
-    assert table["images a step"].to_dict() == {"your machine": "100", "a GPU": "100"}
+    assert table["images/s"].to_dict() == {"your machine": "50", "a-machine": "100"}
+    assert table["images a step"].to_dict() == {"your machine": "100", "a-machine": "100"}
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(("device", "borrowed"), [("NVIDIA H200", ["a-machine"]), ("CPU", [])])
-def test_without_a_gpu_the_traces_of_recorded_ones_lie_beside_ones_own(own_runs, monkeypatch, capsys, device, borrowed):
-    machine = own_runs / "reference" / "a-machine"
+def test_without_a_gpu_the_traces_of_recorded_ones_lie_beside_ones_own(
+    own_runs, machine, monkeypatch, capsys, device, borrowed
+):
     trace = machine / "traces" / "08-ResNet-50" / "reference.pt.trace.json.gz"
     trace.parent.mkdir(parents=True)
     trace.write_bytes(b"a trace")
-    add("08 ResNet-50", 100)
-    stored = json.loads((own_runs / "scoreboard.jsonl").read_text()) | {"device": device}
-    (machine / "scoreboard.jsonl").write_text(json.dumps(stored))
-    monkeypatch.setattr(scoreboard, "REFERENCE", own_runs / "reference")
+    stored = dataclasses.replace(add("08 ResNet-50", 100), device=device)
+    (machine / "scoreboard.jsonl").write_text(scoreboard.lines([stored]))
     monkeypatch.setattr(scoreboard.torch.cuda, "is_available", lambda: False)
+    own = own_runs / "08-resnet50-baseline"
     for _ in range(2):
-        folders = scoreboard.borrow_traces("08", own_runs / "08-resnet50-baseline")
-    assert folders == {name: own_runs / "08-resnet50-baseline" / name for name in borrowed}
-    files = [path for path in (own_runs / "08-resnet50-baseline").rglob("*") if path.is_file()]
-    assert [path.parent.name for path in files] == borrowed
-    assert all(path.read_bytes() == b"a trace" for path in files)
-    assert capsys.readouterr().out.count("was recorded on NVIDIA H200") == 2 * len(borrowed)
+        assert scoreboard.borrow_traces("08", own) == {name: own / name for name in borrowed}
+    files = [path for path in own.rglob("*") if path.is_file()]
+    assert [(path.parent.name, path.read_bytes()) for path in files] == [(name, b"a trace") for name in borrowed]
+    assert capsys.readouterr().out.count("NVIDIA H200") == 2 * len(borrowed)
 
 
 @pytest.mark.parametrize("damage", [{"rate": {"mean": "1"}}, {"workers": "2"}, {"rate": INFINITE}, {"x": 1}, "["])
