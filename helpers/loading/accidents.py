@@ -51,13 +51,7 @@ class SharedFile(io.FileIO):
 
 
 class ZipOpenedTooEarly(Dataset):
-    """The images of a zip archive that is opened before the workers are forked.
-
-    Parameters
-    ----------
-    path : path
-        An archive that `formats.zipped.pack` made: a member ``00000007.npy`` is an image.
-    """
+    """The images of a zip archive, as our format packs them, that is opened before the workers are forked."""
 
     def __init__(self, path: str | Path):
         self.archive = zipfile.ZipFile(SharedFile(path))
@@ -71,13 +65,7 @@ class ZipOpenedTooEarly(Dataset):
 
 
 class Hdf5OpenedTooEarly(Dataset):
-    """The images of an HDF5 file that is opened, as a Python file, before the workers are forked.
-
-    Parameters
-    ----------
-    path : path
-        A file that `formats.hdf5.pack` made.
-    """
+    """The images of a packed HDF5 file that is opened, as a Python file, before the workers are forked."""
 
     def __init__(self, path: str | Path):
         self.images = h5py.File(SharedFile(path))["images"]
@@ -90,36 +78,19 @@ class Hdf5OpenedTooEarly(Dataset):
 
 
 class LmdbOpenedTooEarly(Dataset):
-    """An LMDB file that is opened before the workers are spawned: it cannot be pickled for them.
-
-    Parameters
-    ----------
-    path : path
-        A file that `formats.lmdb.pack` made.
-    """
+    """A packed LMDB file that is opened before the workers are spawned: it cannot be pickled for them."""
 
     def __init__(self, path: str | Path):
         self.environment = lmdb.open(str(path), subdir=False, readonly=True, lock=False)
-
-    def __len__(self) -> int:
-        return self.environment.stat()["entries"]
 
     def __getitem__(self, index: int) -> bytes:
         with self.environment.begin() as transaction:
             return transaction.get(index.to_bytes(8, "big"))
 
 
-def load_with_two_workers(dataset: Dataset, start: str = "fork") -> np.ndarray | str:
-    """Load the first four items with two workers; return them, or the last line of the error.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        With items 0 to 3.
-    start : {"fork", "spawn", "forkserver"}
-        How the workers are started.
-    """
-    loader = DataLoader(dataset, 2, sampler=_ORDER, num_workers=2, multiprocessing_context=start)
+def load_with_two_workers(dataset: Dataset) -> np.ndarray | str:
+    """Load items 0 to 3 of a dataset with two forked workers; return them, or the last line of the error."""
+    loader = DataLoader(dataset, 2, sampler=_ORDER, num_workers=2, multiprocessing_context="fork")
     try:
         return np.concatenate([np.asarray(batch) for batch in loader])[np.argsort(_ORDER)]
     except Exception as error:  # of any library, and that is what is to be seen
@@ -133,7 +104,9 @@ _USE_TWICE = """
 import multiprocessing, sys, time
 import obstore.store
 
-def use(folder):
+def use(folder, begun=None):
+    if begun:
+        begun.set()
     store = obstore.store.LocalStore(folder, mkdir=True)
     store.put("object", b"content")
     assert store.get("object").bytes() == b"content"
@@ -141,36 +114,25 @@ def use(folder):
 if __name__ == "__main__":
     use(sys.argv[1])
     time.sleep(0.5)  # until its thread is idle: else, in one of ten cases, the child starts one of its own
-    process = multiprocessing.get_context(sys.argv[2]).Process(target=use, args=(sys.argv[1],))
+    context = multiprocessing.get_context(sys.argv[2])
+    begun = context.Event()
+    process = context.Process(target=use, args=(sys.argv[1], begun))
     process.start()
-    process.join(float(sys.argv[3]))
-    if process.exitcode is None:
-        process.kill()
-        print("no answer", end="")
-    elif process.exitcode == 0:
-        print("answered", end="")
+    begun.wait(60)
+    process.join(5)
+    print("answered" if process.exitcode == 0 else "no answer", end="")
+    process.kill()
 """
 
 
-def store_in_a_child(start: str, patience: float = 5.0) -> str:
-    """Use an object store, start a process, and let that use one: what comes of it.
+def store_in_a_child(start: str) -> str:
+    """Use an object store, start a process in one of multiprocessing's ways, and let that use one.
 
-    All this takes place in processes of its own, and a child that hangs is ended: nothing can happen to the caller.
-
-    Parameters
-    ----------
-    start : {"fork", "spawn", "forkserver"}
-        How the child is started.
-    patience : float
-        Seconds until a child without an answer is ended.
-
-    Returns
-    -------
-    str
-        ``"answered"`` or ``"no answer"``.
+    Returns ``"answered"``, or ``"no answer"`` after 5 seconds. All this takes place in processes of its own, and a
+    child that hangs is ended: nothing can happen to the caller.
     """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "use_twice.py")
         script.write_text(_USE_TWICE)
-        command = [sys.executable, "-P", script, Path(folder, "store"), start, str(patience)]
+        command = [sys.executable, "-P", script, Path(folder, "store"), start]
         return subprocess.check_output(command, text=True, env=os.environ | {"PYTHONWARNINGS": "ignore"})

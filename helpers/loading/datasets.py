@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ class PngDataset(Dataset):
     transform : callable, optional
         Takes the decoded `PIL.Image.Image` (RGB); what it returns becomes the item's image.
     storage : simulate.SlowStorage, optional
-        Reads the files late, as a slow disk would.
+        Reads the files as late as a slow disk would.
 
     Raises
     ------
@@ -119,14 +120,7 @@ class JpegDataset(Dataset):
 
 
 class Transformed(Dataset):
-    """The images of another dataset, transformed one by one: `transform` gets each image as that dataset yields it.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        Of images and labels.
-    transform : callable
-    """
+    """Another dataset of images and labels, with `transform` applied to each image as that dataset yields it."""
 
     def __init__(self, dataset: Dataset, transform: Callable):
         self.dataset, self.transform = dataset, transform
@@ -140,22 +134,11 @@ class Transformed(Dataset):
 
 
 class SleepDataset(Dataset):
-    """Items that take a known time and no CPU time: shows what the loader does, undisturbed by any work.
+    """`count` items that take `seconds` and no CPU time: shows what the loader does, undisturbed by any work.
 
-    An item is a float64 tensor of shape (3,), with the number of the worker that made it (-1: no worker), its start
-    and its end, and then the item's index, in the place of a label. Times are seconds of ``time.monotonic()``, which
-    all processes of a machine share.
-
-    Parameters
-    ----------
-    count : int
-        Number of items.
-    seconds : float
-        Time that an item takes.
-    hiccup_every : int, optional
-        Every so many items, one takes longer.
-    hiccup_seconds : float
-        Time that such an item takes.
+    Of every `hiccup_every` items the last one takes `hiccup_seconds` instead. An item is a float64 tensor of shape
+    (3,), with the number of the worker that made it (-1: no worker), its start and its end, and then the item's index,
+    in the place of a label. Times are seconds of ``time.monotonic()``, which all processes of a machine share.
     """
 
     def __init__(self, count: int, seconds: float, hiccup_every: int | None = None, hiccup_seconds: float = 0.0):
@@ -174,19 +157,9 @@ class SleepDataset(Dataset):
 
 
 class FileNames(Dataset):
-    """Nothing but file names, read and given back: shows what workers do to the memory of a list.
+    """Nothing but file names: shows what workers do to the memory of a Python list, or of one NumPy array of bytes."""
 
-    Parameters
-    ----------
-    count : int
-        Number of names.
-    kind : {"list", "array"}
-        A Python list of strings, or one NumPy array of bytes.
-    """
-
-    def __init__(self, count: int, kind: str):
-        if kind not in ("list", "array"):
-            raise ValueError(f"Expected the kind 'list' or 'array', found {kind!r}.")
+    def __init__(self, count: int, kind: Literal["list", "array"]):
         self.names = [f"train/{index:08d}.png" for index in range(count)]
         if kind == "array":
             self.names = np.array(self.names, dtype="S")

@@ -13,14 +13,14 @@ from torchvision.transforms import v2
 from helpers import config
 from helpers.data import cifar10
 from helpers.loading import datasets
-from helpers.loading.formats import npy, packing
+from helpers.loading.formats import mapped, packing
 from stepscope.base import staging
 
 _BYTES_PER_IMAGE = 3_200  # 3,072 of pixels, its label, its share of the checksums
 _DIGEST = 12  # hexadecimal digits at the end of a pack's name, by which others of its name differ in content
 
 
-def prepare(data: cifar10.Prepared) -> npy.PackedDataset:
+def prepare(data: cifar10.Prepared) -> mapped.Npy:
     """Return the training images as bytes in one file; the first call packs them, later ones only open the pack.
 
     The pack lies beside the images, below ``COURSE_DATA``, and appears whole or not at all. Many processes may call
@@ -42,10 +42,10 @@ def prepare(data: cifar10.Prepared) -> npy.PackedDataset:
         with staging.only_one_process(folder.parent):
             if not folder.exists():
                 _pack(data, folder)
-    return npy.PackedDataset(folder)
+    return mapped.Npy(folder)
 
 
-def loader(images: npy.PackedDataset, batch: int) -> DataLoader:
+def loader(images: mapped.Npy, batch: int) -> DataLoader:
     """Return a loader of batches in random order, the same for every new loader.
 
     A last batch that is not full is left out, so that all steps cost the same. There are no workers: the
@@ -74,7 +74,7 @@ def _pack(data: cifar10.Prepared, folder: Path) -> None:
     staging.check_free(folder.parent, data.train_images, _BYTES_PER_IMAGE)
     images = datasets.PngDataset(data.train, v2.PILToTensor())
     pixels = (images[index][0] for index in range(len(images)))
-    npy.pack(pixels, images.labels.tolist(), folder)
+    packing.pack(mapped.Npy, pixels, images.labels.tolist(), folder)
     for pack in outdated:  # not before: somebody may still use it, and the new one may not fit
         shutil.rmtree(pack, ignore_errors=True)
     print(f"Packed {data.train_images:,} images into {folder}.", flush=True)

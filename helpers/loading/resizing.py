@@ -67,17 +67,15 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
         raise FileExistsError(f"{out}: expected a new folder, or one that an earlier call made; name another one.")
     out.parent.mkdir(parents=True, exist_ok=True)
     staging.check_free(out.parent, len(images), _BYTES_PER_COPY)
-    start, before, after = time.perf_counter(), 0, 0
+    start = time.perf_counter()
     with staging.only_one_process(out.parent), staging.folder(out, replace=True) as copies:
         write = partial(_write_copy, images, copies, v2.Resize(size))
         # Threads: Pillow releases the GIL while it decodes, resizes and encodes
         with ThreadPoolExecutor(machine.cores()) as threads:
             sizes = threads.map(write, range(len(images)))
-            bar = tqdm(sizes, "resizing", len(images), unit="image", file=sys.stdout)
-            for original, copy in bar:
-                before, after = before + original, after + copy
+            sizes = list(tqdm(sizes, "resizing", len(images), unit="image", file=sys.stdout))
         staging.write(copies / _MANIFEST, json.dumps({"size": size, "images": len(images)}), durable=True)
-    return Resized(out, len(images), time.perf_counter() - start, before, after)
+    return Resized(out, len(images), time.perf_counter() - start, *map(sum, zip(*sizes, strict=True)))
 
 
 def _write_copy(images: datasets.JpegDataset, folder: Path, resize: v2.Resize, index: int) -> tuple[int, int]:

@@ -1,8 +1,9 @@
-"""How fast each packed format is written and read: ``python -m tests.bench.bench_formats``.
+"""How fast packed formats are written and read, and images augmented: ``python -m tests.bench.bench_formats``.
 
 50,000 drawn images of 32 × 32 pixels, shuffled batches of 128 through a DataLoader without workers, on one core with
 one thread of PyTorch; files are in the page cache, every checksum is on. All ways are timed interleaved. Naive is one
-PNG an image, with ToTensor and Normalize; the limit is the gather alone, index_select of tensors in memory.
+PNG an image, with ToTensor and Normalize; the limit of reading is the gather alone, index_select of tensors in memory,
+that of cropping and mirroring at random is crop_and_flip of one batch that stays in memory.
 """
 
 from __future__ import annotations
@@ -18,43 +19,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torchvision import transforms
+from torchvision.transforms import v2
 
-from helpers import config
+from helpers import config, training
 from helpers.data import cifar10, synthetic
 from helpers.loading import datasets, formats
 from stepscope import timing
 
 COUNT, BATCH, ROUNDS, SECONDS = 50_000, 128, 7, 0.3
-
-
-def main() -> None:
-    """Print how long packing took and each pack's size, then images a second of each way to read."""
-    print(config.describe())
-    images, labels = synthetic.draw(COUNT, config.SEED)
-    images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    with tempfile.TemporaryDirectory() as folder:
-        naive = cifar10.prepare(data_dir=Path(folder), drawn=(COUNT, 10), download=False).train
-        loaders = {"naive": png_files(naive)}
-        for name, module in formats.FORMATS.items():
-            path = Path(folder, name)
-            begin = time.perf_counter()
-            module.pack(images, labels, path)
-            seconds, size = time.perf_counter() - begin, sum(file.stat().st_size for file in path.rglob("*"))
-            print(f"{name:10} {size / 1e6:6.1f} MB, packed {COUNT / seconds:9,.0f} images/s", flush=True)
-            pack = module.PackedDataset(path)
-            loaders[f"{name}, by item"] = DataLoader(formats.ByItem(pack), BATCH, shuffle=True)
-            loaders[f"{name}, batches"] = DataLoader(pack, BATCH, shuffle=True, collate_fn=pack.collate)
-            order = formats.ShuffledBatches(COUNT, BATCH)
-            loaders[f"{name}, ShuffledBatches"] = DataLoader(pack, batch_sampler=order, collate_fn=pack.collate)
-        loaders["gather alone (the limit)"] = Gather(torch.from_numpy(images))
-        compare(loaders)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def png_files(folder: Path) -> DataLoader:
-    """Return the naive loader: one PNG an image, normalized one by one."""
-    normalize = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cifar10.MEAN, cifar10.STD)])
-    return DataLoader(datasets.PngDataset(folder, normalize), BATCH, shuffle=True)
+IMAGE_BY_IMAGE = v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()])
 
 
 class Gather:
@@ -67,6 +40,48 @@ class Gather:
         kept = torch.empty(BATCH, *self.images.shape[1:], dtype=torch.uint8)
         for places in torch.randperm(COUNT)[: COUNT // BATCH * BATCH].split(BATCH):
             yield (torch.index_select(self.images, 0, places, out=kept),)
+
+
+class Augmented:
+    """Batches of a loader, cropped and mirrored."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
+        return ((training.crop_and_flip(images),) for images, *_ in self.loader)
+
+
+def main() -> None:
+    """Print how long packing took and each pack's size, then images a second of each way to read and to augment."""
+    print(config.describe())
+    images, labels = synthetic.draw(COUNT, config.SEED)
+    images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        naive = cifar10.prepare(data_dir=Path(folder), drawn=(COUNT, 10), download=False).train
+        normalize = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cifar10.MEAN, cifar10.STD)])
+        loaders = {"naive": DataLoader(datasets.PngDataset(naive, normalize), BATCH, shuffle=True)}
+        for name, packed_format in formats.FORMATS.items():
+            path = Path(folder, name)
+            begin = time.perf_counter()
+            packed_format.pack(images, labels, path)
+            seconds, size = time.perf_counter() - begin, sum(file.stat().st_size for file in path.rglob("*"))
+            print(f"{name:10} {size / 1e6:6.1f} MB, packed {COUNT / seconds:9,.0f} images/s", flush=True)
+            pack = packed_format.PackedDataset(path)
+            loaders[f"{name}, by item"] = DataLoader(formats.ByItem(pack), BATCH, shuffle=True)
+            loaders[f"{name}, batches"] = DataLoader(pack, BATCH, shuffle=True, collate_fn=pack.collate)
+            order = formats.ShuffledBatches(COUNT, BATCH)
+            loaders[f"{name}, ShuffledBatches"] = DataLoader(pack, batch_sampler=order, collate_fn=pack.collate)
+        loaders["gather alone (the limit)"] = gather = Gather(torch.from_numpy(images))
+        npy = formats.FORMATS["npy"].PackedDataset(Path(folder, "npy"))
+        loaders |= {
+            "npy, v2 image by image": DataLoader(datasets.Transformed(npy, IMAGE_BY_IMAGE), BATCH, shuffle=True),
+            "npy, batches, crop_and_flip": Augmented(loaders["npy, batches"]),
+            "in memory, crop_and_flip": Augmented(gather),
+            "crop_and_flip alone (the limit)": Augmented([next(iter(gather))]),
+        }
+        compare(loaders)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def compare(loaders: dict) -> None:

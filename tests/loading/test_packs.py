@@ -1,18 +1,15 @@
 import shutil
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from support.packs import environment
 from torchvision.transforms import v2
 
 from helpers.data import cifar10
 from helpers.loading import datasets, packs
 
 pytestmark = pytest.mark.processes
-COUNTS = {"train": 300, "test": 10}
 
 
 @pytest.fixture
@@ -35,7 +32,10 @@ def test_a_pack_has_the_images_and_labels_of_the_png_files_and_is_made_once(data
 def test_other_images_in_the_same_folder_are_packed_anew_and_replace_the_old_pack(data, tmp_path):
     before = packs.prepare(data)
     shutil.rmtree(data.train.parent)
-    parts = {part: (np.full((count, 32, 32, 3), 9, np.uint8), np.ones(count, int)) for part, count in COUNTS.items()}
+    parts = {
+        part: (np.full((count, 32, 32, 3), 9, np.uint8), np.ones(count, int))
+        for part, count in (("train", 300), ("test", 10))
+    }
     cifar10._write(parts, data.train.parent, "others", data.classes)
     after = packs.prepare(data)
     assert after.path != before.path
@@ -50,27 +50,10 @@ def test_a_damaged_image_leaves_no_pack(data):
     assert pack_names(data) == []
 
 
-@pytest.mark.slow
-def test_of_processes_that_want_a_pack_at_once_one_makes_it(data):
-    code = (
-        "from helpers.data import cifar10; from helpers.loading import packs; "
-        f"data = cifar10.prepare(data_dir={str(data.train.parents[1])!r}, drawn=(300, 10), download=False); "
-        "input('ready'); packs.prepare(data)"
-    )
-    pipe = subprocess.PIPE
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=environment())
-        for _ in range(3)
-    ]
-    for process in processes:
-        process.stdout.readline()  # where the images were found: it is ready
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    outputs = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert sum(output.count("Packed") for output in outputs) == 1
-    assert len(pack_names(data)) == 1
+def test_of_callers_that_want_a_pack_at_once_one_makes_it(data, capsys):
+    with ThreadPoolExecutor(3) as threads:
+        folders = {pack.path for pack in threads.map(packs.prepare, [data] * 3)}
+    assert len(folders) == len(pack_names(data)) == capsys.readouterr().out.count("Packed") == 1
 
 
 def test_new_loaders_have_the_same_order_of_full_batches_of_bytes_and_epochs_have_another(data):

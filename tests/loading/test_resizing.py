@@ -30,17 +30,13 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir() if path.name != ".preparing.lock")
 
 
-def test_copies_are_the_originals_resized(originals):
-    before = datasets.JpegDataset(originals, v2.Resize(SIZE))
-    after = datasets.JpegDataset(resize_ahead(originals).folder)
+def test_copies_are_the_originals_resized_and_what_they_cost_is_recorded(originals):
+    before, copies = datasets.JpegDataset(originals, v2.Resize(SIZE)), resize_ahead(originals)
+    after = datasets.JpegDataset(copies.folder)
     assert len(after) == len(before) == 6
     for (expected, label), (copy, same_label) in zip(before, after, strict=True):
         assert copy.size == expected.size and min(copy.size) == SIZE and same_label == label
         assert abs(np.asarray(copy).astype(int) - np.asarray(expected)).mean() < 4  # of 255: what a JPEG changes
-
-
-def test_copies_keep_their_classes_and_names_and_what_they_cost_is_recorded(originals):
-    copies = resize_ahead(originals)
     assert names_in(copies.folder) == ["even", "odd", "resized.json"]
     assert names_in(copies.folder / "odd") == ["1.jpg", "3.jpg", "5.jpg"]
     assert copies.images == 6 and copies.seconds > 0
@@ -48,19 +44,14 @@ def test_copies_keep_their_classes_and_names_and_what_they_cost_is_recorded(orig
     assert copies.bytes_after == sum(path.stat().st_size for path in copies.folder.rglob("*.jpg"))
 
 
-def test_images_of_other_kinds_become_jpegs_and_overwrite_none(originals):
-    Image.new("P", (90, 80)).save(originals / "odd" / "1.png")
-    copies = resize_ahead(originals)
-    assert names_in(copies.folder / "odd") == ["1.jpg", "1.png.jpg", "3.jpg", "5.jpg"]
-    assert Image.open(copies.folder / "odd" / "1.png.jpg").format == "JPEG"
-
-
-def test_copies_of_an_earlier_call_are_replaced(originals):
+def test_copies_of_an_earlier_call_are_replaced_and_images_of_other_kinds_become_jpegs(originals):
     resize_ahead(originals)
     (originals / "odd" / "5.jpg").unlink()
+    Image.new("P", (90, 80)).save(originals / "odd" / "1.png")
     copies = resize_ahead(originals, size=32)
-    assert names_in(copies.folder / "odd") == ["1.jpg", "3.jpg"]
+    assert names_in(copies.folder / "odd") == ["1.jpg", "1.png.jpg", "3.jpg"]
     assert min(Image.open(copies.folder / "odd" / "1.jpg").size) == 32
+    assert Image.open(copies.folder / "odd" / "1.png.jpg").format == "JPEG"
 
 
 def test_a_damaged_original_is_named_and_leaves_earlier_copies_alone(originals):

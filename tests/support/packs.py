@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
 from helpers.loading import formats
-from helpers.loading.formats import packing
+from helpers.loading.formats import mapped, parquet
 
 KINDS = {name: (name, {}) for name in formats.FORMATS} | {"lmdb png": ("lmdb", {"codec": "png"})}
 
 
 def pack(kind: str, images, labels, path: Path):
     """Pack into shards and row groups so small that there are several; return the dataset."""
-    from helpers.loading.formats import parquet
-
     name, options = KINDS[kind]
-    with mock.patch.object(packing, "SHARD_BYTES", 4_000), mock.patch.object(parquet, "ROWS_PER_GROUP", 7):
+    with mock.patch.object(mapped, "SHARD_BYTES", 4_000), mock.patch.object(parquet, "ROWS_PER_GROUP", 7):
         formats.FORMATS[name].pack(images, labels, path, **options)
     return formats.FORMATS[name].PackedDataset(path)
-
-
-def environment() -> dict[str, str]:
-    """Environment variables with which another Python finds all that this one does, and this file."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 
 
 def images(*shapes: tuple[int, int, int], seed: int = 0) -> list[np.ndarray]:

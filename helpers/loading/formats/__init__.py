@@ -1,4 +1,4 @@
-"""Packed formats: many small files become one, or a few. Each module has ``pack`` and ``PackedDataset``.
+"""Packed formats: many small files become one, or a few.
 
 =============  ==================================================================  =============================
 in `FORMATS`   what it is                                                          random reads
@@ -18,29 +18,42 @@ Notebook 06 lists the formats of other libraries, and which of these each resemb
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from types import ModuleType
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
+from helpers.loading.formats import packing
 from helpers.loading.formats.packed_dataset import Batch, ByItem, DamagedPack, PackedDataset, ShuffledBatches
 
-__all__ = ["FORMATS", "Batch", "ByItem", "DamagedPack", "PackedDataset", "ShuffledBatches"]
-
-_MODULES = {name: name for name in ("npy", "lmdb", "hdf5", "tar", "tfrecord", "parquet")}
-_MODULES["zip"] = "zipped"  # a module with the name of the function zip would hide it
+__all__ = ["FORMATS", "Batch", "ByItem", "DamagedPack", "Format", "PackedDataset", "ShuffledBatches"]
 
 
-class _Formats(Mapping):
-    """Imports a module when it is asked for: a spawned worker needs one, and all take a quarter of a second."""
+@dataclass(frozen=True)
+class Format:
+    """A packed format: `pack` writes, `PackedDataset` reads.
 
-    def __getitem__(self, name: str) -> ModuleType:
-        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    Its module is imported with the first use: a spawned worker needs one, and all take a quarter of a second.
+    """
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
+    module: str
+    class_name: str
 
-    def __len__(self) -> int:
-        return len(_MODULES)
+    @property
+    def PackedDataset(self) -> type[PackedDataset]:
+        """The format's subclass of `packed_dataset.PackedDataset`."""
+        return getattr(importlib.import_module(f"{__name__}.{self.module}"), self.class_name)
+
+    def pack(self, images: Iterable, labels: Iterable, path: str | Path, **options: object) -> None:
+        """Pack images into the folder `path`, as `packing.pack` says; LMDB has the option ``codec="png"``."""
+        packing.pack(self.PackedDataset, images, labels, path, **options)
 
 
-FORMATS: Mapping[str, ModuleType] = _Formats()
-"""The module of each format, by its name."""
+FORMATS = {
+    "npy": Format("mapped", "Npy"),
+    "lmdb": Format("lmdb", "Lmdb"),
+    "hdf5": Format("hdf5", "Hdf5"),
+    "tar": Format("mapped", "Tar"),
+    "tfrecord": Format("mapped", "TFRecord"),
+    "parquet": Format("parquet", "Parquet"),
+    "zip": Format("mapped", "Zip"),
+}

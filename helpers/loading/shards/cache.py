@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import google_crc32c
+
 from stepscope.base import staging
 
 _KEPT = 0.9  # of the limit, when pieces are removed: to list 15,000 of them takes 0.1 s, too long for each new one
@@ -17,10 +19,10 @@ _KEPT = 0.9  # of the limit, when pieces are removed: to list 15,000 of them tak
 class Cache:
     """Pieces on a local disk, shared by all processes of this machine: each is downloaded once.
 
-    A piece is a file with its shard's name and its first byte, and with the index's fingerprint: pieces of another
-    version of the data are never taken for these. A file appears whole or not at all, so a killed process leaves none
-    that counts. If all files together exceed the limit, those that were read longest ago are removed, until a tenth of
-    it is free. If the disk is full, reading goes on without keeping.
+    A piece is a file whose name has the index's fingerprint: pieces of another version of the data are never taken for
+    these. A file appears whole or not at all, so a killed process leaves none that counts. If all files together exceed
+    the limit, those that were read longest ago are removed, until a tenth of it is free. If the disk is full, reading
+    goes on without keeping.
 
     Parameters
     ----------
@@ -32,28 +34,19 @@ class Cache:
     """
 
     def __init__(self, folder: str | Path, limit_bytes: float):
-        if limit_bytes <= 0:
-            raise ValueError(f"Expected a limit of some bytes, found {limit_bytes}; to keep nothing, use no cache.")
         self.folder = Path(folder)
         self.limit_bytes = limit_bytes
 
-    def get(self, name: str, download: Callable[[], bytes], is_whole: Callable[[bytes], bool]) -> bytes:
+    def get(self, name: str, crc32c: int, download: Callable[[], bytes]) -> bytes:
         """Return the content of a piece: from the disk, or downloaded, by one of all who want it at the same time.
 
-        Parameters
-        ----------
-        name : str
-            Of the piece, other than that of all other pieces.
-        download : callable
-            Called without arguments where there is no copy; what it raises is raised.
-        is_whole : callable
-            Whether a copy is as it should be; else it is downloaded anew.
+        A copy with another `crc32c` is downloaded anew. What `download` raises is raised.
         """
         path = self.folder / "pieces" / f"{zlib.crc32(name.encode()) % 256:02x}" / name  # `staging` lists its folder
-        content = self._read(path, is_whole)
+        content = _read(path, crc32c)
         if content is None:
             with _lock(self.folder / "locks" / name):
-                content = self._read(path, is_whole)  # another process may have been faster
+                content = _read(path, crc32c)  # another process may have been faster
                 if content is None:
                     content = download()
                     self._keep(path, content)
@@ -62,15 +55,6 @@ class Cache:
     def size(self) -> int:
         """Return the bytes of all pieces."""
         return sum(size for _, size, _ in self._files())
-
-    def _read(self, path: Path, is_whole: Callable[[bytes], bool]) -> bytes | None:
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        with suppress(OSError):  # another user's file, or removed meanwhile
-            os.utime(path)
-        return content if is_whole(content) else None
 
     def _keep(self, path: Path, content: bytes) -> None:
         if len(content) > self.limit_bytes:
@@ -112,6 +96,17 @@ class Cache:
                 state = path.stat()
                 files.append((state.st_mtime, state.st_size, path))
         return files
+
+
+def _read(path: Path, crc32c: int) -> bytes | None:
+    """Return the content of an intact copy, and note that it was read now."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    with suppress(OSError):  # another user's file, or removed meanwhile
+        os.utime(path)
+    return content if google_crc32c.value(content) == crc32c else None
 
 
 def _lock(path: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -21,8 +21,7 @@ class ShardsError(ValueError):
     """The shards are not as expected: without an index, unfinished, missing, damaged, or others than a state's."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A range of a shard that holds some samples as a whole, and is read by one request.
 
     Its bytes are those from `start` up to `end`, without `end`; `crc32c` is their CRC32C (Castagnoli).
@@ -37,19 +36,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Index:
-    """All pieces, in the order in which the samples were written.
-
-    Attributes
-    ----------
-    pieces : tuple of Piece
-    fingerprint : str
-        Of the whole index: two with the same one hold the same samples.
-    """
+    """All pieces, in the order in which the samples were written."""
 
     pieces: tuple[Piece, ...]
 
     @cached_property
     def fingerprint(self) -> str:
+        """Of the whole index: two with the same one hold the same samples."""
         return hashlib.sha256(self.to_json()).hexdigest()[:16]
 
     @cached_property
@@ -77,19 +70,12 @@ class Index:
 
     def to_json(self) -> bytes:
         """Return the index as it is stored: a list of pieces, each a list, below the names of its fields."""
-        rows = [[piece.shard, piece.start, piece.end, piece.samples, piece.crc32c] for piece in self.pieces]
-        fields = ["shard", "start", "end", "samples", "crc32c"]
-        return orjson.dumps({"version": VERSION, "fields": fields, "pieces": rows})
+        rows = [list(piece) for piece in self.pieces]
+        return orjson.dumps({"version": VERSION, "fields": Piece._fields, "pieces": rows})
 
     @classmethod
     def from_json(cls, content: bytes, name: str = NAME) -> Index:
-        """Return the index that `to_json` wrote.
-
-        Raises
-        ------
-        ShardsError
-            If this is none, or of another version.
-        """
+        """Return the index that `to_json` wrote; ShardsError if this is none, or of another version."""
         try:
             table = orjson.loads(content)
             if table["version"] != VERSION:
@@ -101,23 +87,18 @@ class Index:
             ) from error
 
     @classmethod
-    def load(cls, store: Any, prefix: str = "") -> Index:
+    def load(cls, store: Any, prefix: str = "", name: str = NAME) -> Index:
         """Read the index of the shards below `prefix`, a folder with a slash at its end.
 
-        Raises
-        ------
-        ShardsError
-            If there is none, or not of this version.
-        StoreError
-            As `buckets.request` says.
+        Raises ShardsError, if there is none of this version, or StoreError, as `buckets.request` says.
         """
-        name = f"{prefix}{NAME}"
+        path = f"{prefix}{name}"
         try:
-            with buckets.request(f"{name} in {store}"):
-                content = bytes(store.get(name).bytes())
+            with buckets.request(f"{path} in {store}"):
+                content = bytes(store.get(path).bytes())
         except FileNotFoundError as error:
             raise ShardsError(
-                f"{name}: expected an index of shards in {store}, found none. Write shards there with shards.pack, and "
+                f"{path}: expected an index of shards in {store}, found none. Write shards there with shards.pack, and "
                 "then, if several tasks did so, call shards.join."
             ) from error
-        return cls.from_json(content, name)
+        return cls.from_json(content, path)

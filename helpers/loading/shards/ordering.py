@@ -35,11 +35,6 @@ def order(samples: np.ndarray, *, seed: int, epoch: int, lanes: int = 32, shuffl
     -------
     ndarray of int64, shape (sum of `samples`,)
         The number of each sample, once. A new version of NumPy may permute otherwise: keep the one you began with.
-
-    Raises
-    ------
-    ValueError
-        If `lanes` or `shuffle` is out of range.
     """
     if lanes < 1 or shuffle < 0:
         raise ValueError(f"Expected 1 lane or more and shuffle of 0 or more, found {lanes} and {shuffle}.")
@@ -81,11 +76,6 @@ def batches(total: int, batch: int, *, rank: int = 0, world: int = 1, start: int
     -------
     list of range
         Empty if nothing is left, or less than a position for each rank: there is no step that all ranks could take.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     if not (0 <= rank < world and batch > 0 and 0 <= start <= total):
         raise ValueError(

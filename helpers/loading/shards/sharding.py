@@ -14,7 +14,7 @@ from helpers.loading.shards.index import END, NAME, Index, Piece, ShardsError
 from stepscope.base.wording import counted
 
 _BLOCK = tarfile.BLOCKSIZE  # all in a tar file begins at a multiple of these bytes
-_PART = re.compile(r"index-(\d{5,})-of-(\d{5,})\.json")
+_PART = "index-{:05d}-of-{:05d}.json"  # the index of a task
 
 
 def pack(
@@ -53,15 +53,14 @@ def pack(
 
     Raises
     ------
-    ValueError
-        If there is no such task, or if a sample has no file or an extension that cannot be.
-    StoreError
-        As `buckets.request` says.
+    ValueError, StoreError
+        If there is no such task, or if a sample has no file or an extension that cannot be; as `buckets.request` says.
     """
     if not 0 <= task < tasks:
         raise ValueError(f"Expected a task from 0 to {tasks - 1} of {tasks}, found {task}.")
     pieces: list[Piece] = []
-    for number, content, cuts in _shards(samples, _part(len(samples), task, tasks), shard_bytes, piece_bytes):
+    mine = range(len(samples) * task // tasks, len(samples) * (task + 1) // tasks)
+    for number, content, cuts in _shards(samples, mine, shard_bytes, piece_bytes):
         name = f"shard-{task:05d}-{number:06d}.tar"
         for start, end, count in cuts:
             pieces.append(Piece(name, start, end, count, google_crc32c.value(bytes(memoryview(content)[start:end]))))
@@ -69,7 +68,7 @@ def pack(
         _put(store, prefix + name, content)
         del content  # or there would be two shards in memory, this one and the next
     index = Index(tuple(pieces))
-    _put(store, f"{prefix}index-{task:05d}-of-{tasks:05d}.json", index.to_json())
+    _put(store, prefix + _PART.format(task, tasks), index.to_json())
     if tasks == 1:
         _put(store, prefix + NAME, index.to_json())
     return index
@@ -78,35 +77,25 @@ def pack(
 def join(store: Any, prefix: str = "") -> Index:
     """Make one index of those of all tasks. Calling it again does no harm.
 
-    Raises
-    ------
-    ShardsError
-        If a task has not written its index or a shard of it is gone, or if the indexes are of several runs, with
-        another number of tasks each.
-    StoreError
-        As `buckets.request` says.
+    Raises StoreError, as `buckets.request` says, and ShardsError, if a task has not written its index or a shard of it
+    is gone, or if the indexes are of several runs, with another number of tasks each.
     """
     where = f"{prefix} in {store}"
     with buckets.request(where):
         names = {entry["path"].removeprefix(prefix) for page in store.list(prefix or None) for entry in page}
-    parts = {tuple(map(int, match.groups())): match[0] for match in map(_PART.fullmatch, names) if match}
-    runs = sorted({tasks for _, tasks in parts})
+    runs = sorted({name.rpartition("-of-")[2] for name in names if re.fullmatch(r"index-\d+-of-\d+\.json", name)})
     if len(runs) != 1:
-        listed = " and ".join(f"index-*-of-{tasks:05d}.json" for tasks in runs) or "none"
+        listed = " and ".join(f"index-*-of-{run}" for run in runs) or "none"
         raise ShardsError(f"{where}: expected the indexes of one run, found {listed}. Delete those of another run.")
-    tasks = runs[0]
-    missing = [task for task in range(tasks) if (task, tasks) not in parts]
+    tasks = int(runs[0].removesuffix(".json"))
+    missing = [task for task in range(tasks) if _PART.format(task, tasks) not in names]
     if missing:
         raise ShardsError(
             f"{where}: {counted(len(missing), 'task')} of {tasks} left no index: {_some(missing)}. Run these again; "
             "the others are done."
         )
-    pieces: list[Piece] = []
-    for task in range(tasks):
-        path = prefix + parts[task, tasks]
-        with buckets.request(f"{path} in {store}"):
-            pieces += Index.from_json(bytes(store.get(path).bytes()), path).pieces
-    index = Index(tuple(pieces))
+    parts = [Index.load(store, prefix, _PART.format(task, tasks)) for task in range(tasks)]
+    index = Index(tuple(piece for part in parts for piece in part.pieces))
     lost = sorted(set(index.shard_bytes) - names)
     if lost:
         raise ShardsError(f"{where}: {_some(lost)} in an index, but not there. Run their tasks again.")
@@ -117,17 +106,9 @@ def join(store: Any, prefix: str = "") -> Index:
 def read_samples(piece: bytes) -> list[dict[str, Any]]:
     """Return the samples of a piece: members of a tar file that follow each other and have the same stem.
 
-    As in WebDataset, a member's extension is what follows the first dot of its name: ``seg.png``.
-
-    Parameters
-    ----------
-    piece : bytes
-        Whole members of a tar file, with names of less than 100 bytes, as `pack` and WebDataset write them.
-
-    Returns
-    -------
-    list of dict
-        A sample's files by their extensions, each as bytes, and its stem, a str, as ``__key__``.
+    A sample is a dict of its files by their extensions, each as bytes, and of its stem, a str, as ``__key__``. As in
+    WebDataset, a member's extension is what follows the first dot of its name: ``seg.png``. Names have less than 100
+    bytes, as `pack` and WebDataset write them.
     """
     # Files are copied: views of the piece take 6 µs a sample more, in which the garbage collector looks at them.
     samples: list[dict[str, Any]] = []
@@ -145,11 +126,6 @@ def read_samples(piece: bytes) -> list[dict[str, Any]]:
         samples[-1][extension] = piece[position : position + size]
         position += -(-size // _BLOCK) * _BLOCK
     return samples
-
-
-def _part(total: int, task: int, tasks: int) -> range:
-    """Return the numbers of a task's samples."""
-    return range(total * task // tasks, total * (task + 1) // tasks)
 
 
 def _shards(

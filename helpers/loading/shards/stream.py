@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -86,19 +87,15 @@ class ShardStream(IterableDataset):
             raise ValueError(f"Expected 1 thread or more, found {threads}.")
         self.bucket, self.index, self.batch, self.decode, self.prefix = bucket, index, batch, decode, prefix
         self.rank, self.world, self.threads, self.cache = rank, world, threads, cache
-        # In memory that is shared with the workers: those that persist see what set_epoch and load_state change.
+        # Epoch, first position, order; in memory that is shared with the workers: those that persist see what set_epoch
+        # and load_state change.
         self._now = torch.tensor([0, 0, seed, lanes, shuffle]).share_memory_()
-        self._batches()  # refuses what cannot be, here and not in a worker
+        self._batches(self.rank)  # refuses what cannot be, here and not in a worker
         ordering.order(index.samples[:0], epoch=0, **self.order)
 
     @property
     def epoch(self) -> int:
         return int(self._now[0])
-
-    @property
-    def start(self) -> int:
-        """The position at which the epoch begins, or goes on."""
-        return int(self._now[1])
 
     @property
     def order(self) -> dict[str, int]:
@@ -107,7 +104,7 @@ class ShardStream(IterableDataset):
 
     def __len__(self) -> int:
         """Batches of this rank from where the epoch goes on."""
-        return len(self._batches())
+        return len(self._batches(self.rank))
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch at its start; call it on all ranks before the loader is iterated. All workers see it."""
@@ -117,24 +114,17 @@ class ShardStream(IterableDataset):
         """Return what to keep with the weights: where all ranks are after `steps` batches each of this iteration.
 
         The training loop counts the steps. The loader cannot: its workers are ahead of the loop.
-
-        Raises
-        ------
-        ValueError
-            If there are not so many batches.
         """
-        ends = [self.start, *(batch.stop for batch in self._batches(self.world - 1))]  # the last rank's end a step
+        # The last rank's batches end a step
+        ends = [int(self._now[1]), *(batch.stop for batch in self._batches(self.world - 1))]
         if not 0 <= steps < len(ends):
             raise ValueError(f"Expected 0 to {len(ends) - 1} steps, as many as there are batches, found {steps}.")
         return {"epoch": self.epoch, "done": ends[steps], "shards": self.index.fingerprint, **self.order}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on after the samples of a state, with any number of ranks and workers and any batch size.
+        """Go on after the samples of a state, in its order, with any number of ranks and workers and any batch size.
 
-        Raises
-        ------
-        ShardsError
-            If the state is of other shards. The order of the samples is taken from the state.
+        Raises ShardsError if the state is of other shards.
         """
         if state["shards"] != self.index.fingerprint:
             raise ShardsError(
@@ -145,14 +135,15 @@ class ShardStream(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        mine = self._batches()[worker.id :: worker.num_workers] if worker else self._batches()
+        mine = self._batches(self.rank)
+        if worker:
+            mine = mine[worker.id :: worker.num_workers]
         with closing(self._samples(mine)) as samples:
             for batch in mine:
                 yield default_collate([self._decoded(sample) for sample in islice(samples, len(batch))])
 
-    def _batches(self, rank: int | None = None) -> list[range]:
-        rank = self.rank if rank is None else rank
-        return ordering.batches(len(self.index), self.batch, rank=rank, world=self.world, start=self.start)
+    def _batches(self, rank: int) -> list[range]:
+        return ordering.batches(len(self.index), self.batch, rank=rank, world=self.world, start=int(self._now[1]))
 
     def _decoded(self, sample: dict[str, Any]) -> Any:
         try:
@@ -180,8 +171,8 @@ class ShardStream(IterableDataset):
             for piece, row in zip(pieces.data, rows.data, strict=True):  # .data: numbers of Python's, one by one
                 if piece not in samples:
                     for number in islice(to_ask, 2 * self.threads - len(asked)):
-                        asked[number] = pool.submit(self._piece, store, number)
-                    samples[piece] = read_samples(self._answer(asked.pop(piece), piece))
+                        asked[number] = pool.submit(self._content, store, self.index.pieces[number])
+                    samples[piece] = read_samples(self._answer(asked.pop(piece), self.index.pieces[piece]))
                 sample, samples[piece][row] = samples[piece][row], None
                 left[piece] -= 1
                 if not left[piece]:
@@ -190,7 +181,7 @@ class ShardStream(IterableDataset):
         finally:  # the loop was left: requests on their way end by themselves, and no new one is sent
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(self, asked: Future, piece: int) -> bytes:
+    def _answer(self, asked: Future, piece: Piece) -> bytes:
         try:
             return asked.result(_SAID_AFTER)
         except TimeoutError:
@@ -201,24 +192,18 @@ class ShardStream(IterableDataset):
             )
             return asked.result()
 
-    def _name(self, number: int) -> str:
-        return f"{self.bucket}/{self.prefix}{self.index.pieces[number].shard}"
+    def _name(self, piece: Piece) -> str:
+        return f"{self.bucket}/{self.prefix}{piece.shard}"
 
-    def _piece(self, store: Any, number: int) -> bytes:
+    def _content(self, store: Any, piece: Piece) -> bytes:
+        download = partial(self._download, store, piece)
         if self.cache is None:
-            return self._download(store, number)
-        piece = self.index.pieces[number]
-        name = f"{self.index.fingerprint}-{piece.shard}-{piece.start}"
-        return self.cache.get(
-            name,
-            lambda: self._download(store, number),
-            lambda content: google_crc32c.value(content) == piece.crc32c,
-        )
+            return download()
+        return self.cache.get(f"{self.index.fingerprint}-{piece.shard}-{piece.start}", piece.crc32c, download)
 
-    def _download(self, store: Any, number: int) -> bytes:
+    def _download(self, store: Any, piece: Piece) -> bytes:
         """Return the bytes of a piece, as they were written; one that arrives damaged is asked for once more."""
-        piece, name = self.index.pieces[number], self._name(number)
-        path, size = f"{self.prefix}{piece.shard}", self.index.shard_bytes[piece.shard]
+        path, name, size = f"{self.prefix}{piece.shard}", self._name(piece), self.index.shard_bytes[piece.shard]
         again = "Write it again, or load the index of what is there now."
         try:
             with buckets.request(name):
@@ -230,14 +215,10 @@ class ShardStream(IterableDataset):
                 there = store.get(path).meta["size"]
         except FileNotFoundError as error:
             raise ShardsError(f"{name}: in the index, but not in the store. {again}") from error
-        if there != size:
-            raise ShardsError(
-                f"{name}: expected {size:,} bytes, found {there:,}: it was cut off or replaced after its index was "
-                f"written. {again}"
-            )
         raise ShardsError(
-            f"{name}: expected the CRC32C {piece.crc32c:08x} of bytes {piece.start:,} to {piece.end:,}, found "
-            f"{crc32c:08x}: they are damaged, or a shard of the same size has replaced it. {again}"
+            f"{name}: expected {size:,} bytes, and {piece.crc32c:08x} as the CRC32C of bytes {piece.start:,} to "
+            f"{piece.end:,}; found {there:,} bytes, and {crc32c:08x}. The shard was damaged, cut off or replaced after "
+            f"its index was written. {again}"
         )
 
 

@@ -9,7 +9,7 @@ import h5py
 import lmdb
 import numpy as np
 import pandas as pd
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from support import packs
 from tensorboard.compat.tensorflow_stub import errors
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
@@ -25,19 +25,13 @@ def packed(folder, name, images, labels):
     return folder / "pack"
 
 
-def test_numpy_reads_npy(tmp_path):
-    folder = packed(tmp_path, "npy", IMAGES, LABELS)
+def test_numpy_lmdb_and_h5py_read_their_files(tmp_path):
+    folder = packed(tmp_path / "npy", "npy", IMAGES, LABELS)
     assert np.array_equal(np.load(folder / "images.npy"), np.stack(IMAGES))
     assert np.load(folder / "labels.npy").tolist() == LABELS
-
-
-def test_lmdb_reads_the_values_that_are_documented(tmp_path):
-    folder = packed(tmp_path, "lmdb", IMAGES, LABELS)
+    folder = packed(tmp_path / "lmdb", "lmdb", IMAGES, LABELS)
     with lmdb.open(str(folder / "data.mdb"), subdir=False, readonly=True, lock=False) as environment:
         assert environment.begin().get(struct.pack(">Q", 3)) == IMAGES[3].tobytes()
-
-
-def test_h5py_reads_hdf5(tmp_path):
     with h5py.File(packed(tmp_path, "hdf5", IMAGES, LABELS) / "data.h5") as file:
         assert np.array_equal(file["images"][:], np.stack(IMAGES))
         assert file["labels"][:].tolist() == LABELS
@@ -45,21 +39,14 @@ def test_h5py_reads_hdf5(tmp_path):
 
 def test_tar_shards_have_the_members_that_webdataset_wants(tmp_path):
     """One sample's members follow one another, with one key, up to the first dot, and an extension that says what."""
-    folder = packed(tmp_path, "tar", IMAGES, LABELS)
-    shards = sorted(folder.glob("*.tar"))
-    names = []
-    for shard in shards:
+    members = []
+    for shard in sorted(packed(tmp_path, "tar", IMAGES, LABELS).glob("*.tar")):
         with tarfile.open(shard) as tar:
-            for member in tar:
-                names.append(member.name)
-                data = tar.extractfile(member).read()
-                index = int(member.name.split(".")[0])
-                if member.name.endswith(".npy"):
-                    assert np.array_equal(np.load(io.BytesIO(data)), IMAGES[index])
-                else:
-                    assert int(data) == LABELS[index]
-    assert len(shards) > 1
-    assert names == [f"{index:08d}.{extension}" for index in range(COUNT) for extension in ("npy", "cls")]
+            members += [(member.name, tar.extractfile(member).read()) for member in tar]
+    names = [f"{index:08d}.{extension}" for index in range(COUNT) for extension in ("npy", "cls")]
+    assert [name for name, _ in members] == names
+    assert all(np.array_equal(np.load(io.BytesIO(data)), IMAGES[i]) for i, (_, data) in enumerate(members[::2]))
+    assert [int(data) for _, data in members[1::2]] == LABELS
 
 
 def test_any_zip_program_and_numpy_read_zip(tmp_path):
@@ -84,65 +71,48 @@ def records(path):
         yield reader.record()
 
 
-def example_class():
-    """``tf.train.Example``, from TensorFlow's example.proto and feature.proto."""
-    Field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="test", syntax="proto3")
+EXAMPLE = """
+name: "example.proto" package: "test" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type {
+  name: "Feature"
+  field { name: "bytes_list" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".test.BytesList" }
+  field { name: "int64_list" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".test.Int64List" }
+}
+message_type {
+  name: "Features"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".test.Features.FeatureEntry" }
+  nested_type {
+    name: "FeatureEntry"
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".test.Feature" }
+    options { map_entry: true }
+  }
+}
+message_type {
+  name: "Example"
+  field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".test.Features" }
+}
+"""  # tf.train.Example, from TensorFlow's example.proto and feature.proto
 
-    def message(parent, name, *fields):
-        made = parent.add(name=name)
-        for number, (field, kind, label) in fields:
-            made.field.add(
-                name=field, number=number, label=label,
-                type=Field.TYPE_MESSAGE if isinstance(kind, str) else kind,
-                type_name=f".test.{kind}" if isinstance(kind, str) else None,
-            )  # fmt: skip
-        return made
 
-    one, many = Field.LABEL_OPTIONAL, Field.LABEL_REPEATED
-    message(file.message_type, "BytesList", (1, ("value", Field.TYPE_BYTES, many)))
-    message(file.message_type, "Int64List", (1, ("value", Field.TYPE_INT64, many)))
-    message(file.message_type, "Feature", (1, ("bytes_list", "BytesList", one)), (3, ("int64_list", "Int64List", one)))
-    features = message(file.message_type, "Features", (1, ("feature", "Features.FeatureEntry", many)))
-    entry = message(
-        features.nested_type, "FeatureEntry", (1, ("key", Field.TYPE_STRING, one)), (2, ("value", "Feature", one))
-    )
-    entry.options.map_entry = True
-    message(file.message_type, "Example", (1, ("features", "Features", one)))
+def test_tfrecords_are_examples_with_image_shape_and_label_and_an_index_beside_them(tmp_path):
+    """The index has begin and length of each record, as DALI's tfrecord2idx writes it."""
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("test.Example"))
-
-
-def examples(folder):
-    Example = example_class()
-    return [Example.FromString(record) for shard in sorted(folder.glob("*.tfrecord")) for record in records(shard)]
-
-
-def pixels(example, name, shape):
-    feature = example.features.feature
-    (data,) = feature[name].bytes_list.value
-    return np.frombuffer(data, np.uint8).reshape(feature[shape].int64_list.value)
-
-
-def test_tfrecords_are_examples_with_image_shape_and_label(tmp_path):
-    found = examples(packed(tmp_path, "tfrecord", VARYING, LABELS))
-    assert len(found) == COUNT
-    for example, image, label in zip(found, VARYING, LABELS, strict=True):
-        assert np.array_equal(pixels(example, "image", "shape"), image)
-        assert list(example.features.feature["label"].int64_list.value) == [label]
-
-
-def test_the_index_beside_tfrecords_has_begin_and_length_of_each_record(tmp_path):
-    """As DALI's tfrecord2idx writes it."""
-    folder = packed(tmp_path, "tfrecord", VARYING, LABELS)
-    shards = sorted(folder.glob("*.tfrecord"))
-    assert shards
-    for shard in shards:
+    pool.Add(text_format.Parse(EXAMPLE, descriptor_pb2.FileDescriptorProto()))
+    Example = message_factory.GetMessageClass(pool.FindMessageTypeByName("test.Example"))
+    folder, samples = packed(tmp_path, "tfrecord", VARYING, LABELS), []
+    for shard in sorted(folder.glob("*.tfrecord")):
+        stored = list(records(shard))
+        lengths = [len(record) + 16 for record in stored]
         places = [tuple(map(int, line.split())) for line in open(f"{shard}.idx")]
-        lengths = [len(record) + 16 for record in records(shard)]
-        assert [length for _, length in places] == lengths
-        assert [start for start, _ in places] == np.cumsum([0, *lengths])[:-1].tolist()
+        assert places == list(zip(np.cumsum([0, *lengths])[:-1].tolist(), lengths, strict=True))
+        samples += [Example.FromString(record).features.feature for record in stored]
+    for sample, image, label in zip(samples, VARYING, LABELS, strict=True):
+        (data,) = sample["image"].bytes_list.value
+        assert np.array_equal(np.frombuffer(data, np.uint8).reshape(sample["shape"].int64_list.value), image)
+        assert list(sample["label"].int64_list.value) == [label]
 
 
 def test_pandas_reads_parquet(tmp_path):

@@ -32,11 +32,9 @@ def test_each_sample_comes_once_in_an_order_that_depends_on_the_arguments_alone(
     assert (shards.order(pieces, **how) == order).all()
 
 
-@given(st.tuples(st.integers(0, 50), st.integers(0, 50)), st.tuples(st.integers(0, 50), st.integers(0, 50)))
-@settings(**UNHURRIED)
-def test_other_seeds_and_other_epochs_have_other_orders(one, other):
-    first, second = (shards.order(np.full(30, 10), seed=seed, epoch=epoch) for seed, epoch in (one, other))
-    assert (first == second).all() == (one == other)
+def test_other_seeds_and_other_epochs_have_other_orders():
+    orders = [shards.order(np.full(30, 10), seed=seed, epoch=epoch) for seed in range(5) for epoch in range(5)]
+    assert len({tuple(order) for order in orders}) == 25
 
 
 def test_samples_move_about_as_far_as_in_a_shuffle_buffer_of_that_size():
@@ -50,10 +48,6 @@ def test_samples_move_about_as_far_as_in_a_shuffle_buffer_of_that_size():
 
 # ------------------------------------------------------------------------------------------------ how it is divided
 
-EPOCHS = st.tuples(st.integers(0, 300), st.integers(1, 20), st.integers(1, 9), st.integers(0, 300)).map(
-    lambda each: (each[0], each[1], each[2], min(each[3], each[0]))
-)
-
 
 def divided(total, batch, world, start):
     """The positions that all ranks take, step by step: a list of a range a rank for each step."""
@@ -61,54 +55,32 @@ def divided(total, batch, world, start):
     return list(zip(*ranks, strict=True))  # strict: equally many on each rank
 
 
-@given(EPOCHS)
+@given(st.integers(0, 300), st.integers(1, 20), st.integers(1, 9), st.integers(0, 300))
 @settings(**UNHURRIED)
-def test_the_ranks_take_each_position_once_in_order_step_by_step_in_batches_of_like_sizes(epoch):
-    total, batch, world, start = epoch
-    steps = divided(*epoch)
+def test_the_ranks_take_each_position_once_in_order_step_by_step_in_batches_of_like_sizes(left, batch, world, start):
+    """From any start on: so an epoch that other ranks have begun goes on where they were."""
+    total = start + left
+    steps = divided(total, batch, world, start)
     for step in steps:
         sizes = [len(each) for each in step]
         assert 1 <= min(sizes) <= max(sizes) <= min(min(sizes) + 1, 2 * batch)
     taken = list(itertools.chain(*itertools.chain(*steps)))
-    assert taken == list(range(start, total if total - start >= world else start))
-
-
-@given(EPOCHS, st.integers(1, 9), st.integers(1, 20), st.data())
-@settings(**UNHURRIED)
-def test_an_interrupted_epoch_goes_on_with_other_ranks_where_it_was(epoch, other_world, other_batch, data):
-    total, *_, start = epoch
-    steps = divided(*epoch)
-    stop = data.draw(st.integers(0, len(steps)))
-    begun = list(itertools.chain(*itertools.chain(*steps[:stop])))
-    done = begun[-1] + 1 if begun else start
-    rest = list(itertools.chain(*itertools.chain(*divided(total, other_batch, other_world, done))))
-    left = total - done if total - done >= other_world else 0
-    assert begun + rest == list(range(start, done + left))
+    assert taken == list(range(start, total if left >= world else start))
 
 
 # ---------------------------------------------------------------------------------------------- who reads which piece
 
 
-def readings(order, pieces, batch, readers):
+@pytest.mark.parametrize(
+    ("readers", "batch", "lanes", "least", "most"),
+    [(2, 128, 32, 1, 1.002), (4, 64, 32, 1, 1.003), (8, 128, 32, 1, 1.002), (3, 64, 32, 2.9, 3), (3, 64, 48, 1, 1.01)],
+)
+def test_readers_whose_number_divides_the_lanes_hardly_share_pieces(readers, batch, lanes, least, most):
     """How often all pieces are read together, if each reader reads those that it needs."""
-    piece = np.repeat(np.arange(len(pieces)), pieces)[order]
-    reader = np.arange(len(order)) // batch % readers
-    return len(np.unique(piece * readers + reader))
-
-
-@pytest.mark.parametrize(("readers", "batch"), [(2, 128), (4, 64), (8, 128)])
-def test_readers_whose_number_divides_the_lanes_share_pieces_between_two_lanes_only(readers, batch):
     pieces = np.random.default_rng(0).integers(30, 41, 5_000)
-    order = shards.order(pieces, seed=0, epoch=0)
-    turns = 1_024 // batch  # in a round of all lanes
-    assert readings(order, pieces, batch, readers) <= len(pieces) + turns - 1
-
-
-def test_readers_whose_number_does_not_divide_the_lanes_share_nearly_all_pieces():
-    """What the docstring warns of; the order stays right."""
-    pieces = np.full(3_200, 35)
-    assert readings(shards.order(pieces, seed=0, epoch=0), pieces, 64, 3) > 2.9 * len(pieces)
-    assert readings(shards.order(pieces, seed=0, epoch=0, lanes=48), pieces, 64, 3) < 1.01 * len(pieces)
+    order = shards.order(pieces, seed=0, epoch=0, lanes=lanes)
+    piece, reader = np.repeat(np.arange(len(pieces)), pieces)[order], np.arange(len(order)) // batch % readers
+    assert least <= len(np.unique(piece * readers + reader)) / len(pieces) <= most
 
 
 @pytest.mark.parametrize(

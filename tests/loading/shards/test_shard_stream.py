@@ -3,10 +3,10 @@
 import gc
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from support.shards import UNHURRIED, InMemory, Watched, numbers, packed, streams
 from torch.utils.data import DataLoader
 
-from helpers import config
 from helpers.data import buckets
 from helpers.loading import shards
 from helpers.loading.shards import stream as streaming
@@ -30,23 +29,7 @@ def data():
     return packed(COUNT, piece_bytes=7_000)
 
 
-@pytest.fixture
-def whole(data):
-    """An epoch's samples, in batches of 7."""
-    return numbers(streams(*data, 7))
-
-
-def shards_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("shards")]
-
-
 # -------------------------------------------------------------------------------------------------- one order for all
-
-
-def test_an_epoch_has_each_sample_once_in_the_order_of_the_index(data, whole):
-    _, index = data
-    assert sorted(whole) == list(range(COUNT))
-    assert whole == shards.order(index.samples, seed=0, epoch=0, lanes=4, shuffle=20).tolist()
 
 
 def test_a_state_goes_on_in_its_own_order_whatever_the_stream_was_made_with(data):
@@ -74,7 +57,7 @@ def test_an_epoch_interrupted_anywhere_goes_on_exactly_with_any_ranks_workers_an
         state = states[0]
     (last,) = streams(*data, 11)
     last.load_state(state)
-    assert found + numbers([last]) == numbers(streams(*data, 7))
+    assert found + numbers([last]) == shards.order(data[1].samples, seed=0, epoch=0, lanes=4, shuffle=20).tolist()
 
 
 def test_a_state_of_other_shards_is_refused(data):
@@ -90,6 +73,12 @@ def test_a_sample_that_cannot_be_decoded_is_named(data):
     with pytest.raises(ZeroDivisionError) as error:
         list(shards.ShardStream(*data, 7, broken, threads=3))
     assert "000000123" in error.value.__notes__[0]
+
+
+def wait_for(state):
+    """Wait until a state is reached; the time-out of the test is for one that never is."""
+    while not state():
+        threading.Event().wait(0.01)
 
 
 # ------------------------------------------------------------------------------------------------ worker processes
@@ -126,34 +115,19 @@ def test_a_forked_worker_of_a_process_that_used_the_store_gets_an_error(on_disk)
     gc.collect()  # the loader, which waits for its worker when it is collected
 
 
-FORK = """
-import os
-from pathlib import Path
-from obstore.store import MemoryStore
-from helpers.data import buckets
-
-MemoryStore().put("a", b"content")
-while not any(path.read_text().startswith("tokio") for path in Path("/proc/self/task").glob("*/comm")):
-    pass  # a thread gets its name a moment after it starts
-child = os.fork()
-if not child:
-    try:
-        buckets.Folder(Path("objects")).connect()
-    except RuntimeError as error:
-        print("noticed", flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-"""
-
-
-@needs_fork
-@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's threads")
-def test_a_use_of_the_client_by_any_call_is_noticed_at_the_fork(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(config.PROJECT)}
-    command = [sys.executable, "-c", FORK]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert (done.returncode, done.stdout) == (0, "noticed\n"), done.stderr
+def test_a_use_of_the_client_by_any_call_is_noticed_at_the_fork(tmp_path, monkeypatch):
+    monkeypatch.setattr(buckets, "_user", None)
+    InMemory().store.put("a", b"content")  # and a thread of the client gets its name a moment after it starts
+    wait_for(lambda: any(path.read_text().startswith("tokio") for path in Path("/proc/self/task").glob("*/comm")))
+    child = os.fork()
+    if not child:
+        try:
+            buckets.Folder(tmp_path).connect()
+        except RuntimeError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 # ---------------------------------------------------------------------------------------- what runs ahead, and memory
@@ -200,15 +174,6 @@ def test_memory_holds_the_shuffle_buffers_of_the_lanes_and_the_pieces_that_were_
     assert not live, "nothing is kept after the epoch"
 
 
-# ------------------------------------------------------------------------------------------------------ leaving early
-
-
-def wait_for(state):
-    """Wait until a state is reached; the time-out of the test is for one that never is."""
-    while not state():
-        threading.Event().wait(0.01)
-
-
 def test_leaving_the_loop_waits_for_no_request_and_sends_no_other(data):
     bucket, index = data
     gate, free = threading.Event(), iter(range(4))
@@ -219,7 +184,8 @@ def test_leaving_the_loop_waits_for_no_request_and_sends_no_other(data):
     wait_for(lambda: store.now == 3)  # all threads wait, and more pieces have been asked for
     try:
         batches.close()
-        before, waiting = store.requests, shards_threads()
+        before = store.requests
+        waiting = [thread for thread in threading.enumerate() if thread.name.startswith("shards")]
         assert store.now == 3, "the loop was left while requests were on their way"
     finally:
         gate.set()
