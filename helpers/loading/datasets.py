@@ -102,7 +102,6 @@ class JpegDataset(Dataset):
         self.transform = transform
         self.draft = draft
         self.decoder = decoder
-        # Arrays, not lists of Python objects: workers share them with us for good (measured in notebook 03).
         self.classes, self.files, self.labels = photos.list_images(folder)
 
     def __len__(self) -> int:

@@ -49,8 +49,7 @@ class Hdf5(PackedDataset):
         return {_FILE: [(0, start), (start + size, (folder / _FILE).stat().st_size)]}
 
     def _open(self):
-        # nobody writes; some network disks have no locks
-        file = h5py.File(Path(self.path, _FILE), "r", locking=False)
+        file = h5py.File(Path(self.path, _FILE), "r", locking=False)  # nobody writes; some network disks have no locks
         return file, file["images"], file["images"].id.get_type()
 
     def close(self):

@@ -11,6 +11,7 @@ are, so our index of offsets finds them; other programs read these files from th
 from __future__ import annotations
 
 import io
+import math
 import struct
 import sys
 import tarfile
@@ -46,10 +47,8 @@ class Npy(PackedDataset):
         with open(folder / "images.npy", "wb", buffering=2**20) as file:
             file.write(bytes(_HEADER_BYTES))
             contents.write_pixels(file)
-            size, shape = file.tell() - _HEADER_BYTES, contents.shape()
-            header = {"descr": "|u1", "fortran_order": False, "shape": (size,)}
-            if shape:
-                header["shape"] = (size // int(np.prod(shape)), *shape)
+            size, shape = file.tell() - _HEADER_BYTES, contents.shape() or ()
+            header = {"descr": "|u1", "fortran_order": False, "shape": (size // math.prod(shape), *shape)}
             length = _HEADER_BYTES - 10  # format 1.0: magic and version, 8 bytes; length, 2; text, and a new line
             file.seek(0)
             file.write(np.lib.format.magic(1, 0) + length.to_bytes(2, "little"))
@@ -163,9 +162,8 @@ class Zip(_Shards):
 class TFRecord(_Shards):
     """TFRecord, which TensorFlow and NVIDIA DALI read: records one after the other, each a ``tf.train.Example``.
 
-    Its features: ``image`` (the pixels), ``shape`` (channels, height, width), and ``label``, a number. Each shard has
-    an index beside it, ``shard-000000.tfrecord.idx``, as DALI wants it: a line with the begin and the length of each
-    record.
+    Its features: ``image`` (the pixels), ``shape`` (channels, height, width), and ``label``, a number. Beside each
+    shard is an index for DALI, ``shard-000000.tfrecord.idx``: a line with the begin and the length of each record.
 
     Written by hand: TensorFlow is 1 GB, and the package tfrecord only reads and writes from the front to the back. The
     format is a page: https://www.tensorflow.org/tutorials/load_data/tfrecord and

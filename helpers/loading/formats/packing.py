@@ -27,7 +27,6 @@ VERSION = 3  # of the folder's layout, for all formats: count up when it changes
 MANIFEST, INDEX = "manifest.jsonl", "index.npy"
 ROW = np.dtype([("file", "<u4"), ("checksum", "<u4"), ("start", "<i8"), ("label", "<i8"), ("shape", "<i4", 3)])
 
-_QUIET_SECONDS = 5.0  # the progress bar appears after this time
 _READ_BYTES = 4 * 2**20
 
 
@@ -37,7 +36,7 @@ class Contents:
     def __init__(self, images: Iterable, labels: Iterable, path: str | Path):
         total = next((len(source) for source in (images, labels) if hasattr(source, "__len__")), None)
         pairs = zip(images, labels, strict=True)
-        self._pairs = tqdm(pairs, f"packing {Path(path).name}", total, unit="image", delay=_QUIET_SECONDS)
+        self._pairs = tqdm(pairs, f"packing {Path(path).name}", total, unit="image", delay=5)
         self._rows, self._current = bytearray(), None
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, int]]:

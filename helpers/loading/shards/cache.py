@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import google_crc32c
+from filelock import FileLock
 
 from stepscope.base import staging
 
@@ -109,8 +110,6 @@ def _read(path: Path, crc32c: int) -> bytes | None:
     return content if google_crc32c.value(content) == crc32c else None
 
 
-def _lock(path: Path):
-    from filelock import FileLock
-
+def _lock(path: Path) -> FileLock:
     path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(path, mode=0o666)  # for other users of the folder, too

@@ -57,8 +57,6 @@ class ShardStream(IterableDataset):
 
     Raises
     ------
-    ValueError
-        If a number is out of range.
     StoreError, ShardsError
         While it is iterated: if the store does not answer or refuses (see `buckets.request`), if a shard is missing,
         or is not as it was when its index was written. A store that is away for a while is waited for, with a warning
@@ -83,8 +81,6 @@ class ShardStream(IterableDataset):
         threads: int = 8,
         cache: Cache | None = None,
     ):
-        if threads < 1:
-            raise ValueError(f"Expected 1 thread or more, found {threads}.")
         self.bucket, self.index, self.batch, self.decode, self.prefix = bucket, index, batch, decode, prefix
         self.rank, self.world, self.threads, self.cache = rank, world, threads, cache
         # Epoch, first position, order; in memory that is shared with the workers: those that persist see what set_epoch
@@ -115,8 +111,8 @@ class ShardStream(IterableDataset):
 
         The training loop counts the steps. The loader cannot: its workers are ahead of the loop.
         """
-        # The last rank's batches end a step
-        ends = [int(self._now[1]), *(batch.stop for batch in self._batches(self.world - 1))]
+        batches = self._batches(self.world - 1)  # the last rank's end a step
+        ends = [int(self._now[1]), *(batch.stop for batch in batches)]
         if not 0 <= steps < len(ends):
             raise ValueError(f"Expected 0 to {len(ends) - 1} steps, as many as there are batches, found {steps}.")
         return {"epoch": self.epoch, "done": ends[steps], "shards": self.index.fingerprint, **self.order}

@@ -32,12 +32,6 @@ def data():
 # -------------------------------------------------------------------------------------------------- one order for all
 
 
-def test_a_state_goes_on_in_its_own_order_whatever_the_stream_was_made_with(data):
-    (stream,), (other,) = streams(*data, 7, lanes=5, shuffle=90), streams(*data, 11, lanes=7, seed=1)
-    other.load_state(stream.state(3))
-    assert numbers([other]) == numbers([stream])[21:]
-
-
 @given(
     st.lists(
         st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(0, 4), st.integers(0, 30)), min_size=1, max_size=4
@@ -55,7 +49,7 @@ def test_an_epoch_interrupted_anywhere_goes_on_exactly_with_any_ranks_workers_an
         states = [each.state(steps) for each in ranks]
         assert all(each == states[0] for each in states)
         state = states[0]
-    (last,) = streams(*data, 11)
+    (last,) = streams(*data, 11, lanes=7, shuffle=90, seed=1)  # the order is that of the state
     last.load_state(state)
     assert found + numbers([last]) == shards.order(data[1].samples, seed=0, epoch=0, lanes=4, shuffle=20).tolist()
 
