@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from support import cuda_trace
-from support.nccl_job import Job
+from support.rank_traces import ddp
 
 from helpers import figures, simulate
 from helpers.results import scoreboard
@@ -84,7 +84,7 @@ def curve(*allocated):
 
 def of_ranks(draw, **job):
     with tempfile.TemporaryDirectory() as folder:
-        return draw(traces.ranks(Job(**job).write(Path(folder))))
+        return draw(traces.ranks(ddp(Path(folder), **job)))
 
 
 def scaled():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from support import cuda_trace
-from support.nccl_job import Job
+from support.rank_traces import ddp
 
 from stepscope import diagnosis, traces
 from stepscope.__main__ import main
@@ -39,7 +39,7 @@ def step_ms(folder):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_job_with_one_fault_is_accused_of_just_that(fault, tmp_path, names):
     options, name, change = FAULTS[fault]
-    found = diagnosis.of_ranks(Job(**options).write(tmp_path))
+    found = diagnosis.of_ranks(ddp(tmp_path, **options))
     assert names(found) == [name]
     assert found.verdict == "communication"
     assert change in found.findings[0].change
@@ -47,7 +47,7 @@ def test_a_job_with_one_fault_is_accused_of_just_that(fault, tmp_path, names):
 
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_a_job_without_fault_is_accused_of_nothing(ranks, tmp_path):
-    found = diagnosis.of_ranks(Job(ranks=ranks).write(tmp_path))
+    found = diagnosis.of_ranks(ddp(tmp_path, ranks=ranks))
     assert (found.verdict, found.findings) == ("nothing wrong", ())
     assert ("efficiency", "96%") in found.evidence
 
@@ -65,14 +65,14 @@ def test_a_job_without_fault_is_accused_of_nothing(ranks, tmp_path):
     ],
 )
 def test_a_gain_is_the_time_that_the_fixed_job_would_save(fault, fixed, tmp_path):
-    slow = step_ms(Job(**FAULTS[fault][0]).write(tmp_path / "slow"))
-    healthy = step_ms(Job(**fixed).write(tmp_path / "healthy"))
+    slow = step_ms(ddp(tmp_path / "slow", **FAULTS[fault][0]))
+    healthy = step_ms(ddp(tmp_path / "healthy", **fixed))
     (finding,) = diagnosis.of_ranks(tmp_path / "slow").findings
     assert finding.gain * slow == pytest.approx(slow - healthy, abs=1)
 
 
 def test_a_job_that_hangs_is_named_before_all_that_costs_time(tmp_path, names):
-    found = diagnosis.of_ranks(Job(extra={1: 1}, by_hand=True).write(tmp_path))
+    found = diagnosis.of_ranks(ddp(tmp_path, extra={1: 1}, by_hand=True))
     assert names(found) == ["unequal numbers of operations", "exposed communication"]
     assert math.isinf(found.findings[0].gain)
     assert "rank 0" in found.findings[0].evidence and "all_reduce" in found.findings[0].evidence
@@ -80,24 +80,24 @@ def test_a_job_that_hangs_is_named_before_all_that_costs_time(tmp_path, names):
 
 
 def test_ranks_that_wait_in_turns_have_no_straggler_and_make_a_verdict_impossible(tmp_path):
-    found = diagnosis.of_ranks(Job(late=lambda step, rank: 100 * (step % 2 == rank), milliseconds=1).write(tmp_path))
+    found = diagnosis.of_ranks(ddp(tmp_path, late=lambda step, rank: 100 * (step % 2 == rank), milliseconds=1))
     assert (found.verdict, found.findings) == ("unknown", ())
     assert "now for this one, now for that" in found.reason
 
 
 def test_a_rank_that_is_late_behind_overlapped_buckets_makes_a_verdict_impossible_at_least(tmp_path):
-    assert diagnosis.of_ranks(Job(loading={1: 15}).write(tmp_path)).verdict in ("unknown", "communication")
+    assert diagnosis.of_ranks(ddp(tmp_path, loading={1: 15})).verdict in ("unknown", "communication")
 
 
 def test_of_many_ranks_those_that_wait_least_have_a_line(tmp_path):
-    found = diagnosis.of_ranks(Job(ranks=12, loading={11: 50}).write(tmp_path))
+    found = diagnosis.of_ranks(ddp(tmp_path, ranks=12, loading={11: 50}))
     rows = [name for name, _ in found.evidence if name.startswith("rank ")]
     assert len(rows) == 8 and "rank 11" in rows
     assert "all ranks" in dict(found.evidence)
 
 
 def test_without_sizes_small_operations_are_unknown_and_not_accused(tmp_path, names):
-    found = diagnosis.of_ranks(Job(**FAULTS["small buckets"][0], sizes=False).write(tmp_path))
+    found = diagnosis.of_ranks(ddp(tmp_path, **FAULTS["small buckets"][0], shapes=False))
     assert names(found) == ["exposed communication"]
     assert any("record_shapes=True" in text for text in found.unknown)
 
@@ -111,19 +111,17 @@ def test_without_sizes_small_operations_are_unknown_and_not_accused(tmp_path, na
     ],
 )
 def test_what_does_not_suffice_gives_no_verdict(options, reason, tmp_path):
-    found = diagnosis.of_ranks(Job(**options).write(tmp_path))
+    found = diagnosis.of_ranks(ddp(tmp_path, **options))
     assert found.verdict == "unknown"
     assert reason in found.reason
 
 
 def test_traces_without_steps_give_no_verdict(tmp_path):
-    for file in Job().write(tmp_path).iterdir():
-        file.write_text(file.read_text().replace("ProfilerStep#", "a step "))
-    assert diagnosis.of_ranks(tmp_path).verdict == "unknown"
+    assert diagnosis.of_ranks(ddp(tmp_path, marked=False)).verdict == "unknown"
 
 
 def test_the_shell_shows_each_rank_and_then_all_together(tmp_path, capsys):
-    Job(by_hand=True).write(tmp_path / "job")
+    ddp(tmp_path / "job", by_hand=True)
     assert main(["diagnose", str(tmp_path)]) == 0
     heads = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
     assert heads == ["job, rank 0", "job, rank 1", "job, 2 ranks together"]

@@ -1,7 +1,7 @@
-"""Traces of several ranks: a job simulated in whole microseconds, whose truth is known, and real ones of gloo.
+"""Traces of several ranks: jobs simulated in whole microseconds, whose truth is known, and real ones of gloo.
 
-In each step of the simulated job a rank computes, for each bucket of gradients, as long as the test says, then asks for
-its all-reduce; the operations queue for one link; at the end the rank waits for all of them, and updates.
+In each step of a simulated job a rank computes, for each bucket of gradients, as long as the test says, then asks for
+its operation; the operations queue for one link; at the end the rank waits for all of them, and updates.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.written import event
+from support.written import loading as load
 
 PYTHON = 5  # µs at the beginning of a step, without an operator
 UPDATE = 10  # µs at its end
@@ -27,35 +28,110 @@ class Rank:
     """What one rank does, in µs on a clock that all share."""
 
     steps: list[tuple[int, int]] = field(default_factory=list)
+    loading: list[tuple[int, int]] = field(default_factory=list)
     computing: list[tuple[int, int]] = field(default_factory=list)
     operations: list[tuple[int, int, int]] = field(default_factory=list)  # issued, start, end
+    kinds: list[tuple[str, int]] = field(default_factory=list)  # of each operation its name and elements
 
 
-def job(computing: Sequence[Sequence[Sequence[int]]], transfer: int, begins: Sequence[int] | None = None) -> list[Rank]:
-    """Simulate a job: `computing` has the µs for each rank, step and bucket; each transfer takes `transfer` µs."""
+def job(
+    computing: Sequence[Sequence[Sequence[int]]],
+    transfer: int,
+    begins: Sequence[int] | None = None,
+    *,
+    before: Callable[[int, int], tuple[int, int]] = lambda step, rank: (0, PYTHON),
+    broadcast: int = 0,
+    extra: dict[int, int] | None = None,
+    kind: tuple[str, int] = ("all_reduce", ELEMENTS),
+) -> list[Rank]:
+    """Simulate a job: `computing` has the µs for each rank, step and bucket; each transfer takes `transfer` µs.
+
+    Before it computes, a rank loads and runs Python, `before` µs, and waits for a broadcast of so many µs, if any. Some
+    ranks have `extra` operations in the last step.
+    """
     ranks = [Rank() for _ in computing]
     now, free = list(begins or [0] * len(ranks)), 0
-    for step in zip(*computing, strict=True):
+
+    def exchange(moments: dict[int, int], took: int, of: tuple[str, int]) -> int:
+        starts = {rank: max(moment, free) for rank, moment in moments.items()}
+        end = max(starts.values()) + took
+        for rank, start in starts.items():
+            ranks[rank].operations.append((moments[rank], start, end))
+            ranks[rank].kinds.append(of)
+        return end
+
+    steps = list(zip(*computing, strict=True))
+    for number, step in enumerate(steps):
         begun, issued = list(now), []
+        for rank in range(len(ranks)):
+            loads, python = before(number, rank)
+            ranks[rank].loading += [(now[rank], now[rank] + loads)] * (loads > 0)
+            now[rank] += loads + python
+        if broadcast:
+            free = exchange(dict(enumerate(now)), broadcast, ("broadcast", 6))
+            now = [free] * len(ranks)
         for rank, buckets in enumerate(step):
-            now[rank] += PYTHON
             issued.append([])
             for duration in buckets:
                 ranks[rank].computing.append((now[rank], now[rank] + duration))
                 now[rank] += duration
                 issued[rank].append(now[rank])
-        ended = 0
         for operation in zip(*issued, strict=True):
-            starts = [max(each, free) for each in operation]
-            ended = free = max(starts) + transfer
-            for rank, start in enumerate(starts):
-                ranks[rank].operations.append((operation[rank], start, ended))
+            free = exchange(dict(enumerate(operation)), transfer, kind)
+        for rank, times in (extra or {}).items():
+            for each in range(times * (number == len(steps) - 1)):
+                free = exchange({rank: now[rank] + each + 1}, 100, (kind[0], 100))
         for rank, each in enumerate(ranks):
-            now[rank] = max(now[rank], ended)
+            now[rank] = max([now[rank], *(end for _, _, end in each.operations[-1:])])
             each.computing.append((now[rank], now[rank] + UPDATE))
             now[rank] += UPDATE
             each.steps.append((begun[rank], now[rank]))
     return ranks
+
+
+def ddp(
+    folder: Path,
+    *,
+    ranks: int = 2,
+    steps: int = 4,
+    layers: int = 10,  # each takes 5 ms forward and 10 ms backward
+    megabytes: float = 100,  # of all gradients
+    buckets: int = 10,  # in which they travel, each as soon as the gradients of the last layer in it are there
+    milliseconds: float = 6,  # that each bucket travels
+    by_hand: bool = False,  # whether all travel when backward has ended
+    operation: str = "all_reduce",  # by which they travel, as `torch.distributed` calls it
+    broadcast: int = 0,  # ms of a broadcast before each forward, if any
+    # Of some ranks: the ms that they wait for their batches, and that their host does something else between loading
+    # and forward, and by which factor they compute longer
+    loading: dict[int, int] | None = None,
+    python: dict[int, int] | None = None,
+    slower: dict[int, float] | None = None,
+    late: Callable[[int, int], int] = lambda step, rank: 0,  # further ms that the host takes there
+    extra: dict[int, int] | None = None,  # operations in the last step that only these ranks have
+    **written: bool,
+) -> Path:
+    """Write the traces of ranks that train with NCCL, by DistributedDataParallel; as it stands nothing is wrong."""
+    computing = []
+    for rank in range(ranks):
+        layer, spent = round(5000 * (slower or {}).get(rank, 1)), 0
+        times = []
+        for bucket in range(buckets):
+            last = layers if by_hand else max((bucket + 1) * layers // buckets, 1)
+            times.append(max(layer * (layers + 2 * last) - spent, 1))
+            spent += times[-1]
+        computing.append([times] * steps)
+    simulated = job(
+        computing,
+        round(1e3 * milliseconds),
+        before=lambda step, rank: (
+            200 + 1000 * (loading or {}).get(rank, 0),
+            500 + 1000 * ((python or {}).get(rank, 0) + late(step, rank)),
+        ),
+        broadcast=1000 * broadcast,
+        extra=extra,
+        kind=(operation, round(megabytes / max(buckets, 1) * ELEMENTS)),
+    )
+    return write(folder, simulated, backend="nccl", **written)
 
 
 def truth(ranks: list[Rank], backend: str = "gloo") -> list[dict[str, float]]:
@@ -102,7 +178,7 @@ def write(
     clocks: Sequence[float] | None = None,
     backend: str = "gloo",
     shapes: bool = True,
-    steps: bool = True,
+    marked: bool = True,
     leave_out: dict[int, Sequence[int]] | None = None,
     spans: int = 1,
     one_host: bool = False,
@@ -121,7 +197,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     for number, rank in enumerate(ranks):
         clock = clocks[number] if clocks else 0
-        events = _events(rank, backend, shapes, steps, set((leave_out or {}).get(number, ())))
+        events = _events(rank, backend, shapes, marked, set((leave_out or {}).get(number, ())))
         for each in events:
             each["ts"] += clock
         size = -(-len(rank.steps) // spans)
@@ -139,44 +215,48 @@ def write(
     return folder
 
 
-def _events(rank: Rank, backend: str, shapes: bool, steps: bool, left_out: set[int]) -> list[dict]:
+def _events(rank: Rank, backend: str, shapes: bool, marked: bool, left_out: set[int]) -> list[dict]:
     work = _work_of_nccl if backend == "nccl" else _work_of_gloo
-    operations = [each for place, each in enumerate(rank.operations) if place not in left_out]
+    operations = [
+        (*each, *kind)
+        for place, (each, kind) in enumerate(zip(rank.operations, rank.kinds, strict=True))
+        if place not in left_out
+    ]
     marks = [
         event("user_annotation", f"ProfilerStep#{number + 3}", start, end)
         for number, (start, end) in enumerate(rank.steps)
-        if steps
+        if marked
     ]
-    return [*marks, *work(rank, operations, shapes)]
+    return [*marks, *(load(start, end) for start, end in rank.loading), *work(rank, operations, shapes)]
 
 
-def _work_of_gloo(rank: Rank, operations: list[tuple[int, int, int]], shapes: bool) -> list[dict]:
-    sizes = {"Input Dims": [[ELEMENTS]], "Input type": ["float"]} if shapes else {}
+def _work_of_gloo(rank: Rank, operations: list[tuple], shapes: bool) -> list[dict]:
     found = [event("cpu_op", "aten::mm", start, end) for start, end in rank.computing]
-    for place, (issued, start, end) in enumerate(operations):
-        found.append(event("cpu_op", "c10d::allreduce_", issued, issued))
-        found.append(event("user_annotation", "gloo:all_reduce", start, end, thread=20 + place % 2, **sizes))
+    for place, (issued, start, end, name, elements) in enumerate(operations):
+        sizes = {"Input Dims": [[elements]], "Input type": ["float"]} if shapes else {}
+        found.append(event("cpu_op", f"c10d::{name.replace('_', '')}_", issued, issued))
+        found.append(event("user_annotation", f"gloo:{name}", start, end, thread=20 + place % 2, **sizes))
     return found
 
 
-def _work_of_nccl(rank: Rank, operations: list[tuple[int, int, int]], shapes: bool) -> list[dict]:
+def _work_of_nccl(rank: Rank, operations: list[tuple], shapes: bool) -> list[dict]:
     found, number = [], 0
 
-    def launched(kernel: str, at: int, start: int, end: int, **arguments) -> None:
+    def launched(kernel: str, at: int, start: int, end: int) -> None:
         nonlocal number
         number += 1
         link = {"correlation": number, "External id": number, "device": 0}
         found.append(event("cuda_runtime", "cudaLaunchKernel", at, at, correlation=number))
-        found.append(event("kernel", kernel, start, end, thread=7, **link, **arguments))
+        found.append(event("kernel", kernel, start, end, thread=7, **link))
 
     for start, end in rank.computing:
         launched("gemm", start, start, end)
     group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
-    sizes = {"In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS, "dtype": "Float"} if shapes else {}
-    for place, (issued, start, end) in enumerate(operations):
-        around = {"Collective name": "allreduce", **group, **sizes}
+    for place, (issued, start, end, name, elements) in enumerate(operations):
+        sizes = {"In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float"} if shapes else {}
+        around = {"Collective name": name.replace("_", ""), **group, **sizes}
         found.append(event("cpu_op", "record_param_comms", issued, issued, Seq=place, **around))
-        launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)", issued, start, end)
+        launched(f"ncclDevKernel_{name.title().replace('_', '')}_Sum_f32_RING_LL(…)", issued, start, end)
     return found
 
 

@@ -45,7 +45,7 @@ def logdir(tmp_path_factory):
     rank_traces.write(root / "some", rank_traces.job([*LATE, LATE[0]], transfer=70))
     rank_traces.write(root / "unequal", job, clocks=clocks, leave_out={1: [3]})
     rank_traces.write(root / "no-sizes", job, shapes=False)
-    rank_traces.write(root / "no-steps", job, steps=False)
+    rank_traces.write(root / "no-steps", job, marked=False)
     for run in ("alone", "some"):
         sorted((root / run).iterdir())[-1].unlink()
     change(root / "same-rank", lambda content: content["distributedInfo"].update(rank=0))
@@ -71,11 +71,6 @@ def ours(logdir):
 def ask(server, run, page):
     (span,) = server.get("spans", run=run, worker="All")
     return server.get(f"distributed/{page}", run=run, worker="All", span=span)
-
-
-def overlap(server, run, step="all"):
-    """Return of each worker the µs of computation alone, both, communication alone, and neither."""
-    return ask(server, run, "overlap")["data"][step]
 
 
 def waits(server, run):

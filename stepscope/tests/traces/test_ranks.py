@@ -144,7 +144,7 @@ def test_ranks_that_exchange_nothing_have_their_machines_clocks(tmp_path):
 
 
 def test_without_steps_there_are_operations_and_no_means_of_steps(tmp_path):
-    path = rank_traces.write(tmp_path, rank_traces.job(EQUAL, transfer=70), steps=False)
+    path = rank_traces.write(tmp_path, rank_traces.job(EQUAL, transfer=70), marked=False)
     assert len(traces.collectives(path)) == 16
     with pytest.raises(traces.NoSteps):
         traces.communication(path)
