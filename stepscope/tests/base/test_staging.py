@@ -1,5 +1,7 @@
 """Files and folders that appear whole or not at all, whatever happens to the process that makes them."""
 
+import itertools
+import multiprocessing
 import os
 import shutil
 import signal
@@ -7,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from stepscope.base import staging
 
 pytestmark = pytest.mark.processes
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 ONE_USER, ANOTHER_USER = 65533, 65534  # any numbers but root's
 
@@ -22,42 +26,46 @@ def names_in(folder):
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-def start(code, *arguments):
-    """Start a Python that runs `code`. In it, `path` is the first argument, and `wait` says that it waits, for ever."""
-    before = (
-        "import os, pathlib, sys, time\n"
-        "from stepscope.base import staging\n"
-        "path = pathlib.Path(sys.argv[1])\n"
-        "def wait():\n"
-        "    print('waiting', flush=True)\n"
-        "    time.sleep(600)\n"
-    )
-    command = [sys.executable, "-c", before + code, *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+def forked(function, *arguments, user=None):
+    """Start a function in a process of its own, of another user if need be."""
+
+    def run():
+        if user is not None:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+        function(*arguments)
+
+    staging.clean(Path())  # imports what another user may not be allowed to read
+    process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
+    process.start()
+    return process
 
 
-def started(code, *arguments):
-    """As `start`, and come back when it waits."""
-    process = start(code, *arguments)
-    line = process.stdout.readline()
-    assert line == "waiting\n", line + process.stderr.read()
+def started(function, path, **user):
+    """As `forked`, and come back when it waits, for ever."""
+    there = multiprocessing.get_context("fork").Event()
+    process = forked(function, path, lambda: (there.set(), time.sleep(600)), **user)
+    while not there.wait(0.1):
+        assert process.is_alive()
     return process
 
 
 def kill(process):
     process.kill()
-    process.communicate(timeout=120)
+    process.join()
 
 
-FOLDER = "with staging.folder(path, replace=True) as new:\n    (new / 'half').write_text('x')\n    wait()\n"
-# Waits when the content is in the staging file, which does not have its name yet
-WRITE = (
-    "def waiting(event, arguments):\n"
-    "    if event == 'os.rename': wait()\n"
-    "sys.addaudithook(waiting)\n"
-    "staging.write(path, 'new')\n"
-)
+def make_folder(path, wait):
+    with staging.folder(path, replace=True) as new:
+        (new / "half").write_text("x")
+        wait()
+
+
+def write(path, wait):
+    """Write, and wait when the content is in the staging file, which does not have its name yet."""
+    sys.addaudithook(lambda event, arguments: event == "os.rename" and wait())
+    staging.write(path, "new")
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -121,9 +129,10 @@ def test_a_folder_appears_when_its_block_ends_in_the_place_of_whatever_was_there
     assert names_in(tmp_path / "deep/place") == ["file"]
 
 
-@pytest.mark.parametrize("code", [FOLDER, WRITE], ids=["folder", "write"])
-def test_what_a_process_makes_stays_while_it_lives_and_is_removed_by_the_next_when_it_was_killed(tmp_path, code):
-    process = started(code, tmp_path / "new")
+@needs_fork
+@pytest.mark.parametrize("make", [make_folder, write])
+def test_what_a_process_makes_stays_while_it_lives_and_is_removed_by_the_next_when_it_was_killed(tmp_path, make):
+    process = started(make, tmp_path / "new")
     left = set(names_in(tmp_path))
     assert len(left) == 2 and "new" not in left  # the staging folder and its lock
     staging.write(tmp_path / "other", "")
@@ -134,60 +143,61 @@ def test_what_a_process_makes_stays_while_it_lives_and_is_removed_by_the_next_wh
 
 
 STEPS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "fcntl.flock", "os.listdir")
-KILLED_AT = (
-    "numbers = iter(range(10**6))\n"
-    "def kill(event, arguments):\n"
-    f"    if event in {STEPS} and (event == 'fcntl.flock' or str(path.parent) in str(arguments[0])):\n"
-    "        if next(numbers) == int(sys.argv[2]): os.kill(os.getpid(), 9)\n"
-    "import filelock\n"
-    "sys.addaudithook(kill)\n"
-    "with staging.folder(path, replace=True) as new:\n"
-    "    (new / 'file').write_text('new')\n"
-    "print(next(numbers))\n"
-)
 
 
-@pytest.mark.slow
+@needs_fork
 def test_killed_at_any_step_there_is_a_whole_folder_or_none_and_the_next_leaves_nothing_else(tmp_path):
-    moments = int(start(KILLED_AT, tmp_path / "count/new", -1).communicate()[0])
-    assert moments > 15
-    for moment in range(moments):
+    def make(folder, moment):
+        def end(event, arguments):
+            here = event in STEPS and (event == "fcntl.flock" or str(folder) in str(arguments[0]))
+            if here and next(numbers) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        numbers = itertools.count()
+        sys.addaudithook(end)
+        with staging.folder(folder / "new", replace=True) as new:
+            (new / "file").write_text("new")
+
+    for moment in itertools.count():
         folder = tmp_path / str(moment)
         staging.write(folder / "new/file", "old")
-        process = start(KILLED_AT, folder / "new", moment)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        process = forked(make, folder, moment)
+        process.join()
+        if process.exitcode == 0:  # it has no more steps
+            break
+        assert process.exitcode == -signal.SIGKILL
         staging.clean(folder)
         assert names_in(folder) in ([], ["new"]), moment  # nothing: killed between the two renames
         if (folder / "new").exists():
             assert (folder / "new/file").read_text() in ("old", "new")
+    assert moment > 15
 
 
-THIRTY = """
-print('waiting', flush=True)
-sys.stdin.readline()
-staging.write(path / f'{os.getpid()}.json', 'content')
-with staging.folder(path / 'place', replace=True) as new:
-    for name in 'abc': (new / name).write_text(str(os.getpid()))
-with staging.only_one_process(path):
-    before = int((path / 'count').read_text()) if (path / 'count').exists() else 0
-    time.sleep(0.01)
-    (path / 'count').write_text(str(before + 1))
-"""
-
-
+@needs_fork
 def test_thirty_at_once_in_a_folder_with_leftovers_do_not_get_in_each_others_way(tmp_path):
-    kill(started(FOLDER, tmp_path / "killed"))
-    processes = [start(THIRTY, tmp_path) for _ in range(30)]
-    assert [process.stdout.readline() for process in processes] == ["waiting\n"] * 30
+    meeting = multiprocessing.get_context("fork").Barrier(30)
+
+    def make():
+        meeting.wait()
+        staging.write(tmp_path / f"{os.getpid()}.json", "content")
+        with staging.folder(tmp_path / "place", replace=True) as new:
+            for name in "abc":
+                (new / name).write_text(str(os.getpid()))
+        with staging.only_one_process(tmp_path):
+            before = count.stat().st_size if count.exists() else 0
+            time.sleep(0.01)
+            count.write_bytes(bytes(before + 1))
+
+    kill(started(make_folder, tmp_path / "killed"))
+    count = tmp_path / "count"
+    processes = [forked(make) for _ in range(30)]
     for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    assert [process.communicate(timeout=300)[1] for process in processes] == [""] * 30
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 30
     assert all(file.read_text() == "content" for file in tmp_path.glob("*.json"))
     assert names_in(tmp_path / "place") == ["a", "b", "c"]
     assert len({file.read_text() for file in (tmp_path / "place").iterdir()}) == 1  # all of one process
-    assert (tmp_path / "count").read_text() == "30"  # one at a time
+    assert count.stat().st_size == 30  # one at a time
     assert len(names_in(tmp_path)) == 30 + len(["place", "count", ".preparing.lock"])
 
 
@@ -200,27 +210,20 @@ def shared():
     shutil.rmtree(folder)
 
 
-def start_as(user, code, path):
-    """As `start`, as another user; what the code needs is imported before, where that user may not read it."""
-    become = f"os.setgroups([]); os.setgid({user}); os.setuid({user})"
-    return start(f"import filelock\nfilelock.FileLock(os.devnull)\n{become}\n{code}", path)
-
-
-def write_as(user, path):
-    process = start_as(user, "staging.write(path, '')", path)
-    assert process.communicate(timeout=120)[1] == ""
-
-
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root can write files of several users")
 def test_what_another_user_makes_or_left_does_no_harm_and_is_removed_by_that_user(shared):
-    process = start_as(ONE_USER, WRITE, shared / "new")
-    assert process.stdout.readline() == "waiting\n"
+    def write_as(user, name):
+        process = forked(staging.write, shared / name, "", user=user)
+        process.join()
+        assert process.exitcode == 0
+
+    process = started(write, shared / "new", user=ONE_USER)
     before = names_in(shared)
-    write_as(ANOTHER_USER, shared / "other")
+    write_as(ANOTHER_USER, "other")
     assert names_in(shared) == sorted([*before, "other"])
     kill(process)
-    write_as(ANOTHER_USER, shared / "other")
-    write_as(ONE_USER, shared / "mine")
+    write_as(ANOTHER_USER, "other")
+    write_as(ONE_USER, "mine")
     assert names_in(shared) == ["mine", "other"]
 
 
