@@ -8,12 +8,10 @@ from support.written import write as write_trace
 
 from stepscope import traces
 
-CPU, GPU = 0, 1
 
-
-def allocation(time, size, total, address=0x10, *, reserved=0, kind=CPU, device=-1):
+def allocation(time, size, total, address=0x10, *, reserved=0):
     """An allocation, or a release, as the profiler writes it: `total` bytes are allocated afterwards."""
-    place = {"Device Type": kind, "Device Id": device, "Addr": address}
+    place = {"Device Type": 0, "Device Id": -1, "Addr": address}
     arguments = place | {"Bytes": size, "Total Allocated": total, "Total Reserved": reserved}
     return {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": time, "args": arguments}
 
@@ -48,26 +46,11 @@ def test_the_curve_follows_allocations_and_releases(trace):
 
 
 def test_what_a_worker_shares_does_not_count(trace):
-    shared = [mapping(1100, 9_000_000, 0x20), unmapping(1300, 9_000_000, 0x20)]
+    before = unmapping(1050, 9_000_000, 0x90)  # mapped before the recording
+    shared = [before, mapping(1100, 2_000_000, 0x20), unmapping(1300, 2_000_000, 0x20)]  # as large as what is allocated
     later = [allocation(1400, 1_000_000, 3_000_000, 0x20), allocation(1500, -1_000_000, 2_000_000, 0x20)]
     curve = traces.memory_curve(trace(allocation(1000, 2_000_000, 2_000_000), *shared, *later))
     assert curve["allocated"].tolist() == [2, 3, 2]  # the same address was the allocator's later
-
-
-SEVERAL_DEVICES = [
-    unmapping(1000, 9_000_000, 0x90),  # mapped before the recording
-    allocation(1100, 4_000_000, 4_000_000, 0x10),
-    unmapping(1200, 9_000_000, 0xA0),
-    allocation(1300, 6_000_000, 10_000_000, 0x20),
-    allocation(1400, -4_000_000, 6_000_000, 0x10),
-    mapping(1500, 6_000_000, 0xB0),
-    unmapping(1600, 6_000_000, 0xB0),  # as large as what is allocated
-    allocation(1700, -6_000_000, 0, 0x20),
-    allocation(1050, 512, 4096, 0x10, reserved=1 << 21, kind=GPU, device=0),
-    allocation(1150, 1024, 1024, 0x10, reserved=1 << 21, kind=GPU, device=1),
-    allocation(1250, -512, 3584, 0x10, reserved=1 << 21, kind=GPU, device=0),
-    allocation(1350, -1024, 0, 0x10, reserved=0, kind=GPU, device=1),
-]
 
 
 def test_a_gpus_memory_is_what_it_states(tmp_path):
@@ -79,12 +62,12 @@ def test_a_gpus_memory_is_what_it_states(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("source", ["recorded", "hand-made"])
-def test_the_curve_is_that_of_the_tab(trace, tmp_path, source):
+def test_the_curve_is_that_of_the_tab(tmp_path, source):
     if source == "recorded":
         recordings.record(tmp_path / "run", 2, profile_memory=True)
         (path,) = (tmp_path / "run").iterdir()
     else:
-        path = trace(*SEVERAL_DEVICES)
+        path = cuda_trace.write(tmp_path / "trace.json")
     wanted = "page.get_memory_curve(memory_metric='B', patch_for_step_plot=False)['rows']"
     tab = parsed_by_the_plugin(path, wanted)
     curve = traces.memory_curve(path)
