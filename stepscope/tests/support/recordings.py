@@ -54,13 +54,7 @@ class Network(nn.Module):
         return self.head(self.second(self.first(images)).flatten(1))
 
 
-OPTIONS = {
-    "activities": {},
-    "shapes": {"record_shapes": True},
-    "memory": {"profile_memory": True},
-    "stacks": {"with_stack": True},
-    "everything": {"record_shapes": True, "profile_memory": True, "with_stack": True},
-}
+EVERYTHING = {"record_shapes": True, "profile_memory": True, "with_stack": True}
 
 
 def record(

@@ -30,8 +30,8 @@ def recorded(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     clocks = {}
     for run in RECORDED:
-        option, workers = run.split("-")
-        clocks[run] = recordings.record(root / run, int(workers), **recordings.OPTIONS[option])
+        options = recordings.EVERYTHING if run.startswith("everything") else {}
+        clocks[run] = recordings.record(root / run, int(run[-1]), **options)
     recordings.record(root / "two-spans", 0, spans=2)
     write(root / "gpu", cuda_trace.trace())
     # With runtime calls in the category that the stock plugin knows, to see what it does with them; and with more

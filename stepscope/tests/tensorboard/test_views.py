@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 from support import cuda_trace, recordings
-from support.another_host import shown_elsewhere
 
 from stepscope import tensorboard
 from stepscope.tensorboard import pages
@@ -113,7 +112,7 @@ def two_ranks(folder, change=lambda trace: trace):
 def server(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     two_ranks(root / "gpus")
-    recordings.record(root / "stacks", 2, **recordings.OPTIONS["everything"])
+    recordings.record(root / "stacks", 2, **recordings.EVERYTHING)
     recordings.record(root / "plain", 0)
     started = tensorboard.start(root)
     yield started
@@ -223,17 +222,21 @@ def test_the_views_work_in_a_frame_at_another_address_as_colab_shows_them(chromi
     )
     context.set_default_timeout(PATIENCE)
     tab = Tab(context.new_page())
-    with shown_elsewhere(urlsplit(server.url).port, "/#pytorch_profiler") as (around, host):
-        tab.page.route(around, lambda route: route.continue_())
-        tab.page.goto(around)
-        tab.page.frame_locator("iframe").frame_locator("iframe").get_by_text("Average Step Time").wait_for()
-        tab.show("stacks", "Operator")
-        tab.drawn.first.locator("path").first.wait_for(state="attached")
-        tab.show("stacks", "Trace")
-        tab.frame.frame_locator("main iframe").frame_locator("iframe").locator("canvas").first.wait_for()
-        assert {urlsplit(frame.url).netloc for frame in tab.page.frames[1:]} == {host}
-        assert tab.problems == []
-        context.close()
+    around, host = "http://notebook.test/", "127.0.0.1:1"
+    frame = f'<iframe src="http://{host}/#pytorch_profiler" width="100%" height="900"></iframe>'
+    tab.page.route(around, lambda route: route.fulfill(body=frame, content_type="text/html"))
+    at_server = lambda route: route.fetch(url=route.request.url.replace(f"http://{host}/", server.url))  # noqa: E731
+    tab.page.route(f"http://{host}/**", lambda route: route.fulfill(response=at_server(route)))
+    tab.page.goto(around)
+    tab.page.frame_locator("iframe").frame_locator("iframe").get_by_text("Average Step Time").wait_for()
+    tab.show("stacks", "Operator")
+    tab.drawn.first.locator("path").first.wait_for(state="attached")
+    tab.show("stacks", "Trace")
+    tab.frame.frame_locator("main iframe").frame_locator("iframe").locator("canvas").first.wait_for()
+    assert {urlsplit(frame.url).netloc for frame in tab.page.frames[1:]} == {host}
+    assert tab.problems == []
+    tab.page.unroute_all(behavior="ignoreErrors")  # what the page asks for while it closes
+    context.close()
 
 
 def hostile(content):

@@ -14,7 +14,7 @@ from stepscope import traces
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded")
-    recordings.record(folder, 0, **recordings.OPTIONS["everything"])
+    recordings.record(folder, 0, **recordings.EVERYTHING)
     (file,) = folder.iterdir()
     return file
 
@@ -22,10 +22,6 @@ def trace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def slimmed(trace, tmp_path_factory):
     return traces.slim(trace, tmp_path_factory.mktemp("slim") / "slim.pt.trace.json.gz")
-
-
-def operator(name, start, end, category="cpu_op", **arguments):
-    return event(category, name, start, end, **arguments)
 
 
 def frame(name, start, end):
@@ -60,8 +56,13 @@ def test_a_slim_trace_has_the_same_overview_and_modules_in_tensorboard(trace, sl
 
 
 def test_what_ran_inside_loading_is_dropped_in_its_thread_only(tmp_path):
-    others = [step(1, 0, 100), loading(0, 50), event("cpu_op", "aten::mm", 10, 20, thread=2), operator("mm", 60, 70)]
-    inside = [operator("aten::mul", 10, 20), operator("mine", 30, 40, "user_annotation"), frame("f", 1, 49)]
+    others = [
+        step(1, 0, 100),
+        loading(0, 50),
+        event("cpu_op", "aten::mm", 10, 20, thread=2),
+        event("cpu_op", "mm", 60, 70),
+    ]
+    inside = [event("cpu_op", "aten::mul", 10, 20), event("user_annotation", "mine", 30, 40), frame("f", 1, 49)]
     assert kept(tmp_path, [*others, *inside, frame("outside", 60, 61)]) == [*others, frame("outside", 60, 61)]
 
 
@@ -69,22 +70,22 @@ def test_accelerator_calls_inside_loading_stay_with_the_operators_that_made_them
     events = [
         step(1, 0, 100),
         loading(0, 50),
-        operator("aten::copy_", 10, 30, **{"External id": 7}),
-        operator("cudaMemcpyAsync", 15, 20, "cuda_runtime", correlation=3, **{"External id": 7}),
-        operator("Memcpy HtoD", 60, 90, "gpu_memcpy", correlation=3, **{"External id": 7}),
-        operator("cudaFree", 31, 32, "cuda_runtime", correlation=4),
+        event("cpu_op", "aten::copy_", 10, 30, **{"External id": 7}),
+        event("cuda_runtime", "cudaMemcpyAsync", 15, 20, correlation=3, **{"External id": 7}),
+        event("gpu_memcpy", "Memcpy HtoD", 60, 90, correlation=3, **{"External id": 7}),
+        event("cuda_runtime", "cudaFree", 31, 32, correlation=4),
     ]
-    assert kept(tmp_path, [*events, operator("aten::mul", 40, 45)]) == events
+    assert kept(tmp_path, [*events, event("cpu_op", "aten::mul", 40, 45)]) == events
 
 
 def test_the_file_of_a_compiled_kernel_is_not_named(tmp_path):
-    kernel = operator("triton_poi_fused_0", 60, 70, "kernel", grid=[1, 1, 1])
-    named = operator("triton_poi_fused_0", 60, 70, "kernel", grid=[1, 1, 1], kernel_file="/home/ada/cache/kernel.py")
+    kernel = event("kernel", "triton_poi_fused_0", 60, 70, grid=[1, 1, 1])
+    named = event("kernel", "triton_poi_fused_0", 60, 70, grid=[1, 1, 1], kernel_file="/home/ada/cache/kernel.py")
     assert kept(tmp_path, [step(1, 0, 100), named]) == [step(1, 0, 100), kernel]
 
 
 def test_a_trace_may_be_replaced_by_its_slim_copy(tmp_path):
-    path = write(tmp_path / "trace.json.gz", [step(1, 0, 100), loading(0, 50), operator("aten::mul", 10, 20)])
+    path = write(tmp_path / "trace.json.gz", [step(1, 0, 100), loading(0, 50), event("cpu_op", "aten::mul", 10, 20)])
     before = traces.breakdown(path)
     assert traces.slim(path, path) == path
     assert traces.breakdown(path).equals(before)
