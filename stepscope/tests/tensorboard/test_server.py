@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 import types
 import urllib.request
@@ -22,7 +21,7 @@ from support import recordings
 from support.asking import overview
 from support.written import on_a_gpu, write
 
-from stepscope import tensorboard, traces
+from stepscope import tensorboard
 
 pytestmark = pytest.mark.processes
 
@@ -58,30 +57,6 @@ def ends(url, seconds=120):
     return False
 
 
-def test_processes_that_spawn_parse_with_the_corrections_too(logdir, tmp_path):
-    script = tmp_path / "spawn.py"
-    script.write_text(
-        textwrap.dedent("""
-        import sys
-        from stepscope.tensorboard import corrections
-
-        if __name__ == "__main__":
-            corrections.apply()
-            from torch_tb_profiler import io
-            from torch_tb_profiler.profiler import loader
-            run = loader.RunLoader("run", sys.argv[1], io.Cache(sys.argv[2])).load()
-            (worker,) = run.get_workers("Overview")
-            print(run.get_profile(worker, "1").overview["performance"])
-        """)
-    )
-    run = [sys.executable, str(script), str(logdir / "two-workers"), str(tmp_path)]
-    environment = os.environ | {"TORCH_PROFILER_START_METHOD": "spawn"}
-    shell = subprocess.run(run, capture_output=True, text=True, env=environment)
-    assert shell.returncode == 0, shell.stderr
-    expected = round(traces.breakdown(logdir / "two-workers")["DataLoader"].mean())
-    assert f"'name': 'DataLoader', 'description': '', 'value': {expected}," in shell.stdout
-
-
 ASKED_FOR = metadata.entry_points(group="tensorboard_plugins", name="corrected_profiler")
 
 
@@ -92,7 +67,7 @@ def test_a_tensorboard_that_is_started_otherwise_is_corrected_where_the_environm
         [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir / "two-workers"), "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=os.environ | own | {"TORCH_PROFILER_START_METHOD": "fork", "PYTHONUNBUFFERED": "1"},
+        env=os.environ | own | {"TORCH_PROFILER_START_METHOD": "spawn", "PYTHONUNBUFFERED": "1"},
         text=True,
     )
     try:
