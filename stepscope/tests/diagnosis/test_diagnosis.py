@@ -7,6 +7,7 @@ import re
 
 import pytest
 from support import cuda_trace
+from support.written import write
 
 from stepscope import diagnosis, traces
 from stepscope.__main__ import main
@@ -161,21 +162,12 @@ def test_too_few_steps_or_none_give_no_verdict(file):
 
 
 OPTIMIZER = "an optimizer that goes weight by weight"
-ALONE, WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 
 
-def on_cpu(loading_us, operators_us, *, operator="aten::conv2d", category="cpu_op", class_=ALONE):
+def on_cpu(loading_us, operators_us, **named):
     """Return five steps of 10 ms without an accelerator."""
-    events = []
-    for number in range(5):
-        start = number * 10_000
-        for name, kind, begin, end in (
-            (f"ProfilerStep#{number}", "user_annotation", 0, 10_000),
-            (f"enumerate(DataLoader)#{class_}.__next__", "user_annotation", 0, loading_us),
-            (operator, category, loading_us, loading_us + operators_us),
-        ):
-            events.append(cuda_trace._event(kind, name, start + begin, start + end))
-    return {"schemaVersion": 1, "traceEvents": events}
+    taken = (0, loading_us, loading_us + operators_us, 10_000)
+    return cuda_trace.on_cpu([[start + each for each in taken] for start in range(0, 50_000, 10_000)], **named)
 
 
 @pytest.mark.parametrize(
@@ -183,27 +175,23 @@ def on_cpu(loading_us, operators_us, *, operator="aten::conv2d", category="cpu_o
     [
         (on_cpu(200, 9700), "nothing wrong"),
         (on_cpu(6000, 3900), "loading"),
-        (on_cpu(6000, 3900, class_=WORKERS), "loading"),
+        (on_cpu(6000, 3900, loader=cuda_trace.WORKERS), "loading"),
         (on_cpu(200, 5000), "unknown"),  # Python, mostly
         (on_cpu(200, 9700, operator="aten::cudnn_convolution"), "unknown"),  # recorded without the GPU's kernels
         (on_cpu(200, 9700, operator="launch", category="mtia_runtime"), "unknown"),  # of another accelerator
     ],
 )
 def test_traces_without_an_accelerator_are_distinguished(file, content, verdict):
-    file.write_text(json.dumps(content))
-    assert diagnosis.of_trace(file).verdict == verdict
+    assert diagnosis.of_trace(write(file, content)).verdict == verdict
 
 
 def with_short_operators(count, name, around=()):
     """Return five steps of 10 ms, of which operators of 5 µs take a half, with 5 µs between them."""
     content = on_cpu(0, 0)
-    for number in range(5):
-        for each in range(count):
-            start = number * 10_000 + 10 * each
-            content["traceEvents"].append(cuda_trace._event("cpu_op", name, start, start + 5))
-        for annotation in around:
-            end = number * 10_000 + 10 * count
-            content["traceEvents"].append(cuda_trace._event("user_annotation", annotation, number * 10_000, end))
+    for begin in range(0, 50_000, 10_000):
+        starts = range(begin, begin + 10 * count, 10)
+        content += [cuda_trace._event("cpu_op", name, start, start + 5) for start in starts]
+        content += [cuda_trace._event("user_annotation", each, begin, begin + 10 * count) for each in around]
     return content
 
 
@@ -218,19 +206,15 @@ def with_short_operators(count, name, around=()):
     ],
 )
 def test_operators_that_are_short_and_called_often_are_found(file, content, found, names):
-    file.write_text(json.dumps(content))
-    diagnosed = diagnosis.of_trace(file)
+    diagnosed = diagnosis.of_trace(write(file, content))
     assert names(diagnosed) == found
     assert [finding.verdict for finding in diagnosed.findings] == ["host"] * len(found)
 
 
 def test_one_long_step_without_operators_does_not_count(file):
     content = on_cpu(200, 9700)
-    for event in content["traceEvents"]:
-        if event["name"] == "ProfilerStep#4":
-            event["dur"] *= 10
-    file.write_text(json.dumps(content))
-    assert diagnosis.of_trace(file).verdict == "nothing wrong"
+    next(event for event in content if event["name"] == "ProfilerStep#4")["dur"] *= 10
+    assert diagnosis.of_trace(write(file, content)).verdict == "nothing wrong"
 
 
 def test_what_the_loader_alone_can_show_is_said_to_be_unknown(file):

@@ -204,22 +204,9 @@ def test_an_optimizer_that_goes_weight_by_weight_is_found(quick, names):
 # ---------------------------------------------------------------- without any fault
 
 
-class Photos(nn.Module):
-    """A small network of convolutions."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
-        self.last = nn.Linear(32, CLASSES)
-
-    def forward(self, images):
-        images = nn.functional.relu(self.first(images))
-        return self.last(nn.functional.relu(self.second(images)).mean((2, 3)))
-
-
 def test_a_loop_over_tensors_in_memory_has_nothing_wrong(quick):
-    images = TensorDataset(torch.rand(256, 3, 32, 32), torch.arange(256) % CLASSES)
-    found = diagnosis.diagnose(DataLoader(images, 16, shuffle=True), Step(quick, Photos()), steps=8)
+    numbers = TensorDataset(torch.rand(256, 1024), torch.arange(256) % CLASSES)
+    found = diagnosis.diagnose(DataLoader(numbers, 16, shuffle=True), Step(quick, Network(1024, 8)), steps=8)
     assert (found.verdict, found.findings) == ("nothing wrong", ()), str(found)
 
 

@@ -3,7 +3,6 @@
 import cProfile
 import io
 import itertools
-import json
 import multiprocessing
 import os
 import re
@@ -18,6 +17,7 @@ import torch
 from PIL import Image
 from support import cuda_trace, loops
 from support.clock import Clock
+from support.written import write
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torchvision.transforms import v2
 
@@ -25,8 +25,6 @@ from stepscope import diagnosis, timing
 from stepscope.base import machine
 from stepscope.diagnosis import items, run, stacks
 from stepscope.timing import stopwatch
-
-ALONE, WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def clock(quick, monkeypatch):
 
     def tick():
         """Give the profiler the time, so that each call takes some, but hardly any."""
-        clock.sleep(1e-9)
+        clock.sleep(1e-12)
         return clock.now
 
     def record(loader, step, folder, active):
@@ -48,25 +46,12 @@ def clock(quick, monkeypatch):
         with timing.batches(loader) as batches:
             taken = list(stopwatch.timed(batches, step, warmup + active))[warmup:]
         folder.mkdir(parents=True)
-        content = on_the_clock(taken, WORKERS if loader.num_workers else ALONE)
-        (folder / "loop.pt.trace.json").write_text(json.dumps(content))
+        steps = [(each.begin, each.begin + each.wait, *[each.begin + each.duration] * 2) for each in taken]
+        class_ = cuda_trace.WORKERS if loader.num_workers else cuda_trace.ALONE
+        write(folder / "loop.pt.trace.json", cuda_trace.on_cpu(1e6 * np.array(steps), loader=class_))
 
     monkeypatch.setattr(run.profiling, "record", record)
     return clock
-
-
-def on_the_clock(steps, class_):
-    """Return a trace of steps that were timed."""
-    events = []
-    for number, taken in enumerate(steps):
-        start, loaded, end = taken.begin, taken.begin + taken.wait, taken.begin + taken.duration
-        for name, category, begin, until in (
-            (f"ProfilerStep#{number}", "user_annotation", start, end),
-            (f"enumerate(DataLoader)#{class_}.__next__", "user_annotation", start, loaded),
-            ("stepscope_tests::sleep", "cpu_op", loaded, end),
-        ):
-            events.append(cuda_trace._event(category, name, begin * 1e6, until * 1e6))
-    return {"schemaVersion": 1, "traceEvents": events}
 
 
 class Simulated(DataLoader):
@@ -220,14 +205,6 @@ def test_loading_that_takes_long_by_the_clock_on_the_wall_is_found(quick, names)
     assert found.step_ms >= 100
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_too_many_workers_are_found(clock, monkeypatch, names):
-    monkeypatch.setattr(machine, "cores", lambda: 1)
-    found = simulated(clock, Busy(clock, 0.0005), batch_size=2, step_ms=80, num_workers=4)
-    assert names(found) == ["too many workers"]
-    assert found.findings[0].change == "DataLoader(…, num_workers=1)"
-
-
 def test_restarting_workers_gains_what_it_adds_to_a_step(clock, names):
     times = dict(starting=0.06, ending=0.04, step_ms=25)
     found = simulated(clock, loops.SleepDataset(8, 0.001), 2, num_workers=2, **times)
@@ -285,20 +262,6 @@ def test_irregular_loading_is_found(clock, names):
 # ---------------------------------------------------------------- loaders and steps of every kind
 
 
-class Dicts(Dataset):
-    """Items that are dicts, in a list of the size that is asked for."""
-
-    def __init__(self, count, convert=dict):
-        self.count, self.convert = count, convert
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        time.sleep(0.0001)
-        return self.convert(image=torch.zeros(3), label=index)
-
-
 class Stream(IterableDataset):
     """Items without an end in sight, and without a length."""
 
@@ -308,19 +271,6 @@ class Stream(IterableDataset):
     def __iter__(self):
         for index in range(self.count):
             yield torch.zeros(3), index
-
-
-def pair_and_more(image, label):
-    return image, label, {"more": label}
-
-
-@pytest.mark.parametrize(("convert", "kinds"), [(dict, (dict,)), (pair_and_more, (torch.Tensor, torch.Tensor, dict))])
-def test_batches_of_any_kind_reach_the_step(quick, convert, kinds):
-    seen = set()
-    loader = DataLoader(Dicts(1000, convert), batch_size=4)
-    found = diagnosis.diagnose(loader, lambda *batch: seen.add(tuple(map(type, batch))), steps=3)
-    assert seen == {kinds}
-    assert any(name == "an item" for name, _ in found.evidence)
 
 
 @pytest.mark.processes
@@ -347,7 +297,7 @@ def test_loaders_that_are_none_of_torchs_are_watched_all_the_same(clock):
     assert "the loader is a list" in found.unknown[0]
 
 
-class OnlyInWorkers(Dicts):
+class OnlyInWorkers(loops.SleepDataset):
     """Cannot be loaded in the main process."""
 
     def __getitem__(self, index):
@@ -355,11 +305,11 @@ class OnlyInWorkers(Dicts):
 
 
 def test_what_cannot_be_loaded_in_this_process_is_said(quick):
-    found = watched(OnlyInWorkers(1000), num_workers=1)
+    found = watched(OnlyInWorkers(1000, 0), num_workers=1)
     assert "how long an item takes" in found.unknown[0] and "AttributeError" in found.unknown[0]
 
 
-class Opener(Dicts):
+class Opener(loops.SleepDataset):
     """Opens its file when the first item is asked for, as a dataset should; notes how many threads it has then."""
 
     file, threads = None, set()
@@ -371,7 +321,7 @@ class Opener(Dicts):
 
 
 def test_items_are_loaded_as_in_a_worker_with_one_thread_and_what_they_open_is_not_left_open(quick):
-    dataset, threads = Opener(1000), torch.get_num_threads()
+    dataset, threads = Opener(1000, 0), torch.get_num_threads()
     torch.set_num_threads(2)
     items.load(DataLoader(dataset, 4))
     assert (dataset.threads, torch.get_num_threads(), dataset.file) == ({1}, 2, None)
@@ -404,50 +354,18 @@ def test_one_slow_start_of_an_epoch_is_no_restart(clock):
 # ---------------------------------------------------------------- what fails
 
 
-class Failing(Dicts):
-    """Fails, or ends its process, when an item is asked for."""
-
-    def __init__(self, fail):
-        super().__init__(1000)
-        self.fail = fail
-
-    def __getitem__(self, index):
-        if index == 40:
-            self.fail()
-        return torch.zeros(1), index
-
-
-def damaged():
-    raise OSError("photo 40 is damaged")
-
-
-def killed():
-    os._exit(3)
-
-
-@pytest.mark.parametrize(
-    ("fail", "error", "message"),
-    [(damaged, OSError, "photo 40 is damaged"), (killed, timing.WorkerDied, "exit code 3")],
-)
-def test_what_a_worker_fails_of_is_raised_and_none_is_left(quick, fail, error, message):
-    with pytest.raises(error, match=message) as caught:
-        watched(Failing(fail), step_ms=1, num_workers=2)
-    assert "in damaged" in str(caught.value) or fail is killed
-    assert multiprocessing.active_children() == []  # though the error is kept
-
-
 @pytest.mark.processes
 def test_a_step_that_fails_leaves_no_worker_and_a_persistent_loader_works_afterwards(quick):
     def step(images, labels):
         raise ZeroDivisionError("the loss is gone")
 
-    loader = DataLoader(Dicts(1000, pair_and_more), 4, num_workers=2, persistent_workers=True)
+    loader = DataLoader(loops.SleepDataset(1000, 0.0001), 4, num_workers=2, persistent_workers=True)
     with pytest.raises(ZeroDivisionError):
-        diagnosis.diagnose(loader, lambda images, labels, more: step(images, labels))
+        diagnosis.diagnose(loader, step)
     assert multiprocessing.active_children() == []
     with pytest.raises(TypeError) as caught:
-        diagnosis.diagnose(loader, step)
-    assert "3 arguments" in caught.value.__notes__[0]
+        diagnosis.diagnose(loader, lambda images: None)
+    assert "2 arguments" in caught.value.__notes__[0]
     diagnosis.diagnose(loader, lambda *batch: None, steps=3)
     assert multiprocessing.active_children() == []
     assert len(list(loader)) == 250

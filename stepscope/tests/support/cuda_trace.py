@@ -22,10 +22,11 @@ At the end, simulated training loops with one fault each: the specification of `
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from support import written
 
 BEGIN = 1_000_000  # of the trace, on the profiler's clock
 LENGTH = 1000
@@ -48,7 +49,8 @@ PRODUCT = "ampere_sgemm_128x64_nn"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 UPDATE = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::TensorListMetadata<2> >(int)"
 EXTENSION = "my_extension::scale(float*, float, int)"
-LOADING = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+ALONE, WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
+LOADING = f"enumerate(DataLoader)#{WORKERS}.__next__"
 
 # ---------------------------------------------------------------- the truth
 
@@ -159,9 +161,8 @@ def trace() -> dict:
 
 def write(path: Path) -> Path:
     """Write the trace to a file, as gzip if its name ends so, and return the file."""
-    content = json.dumps(trace(), indent=2).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
+    content = trace()
+    return written.write(path, content.pop("traceEvents"), **content)
 
 
 PROCESS, MAIN, AUTOGRAD, PINNING = 100, 100, 101, 102
@@ -269,10 +270,7 @@ def _step(number: int) -> list[dict]:
 
 
 def _event(category: str, name: str, start: float, end: float, *, pid=PROCESS, tid=MAIN, **arguments) -> dict:
-    return {
-        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": BEGIN + start, "dur": end - start,
-        "args": arguments,
-    }  # fmt: skip
+    return written.event(category, name, BEGIN + start, BEGIN + end, thread=tid, **arguments) | {"pid": pid}
 
 
 def _memory(time: float, *, bytes: int, allocated: int, reserved: int, on_gpu: bool = False) -> dict:
@@ -285,6 +283,20 @@ def _memory(time: float, *, bytes: int, allocated: int, reserved: int, on_gpu: b
 
 
 # ---------------------------------------------------------------- loops with one fault, or none
+
+
+def on_cpu(steps, *, operator: str = "aten::conv2d", category: str = "cpu_op", loader: str = ALONE) -> list[dict]:
+    """Return events of steps without an accelerator: when each begins, has its batch, has computed, and ends."""
+    return [
+        _event(kind, name, start, end)
+        for number, (begin, loaded, computed, until) in enumerate(steps)
+        for kind, name, start, end in (
+            ("user_annotation", f"ProfilerStep#{number}", begin, until),
+            ("user_annotation", f"enumerate(DataLoader)#{loader}.__next__", begin, loaded),
+            (category, operator, loaded, computed),
+        )
+    ]
+
 
 TENSOR_CORE_PRODUCT = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nn"
 CONVERSION = "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(cudnn::…)"
@@ -323,7 +335,7 @@ class Loop:
     """
 
     loading: float = 100
-    loader: str = "_MultiProcessingDataLoaderIter"
+    loader: str = WORKERS
     copy: float = 200
     memory: str = "Pinned"
     blocking: bool = False
