@@ -13,7 +13,7 @@ from flit_core import buildapi
 from support import cuda_trace
 
 PROJECT = Path(__file__).parents[1]
-TIMES = """
+SCRIPT = """
 import torch
 import helpers
 from stepscope import diagnosis, timing
@@ -26,8 +26,8 @@ if __name__ == "__main__":
     dataset = torch.utils.data.TensorDataset(torch.zeros(400, 3), torch.zeros(400, dtype=torch.long))
     loader = torch.utils.data.DataLoader(dataset, 4)
     print(len(timing.loop(loader, step, 1000).durations), "steps")
+    print(diagnosis.diagnose(loader, step, steps=3))
 """
-DIAGNOSES = "    print(diagnosis.diagnose(loader, step, steps=3))\n"
 
 
 def needed(packages: list[str]) -> set[str]:
@@ -94,16 +94,13 @@ def run(environment: Path, folder: Path, *command: str) -> subprocess.CompletedP
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("beside", ["helpers.py", "helpers/part.py"])
-def test_a_script_with_helpers_of_its_own_times_its_loop_and_diagnoses_it(environment, tmp_path, beside):
-    (tmp_path / beside).parent.mkdir(exist_ok=True)
-    (tmp_path / beside).write_text("print('my own helpers')\n")
-    (tmp_path / "train.py").write_text(TIMES + DIAGNOSES * (beside == "helpers.py"))
+def test_a_script_with_helpers_of_its_own_times_its_loop_and_diagnoses_it(environment, tmp_path):
+    (tmp_path / "helpers.py").write_text("print('my own helpers')\n")
+    (tmp_path / "train.py").write_text(SCRIPT)
     process = run(environment, tmp_path, "train.py")
     assert process.returncode == 0, process.stderr
     assert "1000 steps" in process.stdout
-    if beside == "helpers.py":
-        assert "Verdict: " in process.stdout and list((tmp_path / "diagnosis").glob("*.pt.trace.json.gz"))
+    assert "Verdict: " in process.stdout and list((tmp_path / "diagnosis").glob("*.pt.trace.json.gz"))
 
 
 @pytest.mark.parametrize(("command", "shown"), [("traces", "in a step"), ("diagnose", "Verdict: ")])
