@@ -51,3 +51,8 @@ def test_a_line_that_calls_operators_is_found_by_their_names():
 def test_no_samples_say_nothing():
     nothing = step.Sampled([], np.empty((0, 2)), [], [])
     assert (nothing.outside(frozenset()), nothing.line_of(frozenset({"a"}))) == ([], "")
+
+
+def test_one_sample_in_which_the_machine_stood_still_hides_no_line():
+    stalled = stacks.Frame("/home/reader/train.py", 8, "step", 1)
+    assert stacks.place([(stalled, 0.8), *[(FRAME, 0.001)] * 5]) == "train.py:3"

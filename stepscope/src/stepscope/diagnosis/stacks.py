@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType
 
 import stepscope
+from stepscope.base.confidence import without_hiccup
 
 # Seconds. With Python's own 5 ms, the sampler would mostly see where the thread releases the GIL: in operators.
 SWITCH = 1e-4
@@ -126,10 +127,11 @@ class Sampler:
 def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
     """Return the reader's own line with the largest sum of weights, as text; "" if too few samples show one.
 
-    A second line that has at least half as much is named, too.
+    A second line that has at least half as much is named, too. The largest weight counts as the second largest: where
+    the machine stood still once, one sample has all of that time.
     """
-    lines = {}
-    for frame, weight in weights:
+    weights, lines = list(weights), {}
+    for (frame, _), weight in zip(weights, without_hiccup([weight for _, weight in weights]), strict=True):
         if frame is not None and weight:
             lines.setdefault((frame.file, frame.line), []).append((weight, frame))
     sums = {line: sum(weight for weight, _ in rows) for line, rows in lines.items()}
