@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 FIRST := notebooks/00-start-here.ipynb
 
-# A process a core and one more, four at most; a notebook's tests stay together, and so does a file's. What took longest
+# A process a core and two more, four at most; a notebook's tests stay together, and so does a file's. What took longest
 # is listed at the end.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --durations 15 --durations-min 20
 

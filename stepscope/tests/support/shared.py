@@ -62,8 +62,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """With ``-n auto`` a process a core and one more: many tests wait, for steps that take a fixed time."""
-    return machine.cores() + 1
+    """With ``-n auto`` a process a core and two more: many tests wait, for steps that take a fixed time."""
+    return machine.cores() + 2
 
 
 @pytest.fixture(scope="session", autouse=True)
