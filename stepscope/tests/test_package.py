@@ -103,16 +103,22 @@ def test_a_script_with_helpers_of_its_own_times_its_loop_and_diagnoses_it(enviro
     assert "Verdict: " in process.stdout and list((tmp_path / "diagnosis").glob("*.pt.trace.json.gz"))
 
 
-@pytest.mark.parametrize(("command", "shown"), [("traces", "in a step"), ("diagnose", "Verdict: ")])
-def test_a_command_reads_a_trace_from_another_folder_beside_a_file_named_helpers(environment, tmp_path, command, shown):
+@pytest.mark.parametrize(("command", "shown", "own"), [
+    ("traces", "in a step", "helpers.py"),
+    ("diagnose", "Verdict: ", "helpers/part.py"),
+])  # fmt: skip
+def test_a_command_reads_a_trace_from_another_folder_beside_helpers_of_its_own(
+    environment, tmp_path, command, shown, own
+):
     cuda_trace.write(trace := tmp_path / "gpu.pt.trace.json")
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "helpers.py").write_text("raise SystemExit('the wrong helpers')")
-    process = run(environment, other, "-m", "stepscope", command, str(trace))
+    file = tmp_path / "other" / own
+    file.parent.mkdir(parents=True)
+    file.write_text("raise SystemExit('the wrong helpers')")
+    process = run(environment, tmp_path / "other", "-m", "stepscope", command, str(trace))
     assert process.returncode == 0, process.stderr
     assert shown in process.stdout
-    assert [path.name for path in other.iterdir() if path.name != "__pycache__"] == ["helpers.py"]
+    files = [path for path in tmp_path.glob("other/**/*") if path.is_file() and "__pycache__" not in path.parts]
+    assert files == [file]
 
 
 def test_without_the_packages_of_the_tab_the_advice_installs_them_into_this_environment(environment, tmp_path):
