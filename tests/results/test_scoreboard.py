@@ -6,16 +6,18 @@ import os
 import re
 import sys
 import types
+from unittest import mock
 
 import pytest
 import torch
 from support import cuda_trace
-from torch.utils.data import DataLoader, TensorDataset
+from support.timed import compared
+from torch.utils.data import DataLoader
 
 from helpers import config, simulate
 from helpers.__main__ import main
 from helpers.results import scoreboard
-from stepscope import timing, traces
+from stepscope import traces
 
 INFINITE = {"mean": float("inf"), "lowest": 1, "highest": float("inf"), "count": 3}
 
@@ -27,15 +29,9 @@ def own_runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-def runs(*rates):
-    return tuple(timing.Timing(100, 100 / rate, (25 / rate,), (100 / rate,)) for rate in rates)
-
-
-def add(rung, *rates, before=None, workers=1):
-    comparison = timing.Comparison({"before": runs(*(before or rates)), "now": runs(*rates)})
-    baseline = "before" if before else None
-    loader = DataLoader(TensorDataset(torch.zeros(8, 1)), 2, num_workers=workers)
-    step = simulate.SimulatedAccelerator(5)
+def add(rung, *rates, before=None):
+    comparison, baseline = compared(*rates, before=before), "before" if before else None
+    loader, step = DataLoader(range(8), num_workers=1), simulate.SimulatedAccelerator(5)
     return scoreboard.add(rung, comparison, "now", baseline=baseline, loader=loader, step=step, data="CIFAR-10")
 
 
@@ -80,9 +76,8 @@ def test_every_recorded_ratio_says_what_it_is_against():
 def test_what_the_device_idles_is_another_column_than_what_the_host_waits_and_comes_from_the_trace(tmp_path):
     path = tmp_path / "gpu.pt.trace.json"
     path.write_text(json.dumps(cuda_trace.trace()))
-    comparison = timing.Comparison({"now": runs(100, 100)})
     step = types.SimpleNamespace(step=simulate.SimulatedAccelerator(7))  # as a recorded graph: the step that it replays
-    stored = scoreboard.add("01 naive", comparison, "now", loader=[], step=step, data="CIFAR-10", trace=path)
+    stored = scoreboard.add("01 naive", compared(100, 100), "now", loader=[], step=step, data="CIFAR-10", trace=path)
     assert stored.device_idle == pytest.approx(1 - traces.accelerators(path)["utilization"].max())
     assert 0 < stored.device_idle < 1
     assert stored.step == "simulated accelerator (7 ms a step)"
@@ -154,11 +149,7 @@ def test_a_damaged_line_is_named(own_runs, damage):
 
 def test_a_result_that_cannot_be_written_leaves_the_scoreboard_as_it_was(monkeypatch):
     stored = add("01 naive", 100)
-
-    def fail(file):
-        raise OSError("the disk does not answer")
-
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=OSError("the disk does not answer")))
     with pytest.raises(OSError, match="does not answer"):
         add("03 workers", 300)
     assert scoreboard.read() == [stored]
