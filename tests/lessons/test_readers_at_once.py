@@ -12,8 +12,8 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from support import ranks
 from support.notebooks import NOTEBOOKS, environment
-from support.ranks import wait_until
 
 READERS = int(os.environ.get("TEST_READERS", "3"))
 FIRST = NOTEBOOKS[:2]
@@ -39,7 +39,7 @@ def test_readers_who_begin_at_the_same_moment_come_to_the_end_and_leave_nothing_
     shells = [
         subprocess.Popen(
             [sys.executable, "-c", CODE, *FIRST],
-            env=environment(tmp_path / "data", own) | {"OMP_NUM_THREADS": "1"},
+            env=environment(tmp_path / "data", own) | {"OMP_NUM_THREADS": "1", ranks.MARK: str(tmp_path)},
             stdout=subprocess.DEVNULL,
             stderr=(tmp_path / f"{own.name}.log").open("w"),
         )
@@ -59,10 +59,4 @@ def test_readers_who_begin_at_the_same_moment_come_to_the_end_and_leave_nothing_
     prepared = [path.name for path in (tmp_path / "data").iterdir() if path.suffix != ".lock"]
     assert len([name for name in prepared if name.startswith("cifar10")]) == 1, "images are prepared once for all"
     assert not [name for name in prepared if name.startswith(".")], "somebody left a staging folder"
-    data = str(tmp_path / "data")
-
-    def theirs():
-        processes = psutil.process_iter(["environ"])
-        return [each.pid for each in processes if (each.info["environ"] or {}).get("COURSE_DATA") == data]
-
-    wait_until(lambda: not theirs())  # TensorBoard ends when it notices that its kernel has
+    ranks.wait_until(lambda: not ranks.processes(str(tmp_path)))  # TensorBoard ends when it notices that its kernel has

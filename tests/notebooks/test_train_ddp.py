@@ -2,7 +2,6 @@
 
 import os
 import runpy
-import textwrap
 import uuid
 
 import numpy as np
@@ -18,21 +17,23 @@ pytestmark = [pytest.mark.processes, pytest.mark.skipif(os.name == "nt", reason=
 SCRIPT = config.PROJECT / "notebooks" / "train_ddp.py"
 IMAGES, BATCH, STEPS, EPOCHS, RATE = 330, 32, 10, 2, 0.1  # in the middle of an epoch, ten images are left over
 OPTIONS = ("--batch", BATCH, "--epochs", EPOCHS, "--every", 5, "--timeout", 60, "--lr", RATE * 256 / BATCH)
-STEP = "            step += 1\n"
+KILLED_WHILE_SAVING = """
+def half(kept, path):
+    if kept["step"] != 10 or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        return torch.save(kept, path)
+    path.write_bytes(b"half a checkpoint")
+    os.kill(os.getpid(), 9)
+
+
+def keep("""
 LIMIT = 250  # seconds for a job, on a very busy machine
 
 
 @pytest.fixture(autouse=True, scope="module")
-def mark():
-    """A mark for all processes of these tests."""
+def nothing_left():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ranks.MARK, uuid.uuid4().hex)
-        yield os.environ[ranks.MARK]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(mark):
-    yield
+        patch.setenv(ranks.MARK, mark := uuid.uuid4().hex)
+        yield
     assert [process.cmdline() for process in ranks.processes(mark)] == []
 
 
@@ -53,25 +54,6 @@ def run(script, data, folder, *options, **settings):
     """Run a job that writes into a folder, and return its output."""
     files = ("--checkpoint", folder / "kept.pt", "--losses", folder / "losses.csv")
     return launching.torchrun(script, data, *OPTIONS, *files, *options, quiet=True, **{"timeout": LIMIT} | settings)
-
-
-def killed_while_saving(folder):
-    """Write the script so that rank 0 dies in the middle of writing its second checkpoint."""
-    (folder / "happening.py").write_text(
-        textwrap.dedent("""
-            import os, signal, torch
-
-            def half(kept, path):
-                path.write_bytes(b"half a checkpoint")
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            def now(step, rank):
-                if step == 10 and rank == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-                    torch.save = half
-        """)
-    )
-    changed = (STEP, STEP + "            __import__('happening').now(step, rank)\n")
-    return ranks.changed(SCRIPT, folder / "train_ddp.py", step=changed)
 
 
 def drawn():
@@ -110,7 +92,8 @@ def test_two_ranks_learn_what_one_process_learns_with_the_whole_batch(uninterrup
 def test_a_job_killed_while_it_saves_goes_on_by_itself_and_all_is_as_without_to_the_last_bit(
     uninterrupted, data, tmp_path
 ):
-    output = run(killed_while_saving(tmp_path), data, tmp_path, max_restarts=1)
+    changes = {"save": ("    torch.save(", "    half("), "half": ("\ndef keep(", KILLED_WHILE_SAVING)}
+    output = run(ranks.changed(SCRIPT, tmp_path / "train_ddp.py", **changes), data, tmp_path, max_restarts=1)
     assert "rank 0 was killed by SIGKILL" in output
     expected = ranks.losses(uninterrupted / "losses.csv")
     found = ranks.losses(tmp_path / "losses.csv")

@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -27,7 +26,7 @@ OPTIONS = ("--batch", "32", "--epochs", "40")
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin", "/sbin"])
 MISSING = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name, path=PATH) is None]
 NODES = ("127.0.0.1", "127.0.0.2")  # names that lead somewhere, as those of a cluster do
-PATIENCE = 240  # seconds for a start or an end
+PATIENCE = 240  # seconds for an end
 
 # proctrack/linuxproc finds the processes of a job by their parents, without control groups. cred_expire: seconds that a
 # requeued job waits, and that a launch may take. MessageTimeout: seconds for which a daemon of a busy machine may be
@@ -64,13 +63,6 @@ PartitionName=usual Nodes=ALL Default=YES
 """
 
 
-def wait_until(condition, what, seen=lambda: ""):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"expected {what} within {PATIENCE} s\n{seen()}"
-        time.sleep(0.1)
-
-
 class Cluster:
     """Two nodes and the programs that run jobs on them, in a folder of their own, as whoever runs the tests."""
 
@@ -96,12 +88,12 @@ class Cluster:
         files = {"key-file": "key", "socket": "munge.sock", "pid-file": "munge.pid", "seed-file": "munge.seed"}
         # --force: the folder is for this user only, and so is the socket
         self._daemon("munged", "-F", "--force", *(f"--{option}={self.folder / name}" for option, name in files.items()))
-        wait_until((self.folder / "munge.sock").exists, "a socket of munged")
+        ranks.wait_until((self.folder / "munge.sock").exists)
         self._daemon("slurmctld", "-D", "-i")
         for node in NODES:
             self._daemon("slurmd", "-D", "-N", node)
         states = ("sinfo", "--noheader", "--Node", "--format=%T")
-        wait_until(lambda: self.run(*states, check=False).split() == ["idle"] * len(NODES), "two idle nodes")
+        ranks.wait_until(lambda: self.run(*states, check=False).split() == ["idle"] * len(NODES))
 
     def _daemon(self, program, *arguments):
         options = {"env": self.environment, "preexec_fn": child.kernel_ends_with_parent(), "stdin": subprocess.DEVNULL}
@@ -112,16 +104,13 @@ class Cluster:
     def end(self):
         """End all jobs, then the daemons; whatever is left of the jobs is killed, and an error."""
         self.run("scancel", f"--user={getpass.getuser()}", check=False)
-        try:
-            wait_until(lambda: not ranks.processes(self.mark), "no process of a job")
-        finally:
-            left = ranks.processes(self.mark)
-            for daemon in reversed(self.daemons):
-                daemon.terminate()
-                daemon.wait(PATIENCE)
-            for process in left:
-                with suppress(psutil.Error):
-                    process.kill()
+        _, left = psutil.wait_procs(ranks.processes(self.mark), PATIENCE)
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+            daemon.wait(PATIENCE)
+        for process in left:
+            process.kill()
+        assert left == []
 
     def run(self, *command, check=True, **variables):
         """Run a program of Slurm, and return what it says."""
@@ -181,19 +170,16 @@ def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(clus
         "--losses", run / "losses.csv", SCRIPT=TRAIN, RUN=run, **{ranks.MARK: cluster.mark},
     )  # fmt: skip
 
-    def until(condition, what):
-        wait_until(condition, what, lambda: cluster.log(job))
-
     def lines():
         return (run / "losses.csv").read_text().count("\n")
 
-    until((run / "checkpoint.pt").exists, "a checkpoint")
-    until(lambda: lines() % 10 > 2, "steps after a checkpoint")
+    ranks.wait_until((run / "checkpoint.pt").exists)
+    ranks.wait_until(lambda: lines() % 10 > 2)  # steps after a checkpoint
     assert lines() < 1_000, "it is nearly done: there is no middle left"
     cluster.run("scancel", "--batch", "--signal=USR1", job)  # what Slurm sends two minutes before, by --signal
-    until(lambda: cluster.shown(job)["Restarts"] == "1", "the job to begin again")
+    ranks.wait_until(lambda: cluster.shown(job)["Restarts"] == "1")
     over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-    until(lambda: cluster.shown(job)["JobState"] in over and not ranks.processes(cluster.mark), f"the end of job {job}")
+    ranks.wait_until(lambda: cluster.shown(job)["JobState"] in over and not ranks.processes(cluster.mark))
     shown = cluster.shown(job)
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), cluster.log(job)
     expected = losses(straight)
