@@ -17,8 +17,6 @@ pytest_plugins = ["support.shared"]
 
 # Real CIFAR-10 images that may lie beside the project; they are no part of it.
 REAL_IMAGES = config.PROJECT.parent / "shared" / "data" / "cifar-10-python-subset.tar.gz"
-
-
 REFERENCE = config.PROJECT / "data" / "reference" / "cpu-2-cores"
 
 
@@ -31,10 +29,6 @@ class Executed:
     passed: int  # cells
     failed: list[str]  # messages of the other cells
     log: str
-
-    def calls(self, function: str) -> bool:
-        """Whether the notebook calls a function, such as ``"scoreboard.add"``."""
-        return f"{function}(" in self.notebook.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

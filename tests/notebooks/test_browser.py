@@ -15,23 +15,16 @@ from helpers import config
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]
 PATIENCE = 300  # s: the machine may have other work
 
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-OPTIONS += ["--disable-background-networking", "--disable-component-update"]
 CODE_CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
     .filter(cell => cell.cell_type === 'code')
     .map(cell => ({count: cell.execution_count, outputs: cell.outputs.map(output => output.output_type)}))"""
 
 
 @pytest.fixture(scope="module")
-def page(browser_program):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_program, args=OPTIONS)
-        context = browser.new_context(viewport={"width": 1400, "height": 1000})
-        context.set_default_timeout(1e3 * PATIENCE)
-        yield context.new_page()
-        browser.close()
+def page(chromium):
+    context = chromium.new_context(viewport={"width": 1400, "height": 1000})
+    context.set_default_timeout(1e3 * PATIENCE)
+    return context.new_page()
 
 
 @pytest.fixture(scope="module")
