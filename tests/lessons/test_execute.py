@@ -105,8 +105,3 @@ def test_the_estimate_scales_recorded_times_and_takes_those_that_were_measured_h
     execute.own_times().parent.mkdir()
     execute.own_times().write_text('{"workshop": {"08-b": 60.0}}')
     assert "workshop 2 to 3 min (1 of the notebooks timed here)" in execute.estimate_text()
-
-
-def test_calibration_times_loading_and_a_training_step():
-    times = execute.calibrate()
-    assert times.keys() == {"loading", "compute"} and all(min(each) > 0 for each in times.values())

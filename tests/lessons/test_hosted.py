@@ -69,10 +69,8 @@ def machine(tmp_path):
     packages = tmp_path / "packages"
     packages.mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "environment"], check=True)
-    python = tmp_path / "environment" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
-    ).stdout.strip()
+    there = {"base": str(tmp_path / "environment")}
+    site, python = sysconfig.get_path("purelib", vars=there), Path(sysconfig.get_path("scripts", vars=there), "python")
     Path(site, "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     wheel(packages, "there", "1.0").extractall(site)
     wheel(packages, "there", "2.0")

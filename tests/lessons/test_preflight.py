@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-from collections import namedtuple
 from unittest import mock
 
 import pynvml
@@ -15,32 +14,27 @@ from helpers.lessons import execute, preflight
 from stepscope.base import machine
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path / "runs"))
     monkeypatch.delenv("JUPYTERHUB_SERVICE_PREFIX", raising=False)
+    monkeypatch.setattr(execute, "calibrate", lambda: {"loading": [0.02], "compute": [0.2]})  # it takes seconds
     return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def calibration(monkeypatch):
-    """To calibrate takes seconds."""
-    monkeypatch.setattr(execute, "calibrate", lambda: {"loading": [0.02], "compute": [0.2]})
 
 
 def row(name):
     return next(row for row in preflight.check().rows if row.name == name)
 
 
-def test_the_check_names_what_a_reader_needs_to_know(folders):
+def test_the_check_names_what_a_reader_needs_to_know():
     text = str(preflight.check())
     names = ["Python", "torch 2", "Cores", "Memory", "Disk for images", "GPU", "JupyterHub", "Images", "Machine's time"]
     assert [name for name in names if name not in text] == []
 
 
 @pytest.mark.parametrize("package, module", [("torch", "torch"), ("nvidia-ml-py", "pynvml")])
-def test_a_missing_package_is_a_problem_and_the_rest_is_looked_at_all_the_same(folders, monkeypatch, package, module):
+def test_a_missing_package_is_a_problem_and_the_rest_is_looked_at_all_the_same(monkeypatch, package, module):
     installed = preflight.version
     monkeypatch.setattr(preflight, "version", lambda name: None if name == package else installed(name))
     monkeypatch.setitem(sys.modules, module, None)
@@ -48,16 +42,15 @@ def test_a_missing_package_is_a_problem_and_the_rest_is_looked_at_all_the_same(f
     assert row("Memory").value
 
 
-def test_a_plugin_that_cannot_be_corrected_is_a_problem(folders, monkeypatch):
+def test_a_plugin_that_cannot_be_corrected_is_a_problem(monkeypatch):
     installed = preflight.version
     monkeypatch.setattr(preflight, "version", lambda name: "0.4.4" if "profiler" in name else installed(name))
     found = row("Packages")
     assert "torch-tb-profiler==0.4.3" in found.problem and "0.4.4 (the course was tested with 0.4.3)" in found.value
 
 
-def test_a_small_shared_memory_is_a_problem_with_a_remedy(folders, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: usage(64e6, 0, 64e6))
+def test_a_small_shared_memory_is_a_problem_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: mock.Mock(free=64e6))
     found = next(preflight._shared_memory())
     assert "0.06 GB" in found.value and "bus error" in found.problem and "--shm-size" in found.remedy
 
@@ -78,28 +71,22 @@ def job(tmp_path, monkeypatch):
     return limit
 
 
-def test_the_limits_of_a_job_count(folders, job, monkeypatch):
+def test_the_limits_of_a_job_count(job, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
     job("memory.max", 1_000_000_000)
     job("cpu.max", "150000 100000", step="max 100000")
     assert "1.00 GB" in row("Memory").value and row("Memory").problem and row("Memory").remedy
-    assert "time of 1.5" in row("Cores").value and row("Cores").problem
-    assert machine.cores() == 2
-    job("memory.max", "max")
-    job("cpu.max", "max 100000", step="max 100000")
-    assert "1.00 GB" not in row("Memory").value and "limited" not in row("Cores").value
-    assert machine.cores() == 64
+    assert row("Cores").value.startswith("2 of") and "time of 1.5" in row("Cores").value and row("Cores").problem
 
 
-def test_a_container_sees_its_own_limits_at_the_root(folders, job):
+def test_a_container_sees_its_own_limits_at_the_root(job):
     machine.OWN_CONTROL_GROUP.write_text("0::/\n")
     (machine.CONTROL_GROUPS / "cpu.max").write_text("50000 100000\n")
-    assert "time of 0.5" in row("Cores").value
-    assert machine.cores() == 1
+    assert row("Cores").value.startswith("1 of") and "time of 0.5" in row("Cores").value
 
 
 @pytest.mark.parametrize(("cuda", "problem", "remedy"), [(12, "13.2", "TORCH_BACKEND"), (13, "hidden", "CUDA_VIS")])
-def test_a_gpu_that_torch_does_not_find_is_named_with_what_is_in_its_way(folders, monkeypatch, cuda, problem, remedy):
+def test_a_gpu_that_torch_does_not_find_is_named_with_what_is_in_its_way(monkeypatch, cuda, problem, remedy):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.2")
     monkeypatch.setattr(preflight, "_nvidia", lambda: ("535.1", cuda, ["NVIDIA A100"]))
@@ -107,7 +94,7 @@ def test_a_gpu_that_torch_does_not_find_is_named_with_what_is_in_its_way(folders
     assert "A100" in found.value and "535.1" in found.value and problem in found.problem and remedy in found.remedy
 
 
-def test_a_driver_that_does_not_answer_is_a_problem(folders, monkeypatch):
+def test_a_driver_that_does_not_answer_is_a_problem(monkeypatch):
     mismatch = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     monkeypatch.setattr(pynvml, "nvmlInit", mock.Mock(side_effect=mismatch))
     assert "does not answer" in row("GPU").problem and "restart" in row("GPU").remedy
@@ -120,7 +107,7 @@ def test_a_driver_that_does_not_answer_is_a_problem(folders, monkeypatch):
         ("CUDA error: all CUDA-capable devices are busy or unavailable", "nvidia-smi"),
     ],
 )
-def test_a_gpu_that_cannot_compute_is_a_problem(folders, monkeypatch, message, remedy):
+def test_a_gpu_that_cannot_compute_is_a_problem(monkeypatch, message, remedy):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
     monkeypatch.setattr(torch, "ones", mock.Mock(side_effect=RuntimeError(f"{message}\nmore lines")))
@@ -135,29 +122,29 @@ def test_damaged_images_are_a_problem_with_a_remedy(folders):
     assert "manifest.json" in found.problem and "delete" in found.remedy
 
 
-def test_prepared_images_are_named_with_their_source_and_a_staging_folder_is_not_counted(folders):
+def test_prepared_images_are_named_with_their_source_and_a_staging_folder_is_not_counted():
     images = cifar10.prepare(drawn=(20, 10), download=False)
     assert row("Images") == preflight.Row("Images", "drawn images (20 + 10)")
     images.train.parent.rename(images.train.parent.with_name(".staging-cifar10"))
     assert "not prepared yet" in row("Images").value
 
 
-def test_an_unknown_preset_is_a_problem_of_the_report(folders, monkeypatch):
+def test_an_unknown_preset_is_a_problem_of_the_report(monkeypatch):
     monkeypatch.setenv("COURSE_PRESET", "quick")
     assert "'quick'" in row("Preset").problem and row("Preset").remedy
 
 
-def test_behind_a_hub_the_proxy_is_named(folders, monkeypatch):
+def test_behind_a_hub_the_proxy_is_named(monkeypatch):
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
     assert "/user/ada/proxy/" in row("JupyterHub").value
 
 
-def test_a_folder_that_cannot_be_written_is_a_problem(folders, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # the superuser may write anywhere
     assert "COURSE_RUNS" in row("Disk for runs").remedy
 
 
-def test_the_shell_exits_with_1_only_if_there_is_a_problem(folders, monkeypatch, capsys):
+def test_the_shell_exits_with_1_only_if_there_is_a_problem(monkeypatch, capsys):
     good, bad = preflight.Row("Cores", "2"), preflight.Row("Memory", "1 GB", "too little", "more")
     for rows, status in (((good,), 0), ((good, bad), 1)):
         monkeypatch.setattr(preflight, "check", lambda rows=rows: preflight.Report(rows))
