@@ -46,11 +46,6 @@ def test_a_result_is_read_as_it_was_stored():
     assert all([stored.device, stored.cores, stored.torch, stored.date, stored.step])
 
 
-def test_the_ratio_is_that_to_the_baseline_of_the_same_rounds_which_is_named():
-    stored = add("03 workers", 300, 100, 200, before=[100, 50, 80])  # 3, 2 and 2.5 times as fast
-    assert (stored.ratio.mean, stored.baseline) == (pytest.approx(15 ** (1 / 3)), "before")
-
-
 def test_the_ladder_has_the_latest_result_of_each_rung_in_order_and_photos_behind_the_small_images():
     added = {"03 workers": 300, "05 photos": 20, "07 batches": 400, "01 naive": 100}
     add("01 naive", 50)
