@@ -176,9 +176,9 @@ def test_a_figure_is_a_png_with_words_for_it_and_its_source_in_both(name):
 
 WORDS = {
     "accelerator": ["GPU 0, stream 7: kernels 48%", "GPU 0, stream 20: communication 10%"],
-    "communication": ["rank 0: step 208 ms, overlapped 90 ms, transfer 36 ms, waiting 20 ms", "waiting 0 ms"],
+    "communication": ["rank 0: step 207 ms, overlapped 90 ms, transfer 36 ms, waiting 20 ms", "waiting 0 ms"],
     "rank_timeline": [
-        "waiting for the last rank 41%",
+        "waiting for the last rank 42%",
         "rank 1: loading 24%, computing: kernels 73%, communication: tr",
     ],
     "roofline": ["float32: 0.5 TFLOP/s, 25% of its peak at 50 operations per byte", "memory: 100 GB/s"],
