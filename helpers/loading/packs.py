@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
-from torchvision.transforms import v2
 
 from helpers import config
 from helpers.data import cifar10
@@ -70,6 +69,8 @@ def loader(images: mapped.Npy, batch: int) -> DataLoader:
 
 
 def _pack(data: cifar10.Prepared, folder: Path) -> None:
+    from torchvision.transforms import v2  # here, since it takes 2 s, as in helpers.training.models
+
     outdated = list(folder.parent.glob(folder.name[:-_DIGEST] + "?" * _DIGEST))
     staging.check_free(folder.parent, data.train_images, _BYTES_PER_IMAGE)
     images = datasets.PngDataset(data.train, v2.PILToTensor())

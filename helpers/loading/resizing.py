@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from torchvision.transforms import v2
 from tqdm import tqdm
 
 from helpers.data import photos
@@ -62,6 +62,8 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
     staging.NotEnoughDisk
         If the disk has no room.
     """
+    from torchvision.transforms import v2  # here, since it takes 2 s, as in helpers.training.models
+
     images, out = datasets.JpegDataset(folder), Path(out)
     if out.exists() and not (out / _MANIFEST).exists():
         raise FileExistsError(f"{out}: expected a new folder, or one that an earlier call made; name another one.")
@@ -78,7 +80,7 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
     return Resized(out, len(images), time.perf_counter() - start, *map(sum, zip(*sizes, strict=True)))
 
 
-def _write_copy(images: datasets.JpegDataset, folder: Path, resize: v2.Resize, index: int) -> tuple[int, int]:
+def _write_copy(images: datasets.JpegDataset, folder: Path, resize: Callable, index: int) -> tuple[int, int]:
     """Write the copy of one image below `folder`; return the bytes of the original and of the copy."""
     original = images.path(index)
     image, _ = images[index]

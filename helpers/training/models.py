@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torchvision
 from torch import nn
 
 from helpers import config
@@ -69,6 +68,8 @@ def resnet50(side: int = 32) -> nn.Sequential:
         Height and width of the images in pixels where the convolutions begin. The network was designed for 224: He,
         Zhang, Ren, Sun, "Deep residual learning for image recognition", 2016.
     """
+    import torchvision  # here: it takes 2 s of processor time, since it brings torch._dynamo, and few need it
+
     enlarge = nn.Identity() if side == 32 else nn.Upsample((side, side), mode="bilinear")
     # Each block begins as the identity (Goyal et al., "Accurate, large minibatch SGD", 2017). Otherwise training starts
     # so unsteadily that rounding moves the loss as much as other weights do: by 1.8 nats with 32 images and a learning
