@@ -4,17 +4,14 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
-import warnings
 from pathlib import Path
 
 import google_crc32c
 import pytest
+from support.processes import forked, needs_fork
 from support.shards import InMemory, Watched, numbers, packed, streams
 
 from helpers.loading.shards import Cache
-
-needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="this system cannot fork")
 
 
 class Downloads:
@@ -92,13 +89,6 @@ def test_a_cache_changes_nothing_but_the_number_of_requests(tmp_path):
 # ---------------------------------------------------------------------------------------------- several processes
 
 
-def forked(function, *arguments):
-    """Start a function in a process of its own, which has imported all that it needs."""
-    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
-    process.start()
-    return process
-
-
 @needs_fork
 def test_processes_fill_the_cache_at_once_and_download_each_piece_once(tmp_path):
     cache, names, meeting = Cache(tmp_path, 1e9), list("abcdefgh"), multiprocessing.get_context("fork").Barrier(3)
@@ -134,20 +124,17 @@ def test_a_process_killed_while_it_writes_leaves_nothing_that_counts(tmp_path):
 
 
 @needs_fork
-def test_where_the_system_refuses_to_write_more_what_fits_is_kept(tmp_path):
-    cache, answers = Cache(tmp_path, 1e9), multiprocessing.get_context("fork").SimpleQueue()
+def test_where_the_system_refuses_to_write_more_what_fits_is_kept_and_a_warning_says_so(tmp_path):
+    cache, downloads = Cache(tmp_path, 1e9), Downloads()
 
     def write():
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
-        downloads = Downloads()
-        with warnings.catch_warnings(record=True) as warned:
+        with pytest.warns(UserWarning, match=f"{tmp_path}: .*File too large"):
             for downloads.size in (1_000, 5_000):
                 assert len(downloads.get(cache, str(downloads.size))) == downloads.size
-        answers.put([str(warning.message) for warning in warned])
 
-    forked(write).join()
-    (warning,) = answers.get()
-    assert warning.startswith(f"{tmp_path}: ") and "File too large" in warning
-    assert kept(cache) == ["1000"]
+    process = forked(write)
+    process.join()
+    assert process.exitcode == 0 and kept(cache) == ["1000"]
