@@ -1,9 +1,8 @@
-"""How fast packed formats are written and read, and images augmented: ``python -m tests.bench.bench_formats``.
+"""How fast packed formats are written and read: ``python -m tests.bench.bench_formats``.
 
 50,000 drawn images of 32 × 32 pixels, shuffled batches of 128 through a DataLoader without workers, on one core with
 one thread of PyTorch; files are in the page cache, every checksum is on. All ways are timed interleaved. Naive is one
-PNG an image, with ToTensor and Normalize; the limit of reading is the gather alone, index_select of tensors in memory,
-that of cropping and mirroring at random is crop_and_flip of one batch that stays in memory.
+PNG an image, with ToTensor and Normalize; the limit is the gather alone, index_select of tensors in memory.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torchvision import transforms
-from torchvision.transforms import v2
 
-from helpers import config, training
+from helpers import config
 from helpers.data import cifar10, synthetic
 from helpers.loading import datasets, formats
 from stepscope import timing
 
 COUNT, BATCH, ROUNDS, SECONDS = 50_000, 128, 7, 0.3
-IMAGE_BY_IMAGE = v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()])
 
 
 class Gather:
@@ -42,18 +39,8 @@ class Gather:
             yield (torch.index_select(self.images, 0, places, out=kept),)
 
 
-class Augmented:
-    """Batches of a loader, cropped and mirrored."""
-
-    def __init__(self, loader):
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
-        return ((training.crop_and_flip(images),) for images, *_ in self.loader)
-
-
 def main() -> None:
-    """Print how long packing took and each pack's size, then images a second of each way to read and to augment."""
+    """Print how long packing took and each pack's size, then images a second of each way to read."""
     print(config.describe())
     images, labels = synthetic.draw(COUNT, config.SEED)
     images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
@@ -72,14 +59,7 @@ def main() -> None:
             loaders[f"{name}, batches"] = DataLoader(pack, BATCH, shuffle=True, collate_fn=pack.collate)
             order = formats.ShuffledBatches(COUNT, BATCH)
             loaders[f"{name}, ShuffledBatches"] = DataLoader(pack, batch_sampler=order, collate_fn=pack.collate)
-        loaders["gather alone (the limit)"] = gather = Gather(torch.from_numpy(images))
-        npy = formats.FORMATS["npy"].PackedDataset(Path(folder, "npy"))
-        loaders |= {
-            "npy, v2 image by image": DataLoader(datasets.Transformed(npy, IMAGE_BY_IMAGE), BATCH, shuffle=True),
-            "npy, batches, crop_and_flip": Augmented(loaders["npy, batches"]),
-            "in memory, crop_and_flip": Augmented(gather),
-            "crop_and_flip alone (the limit)": Augmented([next(iter(gather))]),
-        }
+        loaders["gather alone (the limit)"] = Gather(torch.from_numpy(images))
         compare(loaders)
         shutil.rmtree(folder, ignore_errors=True)
 
