@@ -1,9 +1,11 @@
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from support.clock import Clock
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -29,6 +31,19 @@ def folder(tmp_path, pixels):
     return tmp_path
 
 
+DAMAGES = {
+    "truncated": lambda content: content[:-200],
+    "no image": lambda content: b"<html>",
+    "missing": lambda content: None,
+}
+
+
+def put(path, content):
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+
 def test_png_dataset_returns_the_images_and_labels_on_disk(folder, pixels):
     dataset = datasets.PngDataset(folder)
     assert len(dataset) == COUNT
@@ -38,15 +53,12 @@ def test_png_dataset_returns_the_images_and_labels_on_disk(folder, pixels):
         assert label == index % 10
 
 
-@pytest.mark.parametrize("damage", ["truncated", "one byte changed", "no PNG", "missing"])
+@pytest.mark.parametrize("damage", [*DAMAGES, "one byte changed"])
 def test_a_damaged_png_is_named(folder, damage):
-    dataset, path = datasets.PngDataset(folder), folder / "00007.png"
-    content = path.read_bytes()
-    path.unlink()
+    dataset = datasets.PngDataset(folder)
+    content = (folder / "00007.png").read_bytes()
     changed = content[:-40] + bytes([content[-40] ^ 1]) + content[-39:]
-    damages = {"truncated": content[:-400], "one byte changed": changed, "no PNG": b"<html>"}
-    if damage in damages:
-        path.write_bytes(damages[damage])
+    put(folder / "00007.png", changed if damage == "one byte changed" else DAMAGES[damage](content))
     with pytest.raises(datasets.UnreadableImage, match="00007.png"):
         dataset[7]
 
@@ -98,12 +110,10 @@ def test_jpeg_dataset_returns_what_torchvisions_image_folder_returns(class_folde
         assert ours[index][1] == theirs[index][1]
 
 
-@pytest.mark.processes
-def test_spawned_workers_return_the_same_images(class_folders, folder):
-    jpegs = datasets.JpegDataset(class_folders, transforms.CenterCrop(32), decoder="torchvision")
-    images = ConcatDataset([jpegs, datasets.PngDataset(folder, transforms.PILToTensor())])
-    loader = DataLoader(images, batch_size=2, num_workers=1, multiprocessing_context="spawn")
-    assert torch.equal(torch.cat([images for images, _ in loader]), torch.stack([image for image, _ in images]))
+def test_datasets_are_pickled_as_spawned_workers_need_them(class_folders, folder):
+    jpegs, pngs = datasets.JpegDataset(class_folders, decoder="torchvision"), datasets.PngDataset(folder)
+    for images in (jpegs, pngs):
+        assert np.array_equal(pickle.loads(pickle.dumps(images))[3][0], images[3][0])
 
 
 @pytest.mark.parametrize(
@@ -119,20 +129,17 @@ def test_images_of_any_colours_become_rgb_as_torchvision_makes_them(tmp_path, mo
         assert torch.equal(transforms.PILToTensor()(datasets.JpegDataset(tmp_path)[0][0]), decoded)
 
 
-@pytest.mark.parametrize(("draft", "width"), [(30, 45), (15, 23), (31, 90), (None, 90)])
+@pytest.mark.parametrize(("draft", "width"), [(30, 45), (31, 90)])
 def test_draft_mode_decodes_at_a_reduced_size_that_is_large_enough(class_folders, draft, width):
     image = datasets.JpegDataset(class_folders, draft=draft)[0][0]
     assert image.width == width
 
 
 @pytest.mark.parametrize("options", [{}, {"draft": 16}, {"decoder": "torchvision"}])
-@pytest.mark.parametrize("damage", ["truncated", "no image", "missing"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_jpeg_is_named(class_folders, damage, options):
     images = datasets.JpegDataset(class_folders, **options)
-    content = images.path(4).read_bytes()
-    images.path(4).write_bytes({"truncated": content[:-200], "no image": b"<html>"}.get(damage, b""))
-    if damage == "missing":
-        images.path(4).unlink()
+    put(images.path(4), DAMAGES[damage](images.path(4).read_bytes()))
     with pytest.raises(datasets.UnreadableImage, match=r"dog.e\.jpg: expected a readable image"):
         images[4]
 
@@ -145,12 +152,8 @@ def test_a_decoder_that_does_not_exist_or_cannot_draft_is_refused(class_folders,
 
 def test_a_folder_without_images_in_class_folders_is_named(tmp_path, class_folders):
     (class_folders / "emu").mkdir()
-    for folder, named in (
-        (tmp_path / "nowhere", "nowhere"),
-        (tmp_path / "images" / "emu", "emu"),
-        (class_folders, "emu"),
-    ):
-        with pytest.raises(config.CourseError, match=named):
+    for folder in (tmp_path / "nowhere", class_folders / "emu", class_folders):
+        with pytest.raises(config.CourseError, match="nowhere|emu"):
             datasets.JpegDataset(folder)
 
 

@@ -30,14 +30,9 @@ def test_a_link_takes_the_first_byte_and_the_size_by_the_bandwidth():
     assert store.seconds(0, 0) == 0
 
 
-@pytest.fixture
-def folder(tmp_path):
+def test_a_slow_store_answers_when_the_formula_says(tmp_path, monkeypatch):
     folder = buckets.Folder(tmp_path)
     folder.connect().put("alphabet", b"abcdefghij" * 100)
-    return folder
-
-
-def test_a_slow_store_answers_when_the_formula_says(folder, monkeypatch):
     clock = Clock(monkeypatch, simulate)
     place, link = simulate.far_away(folder, first_byte_ms=30, mb_per_s=0.001)
     assert str(link) == "simulated link (30 ms to the first byte, 0.001 MB/s a connection)"
