@@ -224,6 +224,7 @@ def test_the_pipeline_of_a_script_trains_in_this_process_without_printing(change
         running.pipeline(changed(("    torch.manual_seed(SEED)\n", "    1 / 0\n")))
 
 
+@pytest.mark.slow
 def test_a_script_is_drawn_and_graded_in_a_shell(tmp_path, images, capsys):
     path = tmp_path / "train.py"
     assert main(["exercise", "--seed", "7", "--out", str(path)]) == 0

@@ -45,7 +45,7 @@ def notebooks(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_each_rung_has_a_result_over_all_processes_and_a_trace_and_a_recording_goes_on(notebooks, capfd):
     out = notebooks(
         _01_rungs=CELL, _02_none="1 / 0  # adds no rung: not executed", _03_fails="1 / 0  # scoreboard.add("

@@ -29,7 +29,7 @@ def test_an_error_of_the_step_itself_stays_as_it_is(step):
     assert not isinstance(raised.value, compiling.CannotCompile)
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler: `apt install g++`")
 def test_with_an_empty_cache_everything_is_compiled_and_what_was_compiled_can_be_called_afterwards(step):
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")

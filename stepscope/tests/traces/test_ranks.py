@@ -225,7 +225,7 @@ def recorded(tmp_path_factory):
     return rank_traces.record(tmp_path_factory.mktemp("recorded") / "run", late=0.3)
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_a_recorded_rank_that_is_late_is_named(recorded):
     table = traces.communication(recorded)
     assert table.attrs["straggler"] == "rank 1" and table.attrs["unequal"] == []
