@@ -233,7 +233,7 @@ def test_a_recorded_rank_that_is_late_is_named(recorded):
     assert table["waiting"]["rank 0"] > 100 > 0 <= table["waiting"]["rank 1"]
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_recorded_operations_are_those_that_were_called(recorded):
     table = traces.collectives(recorded)
     called = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "all_to_all", "gather", "scatter"}
@@ -247,7 +247,7 @@ def test_recorded_operations_are_those_that_were_called(recorded):
     assert (both["rank"].nunique() == 2).all() and (both["operation"].nunique() == 1).all()
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_recorded_collectives_allow_the_clock_of_the_machine_that_they_ran_on(recorded):
     ranks = traces.ranks(recorded)
     spans = [trace.spans[0] for trace in ranks.values()]
