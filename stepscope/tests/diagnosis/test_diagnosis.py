@@ -185,12 +185,18 @@ def test_traces_without_an_accelerator_are_distinguished(file, content, verdict)
     assert diagnosis.of_trace(write(file, content)).verdict == verdict
 
 
-def with_short_operators(count, name, around=()):
-    """Return five steps of 10 ms, of which operators of 5 µs take a half, with 5 µs between them."""
+def with_short_operators(count, name, around=(), stall=0):
+    """Return five steps of 10 ms, of which operators of 5 µs take a half, with 5 µs between them.
+
+    The last operator of each step takes `stall` µs more.
+    """
     content = on_cpu(0, 0)
     for begin in range(0, 50_000, 10_000):
         starts = range(begin, begin + 10 * count, 10)
-        content += [cuda_trace._event("cpu_op", name, start, start + 5) for start in starts]
+        lengths = [5] * (count - 1) + [5 + stall]
+        content += [
+            cuda_trace._event("cpu_op", name, at, at + length) for at, length in zip(starts, lengths, strict=True)
+        ]
         content += [cuda_trace._event("user_annotation", each, begin, begin + 10 * count) for each in around]
     return content
 
@@ -203,6 +209,7 @@ def with_short_operators(count, name, around=()):
         (with_short_operators(200, "autograd::engine::evaluate_function: AccumulateGrad"), []),
         (with_short_operators(120, "aten::add_", ["Optimizer.step#SGD.step"]), [OPTIMIZER]),
         (with_short_operators(90, "aten::add_", ["Optimizer.step#SGD.step"]), []),  # less than a tenth of a step
+        (with_short_operators(80, "aten::add_", ["Optimizer.step#SGD.step"], stall=2_000), []),
     ],
 )
 def test_operators_that_are_short_and_called_often_are_found(file, content, found, names):
