@@ -43,7 +43,11 @@ def any_images(tmp_path_factory):
     return prepared(tmp_path_factory, REAL_IMAGES if REAL_IMAGES.exists() else None)
 
 
-@pytest.fixture(scope="session", params=NOTEBOOKS, ids=lambda path: path.stem)
+# 13 starts eleven jobs of several processes, each of which imports PyTorch: it takes as long as four others
+EXECUTED = [pytest.param(path, marks=pytest.mark.slow) if path.stem[:2] == "13" else path for path in NOTEBOOKS]
+
+
+@pytest.fixture(scope="session", params=EXECUTED, ids=lambda path: path.stem)
 def executed(request, any_images, tmp_path_factory):
     """A notebook, executed by nbval with the preset for CI, where the ones before it have left recorded results."""
     notebook, folder = request.param, tmp_path_factory.mktemp(request.param.stem)

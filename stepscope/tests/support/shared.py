@@ -32,13 +32,20 @@ def pytest_collection_modifyitems(items):
         if "executed" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.notebooks)
             item.add_marker(pytest.mark.timeout(1200))
-    # What takes longest begins first: at the end, no process then waits long for another
+    # What takes longest begins first: at the end, no process then waits long for another. Of notebooks it is the last
     longest = ("notebooks", "browser", "processes")
     ranks = {}
     for item in items:
         rank = next((rank for rank, name in enumerate(longest) if item.get_closest_marker(name)), len(longest))
         ranks[item.path] = min(rank, ranks.get(item.path, rank))
+    items.sort(key=lambda item: _notebook(item.nodeid), reverse=True)
     items.sort(key=lambda item: ranks[item.path])
+
+
+def _notebook(nodeid: str) -> str:
+    """Return the name of the notebook of which a test is, and nothing for other tests."""
+    name = re.search(r"\[(\d\d-[\w-]+)\]$", nodeid)
+    return name[1] if name else ""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -53,8 +60,7 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             if nodeid.startswith("tests/site/"):
                 return "site"
-            notebook = re.search(r"\[(\d\d-[\w-]+)\]$", nodeid)
-            return notebook[1] if notebook else nodeid.partition("::")[0]
+            return _notebook(nodeid) or nodeid.partition("::")[0]
 
     config.option.loadscopereorder = False  # keep the order
     return ByFileOrNotebook(config, log)
