@@ -172,7 +172,7 @@ def test_a_script_that_is_wrong_is_refused_by_name_and_leaves_no_process(name, c
     change, message = WRONG[name]
     path = changed(change)
     if name == "endless":
-        monkeypatch.setattr(running, "LIMIT", 5)
+        monkeypatch.setattr(running, "LIMIT", 2)
     processes, end = [], running._end
 
     def watched(process):

@@ -2,14 +2,13 @@
 
 import multiprocessing
 import os
-import subprocess
+import runpy
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from helpers import config
 
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="this system cannot fork")
 
@@ -22,18 +21,32 @@ def forked(function: Callable, *arguments: object) -> multiprocessing.Process:
 
 
 def run(script: Path, folder: Path, ranks: int) -> list[tuple[int, str]]:
-    """Run ``python SCRIPT FOLDER`` in so many processes; return the exit code of each and what it has written."""
-    settings = {"WORLD_SIZE": str(ranks), "PYTHONPATH": str(config.PROJECT), "TMPDIR": str(folder)}
-    settings |= {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    processes = []
+    """Run ``python SCRIPT FOLDER`` in so many processes; return the exit code of each and what it has written.
+
+    They are forks of a server that has imported PyTorch, which takes seconds.
+    """
+    context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "torch.distributed.nn"])  # imported by an optimizer, and by DDP
+    outputs = [folder / f"{rank}.out" for rank in range(ranks)]
+    processes = [
+        context.Process(target=_rank, args=(script, folder, rank, ranks, output)) for rank, output in enumerate(outputs)
+    ]
     try:
-        for rank in range(ranks):
-            own = os.environ | settings | {"RANK": str(rank)}
-            processes.append(subprocess.Popen([sys.executable, script, folder], env=own, **pipes))
-        written = [process.communicate()[0] for process in processes]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-    return [(process.returncode, text) for process, text in zip(processes, written, strict=True)]
+    return [(process.exitcode, output.read_text()) for process, output in zip(processes, outputs, strict=True)]
+
+
+def _rank(script: Path, folder: Path, rank: int, ranks: int, output: Path) -> None:
+    with output.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    tempfile.tempdir = str(folder)
+    sys.argv = [str(script), str(folder)]
+    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -176,6 +176,7 @@ if attempt != "2":
 """
 
 
+@pytest.mark.slow  # six processes import PyTorch
 def test_all_ranks_start_again_as_often_as_is_said_and_find_each_other_and_the_reason_is_shown(
     script, tmp_path, capsys
 ):
