@@ -13,11 +13,7 @@ from support.notebooks import learnable
 from helpers import config
 from helpers.training import launching
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.slow,
-    pytest.mark.skipif(os.name == "nt", reason="ranks are killed by signals"),
-]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="no signals")]
 SCRIPT = config.PROJECT / "notebooks" / "train_ddp.py"
 IMAGES, BATCH, STEPS, EPOCHS, RATE = 330, 32, 10, 2, 0.1  # in the middle of an epoch, ten images are left over
 OPTIONS = ("--batch", BATCH, "--epochs", EPOCHS, "--every", 5, "--timeout", 60, "--lr", RATE * 256 / BATCH)

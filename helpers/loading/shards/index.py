@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import orjson
 from helpers.data import buckets
 
 NAME = "index.json"
-VERSION = 1
+VERSION = 2
 END = 1_024  # bytes of zeros after a shard's last piece, as a tar file ends
 
 
@@ -42,8 +43,12 @@ class Index:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the whole index: two with the same one hold the same samples."""
-        return hashlib.sha256(self.to_json()).hexdigest()[:16]
+        """Of all pieces: two indexes with the same one hold the same samples."""
+        return hashlib.sha256(orjson.dumps(self._rows)).hexdigest()[:16]
+
+    @property
+    def _rows(self) -> list[list]:
+        return [list(piece) for piece in self.pieces]
 
     @cached_property
     def samples(self) -> np.ndarray:
@@ -70,17 +75,23 @@ class Index:
 
     def to_json(self) -> bytes:
         """Return the index as it is stored: a list of pieces, each a list, below the names of its fields."""
-        rows = [list(piece) for piece in self.pieces]
-        return orjson.dumps({"version": VERSION, "fields": Piece._fields, "pieces": rows})
+        head = {"version": VERSION, "fingerprint": self.fingerprint, "fields": Piece._fields}
+        return orjson.dumps(head | {"pieces": self._rows})
 
     @classmethod
     def from_json(cls, content: bytes, name: str = NAME) -> Index:
-        """Return the index that `to_json` wrote; ShardsError if this is none, or of another version."""
+        """Return the index that `to_json` wrote; ShardsError if this is none, of another version, or damaged."""
         try:
             table = orjson.loads(content)
             if table["version"] != VERSION:
                 raise ValueError(f"version {table['version']}")
-            return cls(tuple(Piece(*row) for row in table["pieces"]))
+            index = cls(tuple(Piece(*row) for row in table["pieces"]))
+            if index.fingerprint != table["fingerprint"]:
+                raise ValueError(f"pieces of the fingerprint {index.fingerprint} instead of {table['fingerprint']}")
+            outside = [piece.shard for piece in index.pieces if not re.fullmatch(r"[\w-][\w.-]*", piece.shard)]
+            if outside:
+                raise ValueError(f"{outside[0]!r} as the name of a shard")
+            return index
         except (ValueError, TypeError, KeyError) as error:
             raise ShardsError(
                 f"{name}: expected an index of shards of version {VERSION}, found something else ({error}); pack anew."

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
+from obstore.store import LocalStore
 
 from helpers.data import buckets
 from helpers.loading.shards.index import END, NAME, Index, Piece, ShardsError
@@ -166,5 +168,9 @@ def _some(names: Sequence[object]) -> str:
 
 def _put(store: Any, path: str, content: bytes | bytearray) -> None:
     """Put an object in one request, whatever its size: of an upload in parts, a killed task would leave parts."""
+    if isinstance(store, LocalStore):  # it writes a file "#1" first, and a killed task leaves that
+        file = Path(store.prefix or "/", path)
+        for left in file.parent.glob(f"{file.name}#*"):
+            left.unlink(missing_ok=True)
     with buckets.request(f"{path} in {store}"):
         store.put(path, content, use_multipart=False)

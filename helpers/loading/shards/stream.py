@@ -21,6 +21,7 @@ from helpers.loading.shards import ordering
 from helpers.loading.shards.cache import Cache
 from helpers.loading.shards.index import Index, Piece, ShardsError
 from helpers.loading.shards.sharding import read_samples
+from stepscope.base.wording import counted
 
 _ORDER = ("seed", "lanes", "shuffle")
 _SAID_AFTER = 10.0  # seconds without an answer until a warning says so
@@ -86,8 +87,8 @@ class ShardStream(IterableDataset):
         # Epoch, first position, order; in memory that is shared with the workers: those that persist see what set_epoch
         # and load_state change.
         self._now = torch.tensor([0, 0, seed, lanes, shuffle]).share_memory_()
-        self._batches(self.rank)  # refuses what cannot be, here and not in a worker
-        ordering.order(index.samples[:0], epoch=0, **self.order)
+        self._say_what_is_left_out()
+        ordering.order(index.samples[:0], epoch=0, **self.order)  # refuses what cannot be, here and not in a worker
 
     @property
     def epoch(self) -> int:
@@ -120,6 +121,7 @@ class ShardStream(IterableDataset):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on after the samples of a state, in its order, with any number of ranks and workers and any batch size.
 
+        Fewer samples than ranks, at the end of the epoch, are left out, with a warning: set_epoch begins the next one.
         Raises ShardsError if the state is of other shards.
         """
         if state["shards"] != self.index.fingerprint:
@@ -128,6 +130,7 @@ class ShardStream(IterableDataset):
                 f"({state['shards']}): they were written anew, or the state is of another data set."
             )
         self._now[:] = torch.tensor([state["epoch"], state["done"], *(state[name] for name in _ORDER)])
+        self._say_what_is_left_out()
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -140,6 +143,15 @@ class ShardStream(IterableDataset):
 
     def _batches(self, rank: int) -> list[range]:
         return ordering.batches(len(self.index), self.batch, rank=rank, world=self.world, start=int(self._now[1]))
+
+    def _say_what_is_left_out(self) -> None:
+        left = len(self.index) - int(self._now[1])
+        if not self._batches(self.rank) and left:
+            warnings.warn(
+                f"{counted(left, 'sample')} of epoch {self.epoch} left out: there are {self.world} ranks, and each "
+                "needs one or more in each step. Fewer ranks could read them.",
+                stacklevel=3,
+            )
 
     def _decoded(self, sample: dict[str, Any]) -> Any:
         try:
@@ -168,7 +180,7 @@ class ShardStream(IterableDataset):
                 if piece not in samples:
                     for number in islice(to_ask, 2 * self.threads - len(asked)):
                         asked[number] = pool.submit(self._content, store, self.index.pieces[number])
-                    samples[piece] = read_samples(self._answer(asked.pop(piece), self.index.pieces[piece]))
+                    samples[piece] = self._read(asked.pop(piece), self.index.pieces[piece])
                 sample, samples[piece][row] = samples[piece][row], None
                 left[piece] -= 1
                 if not left[piece]:
@@ -176,6 +188,15 @@ class ShardStream(IterableDataset):
                 yield sample
         finally:  # the loop was left: requests on their way end by themselves, and no new one is sent
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, asked: Future, piece: Piece) -> list[dict[str, Any]]:
+        samples = read_samples(self._answer(asked, piece))
+        if len(samples) != piece.samples:
+            raise ShardsError(
+                f"{self._name(piece)}: expected {counted(piece.samples, 'sample')} in bytes {piece.start:,} to "
+                f"{piece.end:,}, as its index says, found {len(samples)}. Write both again."
+            )
+        return samples
 
     def _answer(self, asked: Future, piece: Piece) -> bytes:
         try:

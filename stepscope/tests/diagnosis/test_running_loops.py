@@ -255,6 +255,22 @@ def test_an_interruption_at_any_time_changes_nothing(clock, where, at):
     assert sample.parts == pytest.approx(usual.parts, abs=0.01)
 
 
+@pytest.mark.parametrize("at", [2, 5, 9])
+def test_where_others_have_the_cores_a_short_interruption_is_not_what_the_items_wait(clock, monkeypatch, at):
+    """It takes as long as an item, most of which others had the cores."""
+    queued = [0.0]
+    monkeypatch.setattr(stacks, "queued", lambda *process: queued[0])
+
+    class Contended(Interrupted):
+        def __getitem__(self, index):
+            self.clock.sleep(0.027)
+            queued[0] += 0.027
+            return super().__getitem__(index)
+
+    sample = items.load(DataLoader(Contended(clock, 0.003, 0.029, at), 2))
+    assert (sample.ms, sample.cpu_ms, sample.waits) == (pytest.approx(3, rel=0.01), pytest.approx(3, rel=0.01), {})
+
+
 def test_irregular_loading_is_found(clock, names):
     irregular = loops.SleepDataset(10_000, 0.0001, hiccup_every=32, hiccup_seconds=0.2)
     found = simulated(clock, irregular, batch_size=4, step_ms=20, steps=24, num_workers=2)

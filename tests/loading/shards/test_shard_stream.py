@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import warnings
 import weakref
 from pathlib import Path
 
@@ -50,6 +51,29 @@ def test_an_epoch_interrupted_anywhere_goes_on_exactly_with_any_ranks_workers_an
     (last,) = streams(*data, 11, lanes=7, shuffle=90, seed=1)  # the order is that of the state
     last.load_state(state)
     assert found + numbers([last]) == shards.order(data[1].samples, seed=0, epoch=0, lanes=4, shuffle=20).tolist()
+
+
+@given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 300), st.integers(1, 12), st.integers(1, 40))
+@settings(**UNHURRIED, max_examples=60)
+def test_the_last_samples_are_delivered_or_said_to_be_left_out_whoever_goes_on(data, world, batch, steps, more, other):
+    before, after = streams(*data, batch, world), streams(*data, other, more)
+    state = before[0].state(min(steps, len(before[0])))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for each in after:
+            each.load_state(state)
+    left = COUNT - state["done"]
+    delivered = len(numbers(after))
+    assert delivered == left or (delivered == 0 and all(f"{left} sample" in str(each.message) for each in said))
+    assert len(said) == (0 if delivered == left else more)
+
+
+def test_a_piece_with_other_samples_than_its_index_says_is_named(data):
+    bucket, index = data
+    (first, *others) = index.pieces
+    wrong = shards.Index((first._replace(samples=first.samples - 1), *others))
+    with pytest.raises(shards.ShardsError, match=rf"{first.shard}: expected {first.samples - 1} samples"):
+        numbers(streams(bucket, wrong, 7))
 
 
 def test_a_state_of_other_shards_is_refused(data):

@@ -16,6 +16,7 @@ from obstore.store import LocalStore, MemoryStore
 from support.shards import UNHURRIED, InMemory, numbers, samples, streams
 
 from helpers.loading import shards
+from helpers.loading.shards.index import Piece
 
 
 def content_of(store):
@@ -78,13 +79,23 @@ def test_an_extension_that_would_not_come_back_and_a_sample_without_files_are_re
         shards.pack([{} if extension is None else {extension: b""}], MemoryStore())
 
 
-@pytest.mark.parametrize("found", [b"no JSON", b'{"version": 2, "pieces":[]}', None])
-def test_what_is_no_index_of_this_version_is_named(found):
-    store = MemoryStore()
-    if found is not None:
-        store.put("index.json", found)
-    with pytest.raises(shards.ShardsError, match="index.json"):
-        shards.Index.load(store)
+@given(st.data())
+@settings(**UNHURRIED, max_examples=300)
+def test_an_index_of_which_a_byte_was_changed_is_refused_or_the_same(data):
+    index = shards.pack(samples(60), MemoryStore(), shard_bytes=5_000, piece_bytes=2_000)
+    content = bytearray(index.to_json())
+    content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        assert shards.Index.from_json(bytes(content)) == index
+    except shards.ShardsError as error:
+        assert "index.json" in str(error)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a/b", "..", ""])
+def test_an_index_names_files_of_its_folder_only(name):
+    content = shards.Index((Piece(name, 0, 512, 1, 0),)).to_json()
+    with pytest.raises(shards.ShardsError, match="the name of a shard"):
+        shards.Index.from_json(content)
 
 
 def test_pack_needs_memory_for_one_shard_however_many_there_are():
@@ -174,6 +185,15 @@ def test_a_task_that_was_killed_is_named_and_run_again_and_leaves_nothing(tmp_pa
     shards.join(store)
     assert content_of(store) == content_of(whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(content_of(whole))
+
+
+def test_what_a_writer_left_that_was_killed_in_a_folder_is_gone_after_the_next(tmp_path):
+    left = [tmp_path / f"{name}#{number}" for number, name in enumerate(("shard-00001-000000.tar", "index.json"), 1)]
+    for path in left:
+        path.touch()
+    by_tasks(LocalStore(tmp_path), samples(60), 3)
+    shards.join(LocalStore(tmp_path))
+    assert [path for path in left if path.exists()] == []
 
 
 OTHERS = {

@@ -1,15 +1,14 @@
-"""How sure a mean of a few measurements is: Student's 95% intervals."""
+"""How sure a mean of a few measurements is: Student's intervals, also of several means together."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-# Student's t for 1 to 8 degrees of freedom: 95% of the distribution lie between −t and t.
-# Abramowitz and Stegun, Handbook of Mathematical Functions, table 26.10.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
+_SURE = 0.95
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,44 @@ class Interval:
         return self.highest >= 100 * self.lowest
 
 
-def geometric(values: Iterable[float]) -> Interval:
-    """Return the geometric mean of values above 0, such as ratios, and its interval: Student's, of their logarithms."""
+def geometric(values: Iterable[float], share: float = _SURE) -> Interval:
+    """Return the geometric mean of values above 0, such as ratios, and its interval: Student's, of their logarithms.
+
+    The interval holds the truth in this `share` of cases.
+    """
     logarithms = [math.log(value) for value in values]
-    return around(statistics.fmean(logarithms), logarithms)
+    return around(statistics.fmean(logarithms), logarithms, share)
 
 
-def around(mean: float, logarithms: Sequence[float]) -> Interval:
+def around(mean: float, logarithms: Sequence[float], share: float = _SURE) -> Interval:
     """Return the interval around exp(`mean`) that follows from the scatter of some logarithms."""
     count = len(logarithms)
     if count < 2:
         return Interval(math.exp(mean), 0.0, math.inf, count)
-    reach = student(count - 1) * statistics.stdev(logarithms) / math.sqrt(count)
-    return Interval(math.exp(mean), math.exp(mean - reach), math.exp(min(mean + reach, 700.0)), count)
+    reach = student(count - 1, share) * statistics.stdev(logarithms) / math.sqrt(count)
+    reach = min(reach, 700.0 - abs(mean))  # beyond, a float would overflow
+    return Interval(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), count)
+
+
+def together(samples: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
+    """Return geometric means of samples that have one length, with intervals that hold together.
+
+    In 19 of 20 cases not one interval of a sample whose truth is 1 leaves 1 out, however many samples there are: the
+    interval that is farthest from 1 is the widest, and each that leaves 1 out makes the next ones narrower. That is
+    Holm's method (Scandinavian Journal of Statistics 6, 1979). It asks for nothing but Student's intervals, while
+    Dunnett's takes all samples to scatter alike, which loaders and networks do not.
+    """
+
+    def distance(name: str) -> float:  # in standard deviations
+        logarithms = [math.log(value) for value in samples[name]]
+        scatter = statistics.stdev(logarithms) if len(logarithms) > 1 else 0.0
+        return abs(statistics.fmean(logarithms)) / (scatter or 1e-300)
+
+    intervals, left = {}, len(samples)
+    for name in sorted(samples, key=distance, reverse=True):
+        interval = intervals[name] = geometric(samples[name], 1 - (1 - _SURE) / left)
+        left -= not interval.lowest <= 1 <= interval.highest
+    return intervals
 
 
 def change(before: Sequence[float], after: Sequence[float]) -> Interval:
@@ -64,13 +88,27 @@ def change(before: Sequence[float], after: Sequence[float]) -> Interval:
     return Interval(mean, mean - reach, mean + reach, count)
 
 
-def student(freedom: int) -> float:
-    """Return the t between whose two signs 95% of Student's distribution lie, to 0.3%, for degrees of freedom."""
-    if freedom <= len(_STUDENT):
-        return _STUDENT[freedom - 1]
-    z = statistics.NormalDist().inv_cdf(0.975)
-    # The expansion in 1 / freedom: Abramowitz and Stegun, 26.7.5.
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+@cache
+def student(freedom: int, share: float = _SURE) -> float:
+    """Return the t between whose two signs this share of Student's distribution lies, for degrees of freedom."""
+    low, high = 0.0, math.pi / 2  # of the angle whose tangent is t / √freedom
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < share else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """Return the share between −t and t, where t = √freedom × tan(angle).
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4: a series for odd and for even numbers.
+    """
+    odd, cosine = freedom % 2, math.cos(angle)
+    term, series = cosine if odd else 1.0, 0.0
+    for power in range(odd, freedom - 1, 2):
+        series += term
+        term *= (power + 1) / (power + 2) * cosine**2
+    return 2 / math.pi * (angle + math.sin(angle) * series) if odd else math.sin(angle) * series
 
 
 def without_hiccup(values: Sequence[float]) -> list[float]:

@@ -6,6 +6,7 @@ import copy
 import cProfile
 import itertools
 import math
+import operator
 import os
 import pstats
 import re
@@ -73,18 +74,24 @@ def _measured(source: _Source, seconds: float) -> Items:
     group, count = max(1, min(source.batch, int(GROUP_SECONDS / alone))), 0
     source.taken, source.collated = [], []
     with stacks.Sampler(_Source.take.__code__, SAMPLE) as sampler:
-        start, worked, started, queued = time.perf_counter(), time.process_time(), _started(), stacks.queued()
-        while count < LEAST_ITEMS or time.perf_counter() - start < seconds:
+        marks = [_Mark.now(0)]
+        while count < LEAST_ITEMS or time.perf_counter() - marks[0].moment < seconds:
+            if len(marks) == 1 and time.perf_counter() - marks[0].moment > seconds / 2:
+                marks.append(_Mark.now(count))
             count += source.take(group)
-        worked, started, queued = time.process_time() - worked, _started() - started, stacks.queued() - queued
+        marks.append(_Mark.now(count))
     first, collated, source.taken = [_Taken(*each) for each in source.taken], source.collated, None
+    _, _, worked, started, queued = map(operator.sub, marks[-1], marks[0])
     taken = _again(source, first)
     # The machine may have stood still once, or because others had the cores
     spent = min(_total(first) + sum(collated) - queued, _total(taken) + sum(without_hiccup(collated)))
     worked = spent if started >= STARTED * spent else min(max(worked - sampler.worked, 0.0), spent)
+    slow = [] if source.together else _slow(taken, source.batch)
     spent -= min(sampler.held, spent - worked)
+    spent = min(spent, worked + _recurring(marks, sampler.worked, slow))
     ms, cpu_ms = spent / count * 1e3, worked / count * 1e3
-    irregular, slow = (Irregular(), []) if source.together else _irregular(taken, source.batch, queued, 1 - cpu_ms / ms)
+    irregular = _irregular(taken, slow, queued, 1 - cpu_ms / ms)
+    slow = slow if irregular.count else []
     before = _bytes_read()
     parts, opened, opens, slowest = _profiled(source, group, count)
     file_bytes = (_bytes_read() - before) / opens if opens else math.nan
@@ -138,15 +145,37 @@ def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
     return [settled(each) if number in slow else each for number, each in enumerate(taken)]
 
 
-def _irregular(taken: list[_Taken], batch: int, queued: float, waiting: float) -> tuple[Irregular, list[_Taken]]:
-    """Return what is known of items that take far longer than most, and these items."""
-    usual, total = statistics.median(each.seconds for each in taken), _total(taken)
+def _slow(taken: list[_Taken], batch: int) -> list[_Taken]:
+    """Return the items that take far longer than most, and longer than most batches; none if they are many."""
+    usual = statistics.median(each.seconds for each in taken)
     slow = [each for each in taken if each.seconds > max(SLOW, batch) * usual]
+    return slow if len(slow) <= SLOW_ITEMS * len(taken) else []
+
+
+def _irregular(taken: list[_Taken], slow: list[_Taken], queued: float, waiting: float) -> Irregular:
+    """Return what is known of slow items, if they take enough of the time."""
+    usual, total = statistics.median(each.seconds for each in taken), _total(taken)
     longer = _total(slow) - usual * len(slow) - queued  # as if others had the core in just these items
-    if not slow or len(slow) > SLOW_ITEMS * len(taken) or longer < SLOW_TIME * total:
-        return Irregular(), []
+    if not slow or longer < SLOW_TIME * total:
+        return Irregular()
     slowest, share = max(slow, key=lambda each: each.seconds), longer / total
-    return Irregular(len(slow), share, min(share, waiting), usual * 1e3, slowest.seconds * 1e3, slowest.index), slow
+    return Irregular(len(slow), share, min(share, waiting), usual * 1e3, slowest.seconds * 1e3, slowest.index)
+
+
+def _recurring(marks: list[_Mark], sampling: float, slow: list[_Taken]) -> float:
+    """Return the seconds that items waited: what slow ones take, and of the others as much as in the better half.
+
+    In one half the machine may have stood still. A sampler worked for `sampling` seconds meanwhile.
+    """
+    waits = []
+    for before, after in itertools.pairwise(marks):
+        spent = (
+            after.moment - before.moment - _total(each for each in slow if before.moment <= each.begin < after.moment)
+        )
+        sampled = sampling * (after.count - before.count) / marks[-1].count
+        waited = spent - (after.worked - before.worked - sampled) - (after.queued - before.queued)
+        waits.append(max(0.0, waited) / (after.count - before.count))
+    return min(waits) * marks[-1].count + _total(slow)
 
 
 def _lines(samples: list[stacks.Sample], slow: list[_Taken]) -> dict[str, str]:
@@ -169,7 +198,23 @@ class _Taken(NamedTuple):
     seconds: float
 
 
-def _total(taken: list[_Taken]) -> float:
+class _Mark(NamedTuple):
+    """A moment of loading, and until then: how many items were loaded, and, in s, what this process worked, what
+    programs worked that it had started, and for how long it was ready to work while others had the cores.
+    """
+
+    count: int
+    moment: float
+    worked: float
+    started: float
+    queued: float
+
+    @classmethod
+    def now(cls, count: int) -> _Mark:
+        return cls(count, time.perf_counter(), time.process_time(), _started(), stacks.queued())
+
+
+def _total(taken: Iterable[_Taken]) -> float:
     return sum(each.seconds for each in taken)
 
 

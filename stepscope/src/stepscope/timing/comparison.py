@@ -1,4 +1,4 @@
-"""Variants timed interleaved, in random order within each round, by one process or by all ranks of a job."""
+"""Variants timed interleaved, in an order that is balanced over two rounds, by one process or all ranks of a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from stepscope.base import staging
-from stepscope.base.confidence import Interval, geometric
+from stepscope.base.confidence import Interval, geometric, together
 from stepscope.base.wording import counted, digits
 from stepscope.timing.stopwatch import Timing, limited, longest_of, synchronize, warm_up
 
@@ -83,9 +83,20 @@ class Comparison:
         return geometric(self.throughputs(name))
 
     def ratio(self, name: str, to: str | None = None) -> Interval:
-        """Return the throughput of variant `name` over that of variant `to`, the first by default, round by round."""
-        pairs = zip(self.throughputs(name), self.throughputs(to or self.names[0]), strict=True)
-        return geometric(mine / other for mine, other in pairs)
+        """Return the throughput of variant `name` over that of variant `to`, the first by default, round by round.
+
+        Its interval is a 95% interval where there are two variants. Among more, one may seem faster by chance: then all
+        variants' intervals against `to` together hold in 19 of 20 comparisons, see `confidence.together`.
+        """
+        to = to or self.names[0]
+        if name == to:
+            return geometric([1.0] * len(self.timings[to]))
+        base = self.throughputs(to)
+        others = {each: self.throughputs(each) for each in self.names if each != to}
+        ratios = {
+            each: [mine / other for mine, other in zip(rates, base, strict=True)] for each, rates in others.items()
+        }
+        return together(ratios)[name]
 
     def fastest(self, names: Iterable[str] | None = None) -> str:
         """Return which variant had the highest throughput: of `names`, or of all.
@@ -95,7 +106,7 @@ class Comparison:
         return max(names or self.names, key=lambda name: self.mean(name).images_per_second)
 
     def table(self) -> pd.DataFrame:
-        """Return means, ratios to the first variant and their 95% intervals, one variant a row."""
+        """Return means, ratios to the first variant and their intervals, one variant a row."""
         import pandas as pd  # here, because it takes half a second, and a stopwatch has no need of it
 
         rows = {}
@@ -142,7 +153,7 @@ def conclusion(ratio: Interval, of: str = "round") -> str:
 
 
 def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Comparison:
-    """Time variants in rounds of one run each, in an order that is random within each round and the same each time.
+    """Time variants in rounds of one run each, in an order by chance that each second round reverses.
 
     A limit of `timing.limit` ends it after a round, once there are two; then that is printed.
 
@@ -168,10 +179,16 @@ def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Co
 
 
 def shuffled(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
-    """Yield the names in another order for each round, and in the same orders each time."""
+    """Yield the names in an order by chance for every other round, and in its reverse for the next one.
+
+    So in two rounds each variant is as often before another as after it. The orders are the same each time.
+    """
     order, chance = list(names), random.Random(SEED)
-    for _ in range(rounds):
-        chance.shuffle(order)
+    for number in range(rounds):
+        if number % 2:
+            order.reverse()
+        else:
+            chance.shuffle(order)
         yield order
 
 
