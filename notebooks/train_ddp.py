@@ -9,6 +9,7 @@ with the very next batch, also with another number of processes: what it learns 
 import argparse
 import contextlib
 import os
+import zipfile
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
@@ -36,6 +37,7 @@ def main(args, rank, world, device, profiler):
     arrays = (np.load(args.data / f"{name}.npy", mmap_mode="c") for name in ("images", "labels"))  # read when indexed
     dataset = TensorDataset(*map(torch.from_numpy, arrays))
     if args.checkpoint and args.checkpoint.exists():
+        assert zipfile.ZipFile(args.checkpoint).testzip() is None, f"{args.checkpoint} is damaged: its checksums differ"
         kept = torch.load(args.checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])

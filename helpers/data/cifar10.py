@@ -121,7 +121,7 @@ def prepare(
                 else:
                     folder = stand_in
                     _draw(drawn, folder)
-    manifest = manifests.check(folder)
+    manifest = manifests.check(folder, facts=("made_from", "source", "classes", "images"))
     if manifest["made_from"] is None:
         hint = f"For the real ones, set CIFAR10_ARCHIVE or put {_OFFICIAL_ARCHIVE} into {data_dir}, and"
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -45,13 +46,15 @@ def write(
         staging.write(new / _NAME, json.dumps({"format": FORMAT, **facts, "files": files}), durable=True)
 
 
-def check(folder: Path, every_byte: bool = False) -> dict:
+def check(folder: Path, every_byte: bool = False, facts: Iterable[str] = ()) -> dict:
     """Compare a folder with its manifest, and return the manifest: the facts, and in "files" size and CRC-32 by name.
 
     Parameters
     ----------
     every_byte : bool
         Compare the content of all files; else names and sizes, and the content of tables alone.
+    facts : iterable of str
+        Names of facts that the manifest must have.
 
     Raises
     ------
@@ -60,17 +63,20 @@ def check(folder: Path, every_byte: bool = False) -> dict:
     """
     path = folder / _NAME
     try:
-        manifest = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise _damaged(folder, path, f"expected a list of the images, but: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        current = manifest["format"] == FORMAT
+        written = manifest["files"] if current else {}
+        expected = {name: operator.index(size) for name, (size, _) in written.items()}
+        _ = [manifest[name] for name in facts if current]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _damaged(folder, path, f"expected a list of the images, but: {error!r}") from error
+    if not current:
         raise _damaged(folder, path, f"expected format {FORMAT}; another version of the course made this folder")
-    written, sizes = manifest["files"], {}
+    sizes = {}
     for inner in os.scandir(folder):
         for file in os.scandir(inner) if inner.is_dir() else ():
             if file.name.endswith(_ENDINGS):
                 sizes[f"{inner.name}/{file.name}"] = file.stat().st_size
-    expected = {name: size for name, (size, _) in written.items()}
     if sizes != expected:
         name = min(name for name in sizes.keys() | expected.keys() if sizes.get(name) != expected.get(name))
         wanted, there = (f"{table[name]:,} bytes" if name in table else "no such file" for table in (expected, sizes))

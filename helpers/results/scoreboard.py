@@ -137,6 +137,8 @@ def read(path: Path | None = None) -> list[Result]:
         stored = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
+    except UnicodeDecodeError as error:
+        raise config.CourseError(f"{path}: expected a scoreboard, found another file: {error}. Move it away.") from None
     return [parse(line, f"{path}, line {number}") for number, line in enumerate(stored, 1)]
 
 
@@ -146,7 +148,7 @@ def parse(line: str, place: str) -> Result:
     Raises `config.CourseError` if it holds something else, or a field holds what cannot have been measured.
     """
     try:
-        stored = json.loads(line)
+        stored = json.loads(line, parse_int=_whole)
         for name in ("rate", "ratio"):
             stored[name] = stored[name] and _interval(**stored[name])
         result = Result(**stored)
@@ -159,6 +161,13 @@ def parse(line: str, place: str) -> Result:
             f"found {line[:40]!r}, and: {error}. Delete the line."
         ) from error
     return result
+
+
+def _whole(text: str) -> int:
+    """Return the whole number that JSON has; ValueError if it is too large to compute with."""
+    if math.isinf(float(text)):
+        raise ValueError(f"{text[:20]}… is no number that can be measured")
+    return int(text)
 
 
 def _interval(**ends: float) -> Interval:

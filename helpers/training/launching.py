@@ -29,9 +29,10 @@ _FOLDER = "PET_LOG_DIR"  # torchrun's --log-dir; all processes of a job inherit 
 # Without it (torch 2.5 to 2.15) ranks that start again share a store with those before them, and whoever is first
 # takes their addresses for the new ones: "Connection refused", https://github.com/pytorch/pytorch/issues/135712.
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# What torchrun writes: before a line of a rank, as `_environment` says; when it sees a failure; when it kills a rank
-# that ignores SIGTERM; and at the end
+# What torchrun writes: before a line of a rank, as `_environment` says; before it ends the other ranks by SIGTERM; when
+# it has; when it kills a rank that ignores that; and at the end
 _RANK = re.compile("\x02([0-9]+)\x03")
+_CLOSING = re.compile(r"Sending process (\d+) closing signal")
 _SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 _FORCED = re.compile(r"Unable to shutdown process (\d+)")
 _SUMMARY = re.compile(r"rank +: (\d+) \(.*\n *exitcode +: (-?\d+) \(pid: (\d+)\)")
@@ -138,6 +139,8 @@ def _run(
         for line in io.TextIOWrapper(watcher.process.stdout, encoding="utf-8", errors="replace"):
             own, *marked = _RANK.split(line)
             log += own
+            if closing := _CLOSING.search(own):
+                _wake(int(closing[1]))
             if (seen := _SEEN.search(own)) and restarts < max_restarts:
                 restarts += 1
                 became = _became([(int(seen[2]), int(seen[1]))], folder).splitlines()[0]
@@ -243,6 +246,14 @@ def _place(errors: str, script: Path) -> str:
     return f"was at {Path(file).name}, line {line}: {linecache.getline(file, int(line)).strip()}"
 
 
+def _wake(rank: int) -> None:
+    """Let a process go on if it is stopped: only then SIGTERM ends it, and torchrun does not wait 30 s for that."""
+    with suppress(psutil.Error):
+        process = psutil.Process(rank)
+        if process.status() == psutil.STATUS_STOPPED:
+            process.resume()
+
+
 def _end(folder: str | Path) -> None:
     """Kill all other processes of a job, also those that have lost their parent, until there is none."""
     for _ in range(3):  # what is killed may just have started another
@@ -281,6 +292,7 @@ def _abort(agent: subprocess.Popen) -> None:
         for rank in ranks:
             with suppress(psutil.Error):
                 rank.send_signal(signal.SIGABRT)
+                rank.resume()  # one that is stopped does not even abort
         psutil.wait_procs(ranks, _DUMP)
 
 

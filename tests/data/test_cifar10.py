@@ -248,6 +248,8 @@ def replace(old, new):
         ("test/labels.csv", replace("00007.png,9", "00007.png,1")),
         ("manifest.json", lambda path: os.truncate(path, 100)),
         ("manifest.json", replace('"format": ', '"format": 9')),
+        ("manifest.json", replace('"files": {', '"files": {"a": "b", ')),
+        ("manifest.json", replace('"source"', '"sauce"')),
     ],
 )
 def test_a_damaged_folder_is_refused_with_the_file_and_the_remedy(tmp_path, file, damage):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from helpers import config
 from helpers.lessons import checks
+from helpers.lessons.checks import answering
 
 NAMES = {  # what the cells have imported
     "DataLoader": DataLoader, "Image": Image, "ImageOps": ImageOps, "cross_entropy": nn.functional.cross_entropy,
@@ -36,6 +37,7 @@ WRONG = {
     "00": [
         ("seconds instead", ("return count / (", "return ("), "found 0"),
         ("one item", ("range(count)", "range(1)"), "50 items .* found 1 item"),
+        ("the same item", ("dataset[index]", "dataset[0]"), "50 different items, found 1 "),
     ],
     "01": [
         ("in percent", ("return waiting", "return 100 * waiting"), "0.625, found 62.5"),
@@ -204,8 +206,10 @@ def test_another_way_that_is_right_is_accepted(tmp_path, capsys):
     ("06", "class Packed: ...", "Not yet: no PackedImages can be imported from written_06.py: AttributeError"),
     ("08", "def one_ahead(loader, start_copy, finish_copy):\n    for batch in loader:\n        yield start_copy()",
         r"TypeError: .*line 3 of what"),
+    ("00", "def items_per_second(dataset, count):\n    while True: time.sleep(1)", "not ended after 2 s"),
 ])  # fmt: skip
-def test_an_error_names_the_line(number, text, said, tmp_path, capsys):
+def test_an_error_names_the_line(number, text, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(answering, "LIMIT", 2.0 if number == "00" else 100.0)
     if text is None:
         assert checks.packed_images(tmp_path / "written_06.py") is False
     else:

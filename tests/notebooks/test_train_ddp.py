@@ -103,7 +103,13 @@ def test_a_job_killed_while_it_saves_goes_on_by_itself_and_all_is_as_without_to_
     torch.testing.assert_close(kept, whole, rtol=0, atol=0)
 
 
-def test_it_goes_on_with_the_very_next_batch_on_another_number_of_ranks(uninterrupted, data, tmp_path):
+def test_it_goes_on_with_the_very_next_batch_on_other_ranks_but_not_from_what_is_damaged(uninterrupted, data, tmp_path):
     run(SCRIPT, data, tmp_path, "--epochs", 1)
+    kept = (tmp_path / "kept.pt").read_bytes()
+    weights = torch.load(tmp_path / "kept.pt", weights_only=True)["model"]["4.bias"].numpy().tobytes()
+    (tmp_path / "kept.pt").write_bytes(kept.replace(weights, bytes([weights[0] ^ 1]) + weights[1:]))
+    with pytest.raises(launching.JobFailed, match="is damaged"):
+        run(SCRIPT, data, tmp_path, ranks=1)
+    (tmp_path / "kept.pt").write_bytes(kept)
     run(SCRIPT, data, tmp_path, ranks=1)
     np.testing.assert_allclose(losses(tmp_path), losses(uninterrupted), atol=1e-4, rtol=0)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from torch.utils._python_dispatch import TorchDispatchMode
+
+LIMIT = 120.0  # seconds for a check; on two busy cores the longest takes ten
 
 
 class Wrong(Exception):
@@ -39,7 +44,9 @@ def answered(check: Callable[..., str]) -> Callable[..., bool]:
             print("Nothing to check yet: write the code in the cell above, run it, then run this cell again.")
             return False
         try:
-            print(f"Right: {check(written, *others)}")
+            with _limited(LIMIT):
+                praise = check(written, *others)
+            print(f"Right: {praise}")
         except Wrong as wrong:
             print(f"Not yet: {wrong}")
             return False
@@ -50,6 +57,31 @@ def answered(check: Callable[..., str]) -> Callable[..., bool]:
         return True
 
     return answer
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise `Wrong` after so many seconds: in the main thread, by an interrupt as from the keyboard."""
+    late, main = threading.Event(), threading.main_thread().ident
+
+    def interrupt() -> None:
+        late.set()
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(main, signal.SIGINT)  # it also ends what the thread waits for
+        else:
+            signal.raise_signal(signal.SIGINT)
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not late.is_set():
+            raise
+        raise Wrong(f"it had not ended after {seconds:g} s. Is there a loop without an end?") from None
+    finally:
+        timer.cancel()
 
 
 def _placeholder() -> None: ...

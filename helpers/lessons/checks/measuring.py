@@ -19,14 +19,16 @@ class _SlowDataset(Dataset):
     """Items that take a while."""
 
     def __init__(self, seconds: float):
-        self.seconds, self.reads = seconds, 0
+        self.seconds, self.reads = seconds, []
 
     def __len__(self) -> int:
-        return 10_000
+        return 200
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index >= len(self):
+            raise IndexError(f"Item {index} of a dataset of {len(self)}")
         time.sleep(self.seconds)
-        self.reads += 1
+        self.reads.append(index)
         return torch.zeros(3), torch.tensor(0)
 
 
@@ -37,7 +39,8 @@ def items_per_second(written: Callable[[Dataset, int], float]) -> str:
     start = time.perf_counter()
     found = written(dataset, 50)
     seconds = time.perf_counter() - start
-    expect(dataset.reads == 50, "50 items to be read", counted(dataset.reads, "item"))
+    expect(len(dataset.reads) == 50, "50 items to be read", counted(len(dataset.reads), "item"))
+    expect(len(set(dataset.reads)) == 50, "50 different items", f"{len(set(dataset.reads))} of them, read repeatedly")
     expect_number(found, 50 / seconds, "items/s", f"50 items took {seconds:.2f} s.", CLOCKS_AGREE)
     return f"{found:.0f} items/s of a dataset that takes {milliseconds(4)} or more for each."
 

@@ -122,8 +122,10 @@ class ShardStream(IterableDataset):
         """Go on after the samples of a state, in its order, with any number of ranks and workers and any batch size.
 
         Fewer samples than ranks, at the end of the epoch, are left out, with a warning: set_epoch begins the next one.
-        Raises ShardsError if the state is of other shards.
+        Raises ShardsError if the state is of other shards, or none.
         """
+        if missing := [name for name in ("epoch", "done", "shards", *_ORDER) if name not in state]:
+            raise ShardsError(f"Expected a state of ShardStream.state, found one without {', '.join(missing)}.")
         if state["shards"] != self.index.fingerprint:
             raise ShardsError(
                 f"Expected a state of these shards ({self.index.fingerprint}), found one of others "

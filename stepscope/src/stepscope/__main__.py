@@ -31,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
 def run(command, options: argparse.Namespace, package: str) -> int:
     """Run a command with its options and return its exit status.
 
-    An error of `package`, or of stepscope, is for the reader: it is one line. Any other is a fault: a traceback.
+    An error of `package`, or of stepscope, or of the system about a file is for the reader: one line.
+    Any other is a fault: a traceback.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal can show all characters
@@ -43,9 +44,13 @@ def run(command, options: argparse.Namespace, package: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in (package, "stepscope"):
+        if type(error).__module__.partition(".")[0] in (package, "stepscope"):
+            text = f"{type(error).__name__}: {error}"
+        elif isinstance(error, OSError) and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}. Name another path, or see who may read and write this one."
+        else:
             raise  # a fault of ours: its traceback is needed
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(text, file=sys.stderr)
         return 1
 
 

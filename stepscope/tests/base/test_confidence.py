@@ -24,28 +24,21 @@ def test_students_t_is_that_of_the_textbooks():
     assert {of: confidence.student(*of) for of in STUDENT} == pytest.approx(STUDENT, rel=5e-4)
 
 
-# ------------------------------------------------------------------ comparisons of variants of which the truth is known
-
-# Kinds of noise: logarithms of throughputs, a row a round and a column a variant. `place` is when in all runs each was
+# Kinds of noise: logarithms of throughputs, a row a round and a column a variant. `at` is when in all runs each was
 # timed, `second` when in its round, from 0 to 1.
 NOISE = {
-    "normal": lambda chance, place, second: chance.normal(0, 0.02, place.shape),
-    "far outliers": lambda chance, place, second: 0.01 * chance.standard_t(3, place.shape),
-    "others compute at moments": lambda chance, place, second: (
-        chance.normal(0, 0.005, place.shape)
-        - (chance.random(place.shape) < 0.2) * chance.exponential(0.06, place.shape)
+    "normal": lambda chance, at, second: chance.normal(0, 0.02, at.shape),
+    "far outliers": lambda chance, at, second: 0.01 * chance.standard_t(3, at.shape),
+    "others compute at moments": lambda chance, at, second: (
+        chance.normal(0, 0.005, at.shape) - (chance.random(at.shape) < 0.2) * chance.exponential(0.06, at.shape)
     ),
-    "a machine that is slower for whole rounds": lambda chance, place, second: (
-        chance.normal(0, 0.1, (len(place), 1)) + chance.normal(0, 0.01, place.shape)
+    "slow rounds": lambda chance, at, second: chance.normal(0, 0.1, (len(at), 1)) + chance.normal(0, 0.01, at.shape),
+    "slower and slower": lambda chance, at, second: chance.normal(0, 0.01, at.shape) - 0.01 * at,
+    "wandering": lambda chance, at, second: (
+        np.cumsum(chance.normal(0, 0.01, at.size))[at] + chance.normal(0, 0.005, at.shape)
     ),
-    "a machine that gets slower": lambda chance, place, second: chance.normal(0, 0.01, place.shape) - 0.01 * place,
-    "a machine that wanders": lambda chance, place, second: (
-        np.cumsum(chance.normal(0, 0.01, place.size))[place] + chance.normal(0, 0.005, place.shape)
-    ),
-    "later in a round is 3% slower": lambda chance, place, second: chance.normal(0, 0.005, place.shape) - 0.03 * second,
-    "variants that scatter differently": lambda chance, place, second: (
-        chance.normal(0, 1, place.shape) * np.geomspace(0.002, 0.1, place.shape[1])
-    ),
+    "later in a round is 3% slower": lambda chance, at, second: chance.normal(0, 0.005, at.shape) - 0.03 * second,
+    "unequal": lambda chance, at, second: chance.normal(0, 1, at.shape) * np.geomspace(0.002, 0.1, at.shape[1]),
 }
 
 

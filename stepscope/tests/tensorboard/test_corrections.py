@@ -5,6 +5,7 @@ is installed, one of ours, one as installed over corrected copies. They are aske
 """
 
 import json
+import re
 from collections import Counter
 from itertools import pairwise
 
@@ -290,14 +291,21 @@ def test_a_plain_tensorboard_over_corrected_copies_is_right_and_the_traces_stay(
         assert times == [("Conv2d_0", 15, 600), ("ReLU_0", 30, 60)]
 
 
+@pytest.mark.parametrize("command", [["traces", "x" * 300], ["tensorboard", "--fix", "x" * 300, "copies"]])
+def test_what_the_system_refuses_to_do_with_a_file_is_one_line(command, capsys):
+    assert main(command) == 1
+    assert re.fullmatch(r".*xxx: File name too long\. Name another path.*\n", capsys.readouterr().err)
+
+
 def test_copies_lie_neither_among_the_traces_nor_on_other_files_and_a_damaged_trace_is_named(tmp_path, capsys):
     write(tmp_path / "good", cuda_trace.trace())
-    (tmp_path / "bad.pt.trace.json").write_text('{"traceEvents": [')
+    for name, text in (("cut", '{"traceEvents": ['), ("odd", '{"traceEvents": [3]}')):
+        (tmp_path / f"{name}.pt.trace.json").write_text(text)
     with pytest.raises(TargetExists, match=str(tmp_path)):
         corrections.write_copies(tmp_path, tmp_path / "copies")
     out = tmp_path.with_name("copies")
     assert main(["tensorboard", "--fix", str(tmp_path), str(out)]) == 1
-    assert str(tmp_path / "bad.pt.trace.json") in capsys.readouterr().err
+    assert re.search(r"(?s)cut\.pt.*odd\.pt", capsys.readouterr().err)
     assert len(list(out.rglob("*.json.gz"))) == 1
     with pytest.raises(TargetExists, match=str(out)):
         corrections.write_copies(tmp_path, out)

@@ -143,9 +143,10 @@ def test_a_trace_without_steps_says_how_to_mark_them(tmp_path):
 
 
 def test_the_json_that_kineto_gets_wrong_is_read_all_the_same(tmp_path):
-    path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "a\tb?", 0, 4, size="N/A")])
+    path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "a\tb?\ud800😀", 0, 4, size="N/A")])
     path.write_bytes(path.read_bytes().replace(b"\\t", b"\t").replace(b'"N/A"', b"N/A").replace(b"?", b"\xe9"))
     assert traces.breakdown(path).loc[1, "CPU Exec"] == 4
+    assert list(traces.top_operators(path).index) == ["a\tb\ufffd\ufffd😀"]
 
 
 def test_top_operators_separates_own_time_from_that_of_operators_inside(tmp_path):

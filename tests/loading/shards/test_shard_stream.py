@@ -62,8 +62,7 @@ def test_the_last_samples_are_delivered_or_said_to_be_left_out_whoever_goes_on(d
         warnings.simplefilter("always")
         for each in after:
             each.load_state(state)
-    left = COUNT - state["done"]
-    delivered = len(numbers(after))
+    left, delivered = COUNT - state["done"], len(numbers(after))
     assert delivered == left or (delivered == 0 and all(f"{left} sample" in str(each.message) for each in said))
     assert len(said) == (0 if delivered == left else more)
 
@@ -80,6 +79,8 @@ def test_a_state_of_other_shards_is_refused(data):
     (stream,), (other,) = streams(*data, 7), streams(*packed(COUNT, piece_bytes=9_000), 7)
     with pytest.raises(shards.ShardsError, match=f"{other.index.fingerprint}.*{stream.index.fingerprint}"):
         other.load_state(stream.state(1))
+    with pytest.raises(shards.ShardsError, match="without epoch, done"):
+        other.load_state({})
 
 
 def test_a_sample_that_cannot_be_decoded_is_named(data):

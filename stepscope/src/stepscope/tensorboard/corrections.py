@@ -364,10 +364,10 @@ def write_copies(logdir: str | Path, out: str | Path) -> tuple[list[Path], list[
     written, refused = [], []
     for file, target in targets.items():
         try:
-            trace = files.document(file)
+            corrected = files.read(file, lambda parts: orjson.dumps(correct(files.joined(parts))))
         except TraceError as error:
             refused.append(error)
         else:
-            staging.write(target, gzip.compress(orjson.dumps(correct(trace)), 6))
+            staging.write(target, gzip.compress(corrected, 6))
             written.append(target)
     return written, refused

@@ -162,8 +162,10 @@ def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Co
     variants : mapping of str to callable
         Each times one run, such as a `loop`.
     rounds : int
-        How often to go through them, at most.
+        How often to go through them, at most; once or more.
     """
+    if rounds < 1 or not variants:
+        raise ValueError(f"Expected a variant and a round or more, found {len(variants)} and {rounds}.")
     longest = longest_of("comparison")
     timings = {name: [] for name in variants}
     with progress(rounds * len(variants), "interleaved runs", "run") as bar:

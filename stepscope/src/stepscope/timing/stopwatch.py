@@ -178,6 +178,8 @@ def each_call_ms(
     Short calls are made many in a row, and their time is divided by their number: to launch a kernel, wait for it and
     read the clock takes longer than a short kernel runs. `longest` is that of `loop`.
     """
+    if repeats < 1:
+        raise ValueError(f"Expected at least one call to time, found repeats={repeats}.")
     longest = longest_of("run") if longest is None else longest
     warm_up(function, warmup)
     times, calls = [], 1
