@@ -117,12 +117,9 @@ def test_the_table_counts_and_sizes_the_operations_and_their_transfers(ours):
         assert row[3] >= latency - 2 * 200
 
 
-def test_a_late_rank_is_waited_for_as_recorded_with_gloo(ours):
-    for worker, waits_for_other in (("rank_0", True), ("rank_1", False)):
-        _, waiting = waits(ours, "recorded")["all"][worker]
-        assert (waiting > 25_000) == waits_for_other  # rank 1 sleeps 50 ms in each step
-        names = {f"gloo:{name}" for name in ("barrier", "all_to_all", "gather", "scatter")}  # unknown to the plugin
-        assert names <= set(operations(ours, "recorded", worker))
+def test_operations_that_the_plugin_does_not_know_are_listed_as_recorded_with_gloo(ours):
+    names = {f"gloo:{name}" for name in ("barrier", "all_to_all", "gather", "scatter")}
+    assert all(names <= set(operations(ours, "recorded", rank)) for rank in ("rank_0", "rank_1"))
 
 
 @pytest.mark.parametrize(
