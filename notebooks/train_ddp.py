@@ -37,7 +37,7 @@ def main(args, rank, world, device, profiler):
     arrays = (np.load(args.data / f"{name}.npy", mmap_mode="c") for name in ("images", "labels"))  # read when indexed
     dataset = TensorDataset(*map(torch.from_numpy, arrays))
     if args.checkpoint and args.checkpoint.exists():
-        assert zipfile.ZipFile(args.checkpoint).testzip() is None, f"{args.checkpoint} is damaged: its checksums differ"
+        assert zipfile.ZipFile(args.checkpoint).testzip() is None, f"{args.checkpoint} is damaged: delete it"
         kept = torch.load(args.checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])

@@ -43,7 +43,7 @@ def any_images(tmp_path_factory):
     return prepared(tmp_path_factory, REAL_IMAGES if REAL_IMAGES.exists() else None)
 
 
-# 13 starts eleven jobs of several processes, each of which imports PyTorch: it takes as long as four others
+# 13 starts eleven jobs of several processes, each of which imports PyTorch: it takes as long as five others
 EXECUTED = [pytest.param(path, marks=pytest.mark.slow) if path.stem[:2] == "13" else path for path in NOTEBOOKS]
 
 

@@ -67,7 +67,8 @@ def check(folder: Path, every_byte: bool = False, facts: Iterable[str] = ()) -> 
         current = manifest["format"] == FORMAT
         written = manifest["files"] if current else {}
         expected = {name: operator.index(size) for name, (size, _) in written.items()}
-        _ = [manifest[name] for name in facts if current]
+        if current and (missing := set(facts) - manifest.keys()):
+            raise KeyError(*missing)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(folder, path, f"expected a list of the images, but: {error!r}") from error
     if not current:

@@ -100,13 +100,16 @@ def test_the_rank_that_failed_first_is_named_also_if_the_others_fail_because_of_
 
 
 @posix
-def test_of_a_rank_that_does_not_answer_the_wait_for_it_is_quoted_and_not_how_torchrun_ended_it(script):
+def test_of_a_rank_that_is_stopped_the_wait_for_it_is_quoted_and_it_is_woken_to_end_by_sigterm(script, tmp_path):
     path = script(
+        "def end(*_):\n    (pathlib.Path(__file__).parent / 'by SIGTERM').touch()\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n    os.kill(os.getpid(), 15)\nsignal.signal(15, end)\n"
         "if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(1000)\n"
         "raise RuntimeError('Timed out waiting 1000ms for recv operation to complete')"
     )
     with pytest.raises(launching.JobFailed, match=r"rank 0 exited with 1: RuntimeError: Timed out .*\n.*busy.* rank 1"):
         launching.torchrun(path, timeout=100, quiet=True)
+    assert (tmp_path / "by SIGTERM").exists()  # SIGKILL, 30 s later, would not have left it
 
 
 @pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.slow)])  # 30: on a busy machine, too
@@ -114,13 +117,13 @@ def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(scr
     path = script(
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=True)\n"
         "if rank == 0:\n    time.sleep(1000)  # as a barrier\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1001)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getpid(), signal.SIGSTOP)\n"
     )
     with pytest.raises(launching.JobFailed, match=f"within {seconds} s") as raised:
         launching.torchrun(path, timeout=seconds, quiet=True)
     if seconds == 30 and os.name != "nt":
         assert "rank 0 was at job.py, line 5: time.sleep(1000)  # as a barrier; " in str(raised.value)
-        assert "rank 1 was at job.py, line 7: time.sleep(1001). " in str(raised.value)
+        assert "rank 1 was at job.py, line 7: os.kill(os.getpid(), signal.SIGSTOP). " in str(raised.value)
 
 
 @posix

@@ -169,12 +169,10 @@ def _recurring(marks: list[_Mark], sampling: float, slow: list[_Taken]) -> float
     """
     waits = []
     for before, after in itertools.pairwise(marks):
-        spent = (
-            after.moment - before.moment - _total(each for each in slow if before.moment <= each.begin < after.moment)
-        )
-        sampled = sampling * (after.count - before.count) / marks[-1].count
-        waited = spent - (after.worked - before.worked - sampled) - (after.queued - before.queued)
-        waits.append(max(0.0, waited) / (after.count - before.count))
+        count, spent, worked, _, queued = map(operator.sub, after, before)
+        spent -= _total(each for each in slow if before.moment <= each.begin < after.moment)
+        worked -= sampling * count / marks[-1].count
+        waits.append(max(0.0, spent - worked - queued) / count)
     return min(waits) * marks[-1].count + _total(slow)
 
 

@@ -85,17 +85,16 @@ class Comparison:
     def ratio(self, name: str, to: str | None = None) -> Interval:
         """Return the throughput of variant `name` over that of variant `to`, the first by default, round by round.
 
-        Its interval is a 95% interval where there are two variants. Among more, one may seem faster by chance: then all
-        variants' intervals against `to` together hold in 19 of 20 comparisons, see `confidence.together`.
+        Among more than two variants one may seem faster by chance: their intervals are wider, so that in 19 of 20
+        comparisons none that equals `to` is called faster or slower, see `confidence.together`.
         """
         to = to or self.names[0]
         if name == to:
             return geometric([1.0] * len(self.timings[to]))
-        base = self.throughputs(to)
-        others = {each: self.throughputs(each) for each in self.names if each != to}
-        ratios = {
-            each: [mine / other for mine, other in zip(rates, base, strict=True)] for each, rates in others.items()
-        }
+        base, ratios = self.throughputs(to), {}
+        for other in self.names:
+            if other != to:
+                ratios[other] = [mine / its for mine, its in zip(self.throughputs(other), base, strict=True)]
         return together(ratios)[name]
 
     def fastest(self, names: Iterable[str] | None = None) -> str:
@@ -153,7 +152,7 @@ def conclusion(ratio: Interval, of: str = "round") -> str:
 
 
 def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Comparison:
-    """Time variants in rounds of one run each, in an order by chance that each second round reverses.
+    """Time variants in rounds of one run each, in a random order that each second round reverses.
 
     A limit of `timing.limit` ends it after a round, once there are two; then that is printed.
 
@@ -181,7 +180,7 @@ def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Co
 
 
 def shuffled(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
-    """Yield the names in an order by chance for every other round, and in its reverse for the next one.
+    """Yield the names in a random order for every other round, and in its reverse for the next one.
 
     So in two rounds each variant is as often before another as after it. The orders are the same each time.
     """

@@ -96,8 +96,8 @@ def _is_trace(file: Path) -> bool:
 # From a file to pieces of JSON.
 
 PIECE = 1 << 16  # bytes: its objects fit the processor's cache; 256 KiB take up to 1.4 × the time, all 2.3 ×
-_FIRST, _SECOND = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # halves of a character
-_HALF = re.compile(f"{_FIRST}(?!{_SECOND})|(?<!{_FIRST}){_SECOND}")
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # surrogates: both are a character
+_LONE_SURROGATE = re.compile(f"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}")
 _BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*:)')
 
 
@@ -197,10 +197,10 @@ def _parse(piece: bytes, path: Path, last: bool) -> dict | list:
         return orjson.loads(piece)
     except orjson.JSONDecodeError:
         pass
-    # Kineto now and then writes what is no JSON: raw control characters, bytes that are no UTF-8, a bare N/A. And half
-    # of a character, as JSON writes those beyond U+FFFF, is none that could be written again.
+    # Kineto now and then writes what is no JSON: raw control characters, bytes that are no UTF-8, a bare N/A. And a
+    # lone surrogate could not be written again.
     text = re.sub(r"([:\[,]\s*)N/A(?=\s*[,\]}])", r'\1"N/A"', piece.decode("utf-8", errors="replace"))
-    text = _HALF.sub(r"\\ufffd", text)
+    text = _LONE_SURROGATE.sub(r"\\ufffd", text)
     try:
         return json.loads(text, strict=False)
     except json.JSONDecodeError as error:
