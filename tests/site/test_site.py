@@ -34,6 +34,7 @@ def built_site(tmp_path_factory):
         everything = folder / "14-everything.ipynb"
         nbformat.write(v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}}), everything)
         execute.run([everything], "drawn images")
+        (config.PROJECT / "notebooks" / ".ipynb_checkpoints").mkdir(exist_ok=True)  # as JupyterLab leaves it
         site.build(folder / "site", [*execute.all_notebooks(), everything])
     return folder / "site"
 

@@ -94,7 +94,9 @@ def build(out: Path, notebooks: Sequence[Path] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="site-") as scratch:
         source, made = Path(scratch, "source"), Path(scratch, "made", "html")  # MyST-NB leaves a folder beside it
         shutil.copytree(HERE / "pages", source)
-        for path in (path for pattern in FILES for path in config.PROJECT.glob(pattern) if path.suffix != ".ipynb"):
+        for path in (path for pattern in FILES for path in config.PROJECT.glob(pattern)):
+            if path.suffix == ".ipynb" or not path.is_file():  # JupyterLab leaves a folder .ipynb_checkpoints
+                continue
             target = source / path.relative_to(config.PROJECT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
