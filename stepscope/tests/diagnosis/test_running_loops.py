@@ -271,6 +271,33 @@ def test_where_others_have_the_cores_a_short_interruption_is_not_what_the_items_
     assert (sample.ms, sample.cpu_ms, sample.waits) == (pytest.approx(3, rel=0.01), pytest.approx(3, rel=0.01), {})
 
 
+@pytest.mark.parametrize("where", ["collating", "slow items"])
+def test_where_others_have_the_cores_irregular_items_are_found_with_their_share(clock, monkeypatch, where):
+    queued = [0.0]
+    monkeypatch.setattr(stacks, "queued", lambda *process: queued[0])
+
+    def held(seconds):
+        clock.sleep(seconds)
+        queued[0] += seconds
+
+    class Slow(loops.SleepDataset):
+        def __getitem__(self, index):
+            if where == "slow items" and index % 64 == 63:
+                held(0.1)
+            return super().__getitem__(index)
+
+    def collate(batch):
+        if where == "collating":
+            held(0.01)
+        return batch
+
+    slow = Slow(10_000, 0.0001, hiccup_every=64, hiccup_seconds=0.3)
+    sample = items.load(DataLoader(slow, 8, collate_fn=collate))
+    assert sample.irregular.share == pytest.approx(0.3 / 0.3064, rel=0.05)
+    assert sample.irregular.slowest_ms == pytest.approx(300, rel=0.01)
+    assert sample.waiting < 0.05
+
+
 def test_irregular_loading_is_found(clock, names):
     irregular = loops.SleepDataset(10_000, 0.0001, hiccup_every=32, hiccup_seconds=0.2)
     found = simulated(clock, irregular, batch_size=4, step_ms=20, steps=24, num_workers=2)

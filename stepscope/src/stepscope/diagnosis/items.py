@@ -81,16 +81,17 @@ def _measured(source: _Source, seconds: float) -> Items:
             count += source.take(group)
         marks.append(_Mark.now(count))
     first, collated, source.taken = [_Taken(*each) for each in source.taken], source.collated, None
-    _, _, worked, started, queued = map(operator.sub, marks[-1], marks[0])
+    _, elapsed, worked, started, queued = map(operator.sub, marks[-1], marks[0])
     taken = _again(source, first)
-    # The machine may have stood still once, or because others had the cores
-    spent = min(_total(first) + sum(collated) - queued, _total(taken) + sum(without_hiccup(collated)))
+    # The machine may have stood still once, or because others had the cores: then not always in the items
+    spent = min(_total(first) + sum(collated), elapsed - queued, _total(taken) + sum(without_hiccup(collated)))
     worked = spent if started >= STARTED * spent else min(max(worked - sampler.worked, 0.0), spent)
     slow = [] if source.together else _slow(taken, source.batch)
     spent -= min(sampler.held, spent - worked)
     spent = min(spent, worked + _recurring(marks, sampler.worked, slow))
     ms, cpu_ms = spent / count * 1e3, worked / count * 1e3
-    irregular = _irregular(taken, slow, queued, 1 - cpu_ms / ms)
+    held = queued if source.stream else 0.0  # perhaps all in its slow items; of other slow ones, it is left out
+    irregular = _irregular(taken, slow, held, spent, 1 - cpu_ms / ms)
     slow = slow if irregular.count else []
     before = _bytes_read()
     parts, opened, opens, slowest = _profiled(source, group, count)
@@ -127,6 +128,7 @@ def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[
 
 def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
     """Load the slowest items once more, and return all with the shorter time of both: the machine may have stood still.
+    What of the second time others had the cores is left out.
 
     A stream gives no item twice. A single slow item of it counts as a usual one.
     """
@@ -139,7 +141,9 @@ def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
     slow = set(slow[: max(1, int(SLOW_ITEMS * len(taken)))])  # where more are slow, to load all again takes too long
 
     def settled(each: _Taken) -> _Taken:
+        before = stacks.queued()
         seconds = usual if source.stream else _seconds(source.load, each.index)
+        seconds -= min(seconds, stacks.queued() - before)
         return each._replace(seconds=min(each.seconds, seconds))
 
     return [settled(each) if number in slow else each for number, each in enumerate(taken)]
@@ -152,13 +156,13 @@ def _slow(taken: list[_Taken], batch: int) -> list[_Taken]:
     return slow if len(slow) <= SLOW_ITEMS * len(taken) else []
 
 
-def _irregular(taken: list[_Taken], slow: list[_Taken], queued: float, waiting: float) -> Irregular:
-    """Return what is known of slow items, if they take enough of the time."""
-    usual, total = statistics.median(each.seconds for each in taken), _total(taken)
-    longer = _total(slow) - usual * len(slow) - queued  # as if others had the core in just these items
-    if not slow or longer < SLOW_TIME * total:
+def _irregular(taken: list[_Taken], slow: list[_Taken], held: float, spent: float, waiting: float) -> Irregular:
+    """Return what is known of slow items, if they take enough of the time spent; others had the cores while `held`."""
+    usual = statistics.median(each.seconds for each in taken)
+    share = min((_total(slow) - usual * len(slow) - held) / spent, 1.0)
+    if not slow or share < SLOW_TIME:
         return Irregular()
-    slowest, share = max(slow, key=lambda each: each.seconds), longer / total
+    slowest = max(slow, key=lambda each: each.seconds)
     return Irregular(len(slow), share, min(share, waiting), usual * 1e3, slowest.seconds * 1e3, slowest.index)
 
 
