@@ -128,9 +128,9 @@ def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[
 
 def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
     """Load the slowest items once more, and return all with the shorter time of both: the machine may have stood still.
-    What of the second time others had the cores is left out.
 
-    A stream gives no item twice. A single slow item of it counts as a usual one.
+    What of the second time others had the cores is left out. A stream gives no item twice: a single slow item of it
+    counts as a usual one.
     """
     usual = statistics.median(each.seconds for each in taken)
     least = min(SLOW * usual, usual + SLOW_TIME * _total(taken))
@@ -141,8 +141,10 @@ def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
     slow = set(slow[: max(1, int(SLOW_ITEMS * len(taken)))])  # where more are slow, to load all again takes too long
 
     def settled(each: _Taken) -> _Taken:
+        if source.stream:
+            return each._replace(seconds=usual)
         before = stacks.queued()
-        seconds = usual if source.stream else _seconds(source.load, each.index)
+        seconds = _seconds(source.load, each.index)
         seconds -= min(seconds, stacks.queued() - before)
         return each._replace(seconds=min(each.seconds, seconds))
 
