@@ -162,6 +162,17 @@ class Reports(Step):
         time.sleep(0.05)  # fault: reports
 
 
+class Evaluates(Step):
+    """Evaluates the network on many items, in every step."""
+
+    def besides(self, numbers, labels, logits):
+        self.right = self.evaluate(torch.rand(4096, WIDTH))  # fault: evaluates
+
+    @torch.no_grad()
+    def evaluate(self, numbers):
+        return [self.model(each).argmax(1) for each in numbers.chunk(4)]
+
+
 class OneByOne(Step):
     """Calls the network for one item after the other."""
 
@@ -174,6 +185,7 @@ class OneByOne(Step):
 STEPS = {
     "counts": (Counts, 128, "the step does something else"),
     "reports": (Reports, 128, "the step does something else"),
+    "evaluates": (Evaluates, 128, "the step does something else"),
     "one by one": (OneByOne, 128, "many small operators"),
 }
 
@@ -189,7 +201,7 @@ def test_what_a_step_does_is_named_with_its_line(quick, names, fault):
     found = diagnosis.diagnose(batches(size), step(quick), steps=5)
     assert found.verdict == "host", str(found)
     assert names(found)[0] == name, str(found)
-    assert ("and waits" in found.findings[0].evidence) == (fault == "reports")
+    assert ("waits" in found.findings[0].evidence) == (fault == "reports")
     assert line(fault) in found.findings[0].evidence, str(found)
 
 
@@ -199,6 +211,45 @@ def test_an_optimizer_that_goes_weight_by_weight_is_found(quick, names):
     found = diagnosis.diagnose(batches(2), step, steps=5)
     assert names(found)[0] == "an optimizer that goes weight by weight", str(found)
     assert "self.optimizer.step()" in found.findings[0].evidence
+
+
+# ---------------------------------------------------------------- around the steps
+
+
+class Logged:
+    """Goes through a DataLoader, and does something with each of its batches."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        for numbers, labels in self.loader:
+            json.dumps(numbers.tolist())  # fault: logged
+            yield numbers, labels
+
+
+class Remade:
+    """Makes its DataLoader anew for each epoch."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        while True:
+            yield from DataLoader(self.dataset, 64, num_workers=2, persistent_workers=True)
+
+
+def test_what_a_wrapper_does_between_the_steps_is_named_with_its_line(quick, names):
+    loader = DataLoader(TensorDataset(torch.rand(1024, 512), torch.arange(1024) % CLASSES), 256)
+    found = diagnosis.diagnose(Logged(loader), Step(quick, Network(512)), steps=8)
+    assert names(found)[0] == "work between the steps", str(found)
+    assert line("logged") in found.findings[0].evidence
+    assert dict(found.evidence)["DataLoader"].startswith("TensorDataset")
+
+
+def test_workers_that_a_wrapper_starts_again_are_seen(quick, names):
+    found = diagnosis.diagnose(Remade(Items()), Step(quick), steps=150)
+    assert names(found)[0] == "workers restarted every epoch", str(found)
 
 
 # ---------------------------------------------------------------- without any fault

@@ -53,6 +53,7 @@ def clock(quick, monkeypatch):
         write(folder / "loop.pt.trace.json", cuda_trace.on_cpu(1e6 * np.array(steps), loader=class_))
 
     monkeypatch.setattr(run.profiling, "record", record)
+    monkeypatch.setattr(run.steps, "steps_to_sample", lambda *_: 0)  # the sampler goes by the clock on the wall
     return clock
 
 
@@ -61,6 +62,8 @@ def held(clock, monkeypatch):
     """Return a function that lets others have the cores for so many seconds of the clock."""
     queued = [0.0]
     monkeypatch.setattr(stacks, "queued", lambda *process: queued[0])
+    monkeypatch.setattr(stacks.Queue, "now", lambda _: {"thread": queued[0]})
+    monkeypatch.setattr(stacks.Queue, "since", lambda _, before: queued[0] - before["thread"])
 
     def held(seconds):
         clock.sleep(seconds)
@@ -195,6 +198,13 @@ def test_what_others_take_of_the_core_is_not_blamed_on_loading(clock, held):
 
     found = simulated(clock, Shared(clock, 1e-5), step_ms=20, steps=8)
     assert (found.verdict, found.findings) == ("nothing wrong", ())
+
+
+def test_what_others_take_of_the_core_is_no_work_of_the_step(clock, held):
+    loader = Simulated(clock, Busy(clock, 0.005), 8)
+    found = diagnosis.diagnose(loader, lambda *_: (clock.work(0.02), held(0.1)), steps=8)
+    assert found.findings[0].name == "loading in the loop itself"
+    assert found.findings[0].gain == pytest.approx(40 / 60, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -379,14 +389,15 @@ class SlowStart:
 
 def test_the_start_of_an_epoch_is_no_usual_wait(clock):
     loader = SlowStart(clock, 4, itertools.repeat(0.2))
-    seen = run.watch(loader, loops.SleepStep(5), count=9, folder=Path("profile"))
+    seen, _ = run.watch(loader, loops.SleepStep(5), count=9, folder=Path("profile"))
     assert (seen.start, seen.step) == pytest.approx((200, 5))
     assert (seen.wait, seen.usual_wait, seen.epoch) == (0, 0, 4)
 
 
 def test_one_slow_start_of_an_epoch_is_no_restart(clock):
     loader = SlowStart(clock, 100, itertools.chain([0, 0.8], itertools.repeat(0)))
-    assert run.watch(loader, loops.SleepStep(5), count=9, folder=Path("profile")).start == 0
+    seen, _ = run.watch(loader, loops.SleepStep(5), count=9, folder=Path("profile"))
+    assert seen.start == 0
 
 
 # ---------------------------------------------------------------- what fails

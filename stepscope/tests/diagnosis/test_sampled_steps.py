@@ -9,38 +9,63 @@ from stepscope.diagnosis import stacks, step
 
 FRAME = stacks.Frame("/home/reader/train.py", 3, "step", 1)
 FORWARD = stacks.Frame("/lib/python3/site-packages/torch/nn/modules/module.py", 9, "_call_impl", 1)
+CLIPPING = stacks.Frame("/lib/python3/site-packages/torch/nn/utils/clip_grad.py", 9, "clip_grad_norm_", 1)
+FETCH = stacks.Frame("/lib/python3/site-packages/torch/utils/data/_utils/fetch.py", 9, "fetch", 1)
 
 
-def sampled(*frames, waited=0.0):
+STEP, BETWEEN = (compile("", name, "exec") for name in ("step", "between"))
+
+
+def sampled(*frames, waited=0.0, kind="training", within=STEP):
     """Return two steps of 60 ms, each sampled twice; operators run in 30 ms of each, with a gap of 10 µs, and of 30 ms.
 
-    The long gap is between `b` and `c`.
+    The long gap is between `b` and `c`. `kind` is that of the first operator.
     """
     halves, operators = ((0, 0.03, 0), (0.03, 0.06, waited)), np.array([[0, 0.01], [0.01001, 0.02], [0.05, 0.06]])
     starts = [0.0, 0.06]
-    samples = [stacks.Sample(at + begin, at + end, waits, frames) for at in starts for begin, end, waits in halves]
-    return step.Sampled(samples, np.concatenate([operators + at for at in starts]), ["a", "b", "c"] * 2, starts)
+    samples = [
+        stacks.Sample(at + begin, at + end, waits, frames, within) for at in starts for begin, end, waits in halves
+    ]
+    kinds = [kind, "training", "training"] * 2
+    operators = np.concatenate([operators + at for at in starts])
+    return step.Sampled(samples, operators, ["a", "b", "c"] * 2, kinds, starts, STEP)
 
 
 def test_what_is_done_in_one_step_only_may_be_a_stall():
     both = sampled(FRAME)
-    once = dataclasses.replace(both, samples=both.samples[:2])
-    assert [outside.share for outside in once.outside(frozenset())] == [0]
+    assert dataclasses.replace(both, samples=both.samples[:2]).outside(frozenset()).share == 0
 
 
-def test_time_without_operators_is_counted_by_function_short_gaps_left_out():
-    (found,) = sampled(FRAME, waited=0.03).outside(frozenset())
+def test_time_without_operators_is_counted_short_gaps_left_out():
+    found = sampled(FRAME, waited=0.03).outside(frozenset())
     assert (found.share, found.line) == (pytest.approx(0.5), "train.py:3")
     assert found.waited == pytest.approx(1 / 3)  # 20 of the 30 ms in the second sample are without an operator
 
 
 def test_what_is_between_operators_that_are_called_too_often_is_theirs():
-    assert sampled(FRAME).outside(frozenset({"b", "c"})) == []
-    assert len(sampled(FRAME).outside(frozenset({"a", "b"}))) == 1
+    assert sampled(FRAME).outside(frozenset({"b", "c"})).share == 0
+    assert sampled(FRAME).outside(frozenset({"a", "b"})).share == pytest.approx(0.5)
 
 
-def test_what_the_network_does_between_its_operators_is_no_fault():
-    assert sampled(FORWARD, FRAME).outside(frozenset()) == []
+@pytest.mark.parametrize(
+    ("frames", "kind", "share"),
+    [
+        ([FORWARD, FRAME], "training", 0),  # the network between its operators
+        ([FORWARD, FRAME], "tracked", 0),  # it prepares its images
+        ([FORWARD, FRAME], "untracked", 1 / 6),  # it is evaluated
+        ([FRAME], "tracked", 2 / 3),  # the reader's own line, and the gap
+        ([CLIPPING, FRAME], "untracked", 0),
+    ],
+)
+def test_operators_that_no_backward_pass_calls_back_are_counted_but_for_those_of_the_training(frames, kind, share):
+    assert sampled(*frames, kind=kind).outside(frozenset()).share == pytest.approx(share)
+
+
+def test_what_is_done_between_steps_is_found_but_for_what_is_loaded():
+    found = sampled(FRAME, within=BETWEEN).around()
+    assert (found.share, found.line) == (pytest.approx(1), "train.py:3")
+    assert sampled(FRAME, FETCH, within=BETWEEN).around().share == 0
+    assert sampled(FRAME, within=BETWEEN).outside(frozenset()).share == 0
 
 
 def test_a_line_that_calls_operators_is_found_by_their_names():
@@ -49,8 +74,17 @@ def test_a_line_that_calls_operators_is_found_by_their_names():
 
 
 def test_no_samples_say_nothing():
-    nothing = step.Sampled([], np.empty((0, 2)), [], [])
-    assert (nothing.outside(frozenset()), nothing.line_of(frozenset({"a"}))) == ([], "")
+    nothing = step.Sampled([], np.empty((0, 2)), [], [], [], STEP)
+    assert (nothing.outside(frozenset()), nothing.around()) == (step.Outside(), step.Outside())
+    assert nothing.line_of(frozenset({"a"})) == ""
+
+
+def test_the_line_is_that_of_the_function_in_which_the_time_is_spread():
+    calls = stacks.Frame("/home/reader/train.py", 20, "step", 18)
+    loop, other = (stacks.Frame("/home/reader/train.py", line, "evaluate", 9) for line in (10, 11))
+    spread = [((calls, loop), 0.001), ((calls, other), 0.0009)] * 5
+    assert stacks.hottest(spread) == "train.py:10; also train.py:11, called at train.py:20"
+    assert stacks.hottest([((calls, loop), 0.001)] * 5) == "train.py:10, called at train.py:20"
 
 
 def test_one_sample_in_which_the_machine_stood_still_hides_no_line():

@@ -73,7 +73,7 @@ def _measured(source: _Source, seconds: float) -> Items:
     alone = min(_seconds(source.take, 1) for _ in range(2))  # the first one imports, and opens files, once
     group, count = max(1, min(source.batch, int(GROUP_SECONDS / alone))), 0
     source.taken, source.collated = [], []
-    with stacks.Sampler(_Source.take.__code__, SAMPLE) as sampler:
+    with stacks.Sampler(SAMPLE, _Source.take.__code__) as sampler:
         marks = [_Mark.now(0)]
         while count < LEAST_ITEMS or time.perf_counter() - marks[0].moment < seconds:
             if len(marks) == 1 and time.perf_counter() - marks[0].moment > seconds / 2:

@@ -232,6 +232,10 @@ def of_profile(profile: Profile) -> Loading:
     return Loading(profile.step_ms, wait, wait, workers=0 if profile.in_process else None)
 
 
+def _line(name: str) -> Callable[[Loading], str]:
+    return lambda loading: loading.items.lines.get(name, "")
+
+
 def _part(part: str, name: str, topic: str, change: str) -> Rule:
     """Return the row for a part of the items' work: it could at most vanish."""
 
@@ -243,8 +247,9 @@ def _part(part: str, name: str, topic: str, change: str) -> Rule:
         )
 
     return Rule(
-        name, "loading", topic, lambda loading: loading.gain_of(lambda items: items.working(part)), evidence, change
-    )
+        name, "loading", topic, lambda loading: loading.gain_of(lambda items: items.working(part)), evidence, change,
+        line=_line(part),
+    )  # fmt: skip
 
 
 def _reading(name: str, small: bool) -> Rule:
@@ -263,6 +268,7 @@ def _reading(name: str, small: bool) -> Rule:
         name, "loading", "packed formats",
         lambda loading: loading.gain_of(lambda items: items.reading if items.small_files is small else 0.0),
         evidence, "# pack the images into one large file; or read a copy on a disk of this machine",
+        line=_line("reading"),
     )  # fmt: skip
 
 
@@ -327,6 +333,7 @@ RULES = (
         lambda loading: loading.gain_of(lambda items: items.irregular.share),
         "{items.slow_ones}",
         "# look at what these items do; a larger prefetch_factor bridges them, if they are rare",
+        line=_line(IRREGULAR),
     ),
     Rule(
         "items that wait", "loading", "more workers",
@@ -336,6 +343,7 @@ RULES = (
             f"works on it: it waits{loading.items.mostly(WAITING)}."
         ),
         "# ask for a whole batch at once, and keep connections open; or let more workers wait side by side",
+        line=_line(WAITING),
     ),
     _part(
         "decoding", "decoding at every read", "preprocessing ahead of time",

@@ -16,6 +16,7 @@ from stepscope.base.wording import counted, digits, milliseconds, percent, print
 WIDTH = 98  # of a line, in characters: two more may stand before it, and a terminal has 100
 # Share of a step. TensorBoard's profiler tab advises from the same share on; two traces of one loop differ by 2%.
 WORTH = 0.05
+ABOUT = 0.75  # of the largest gain, that counts as about as much: then what can be pointed at comes first
 
 NOTHING, UNKNOWN = "nothing wrong", "unknown"
 VERDICTS = {
@@ -50,6 +51,8 @@ class Finding:
         The line of code to change, as it should be.
     topic : str
         What to read about, in the words of the field, such as ``"mixed precision"``.
+    line : str
+        The line of the reader's own that it is about; "" where none is known. It is in the evidence, too.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Finding:
     evidence: str
     change: str
     topic: str
+    line: str = ""
 
     def bound(self, step_ms: float) -> str:
         """Say how much can be gained of a step of `step_ms` milliseconds."""
@@ -85,6 +89,7 @@ class Rule:
     evidence: str | Callable[[Any], str]
     change: str | Callable[[Any], str]
     least: float = WORTH  # gain of a finding
+    line: Callable[[Any], str] = lambda facts: ""
 
 
 class _Text(string.Formatter):
@@ -109,7 +114,8 @@ def findings(rules: Iterable[Rule], facts: object) -> Iterator[Finding]:
     for rule in rules:
         gain = rule.gain(facts)
         if gain is not None and gain >= rule.least:
-            yield Finding(rule.name, rule.verdict, gain, filled(rule.evidence), filled(rule.change), rule.topic)
+            texts = filled(rule.evidence), filled(rule.change)
+            yield Finding(rule.name, rule.verdict, gain, *texts, rule.topic, rule.line(facts))
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,8 @@ class Diagnosis:
     evidence : tuple of (str, str)
         What was measured: name and value.
     findings : tuple of Finding
-        What to change, the largest possible gain first. Several gains do not add up.
+        What to change, the largest possible gain first; before it those that gain about as much and name the reader's
+        line. Several gains do not add up.
     unknown : tuple of str
         What could not be looked at, and how to get it.
     links : mapping of str to str
@@ -200,7 +207,7 @@ def conclude(
 
     `doubt` is why there can be no verdict, whatever else; `otherwise` why there can be none if nothing was found.
     """
-    ranked = sorted(findings, key=lambda finding: -finding.gain)
+    ranked = _ranked([*findings])
     worth = [finding for finding in ranked if finding.gain >= WORTH]
     if doubt or (otherwise and not worth):
         verdict, reason = UNKNOWN, doubt or otherwise
@@ -211,6 +218,12 @@ def conclude(
         if verdict == UNKNOWN:
             reason = f"{_sentence(worth[0].name)} Fix that first, and diagnose again."
     return Diagnosis(verdict, reason, step_ms, tuple(evidence), tuple(ranked), tuple(unknown))
+
+
+def _ranked(findings: list[Finding]) -> list[Finding]:
+    """Return findings, the largest gain first; of those that gain about as much as that those with a line before."""
+    most = max((finding.gain for finding in findings), default=0.0)
+    return sorted(findings, key=lambda finding: (-bool(finding.line and finding.gain >= ABOUT * most), -finding.gain))
 
 
 def _sentence(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,35 +30,36 @@ READY = 3  # batches that are asked for then
 
 def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
     """Find the bottleneck of a training loop of which `count` steps are timed; see `stepscope.diagnosis.diagnose`."""
-    count = max(count, 2 * getattr(loader, "num_workers", 0))  # each of the workers may make a step wait, twice
-    loop = watch(loader, step, count, folder)
+    loop, dataloader = watch(loader, step, count, folder)
     recorded = profile.read(traces.load(folder))
-    sample, unknown = _items(loader, loop.irregular)
+    sample, unknown = _items(loader, dataloader, loop.irregular)
     if recorded.on_device:  # only what the GPU waits, too, can be gained
         wait = min(loop.wait, recorded.loading * loop.step)
         loop = replace(loop, wait=wait, usual_wait=min(wait, loop.usual_wait))
-    loop = replace(loop, items=sample)
-    work = loop.work / loop.whole
-    to_sample = steps.steps_to_sample(recorded, loop.whole, work)
-    host = steps.read(recorded, work, steps.sample(_Epochs(loader), _noted(step), to_sample) if to_sample else None)
+    to_sample, sampled = steps.steps_to_sample(recorded, loop.whole), None
+    if to_sample:
+        sampled = steps.sample(_Epochs(loader), _noted(step), to_sample, _Epoch.__next__.__code__)
+    host = steps.read(recorded, loop.work / loop.whole, sampled)
+    around = min(loop.wait, host.around.share * loop.whole)  # workers change nothing about that
+    loop = replace(loop, items=sample, wait=loop.wait - around, usual_wait=max(0.0, loop.usual_wait - around))
     findings = [*device.findings(recorded), *steps.findings(host), *result.findings(loading.RULES, loop)]
     if torch.cuda.is_available() and not recorded.on_device:
         unknown.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")
     unexplained = loading.doubt(loop)
     if findings and unexplained:
         unknown.append(unexplained)
-    rows = [_stopwatch(loop, count), *profile.evidence(recorded), *_of_the_loader(loader, sample)]
+    rows = [_stopwatch(loop, count), *profile.evidence(recorded), *_of_the_loader(dataloader, sample)]
     otherwise = profile.doubt(recorded) or profile.unexplained(recorded) or unexplained
     return conclude(loop.whole, [*rows, ("profile", str(folder))], findings, unknown, otherwise=otherwise)
 
 
-def _items(loader: Iterable, irregular: bool) -> tuple[items.Items | None, list[str]]:
+def _items(loader: Iterable, dataloader: DataLoader | None, irregular: bool) -> tuple[items.Items | None, list[str]]:
     """Return how items are loaded, or what is unknown without that."""
-    if not isinstance(loader, DataLoader):
+    if dataloader is None:
         kind = f"the loader is a {type(loader).__name__}"
         return None, [f"how the batches are made: {kind}, and only of a DataLoader are workers and dataset known."]
     try:
-        return items.load(loader, irregular), []
+        return items.load(dataloader, irregular), []
     except Exception as error:  # the workers could load them, so that it is no fault of the loop
         why = f"{type(error).__name__}: {error}"
         return None, [f"how long an item takes: loading some in this process failed. {why}"]
@@ -73,10 +74,10 @@ def _stopwatch(loop: loading.Loading, count: int) -> tuple[str, str]:
     return "stopwatch", clock
 
 
-def _of_the_loader(loader: Iterable, sample: items.Items | None) -> list[tuple[str, str]]:
+def _of_the_loader(loader: DataLoader | None, sample: items.Items | None) -> list[tuple[str, str]]:
     """Return the loader's settings, and how it loads, as evidence."""
     rows = []
-    if isinstance(loader, DataLoader):
+    if loader is not None:
         names = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
         settings = ", ".join(f"{name}={getattr(loader, name)}" for name in names)
         rows.append(("DataLoader", f"{type(loader.dataset).__name__}, {settings}; {counted(machine.cores(), 'core')}"))
@@ -88,54 +89,63 @@ def _of_the_loader(loader: Iterable, sample: items.Items | None) -> list[tuple[s
     return rows
 
 
-def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> loading.Loading:
+def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> tuple[loading.Loading, DataLoader | None]:
     """Run the loop: a warm-up and `count` steps with the stopwatch, then a warm-up and a few with the profiler.
 
-    No worker of the loader is left when it returns or raises. How items are loaded is left out of what it returns.
+    No worker of the loader is left when it returns or raises. How items are loaded is left out of what it returns, and
+    with it comes the DataLoader that makes the batches: `loader`, or the one that it goes through.
     """
     if torch.autograd._profiler_enabled():
         raise RuntimeError("A profiler is running here already. Leave its `with` block, and call diagnose then.")
     epochs = _Epochs(loader)
-    active = max(PROFILED, epochs.num_workers)
-    total = count + 1 + active + 2 * timing.warmup_steps(loader)
-    with progress(total, "diagnosing", "step", delay=10) as bar:
+    with progress(None, "diagnosing", "step", delay=10) as bar, epochs.noticed():
         call = _noted(step, bar.update)
-        first, others = [], []  # steps of an epoch, each with what of its wait others had the cores
+        first, others = [], []  # steps of an epoch, each with what of its wait, and of the rest, others had the cores
         with timing.batches(epochs) as batches:
+            if epochs.dataloader is None:
+                timing.call(call, next(batches))  # then it is known how many workers there are
             warm_up(lambda: timing.call(call, next(batches)), timing.warmup_steps(epochs))
+            count = max(count, 2 * epochs.num_workers)  # each of the workers may make a step wait, twice
+            active = max(PROFILED, epochs.num_workers)
+            bar.total = bar.n + count + 1 + active + timing.warmup_steps(epochs)
             begin, begun = time.perf_counter(), len(epochs.starts)
+            epochs.queue = stacks.Queue()
             for timed_step in timed(batches, call, count):
-                (first if len(epochs.starts) > begun else others).append((timed_step, epochs.held))
+                held = epochs.held, epochs.queue.since(epochs.ready)
+                (first if len(epochs.starts) > begun else others).append((timed_step, *held))
                 begun = len(epochs.starts)
             seconds = time.perf_counter() - begin
             queued = epochs.latest.queued()
             transfer = _transfer(batches, epochs, seconds / count)
         profiling.record(epochs, call, folder, active=active)
-    waits = without_hiccup([each.wait - min(each.wait, held) for each, held in others or first])
-    work, wait = _work(seconds, [each for each, _ in first], [each for each, _ in others]), statistics.mean(waits)
+    waits = without_hiccup([each.wait - min(each.wait, held) for each, held, _ in others or first])
+    work, wait = _work(seconds, first, others), statistics.mean(waits)
     start = 0.0
-    if not getattr(loader, "persistent_workers", False):
+    if not epochs.persistent:
         start = sum(statistics.median_low(each) for each in (epochs.starts, epochs.ends) if each)
-    return loading.Loading(
+    measured = loading.Loading(
         step=(work + wait) * 1e3,
         wait=wait * 1e3,
         usual_wait=statistics.median(waits) * 1e3,
-        workers=getattr(loader, "num_workers", None),
+        workers=getattr(epochs.source, "num_workers", None),
         cores=machine.cores(),
         start=start * 1e3,
         epoch=epochs.length,
         transfer=transfer * 1e3,
         queued=queued * 1e3,
     )
+    return measured, epochs.dataloader
 
 
-def _work(seconds: float, first: list[TimedStep], others: list[TimedStep]) -> float:
+def _work(seconds: float, first: list[_Held], others: list[_Held]) -> float:
     """Return the mean time of a step but for its wait, of steps that took so many seconds in all."""
     if not others:  # each epoch has one step
         first, others = [], first
     if torch.cuda.is_available():  # most steps only launch, and one waits for what all have launched
-        return (seconds - sum(each.duration for each in first) - sum(each.wait for each in others)) / len(others)
-    return statistics.mean(without_hiccup([each.duration - each.wait for each in others]))
+        waits = sum(each.wait for each, *_ in others)
+        return (seconds - sum(each.duration for each, *_ in first) - waits) / len(others)
+    works = ((each.duration - each.wait, held) for each, _, held in others)
+    return statistics.mean(without_hiccup([work - min(work, held) for work, held in works]))
 
 
 def _transfer(batches: Iterator, epochs: _Epochs, step: float) -> float:
@@ -156,11 +166,13 @@ class _Epochs:
 
     def __init__(self, loader: Iterable):
         self.loader, self.latest = loader, None
-        self.num_workers = getattr(loader, "num_workers", 0)
-        self.prefetch_factor = getattr(loader, "prefetch_factor", 0)
+        self.dataloader: DataLoader | None = loader if isinstance(loader, DataLoader) else None  # that makes batches
+        self.iterated: list[int] = []  # each DataLoader that was begun, by its number, as often as it was
         self.starts: list[float] = []  # seconds from starting each epoch to its first batch
         self.ends: list[float] = []  # seconds from asking for a batch after the last one to the end of the epoch
-        self.held = 0.0  # seconds that this thread was ready to go on while others had the cores, of the latest wait
+        self.queue = stacks.Queue()
+        self.ready: dict[str, float] = {}  # what each thread had queued in all when the latest batch was there
+        self.held = 0.0  # seconds that this process was ready to go on while others had the cores, of the latest wait
         self.length: int | None = None  # batches of an epoch, as far as it is known
         with suppress(TypeError, NotImplementedError):  # an iterable dataset without a length
             self.length = len(loader)
@@ -169,6 +181,44 @@ class _Epochs:
         self.latest = _Epoch(self)
         return self.latest
 
+    @property
+    def num_workers(self) -> int:
+        """Workers of the DataLoader, or of whatever else has as many."""
+        return getattr(self.source, "num_workers", 0)
+
+    @property
+    def prefetch_factor(self) -> int:
+        """Batches that each worker makes ahead."""
+        return getattr(self.source, "prefetch_factor", 0)
+
+    @property
+    def source(self) -> Iterable:
+        """What makes the batches, as far as it is known."""
+        return self.loader if self.dataloader is None else self.dataloader
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the workers outlive their epoch."""
+        return getattr(self.dataloader, "persistent_workers", False) and len(set(self.iterated)) < 2
+
+    @contextmanager
+    def noticed(self) -> Iterator:
+        """Notice within the block when a DataLoader is begun while a batch is asked for: a wrapper goes through it."""
+        original = DataLoader.__iter__
+
+        def begin(dataloader: DataLoader) -> Iterator:
+            iterator = original(dataloader)
+            if not isinstance(self.loader, DataLoader) and (self.latest is None or self.latest.asked):
+                self.dataloader = dataloader
+                self.iterated.append(id(dataloader))
+            return iterator
+
+        DataLoader.__iter__ = begin
+        try:
+            yield
+        finally:
+            DataLoader.__iter__ = original
+
 
 class _Epoch:
     """One pass over a loader, of which `timing.batches` can see and end the workers as of the loader's own."""
@@ -176,6 +226,7 @@ class _Epoch:
     def __init__(self, epochs: _Epochs):
         self.epochs, self.count, self.begin = epochs, 0, time.perf_counter()
         self.before = 0.0  # what the workers had queued at the first batch, in s
+        self.asked = True  # whether a batch is asked for just now
         self.iterator = iter(epochs.loader)
         self._workers = getattr(self.iterator, "_workers", [])
 
@@ -183,19 +234,27 @@ class _Epoch:
         return self
 
     def __next__(self) -> object:
-        before, asked = stacks.queued(), time.perf_counter()
+        epochs, begun = self.epochs, len(self.epochs.iterated)
+        before, asked = epochs.queue.now(), time.perf_counter()
+        self.asked = True
         try:
             batch = next(self.iterator)
         except StopIteration:
             if self.count:
-                self.epochs.length = self.count
-                self.epochs.ends.append(time.perf_counter() - asked)
+                epochs.length = self.count
+                epochs.ends.append(time.perf_counter() - asked)
             raise
-        self.epochs.held = stacks.queued() - before
+        self.asked = False
+        epochs.held = epochs.queue.since(before)
         if not self.count:
-            self.epochs.starts.append(time.perf_counter() - self.begin)
+            epochs.starts.append(time.perf_counter() - self.begin)
             self.before = self._queued()
+        elif len(epochs.iterated) > begun:  # an epoch of the DataLoader that a wrapper goes through for ever
+            epochs.starts.append(time.perf_counter() - asked)
+            epochs.length = self.count
+            self.count = 0
         self.count += 1
+        epochs.ready = epochs.queue.now()
         return batch
 
     def queued(self) -> float:
@@ -209,6 +268,9 @@ class _Epoch:
         getattr(self.iterator, "_shutdown_workers", lambda: None)()
         if isinstance(self.epochs.loader, DataLoader):
             self.epochs.loader._iterator = None  # persistent workers have ended, too: the next epoch starts new ones
+
+
+_Held = tuple[TimedStep, float, float]  # a step, and the seconds of its wait and of the rest that others had the cores
 
 
 def _noted(step: timing.Step, done: Callable[[], object] = lambda: None) -> timing.Step:

@@ -9,8 +9,9 @@ import sys
 import sysconfig
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
 
@@ -20,6 +21,7 @@ from stepscope.base.confidence import without_hiccup
 # Seconds. With Python's own 5 ms, the sampler would mostly see where the thread releases the GIL: in operators.
 SWITCH = 1e-4
 LEAST_SAMPLES = 2  # to name a line
+MOSTLY = 0.75  # of a function's time, that one line must take so that what it calls is looked at
 LONGEST = 70  # characters of a line that are shown
 
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # functions of their own in Python 3.11
@@ -61,6 +63,7 @@ class Sample:
     # right: while a thread waits for a core this seems to be more, and less once it has one.
     waited: float
     frames: tuple[Frame, ...]  # the functions it was in, the innermost first; none outside of what is looked at
+    within: CodeType | None = None  # the function that is looked at and that called them
 
     @property
     def seconds(self) -> float:
@@ -73,13 +76,17 @@ class Sample:
         return next((frame for frame in self.frames if frame.own and frame.name not in _COMPREHENSIONS), None)
 
     @property
-    def caller(self) -> Frame | None:
-        """The innermost function that the reader wrote and `torch.nn` does not call: no ``forward``."""
-        around = [*(frame.file for frame in self.frames[1:]), ""]
-        pairs = zip(self.frames, around, strict=False)
-        return next(
-            (frame for frame, file in pairs if frame.own and not re.search(r"[/\\]torch[/\\]nn[/\\]", file)), None
-        )
+    def path(self) -> tuple[Frame, ...]:
+        """The functions that the reader wrote, the outermost first."""
+        frames = reversed(self.frames)
+        return tuple(frame for frame in frames if frame.own and frame.name not in _COMPREHENSIONS)
+
+    @property
+    def to_network(self) -> tuple[Frame, ...]:
+        """As `path`, but without what `torch.nn` calls: no ``forward``."""
+        frames = list(self.frames)
+        called = [number for number, frame in enumerate(frames) if re.search(r"[/\\]torch[/\\]nn[/\\]", frame.file)]
+        return replace(self, frames=tuple(frames[called[-1] :] if called else frames)).path
 
     @property
     def inside(self) -> tuple[Frame, ...]:
@@ -90,12 +97,12 @@ class Sample:
 class Sampler:
     """Samples the thread that enters it, until that leaves it.
 
-    What is outside of the function whose code is `within` has no frames. Afterwards `worked` and `held` are the seconds
-    for which the sampler itself worked, and for which others had the cores meanwhile: it may have held the GIL then,
-    and the thread that it samples waited for it.
+    What is outside of the functions whose codes are `within` has no frames. Afterwards `worked` and `held` are the
+    seconds for which the sampler itself worked, and for which others had the cores meanwhile: it may have held the GIL
+    then, and the thread that it samples waited for it.
     """
 
-    def __init__(self, within: CodeType, interval: float):
+    def __init__(self, interval: float, *within: CodeType):
         self.within, self.interval, self.samples, self.worked, self.held = within, interval, [], 0.0, 0.0
         self._end = threading.Event()
 
@@ -118,7 +125,7 @@ class Sampler:
             start, worked = time.perf_counter(), time.thread_time()
             frames = _frames(sys._current_frames().get(thread), self.within)
             end, now = time.perf_counter(), waited()
-            self.samples.append(Sample(begin, end, now - before, frames))
+            self.samples.append(Sample(begin, end, now - before, *frames))
             begin, before = end, now
             self.held += max(0.0, time.perf_counter() - start - (time.thread_time() - worked))
         self.worked = time.thread_time()
@@ -142,13 +149,38 @@ def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
     return "; also ".join(str(lines[line][0][1]) for line in [best[0], *also])
 
 
-def _frames(frame: object, within: CodeType) -> tuple[Frame, ...]:
+def hottest(weights: Iterable[tuple[tuple[Frame, ...], float]]) -> str:
+    """Return the line that most of the weight is at, as text; "" if too few samples show one.
+
+    The weights are those of stacks, the outermost function first. From the outermost on it is the line of the function
+    that is called, as long as most of the weight is at one line there. With it are the line that calls that, and the
+    outermost one.
+    """
+    weights, lines = [(stack, weight) for stack, weight in weights if stack and weight > 0], []
+    settled = without_hiccup([weight for _, weight in weights])
+    weights = [(stack, weight) for (stack, _), weight in zip(weights, settled, strict=True)]
+    while weights:
+        total, depth = sum(weight for _, weight in weights), len(lines)
+        lines.append(place((stack[depth], weight) for stack, weight in weights))
+        sums = Counter()
+        for stack, weight in weights:
+            sums[stack[: depth + 1]] += weight
+        ((best, _),) = sums.most_common(1)
+        inner = [(stack, weight) for stack, weight in weights if stack[: depth + 1] == best and len(stack) > depth + 1]
+        if sum(weight for _, weight in inner) < MOSTLY * total:
+            break
+        weights = inner
+    lines = [line for line in reversed(lines) if line]
+    return ", called at ".join(dict.fromkeys([*lines[:2], *lines[-1:]]))
+
+
+def _frames(frame: object, within: Iterable[CodeType]) -> tuple[tuple[Frame, ...], CodeType | None]:
     frames = []
-    while frame is not None and frame.f_code is not within:
+    while frame is not None and frame.f_code not in within:
         code = frame.f_code
         frames.append(Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name, code.co_firstlineno))
         frame = frame.f_back
-    return tuple(frames) if frame is not None else ()
+    return (tuple(frames), frame.f_code) if frame is not None else ((), None)
 
 
 def _waited() -> Callable[[], float]:
@@ -168,7 +200,36 @@ def queued(process: int | str = "thread-self") -> float:
 
     It is 0 where that is unknown, and for a process that has ended.
     """
+    return _schedule(process)[1]
+
+
+def _schedule(process: int | str) -> tuple[float, float]:
+    """Return for how many seconds a thread has worked, and for how many it was ready to."""
     try:
-        return int(Path("/proc", str(process), "schedstat").read_text().split()[1]) / 1e9  # see proc_pid_schedstat(5)
-    except (OSError, IndexError):
-        return 0.0
+        worked, waited, _ = Path("/proc", str(process), "schedstat").read_text().split()  # see proc_pid_schedstat(5)
+        return int(worked) / 1e9, int(waited) / 1e9
+    except (OSError, ValueError):
+        return 0.0, 0.0
+
+
+class Queue:
+    """For how long the threads of this process that work were ready to while others had the cores.
+
+    They are those that have worked for `LEAST_WORK` seconds when this is made. Where one waits for the other at the end
+    of each operator, the one that was held up longest holds up all.
+    """
+
+    LEAST_WORK = 0.01
+
+    def __init__(self):
+        threads = [f"self/task/{path.name}" for path in Path("/proc/self/task").glob("*")]
+        self.threads = [thread for thread in threads if _schedule(thread)[0] >= self.LEAST_WORK]
+
+    def now(self) -> dict[str, float]:
+        """Return the seconds of each thread since it began."""
+        return {thread: queued(thread) for thread in self.threads}
+
+    def since(self, before: dict[str, float]) -> float:
+        """Return the most seconds of one thread since a call of `now`."""
+        now = self.now()
+        return max((now[thread] - before.get(thread, now[thread]) for thread in now), default=0.0)

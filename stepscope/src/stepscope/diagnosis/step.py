@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,62 +40,87 @@ LEAST_MS = 1.0  # of a step: a shorter one is mostly calls, and samples say litt
 # Seconds without an operator that count: from one operator to the next, PyTorch's own code takes some 10 µs.
 GAP = 1e-4
 SHARE = 0.1  # of a step, of one function: with 200 samples it is 8 to 12%
+_BACKWARD = "autograd::engine::evaluate_function"  # the operator that runs a part of the backward pass
 
-# What a line may call so that it counts to the training itself: between the operators this is PyTorch's own work.
-_TRAINING = (
-    r"[/\\]torch[/\\](nn|optim|autograd|amp|distributed|compiler|_dynamo|_inductor|_functorch|_tensor\.py.*backward)"
+# What a line may call so that it counts to the training itself: between the operators this is PyTorch's own work. In
+# a network that runs without gradients, its operators do not.
+_OF_TRAINING = (
+    r"nn[/\\]utils|optim|autograd|amp|distributed|compiler|_dynamo|_inductor|_functorch|_tensor\.py.*backward"
 )
+_TRAINING, _NETWORK = rf"[/\\]torch[/\\]({_OF_TRAINING})", r"[/\\]torch[/\\]nn[/\\]"
+# Where a DataLoader makes a batch in the loop itself, or waits for one of a worker: `loading` looks at that
+_LOADING = r"[/\\]torch[/\\]utils[/\\]data[/\\](_utils[/\\]fetch\.py|dataloader\.py:(_get_data|_try_get_data)$)"
 
 
 @dataclass(frozen=True)
 class Outside:
-    """What a function of the reader's does in steps while no operator runs."""
+    """What lines of the reader's do that is none of the training."""
 
-    share: float  # of the steps' time
-    waited: float  # what of that the function waits
-    line: str  # that takes most of it
+    share: float = 0.0  # of the time
+    waited: float = 0.0  # what of that they wait
+    line: str = ""  # that takes most of it; "" if it is unknown
 
 
 @dataclass(frozen=True)
 class Sampled:
     """Steps that were sampled; times in s as those of the samples."""
 
-    samples: list[stacks.Sample]  # those within steps
+    samples: list[stacks.Sample]  # those within steps, and within getting their batches
     operators: np.ndarray  # begin and end of each operator that no other one calls, in order; shape (operators, 2)
     names: list[str]  # of the operators
-    starts: list[float]  # when each step began
+    kinds: list[str]  # of each operator: "training", "tracked" by autograd for nothing, or "untracked"
+    starts: list[float]  # when each step began, after it had its batch
+    step: CodeType | None  # the function of a step; samples within another one are of getting a batch
 
-    def outside(self, often: frozenset[str]) -> list[Outside]:
-        """Return what each function of the reader's does while no operator runs, the longest first.
+    @property
+    def in_steps(self) -> list[stacks.Sample]:
+        """The samples within steps."""
+        return [each for each in self.samples if each.within is self.step]
 
-        The time between two operators of those that are called `often` does not count: it belongs to calling them.
+    def outside(self, often: frozenset[str]) -> Outside:
+        """Return what the reader's lines do in steps that is no training, as a share of the steps.
+
+        It is what they do while no operator runs, and operators that no backward pass calls back. Those that are called
+        `often` do not count, nor does the time between two of them: it belongs to calling them.
         """
-        gaps, functions = self._gaps(often), {}
-        total = sum(sample.seconds for sample in self.samples)
-        for sample in self.samples:
-            seconds, own = float(np.diff(gaps.clip(sample.begin, sample.end)).sum()), sample.own
-            if own is not None and seconds > 0 and not _trains(sample):
-                waited = sample.waited * seconds / sample.seconds
-                step = bisect.bisect(self.starts, sample.begin)
-                functions.setdefault((own.file, own.name, own.first), []).append((own, seconds, waited, step))
-        found = []
-        for frames, seconds, waited, steps in (zip(*rows, strict=True) for rows in functions.values()):
-            by_step = np.bincount(steps, seconds, len(self.starts) + 1)[1:].tolist()
-            share = sum(without_hiccup(by_step)) / total  # the longest of them may be a stall
-            line = stacks.place(zip(frames, seconds, strict=True))
-            found.append(Outside(share, share * sum(waited) / sum(seconds), line))
-        return sorted((outside for outside in found if outside.line), key=lambda outside: -outside.share)
+        gaps, kinds, seldom = self._gaps(often), np.array(self.kinds, object), ~np.isin(self.names, list(often))
+        tracked, untracked = (self.operators[seldom & (kinds == kind)] for kind in ("tracked", "untracked"))
+        rows = []
+        for sample in self.in_steps:
+            if not sample.path or _any(_TRAINING, sample.inside[-1:]):
+                continue
+            seconds = _within(untracked, sample)
+            if not _any(_NETWORK, sample.frames):  # a network may prepare its images, also on the device
+                seconds += _within(tracked, sample)
+            idle = 0.0 if _any(_NETWORK, sample.inside[-1:]) else _within(gaps, sample)
+            rows.append((sample, sample.path if idle > seconds else sample.to_network, seconds + idle))
+        return self._summed(rows, sum(sample.seconds for sample in self.in_steps))
+
+    def around(self) -> Outside:
+        """Return what the reader's lines do between steps, but for what is loaded, as a share of all the time."""
+        rows = [
+            (sample, sample.path, sample.seconds)
+            for sample in self.samples
+            if sample.within is not self.step and sample.path and not _any(_LOADING, sample.frames)
+        ]
+        return self._summed(rows, sum(sample.seconds for sample in self.samples))
+
+    def _summed(self, rows: list[tuple[stacks.Sample, tuple[stacks.Frame, ...], float]], total: float) -> Outside:
+        """Return what samples show, each with the stack to look at and what of its time counts."""
+        if not rows or not total:
+            return Outside()
+        steps = [bisect.bisect(self.starts, sample.begin) for sample, *_ in rows]
+        by_step = np.bincount(steps, [seconds for *_, seconds in rows], len(self.starts) + 1).tolist()
+        share = sum(without_hiccup(by_step)) / total  # the longest of them may be a stall
+        waited = sum(sample.waited * seconds / sample.seconds for sample, _, seconds in rows)
+        line = stacks.hottest((stack, seconds) for _, stack, seconds in rows)
+        return Outside(share, share * waited / (sum(seconds for *_, seconds in rows) or 1.0), line)
 
     def line_of(self, names: frozenset[str]) -> str:
-        """Return the reader's own line that calls most of the operators with these names; "" if it is unknown.
-
-        If that is in a ``forward``, the line that calls the network is named, too.
-        """
+        """Return the reader's own line that calls most of the operators with these names; "" if it is unknown."""
         starts = self.operators[np.isin(self.names, list(names)), 0]
-        counts = [float(np.diff(np.searchsorted(starts, [each.begin, each.end]))[0]) for each in self.samples]
-        line = stacks.place(zip((each.own for each in self.samples), counts, strict=True))
-        caller = stacks.place(zip((each.caller for each in self.samples), counts, strict=True))
-        return line if caller in ("", line) else f"{line}, called at {caller}"
+        counts = (float(np.diff(np.searchsorted(starts, [each.begin, each.end]))[0]) for each in self.in_steps)
+        return stacks.hottest((each.path, count) for each, count in zip(self.in_steps, counts, strict=True))
 
     def _gaps(self, often: frozenset[str]) -> np.ndarray:
         """Return begin and end of each time without an operator; shape (gaps, 2). Those in `often` have none inside."""
@@ -105,16 +130,21 @@ class Sampled:
         return np.stack([begins, ends], axis=1)[(ends - begins > GAP) & ~within]
 
 
-def _trains(sample: stacks.Sample) -> bool:
-    """Whether the reader's own line calls the network, the backward pass or the optimizer."""
-    inside = sample.inside
-    return bool(inside) and bool(re.search(_TRAINING, f"{inside[-1].file}:{inside[-1].name}"))
+def _within(intervals: np.ndarray, sample: stacks.Sample) -> float:
+    """Return for how many seconds of a sample these intervals last, of which none overlap."""
+    return float(np.diff(intervals.clip(sample.begin, sample.end)).sum())
 
 
-def sample(loader: Iterable, call: Callable, steps: int) -> Sampled:
+def _any(pattern: str, frames: Iterable[stacks.Frame]) -> bool:
+    """Whether the file and name of one of these functions match."""
+    return any(re.search(pattern, f"{frame.file}:{frame.name}") for frame in frames)
+
+
+def sample(loader: Iterable, call: Callable, steps: int, getting: CodeType) -> Sampled:
     """Record so many steps with the profiler while they are sampled; no worker of the loader is left.
 
-    Steps before them do not count: the first ones wait for the workers, and the profiler makes itself ready.
+    `getting` is the code of the function that gets a batch of the loader. Steps before them do not count: the first
+    ones wait for the workers, and the profiler makes itself ready.
     """
     from stepscope.timing import profiling  # here, because the shell needs no torch, which takes seconds
 
@@ -124,37 +154,43 @@ def sample(loader: Iterable, call: Callable, steps: int) -> Sampled:
         begun.append(time.perf_counter())
         call(*batch)
 
-    with tempfile.TemporaryDirectory() as folder, stacks.Sampler(step.__code__, SAMPLE) as sampler:
+    with tempfile.TemporaryDirectory() as folder, stacks.Sampler(SAMPLE, step.__code__, getting) as sampler:
         trace = traces.load(profiling.record(loader, step, Path(folder), active=steps))
     (span,), begun, shift = trace.spans, begun[-steps:], time.perf_counter() - time.time()
     operators = _outermost(trace)
     times = (operators[["start", "end"]].to_numpy() + span.origin) / 1e6 + shift
-    samples = [each for each in sampler.samples if each.frames and each.begin >= begun[0]]
-    return Sampled(samples, times, operators["name"].tolist(), begun)
+    samples = [each for each in sampler.samples if each.within is not None and each.begin >= begun[0]]
+    return Sampled(samples, times, operators["name"].tolist(), operators["kind"].tolist(), begun, step.__code__)
 
 
 def _outermost(trace: traces.Trace) -> pd.DataFrame:
     """Return the operators of the thread that takes the steps, in order, without those that others call.
 
-    Its columns are `name`, `start` and `end` in µs, `length`, `gap` to the next one, and `optimizer`: whether an
-    optimizer calls it.
+    Its columns are `name`, `start` and `end` in µs, `length`, `gap` to the next one, `optimizer`: whether an optimizer
+    calls it, and `kind`, as of `Sampled`.
     """
     import pandas as pd
 
     tables = []
     for span in trace.spans:
         events = span.events.table()
+        called_back = events.loc[events["name"].str.startswith(_BACKWARD), "sequence"].dropna()
         steps = events[events["kind"] == "step"]
         events = events[events["thread"].isin(steps["thread"]) & (events["end"] <= steps["end"].max())]
-        optimizer = events[events["name"].str.startswith("Optimizer.step")]
-        table = events.loc[events["operator"], ["name", "start", "end"]]
-        table = table[table["start"] >= table["end"].cummax().shift(fill_value=-np.inf)]
+        optimizer = events[events["name"].str.startswith("Optimizer.")]
+        operators = events.loc[events["operator"], ["name", "start", "end", "sequence"]]
+        table = operators[operators["start"] >= operators["end"].cummax().shift(fill_value=-np.inf)]
         gap = (table["start"].shift(-1) - table["end"]).clip(0, GAP * 1e6).fillna(0)
         inside = np.searchsorted(optimizer["start"], table["start"], "right") - 1
         ends = np.append(optimizer["end"].to_numpy(), -np.inf)  # the last one for what is before all of them
-        tables.append(
-            table.assign(length=table["end"] - table["start"], gap=gap, optimizer=table["start"] < ends[inside])
-        )
+        # The last operator that has a number is the one that is called back: autograd counts on then
+        trained = operators[operators["sequence"].isin(called_back)].drop_duplicates("sequence", keep="last")
+        rows = np.searchsorted(table["start"], trained["start"], "right") - 1
+        training = (table["start"] < ends[inside]) | table["name"].str.startswith("autograd::")
+        training |= np.isin(np.arange(len(table)), rows)
+        kind = np.where(training, "training", np.where(table["sequence"].isna(), "untracked", "tracked"))
+        optimizer = (table["start"] < ends[inside]) & ~table["name"].str.startswith("autograd::")
+        tables.append(table.assign(length=table["end"] - table["start"], gap=gap, optimizer=optimizer, kind=kind))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -178,21 +214,23 @@ def read(profile: Profile, work: float = 1.0, sampled: Sampled | None = None) ->
     times = {name: float((table["length"].clip(upper=SHORT) + table["gap"]).sum()) for name, table in calls.items()}
     shares = {name: min(us / profile.total, limit) for name, us in times.items()}
     often = frozenset().union(*(table["name"] for name, table in calls.items() if shares[name] >= SHARE))
-    outside = [
-        Outside(min(each.share * work, limit), min(each.waited * work, limit), each.line)
-        for each in (sampled.outside(often) if sampled else ())
-    ]
+    lines = {
+        name: sampled.line_of(frozenset(table["name"])) if sampled and shares[name] >= SHARE else ""
+        for name, table in calls.items()
+    }
+    outside, around = (sampled.outside(often), sampled.around()) if sampled else (Outside(), Outside())
+    outside = Outside(min(outside.share * work, limit), min(outside.waited * work, limit), outside.line)
     return SimpleNamespace(
-        steps=profile.steps, sampled=sampled, calls=calls, shares=shares, often=often, outside=outside
+        steps=profile.steps, calls=calls, shares=shares, lines=lines, often=often, outside=outside, around=around
     )
 
 
-def steps_to_sample(profile: Profile, step_ms: float, work: float) -> int:
+def steps_to_sample(profile: Profile, step_ms: float) -> int:
     """Return how many steps of so many ms to sample: for some time, and no more operators than can be read.
 
-    It is 0 if operators explain the steps and are not called too often, or if a step is too short.
+    It is 0 if a step is too short.
     """
-    if step_ms * work < LEAST_MS or (profile.shares["Other"] < SHARE and not read(profile, work).often):
+    if step_ms < LEAST_MS:
         return 0
     operators = sum(int(span.events["operator"].sum()) for span in profile.trace.spans) / profile.steps
     most = min(MOST_STEPS, MOST_OPERATORS / max(operators, 1), SECONDS * 1e3 / step_ms + 1)
@@ -205,7 +243,7 @@ def _calls(host: SimpleNamespace, name: str) -> str:
     table = calls.groupby("name")["length"].agg(["size", "sum"]).sort_values("sum", ascending=False)
     names = [f"{printable(name)} {round(row['size'] / host.steps):,} times" for name, row in table.head(3).iterrows()]
     others = f" and {counted(len(table) - 3, 'other')}" if len(table) > 3 else ""
-    line = host.sampled.line_of(frozenset(calls["name"])) if host.sampled else ""
+    line = host.lines[name]
     return (
         f"{', '.join(names)}{others}, {calls['length'].median():.0f} µs each in the median; with what is between "
         f"them that takes {percent(host.shares[name])} of the time.{f' Mostly at {line}' if line else ''}"
@@ -225,6 +263,7 @@ RULES = (
         lambda host: f"In a step the optimizer calls {_calls(host, 'optimizer')}",
         "SGD(model.parameters(), …, fused=True)  # or foreach=True: all weights at once",
         least=SHARE,
+        line=lambda host: host.lines["optimizer"],
     ),
     Rule(
         "many small operators", "host", "fewer launches",
@@ -232,24 +271,36 @@ RULES = (
         lambda host: f"A step calls {_calls(host, 'others')}",
         "# one call for the whole batch in the place of a loop in Python",
         least=SHARE,
+        line=lambda host: host.lines["others"],
     ),
-)  # fmt: skip
-RULES_OF_A_FUNCTION = (  # for each `Outside`
     Rule(
         "the step does something else", "host", "work between the operators",
-        lambda outside: outside.share,
-        lambda outside: (
-            f"In {percent(outside.share)} of the time no operator runs, but a function of yours"
-            f"{', and waits' if outside.waited >= outside.share / 2 else ''}: mostly at {outside.line}"
-        ),
+        lambda host: host.outside.share,
+        lambda host: f"In {percent(host.outside.share)} of the time a step does not train{_where(host.outside)}",
         "# move it out of the step, or do it every n-th step",
         least=SHARE,
+        line=lambda host: host.outside.line,
+    ),
+    Rule(
+        "work between the steps", "host", "work between the operators",
+        lambda host: host.around.share,
+        lambda host: (
+            f"In {percent(host.around.share)} of the time the loop waits for its batch, but not for the dataset: "
+            f"something is done between the steps{_where(host.around)}"
+        ),
+        "# do it once, ahead of time, or in the dataset, whose workers do it beside the steps",
+        least=SHARE,
+        line=lambda host: host.around.line,
     ),
 )  # fmt: skip
+
+
+def _where(outside: Outside) -> str:
+    """Return the end of a sentence on what else is done: whether it waits, and where it is mostly."""
+    waits = ", and mostly waits" if outside.waited >= outside.share / 2 else ""
+    return f"{waits}{f': mostly at {outside.line}' if outside.line else '.'}"
 
 
 def findings(host: SimpleNamespace) -> Iterator[Finding]:
     """Yield what the step asks of the host."""
     yield from result.findings(RULES, host)
-    for outside in host.outside:
-        yield from result.findings(RULES_OF_A_FUNCTION, outside)

@@ -193,7 +193,7 @@ def shuffled(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
         yield order
 
 
-def progress(total: int, what: str, unit: str, delay: float = 0) -> tqdm:
+def progress(total: int | None, what: str, unit: str, delay: float = 0) -> tqdm:
     """Return a progress bar for a ``with`` block, which appears after `delay` seconds."""
     return tqdm(total=total, desc=what, unit=unit, file=sys.stdout, delay=delay, mininterval=0.5)
 

@@ -30,8 +30,10 @@ class Span:
     events : Columns
         The events in the order of their start: `name`; `kind`, a Categorical of `KINDS`; `host`, whether it ran on the
         CPU and is no call of the accelerator's runtime; `operator`, whether it is an operator of PyTorch; `start`;
-        `end`; `thread`, a Categorical. With an accelerator also `external`, a number that an operator shares with the
-        runtime calls it makes, and `correlation`, one that a runtime call shares with what it launches.
+        `end`; `thread`, a Categorical; `sequence`, a number that an operator shares with the part of the backward pass
+        that calls it back, and with operators before it that none calls back. With an accelerator also `external`, a
+        number that an operator shares with the runtime calls it makes, and `correlation`, one that a runtime call
+        shares with what it launches.
     kernels : Columns
         The kernels among them, in the order of their start: `name`, `kind` ("Kernel" or "Communication"), `start`,
         `end`, `external` and `correlation` as above; `device` and `stream`, numbers; and of their launch `grid` and
@@ -261,6 +263,7 @@ class _Reader:
             start=read["start"],
             end=read["start"] + read["duration"],
             thread=pd.Categorical.from_codes(read["thread"], list(self.threads)),
+            sequence=read["sequence"],
         )
         if not np.isnan(read["correlation"]).all():
             table |= {name: read[name] for name in ("external", "correlation")}
@@ -312,6 +315,7 @@ def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[s
         "thread": column(map(threads.__getitem__, map(itemgetter("tid"), events)), np.int32),
         "external": numbers([link.get("External id", link.get("external id", math.nan)) for link in links]),
         "correlation": numbers([link.get("correlation", math.nan) for link in links]),
+        "sequence": numbers([link.get("Sequence number", math.nan) for link in links]),
     }
 
 
