@@ -1,6 +1,7 @@
 """Whole pipelines, diagnosed as they run: each with one fault, which must come first; and some without any."""
 
 import json
+import multiprocessing
 import queue
 import subprocess
 import sys
@@ -250,6 +251,7 @@ def test_what_a_wrapper_does_between_the_steps_is_named_with_its_line(quick, nam
 def test_workers_that_a_wrapper_starts_again_are_seen(quick, names):
     found = diagnosis.diagnose(Remade(Items()), Step(quick), steps=150)
     assert names(found)[0] == "workers restarted every epoch", str(found)
+    assert multiprocessing.active_children() == []
 
 
 # ---------------------------------------------------------------- without any fault

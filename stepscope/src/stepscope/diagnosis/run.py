@@ -98,7 +98,7 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> tupl
     if torch.autograd._profiler_enabled():
         raise RuntimeError("A profiler is running here already. Leave its `with` block, and call diagnose then.")
     epochs = _Epochs(loader)
-    with progress(None, "diagnosing", "step", delay=10) as bar, epochs.noticed():
+    with progress(None, "diagnosing", "step", delay=10) as bar:
         call = _noted(step, bar.update)
         first, others = [], []  # steps of an epoch, each with what of its wait, and of the rest, others had the cores
         with timing.batches(epochs) as batches:
@@ -167,7 +167,10 @@ class _Epochs:
     def __init__(self, loader: Iterable):
         self.loader, self.latest = loader, None
         self.dataloader: DataLoader | None = loader if isinstance(loader, DataLoader) else None  # that makes batches
-        self.iterated: list[int] = []  # each DataLoader that was begun, by its number, as often as it was
+        self.begun, self.remade = (
+            0,
+            False,
+        )  # how often a wrapper began a DataLoader, and whether another one than before
         self.starts: list[float] = []  # seconds from starting each epoch to its first batch
         self.ends: list[float] = []  # seconds from asking for a batch after the last one to the end of the epoch
         self.queue = stacks.Queue()
@@ -199,25 +202,7 @@ class _Epochs:
     @property
     def persistent(self) -> bool:
         """Whether the workers outlive their epoch."""
-        return getattr(self.dataloader, "persistent_workers", False) and len(set(self.iterated)) < 2
-
-    @contextmanager
-    def noticed(self) -> Iterator:
-        """Notice within the block when a DataLoader is begun while a batch is asked for: a wrapper goes through it."""
-        original = DataLoader.__iter__
-
-        def begin(dataloader: DataLoader) -> Iterator:
-            iterator = original(dataloader)
-            if not isinstance(self.loader, DataLoader) and (self.latest is None or self.latest.asked):
-                self.dataloader = dataloader
-                self.iterated.append(id(dataloader))
-            return iterator
-
-        DataLoader.__iter__ = begin
-        try:
-            yield
-        finally:
-            DataLoader.__iter__ = original
+        return getattr(self.dataloader, "persistent_workers", False) and not self.remade
 
 
 class _Epoch:
@@ -226,36 +211,59 @@ class _Epoch:
     def __init__(self, epochs: _Epochs):
         self.epochs, self.count, self.begin = epochs, 0, time.perf_counter()
         self.before = 0.0  # what the workers had queued at the first batch, in s
-        self.asked = True  # whether a batch is asked for just now
-        self.iterator = iter(epochs.loader)
-        self._workers = getattr(self.iterator, "_workers", [])
+        self.making = None  # the iterator of the DataLoader that a wrapper goes through
+        with self._noticing():
+            self.iterator = iter(epochs.loader)
+        self.making = self.iterator if self.making is None else self.making
 
     def __iter__(self) -> Iterator:
         return self
 
     def __next__(self) -> object:
-        epochs, begun = self.epochs, len(self.epochs.iterated)
+        epochs, begun = self.epochs, self.epochs.begun
         before, asked = epochs.queue.now(), time.perf_counter()
-        self.asked = True
         try:
-            batch = next(self.iterator)
+            with self._noticing():
+                batch = next(self.iterator)
         except StopIteration:
             if self.count:
                 epochs.length = self.count
                 epochs.ends.append(time.perf_counter() - asked)
             raise
-        self.asked = False
         epochs.held = epochs.queue.since(before)
         if not self.count:
             epochs.starts.append(time.perf_counter() - self.begin)
             self.before = self._queued()
-        elif len(epochs.iterated) > begun:  # an epoch of the DataLoader that a wrapper goes through for ever
+        elif epochs.begun > begun:  # an epoch of the DataLoader that a wrapper goes through for ever
             epochs.starts.append(time.perf_counter() - asked)
             epochs.length = self.count
             self.count = 0
         self.count += 1
         epochs.ready = epochs.queue.now()
         return batch
+
+    @contextmanager
+    def _noticing(self) -> Iterator:
+        """Notice within the block, in which a batch is asked for, when a DataLoader is begun."""
+        original, epochs = DataLoader.__iter__, self.epochs
+
+        def begin(dataloader: DataLoader) -> Iterator:
+            iterator = original(dataloader)
+            if epochs.dataloader is not epochs.loader:
+                epochs.begun += 1
+                epochs.remade |= epochs.dataloader not in (None, dataloader)
+                epochs.dataloader, self.making = dataloader, iterator
+            return iterator
+
+        DataLoader.__iter__ = begin
+        try:
+            yield
+        finally:
+            DataLoader.__iter__ = original
+
+    @property
+    def _workers(self) -> list:
+        return getattr(self.making, "_workers", [])
 
     def queued(self) -> float:
         """Return for how many seconds a worker was ready to work while others had the cores, for each batch since."""
@@ -265,9 +273,9 @@ class _Epoch:
         return sum(stacks.queued(worker.pid) for worker in self._workers)
 
     def _shutdown_workers(self) -> None:
-        getattr(self.iterator, "_shutdown_workers", lambda: None)()
-        if isinstance(self.epochs.loader, DataLoader):
-            self.epochs.loader._iterator = None  # persistent workers have ended, too: the next epoch starts new ones
+        getattr(self.making, "_shutdown_workers", lambda: None)()
+        if self.epochs.dataloader is not None:
+            self.epochs.dataloader._iterator = None  # persistent workers have ended, too: new ones in the next epoch
 
 
 _Held = tuple[TimedStep, float, float]  # a step, and the seconds of its wait and of the rest that others had the cores
