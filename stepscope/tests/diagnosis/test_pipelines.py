@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from stepscope import diagnosis
+from stepscope.diagnosis import run
 
 pytestmark = pytest.mark.processes
 
@@ -21,8 +22,9 @@ CLASSES, WIDTH = 10, 64
 
 
 @pytest.fixture(autouse=True)
-def one_thread(quick):
+def one_thread(quick, monkeypatch):
     """Two would wait for each other on a busy machine, for longer than a small step takes."""
+    monkeypatch.setattr(run, "_threads", lambda *_: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -209,7 +211,7 @@ def test_what_a_step_does_is_named_with_its_line(quick, names, fault):
 def test_an_optimizer_that_goes_weight_by_weight_is_found(quick, names):
     step = Step(quick, Network(layers=60))
     step.optimizer = torch.optim.Adam(step.model.parameters(), foreach=False)
-    found = diagnosis.diagnose(batches(2), step, steps=5)
+    found = diagnosis.diagnose(batches(8), step, steps=5)
     assert names(found)[0] == "an optimizer that goes weight by weight", str(found)
     assert "self.optimizer.step()" in found.findings[0].evidence
 
@@ -249,7 +251,7 @@ def test_what_a_wrapper_does_between_the_steps_is_named_with_its_line(quick, nam
 
 
 def test_workers_that_a_wrapper_starts_again_are_seen(quick, names):
-    found = diagnosis.diagnose(Remade(Items()), Step(quick), steps=150)
+    found = diagnosis.diagnose(Remade(Subset(Items(), range(512))), Step(quick), steps=24)
     assert names(found)[0] == "workers restarted every epoch", str(found)
     assert multiprocessing.active_children() == []
 

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 
 from stepscope import diagnosis, timing
 from stepscope.base import machine
-from stepscope.diagnosis import items, run, stacks
+from stepscope.diagnosis import items, run, stacks, trials
 from stepscope.timing import stopwatch
 
 
@@ -54,6 +54,7 @@ def clock(quick, monkeypatch):
 
     monkeypatch.setattr(run.profiling, "record", record)
     monkeypatch.setattr(run.steps, "steps_to_sample", lambda *_: 0)  # the sampler goes by the clock on the wall
+    monkeypatch.setattr(run.trials, "run", lambda *_, **__: trials.Trials())  # as trials do
     return clock
 
 
@@ -389,14 +390,14 @@ class SlowStart:
 
 def test_the_start_of_an_epoch_is_no_usual_wait(clock):
     loader = SlowStart(clock, 4, itertools.repeat(0.2))
-    seen, _ = run.watch(loader, loops.SleepStep(5), count=9, folder=Path("profile"))
+    seen, *_ = run.watch(loader, loops.SleepStep(5), count=9, folder=Path("profile"))
     assert (seen.start, seen.step) == pytest.approx((200, 5))
     assert (seen.wait, seen.usual_wait, seen.epoch) == (0, 0, 4)
 
 
 def test_one_slow_start_of_an_epoch_is_no_restart(clock):
     loader = SlowStart(clock, 100, itertools.chain([0, 0.8], itertools.repeat(0)))
-    seen, _ = run.watch(loader, loops.SleepStep(5), count=9, folder=Path("profile"))
+    seen, *_ = run.watch(loader, loops.SleepStep(5), count=9, folder=Path("profile"))
     assert seen.start == 0
 
 

@@ -33,10 +33,11 @@ NEEDS_THE_LOADER = (
 def diagnose(loader: Iterable, step: Callable, *, steps: int = 20, folder: str | Path = "diagnosis") -> Diagnosis:
     """Find the bottleneck of a training loop.
 
-    The loop runs as it is: first with the stopwatch, then with the profiler. If operators do not explain a step, some
-    more steps are taken while a second thread notes each millisecond which line runs. So `step` is called some dozens
-    of times, and trains. Then some items of the dataset are loaded in this process, to time them. Workers that were
-    started here have ended afterwards.
+    The loop runs as it is: first with the stopwatch, then with the profiler, then while a second thread notes each
+    millisecond which line runs. So `step` is called some dozens of times, and trains. Some items of the dataset are
+    loaded in this process, to time them. Where a setting is one that slows steps, or a batch has less than eight items,
+    more steps try the setting the other way, or a batch that holds the same one eight times. Workers that were started
+    here have ended afterwards.
 
     The profiler's trace stays in `folder`, where it replaces that of the diagnosis before.
 

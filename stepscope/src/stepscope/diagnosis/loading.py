@@ -223,6 +223,8 @@ class Loading:
         It is a share of the step, and no more than the waiting.
         """
         paced = self.step if self.workers else self.wait  # the time that loading sets
+        if self.none:  # then most of it is the transfer
+            paced = min(paced, self.items.batch_ms)
         return min(self.wait, share(self.items) * paced) / self.whole if self.by_items else None
 
 

@@ -27,6 +27,7 @@ VERDICTS = {
     "synchronization": "the host waits for the GPU in every step, and then the GPU for the host",
     "communication": "the step waits for the other processes",
     "host": "in a step Python does other things than to train, or calls very many small operators",
+    "settings": "the step is slower than it would be with another setting, or with a larger batch",
     NOTHING: "no change that is known here would gain 5% of a step",
     UNKNOWN: "the evidence does not suffice",
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -16,7 +17,7 @@ from stepscope import timing, traces
 from stepscope.base import machine
 from stepscope.base.confidence import without_hiccup
 from stepscope.base.wording import counted, milliseconds, percent
-from stepscope.diagnosis import device, items, loading, profile, result, stacks
+from stepscope.diagnosis import device, items, loading, profile, result, stacks, trials
 from stepscope.diagnosis import step as steps
 from stepscope.diagnosis.result import Diagnosis, conclude
 from stepscope.timing import profiling
@@ -30,7 +31,7 @@ READY = 3  # batches that are asked for then
 
 def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
     """Find the bottleneck of a training loop of which `count` steps are timed; see `stepscope.diagnosis.diagnose`."""
-    loop, dataloader = watch(loader, step, count, folder)
+    loop, dataloader, batch, double = watch(loader, step, count, folder)
     recorded = profile.read(traces.load(folder))
     sample, unknown = _items(loader, dataloader, loop.irregular)
     if recorded.on_device:  # only what the GPU waits, too, can be gained
@@ -42,7 +43,16 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     host = steps.read(recorded, loop.work / loop.whole, sampled)
     around = min(loop.wait, host.around.share * loop.whole)  # workers change nothing about that
     loop = replace(loop, items=sample, wait=loop.wait - around, usual_wait=max(0.0, loop.usual_wait - around))
-    findings = [*device.findings(recorded), *steps.findings(host), *result.findings(loading.RULES, loop)]
+    tried = trials.Trials()
+    if loop.work >= steps.LEAST_MS:
+        work, threads = loop.work / loop.whole, _threads(recorded, loop)
+        tried = trials.run(_noted(step), batch, work, threads=threads, double=double)
+    findings = [
+        *device.findings(recorded),
+        *steps.findings(host),
+        *result.findings(loading.RULES, loop),
+        *trials.findings(tried),
+    ]
     if torch.cuda.is_available() and not recorded.on_device:
         unknown.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")
     unexplained = loading.doubt(loop)
@@ -51,6 +61,14 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     rows = [_stopwatch(loop, count), *profile.evidence(recorded), *_of_the_loader(dataloader, sample)]
     otherwise = profile.doubt(recorded) or profile.unexplained(recorded) or unexplained
     return conclude(loop.whole, [*rows, ("profile", str(folder))], findings, unknown, otherwise=otherwise)
+
+
+def _threads(recorded: profile.Profile, loop: loading.Loading) -> int | None:
+    """Return as many threads as there are cores that no worker keeps busy; None where a GPU computes."""
+    if recorded.on_device:
+        return None
+    busy = loop.items.batch * loop.items.cpu_ms / loop.step if loop.workers and loop.items else 0.0
+    return max(1, loop.cores - round(min(busy, loop.workers or 0)))
 
 
 def _items(loader: Iterable, dataloader: DataLoader | None, irregular: bool) -> tuple[items.Items | None, list[str]]:
@@ -89,11 +107,17 @@ def _of_the_loader(loader: DataLoader | None, sample: items.Items | None) -> lis
     return rows
 
 
-def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> tuple[loading.Loading, DataLoader | None]:
+class _Watched(NamedTuple):
+    loop: loading.Loading  # how items are loaded is left out
+    dataloader: DataLoader | None  # that makes the batches: the loader, or the one that it goes through
+    batch: object
+    double: bool  # whether weights have 64 bits
+
+
+def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Watched:
     """Run the loop: a warm-up and `count` steps with the stopwatch, then a warm-up and a few with the profiler.
 
-    No worker of the loader is left when it returns or raises. How items are loaded is left out of what it returns, and
-    with it comes the DataLoader that makes the batches: `loader`, or the one that it goes through.
+    No worker of the loader is left when it returns or raises.
     """
     if torch.autograd._profiler_enabled():
         raise RuntimeError("A profiler is running here already. Leave its `with` block, and call diagnose then.")
@@ -101,7 +125,7 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> tupl
     with progress(None, "diagnosing", "step", delay=10) as bar:
         call = _noted(step, bar.update)
         first, others = [], []  # steps of an epoch, each with what of its wait, and of the rest, others had the cores
-        with timing.batches(epochs) as batches:
+        with timing.batches(epochs) as batches, trials.double_weights() as double:
             if epochs.dataloader is None:
                 timing.call(call, next(batches))  # then it is known how many workers there are
             warm_up(lambda: timing.call(call, next(batches)), timing.warmup_steps(epochs))
@@ -117,13 +141,14 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> tupl
             seconds = time.perf_counter() - begin
             queued = epochs.latest.queued()
             transfer = _transfer(batches, epochs, seconds / count)
+            batch = next(batches)
         profiling.record(epochs, call, folder, active=active)
     waits = without_hiccup([each.wait - min(each.wait, held) for each, held, _ in others or first])
     work, wait = _work(seconds, first, others), statistics.mean(waits)
     start = 0.0
     if not epochs.persistent:
         start = sum(statistics.median_low(each) for each in (epochs.starts, epochs.ends) if each)
-    measured = loading.Loading(
+    loop = loading.Loading(
         step=(work + wait) * 1e3,
         wait=wait * 1e3,
         usual_wait=statistics.median(waits) * 1e3,
@@ -134,7 +159,7 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> tupl
         transfer=transfer * 1e3,
         queued=queued * 1e3,
     )
-    return measured, epochs.dataloader
+    return _Watched(loop, epochs.dataloader, batch, bool(double))
 
 
 def _work(seconds: float, first: list[_Held], others: list[_Held]) -> float:

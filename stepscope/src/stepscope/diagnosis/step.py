@@ -48,8 +48,12 @@ _OF_TRAINING = (
     r"nn[/\\]utils|optim|autograd|amp|distributed|compiler|_dynamo|_inductor|_functorch|_tensor\.py.*backward"
 )
 _TRAINING, _NETWORK = rf"[/\\]torch[/\\]({_OF_TRAINING})", r"[/\\]torch[/\\]nn[/\\]"
-# Where a DataLoader makes a batch in the loop itself, or waits for one of a worker: `loading` looks at that
-_LOADING = r"[/\\]torch[/\\]utils[/\\]data[/\\](_utils[/\\]fetch\.py|dataloader\.py:(_get_data|_try_get_data)$)"
+# Where a DataLoader makes a batch in the loop itself, waits for one of a worker, or starts and ends them: `loading`
+# looks at that
+_LOADING = (
+    r"[/\\]torch[/\\]utils[/\\]data[/\\]"
+    r"(_utils[/\\]fetch\.py|dataloader\.py:(_get_data|_try_get_data|_get_iterator|_shutdown_workers)$)"
+)
 
 
 @dataclass(frozen=True)

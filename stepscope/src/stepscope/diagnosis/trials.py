@@ -1,0 +1,248 @@
+"""Tries a step the other way, in turn with how it is: settings of PyTorch, 32-bit numbers, and a larger batch.
+
+No trace shows what another setting would take. A trial takes only steps of a batch that is there already, and only
+where a setting is one that is known to slow steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_flatten, tree_map
+
+from stepscope import timing
+from stepscope.base.wording import milliseconds
+from stepscope.diagnosis import result
+from stepscope.diagnosis.result import Finding, Rule
+from stepscope.timing.loaders import batch_size
+from stepscope.timing.stopwatch import synchronize
+
+ROUNDS, SECONDS, MOST_STEPS = 5, 0.05, 20  # rounds, what a step is repeated for in each, and how often at most
+LEAST_BATCH, LARGER = 8, 8  # smaller ones are tried at so many times the size, which may take as much more memory
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A step as it is and the other way; times in ms of the fastest round, in which others had the cores least."""
+
+    before: float = 0.0
+    after: float = 0.0
+    sure: bool = False  # whether it took less in each round but one
+
+    @property
+    def gain(self) -> float:
+        """The share of the step that it takes less."""
+        return max(0.0, 1 - self.after / self.before) if self.sure else 0.0
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What was tried of a step; a `Trial` without times is none."""
+
+    work: float = 1.0  # the share of the step in which it does not wait for its batch
+    threads: int = 0
+    other_threads: int = 0  # as many as cores that no worker keeps busy
+    batch: int = 0  # items
+    other: Trial = Trial()  # with so many threads
+    anomaly: Trial = Trial()
+    deterministic: Trial = Trial()
+    single: Trial = Trial()  # a forward and a backward pass with float64, and with float32
+    larger: Trial = Trial()  # a batch, and a part as large of a larger one
+
+
+@contextmanager
+def double_weights() -> Iterator[list[bool]]:
+    """Notice within the block whether optimizers change weights of 64 bits: then the list is not empty."""
+    found: list[bool] = []
+
+    def notice(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        groups = optimizer.param_groups
+        if not found and any(weight.dtype == torch.float64 for group in groups for weight in group["params"]):
+            found.append(True)
+
+    hook = register_optimizer_step_pre_hook(notice)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def run(step: timing.Step, batch: object, work: float, *, threads: int | None, double: bool) -> Trials:
+    """Try all that may gain: of a loop that takes `work` of its time for its steps, and has such batches.
+
+    `threads` are as many as there are cores for them, None if the CPU does not matter; `double` is whether weights have
+    64 bits.
+    """
+
+    def call(batch: object = batch) -> None:
+        timing.call(step, batch)
+
+    now, tried = torch.get_num_threads(), {}
+    other = now if threads is None else threads
+    if now != other:
+        tried["other"] = _compare(call, call, lambda: _threads(other))
+    if torch.is_anomaly_enabled():
+        tried["anomaly"] = _compare(call, call, lambda: torch.autograd.set_detect_anomaly(False))
+    if torch.are_deterministic_algorithms_enabled():
+        tried["deterministic"] = _compare(call, call, _any_algorithm)
+    size = batch_size(batch)
+    if size < LEAST_BATCH and LARGER * psutil.Process().memory_info().rss < psutil.virtual_memory().available:
+        with suppress(torch.cuda.OutOfMemoryError):
+            larger = _repeated(batch)
+            tried["larger"] = _compare(call, lambda: call(larger), parts=LARGER)
+    if double and (network := _network(call)):
+        tried["single"] = _compare(_pass(*network, torch.float64), _pass(*network, torch.float32))
+    return Trials(work, now, other, size, **tried)
+
+
+def _compare(before: Callable, after: Callable, setting: Callable = nullcontext, parts: int = 1) -> Trial:
+    """Call two functions in turn, the second within a `setting`, and return how long a call of each takes; of the
+    second one of so many parts.
+    """
+    begin = time.perf_counter()
+    before()
+    repeat = min(MOST_STEPS, math.ceil(SECONDS / (time.perf_counter() - begin)))
+    times: tuple[list[float], list[float]] = ([], [])
+    for taken in range(2 * (ROUNDS + 1)):
+        with setting() if taken % 2 else nullcontext():
+            begin = time.perf_counter()
+            for _ in range(repeat):
+                (after if taken % 2 else before)()
+            synchronize()
+            times[taken % 2].append((time.perf_counter() - begin) / repeat * 1e3)
+    as_it_is = times[0][1:]  # without the first, which compiles or starts threads
+    other = [each / parts for each in times[1][1:]]
+    less = sum(least < most for most, least in zip(as_it_is, other, strict=True))
+    return Trial(min(as_it_is), min(other), less >= ROUNDS - 1)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _any_algorithm() -> Iterator:
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+
+
+def _repeated(batch: object) -> object:
+    """Return a batch several times in one."""
+
+    def repeated(leaf: object) -> object:
+        return torch.cat([leaf] * LARGER) if isinstance(leaf, torch.Tensor) and leaf.ndim else leaf
+
+    return tree_map(repeated, batch)
+
+
+def _network(call: Callable) -> tuple[nn.Module, tuple] | None:
+    """Return the network of 64 bits that a step trains, a copy, and what it is called with; None if there is none."""
+    found = []
+
+    def notice(module: nn.Module, arguments: tuple) -> None:
+        double = any(weight.dtype == torch.float64 for weight in module.parameters())
+        if double and module.training and not found:  # the first is the one that calls all others
+            found.append((copy.deepcopy(module), tree_map(_detached, arguments)))
+
+    hook = nn.modules.module.register_module_forward_pre_hook(notice)
+    try:
+        call()
+    finally:
+        hook.remove()
+    return found[0] if found else None
+
+
+def _detached(leaf: object) -> object:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _pass(module: nn.Module, arguments: tuple, dtype: torch.dtype) -> Callable:
+    """Return a function that calls a copy of a network forward and backward with numbers of this type."""
+    module = copy.deepcopy(module).to(dtype)
+    arguments = tree_map(
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, arguments
+    )
+
+    def call() -> None:
+        outputs, _ = tree_flatten(module(*arguments))
+        sum(each.sum() for each in outputs if isinstance(each, torch.Tensor) and each.requires_grad).backward()
+
+    return call
+
+
+def _evidence(name: str, text: str) -> Callable[[Trials], str]:
+    def evidence(trials: Trials) -> str:
+        trial = getattr(trials, name)
+        return text.format(before=milliseconds(trial.before), after=milliseconds(trial.after), trials=trials)
+
+    return evidence
+
+
+def _threads_rule(name: str, too_many: bool) -> Rule:
+    """Return the row for too few or too many threads."""
+
+    def gain(trials: Trials) -> float | None:
+        return trials.work * trials.other.gain if (trials.threads > trials.other_threads) is too_many else None
+
+    text = "PyTorch computes with {trials.threads} threads: a step took {before}, with {trials.other_threads} {after}."
+    change = "torch.set_num_threads({other_threads})  # the environment may set OMP_NUM_THREADS, too"
+    return Rule(name, "settings", "number of threads", gain, _evidence("other", text), change)
+
+
+RULES = (
+    _threads_rule("too few threads", False),
+    _threads_rule("too many threads", True),
+    Rule(
+        "anomaly detection", "settings", "debugging settings",
+        lambda trials: trials.work * trials.anomaly.gain,
+        _evidence("anomaly", "Autograd looks for NaN after each operator: a step took {before}, without it {after}."),
+        "torch.autograd.set_detect_anomaly(False)  # only to look for a NaN",
+    ),
+    Rule(
+        "deterministic algorithms", "settings", "debugging settings",
+        lambda trials: trials.work * trials.deterministic.gain,
+        _evidence("deterministic", "A step took {before}, with any algorithms {after}."),
+        "torch.use_deterministic_algorithms(False)  # seeds alone repeat a run about as well",
+    ),
+    Rule(
+        "numbers of 64 bits", "settings", "mixed precision",
+        lambda trials: trials.work * trials.single.gain,
+        _evidence(
+            "single", "The weights are float64: a forward and a backward pass took {before}, with float32 {after}."
+        ),
+        "model.float()  # and the batches: NumPy makes float64 of what it computes",
+    ),
+    Rule(
+        "a small batch", "settings", "larger batches",
+        lambda trials: trials.work * trials.larger.gain,
+        _evidence(
+            "larger",
+            f"A step of {{trials.batch}} took {{before}}; in one of {LARGER} times as many, as many took {{after}}.",
+        ),
+        "DataLoader(…, batch_size=…)  # larger, with a learning rate for it; or accumulate fewer",
+    ),
+)  # fmt: skip
+
+
+def findings(trials: Trials) -> Iterator[Finding]:
+    """Yield what was gained in a trial."""
+    yield from result.findings(RULES, trials)
