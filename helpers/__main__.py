@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     groups = "a script for each group of a class, of other faults; 1 to 99 groups"
     option("--groups", type=int, choices=range(1, 100), metavar="N", help=groups)
     option("--out", metavar="PATH", required=True, help="the script to write; with --groups a folder")
-    option = command(_grade, "time a fixed script of `exercise`, and check that it trains the same")
+    option = command(_grade, "check that a fixed script of `exercise` trains the same, and which faults are gone")
     option("--seed", type=int, required=True, help="the number that it was drawn with")
     option("path", metavar="FILE", help="the script")
     option = command(_class, "write a page with the results of a whole class")

@@ -11,13 +11,12 @@ import psutil
 import pytest
 import torch
 from support import ranks
-from support.timed import rounds
 
 from helpers import config
 from helpers.__main__ import main
 from helpers.lessons import faults
 from helpers.lessons.faults import catalogue, grading, running
-from stepscope import diagnosis, timing
+from stepscope import diagnosis
 from stepscope.base import staging
 
 pytestmark = pytest.mark.processes
@@ -140,18 +139,36 @@ def test_a_scripts_own_clock_is_not_asked(changed):
     assert min(run.durations) > 1e-5
 
 
-@pytest.mark.parametrize(("ratios", "verdict", "reached"), [
-    ((0.9, 0.95), "Passed", ""),
-    ((0.85, 0.89), "Undecided", "87%"),
-    ((0.5, 0.5, 0.5, 0.51, 0.52), "Not yet", "51%"),
-])  # fmt: skip
-def test_a_grade_is_a_verdict_in_words(ratios, verdict, reached):
-    equal = rounds(*[1] * len(ratios))
-    timed = timing.Comparison({grading.ORIGINAL: equal, grading.YOURS: rounds(*ratios), grading.FIXED: equal})
-    grade = grading.Grade(None, timed)
-    last = str(grade).splitlines()[-1]
-    assert last.startswith(verdict) and reached in last
-    assert grade.passed == (verdict == "Passed")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_fault_is_listed_as_gone_or_as_still_there(seed, tmp_path, images):
+    drawn = faults.draw(seed)
+    left = drawn[seed % 2 :: 2]
+    grade = grading.grade(faults.write(tmp_path / "train.py", left, images), seed, images)
+    pageable = [] if torch.cuda.is_available() else ["copies from pageable memory"]  # nothing is pinned there
+    assert grade.faults == {
+        fault: grading.UNSEEN if fault.name in pageable else grading.LEFT if fault in left else grading.GONE
+        for fault in drawn
+    }
+    assert not grade.passed
+    gone = {fault.name for fault in drawn if fault.name in str(grade)}
+    assert gone == {
+        fault.name for fault, seen in grade.faults.items() if seen == grading.GONE
+    }  # no other is given away
+
+
+def test_images_that_are_kept_hide_no_fault_in_loading(tmp_path, images):
+    """Cached by each worker: from the second epoch on decoding costs next to nothing."""
+    path = faults.write(tmp_path / "train.py", (), images)
+    twice = next(fault for fault in faults.draw(0) if fault.name == "decoded twice")
+    text = twice.put_into(path.read_text(encoding="utf-8"))
+    for old, new in (
+        ("import csv\n", "import csv\nimport functools\n"),
+        ("    def __getitem__(", "    @functools.cache\n    def __getitem__("),
+    ):
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+    graded = grading.grade(path, 0, images).faults
+    assert [fault for fault, seen in graded.items() if seen == grading.LEFT] == [twice]
 
 
 WRONG = {

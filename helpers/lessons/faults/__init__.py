@@ -4,8 +4,8 @@ The script is used through four of its functions: ``make_loader()``, ``make_mode
 optimizer, ``train_step(model, optimizer, images, labels)``, which returns the loss, alone or first, and
 ``main(epochs)``, which calls the others.
 
-`running` times scripts interleaved, and `grading` says what a fixed one is worth: whether it does the same, and how
-fast.
+`running` times scripts interleaved, and `grading` says of a fixed one whether it does the same, and which faults are
+gone.
 """
 
 from __future__ import annotations

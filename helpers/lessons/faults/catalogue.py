@@ -23,10 +23,16 @@ class Fault:
 
     name: str
     place: str
+    mark: str  # a function that is called more often with it, or less often
     why: str  # what it costs, and what to do instead, in a sentence
     notebook: str  # that explains it, without ``.ipynb``
     finding: str | None  # what `diagnosis.diagnose` calls it, at least with a GPU; None if it cannot see it
     diff: str
+
+    @property
+    def in_items(self) -> bool:
+        """Whether its mark is in the loading of items, which is the work of other processes if there are workers."""
+        return self.place == "loading" and self.mark != WORKERS
 
     @property
     def edits(self) -> list[tuple[str, str]]:
@@ -50,9 +56,11 @@ class Fault:
         return all(right in first.put_into(script) for first, second in pairs for right, _ in second.edits)
 
 
+WORKERS = "torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__init__"  # once for each start of all workers
+
 FAULTS = (
     Fault(
-        "no workers", "loading",
+        "no workers", "loading", WORKERS,
         "The loop makes each batch itself and trains on none meanwhile; workers load in the background.",
         "03-more-workers", "loading in the loop itself", """
 -import os
@@ -62,13 +70,13 @@ FAULTS = (
 +        num_workers=0,
 """),
     Fault(
-        "workers restarted every epoch", "loading",
+        "workers restarted every epoch", "loading", WORKERS,
         "Epochs are short here, and each begins with new workers and empty queues; persistent ones go on.",
         "03-more-workers", "workers restarted every epoch", """
 -        persistent_workers=True,
 """),
     Fault(
-        "decoded twice", "loading",
+        "decoded twice", "loading", "PIL.ImageFile.ImageFile.load",
         "To know its size, the file is opened and decoded, and then opened and decoded once more; once is enough.",
         "01-first-profile", "decoding at every read", """
 +        size = Image.open(path).convert("RGB").size
@@ -79,14 +87,14 @@ FAULTS = (
 -            raise ValueError(f"{path}: expected 32 × 32 pixels, found {image.size}")
 """),
     Fault(
-        "enlarged and shrunk", "loading",
+        "enlarged and shrunk", "loading", "PIL.Image.Image.resize",
         "Left over from another network, which wanted 224 × 224 pixels: the image is as before, the time is gone.",
         "05-preprocess-ahead", "resizing at every read", """
 +        image = image.resize((224, 224), Image.NEAREST).resize((32, 32), Image.NEAREST)
          return TO_TENSOR(image), label
 """),
     Fault(
-        "normalized image by image", "loading",
+        "normalized image by image", "loading", "torchvision.transforms.functional.to_tensor",
         "A processor core makes floats of each image; the network can, of the whole batch at once on its device.",
         "04-normalize-on-device", "transforms of each image", """
 -TO_TENSOR = transforms.PILToTensor()
@@ -98,7 +106,7 @@ FAULTS = (
 -        images = (images / 255 - self.mean) / self.std
 """),
     Fault(
-        "pixels copied row by row", "loading",
+        "pixels copied row by row", "loading", "torch.from_numpy",
         "A loop in Python over the rows of an image; one call of a library does the same.",
         "04-normalize-on-device", "the dataset's own work", """
  from pathlib import Path
@@ -117,7 +125,7 @@ FAULTS = (
 +        return pixels, label
 """),
     Fault(
-        "batch made of lists", "loading",
+        "batch made of lists", "loading", "torch.Tensor.tolist",
         "Each pixel becomes a number of Python, then a pixel again; PyTorch's own function copies whole images.",
         "06-packed-formats", "collating item by item", """
 +def collate(items):
@@ -132,7 +140,7 @@ FAULTS = (
 +        collate_fn=collate,
 """),
     Fault(
-        "rows taken from a data frame", "loading",
+        "rows taken from a data frame", "loading", "pandas.Series.__getitem__",
         "pandas makes a new object of each row that is asked for; a list or an array gives what is there.",
         "03-more-workers", "the dataset's own work", """
 -import csv
@@ -154,14 +162,14 @@ FAULTS = (
 +        path, label = DATA / row["file"], int(row["label"])
 """),
     Fault(
-        "checkpoint in every step", "loop",
+        "checkpoint in every step", "loop", "torch.save",
         "All weights are written to the disk after each batch; once an epoch suffices.",
         "14-your-own-code", None, """
 -        torch.save(model.state_dict(), CHECKPOINT)
 +            torch.save(model.state_dict(), CHECKPOINT)
 """),
     Fault(
-        "anomaly detection left on", "loop",
+        "anomaly detection left on", "loop", "torch.autograd.detect_anomaly.__init__",
         "It notes where each operator was called, and searches each gradient for NaN; switch it on for a search only.",
         "11-fewer-launches", None, """
 -    logits = model(images)
@@ -173,7 +181,7 @@ FAULTS = (
 +        loss.backward()
 """),
     Fault(
-        "profiler left on", "loop",
+        "profiler left on", "loop", "torch.profiler.profile.start",
         "With stacks it notes every call of a Python function; profile some steps, and then stop.",
         "01-first-profile", None, """
      model, optimizer = make_model()
@@ -188,7 +196,7 @@ FAULTS = (
  if __name__ == "__main__":
 """),
     Fault(
-        "histograms of all weights in every step", "loop",
+        "histograms of all weights in every step", "loop", "torch.Tensor.histogram",
         "All weights are copied to the host and counted after each batch; once an epoch suffices.",
         "14-your-own-code", None, """
 +    histograms = []
@@ -199,7 +207,7 @@ FAULTS = (
 +            histograms.append([weight.histogram(50) for weight in weights])
 """),
     Fault(
-        "accuracy counted image by image", "loop",
+        "accuracy counted image by image", "loop", "torch.Tensor.__bool__",
         "Some operators for each class of each image, and as often a wait for the GPU; compare whole tensors, and sum.",
         "08-resnet50-baseline", "a synchronization in every step", """
 -    correct = (logits.argmax(1) == labels).sum()
@@ -213,14 +221,14 @@ FAULTS = (
 +            correct += 1
 """),
     Fault(
-        "loss printed in every step", "GPU",
+        "loss printed in every step", "GPU", "torch.Tensor.item",
         "To read the loss, the host waits for the GPU, and then the GPU for the host; read it now and then.",
         "08-resnet50-baseline", "a synchronization in every step", """
 +    print(f"loss {loss.item():.3f}")
      return loss.detach(), correct
 """),
     Fault(
-        "copies from pageable memory", "GPU",
+        "copies from pageable memory", "GPU", "torch.Tensor.pin_memory",
         "The host waits until each copy has been made; from pinned memory it goes on, and launches the step meanwhile.",
         "03-more-workers", "pageable copies", """
 -        pin_memory=torch.cuda.is_available(),
@@ -231,7 +239,7 @@ FAULTS = (
 +    labels = labels.to(device)
 """),
     Fault(
-        "optimizer weight by weight", "GPU",
+        "optimizer weight by weight", "GPU", "torch.Tensor.zero_",
         "A kernel or more for each tensor of weights, where one takes them all; PyTorch's own choice is faster.",
         "11-fewer-launches", "launch-bound steps", """
 -    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -241,7 +249,7 @@ FAULTS = (
 +    optimizer.zero_grad(set_to_none=False)
 """),
     Fault(
-        "gradients' norms read one by one", "GPU",
+        "gradients' norms read one by one", "GPU", "torch.Tensor.item",
         "The host waits for the GPU once for each tensor of weights; sum on the GPU, and read now and then.",
         "08-resnet50-baseline", "a synchronization in every step", """
 +    norm = sum(weight.grad.norm().item() ** 2 for weight in model.parameters()) ** 0.5

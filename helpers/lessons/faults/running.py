@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import io
 import itertools
 import multiprocessing
 import os
+import pkgutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -24,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from helpers import config, simulate
-from helpers.lessons.faults.catalogue import EPOCH_STEPS
+from helpers.lessons.faults.catalogue import EPOCH_STEPS, Fault
 from stepscope import timing
 
 LIMIT = 180.0  # seconds for one run: on two busy cores one of a script with six faults takes 10 s
@@ -41,12 +44,13 @@ class Run(timing.Timing):
     """A script that has run: how long it took, and what it has done.
 
     `losses` are in nats, of each step, the warm-up included; `printed` is what its ``main`` has printed, and `saved`
-    says whether it has written the file ``checkpoint.pt`` beside it.
+    says whether it has written the file ``checkpoint.pt`` beside it. `calls` has the counted ones by function.
     """
 
     losses: tuple[float, ...]
     printed: str
     saved: bool
+    calls: Mapping[str, int]
 
 
 def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
@@ -86,11 +90,12 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
     return loader, step
 
 
-def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run:
+def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False, count: Collection[Fault] = ()) -> Run:
     """Run a training script in a process of its own, and time it: the script's own clock is not asked.
 
     So many steps of its ``main`` are timed, after those of the warm-up. If `simulated`, and there is no GPU, the model
-    is that of `simulating`, and not the script's own. Raises `ScriptFailed`.
+    is that of `simulating`, and not the script's own. The calls of the marks of faults are counted in ``main``, and
+    for loading, which workers do elsewhere, in a first batch without workers. Raises `ScriptFailed`.
     """
     path = Path(path).resolve()
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
@@ -98,7 +103,7 @@ def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run
         context.set_forkserver_preload([__name__, "torchvision.transforms"])
     ours, theirs = context.Pipe(duplex=False)
     method = multiprocessing.get_start_method(allow_none=True)  # of the workers; None is the default
-    process = context.Process(target=_answer, args=(theirs, method, path, steps, warmup, simulated))
+    process = context.Process(target=_answer, args=(theirs, method, path, steps, warmup, simulated, count))
     process.start()
     theirs.close()
     try:
@@ -153,8 +158,11 @@ def _answer(connection: Connection, start_method: str | None, path: Path, *argum
     connection.send(reply)
 
 
-def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
+def _run_here(path: Path, steps: int, warmup: int, simulated: bool, count: Collection[Fault]) -> Run:
     """Run `warmup` + `steps` steps of a script's ``main``: all that it does between two steps is in their times."""
+    calls = Counter()
+    for mark in {fault.mark for fault in count}:
+        _count(mark, calls)
     torch.set_num_threads(1)  # on two busy cores a step of the script's network takes half as long as with two
     start, script, printed = time.time(), _load(path), io.StringIO()
     make_loader, make_model, train_step = script.make_loader, script.make_model, script.train_step
@@ -192,13 +200,32 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
     if not loaders or not models:
         raise ScriptFailed("main no longer uses make_loader() and make_model(), whose results are watched here.")
     moments, waited, images = zip(*begun[warmup:], strict=True)
+    if count:
+        calls.update({fault.mark: -calls[fault.mark] for fault in count if fault.in_items})
+        fresh = make_loader()  # keeps nothing from the epochs before
+        with suppress(AttributeError):  # a list of batches has no workers
+            fresh.num_workers = 0
+        next(iter(fresh))
     durations, waits = (tuple(after - before for before, after in itertools.pairwise(of)) for of in (moments, waited))
     checkpoint = path.with_name("checkpoint.pt")
     return Run(
         images=sum(images[:-1]), seconds=moments[-1] - moments[0], waits=waits, durations=durations, begin=moments[0],
         losses=tuple(map(float, losses)), printed=printed.getvalue(),
-        saved=checkpoint.exists() and checkpoint.stat().st_mtime > start - 1,
+        saved=checkpoint.exists() and checkpoint.stat().st_mtime > start - 1, calls=calls,
     )  # fmt: skip
+
+
+def _count(name: str, calls: Counter[str]) -> None:
+    """Count from now on how often a function is called, whoever calls it in this process."""
+    owner, _, attribute = name.rpartition(".")
+    function = pkgutil.resolve_name(name)
+
+    @functools.wraps(function)
+    def counted(*args: object, **kwargs: object) -> object:
+        calls[name] += 1
+        return function(*args, **kwargs)
+
+    setattr(pkgutil.resolve_name(owner), attribute, counted)
 
 
 def _load(path: Path) -> ModuleType:
