@@ -6,73 +6,81 @@ Code that the reader writes is checked by `helpers.lessons.checks`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from helpers.lessons.checks.answering import slip
 from helpers.simulate import SlowStorage
 from helpers.training.precision import FLOAT16
 from stepscope.base.wording import digits
 
-
-@dataclass(frozen=True)
-class Question:
-    """A question for a number: what it should be, from what was measured, and a hint for who is further off.
-
-    `tolerance` is the largest deviation that counts as right, as a share of what is expected.
-    """
-
-    expected: Callable[..., float]
-    hint: str
-    tolerance: float = 0.05
+TOLERANCE = 1e-3  # a share: enough for an answer that was rounded, less than any part of a formula is worth
 
 
-def _from_a_server(time_here: float, bytes_each: float, storage: SlowStorage) -> float:
-    return 1 / (time_here + storage.seconds_per_open + bytes_each / storage.bytes_per_second)
+def _from_a_server(time_here: float, bytes_each: float, storage: SlowStorage) -> list[float]:
+    opening, reading = storage.seconds_per_open, bytes_each / storage.bytes_per_second
+    return [1 / (time_here + opening + reading), 1 / (time_here + opening), 1 / (time_here + reading)]
 
 
-def _between_stalls(waits_ms: Sequence[float]) -> float:
-    return float(np.diff(np.flatnonzero(np.array(waits_ms) > max(waits_ms) / 2)).mean())
+def _between_stalls(waits_ms: Sequence[float]) -> list[float]:
+    stalls = np.flatnonzero(np.array(waits_ms) > max(waits_ms) / 2)
+    workers = float(np.diff(stalls).mean())
+    return [workers, workers - 1, len(stalls)]
 
 
+def _largest_factor(largest: float) -> list[float]:
+    factor = FLOAT16.largest / largest
+    return [2.0 ** math.floor(math.log2(factor)), factor, 2.0 ** math.ceil(math.log2(factor))]
+
+
+# Of each question: what is right, from what was measured, and what two mistakes give; a hint, and what to say of them
 QUESTIONS = {
-    "images from a server": Question(
-        _from_a_server, "Add three times in seconds (1 / whole is the first of them); the rate is 1 over their sum."
+    "images from a server": (
+        _from_a_server, "Add three times in seconds (1 / whole is the first of them); the rate is 1 over their sum.",
+        "The bytes of the file take time, too.", "Opening the file takes time, too.",
     ),
-    "faster at most": Question(
-        lambda waiting: 1 / (1 - waiting),
+    "faster at most": (
+        lambda waiting: [1 / (1 - waiting), 1 / waiting, 1 - waiting],
         "If a share s goes away, 1 - s is left. How many times does that fit into the whole?",
+        "That divides by what goes away; divide by what is left.", "That is what is left of the time, as a share.",
     ),
-    "workers from stalls": Question(_between_stalls, "Count the steps from one long wait to the next."),
-    "bytes for floats": Question(
-        lambda: 256 * 3 * 224 * 224 * (4 - 1) / 1e6,
+    "workers from stalls": (
+        _between_stalls, "Count the steps from one long wait to the next.",
+        "Those are the short waits between two long ones; a long one is a worker's turn, too.",
+        "That is how many long waits there are.",
+    ),
+    "bytes for floats": (
+        lambda: [256 * 3 * 224 * 224 * each for each in (3 / 1e6, 4 / 1e6, 3 / 2**20)],
         "Count the numbers in a batch. Each needs 4 bytes as a float, 1 as a byte.",
+        "That is the batch in floats; as bytes some of it still travels.", "A megabyte has 10⁶ bytes here, not 2²⁰.",
     ),
-    "paid for itself": Question(
-        lambda once, before, after: once / (before - after),
+    "paid for itself": (
+        lambda once, before, after: [once / (before - after), once / before, once / after],
         "What does one epoch save? How often does that fit into the time it took once?",
+        "An epoch does not save all that it took before: it still takes some time.",
+        "That divides by what an epoch still takes, not by what it saves.",
     ),
-    "PNG from storage": Question(
-        lambda: (150e3 / 200e6) / (60e3 / 200e6 + 1.2e-3),
-        "How long does a photo take in each case? Both times are sums of reading and decoding.",
-    ),
-    "ReLU at most": Question(
-        lambda gb_per_second: gb_per_second / 8 / 1e3,
+    "ReLU at most": (
+        lambda gb_per_second: [gb_per_second / 8e3, gb_per_second / 4e3, gb_per_second / 8],
         "Bytes per second, divided by the bytes for each operation; then GB to TFLOP: 1 TFLOP = 1000 GFLOP.",
+        "Each number is read and written: 8 bytes, not 4.", "Those are GFLOP/s: 1 TFLOP = 1000 GFLOP.",
     ),
-    "the next row": Question(
-        lambda: 56 * 64, "Between the two lie all columns of one row, each with all its channels.", tolerance=0
+    "the next row": (
+        lambda: [56 * 64, 56, 64], "Between the two lie all columns of one row, each with all its channels.",
+        "So far away is the next row of a contiguous tensor.", "So far away is the next column.",
     ),
-    "largest factor": Question(
-        lambda largest: 2.0 ** math.floor(math.log2(FLOAT16.largest / largest)),
-        "Largest number / largest gradient, then down to a power of two: 2 ** floor(log2(…)).",
+    "largest factor": (
+        _largest_factor, "Largest number / largest gradient, then down to a power of two: 2 ** floor(log2(…)).",
+        "That is no power of two.", "With that factor the gradient is infinite: round down, not up.",
     ),
-    "graph at most": Question(
-        lambda: max(1_200 * 6e-3, 4.0) / 4.0,
+    "graph at most": (
+        lambda: [1_200 * 6e-3 / 4.0, (1_200 * 6e-3 + 4.0) / 4.0, 1_200 * 6e-3],
         "The longer of launching and running decides. With a graph launching costs next to nothing.",
+        "Launching and running overlap: the longer one is the step, not their sum.",
+        "That is the step in ms, the first answer.",
     ),
-}
+}  # fmt: skip
 
 
 def prediction(mine: float | None, measured: float | None, unit: str = "×") -> None:
@@ -99,18 +107,19 @@ def _shown(value: float) -> str:
 def check(question: str, answer: float | None, **measured: object) -> bool:
     """Say whether `answer` to one of `QUESTIONS` is right, and return that.
 
-    `measured` is what the question's `expected` computes the answer from.
+    `measured` is what the question's function computes the answer from.
     """
-    asked = QUESTIONS[question]
     if _missing(answer):
         print("Nothing to check yet: fill in the cell above, run it, then run this cell again.")
         return False
     if not isinstance(answer, (int, float)):
         print(f"Expected a number, found {answer!r}.")
         return False
-    expected = asked.expected(**measured)
-    right = abs(answer - expected) <= asked.tolerance * abs(expected)
-    print(f"Right: {answer:.4g}." if right else f"Not yet: {answer:.4g}. {asked.hint}")
+    compute, hint, *said = QUESTIONS[question]
+    expected, *slips = compute(**measured)
+    right = abs(answer - expected) <= TOLERANCE * abs(expected)
+    wrong = slip(answer, dict(zip(said, slips, strict=True)), hint)
+    print(f"Right: {answer:.4g}." if right else f"Not yet: {answer:.4g}. {wrong}")
     return right
 
 

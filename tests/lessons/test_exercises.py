@@ -10,23 +10,35 @@ from helpers.lessons import exercises, topics
 from helpers.simulate import slow_storage
 from stepscope.diagnosis import device, job, loading, step
 
+# Of each question what was measured, the answer, and plausible wrong ones
+NUMBERS = {
+    "images from a server": (
+        {"time_here": 3e-4, "bytes_each": 2_300, "storage": simulate.SHARED_FILE_SYSTEM},
+        1 / (3e-4 + 2e-3 + 2_300 / 50e6),
+        [1 / (3e-4 + 2e-3), 1 / (3e-4 + 2_300 / 50e6), 3e-4 + 2e-3 + 2_300 / 50e6],
+    ),
+    "faster at most": ({"waiting": 0.8}, 5.0, [1 / 0.8, 1 - 0.8, 80]),
+    "workers from stalls": ({"waits_ms": [0.2, 0.1, 81.0, *[0.1, 0.2, 0.1, 0.2, 79.5] * 2]}, 5, [4, 3, 79.5]),
+    "bytes for floats": ({}, 115.6, [154.1, 110.25, 462_422_016]),
+    "paid for itself": ({"once": 12.0, "before": 4.0, "after": 1.0}, 4, [3, 12, 0.25]),
+    "ReLU at most": ({"gb_per_second": 20.0}, 0.0025, [0.005, 2.5, 160]),
+    "the next row": ({}, 3_584, [56, 64, 56 * 56]),
+    "largest factor": ({"largest": 60.0}, 1_024, [65_504 / 60, 2_048, 10]),
+    "graph at most": ({}, 1.8, [(7.2 + 4) / 4, 7.2, 4 / 7.2]),
+}  # fmt: skip
 
-@pytest.mark.parametrize(("answer", "right", "said"), [
-    (2.05, True, "Right"),
-    (2.2, False, "Not yet: 2.2. If a share"),
-    (..., False, "Nothing to check"),
-    ("two", False, "Expected a number"),
-])  # fmt: skip
-def test_a_number_is_right_within_its_tolerance(answer, right, said, capsys):
-    assert exercises.check("faster at most", answer, waiting=0.5) is right
-    assert said in capsys.readouterr().out
+
+@pytest.mark.parametrize("question", exercises.QUESTIONS)
+def test_a_wrong_number_is_refused_and_told_its_own_fault(question, capsys):
+    measured, right, wrong = NUMBERS[question]
+    assert exercises.check(question, right, **measured) is True
+    assert [exercises.check(question, answer, **measured) for answer in wrong] == [False] * len(wrong)
+    assert len({line.split(". ", 1)[1] for line in capsys.readouterr().out.splitlines()[1:]}) == len(wrong)
 
 
-def test_what_is_expected_is_computed_from_what_was_measured():
-    waits = [0.2, 81.0, 0.1, 0.2, 79.5, 0.1, 0.2, 80.3]
-    assert exercises.check("workers from stalls", 3, waits_ms=waits)
-    server = simulate.SlowStorage(seconds_per_open=0.002, bytes_per_second=1e6)
-    assert exercises.check("images from a server", 1 / 0.005, time_here=0.001, bytes_each=2000, storage=server)
+def test_what_is_no_number_is_refused(capsys):
+    assert [exercises.check("faster at most", answer, waiting=0.5) for answer in (..., "two")] == [False, False]
+    assert re.findall("Nothing to check|'two'", capsys.readouterr().out) == ["Nothing to check", "'two'"]
 
 
 @pytest.mark.parametrize(("answers", "right", "said"), [

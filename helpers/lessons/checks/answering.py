@@ -8,11 +8,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
+import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LIMIT = 120.0  # seconds for a check; beside other tests on two cores the longest right answer took 2
@@ -35,26 +35,44 @@ def expect_number(found: object, expected: float, case: str = "", hint: str = ""
     expect(abs(found - expected) <= tolerance * abs(expected) + 1e-9, f"{expected:.4g}", f"{found:.4g}", case, hint)
 
 
-def answered(check: Callable[..., str]) -> Callable[..., bool]:
-    """Let a check that returns praise, or raises `Wrong`, print its answer and return whether it is right."""
+def slip(found: object, slips: Mapping[str, object], otherwise: str = "") -> str:
+    """Return the sentence for the mistake that gives just what was found, numbers or tensors, or else another one."""
+    alike = (
+        (said, np.shape(value) == np.shape(found) and np.allclose(found, value, 1e-3)) for said, value in slips.items()
+    )
+    return next((said for said, same in alike if same), otherwise)
+
+
+@contextmanager
+def during(case: str) -> Iterator[None]:
+    """Let the answer to an error say in which case it was raised."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f" with {case}")
+        raise
+
+
+def answered(check: Callable[..., str]) -> Callable[[object], bool]:
+    """Let a check that returns praise, or raises `Wrong`, print its answer and return whether it is right.
+
+    What was written is a function, a class, or a file.
+    """
 
     @functools.wraps(check)
-    def answer(written: object, *others: object) -> bool:
-        if _unwritten(written):
-            print("Nothing to check yet: write the code in the cell above, run it, then run this cell again.")
-            return False
+    def answer(written: object) -> bool:
         try:
             with _limited(LIMIT):
-                praise = check(written, *others)
-            print(f"Right: {praise}")
+                print(f"Right: {check(expect_written(written))}")
+            return True
+        except _Unwritten:
+            print("Nothing to check yet: write the code in the cell above, run it, then run this cell again.")
         except Wrong as wrong:
             print(f"Not yet: {wrong}")
-            return False
         except Exception as error:
-            files = {function.__code__.co_filename for function in _functions(written)}
-            print(f"Not yet: it raised {type(error).__name__}: {error}{line_of(error, files)}")
-            return False
-        return True
+            case = "".join(getattr(error, "__notes__", ()))
+            print(f"Not yet:{case} it raised {type(error).__name__}: {error}{_line_of(error, written)}")
+        return False
 
     return answer
 
@@ -84,15 +102,20 @@ def _limited(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
+class _Unwritten(Exception):
+    """The placeholder is still there."""
+
+
 def _placeholder() -> None: ...
 
 
-def _unwritten(written: object) -> bool:
-    """Whether the placeholder is still there: `...`, a function of it, or a class with a method of it."""
-    if written is ... or written is None:
-        return True
+def expect_written(written: object) -> object:
+    """Return it, or raise if it is the placeholder: `...`, a function of it, a class with a method of it, no file."""
     functions = [each for each in _functions(written) if each.__name__ != "__init__"]
-    return any(each.__code__.co_code == _placeholder.__code__.co_code for each in functions)
+    empty = any(each.__code__.co_code == _placeholder.__code__.co_code for each in functions)
+    if written is ... or written is None or empty or (isinstance(written, Path) and not written.exists()):
+        raise _Unwritten
+    return written
 
 
 def _functions(written: object) -> list[Callable]:
@@ -100,35 +123,22 @@ def _functions(written: object) -> list[Callable]:
     return [each for each in functions if hasattr(each, "__code__")]
 
 
-def line_of(error: Exception, files: set[str]) -> str:
-    """Return where in the reader's files, or cells, an error came from, "" if it came from elsewhere."""
+def _line_of(error: Exception, written: object) -> str:
+    """Return where in the reader's file, or cell, an error came from, "" if it came from elsewhere."""
+    files = {str(written), *(function.__code__.co_filename for function in _functions(written))}
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     if isinstance(error, SyntaxError) and error.filename in files:
         lines.append(error.lineno)
     return f" (line {lines[-1]} of what you wrote)" if lines else ""
 
 
-def check_file(file: Path, name: str, check: Callable[..., str]) -> bool:
-    """Check what a file defines under a name, or say why there is no such thing."""
-    if not file.exists():
-        print(f"Nothing to check yet: there is no file {file}. Run the cell above, which writes it.")
-        return False
-    try:
-        written = getattr(imported(file), name)
-    except Exception as error:
-        where = line_of(error, {str(file)})
-        print(f"Not yet: no {name} can be imported from {file.name}: {type(error).__name__}: {error}{where}")
-        return False
-    return answered(check)(written, file)
-
-
-def imported(file: Path) -> ModuleType:
-    """Import a file as it is now, under its own name, so that a worker that is spawned can import it, too."""
+def imported(file: Path, name: str) -> object:
+    """Import a file as it is now, so that a spawned worker can, too; return what the reader wrote under a name."""
     importlib.invalidate_caches()
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    return expect_written(getattr(module, name))
 
 
 class Operators(TorchDispatchMode):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from helpers.lessons.checks.answering import Operators, answered, expect
+from helpers.lessons.checks.answering import Operators, answered, during, expect, slip
 from stepscope.base.wording import counted
 
 
@@ -24,29 +24,32 @@ def _batches(count: int, images: int = 8) -> list[tuple[torch.Tensor, torch.Tens
 def one_ahead(written: Callable) -> str:
     """Notebook 08: ``written(loader, start_copy, finish_copy)`` yields batches, the copy of the next one started."""
     for count in (6, 1, 0):
-        batches = [(images, torch.full_like(labels, number)) for number, (images, labels) in enumerate(_batches(count))]
-        started, finished = [], []
+        with during(f"a loader of {count} batches"):
+            batches = [
+                (images, torch.full_like(labels, number)) for number, (images, labels) in enumerate(_batches(count))
+            ]
+            started, finished = [], []
 
-        def start_copy(batch: Sequence[torch.Tensor], started: list = started) -> tuple[str, int]:
-            started.append(int(batch[1][0]))
-            return "started", started[-1]
+            def start_copy(batch: Sequence[torch.Tensor], started: list = started) -> tuple[str, int]:
+                started.append(int(batch[1][0]))
+                return "started", started[-1]
 
-        def finish_copy(batch: tuple[str, int], finished: list = finished) -> tuple[str, int]:
-            finished.append(batch[1])
-            return "copied", batch[1]
+            def finish_copy(batch: tuple[str, int], finished: list = finished) -> tuple[str, int]:
+                finished.append(batch[1])
+                return "copied", batch[1]
 
-        found = written(batches, start_copy, finish_copy)
-        hint = "All batches would be on the device at once."
-        expect(isinstance(found, Iterator), "a function that yields batches", type(found).__name__, hint=hint)
-        number = -1
-        for number, batch in enumerate(found):
-            case, ahead = f"when batch {number} was yielded", len(started) - number - 1
-            expect(batch == ("copied", number), "the batch as finish_copy returns it", str(batch)[:60], case)
-            hint = "The device's memory holds two batches, not all; and without one ahead it waits for each copy."
-            expect(ahead == (number + 1 < count), "the copy of one batch after it started", ahead, case, hint)
-            hint = "The device then waits for a copy that should run beside its computing."
-            expect(len(finished) == number + 1, f"{number + 1} calls of finish_copy", len(finished), case, hint)
-        expect(number + 1 == count, f"{count} batches from a loader of {count}", number + 1)
+            found = written(batches, start_copy, finish_copy)
+            hint = "All batches would be on the device at once."
+            expect(isinstance(found, Iterator), "a function that yields batches", type(found).__name__, hint=hint)
+            number = -1
+            for number, batch in enumerate(found):
+                case, ahead = f"when batch {number} was yielded", len(started) - number - 1
+                expect(batch == ("copied", number), "the batch as finish_copy returns it", str(batch)[:60], case)
+                hint = "The device's memory holds two batches, not all; and without one ahead it waits for each copy."
+                expect(ahead == (number + 1 < count), "the copy of one batch after it started", ahead, case, hint)
+                hint = "The device then waits for a copy that should run beside its computing."
+                expect(len(finished) == number + 1, f"{number + 1} calls of finish_copy", len(finished), case, hint)
+            expect(number + 1 == count, f"{count} batches from a loader of {count}", number + 1)
     return "each batch comes while the next one is being copied, and none is lost."
 
 
@@ -58,7 +61,13 @@ def channel_norm(written: Callable) -> str:
     weight, bias = (torch.rand(6, generator=drawn).requires_grad_() for _ in range(2))
     mean, variance = images.mean(1, keepdim=True), images.var(1, keepdim=True, correction=0)
     scaled = (images - mean) / (variance + 1e-5).sqrt()
-    expected = scaled * weight.detach().view(1, -1, 1, 1) + bias.detach().view(1, -1, 1, 1)
+    times, plus = (each.detach().view(1, -1, 1, 1) for each in (weight, bias))
+    expected = scaled * times + plus
+    slips = {
+        "Weights and biases are left out.": scaled,
+        "That is the mean over the pixels of each channel.": nn.functional.instance_norm(images) * times + plus,
+        "That divides by one channel less, 5.": scaled * (5 / 6) ** 0.5 * times + plus,
+    }
     last = images.contiguous(memory_format=torch.channels_last)
     with Operators() as operators:
         found = written(last, weight, bias)
@@ -66,12 +75,11 @@ def channel_norm(written: Callable) -> str:
         expect(isinstance(result, torch.Tensor), "a tensor", type(result).__name__, case)
         expect(result.shape == images.shape, f"the shape {tuple(images.shape)}", tuple(result.shape), case)
         difference = float((result.detach() - expected).abs().max())
-        expect(
-            difference < 1e-2,
-            "the mean 0 and the variance 1 over the 6 channels of each pixel, times their weights, plus their biases",
-            f"a number that differs by {difference:.2g}",
-            case,
+        right = (
+            "the mean 0 and the variance 1 over the 6 channels of each pixel, times their weights, plus their biases"
         )
+        said = slip(result.detach(), slips)
+        expect(difference < 1e-2, right, f"a number that differs by {difference:.2g}", case, said)
     strides = f"the strides {last.stride()}, as they came in"
     expect(found.is_contiguous(memory_format=torch.channels_last), strides, found.stride())
     copying = ("clone", "copy_", "_to_copy", "contiguous")
@@ -90,33 +98,35 @@ def accumulated_step(written: Callable) -> str:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
     types = []
     mine[0].register_forward_hook(lambda layer, inputs, output: types.append(output.dtype))
-    hint = (
-        "Each image counts alike, and parts differ in size; gradients are clipped without the scaler's factor; a step "
-        "begins with no gradients."
-    )
-    for case, parts, largest_norm in (
-        ("the first step", _parts(), 1e6), ("the second step", _parts(), 1e6), ("clipped to 0.1", _parts(), 0.1),
-        ("with an infinite gradient", _parts(infinite=True), 0.1), ("after a skipped step", _parts(), 1e6),
+    kept = "A step begins with no gradients."
+    for case, parts, largest_norm, hint in (
+        ("the first step, parts alike", _parts()[:2], 1e6, "The loss of the batch is a mean over all its images."),
+        ("parts that differ in size", _parts(), 1e6, "Each image counts alike, so a smaller part counts less."),
+        ("gradients left from before", _parts(), 1e6, kept),
+        ("clipped to 0.1", _parts(), 0.1, "The norm to clip is that of the gradients without the scaler's factor."),
+        ("with an infinite gradient", _parts(infinite=True), 0.1, kept), ("after a skipped step", _parts(), 1e6, kept),
     ):  # fmt: skip
+        for weight in mine.parameters():
+            weight.grad = torch.full_like(weight, 1e3) if hint == kept else None
         right.load_state_dict(mine.state_dict())  # each step by itself
-        before, factor = copy.deepcopy(right), scaler.get_scale()
+        before, scaling = copy.deepcopy(right), scaler.state_dict()
         written(mine, my_optimizer, scaler, parts, largest_norm)
         expect(len(types) > 0, "calls of the model", "none")
         expect(types[-1] == torch.bfloat16, "the first layer to give bfloat16", types[-1])
         finite = all(bool(weight.isfinite().all()) for weight in mine.parameters())
         expect(finite, "finite weights", "infinite or nan", case, "The scaler takes the step.")
         images, labels = map(torch.cat, zip(*parts, strict=True))
-        skipped = not bool(images.isfinite().all())
-        if not skipped:
+        if images.isfinite().all():
             nn.functional.cross_entropy(right(images), labels).backward()
             nn.utils.clip_grad_norm_(right.parameters(), largest_norm)
             optimizer.step()
             optimizer.zero_grad()
         moved, difference = _largest_difference(right, before), _largest_difference(mine, right)
         expected = f"the step of the whole batch, which moves a weight by up to {moved:.2g}"
-        expect(difference <= moved / 10, expected, f"weights that differ from that by {difference:.2g}", case, hint)
-        updated = not skipped or scaler.get_scale() < factor
-        expect(updated, "another factor of the scaler", "that nobody calls its update()", case)
+        mine_moved = f"one that moves it by {_largest_difference(mine, before):.2g}"
+        expect(difference <= moved / 10, expected, f"{mine_moved}, and differs by {difference:.2g}", case, hint)
+        updated = scaler.state_dict() != scaling
+        expect(updated, "the scaler to know how the step went", "that nobody calls its update()", case)
     return "the step of the whole batch, clipped or not, and a skipped step does no harm."
 
 
@@ -160,7 +170,9 @@ def three_in_one(written: Callable) -> str:
         case, right = f"result {number}", layer(x)
         expect(mine.shape == right.shape, tuple(right.shape), tuple(mine.shape), case)
         difference = float((mine - right).detach().abs().max())
-        expect(difference < 1e-5, "what the layer gives", f"a number that differs by {difference:.2g}", case)
+        others = {f"That is what layer {of} gives.": layers[of - 1](x).detach() for of in (1, 2) if of != number}
+        said = slip(mine.detach(), {"That is without the bias.": (right - layer.bias).detach()} | others)
+        expect(difference < 1e-5, "what the layer gives", f"a number that differs by {difference:.2g}", case, said)
     sum(each.sum() for each in found).backward()
     missing = sum(weight.grad is None for layer in layers for weight in layer.parameters())
     expect(not missing, "all weights to learn", f"{counted(missing, 'weight')} where no gradient arrives")

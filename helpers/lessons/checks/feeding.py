@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from helpers.lessons.checks.answering import Operators, Wrong, answered, check_file, expect
+from helpers.lessons.checks.answering import Operators, Wrong, answered, expect, imported, slip
 from stepscope.base.wording import counted
 
 
@@ -45,11 +45,21 @@ def mean_and_std(written: Callable) -> str:
     found = written(loader)
     two = isinstance(found, Sequence) and len(found) == 2
     expect(two, "the mean and the standard deviation", type(found).__name__)
-    hint = "Each pixel counts alike, and the last batch has fewer; bytes go from 0 to 255, their squares do not fit."
+    batches = [images.double() / 255 for images, _ in _BrightAtLast()]
+    means, deviations = (torch.stack([of(each, (0, 2, 3)) for each in batches]) for of in (torch.mean, torch.std))
+    slips = {
+        "Bytes go from 0 to 255, pixels are to go from 0 to 1.": (255 * pixels.mean((0, 2, 3))),
+        "Each pixel counts alike, and the last batch has fewer.": means.mean(0),
+        "The deviation of all pixels is not the mean of the batches' deviations.": deviations.mean(0),
+        "That is the variance, the square of the deviation.": expected["standard deviation"] ** 2,
+    }
+    otherwise = "The square of a byte does not fit into a byte; the variance is the mean of the squares less mean ** 2."
     for mine, (case, right) in zip(found, expected.items(), strict=True):
         mine = torch.as_tensor(mine, dtype=torch.float64).flatten()
         expect(len(mine) == 3, "a number for each of 3 channels", counted(len(mine), "number"), case)
-        expect(bool((mine - right).abs().max() < 1e-3), _digits(right), _digits(mine), case, hint)
+        expect(
+            bool((mine - right).abs().max() < 1e-3), _digits(right), _digits(mine), case, slip(mine, slips, otherwise)
+        )
     memory = f"{loader.most} of 3 batches in memory at once"
     expect(loader.most <= 2, "one batch in memory at a time", memory, hint="Those of a whole dataset may not fit.")
     return f"mean {_digits(found[0])}, standard deviation {_digits(found[1])}, with one batch in memory at a time."
@@ -93,12 +103,10 @@ def _disc(size: tuple[int, int], mode: str) -> Image.Image:
     return Image.fromarray(pixels).convert(mode)
 
 
-def packed_images(file: Path) -> bool:
+@answered
+def packed_images(file: Path) -> str:
     """Notebook 06: a file with `PackedImages`, a dataset over an array in a file that reads a batch at once."""
-    return check_file(file, "PackedImages", _packed_images)
-
-
-def _packed_images(written: type[Dataset], file: Path) -> str:
+    written = imported(file, "PackedImages")
     with tempfile.TemporaryDirectory() as name:
         path, labels = Path(name) / "images.npy", torch.arange(3000)
         images = np.random.default_rng(0).integers(0, 256, (3000, 3, 32, 32), np.uint8)
@@ -198,7 +206,11 @@ def split(written: Callable) -> str:
             case = f"{_case(total, batch, world, workers, done)}, after {counted(len(begun), 'step')}"
             pairs = itertools.zip_longest(positions, expected, fillvalue="nothing more")
             for place, (found, right) in enumerate(pairs):
-                expect(found == right, f"{right} in place {place} of all positions", found, case)
+                done_already = found in range(done)
+                hint = (
+                    "It is done already." if done_already else "It came before." if found in positions[:place] else ""
+                )
+                expect(found == right, f"{right} in place {place} of all positions", found, case, hint)
             runs += 1
     return f"{runs} runs, interrupted and resumed with other numbers, have each position once, in order."
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.utils.data import Dataset
 
-from helpers.lessons.checks.answering import answered, expect, expect_number
+from helpers.lessons.checks.answering import answered, expect, expect_number, slip
 from stepscope.base.wording import counted, milliseconds
 
 CLOCKS_AGREE = 0.5  # a share; two clocks around the same work differ by what lies between them, more so when busy
@@ -54,8 +54,20 @@ def share_of_waiting(written: Callable[[list[dict]], float]) -> str:
         ("a trace without waiting", [0.0, 0.0], [5_000, 5_000], False),
     ):
         hint = f"Its steps take {sum(steps):,} µs in all, and the loop waits for {sum(waits):,} µs of them."
-        expect_number(written(_events(waits, steps, gpu)), sum(waits) / sum(steps), f"the share of {case}", hint)
+        found, case = written(_events(waits, steps, gpu)), f"the share of {case}"
+        expect_number(found, sum(waits) / sum(steps), case, slip(found, _slips(waits, steps), hint))
     return "three traces, one of them of a GPU, give the shares that they should."
+
+
+def _slips(waits: Sequence[float], steps: Sequence[float]) -> dict[str, float]:
+    """Return what a share of waiting often is taken for."""
+    waiting, stepping = sum(waits), sum(steps)
+    shares = [wait / step for wait, step in zip(waits, steps, strict=True)]
+    return {
+        "That is in percent; a share goes from 0 to 1.": 100 * waiting / stepping,
+        "That is the mean of the steps' shares; add up all times, and divide once.": sum(shares) / len(shares),
+        "A step's time holds its wait already.": waiting / (waiting + stepping),
+    }
 
 
 def _events(waits: Sequence[float], steps: Sequence[float], gpu: bool) -> list[dict]:
@@ -107,7 +119,10 @@ def host_waits(written: Callable) -> str:
     clock.expect_read()
     waiting, stepping = sum(waits[1:]), sum(steps[1:])
     hint = f"After the first step the loop waited for {waiting} ms and stepped for {stepping} ms."
-    expect_number(found, waiting / (waiting + stepping), "the share", hint)
+    turns = list(map(sum, zip(waits, steps, strict=True)))
+    said = {"The start counts there: leave out the first step and its wait.": sum(waits) / sum(turns)}
+    said |= {"The time of the loop is its waits and its steps.": waiting / stepping} | _slips(waits[1:], turns[1:])
+    expect_number(found, waiting / sum(turns[1:]), "the share", slip(found, said, hint))
     return f"the host waits for {found:.0%} of the time, once the loop is running."
 
 
@@ -158,7 +173,7 @@ class _SimulatedLoader:
 @answered
 def best_workers(written: Callable) -> str:
     """Notebook 03: ``written(new_loader, step, candidates, clock)`` returns the best number of workers."""
-    quiet, other = {0: 20.0, 1: 16.0, 2: 8.0, 4: 12.0}, {0: 20.0, 1: 8.0, 2: 12.0, 4: 15.0}
+    quiet, other = {0: 16.0, 1: 20.0, 2: 8.0, 4: 12.0}, {0: 20.0, 1: 8.0, 2: 12.0, 4: 15.0}
     for case, machine in (
         ("a quiet machine", _Machine(quiet)),
         ("a machine on which others begin to work meanwhile", _Machine(quiet, range(110, 1_000_000))),
@@ -180,10 +195,11 @@ def best_workers(written: Callable) -> str:
             hint="What others do on the machine meanwhile then affects one number and not the next.",
         )
         expect(found in candidates, f"one of the candidates {candidates}", repr(found))
-        hint = (
-            f"There a loader's first batch takes {machine.START} s for each worker that starts, and {machine.AHEAD} "
-            "batches for each worker are then ready at once: none of these says how fast the loop will be."
-        )
-        best = min(machine.ms, key=machine.ms.get)
-        expect(found == best, best, found, case, hint)
+        slips = {
+            f"Its first batch comes soonest, as each worker takes {machine.START} s to start.": min(candidates),
+            f"It has most batches ready at first, {machine.AHEAD} for each worker.": max(candidates),
+            "With it a batch takes longest.": max(candidates, key=machine.ms.get),
+        }
+        best = min(candidates, key=machine.ms.get)
+        expect(found == best, best, found, case, slip(found, slips))
     return "the best number on three machines, also while others begin or end their work there."

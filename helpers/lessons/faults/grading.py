@@ -65,12 +65,12 @@ def grade(path: Path, seed: int, images: Path) -> Grade:
     checkpoint beside it is. Raises `running.ScriptFailed`.
     """
     drawn = faults.draw(seed)
-    runs = [running.run(path, len(TOLERANCE), count=drawn)]  # yours first: what is wrong with it shows at once
+    runs = [running.run(path, len(TOLERANCE))]  # yours first: what is wrong with it shows at once
     for kept in ((), drawn):
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder, "train.py")
             script.write_text(faults.text(kept, images), encoding="utf-8")
-            runs.append(running.run(script, len(TOLERANCE), count=drawn))
+            runs.append(running.run(script, len(TOLERANCE)))
         if change := changed(*runs[:2]):
             return Grade(change, {})
     return Grade(None, {fault: seen(*(run.calls[fault.mark] for run in runs)) for fault in drawn})

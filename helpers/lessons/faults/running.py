@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from helpers import config, simulate
-from helpers.lessons.faults.catalogue import EPOCH_STEPS, Fault
+from helpers.lessons.faults.catalogue import EPOCH_STEPS, FAULTS
 from stepscope import timing
 
 LIMIT = 180.0  # seconds for one run: on two busy cores one of a script with six faults takes 10 s
@@ -44,7 +44,7 @@ class Run(timing.Timing):
     """A script that has run: how long it took, and what it has done.
 
     `losses` are in nats, of each step, the warm-up included; `printed` is what its ``main`` has printed, and `saved`
-    says whether it has written the file ``checkpoint.pt`` beside it. `calls` has the counted ones by function.
+    says whether it has written the file ``checkpoint.pt`` beside it. `calls` says how often functions were called.
     """
 
     losses: tuple[float, ...]
@@ -90,20 +90,20 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
     return loader, step
 
 
-def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False, count: Collection[Fault] = ()) -> Run:
+def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run:
     """Run a training script in a process of its own, and time it: the script's own clock is not asked.
 
     So many steps of its ``main`` are timed, after those of the warm-up. If `simulated`, and there is no GPU, the model
-    is that of `simulating`, and not the script's own. The calls of the marks of faults are counted in ``main``, and
-    for loading, which workers do elsewhere, in a first batch without workers. Raises `ScriptFailed`.
+    is that of `simulating`, and not the script's own. If not, the calls of each fault's mark are counted: in ``main``,
+    and for items, which are the work of other processes there, in a first batch without workers. Raises `ScriptFailed`.
     """
     path = Path(path).resolve()
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":  # from a server that has imported PyTorch, which takes seconds
-        context.set_forkserver_preload([__name__, "torchvision.transforms"])
+        context.set_forkserver_preload([__name__, "pandas", "torchvision.transforms"])
     ours, theirs = context.Pipe(duplex=False)
     method = multiprocessing.get_start_method(allow_none=True)  # of the workers; None is the default
-    process = context.Process(target=_answer, args=(theirs, method, path, steps, warmup, simulated, count))
+    process = context.Process(target=_answer, args=(theirs, method, path, steps, warmup, simulated))
     process.start()
     theirs.close()
     try:
@@ -158,10 +158,10 @@ def _answer(connection: Connection, start_method: str | None, path: Path, *argum
     connection.send(reply)
 
 
-def _run_here(path: Path, steps: int, warmup: int, simulated: bool, count: Collection[Fault]) -> Run:
+def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
     """Run `warmup` + `steps` steps of a script's ``main``: all that it does between two steps is in their times."""
     calls = Counter()
-    for mark in {fault.mark for fault in count}:
+    for mark in set() if simulated else {fault.mark for fault in FAULTS}:
         _count(mark, calls)
     torch.set_num_threads(1)  # on two busy cores a step of the script's network takes half as long as with two
     start, script, printed = time.time(), _load(path), io.StringIO()
@@ -200,8 +200,8 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool, count: Colle
     if not loaders or not models:
         raise ScriptFailed("main no longer uses make_loader() and make_model(), whose results are watched here.")
     moments, waited, images = zip(*begun[warmup:], strict=True)
-    if count:
-        calls.update({fault.mark: -calls[fault.mark] for fault in count if fault.in_items})
+    if not simulated:
+        calls.update({fault.mark: -calls[fault.mark] for fault in FAULTS if fault.in_items})
         fresh = make_loader()  # keeps nothing from the epochs before
         with suppress(AttributeError):  # a list of batches has no workers
             fresh.num_workers = 0
