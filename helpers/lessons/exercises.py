@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from helpers.lessons.checks.answering import slip
+from helpers.lessons.checks.answering import Wrong, answered, expect, slip
 from helpers.simulate import SlowStorage
 from helpers.training.precision import FLOAT16
 from stepscope.base.wording import digits
@@ -86,7 +86,7 @@ QUESTIONS = {
 def prediction(mine: float | None, measured: float | None, unit: str = "×") -> None:
     """Print what was predicted (``...`` or None: nothing) beside what was measured (None: here it could not be)."""
     found = "here it could not be measured" if measured is None else f"it is {_shown(measured)}{unit}"
-    if _missing(mine):
+    if mine is None or mine is ...:
         print(f"You made no prediction, and {found}. To guess first makes it stay in mind: try it next time.")
     elif not isinstance(mine, (int, float)):
         print(f"Your prediction, {mine!r}, is no number; {found}.")
@@ -94,10 +94,6 @@ def prediction(mine: float | None, measured: float | None, unit: str = "×") -> 
         comparable = measured is not None and min(mine, measured) > 0
         apart = max(mine, measured) / min(mine, measured) if comparable else 1
         print(f"You predicted {_shown(mine)}{unit}; {found}{f': {digits(apart)}× apart' if apart >= 1.005 else ''}.")
-
-
-def _missing(answer: object) -> bool:
-    return answer is None or answer is ...
 
 
 def _shown(value: float) -> str:
@@ -109,18 +105,16 @@ def check(question: str, answer: float | None, **measured: object) -> bool:
 
     `measured` is what the question's function computes the answer from.
     """
-    if _missing(answer):
-        print("Nothing to check yet: fill in the cell above, run it, then run this cell again.")
-        return False
-    if not isinstance(answer, (int, float)):
-        print(f"Expected a number, found {answer!r}.")
-        return False
     compute, hint, *said = QUESTIONS[question]
     expected, *slips = compute(**measured)
-    right = abs(answer - expected) <= TOLERANCE * abs(expected)
-    wrong = slip(answer, dict(zip(said, slips, strict=True)), hint)
-    print(f"Right: {answer:.4g}." if right else f"Not yet: {answer:.4g}. {wrong}")
-    return right
+
+    def number(found: float) -> str:
+        expect(isinstance(found, (int, float)), "a number", repr(found))
+        if abs(found - expected) > TOLERANCE * abs(expected):
+            raise Wrong(f"{found:.4g}. {slip(found, dict(zip(said, slips, strict=True)), hint)}")
+        return f"{found:.4g}."
+
+    return answered(number)(answer)
 
 
 def check_names(
@@ -132,7 +126,7 @@ def check_names(
     """
     for question, name in expected.items():
         answer = answers.get(question)
-        if _missing(answer):
+        if answer is None or answer is ...:
             print(f"{question}: nothing to check yet.")
         elif answer not in names:
             print(f"{question}: expected one of {', '.join(map(repr, names))}, found {answer!r}.")

@@ -7,42 +7,32 @@ from pathlib import Path
 from helpers import config
 from stepscope.base import staging
 
-# By the topics of `diagnosis.Finding`
-NOTEBOOKS = {
-    "profiler overhead": "01-first-profile",
-    "larger batches": "02-two-clocks",
-    "more workers": "03-more-workers",
-    "number of workers": "03-more-workers",
-    "number of threads": "03-more-workers",
-    "persistent workers": "03-more-workers",
-    "prefetching": "03-more-workers",
-    "pinned memory": "03-more-workers",
-    "asynchronous copies": "03-more-workers",
-    "normalization on the device": "04-normalize-on-device",
-    "preprocessing ahead of time": "05-preprocess-ahead",
-    "packed formats": "06-packed-formats",
-    "loading whole batches": "06-packed-formats",
-    "loading without workers": "06-packed-formats",
-    "channels-last memory format": "09-channels-last",
-    "mixed precision": "10-mixed-precision",
-    "fewer synchronizations": "08-resnet50-baseline",
-    "fewer launches": "11-fewer-launches",
-    "fewer copies": "11-fewer-launches",
-    "less work between launches": "11-fewer-launches",
-    "work between the operators": "14-your-own-code",
-    "debugging settings": "14-your-own-code",
-    "overlapping communication with computation": "13-scale-out",
-    "less communication": "13-scale-out",
-    "gradient buckets": "13-scale-out",
-    "stragglers": "13-scale-out",
-    "buffers of a distributed model": "13-scale-out",
-    "uneven inputs": "13-scale-out",
-}
+# The topics of `diagnosis.Finding`, by notebook
+TOPICS = {
+    "01-first-profile": ["profiler overhead"],
+    "02-two-clocks": ["larger batches"],
+    "03-more-workers": [
+        "more workers", "number of workers", "number of threads", "persistent workers", "prefetching",
+        "pinned memory", "asynchronous copies",
+    ],
+    "04-normalize-on-device": ["normalization on the device"],
+    "05-preprocess-ahead": ["preprocessing ahead of time"],
+    "06-packed-formats": ["packed formats", "loading whole batches", "loading without workers"],
+    "08-resnet50-baseline": ["fewer synchronizations"],
+    "09-channels-last": ["channels-last memory format"],
+    "10-mixed-precision": ["mixed precision"],
+    "11-fewer-launches": ["fewer launches", "fewer copies", "less work between launches"],
+    "13-scale-out": [
+        "overlapping communication with computation", "less communication", "gradient buckets", "stragglers",
+        "buffers of a distributed model", "uneven inputs",
+    ],
+    "14-your-own-code": ["work between the operators", "debugging settings"],
+}  # fmt: skip
 
 
 def links() -> dict[str, str]:
     """Return the notebook for each topic, as `diagnosis.Diagnosis.linked` takes them."""
-    return {topic: f"{notebook}.ipynb" for topic, notebook in NOTEBOOKS.items()}
+    return {topic: f"{notebook}.ipynb" for notebook, topics in TOPICS.items() for topic in topics}
 
 
 _PAGE = """<!doctype html>

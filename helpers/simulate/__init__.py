@@ -11,15 +11,6 @@ from helpers.simulate.slow_network import SlowNetwork
 from helpers.simulate.slow_storage import SHARED_FILE_SYSTEM, SlowStorage, SlowStore, far_away
 
 __all__ = [
-    "SHARED_FILE_SYSTEM",
-    "Link",
-    "SimulatedAccelerator",
-    "SimulatedDevice",
-    "SimulatedRun",
-    "SleepingLayer",
-    "SlowNetwork",
-    "SlowStorage",
-    "SlowStore",
-    "far_away",
-    "wait_until",
-]
+    "SHARED_FILE_SYSTEM", "Link", "SimulatedAccelerator", "SimulatedDevice", "SimulatedRun", "SleepingLayer",
+    "SlowNetwork", "SlowStorage", "SlowStore", "far_away", "wait_until",
+]  # fmt: skip

@@ -29,35 +29,21 @@ def expect(right: bool, expected: object, found: object, case: str = "", hint: s
         raise Wrong(f"{where}expected {expected}, found {found}. {hint}".strip())
 
 
-def expect_number(found: object, expected: float, case: str = "", hint: str = "", tolerance: float = 1e-6) -> None:
-    """Raise `Wrong` unless a number is as large as expected; `tolerance` is a share of that."""
+def expect_number(found: object, expected: float, case: str, hint: str, slips: Mapping[str, float]) -> None:
+    """Raise `Wrong` unless a number is as large as expected; give the hint if no mistake is known that gives it."""
     expect(isinstance(found, (int, float)), "a number", repr(found), case)
-    expect(abs(found - expected) <= tolerance * abs(expected) + 1e-9, f"{expected:.4g}", f"{found:.4g}", case, hint)
+    right = abs(found - expected) <= 1e-6 * abs(expected) + 1e-9
+    expect(right, f"{expected:.4g}", f"{found:.4g}", case, slip(found, slips, hint))
 
 
 def slip(found: object, slips: Mapping[str, object], otherwise: str = "") -> str:
     """Return the sentence for the mistake that gives just what was found, numbers or tensors, or else another one."""
-    alike = (
-        (said, np.shape(value) == np.shape(found) and np.allclose(found, value, 1e-3)) for said, value in slips.items()
-    )
-    return next((said for said, same in alike if same), otherwise)
-
-
-@contextmanager
-def during(case: str) -> Iterator[None]:
-    """Let the answer to an error say in which case it was raised."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f" with {case}")
-        raise
+    alike = {said: value for said, value in slips.items() if np.shape(value) == np.shape(found)}
+    return next((said for said, value in alike.items() if np.allclose(found, value, 1e-3)), otherwise)
 
 
 def answered(check: Callable[..., str]) -> Callable[[object], bool]:
-    """Let a check that returns praise, or raises `Wrong`, print its answer and return whether it is right.
-
-    What was written is a function, a class, or a file.
-    """
+    """Let a check that returns praise, or raises `Wrong`, print its answer and return whether it is right."""
 
     @functools.wraps(check)
     def answer(written: object) -> bool:
@@ -70,8 +56,8 @@ def answered(check: Callable[..., str]) -> Callable[[object], bool]:
         except Wrong as wrong:
             print(f"Not yet: {wrong}")
         except Exception as error:
-            case = "".join(getattr(error, "__notes__", ()))
-            print(f"Not yet:{case} it raised {type(error).__name__}: {error}{_line_of(error, written)}")
+            empty = ", as there was no batch left" if isinstance(error.__cause__, StopIteration) else ""
+            print(f"Not yet: it raised {type(error).__name__}: {error}{empty}{_line_of(error, written)}")
         return False
 
     return answer

@@ -45,21 +45,18 @@ def mean_and_std(written: Callable) -> str:
     found = written(loader)
     two = isinstance(found, Sequence) and len(found) == 2
     expect(two, "the mean and the standard deviation", type(found).__name__)
-    batches = [images.double() / 255 for images, _ in _BrightAtLast()]
-    means, deviations = (torch.stack([of(each, (0, 2, 3)) for each in batches]) for of in (torch.mean, torch.std))
+    means = [(images / 255).mean((0, 2, 3)) for images, _ in _BrightAtLast()]
     slips = {
-        "Bytes go from 0 to 255, pixels are to go from 0 to 1.": (255 * pixels.mean((0, 2, 3))),
-        "Each pixel counts alike, and the last batch has fewer.": means.mean(0),
-        "The deviation of all pixels is not the mean of the batches' deviations.": deviations.mean(0),
+        "Bytes go from 0 to 255, pixels from 0 to 1.": 255 * expected["mean"],
+        "Each pixel counts alike, and the last batch has fewer.": torch.stack(means).mean(0),
         "That is the variance, the square of the deviation.": expected["standard deviation"] ** 2,
     }
-    otherwise = "The square of a byte does not fit into a byte; the variance is the mean of the squares less mean ** 2."
+    hint = "The square of a byte does not fit into a byte; the variance is the mean of the squares less mean ** 2."
     for mine, (case, right) in zip(found, expected.items(), strict=True):
         mine = torch.as_tensor(mine, dtype=torch.float64).flatten()
         expect(len(mine) == 3, "a number for each of 3 channels", counted(len(mine), "number"), case)
-        expect(
-            bool((mine - right).abs().max() < 1e-3), _digits(right), _digits(mine), case, slip(mine, slips, otherwise)
-        )
+        alike = bool((mine - right).abs().max() < 1e-3)
+        expect(alike, _digits(right), _digits(mine), case, slip(mine, slips, hint))
     memory = f"{loader.most} of 3 batches in memory at once"
     expect(loader.most <= 2, "one batch in memory at a time", memory, hint="Those of a whole dataset may not fit.")
     return f"mean {_digits(found[0])}, standard deviation {_digits(found[1])}, with one batch in memory at a time."
@@ -206,9 +203,8 @@ def split(written: Callable) -> str:
             case = f"{_case(total, batch, world, workers, done)}, after {counted(len(begun), 'step')}"
             pairs = itertools.zip_longest(positions, expected, fillvalue="nothing more")
             for place, (found, right) in enumerate(pairs):
-                done_already = found in range(done)
-                hint = (
-                    "It is done already." if done_already else "It came before." if found in positions[:place] else ""
+                hint = "It is done already." * (found in range(done)) or "It came before." * (
+                    found in positions[:place]
                 )
                 expect(found == right, f"{right} in place {place} of all positions", found, case, hint)
             runs += 1

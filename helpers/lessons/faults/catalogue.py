@@ -30,11 +30,6 @@ class Fault:
     diff: str
 
     @property
-    def in_items(self) -> bool:
-        """Whether its mark is in the loading of items, which is the work of other processes if there are workers."""
-        return self.place == "loading" and self.mark != WORKERS
-
-    @property
     def edits(self) -> list[tuple[str, str]]:
         """Pieces of the script, as they should be and as people write them."""
         pieces = [piece.splitlines() for piece in self.diff.strip("\n").split("\n\n")]

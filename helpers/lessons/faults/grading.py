@@ -1,9 +1,9 @@
 """Grades a fixed training script: by what it does, which must be what it did, and by the faults that are gone.
 
-No marks depend on it. It compares two epochs of training (the losses, the line printed for each epoch, that there is a
-checkpoint), and counts in them, and for a first batch, the calls of the function that each fault is about. Unlike a
-clock, this shows what only a GPU feels, and what is hidden by images that are kept from one epoch to the next. It does
-not show what an earlier run has packed, nor a fault in other words or of the reader's own, and believes the script.
+It compares two epochs of training (the losses, the line printed for each epoch, that there is a checkpoint), and counts
+in them, and for a first batch, the calls of the function that each fault is about. Unlike a clock, this shows what only
+a GPU feels, and what is hidden by images that are kept from one epoch to the next. It does not show what an earlier run
+has packed, nor a fault in other words or of the reader's own, and believes the script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from helpers.lessons.faults.catalogue import Fault
 TOLERANCE = np.repeat([1e-5, 2e-4], catalogue.EPOCH_STEPS)
 PRINTED = re.compile(r"epoch (\d+): loss (\d+\.\d+), accuracy (\d+\.\d+)%")
 ROOM = 0.0012, 0.22  # nats, percent: the last digit that is printed may be another, of the accuracy by an image or two
-GONE, LEFT, UNSEEN = "Gone", "Still there", "Not seen without a GPU, look for it yourself"
+PLACES = {"loading": "one in loading", "loop": "one in the rest of the loop", "GPU": "one that only a GPU feels"}
+GONE, LEFT, UNSEEN = "Gone", "Still there", "Not to be seen without a GPU, so read for it"
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ class Grade:
     def __str__(self) -> str:
         if self.change:
             return self.change
-        # One that is left is to be found by the reader, so only its place is said, and where it is explained
         seen = self.faults.items()
-        names = {f: f.name if what == GONE else f"{f.place} (notebook {f.notebook[:2]})" for f, what in seen}
+        # One that is left is to be found by the reader, so only its place is said, and where it is explained
+        names = {f: f.name if what == GONE else f"{PLACES[f.place]} (notebook {f.notebook[:2]})" for f, what in seen}
         found = {title: [names[f] for f, what in seen if what == title] for title in (GONE, LEFT, UNSEEN)}
         if config.device().type == "cpu":
-            found["No clock shows it without a GPU"] = [names[f] for f in self.faults if f.place == "GPU"]
+            found["No clock shows without a GPU"] = [names[f] for f in self.faults if f.place == "GPU"]
         return "\n".join([
             f"The same training: in {len(TOLERANCE)} steps the losses differ by no more than rounding.",
             *(f"{title}: {', '.join(names)}." for title, names in found.items() if names),
@@ -88,21 +89,14 @@ def changed(yours: running.Run, right: running.Run) -> str | None:
         step = int(wrong.argmax())
         return (
             f"Not the same training: in step {step + 1} of {len(wrong)} the loss is {yours.losses[step]:.5f} nats, and "
-            f"without faults {right.losses[step]:.5f}. A speed-up that changes what is learned is none: look for what "
-            "has changed with it, such as the order of the images, in this epoch or the ones before, the size of a "
-            "batch, normalization, or the learning rate."
+            f"without faults {right.losses[step]:.5f}. Look for what has changed with it, such as the order of the "
+            "images, in this epoch or the ones before, the size of a batch, normalization, or the learning rate."
         )
     lines = {line[1]: line for line in PRINTED.finditer(yours.printed)}
     for line in PRINTED.finditer(right.printed):
         mine = lines.get(line[1])
         if mine is None or any(abs(float(mine[place]) - float(line[place])) > ROOM[place - 2] for place in (2, 3)):
-            return (
-                f"Not the same output: expected the line '{line[0]}', and found {mine and repr(mine[0])}. What the "
-                "script prints once an epoch belongs to it: it has to stay, and to be right."
-            )
-    if not yours.saved:
-        return (
-            "No checkpoint: after each epoch the file checkpoint.pt beside the script has to hold the model. To save "
-            "it belongs to the script, and has to stay."
-        )
-    return None
+            found = f"expected the line '{line[0]}', and found {mine and repr(mine[0])}"
+            return f"Not the same output: {found}. What the script prints once an epoch has to stay, and to be right."
+    checkpoint = "No checkpoint: after each epoch the file checkpoint.pt beside the script has to hold the model."
+    return None if yours.saved else checkpoint

@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from helpers import config, simulate
-from helpers.lessons.faults.catalogue import EPOCH_STEPS, FAULTS
+from helpers.lessons.faults.catalogue import EPOCH_STEPS, FAULTS, WORKERS
 from stepscope import timing
 
 LIMIT = 180.0  # seconds for one run: on two busy cores one of a script with six faults takes 10 s
@@ -201,7 +201,8 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
         raise ScriptFailed("main no longer uses make_loader() and make_model(), whose results are watched here.")
     moments, waited, images = zip(*begun[warmup:], strict=True)
     if not simulated:
-        calls.update({fault.mark: -calls[fault.mark] for fault in FAULTS if fault.in_items})
+        for mark in {fault.mark for fault in FAULTS if fault.place == "loading"} - {WORKERS}:
+            calls[mark] = 0
         fresh = make_loader()  # keeps nothing from the epochs before
         with suppress(AttributeError):  # a list of batches has no workers
             fresh.num_workers = 0
