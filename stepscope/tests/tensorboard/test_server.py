@@ -11,6 +11,8 @@ import time
 import types
 import urllib.request
 from importlib import metadata
+from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 import nbformat
@@ -25,6 +27,7 @@ from stepscope import tensorboard
 
 pytestmark = pytest.mark.processes
 
+NOBODY = 65534  # the number of a user who owns nothing
 RUNS = ["gpu", "two-workers", "zero-workers"]
 
 
@@ -80,6 +83,27 @@ def test_a_tensorboard_that_is_started_otherwise_is_corrected_where_the_environm
         plain.terminate()
         plain.wait(120)
         plain.stdout.close()
+
+
+@pytest.mark.parametrize("page", ["", "index.html", "data/logdir", f"{tensorboard.PLUGIN}/runs"])
+def test_without_its_secret_path_nothing_is_read(server, page):
+    url = urlsplit(server.url)
+    assert urllib.request.urlopen(server.url + page).status == 200
+    for path in ("/", url.path[:-2] + "/"):
+        with pytest.raises(HTTPError, match="404"):
+            urllib.request.urlopen(f"http://{url.netloc}{path}{page}")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can look as another user does")
+def test_no_other_user_of_the_machine_finds_its_secret_path(server):
+    of_processes = [str(path) for name in ("cmdline", "environ") for path in Path("/proc").glob(f"[0-9]*/{name}")]
+    look = ["grep", "-rlsFf", "-", "--devices=skip", *of_processes, tempfile.gettempdir()]
+    found = [
+        subprocess.run(look, input=urlsplit(server.url).path, stdout=subprocess.PIPE, text=True, **user).stdout
+        for user in ({}, {"user": NOBODY, "group": NOBODY, "extra_groups": []})
+    ]
+    assert str(server.folder / "address") in found[0]
+    assert not found[1]
 
 
 def test_a_damaged_trace_is_named(tmp_path, capsys):
@@ -195,6 +219,6 @@ def test_in_colab_its_own_function_shows_the_tab_and_no_address_is_named(logdir,
     tensorboard.show(logdir, height=500)
     url = tensorboard._shown.url
     tensorboard.stop()
-    assert shown == [(urlsplit(url).port, "/#pytorch_profiler", {"height": "500"})]
+    assert shown == [(urlsplit(url).port, f"{urlsplit(url).path}#pytorch_profiler", {"height": "500"})]
     printed = capsys.readouterr().out
     assert "Colab" in printed and "http" not in printed

@@ -222,10 +222,10 @@ def test_the_views_work_in_a_frame_at_another_address_as_colab_shows_them(chromi
     )
     context.set_default_timeout(PATIENCE)
     tab = Tab(context.new_page())
-    around, host = "http://notebook.test/", "127.0.0.1:1"
-    frame = f'<iframe src="http://{host}/#pytorch_profiler" width="100%" height="900"></iframe>'
+    around, host, ours = "http://notebook.test/", "127.0.0.1:1", urlsplit(server.url).netloc
+    frame = f'<iframe src="{server.link.replace(ours, host)}" width="100%" height="900"></iframe>'
     tab.page.route(around, lambda route: route.fulfill(body=frame, content_type="text/html"))
-    at_server = lambda route: route.fetch(url=route.request.url.replace(f"http://{host}/", server.url))  # noqa: E731
+    at_server = lambda route: route.fetch(url=route.request.url.replace(host, ours))  # noqa: E731
     tab.page.route(f"http://{host}/**", lambda route: route.fulfill(response=at_server(route)))
     tab.page.goto(around)
     tab.page.frame_locator("iframe").frame_locator("iframe").get_by_text("Average Step Time").wait_for()

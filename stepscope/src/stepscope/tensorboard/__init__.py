@@ -1,7 +1,8 @@
 """Starts, shows and stops this reader's own TensorBoard, with its profiler tab corrected.
 
 TensorBoard runs in a process of its own, listens on 127.0.0.1 on a port that the operating system has found free, and
-ends with the process that started it. `corrections` has what is corrected and why.
+ends with the process that started it. It asks for no password, so its pages lie below a random path, without which it
+answers 404: other users of the machine can ask its port. `corrections` has what is corrected and why.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class Server:
     runs : tuple of str
         The runs it shows, as the profiler tab names them.
     url : str
-        Its address on this machine, such as ``http://127.0.0.1:40123/``.
+        Its address on this machine, such as ``http://127.0.0.1:40123/SECRET/``: whoever has it can read the traces.
     child : Child
         Its process.
     folder : Path
-        Its address, log and temporary files; goes when it ends.
+        Its address, log and temporary files, for this user only; goes when it ends.
     """
 
     logdir: Path
@@ -67,7 +68,8 @@ class Server:
     @property
     def link(self) -> str:
         """Where a browser finds the profiler tab: behind a proxy, such as JupyterHub's, a path."""
-        return f"{machine.address(urlsplit(self.url).port)}#pytorch_profiler"
+        url = urlsplit(self.url)
+        return f"{machine.address(url.port)}{url.path[1:]}#pytorch_profiler"
 
     def get(self, page: str, **query: str):
         """Ask the profiler's plugin, as its page does: ``server.get("views", run="one-worker")``."""
@@ -129,8 +131,8 @@ def show(logdir: str | Path, *, height: int = 800) -> None:
     if machine.in_colab():  # by its own function: nobody else reaches its machine, and a link fails for lack of cookies
         from google.colab import output
 
-        path = f"/#{urlsplit(server.link).fragment}"
-        output.serve_kernel_port_as_iframe(urlsplit(server.url).port, path=path, height=str(height))
+        url = urlsplit(server.url)
+        output.serve_kernel_port_as_iframe(url.port, path=f"{url.path}#pytorch_profiler", height=str(height))
     elif "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
         from IPython.display import HTML, display
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 import tempfile
 from pathlib import Path
@@ -52,7 +53,9 @@ def main(logdir: str, folder: Path) -> None:
     corrections.apply()
     # Only the profiler's plugin, and no data server, which is for scalars: ready 0.5 s earlier, one process less.
     board = TensorBoard(plugins=[CorePluginLoader(), TorchProfilerPlugin])
-    board.configure(logdir=logdir, host="127.0.0.1", port=0, load_fast="false", reload_interval=0)
+    # Made here, since all users can read what a process was started with
+    secret = f"/{secrets.token_urlsafe()}"
+    board.configure(logdir=logdir, host="127.0.0.1", port=0, path_prefix=secret, load_fast="false", reload_interval=0)
     staging.write(folder / "address", board.launch())
     thread.join()
 
