@@ -34,7 +34,7 @@ _PATIENCE, _SHOWN = 60, 20  # seconds for a start; lines of the log in an error
 # Without resumeState: a master that resumes is not the leader at once, and then one restart in fifteen cannot read its
 # objects for five seconds.
 _OPTIONS = f"""-ip={_HOST} -ip.bind={_HOST} -dir=objects -master.telemetry=false -master.resumeState=false
-    -admin.ui=false -webdav=false -s3.iam=false -s3.port.iceberg=0 -s3.port.lance=0
+    -disableHttp -admin.ui=false -webdav=false -s3.iam=false -s3.port.iceberg=0 -s3.port.lance=0
     -filer.localSocket=filer.sock -s3.localSocket=s3.sock"""
 
 
@@ -43,7 +43,9 @@ class Server:
 
     `folder` is for the objects and the server's log; objects that an earlier server left there are served again. The
     server ends with this object, or a ``with`` statement, and with this process, however that ends. Its S3 port asks
-    for the credentials; the ports behind it do not, so another user of this machine could read the objects.
+    for the credentials. Of the ports behind it, which other users of this machine can try, those for HTTP ask for a
+    token or do nothing, and those for gRPC ask for a certificate, which the program ``openssl`` makes: without it, they
+    stay open.
     """
 
     def __init__(self, folder: str | Path):
@@ -128,6 +130,18 @@ def _socket_files(first: int) -> list[Path]:
     return list(Path("/tmp").glob(f"seaweedfs-*-grpc-{(first + _GRPC) // _BLOCKS.step}?.sock"))
 
 
+def _locks() -> dict[str, str]:
+    """Return settings by which the ports behind that for S3 serve this server only; make its certificate."""
+    locks = {"JWT_SIGNING_KEY": secrets.token_urlsafe(), "JWT_SIGNING_READ_KEY": secrets.token_urlsafe()}
+    if openssl := shutil.which("openssl"):
+        new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=course"  # signed by itself
+        command = [openssl, *new.split(), "-keyout", "grpc.key", "-out", "grpc.cert"]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=True)
+        kinds = [(f"{part}_{kind}".upper(), kind) for part in (*_PARTS, "worker", "client") for kind in ("cert", "key")]
+        locks |= {"GRPC_CA": "grpc.cert"} | {f"GRPC_{name}": f"grpc.{kind}" for name, kind in kinds}
+    return {f"WEED_{name}": value for name, value in locks.items()}
+
+
 def _watch(endpoint: str, bucket: str) -> None:
     """Run the server until it ends, or the process that started this one ends it, or ends."""
     first = int(endpoint.rpartition(":")[2])
@@ -143,8 +157,9 @@ def _watch(endpoint: str, bucket: str) -> None:
 
     with filelock.FileLock("server.lock", timeout=3):  # the server of a notebook that was just killed may run
         server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=child.kernel_ends_with_parent()
-        )
+            command, env=os.environ | _locks(), stdin=subprocess.DEVNULL, stdout=sys.stderr,
+            preexec_fn=child.kernel_ends_with_parent(),
+        )  # fmt: skip
         child.end_with_owner(end)
         try:
             url = obstore.sign(Bucket(endpoint, bucket, *keys).connect(), "PUT", "", timedelta(seconds=2 * _PATIENCE))

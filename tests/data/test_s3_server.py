@@ -2,7 +2,10 @@
 
 import gc
 import os
+import shutil
 import signal
+import struct
+import subprocess
 import sys
 
 import psutil
@@ -13,6 +16,29 @@ from support.ranks import wait_until
 from helpers.data import buckets, s3_server
 
 pytestmark = pytest.mark.processes
+
+# What another user can try: each request that changes or reads an object, to each port, by HTTP and by gRPC
+INTRUDE = """
+import sys, urllib.request
+import grpc
+ports, needle = sys.argv[1].split(","), sys.argv[2]
+pages = ["/buckets/course/a", "/course/a", needle, "/buckets/course?recursive=true", "/col/delete?collection=course"]
+deletion = b"\\n\\x0f/buckets/course\\x12\\x01a" + b"\\x20\\x01"  # directory, name, and the data with it
+for port in ports:
+    for page in pages:
+        for method in ("GET", "PUT", "POST", "DELETE"):
+            data = b"another content" if method.startswith("P") else None
+            request = urllib.request.Request(f"http://127.0.0.1:{port}{page}", data, method=method)
+            try:
+                print(urllib.request.urlopen(request, timeout=20).read())
+            except OSError as error:
+                print(port, method, page, error)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            print(channel.unary_unary("/filer_pb.SeaweedFiler/DeleteEntry")(deletion, timeout=20))
+        except grpc.RpcError as error:
+            print(port, error.code())
+"""
 needs_server = pytest.mark.skipif(s3_server.program() is None, reason="no package of the server for this machine")
 
 
@@ -67,6 +93,27 @@ def test_a_server_keeps_its_objects_over_a_kill_and_the_next_one_in_its_folder_h
     del server
     gc.collect()
     wait_until(lambda: are_gone(new))  # nobody can reach it any more
+
+
+@needs_server
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="without openssl, ports for gRPC stay open")
+def test_without_credentials_no_port_of_a_server_reads_or_changes_an_object(tmp_path):
+    content = b"what only its owner reads"
+    with s3_server.Server(tmp_path) as server:
+        server.bucket.connect().put("a", content)
+        weed = processes_of(server)[-1]
+        ports = set()
+        while len(ports) < 10:  # the last begin to listen after the first answer
+            ports = {each.laddr.port for each in weed.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+        (index,) = tmp_path.glob("objects/course_*.idx")  # where the volumes' own port has the object
+        key, place = struct.unpack(">QI", index.read_bytes()[:12])
+        cookie = index.with_suffix(".dat").read_bytes()[8 * place :][:4].hex()
+        needle = f"/{index.stem.removeprefix('course_')},{key:x}{cookie}"
+        command = [sys.executable, "-c", INTRUDE, ",".join(map(str, ports)), needle]
+        answers = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        assert content not in answers
+        server.restart()  # what was cached is gone
+        assert bytes(server.bucket.connect().get("a").bytes()) == content
 
 
 @needs_server
