@@ -108,8 +108,7 @@ def add(
     path = own_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
-        staging.write(path, before + lines([result]), durable=True)
+        staging.write(path, _stored(path) + lines([result]), durable=True)
     return result
 
 
@@ -133,13 +132,19 @@ def read(path: Path | None = None) -> list[Result]:
     Raises `config.CourseError` if a line cannot be read; the error names the file and the line.
     """
     path = path or own_path()
+    return [parse(line, f"{path}, line {number}") for number, line in enumerate(_stored(path).splitlines(), 1)]
+
+
+def _stored(path: Path) -> str:
+    """Return the text of a scoreboard, empty if there is none."""
+    if path.exists() and not path.is_file():  # a pipe or a device may have no end
+        raise config.CourseError(f"{path}: expected a scoreboard, found no regular file. Move it away.")
     try:
-        stored = path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return []
+        return ""
     except UnicodeDecodeError as error:
         raise config.CourseError(f"{path}: expected a scoreboard, found another file: {error}. Move it away.") from None
-    return [parse(line, f"{path}, line {number}") for number, line in enumerate(stored, 1)]
 
 
 def parse(line: str, place: str) -> Result:

@@ -114,6 +114,26 @@ def test_a_damaged_line_is_named_with_what_was_found_and_the_rest_is_shown(add, 
     assert err.count("expected a scoreboard, found") == 2
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_only_regular_files_are_read(add, write, tmp_path):
+    add("Ada", "01 naive", 100, 110)
+    (tmp_path / "private.jsonl").write_text((tmp_path / "class" / "Ada" / "scoreboard.jsonl").read_text())
+    kinds = {
+        "link": lambda board: board.symlink_to(tmp_path / "private.jsonl"),
+        "device": lambda board: board.symlink_to("/dev/zero"),
+        "pipe": os.mkfifo,
+        "folder": os.mkdir,
+    }
+    for name, make in kinds.items():
+        (tmp_path / "class" / name).mkdir()
+        make(tmp_path / "class" / name / "scoreboard.jsonl")
+    page, status, err = write()
+    assert status == 1
+    found = dict(row[:2] for row in rows(page, "Who is how far")[1:])
+    assert found == {"Ada": "1 of 1"} | dict.fromkeys(kinds, "0 of 1")
+    assert err.count("expected a scoreboard, found") == len(kinds) == len(err.splitlines())
+
+
 def test_without_names_none_is_anywhere_on_the_page(add, write, tmp_path):
     for name in ("Ada", "Boris"):
         add(f"{name}/runs", "01 naive", 100, 110)

@@ -142,6 +142,17 @@ def test_a_damaged_line_is_named(own_runs, damage):
         scoreboard.read()
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_a_scoreboard_that_is_no_regular_file_is_named_and_neither_read_nor_replaced(own_runs, make):
+    board = own_runs / "scoreboard.jsonl"
+    make(board)
+    for use in (scoreboard.ladder_text, lambda: add("01 naive", 100)):
+        with pytest.raises(config.CourseError, match=r"scoreboard\.jsonl: expected .* found no regular file"):
+            use()
+    assert not board.is_file()
+
+
 def test_a_result_that_cannot_be_written_leaves_the_scoreboard_as_it_was(monkeypatch):
     stored = add("01 naive", 100)
     monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=OSError("the disk does not answer")))
