@@ -7,8 +7,6 @@ a function of `fixed`. Lines that cost the time are marked with FAULT. A gain is
 fixed one saves: measured with nothing else running, and diagnosed beside N processes that keep a core busy each.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import gc
@@ -20,7 +18,6 @@ import os
 import random
 import re
 import sqlite3
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,6 +42,8 @@ from torchvision.transforms import v2
 from stepscope.diagnosis import diagnose
 
 WORTH = 0.05  # below this share of a step, a finding accuses nobody
+WORKERS = {"num_workers": 4, "persistent_workers": True}
+LOOPS = {}
 
 
 class Data(Dataset):
@@ -77,23 +76,24 @@ class Layer(nn.Module):
 
     def __init__(self, function, *layers):
         super().__init__()
-        self.function, self.layers = function, nn.ModuleList(layers)
-
-    def forward(self, inputs):
-        return self.function(inputs)
+        self.forward, self.layers = function, nn.ModuleList(layers)
 
 
 class Training:
-    """A plain training step."""
+    """A plain training step, which returns the outputs and logs each fiftieth loss."""
 
     def __init__(self, model, loss=F.cross_entropy):
-        self.model, self.loss, self.optimizer = model, loss, torch.optim.SGD(model.parameters(), lr=1e-3)
+        self.model, self.loss, self.steps = model, loss, itertools.count(1)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def __call__(self, inputs, targets):
         self.optimizer.zero_grad()
         outputs = self.model(inputs)
-        self.loss(outputs, targets).backward()
+        loss = self.loss(outputs, targets)
+        loss.backward()
         self.optimizer.step()
+        if next(self.steps) % 50 == 0:
+            print(f"loss: {loss.item():.3f}")
         return outputs.detach()
 
 
@@ -112,48 +112,25 @@ def mlp(width=256, depth=2, outputs=10):
     return nn.Sequential(nn.Flatten(), *layers, nn.LazyLinear(outputs))
 
 
-def as_tensor(data):
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) / 255
-
-
-# How a loop is made of its faulty or fixed part
-
-
-def with_item(item, batch=32):
-    return shuffled(type("Items", (Data,), {"__getitem__": item})(), batch), Training(mlp())
-
-
-def with_collate(collate, batch=32, shape=(784,)):
-    return shuffled(Data(1024, shape), batch, collate_fn=collate), Training(mlp())
-
-
-def with_step(step, data=in_memory, model=mlp):
-    return data(), partial(step, Training(model()))
-
-
-def with_batches(generate, data=in_memory):
-    return Stream(partial(generate, data())), Training(mlp(512))
-
-
-PARTS = {  # for each kind, how a loop is made of the part, and the part that is right
-    "loading": (with_item, Data.__getitem__),
-    "collating": (with_collate, default_collate),
-    "step": (with_step, lambda train, *batch: train(*batch)),
-    "around": (with_batches, iter),
-}
-LOOPS = {}
+def loop_of(kind, part, data=in_memory, model=mlp, batch=32, shape=(784,)):
+    """Return a loader and a step of which this is a part; None is the part that has no fault."""
+    if kind == "loading":
+        return shuffled(type("Items", (Data,), {"__getitem__": part} if part else {})(), batch), Training(mlp())
+    if kind == "collating":
+        return shuffled(Data(1024, shape), batch, collate_fn=part), Training(mlp())
+    train = Training(model())
+    if kind == "step":
+        return data(), partial(part, train) if part else train
+    return Stream(partial(part or iter, data())), train
 
 
 def faulty(names, second="", fixed=None, **settings):
     """Enter a loop whose first finding must match `names`, and any finding `second`, if there are two faults."""
 
     def entered(fault):
-        def make(right):
-            build, usual = PARTS[kind]
-            return build((fixed or usual) if right else fault, **settings)
-
         kind, name = fault.__qualname__.lower().split(".")
-        make = fault if "fixed" in inspect.signature(fault).parameters else make
+        whole = "fixed" in inspect.signature(fault).parameters
+        make = fault if whole else lambda right: loop_of(kind, fixed if right else fault, **settings)
         LOOPS[name] = SimpleNamespace(make=make, kind=kind, names=names, second=second, source=fault)
         return fault
 
@@ -184,13 +161,13 @@ class Loading:
     def sqlite_without_index(self, user):
         """Each query searches the whole table: it has no index."""
         rows = EVENTS.execute("SELECT data FROM events WHERE user = ?", (user,)).fetchall()  # FAULT
-        return as_tensor(rows[0][0]), user % 10
+        return np.frombuffer(rows[0][0], "uint8").astype("float32"), user % 10
 
     @faulty("zip")
     def zip_opened_for_each_item(self, index):
         """Each item opens the archive, and reads its whole table of contents."""
         with zipfile.ZipFile("images.zip") as archive:  # FAULT
-            return as_tensor(archive.read(str(index))), index % 10
+            return np.frombuffer(archive.read(str(index)), "uint8").astype("float32"), index % 10
 
     @faulty(r"h5|\bFile\(", batch=64)
     def hdf5_opened_for_each_item(self, index):
@@ -202,13 +179,13 @@ class Loading:
     def shard_decompressed_for_one_item(self, index):
         """A whole compressed shard is read for one item."""
         images = np.load("shard.npz")["images"]  # FAULT
-        return as_tensor(images[index]), index % 10
+        return images[index].astype("float32"), index % 10
 
     @faulty("decod|jpe?g|convert|Image.open|PIL|crop")
     def photograph_decoded_for_a_crop(self, index):
         """A whole photograph is decoded for a small crop of it."""
         image = Image.open("photograph.jpg").convert("RGB")  # FAULT
-        return as_tensor(image.crop((0, 0, 28, 28)).convert("L").tobytes()), index % 10
+        return np.asarray(image.crop((0, 0, 28, 28)).convert("L"), "float32"), index % 10
 
     @faulty("pandas|iloc|row|frame|Series")
     def row_of_a_data_frame(self, index):
@@ -278,10 +255,9 @@ class Loader:
     @faulty("worker")
     def storage_without_workers(fixed):
         """A storage that answers after a while is asked for one item after the other."""
-        workers = dict(num_workers=4, persistent_workers=True) if fixed else {}
-        return shuffled(Data(seconds=0.002), 16, **workers), Training(mlp(1024))
+        return shuffled(Data(seconds=0.002), 16, **(WORKERS if fixed else {})), Training(mlp(1024))
 
-    @faulty("persistent|restart|start|epoch")
+    @faulty("persistent|restart|start")
     def workers_started_in_each_epoch(fixed):
         """Short epochs start their workers anew."""
         data = Data(256, seconds=0.001)
@@ -295,25 +271,18 @@ class Loader:
     @faulty("prefetch|in_order|irregular|uneven|slow item|vary|some items")
     def short_prefetching(fixed):
         """Every seventh batch takes long, and too few batches are ready then."""
-        settings = dict(num_workers=2, persistent_workers=True, prefetch_factor=10 if fixed else 1)
-        return DataLoader(Data(2100, seconds=0.1, every=70), 10, **settings), Training(mlp(1024))
+        data = Data(2100, seconds=0.1, every=70)
+        return DataLoader(data, 10, **WORKERS, prefetch_factor=10 if fixed else 1), Training(mlp(1024))
 
     @faulty("pickl|queue|pipe|numpy|array|transfer|shared memory")
     def arrays_through_the_queue(fixed):
         """Workers hand over arrays, which are pickled, and no tensors, which are shared."""
         train = Training(mlp(16))
-        workers = dict(num_workers=2, persistent_workers=True)
-        if fixed:
-            return shuffled(Data(shape=(3, 64, 64)), 128, **workers), train
+        arrays = None if fixed else lambda items: [(item.numpy(), label) for item, label in items]
+        step = train if fixed else lambda *items: train(*default_collate(items))
+        return shuffled(Data(shape=(3, 64, 64)), 128, collate_fn=arrays, **WORKERS), step
 
-        def arrays(items):
-            return [(item.numpy(), label) for item, label in items]
-
-        return shuffled(Data(shape=(3, 64, 64)), 128, collate_fn=arrays, **workers), (
-            lambda *items: train(*default_collate(items))
-        )
-
-    @faulty("item by item|one by one|batch_sampler|batch_size=None|__getitems__|collat|items")
+    @faulty("collat|one by one|item by item|at once|batch_size=None|batch_?sampler|__getitems__")
     def table_read_row_by_row(fixed):
         """A table in memory gives large batches of small rows, one row at a time."""
         return in_memory(2048, (32,), 20480) if fixed else shuffled(Data(20480, (32,)), 2048), Training(mlp(64))
@@ -332,23 +301,21 @@ class Step:
         with open("log.json", "w") as log:
             log.write(json.dumps(inputs.tolist()))  # FAULT
 
-    @faulty("confusion|zip|python", data=partial(in_memory, 512))
+    @faulty("confusion|zip", data=partial(in_memory, 512))
     def confusion_counted_one_by_one(train, inputs, labels):
         """A confusion matrix is counted one image at a time."""
         for label, guess in zip(labels, train(inputs, labels).argmax(1), strict=True):  # FAULT
             CONFUSION[label, guess] += 1  # FAULT
 
-    @faulty("generat|text|writer|cat|gru|python")
-    @torch.no_grad()
+    @faulty("generat|writer|gru|torch.cat")
     def text_generated_in_each_step(train, *batch):
         """A sample is generated, from the beginning again for each of its parts."""
-        with torch.enable_grad():
-            train(*batch)
+        train(*batch)
         text = torch.zeros(1, 1, 64)
         for _ in range(40):
             text = torch.cat([text, WRITER(text)[0][:, -1:]], 1)  # FAULT
 
-    @faulty("validation|evaluat|no_grad|python")
+    @faulty("validation|evaluat|no_grad")
     def validated_in_each_step(train, *batch):
         """The whole of the validation set is evaluated."""
         train(*batch)
@@ -362,23 +329,20 @@ class Step:
         train(*batch)
         torch.save({"model": train.model.state_dict()}, "weights.pt")  # FAULT
 
-    @faulty("state_dict|average|ema|parameter|python", model=partial(mlp, 64, depth=40))
+    @faulty("state_dict|average|lerp", model=partial(mlp, 64, depth=40))
     def weights_averaged_one_by_one(train, *batch):
         """A moving average of the weights looks up all of them for each of them."""
         train(*batch)
         for name, weight in train.model.state_dict().items():
             averaged(train.model).state_dict()[name].lerp_(weight, 0.01)  # FAULT
 
-    @faulty("sample|loss|cross_entropy|python|operators|one by one")
-    def loss_of_each_sample(fixed):
-        """The loss is a sum over a loop over the samples."""
+    @faulty("cross_entropy|each sample|small operators|one by one")
+    def loss_of_each_sample(train, *batch):
+        """The loss is a sum in a loop over the samples."""
+        train.loss = lambda outputs, labels: sum(map(F.cross_entropy, outputs, labels)) / len(labels)  # FAULT
+        train(*batch)
 
-        def loss(outputs, labels):
-            return sum(F.cross_entropy(outputs[i], label) for i, label in enumerate(labels)) / len(labels)  # FAULT
-
-        return in_memory(), Training(mlp(), F.cross_entropy if fixed else loss)
-
-    @faulty("augment|transform|stack|python", data=partial(in_memory, shape=(1, 28, 28)))
+    @faulty("augment|transform|stack", data=partial(in_memory, shape=(1, 28, 28)))
     def images_augmented_one_by_one(train, inputs, labels):
         """The images of a batch are augmented one at a time."""
         train(torch.stack([augment(image) for image in inputs]), labels)  # FAULT
@@ -413,18 +377,13 @@ class Around:
         for _ in range(len(loader)):
             yield next(iter(loader))  # FAULT
 
-    @faulty("shuffle|sampler")
-    def shuffled_again_for_each_batch(fixed):
-        """The sampler shuffles all that is left before it takes the next batch."""
-
-        def sampler():
-            left = random.sample(range(20480), 20480)
-            while left:
-                if not fixed:
-                    random.shuffle(left)  # FAULT
-                yield [left.pop() for _ in range(64)]
-
-        return DataLoader(Data(20480), batch_size=None, sampler=Stream(sampler)), Training(mlp())
+    @faulty("shuffle", data=partial(in_memory, length=20480))
+    def shuffled_again_for_each_batch(loader):
+        """All that is left of the epoch is shuffled again for each batch."""
+        left = list(range(len(loader.dataset)))
+        while left:
+            random.shuffle(left)  # FAULT
+            yield loader.dataset[[left.pop() for _ in range(64)]]
 
     @faulty("plot|figure|savefig")
     def curve_drawn_after_each_batch(loader):
@@ -438,11 +397,10 @@ class Around:
     @faulty("gc|collect|garbage")
     def garbage_collected_after_each_batch(loader):
         """All objects of the program are searched for garbage, among them a large catalogue."""
-        catalogue = [{"number": i, "tags": [i]} for i in range(100_000)]
+        _catalogue = [{"number": i, "tags": [i]} for i in range(100_000)]
         for batch in loader:
             yield batch
             gc.collect()  # FAULT
-        del catalogue
 
     @faulty("choice|priorit|random")
     def replay_drawn_by_priority(loader):
@@ -474,7 +432,7 @@ class Settings:
 
 
 class Two:
-    @faulty("deepcopy|copy", second="histogram")
+    @faulty("deepcopy", second="histogram")
     def copies_and_histograms(fixed):
         """Each item copies all annotations; and in each step, histograms of the weights are counted."""
         annotations, train = [{"label": i % 10, "box": [0, 0, i, i]} for i in range(1024)], Training(mlp())
@@ -488,16 +446,15 @@ class Two:
             for weight in train.model.parameters():
                 np.histogram(weight.detach().numpy(), 64)
 
-        return with_item(item)[0], step
+        return loop_of("loading", item)[0], step
 
-    @faulty("cell|time.step|launch|operators", second="loadtxt|item|load")
+    @faulty("cell|time.step|launch|operators", second="loadtxt|load")
     def cells_and_text_files(fixed):
         """A recurrent network runs cell by cell; and each item is a line of numbers to be parsed."""
         lstm, cell = nn.LSTM(8, 64, batch_first=True), nn.LSTMCell(8, 64)
-        line = ",".join(map(str, range(784)))
 
         def item(self, index):
-            return np.loadtxt([line], dtype="float32", delimiter=","), index % 10
+            return np.loadtxt([",".join("1" * 784)], dtype="float32", delimiter=","), index % 10
 
         def forward(numbers):
             inputs, state = numbers.view(-1, 98, 8), None
@@ -505,71 +462,57 @@ class Two:
                 state = cell(inputs_now, state)  # FAULT
             return lstm(inputs)[0][:, -1] if fixed else state[0]
 
-        return with_item(item)[0], Training(nn.Sequential(Layer(forward, lstm, cell), mlp()))
+        return loop_of("loading", item)[0], Training(nn.Sequential(Layer(forward, lstm, cell), mlp()))
 
 
-def cnn(width=32):
-    layers = [
-        layer for _ in range(3) for layer in (nn.LazyConv2d(width, 3, padding=1), nn.LazyBatchNorm2d(), nn.ReLU())
-    ]
-    return nn.Sequential(*layers, nn.AvgPool2d(4), mlp())
-
-
-def checkpointed(*blocks):
-    return nn.Sequential(Layer(partial(checkpoint_sequential, blocks, 2, use_reentrant=False), *blocks), mlp())
-
-
-def accumulated(train, inputs, labels):
-    """Take a step with the gradients of two halves of a batch."""
-    for part in zip(inputs.chunk(2), labels.chunk(2), strict=True):
-        (train.loss(train.model(part[0]), part[1]) / 2).backward()
-    nn.utils.clip_grad_norm_(train.model.parameters(), 1.0)
-    train.optimizer.step()
-    train.optimizer.zero_grad()
-
-
-def logged(train, *batch, count=itertools.count()):  # noqa: B008 – it counts on from step to step
-    outputs = train(*batch)
-    if next(count) % 50 == 0:
-        print(f"mean of the outputs: {outputs.mean().item():.3f}")
+def conv(width=64):
+    return nn.Sequential(nn.LazyConv2d(width, 3, stride=2, padding=1), nn.LazyBatchNorm2d(), nn.ReLU())
 
 
 def encoder(width=128):
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True), 2)
 
 
+def checkpointed():
+    blocks = encoder(), encoder()
+    layer = Layer(lambda inputs: checkpoint_sequential(blocks, 2, inputs, use_reentrant=False), *blocks)
+    return nn.Sequential(layer, mlp())
+
+
+def lstm(width=256):
+    return nn.Sequential(nn.LSTM(64, width, batch_first=True), Layer(lambda outputs: outputs[0][:, -1]), mlp())
+
+
+def accumulated(train, inputs, labels):
+    """Take a step with the gradients of two halves of a batch, clipped."""
+    train.optimizer.zero_grad()
+    for half, its_labels in zip(inputs.chunk(2), labels.chunk(2), strict=True):
+        (train.loss(train.model(half), its_labels) / 2).backward()
+    nn.utils.clip_grad_norm_(train.model.parameters(), 1.0)
+    train.optimizer.step()
+
+
 HEALTHY = {
-    "plain_mlp": lambda: (in_memory(256), Training(mlp())),
-    "large_mlp": lambda: (in_memory(1024), Training(mlp(4096, 3))),
-    "small_cnn": lambda: (in_memory(64, (3, 32, 32)), Training(cnn())),
-    "transformer": lambda: (in_memory(16, (64, 128)), Training(nn.Sequential(encoder(), mlp()))),
-    "lstm": lambda: (
-        in_memory(64, (64, 64)),
-        Training(nn.Sequential(nn.LSTM(64, 256, batch_first=True), Layer(lambda x: x[0][:, -1]), mlp())),
-    ),
-    "accumulation": lambda: (in_memory(512), partial(accumulated, Training(mlp(512)))),
-    "checkpointing": lambda: (in_memory(32, (32, 128)), Training(checkpointed(*(encoder() for _ in range(2))))),
-    "dropout_and_a_log": lambda: (
-        in_memory(256),
-        partial(logged, Training(nn.Sequential(mlp(1024, 2, 512), nn.Dropout(), mlp()))),
-    ),
-    "workers_that_keep_up": lambda: (
-        shuffled(Data(4096, seconds=0.001), 64, num_workers=4, persistent_workers=True),
-        Training(mlp(2048)),
-    ),
-    "stream_of_workers": lambda: (
-        DataLoader(Stream(lambda: ((torch.randn(784), i % 10) for i in range(4096))), 256, num_workers=1),
+    "plain_mlp": lambda _: (in_memory(256), Training(mlp())),
+    "large_mlp": lambda _: (in_memory(1024), Training(mlp(4096, 3))),
+    "small_cnn": lambda _: (in_memory(64, (3, 32, 32)), Training(nn.Sequential(conv(), conv(), mlp()))),
+    "transformer": lambda _: (in_memory(16, (64, 128)), Training(nn.Sequential(encoder(), mlp()))),
+    "lstm": lambda _: (in_memory(64, (64, 64)), Training(lstm())),
+    "accumulation": lambda _: (in_memory(512), partial(accumulated, Training(mlp(512)))),
+    "checkpointing": lambda _: (in_memory(16, (32, 128)), Training(checkpointed())),
+    "dropout": lambda _: (in_memory(256), Training(nn.Sequential(nn.Dropout(), mlp(1024)))),
+    "workers_that_keep_up": lambda _: (shuffled(Data(seconds=0.001), **WORKERS), Training(mlp(2048))),
+    "stream_from_a_worker": lambda _: (
+        DataLoader(Stream(partial(iter, Data(4096))), 256, num_workers=1),
         Training(mlp(1024)),
     ),
 }
-LOOPS |= {
-    name: SimpleNamespace(make=lambda _, loop=loop: loop(), kind="healthy", names="$^", second="", source=loop)
-    for name, loop in HEALTHY.items()
-}
+for name, make in HEALTHY.items():
+    LOOPS[name] = SimpleNamespace(make=make, kind="healthy", names="", second="", source=make)
 
 
 def mean_step(loader, step, warm_s=0.5, least_s=1.2, most_s=3.0):
-    """Return the mean duration of a warm step: of whole epochs, or of steps of a long one."""
+    """Return the mean duration of a warm step: of whole epochs, or of the steps of a long one."""
     first, began, steps, whole = time.perf_counter(), math.inf, 0, False
     while True:
         for batch in loader:
@@ -586,11 +529,9 @@ def mean_step(loader, step, warm_s=0.5, least_s=1.2, most_s=3.0):
 
 
 def true_gain(loop):
-    seconds = {False: [], True: []}
-    for right in (False, True) * 3:
-        seconds[right].append(mean_step(*loop.make(right)))
-    wrong, right = statistics.median(seconds[False]), statistics.median(seconds[True])
-    return {"true_ms": wrong * 1000, "true": None if loop.kind == "healthy" else 1 - right / wrong}
+    rounds = [[mean_step(*loop.make(fixed)) for fixed in (False, True)] for _ in range(3)]
+    wrong, right = np.median(rounds, axis=0)
+    return {"true_ms": wrong * 1000, "true": 1 - right / wrong}
 
 
 def diagnosed(loop):
@@ -600,36 +541,55 @@ def diagnosed(loop):
 
 
 def in_own_process(part, name, busy=0):
-    """Return what the part of the examination says of a loop, in a process of its own beside busy ones."""
+    """Return what a part of the examination finds, in a process of its own beside busy ones."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     command = [sys.executable, str(Path(__file__).absolute()), "--child", part, name]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            subprocess.run(command, cwd=folder, timeout=180, check=True, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=folder, timeout=180, capture_output=True, text=True)
+            if done.returncode:
+                return {"error": f"{part}: {(done.stderr.strip() or str(done.returncode)).splitlines()[-1]}"}
             return json.loads(Path(folder, "result.json").read_text())
         except subprocess.TimeoutExpired:
             return {"error": f"{part}: more than 180 s"}
-        except subprocess.CalledProcessError as failed:
-            return {"error": f"{part}: {failed.stderr.strip().splitlines()[-1]}"}
         finally:
             for process in others:
                 process.kill()
 
 
 def judged(record):
-    """Return the record with what is right in the diagnosis."""
-    loop, findings = LOOPS[record["name"]], record.get("findings")
-    if findings is None:
+    """Return the record with what is right in the diagnosis: no finding, if the loop is healthy."""
+    if "verdict" not in record:
         return record
-    texts = [" ".join((f["name"], f["evidence"], f["change"])).replace(record["name"], "") for f in findings]
+    loop, findings = LOOPS[record["name"]], record["findings"]
+    texts = [" ".join((f["name"], f["evidence"], f["change"])).replace(record["name"], "") for f in findings] or [""]
     source, number = inspect.getsourcelines(loop.source)
     marked = {f"pipelines.py:{number + i}" for i, line in enumerate(source) if "# FAULT" in line}
-    named = bool(texts and re.search(loop.names, texts[0], re.I) and re.search(loop.second, " ".join(texts[1:]), re.I))
-    line = bool(texts and marked & set(re.findall(r"pipelines\.py:\d+", findings[0]["evidence"])))
-    right = not texts or record["verdict"] == "nothing wrong" if loop.kind == "healthy" else named
-    ratio = findings[0]["gain"] / record["true"] if texts and record.get("true") else None
-    wrong = not right and record["verdict"] != "unknown"
-    return record | dict(named=named, line=line if marked else None, ratio=ratio, wrong=wrong)
+    named = bool(re.search(loop.names, texts[0], re.I) and re.search(loop.second, " ".join(texts[1:]), re.I))
+    right = named if loop.kind != "healthy" else not findings
+    record |= {"right": right, "wrong": not right and record["verdict"] != "unknown"}
+    if marked:
+        record["line"] = bool(marked & set(re.findall(r"pipelines\.py:\d+", texts[0])))
+    if findings:
+        record |= {"finding": findings[0]["name"], "stated": findings[0]["gain"]}
+        record["ratio"] = record["stated"] / record.get("true", math.nan)
+    return record
+
+
+def table(records):
+    """Return the records as a table in Markdown, with totals."""
+    columns = "name kind true finding stated right line ratio verdict wrong error".split()
+    data = pd.DataFrame(records, columns=columns).round(2)
+    rows = [columns, ["---"] * len(columns), *data.astype(object).fillna("").values.tolist()]
+    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    for kind, some in data.groupby(data.kind.eq("healthy")):
+        right, wrong, line = (some[key].eq(True).sum() for key in ("right", "wrong", "line"))
+        lines += [
+            "",
+            f"{'Healthy' if kind else 'Faulty'}: {right} of {len(some)} right, {wrong} wrong, the others unknown;",
+        ]
+        lines += [f"lines: {line} of {some.line.count()}; ratios of 1 to 1.5: {some.ratio.between(1, 1.5).sum()}"]
+    return "\n".join(lines)
 
 
 def main():
@@ -639,25 +599,21 @@ def main():
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--truth", type=Path, metavar="FILE")
     parser.add_argument("--only", choices=["gain", "diagnosis"])
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=["gain", "diagnosis"], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    parts = {"gain": true_gain, "diagnosis": diagnosed}
     if options.child:
-        torch.manual_seed(0)
         write_files()
-        Path("result.json").write_text(json.dumps(parts[options.child](LOOPS[options.loops[0]])))
+        result = {"gain": true_gain, "diagnosis": diagnosed}[options.child](LOOPS[options.loops[0]])
+        Path("result.json").write_text(json.dumps(result))
         return
-    known = {}
-    if options.truth:
-        known = {record["name"]: record for record in map(json.loads, options.truth.read_text().splitlines())}
+    known = map(json.loads, options.truth.read_text().splitlines()) if options.truth else ()
+    known = {record["name"]: {"true": record["true"]} for record in known if "true" in record}
     records = []
     for name, loop in LOOPS.items():
         if options.loops and not {name, loop.kind} & set(options.loops):
             continue
-        record = {"name": name, "kind": loop.kind}
-        if name in known:
-            record |= {key: known[name].get(key) for key in ("true", "true_ms")}
-        elif options.only != "diagnosis":
+        record = {"name": name, "kind": loop.kind} | known.get(name, {})
+        if options.only != "diagnosis" and name not in known and loop.kind != "healthy":
             record |= in_own_process("gain", name)
         if options.only != "gain":
             record |= in_own_process("diagnosis", name, options.busy)
@@ -666,29 +622,6 @@ def main():
         if options.json:
             options.json.write_text("".join(json.dumps(record) + "\n" for record in records))
     print(table(records))
-
-
-def table(records):
-    """Return the records as a table in Markdown, with totals."""
-    shown = {True: "yes", False: "no", None: "–"}
-    lines = ["| loop | kind | true gain | first finding | stated gain | cause | line | stated / true | verdict |"]
-    lines.append("|---" * 9 + "|")
-    for r in records:
-        first = (r.get("findings") or [{}])[0]
-        share = [
-            f"{value:.2f}" if value is not None else "–" for value in (r.get("true"), first.get("gain"), r.get("ratio"))
-        ]
-        cells = [r["name"], r["kind"], share[0], first.get("name", "–"), share[1], shown[r.get("named")]]
-        cells += [shown[r.get("line")], share[2], r.get("error") or r.get("verdict", "–")]
-        lines.append("| " + " | ".join(cells) + " |")
-    of = [r for r in records if r["kind"] != "healthy" and "verdict" in r]
-    well = [r for r in records if r["kind"] == "healthy" and "verdict" in r]
-    marked = [r for r in of if r["line"] is not None]
-    lines += [
-        "",
-        f"Named: {sum(r['named'] for r in of)} of {len(of)}; lines: {sum(r['line'] for r in marked)} of {len(marked)}",
-    ]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
