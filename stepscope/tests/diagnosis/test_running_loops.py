@@ -208,6 +208,15 @@ def test_what_others_take_of_the_core_is_no_work_of_the_step(clock, held):
     assert found.findings[0].gain == pytest.approx(40 / 60, abs=0.01)
 
 
+def test_a_verdict_that_a_busy_machine_may_have_turned_is_unknown(clock, held):
+    """Of most steps it is not known how much others had the cores; one of them was fast."""
+    calls = itertools.count()
+    step = lambda *_: (clock.work(0.01), held(0.05), clock.sleep(0.01 if next(calls) == 8 else 0.2))  # noqa: E731
+    loader = Simulated(clock, Busy(clock, 0.001), 8)
+    found = diagnosis.diagnose(loader, step, steps=12)
+    assert (found.verdict, "quiet machine" in found.reason) == ("unknown", True)
+
+
 @pytest.mark.parametrize(
     ("workers", "name", "step_ms", "change"),
     [(1, "too few workers", 32, "num_workers=4)"), (0, "loading in the loop itself", 42, "num_workers=4)")],

@@ -55,7 +55,7 @@ def test_a_small_batch_is_tried_in_a_larger_one(quick):
 
 def test_a_trial_leaves_threads_and_deterministic_algorithms_as_they_were(quick):
     torch.use_deterministic_algorithms(True, warn_only=True)
-    tried = trials.run(Step(8, 1), torch.rand(16, 8), 1.0, threads=2, double=False)
+    tried = trials.run(Step(8, 1), torch.rand(16, 8), threads=2, double=False)
     assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)
     assert torch.get_num_threads() == 1

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from stepscope import timing
 from stepscope.base.confidence import without_hiccup
 from stepscope.diagnosis import stacks
-from stepscope.diagnosis.loading import IRREGULAR, REST, WAITING, Irregular, Items
+from stepscope.diagnosis.loading import ANY, IRREGULAR, REST, WAITING, Irregular, Items
 
 SECONDS = 1.0  # of loading with the stopwatch; then as many items again with cProfile, twice if they wait
 STARTED = 0.01  # of the time of items: what programs work that the dataset starts, if they work
@@ -53,6 +53,9 @@ PARTS = {
     "collating": r"collate|method stack of|torch\.stack",
     "transforming": r"transforms/|albumentations|kornia|imgaug",
 }
+
+
+OPENS = r"(io|builtins)\.open\b|h5py/_hl/files\.py:__init__|lmdb\.open"  # opens a file, also one that is no Python file
 
 
 def load(loader: DataLoader, longer: bool = False) -> Items:
@@ -183,11 +186,14 @@ def _recurring(marks: list[_Mark], sampling: float, slow: list[_Taken]) -> float
 
 
 def _lines(samples: list[stacks.Sample], slow: list[_Taken]) -> dict[str, str]:
-    """Return the reader's own line that takes most time, for each part of the work, for waiting, and in slow items."""
+    """Return the reader's own line that takes most time, for each part of the work, for any, for waiting, and in slow
+    items. Opening counts to reading.
+    """
     weights = {}
     for each in samples:
-        part = next(filter(None, (_part((frame.file, 0, frame.name)) for frame in each.inside)), REST)
-        weights.setdefault(part, []).append((each.own, each.seconds - each.waited))
+        part = next(filter(None, (_part((frame.file, 0, frame.name)) for frame in each.frames)), REST)
+        for name in ("reading" if part == "opening" else part, ANY):
+            weights.setdefault(name, []).append((each.own, each.seconds - each.waited))
         weights.setdefault(WAITING, []).append((each.own, each.waited))
         if any(item.begin < each.end <= item.begin + item.seconds for item in slow):
             weights.setdefault(IRREGULAR, []).append((each.own, each.seconds))
@@ -232,7 +238,7 @@ class _Source:
     """The items of a loader's dataset, a few at a time."""
 
     def __init__(self, loader: DataLoader):
-        self.dataset, self.collate = copy.copy(loader.dataset), loader.collate_fn
+        self.dataset, self.collate_fn = copy.copy(loader.dataset), loader.collate_fn
         self.stream, self.batched = isinstance(self.dataset, IterableDataset), loader.batch_sampler is not None
         self.together = not self.stream and self.batched and hasattr(self.dataset, "__getitems__")
         self.taken: list[tuple] | None = None  # items, or batches, as of `_Taken`; None if they are not timed
@@ -259,6 +265,10 @@ class _Source:
         self.collated.append(time.perf_counter() - begin)
         return len(indices[0]) if self.together else count
 
+    def collate(self, batch: object) -> None:
+        """Put a batch together: by its name, what the reader's own function does counts to collating."""
+        self.collate_fn(batch)
+
     def _timed(self, indices: Iterable) -> list:
         if self.taken is None:
             return list(map(self.load, indices))
@@ -279,7 +289,7 @@ def _parts(stats: dict) -> tuple[dict[str, float], int, str]:
     for function, (_, calls, seconds, _, _) in stats.items():
         for part, share in _attributed(function, stats, shares, frozenset()).items():
             spent[part] += seconds * share
-        if re.search(r"(io|builtins)\.open\b", function[2]):
+        if re.search(OPENS, _text(function)):
             opens += calls
     file, line, name = max(stats, key=lambda function: stats[function][2])
     slowest = name.strip("<>").removeprefix("built-in method ") if file == "~" else f"{name} ({Path(file).name}:{line})"
@@ -301,9 +311,12 @@ def _attributed(function: tuple, stats: dict, shares: dict, above: frozenset) ->
 
 
 def _part(function: tuple[str, int, str]) -> str | None:
+    return next((part for part, pattern in PARTS.items() if re.search(pattern, _text(function))), None)
+
+
+def _text(function: tuple[str, int, str]) -> str:
     file, _, name = function
-    text = name if file == "~" else f"{file}:{name}".replace("\\", "/")
-    return next((part for part, pattern in PARTS.items() if re.search(pattern, text)), None)
+    return name if file == "~" else f"{file}:{name}".replace("\\", "/")
 
 
 def _started() -> float:

@@ -29,7 +29,12 @@ SMALL_FILE = 1_000_000
 USUAL = 0.5
 
 REST = "the rest of the dataset"  # the part of an item's work that is none of `items.PARTS`
-WAITING, IRREGULAR = "waiting", "irregular"  # beside the parts, what a line of the reader's is named for
+ANY, WAITING, IRREGULAR = (
+    "any part",
+    "waiting",
+    "irregular",
+)  # beside the parts, what a line of the reader's is named for
+MOSTLY = 0.5  # of an item's time, that a part takes so that the line that takes most is that of the part
 
 
 @dataclass(frozen=True)
@@ -87,9 +92,17 @@ class Items:
         share = self.parts[part] - self.waits.get(part, 0.0)
         return share - (self.irregular.share - self.irregular.waiting) if part == REST else share
 
+    def line(self, name: str) -> str:
+        """Return the reader's own line to look at for a part, or for what else is in `lines`; "" if it is unknown.
+
+        A part may be none of a line's that was seen: compiled code that Python calls has no line.
+        """
+        return self.lines.get(name, self.lines.get(ANY, "") if self.parts.get(name, 0) >= MOSTLY else "")
+
     def mostly(self, name: str) -> str:
-        """Return the reader's own line to look at, as the end of a sentence; "" if it is unknown."""
-        return f", mostly at {self.lines[name]}" if name in self.lines else ""
+        """Return that line as the end of a sentence."""
+        line = self.line(name)
+        return f", mostly at {line}" if line else ""
 
     @property
     def slow_ones(self) -> str:
@@ -118,6 +131,8 @@ class Loading:
     transfer: float = 0.0  # from asking for a batch that a worker has ready to having it
     queued: float = 0.0  # for each batch, how long its worker was ready to work while others had the cores
     items: Items | None = None  # how they are loaded, if that could be tried
+    held: float = 0.0  # share of the time in which others had the cores that the loop was ready to use
+    least: float = 0.0  # the fastest step without its wait
 
     @property
     def work(self) -> float:
@@ -235,7 +250,7 @@ def of_profile(profile: Profile) -> Loading:
 
 
 def _line(name: str) -> Callable[[Loading], str]:
-    return lambda loading: loading.items.lines.get(name, "")
+    return lambda loading: loading.items.line(name)
 
 
 def _part(part: str, name: str, topic: str, change: str) -> Rule:
@@ -261,15 +276,17 @@ def _reading(name: str, small: bool) -> Rule:
         items = loading.items
         files = "a file once" if items.opened == 1 else f"files {items.opened:.2g} times"
         size = "" if math.isnan(items.file_bytes) else f", {items.file_bytes / 1e3:,.0f} kB each time"
+        opens = f"; each opens {files}{size}" if items.opened else ""
         return (
             f"{percent(items.reading)} of the {milliseconds(items.ms)} that an item takes goes to opening and "
-            f"reading; each opens {files}{size}{items.mostly('reading')}."
+            f"reading{opens}{items.mostly('reading')}."
         )
 
     return Rule(
         name, "loading", "packed formats",
         lambda loading: loading.gain_of(lambda items: items.reading if items.small_files is small else 0.0),
-        evidence, "# pack the images into one large file; or read a copy on a disk of this machine",
+        evidence,
+        "# open a file once, and keep it open; pack small ones into a large one; or read from a disk of this machine",
         line=_line("reading"),
     )  # fmt: skip
 

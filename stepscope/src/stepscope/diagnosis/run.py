@@ -19,7 +19,7 @@ from stepscope.base.confidence import without_hiccup
 from stepscope.base.wording import counted, milliseconds, percent
 from stepscope.diagnosis import device, items, loading, profile, result, stacks, trials
 from stepscope.diagnosis import step as steps
-from stepscope.diagnosis.result import Diagnosis, conclude
+from stepscope.diagnosis.result import Diagnosis, Finding, conclude
 from stepscope.timing import profiling
 from stepscope.timing.comparison import progress
 from stepscope.timing.stopwatch import TimedStep, timed, warm_up
@@ -27,6 +27,11 @@ from stepscope.timing.stopwatch import TimedStep, timed, warm_up
 PROFILED = 8  # steps; or as many as there are workers, of which one may make every n-th step wait
 LONGEST_PAUSE = 2.0  # seconds, in which the workers make batches that are then asked for
 READY = 3  # batches that are asked for then
+BUSY = 0.1  # of the time, in which others have the cores: then it may change the verdict
+_BUSY = (
+    "Others had the cores for {held} of the time. By the fastest step, which took {least} without its wait, another "
+    "finding would come first. Diagnose again on a quiet machine."
+)
 
 
 def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
@@ -40,19 +45,15 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     to_sample, sampled = steps.steps_to_sample(recorded, loop.whole), None
     if to_sample:
         sampled = steps.sample(_Epochs(loader), _noted(step), to_sample, _Epoch.__next__.__code__)
-    host = steps.read(recorded, loop.work / loop.whole, sampled)
-    around = min(loop.wait, host.around.share * loop.whole)  # workers change nothing about that
-    loop = replace(loop, items=sample, wait=loop.wait - around, usual_wait=max(0.0, loop.usual_wait - around))
-    tried = trials.Trials()
+    loop, tried = replace(loop, items=sample), trials.Trials()
     if loop.work >= steps.LEAST_MS:
-        work, threads = loop.work / loop.whole, _threads(recorded, loop)
-        tried = trials.run(_noted(step), batch, work, threads=threads, double=double)
-    findings = [
-        *device.findings(recorded),
-        *steps.findings(host),
-        *result.findings(loading.RULES, loop),
-        *trials.findings(tried),
-    ]
+        tried = trials.run(_noted(step), batch, threads=_threads(recorded, loop), double=double)
+    findings, loop = _found(loop, recorded, sampled, tried)
+    doubt = None
+    if loop.held >= BUSY and not recorded.on_device:
+        fastest, _ = _found(replace(loop, step=loop.wait + loop.least), recorded, sampled, tried)
+        if conclude(0, (), fastest).verdict != conclude(0, (), findings).verdict:
+            doubt = _BUSY.format(held=percent(loop.held), least=milliseconds(loop.least))
     if torch.cuda.is_available() and not recorded.on_device:
         unknown.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")
     unexplained = loading.doubt(loop)
@@ -60,7 +61,23 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
         unknown.append(unexplained)
     rows = [_stopwatch(loop, count), *profile.evidence(recorded), *_of_the_loader(dataloader, sample)]
     otherwise = profile.doubt(recorded) or profile.unexplained(recorded) or unexplained
-    return conclude(loop.whole, [*rows, ("profile", str(folder))], findings, unknown, otherwise=otherwise)
+    return conclude(loop.whole, [*rows, ("profile", str(folder))], findings, unknown, doubt, otherwise)
+
+
+def _found(
+    loop: loading.Loading, recorded: profile.Profile, sampled: steps.Sampled | None, tried: trials.Trials
+) -> tuple[list[Finding], loading.Loading]:
+    """Return what is found in a loop, and the loop without what it waits for other things than its batches."""
+    host = steps.read(recorded, loop.work / loop.whole, sampled)
+    around = min(loop.wait, host.around.share * loop.whole)  # workers change nothing about that
+    loop = replace(loop, wait=loop.wait - around, usual_wait=max(0.0, loop.usual_wait - around))
+    found = [
+        *(each for each in device.findings(recorded) if each.verdict != result.UNKNOWN),  # the profiler's own time
+        *steps.findings(host),
+        *result.findings(loading.RULES, loop),
+        *trials.findings(replace(tried, work=loop.work / loop.whole)),
+    ]
+    return found, loop
 
 
 def _threads(recorded: profile.Profile, loop: loading.Loading) -> int | None:
@@ -158,6 +175,8 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
         epoch=epochs.length,
         transfer=transfer * 1e3,
         queued=queued * 1e3,
+        held=sum(wait + rest for _, wait, rest in [*first, *others]) / seconds,
+        least=min(each.duration - each.wait - held for each, _, held in others or first) * 1e3,
     )
     return _Watched(loop, epochs.dataloader, batch, bool(double))
 

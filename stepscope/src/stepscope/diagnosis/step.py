@@ -181,21 +181,25 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
         called_back = events.loc[events["name"].str.startswith(_BACKWARD), "sequence"].dropna()
         steps = events[events["kind"] == "step"]
         events = events[events["thread"].isin(steps["thread"]) & (events["end"] <= steps["end"].max())]
-        optimizer = events[events["name"].str.startswith("Optimizer.")]
-        operators = events.loc[events["operator"], ["name", "start", "end", "sequence"]]
+        loading = _during(events["start"], events[events["kind"] == "DataLoader"])  # in the loop itself: not the step
+        operators = events.loc[events["operator"] & ~loading, ["name", "start", "end", "sequence"]]
         table = operators[operators["start"] >= operators["end"].cummax().shift(fill_value=-np.inf)]
         gap = (table["start"].shift(-1) - table["end"]).clip(0, GAP * 1e6).fillna(0)
-        inside = np.searchsorted(optimizer["start"], table["start"], "right") - 1
-        ends = np.append(optimizer["end"].to_numpy(), -np.inf)  # the last one for what is before all of them
+        backward = table["name"].str.startswith("autograd::")
+        optimizer = _during(table["start"], events[events["name"].str.startswith("Optimizer.")]) & ~backward
         # The last operator that has a number is the one that is called back: autograd counts on then
         trained = operators[operators["sequence"].isin(called_back)].drop_duplicates("sequence", keep="last")
         rows = np.searchsorted(table["start"], trained["start"], "right") - 1
-        training = (table["start"] < ends[inside]) | table["name"].str.startswith("autograd::")
-        training |= np.isin(np.arange(len(table)), rows)
+        training = backward | optimizer | np.isin(np.arange(len(table)), rows)
         kind = np.where(training, "training", np.where(table["sequence"].isna(), "untracked", "tracked"))
-        optimizer = (table["start"] < ends[inside]) & ~table["name"].str.startswith("autograd::")
         tables.append(table.assign(length=table["end"] - table["start"], gap=gap, optimizer=optimizer, kind=kind))
     return pd.concat(tables, ignore_index=True)
+
+
+def _during(moments: pd.Series, events: pd.DataFrame) -> np.ndarray:
+    """Return whether each moment is during one of these events, of which none overlap."""
+    inside = np.searchsorted(events["start"], moments, "right") - 1
+    return (moments < np.append(events["end"].to_numpy(), -np.inf)[inside]).to_numpy()  # the last: before all of them
 
 
 def read(profile: Profile, work: float = 1.0, sampled: Sampled | None = None) -> SimpleNamespace:

@@ -76,8 +76,8 @@ def double_weights() -> Iterator[list[bool]]:
         hook.remove()
 
 
-def run(step: timing.Step, batch: object, work: float, *, threads: int | None, double: bool) -> Trials:
-    """Try all that may gain: of a loop that takes `work` of its time for its steps, and has such batches.
+def run(step: timing.Step, batch: object, *, threads: int | None, double: bool) -> Trials:
+    """Try all that may gain, with a batch of the loop.
 
     `threads` are as many as there are cores for them, None if the CPU does not matter; `double` is whether weights have
     64 bits.
@@ -101,7 +101,7 @@ def run(step: timing.Step, batch: object, work: float, *, threads: int | None, d
             tried["larger"] = _compare(call, lambda: call(larger), parts=LARGER)
     if double and (network := _network(call)):
         tried["single"] = _compare(_pass(*network, torch.float64), _pass(*network, torch.float32))
-    return Trials(work, now, other, size, **tried)
+    return Trials(threads=now, other_threads=other, batch=size, **tried)
 
 
 def _compare(before: Callable, after: Callable, setting: Callable = nullcontext, parts: int = 1) -> Trial:
