@@ -113,9 +113,13 @@ def _site(options: argparse.Namespace) -> int:
 
 
 def _record(options: argparse.Namespace) -> int:
+    from helpers import config
     from helpers.lessons import execute, recording
 
-    chosen = [path for path in execute.all_notebooks() if not options.notebooks or path.stem[:2] in options.notebooks]
+    numbered = {path.stem[:2]: path for path in execute.all_notebooks()}
+    if unknown := [number for number in options.notebooks if number not in numbered]:
+        raise config.CourseError(f"Expected numbers of notebooks, such as 08, found {', '.join(unknown)}.")
+    chosen = [numbered[number] for number in sorted(options.notebooks)]
     failed = recording.record(options.out, chosen, options.processes)
     print((options.out / "README.md").read_text(encoding="utf-8"))
     print(*failed, sep="\n", file=sys.stderr)

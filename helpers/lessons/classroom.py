@@ -24,12 +24,16 @@ READER_PROCESSES = 16
 READER_RUNS = {"ci": 0.3 * GB, "workshop": 1 * GB, "full": 3 * GB}  # most of it are the packs of 06
 READER_CORES = 2
 SHARED_MEMORY = Path("/dev/shm")
+MOST_PEOPLE = 1_000_000
 
 
 def check(people: int) -> Report:
-    """Look at what a class shares on this machine, if so many people run the notebooks at once."""
-    if people < 1:
-        raise config.CourseError(f"Expected 1 person or more, found {people}.")
+    """Look at what a class shares on this machine, if so many people, 1 to `MOST_PEOPLE`, run the notebooks at once.
+
+    Raises `config.CourseError` for another number.
+    """
+    if not 1 <= people <= MOST_PEOPLE:
+        raise config.CourseError(f"Expected 1 person or more, {MOST_PEOPLE:,} at most, found {people}.")
     cores = min(machine.cores(), machine.cpu_quota() or math.inf)
     where = "at once here; where a hub gives each a container of their own, check inside of one, for 1"
     runs = f"{config.runs_dir()} here; each person needs a clone of the course, or a COURSE_RUNS, of their own"

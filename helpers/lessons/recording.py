@@ -46,9 +46,9 @@ def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = 
         Folder to write. A recording of this machine that was interrupted there goes on: what a notebook has measured
         in a process is not measured again.
     notebooks : sequence of Path, optional
-        By default all. On a machine that allows little time at once, name one after the other.
+        By default, or if there is none, all. On a machine that allows little time at once, name one after the other.
     processes : int
-        How often each is executed.
+        How often each is executed; once or more.
 
     Returns
     -------
@@ -58,8 +58,10 @@ def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = 
     Raises
     ------
     config.CourseError
-        If the folder holds the recording of another machine, or with other settings.
+        If the folder holds the recording of another machine, or with other settings, or its file is damaged.
     """
+    if processes < 1:
+        raise config.CourseError(f"Expected to execute each notebook once or more, found {processes} processes.")
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     _same_machine(out)
@@ -132,7 +134,7 @@ def _same_machine(out: Path) -> None:
     path, now = out / _MACHINE, hardware.describe()
     if not path.exists():
         staging.write(path, json.dumps(now, indent=2) + "\n")
-    before = json.loads(path.read_text())
+    before = _machine(out)
     other = [key for key in before.keys() | now.keys() if key not in _CHANGES and before.get(key) != now.get(key)]
     if other:
         found = ", ".join(f"{key} {before.get(key)!r} instead of {now.get(key)!r}" for key in sorted(other))
@@ -141,10 +143,25 @@ def _same_machine(out: Path) -> None:
         )
 
 
+def _machine(out: Path) -> dict:
+    """Return what a recording was made on, the clocks in words; raise `config.CourseError` if its file is damaged."""
+    path = out / _MACHINE
+    try:
+        machine = json.loads(path.read_text(encoding="utf-8"))
+        clocks = (machine["clocks"] or {}).items()
+        machine["clocks"] = ", ".join(f"{kind} {mhz:,} MHz" for kind, mhz in clocks) or None
+        "".join(map(str, machine.values())).encode()  # half a character is none
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise config.CourseError(
+            f"{path}: expected what the recording was made on, found something else ({error!r}). Name another folder, "
+            "or delete this one."
+        ) from error
+    return machine
+
+
 def _page(out: Path, results: list[Result]) -> str:
     """Return the reference as a page of Markdown."""
-    machine = json.loads((out / _MACHINE).read_text())
-    machine["clocks"] = ", ".join(f"{kind} {mhz:,} MHz" for kind, mhz in (machine["clocks"] or {}).items()) or None
+    machine = _machine(out)
     lines = [
         f"# Recorded on {machine['device']}",
         "",

@@ -72,6 +72,12 @@ def test_images_that_other_accounts_cannot_reach_are_a_problem_for_more_than_one
     assert str(machine / "data") not in row("Images", 2).problem
 
 
+@pytest.mark.parametrize("people", [0, 10**9, pytest.param(10**400, id="400 digits")])
+def test_no_class_has_so_many_people(people, capsys):
+    assert shell.main(["check", "--people", str(people)]) == 1
+    assert re.fullmatch(r"CourseError: Expected 1 person or more, 1,000,000 at most.*\n", capsys.readouterr().err)
+
+
 @pytest.mark.processes
 def test_the_command_looks_at_this_machine(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COURSE_DATA", str(tmp_path / "data"))

@@ -76,3 +76,9 @@ def test_the_recording_of_another_machine_is_refused(notebooks):
     (out / "machine.json").write_text(json.dumps(machine | {"cores": 4096}))
     with pytest.raises(config.CourseError, match="cores 4096 instead of"):
         recording.record(out)
+
+
+@pytest.mark.parametrize("options", [["99"], ["--processes", "0"]])
+def test_nothing_to_record_is_refused(notebooks, capsys, options):
+    assert main(["record", *options, "--out", str(notebooks(_01_rungs=CELL))]) == 1
+    assert capsys.readouterr().err.startswith("CourseError: Expected ")

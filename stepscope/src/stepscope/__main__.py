@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(command, options: argparse.Namespace, package: str) -> int:
     """Run a command with its options and return its exit status.
 
-    An error of `package`, or of stepscope, or of the system about a file is for the reader: one line.
+    An error of `package`, or of stepscope, or of the system, such as a full disk, is for the reader: one line.
     Any other is a fault: a traceback.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -46,8 +46,9 @@ def run(command, options: argparse.Namespace, package: str) -> int:
     except Exception as error:
         if type(error).__module__.partition(".")[0] in (package, "stepscope"):
             text = f"{type(error).__name__}: {error}"
-        elif isinstance(error, OSError) and error.filename is not None:
-            text = f"{error.filename}: {error.strerror}. Name another path, or see who may read and write this one."
+        elif isinstance(error, OSError) and error.strerror:
+            place = "The system refuses to read or write" if error.filename is None else error.filename
+            text = f"{place}: {error.strerror}. Name another path, or see who may read and write this one."
         else:
             raise  # a fault of ours: its traceback is needed
         print(text, file=sys.stderr)

@@ -6,6 +6,8 @@ is installed, one of ours, one as installed over corrected copies. They are aske
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
 
@@ -289,6 +291,15 @@ def test_a_plain_tensorboard_over_corrected_copies_is_right_and_the_traces_stay(
         (network,) = ask(fixed, "module", "gpu", "Module")["data"]
         times = [(each["name"], each["self_host_duration"], each["device_duration"]) for each in network["children"]]
         assert times == [("Conv2d_0", 15, 600), ("ReLU_0", 30, 60)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a disk that is always full")
+def test_a_full_disk_is_one_line(tmp_path):
+    write(tmp_path / "run", cuda_trace.trace())
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "stepscope", "traces", str(tmp_path)]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr.count("\n"), "No space left" in ended.stderr) == (1, 1, True), ended.stderr
 
 
 @pytest.mark.parametrize("command", [["traces", "x" * 300], ["tensorboard", "--fix", "x" * 300, "copies"]])

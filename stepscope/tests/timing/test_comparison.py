@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import re
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import processes
 
-from stepscope import timing
+from stepscope import diagnosis, timing
 from stepscope.base import confidence
+from stepscope.timing import profiling
 
 
 def run_at(images_per_second):
@@ -61,6 +63,8 @@ def test_a_comparison_ends_in_one_of_four_ways(rates, outcome):
 @pytest.mark.parametrize("call", [
     lambda: timing.interleaved({}, 3), lambda: timing.interleaved({"a": int}, 0), lambda: timing.call_ms(int, 0),
     lambda: confidence.geometric([]), lambda: confidence.geometric([1, math.nan]), lambda: timing.loop([[]], print, 0),
+    lambda: diagnosis.diagnose([[]], print, steps=0), lambda: profiling.record([[]], print, os.devnull, active=0),
+    lambda: profiling.record([[]], print, os.devnull, spans=0),
 ])  # fmt: skip
 def test_what_cannot_be_timed_or_averaged_is_refused(call):
     with pytest.raises(ValueError, match="Expected .*, found"):
@@ -121,6 +125,10 @@ try:
     timing.interleaved_ranks(variants, rounds=1, steps=1)
 except ValueError as error:
     found["error"] = str(error)
+try:
+    timing.interleaved_ranks({"a": int}, rounds=0, steps=1)
+except ValueError as error:
+    found["none"] = str(error)
 (folder / f"{rank}.json").write_text(json.dumps(found))
 dist.barrier()
 dist.destroy_process_group()
@@ -167,14 +175,11 @@ def test_ranks_that_are_called_differently_are_refused_on_all_of_them(job):
     assert all("['even', 'late']" in each["error"] for each in job)
 
 
+@pytest.mark.processes
+def test_no_round_is_refused_on_all_ranks(job):
+    assert all("a round" in each["none"] for each in job)
+
+
 def test_a_process_that_is_no_rank_is_refused_with_the_way_out():
     with pytest.raises(RuntimeError, match="torchrun"):
         timing.interleaved_ranks({"a": int}, rounds=1, steps=1)
-
-
-@pytest.mark.parametrize("text", ["[]", '{"timings": {"a": [{"images": 1}]}}'])
-def test_another_file_is_refused_by_its_name(tmp_path, text):
-    path = tmp_path / "other.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="other.json"):
-        timing.read_comparison(path)

@@ -49,7 +49,7 @@ def diagnose(loader: Iterable, step: Callable, *, steps: int = 20, folder: str |
         One training step. It is called as ``step(*batch)`` if the batch is a tuple or a list, as with images and
         labels, and as ``step(batch)`` if it is anything else, such as a dict; see `timing.call`.
     steps : int
-        Steps to time.
+        Steps to time; 1 or more.
     folder : str or Path
         Where the profile goes: by default ``diagnosis`` in the current folder.
 
@@ -60,7 +60,7 @@ def diagnose(loader: Iterable, step: Callable, *, steps: int = 20, folder: str |
     timing.WorkerDied
         If a worker is killed or exits.
     ValueError
-        If the loader yields no batches, or no more when it is started again.
+        If the loader yields no batches, or no more when it is started again; or if there is no step to time.
     RuntimeError
         If a profiler is active already.
     FileExistsError

@@ -36,6 +36,8 @@ _BUSY = (
 
 def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
     """Find the bottleneck of a training loop of which `count` steps are timed; see `stepscope.diagnosis.diagnose`."""
+    if count < 1:
+        raise ValueError(f"Expected at least one step to time, found steps={count}.")
     loop, dataloader, batch, double = watch(loader, step, count, folder)
     recorded = profile.read(traces.load(folder))
     sample, unknown = _items(loader, dataloader, loop.irregular)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import statistics
 import sys
@@ -216,7 +217,7 @@ def interleaved_ranks(
     variants : mapping of str to callable
         One call is one step, such as forward, backward and optimizer.
     rounds, steps : int
-        How often to go through the variants, and steps of a run.
+        How often to go through the variants, and steps of a run; each 1 or more.
     images : int
         Images of a step, on all ranks together.
     warmup : int
@@ -236,7 +237,7 @@ def interleaved_ranks(
     RuntimeError
         If the process is no rank of a job.
     ValueError
-        If ranks were called differently.
+        If ranks were called differently, or without a variant, a round or a step.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
@@ -247,6 +248,9 @@ def interleaved_ranks(
     for rank, other in enumerate(_of_all_ranks(call)):
         if other != call:
             raise ValueError(f"Expected the same call on all ranks, found {call} here, and {other} on rank {rank}.")
+    if min(rounds, steps, len(variants)) < 1:  # on all ranks: here none waits for another
+        found = f"{len(variants)}, {rounds} and {steps}"
+        raise ValueError(f"Expected a variant, a round and a step or more, found {found}.")
     timings = {name: [] for name in variants}
     for number, order in enumerate(shuffled(variants, rounds)):
         for name in order:
@@ -263,13 +267,22 @@ def read_comparison(path: str | Path) -> Comparison:
     path = Path(path)
     try:
         timings = json.loads(path.read_text(encoding="utf-8"))["timings"].items()
-        return Comparison({name: tuple(_timing(**run) for run in runs) for name, runs in timings})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        result = Comparison({name: tuple(_timing(**run) for run in runs) for name, runs in timings})
+        (rounds,) = {len(runs) for runs in result.timings.values()}
+        if not rounds:
+            raise ValueError("no round")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: expected a file of timing.interleaved_ranks, found another ({error!r}).") from None
+    return result
 
 
-def _timing(waits: list[float], durations: list[float], **numbers: float) -> Timing:
-    return Timing(waits=tuple(waits), durations=tuple(durations), **numbers)
+def _timing(images: int, seconds: float, waits: list[float], durations: list[float], begin: float) -> Timing:
+    positive, others = [images, seconds], [*waits, *durations, begin]
+    if not (all(map(math.isfinite, positive + others)) and min(positive) > 0 and min(others) >= 0):
+        raise ValueError("numbers that cannot be measured")
+    if not len(waits) == len(durations) > 0:
+        raise ValueError("steps without a wait or a duration")
+    return Timing(images, seconds, tuple(waits), tuple(durations), begin)
 
 
 def _run(step: Callable[[], object], steps: int, images: int, warmup: int) -> Timing:

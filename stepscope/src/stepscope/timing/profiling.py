@@ -50,9 +50,9 @@ def record(
     folder : str or Path
         Where the traces go: a new folder, an empty one, or one with an earlier recording, which is replaced.
     active : int
-        Steps to record in each span.
+        Steps to record in each span; 1 or more.
     spans : int
-        How often to wait, warm up and record.
+        How often to wait, warm up and record; once or more.
     **options : bool
         Of `torch.profiler.profile`, such as ``record_shapes=True``. Each adds to the time and the size of every step.
 
@@ -60,7 +60,11 @@ def record(
     ------
     FileExistsError
         If the folder holds other files than a recording's.
+    ValueError
+        If there is no step or no span to record.
     """
+    if min(active, spans) < 1:
+        raise ValueError(f"Expected at least one step and one span to record, found {active=} and {spans=}.")
     folder = Path(folder)
     _refuse_other_files(folder)
     wait = warmup_steps(loader)
