@@ -121,14 +121,24 @@ def prepare(
                 else:
                     folder = stand_in
                     _draw(drawn, folder)
-    manifest = manifests.check(folder, facts=("made_from", "source", "classes", "images"))
-    if manifest["made_from"] is None:
+    manifest = manifests.check(folder, facts=_facts)
+    source, made_from, *prepared = _facts(manifest)
+    if made_from is None:
         hint = f"For the real ones, set CIFAR10_ARCHIVE or put {_OFFICIAL_ARCHIVE} into {data_dir}, and"
     else:
-        hint = f"Made from {manifest['made_from']}; to use another archive, delete this folder and"
-    print(f"Images: {manifest['source']}, in {folder}. {hint} run `python -m helpers prepare`.", flush=True)
-    source, classes = manifest["source"], tuple(manifest["classes"])
-    return Prepared(folder / "train", folder / "test", source, classes, *manifest["images"])
+        hint = f"Made from {made_from}; to use another archive, delete this folder and"
+    print(f"Images: {source}, in {folder}. {hint} run `python -m helpers prepare`.", flush=True)
+    return Prepared(folder / "train", folder / "test", source, *prepared)
+
+
+def _facts(manifest: dict) -> tuple[str, str | None, tuple[str, ...], int, int]:
+    """Return what a manifest says of the images: their source, the archive, the classes, the two numbers."""
+    source, made_from, classes = manifest["source"], manifest["made_from"], tuple(manifest["classes"])
+    train, test = manifest["images"]
+    texts = (source, made_from or "", *classes)
+    if not (all(isinstance(text, str) for text in texts) and type(train) is type(test) is int):
+        raise TypeError("a source, classes or numbers of images that are none")
+    return source, made_from, classes, train, test
 
 
 def _draw(counts: tuple[int, int], folder: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import io
 import json
+import math
 import signal
 import sys
 import time
@@ -83,7 +84,7 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None) -> d
             "date": datetime.date.today().isoformat(),
         }
         staging.write(folder / notebook.name, nbformat.writes(executed))
-        own = _read(own_times())
+        own = _own()
         own.setdefault(config.preset().name, {}).update(seconds)
         staging.write(own_times(), json.dumps(own, indent=2) + "\n")
     print(f"\n{scoreboard.ladder_text()}")
@@ -210,7 +211,7 @@ def estimate_text() -> str:
     machine. That is scaled by the two machines' calibrations: of loading for notebooks 00 to 07, of compute from 08 on.
     It is a range, since the calls of `calibrate` take differently long.
     """
-    here, recorded, own = calibrate(), _read(RUN_TIMES), _read(own_times())
+    here, recorded, own = calibrate(), _read(RUN_TIMES), _own()
     texts = []
     for preset in config.PRESETS:
         if preset not in recorded:
@@ -229,6 +230,20 @@ def estimate_text() -> str:
         texts.append(f"{text} min" + (f" ({len(timed)} of the notebooks timed here)" if timed else ""))
     busy = psutil.getloadavg()[0] > machine.cores()
     return ", ".join(texts) + busy * ". Other programs keep the cores busy now: check again when it is quiet"
+
+
+def _own() -> dict[str, dict[str, float]]:
+    """Return the seconds of `own_times`, by preset and notebook; raise `config.CourseError` if the file is damaged."""
+    path = own_times()
+    try:
+        own = _read(path)
+        if not all(math.isfinite(seconds) and seconds >= 0 for timed in own.values() for seconds in timed.values()):
+            raise ValueError("seconds that cannot be")
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise config.CourseError(
+            f"{path}: expected how long the notebooks took here, found something else ({error!r}). Delete it."
+        ) from error
+    return own
 
 
 def _read(path: Path) -> dict:

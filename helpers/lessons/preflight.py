@@ -229,8 +229,8 @@ def _images() -> Iterator[Row]:
     sources, problem, remedy = [], "", ""
     for manifest in manifests():
         try:
-            sources.append(json.loads(manifest.read_text())["source"])
-        except (ValueError, TypeError, KeyError):
+            sources.append("" + json.loads(manifest.read_text(encoding="utf-8"))["source"])
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             problem = f"damaged: {manifest} has no source"
             remedy = f"delete the folder {manifest.parent}  and then  python -m helpers prepare"
     value = ", ".join(sources) or "not prepared yet:  python -m helpers prepare  (the notebooks do it too)"

@@ -160,6 +160,9 @@ def parse(line: str, place: str) -> Result:
         for name, kind in typing.get_type_hints(Result).items():
             if not isinstance(getattr(result, name), kind | int if kind is float else kind):
                 raise TypeError(f"{name} is {getattr(result, name)!r}")
+        if (result.ratio is None) != (result.baseline is None):
+            raise ValueError("a ratio and what it is against belong together")
+        "".join(value for value in stored.values() if isinstance(value, str)).encode()  # half a character is none
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise config.CourseError(
             f"{place}: expected a result with the fields {', '.join(field.name for field in fields(Result))}, "
@@ -177,7 +180,8 @@ def _whole(text: str) -> int:
 
 def _interval(**ends: float) -> Interval:
     interval = Interval(**ends)
-    if not (0 <= interval.lowest <= interval.mean <= interval.highest and 0 < interval.mean < math.inf):
+    ordered = 0 <= interval.lowest <= interval.mean <= interval.highest
+    if not (ordered and 0 < interval.mean < math.inf and isinstance(interval.count, int)):
         raise ValueError(f"{ends} is no interval of a figure above 0")
     return interval
 

@@ -132,7 +132,9 @@ def test_without_a_gpu_the_traces_of_recorded_ones_lie_beside_ones_own(
     assert capsys.readouterr().out.count("NVIDIA H200") == 2 * len(borrowed)
 
 
-@pytest.mark.parametrize("damage", [{"rate": {"mean": "1"}}, {"workers": "2"}, {"rate": INFINITE}, {"x": 1}, "["])
+@pytest.mark.parametrize("damage", [
+    {"rate": {"mean": "1"}}, {"workers": "2"}, {"rate": INFINITE}, {"x": 1}, {"rung": "\ud800"}, {"baseline": "a"}, "[",
+])  # fmt: skip
 def test_a_damaged_line_is_named(own_runs, damage):
     good = dataclasses.asdict(add("01 naive", 100))
     line = damage * 10**5 if damage == "[" else json.dumps(good | damage)

@@ -75,6 +75,8 @@ def read(trace: traces.Trace) -> Profile:
         stall_ms = float(table[long].to_numpy().sum()) / 1e3
         table[long] = table[~long].mean().to_numpy()
     total = float(table.to_numpy().sum())
+    if not total > 0:
+        raise traces.NoSteps(f"The steps of {trace.path} take no time: it is damaged. Copy it or record it again.")
     return Profile(
         trace,
         steps=len(table),

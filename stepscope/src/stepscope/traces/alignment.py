@@ -210,7 +210,7 @@ def _by_nccl(span: Span, events: Columns) -> list[dict]:
         around = _around(host, calls["thread"].codes[launch], issued) if launch >= 0 else []
         described = [event["arguments"] for event in (kernel, *around)]
         titles = [event["name"] for event in around if event["name"].startswith("nccl:")]
-        names = [each.get("Collective name") for each in described]
+        names = [str(each.get("Collective name") or "") for each in described]
         rows.append(
             {
                 "backend": "nccl",
@@ -287,7 +287,9 @@ def _bytes(arguments: dict) -> float:
     elements = arguments.get("In msg nelems") or arguments.get("Out msg nelems")
     if isinstance(elements, int):
         return elements * WIDTHS.get(str(arguments.get("dtype")).lower(), math.nan)
-    shapes, types = arguments.get("Input Dims") or (), arguments.get("Input type") or ()
+    shapes, types = (arguments.get(name) for name in ("Input Dims", "Input type"))
+    if not (isinstance(shapes, list) and isinstance(types, list)):
+        return math.nan
     widths = [WIDTHS.get(str(each).lower(), math.nan) for each in types]
     sizes = [_elements(shape) * width for shape, width in zip(shapes, widths, strict=False)]
     return float(sum(sizes)) if sizes else math.nan
@@ -295,4 +297,4 @@ def _bytes(arguments: dict) -> float:
 
 def _elements(shape: object) -> float:
     known = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
-    return math.prod(shape) if known else math.nan
+    return math.prod(map(float, shape)) if known else math.nan

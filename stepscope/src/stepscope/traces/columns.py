@@ -8,6 +8,7 @@ with the dozens of steps from a trace to a table, more than parsing a trace of a
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,10 +56,10 @@ def objects(values: list) -> np.ndarray:
 
 def numbers(values: list) -> np.ndarray:
     """Return what stands in a trace as float, NaN for what is no number."""
-    try:
-        return np.array(values, float)
-    except (TypeError, ValueError):
-        return np.array([value if isinstance(value, (int, float)) else math.nan for value in values], float)
+    with suppress(TypeError, ValueError):
+        if (found := np.array(values, float)).ndim == 1:  # not where each is a list
+            return found
+    return np.array([value if isinstance(value, (int, float)) else math.nan for value in values], float)
 
 
 def places(sought: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -225,15 +225,21 @@ class _Reader:
         events, launch = self._events()
         memory = Columns({name: numbers(self.memory[name]) for name in ("start", *MEMORY)})
         job, head = self.head.get("distributedInfo") or {}, self.head
+        rank, world, host = job.get("rank"), job.get("world_size"), head.get("host_name")
+        if not (isinstance(rank, int | None) and isinstance(world, int | None) and isinstance(host, str | None)):
+            raise TypeError("a rank or a number of ranks is no whole number, or a host's name no text")
+        devices = tuple(head.get("deviceProperties") or ())
+        if not all(isinstance(device.get("name"), str | None) for device in devices):
+            raise TypeError("the name of a device is no text")
         return Span(
             events,
             self._kernels(events, launch),
             memory.rows(np.argsort(memory["start"], kind="stable")),
             self._exchanges(),
-            tuple(head.get("deviceProperties") or ()),
-            job.get("rank"),
-            job.get("world_size"),
-            head.get("host_name"),
+            devices,
+            rank,
+            world,
+            host,
             head.get("baseTimeNanoseconds", 0) / 1e3,
             frozenset(name for name in SETTINGS if head.get(name) == 1),
             Counter({str(category): count for category, count in self.counts.items()}),

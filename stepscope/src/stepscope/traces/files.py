@@ -130,7 +130,7 @@ def read(path: Path, build: Callable[[Iterable[dict]], Result]) -> Result:
         ) from error
     except OSError as error:
         raise _unreadable(path, error) from error
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise TraceError(
             f"{path} is JSON, but no trace of PyTorch's profiler, or it is damaged: {type(error).__name__} {error}. "
             "Name a file that torch.profiler wrote."
@@ -202,7 +202,7 @@ def _parse(piece: bytes, path: Path, last: bool) -> dict | list:
     text = re.sub(r"([:\[,]\s*)N/A(?=\s*[,\]}])", r'\1"N/A"', piece.decode("utf-8", errors="replace"))
     text = _LONE_SURROGATE.sub(r"\\ufffd", text)
     try:
-        return json.loads(text, strict=False)
+        return json.loads(text, strict=False, parse_int=_number)
     except json.JSONDecodeError as error:
         if not last:
             raise _CannotBeCut from error
@@ -210,6 +210,11 @@ def _parse(piece: bytes, path: Path, last: bool) -> dict | list:
             f"{path} ends too early or is damaged: {error.msg}. Was the profiler's process ended while it wrote, "
             "or the copy broken off? Copy it or record it again."
         ) from error
+
+
+def _number(text: str) -> int | float:
+    """Return a whole number as `orjson` does: one of more than 64 bits as a float."""
+    return int(text) if len(text) < 19 else float(text)
 
 
 def _unreadable(path: Path, error: OSError) -> TraceError:

@@ -133,7 +133,8 @@ def _used(table: pd.DataFrame) -> str:
     titles = ["utilization", "SM efficiency", "occupancy", "Tensor Cores"]
     shown = table[["utilization", "sm_efficiency", "occupancy", "tensor_core_share"]].map(percent)
     shown = shown.set_axis(titles, axis="columns").assign(kernels=table["kernels"].map("{:,}".format))
-    return _table("GPU", shown.set_axis([f"{device}  {_name(name or '')}" for device, name in table["name"].items()]))
+    names = table["name"].fillna("").items()
+    return _table("GPU", shown.set_axis([f"{device}  {_name(name)}" for device, name in names]))
 
 
 def _gaps(table: pd.DataFrame) -> str:
