@@ -36,6 +36,7 @@ _CLOSING = re.compile(r"Sending process (\d+) closing signal")
 _SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 _FORCED = re.compile(r"Unable to shutdown process (\d+)")
 _SUMMARY = re.compile(r"rank +: (\d+) \(.*\n *exitcode +: (-?\d+) \(pid: (\d+)\)")
+_STOPPED = re.compile(r"Stopped when the time was over: rank (\d+)")  # `_abort` writes it
 _FRAME = re.compile(r'File "(.+)", line (\d+) in ')  # as faulthandler writes it
 # What a rank says when another has gone (gloo on Linux and macOS, and on Windows; NCCL), or does not come
 _LOST = re.compile(r"Connection (closed|reset) by|Broken pipe|forcibly closed|remote process exited")
@@ -159,7 +160,15 @@ def _run(
 
 def _reason(script: Path, code: int, log: str, folder: Path, timeout: float) -> str:
     if code == _LATE:
-        places = "; ".join(f"rank {rank.name} {_place(_errors(rank), script)}" for rank in _ranks(folder))
+        errors = {rank.name: _errors(rank) for rank in _ranks(folder)}
+        stopped = dict.fromkeys(_STOPPED.findall(log), "was stopped by a signal, and ")
+        places = "; ".join(
+            f"rank {rank} {stopped.get(rank, '')}{_place(text, script)}" for rank, text in errors.items()
+        )
+        failed = {rank: _traceback(text)[0] for rank, text in errors.items() if "Fatal Python error" not in text}
+        if _CLOSING.search(log) and 0 < len(failed) < len(errors):  # torchrun gives the others 30 s to end
+            first = "; ".join(f"rank {rank} failed: {last or 'it wrote no error'}" for rank, last in failed.items())
+            return f"{first}. After that others had not ended when the {timeout:g} s were over: {places}."
         return (
             f"expected its end within {timeout:g} s, and ended it then: {places or 'no rank had begun'}. Ranks wait "
             "without end where another leaves out a collective; if they all just need longer, give them more time."
@@ -291,6 +300,8 @@ def _abort(agent: subprocess.Popen) -> None:
     if os.name != "nt":
         for rank in ranks:
             with suppress(psutil.Error):
+                if rank.status() == psutil.STATUS_STOPPED:
+                    print(f"Stopped when the time was over: rank {rank.environ()['RANK']}", flush=True)
                 rank.send_signal(signal.SIGABRT)
                 rank.resume()  # one that is stopped does not even abort
         psutil.wait_procs(ranks, _DUMP)
