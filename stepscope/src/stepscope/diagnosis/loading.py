@@ -18,6 +18,7 @@ from stepscope.diagnosis.result import WORTH, Rule
 # As many as can work at once are useful. Up to twice as many made no difference that could be measured on two cores,
 # sixteen a third of the throughput at a start of five seconds.
 TOO_MANY = 2
+SLOWER = 5  # times that it may take to make a batch in a loop on a busy machine
 MOST_PER_CORE = 4  # workers that are advised: more were not tried. Each takes memory
 # Of a step's time that loading in the loop itself would have to save: the same loop timed twice differs by as much.
 MARGIN = 0.1
@@ -173,10 +174,16 @@ class Loading:
             return 2
         return min(max(1, math.ceil(self.items.batch_ms / max(self.work, 1e-3))), self.useful)
 
+    @property
+    def made(self) -> float:
+        """What of the waiting without workers goes to making the batch: it may take longer than by itself, if others
+        use the machine, too.
+        """
+        return min(self.wait, SLOWER * self.items.batch_ms)
+
     def pace(self, workers: int) -> float:
         """The time in which so many workers can make a batch at best, given the cores, and as busy as they are."""
-        # Without workers a batch takes longer in the loop than by itself: others use the machine, too
-        slower = 1.0 if self.workers else max(1.0, self.wait / max(self.items.batch_ms, 1e-6))
+        slower = 1.0 if self.workers else max(1.0, self.made / max(self.items.batch_ms, 1e-6))
         return slower * max(self.items.batch_ms / workers, self.items.batch * self.items.cpu_ms / self.cores)
 
     def gained(self, step: float) -> float:
@@ -237,10 +244,12 @@ class Loading:
 
         It is a share of the step, and no more than the waiting.
         """
-        paced = self.step if self.workers else self.wait  # the time that loading sets
+        if not self.by_items:
+            return None
+        paced = self.step if self.workers else self.made  # the time that loading sets
         if self.none:  # then most of it is the transfer
             paced = min(paced, self.items.batch_ms)
-        return min(self.wait, share(self.items) * paced) / self.whole if self.by_items else None
+        return min(self.wait, share(self.items) * paced) / self.whole
 
 
 def of_profile(profile: Profile) -> Loading:
@@ -403,6 +412,11 @@ RULES = (
 
 def doubt(loading: Loading) -> str | None:
     """Return why to find nothing does not mean that nothing is wrong, or None."""
+    if loading.workers == 0 and loading.items and loading.wait - loading.made >= WORTH * loading.whole:
+        return (
+            f"The loop waits {milliseconds(loading.wait)} a step, though a batch is made in "
+            f"{milliseconds(loading.items.batch_ms)}: what it waits for is not known here."
+        )
     unexplained = loading.wait - loading.transfer  # by a transfer from workers that are fast enough
     if not loading.fast_enough or unexplained / loading.whole < WORTH:
         return None

@@ -28,8 +28,9 @@ from stepscope.diagnosis.result import Finding, Rule
 if TYPE_CHECKING:
     import pandas as pd
 
-# Calls of one operator, in a step by itself and in a call of an optimizer. A ResNet-50 has 161 tensors of weights.
-MANY, MANY_WEIGHTS = 100, 16
+# Calls of one operator, in a step by itself and in a call of an optimizer. A ResNet-50 has 161 tensors of weights, and
+# calls no operator of the CPU that is short more than 53 times.
+MANY, MANY_WEIGHTS = 60, 16
 # µs in the median. Of a tensor of a few numbers an operator takes 2 to 10 µs on the CPU, where it mostly calls others.
 SHORT = 30.0
 
@@ -170,15 +171,16 @@ def sample(loader: Iterable, call: Callable, steps: int, getting: CodeType) -> S
 def _outermost(trace: traces.Trace) -> pd.DataFrame:
     """Return the operators of the thread that takes the steps, in order, without those that others call.
 
-    Its columns are `name`, `start` and `end` in µs, `length`, `gap` to the next one, `optimizer`: whether an optimizer
-    calls it, and `kind`, as of `Sampled`.
+    Its columns are `name`, `start` and `end` in µs, `length`, `gap` to the next one, `backward`: what the backward pass
+    takes for it, `optimizer`: whether an optimizer calls it, and `kind`, as of `Sampled`.
     """
     import pandas as pd
 
     tables = []
     for span in trace.spans:
         events = span.events.table()
-        called_back = events.loc[events["name"].str.startswith(_BACKWARD), "sequence"].dropna()
+        called_back = events[events["name"].str.startswith(_BACKWARD)].dropna(subset="sequence")
+        called_back = (called_back["end"] - called_back["start"]).groupby(called_back["sequence"]).sum()
         steps = events[events["kind"] == "step"]
         events = events[events["thread"].isin(steps["thread"]) & (events["end"] <= steps["end"].max())]
         loading = _during(events["start"], events[events["kind"] == "DataLoader"])  # in the loop itself: not the step
@@ -188,11 +190,13 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
         backward = table["name"].str.startswith("autograd::")
         optimizer = _during(table["start"], events[events["name"].str.startswith("Optimizer.")]) & ~backward
         # The last operator that has a number is the one that is called back: autograd counts on then
-        trained = operators[operators["sequence"].isin(called_back)].drop_duplicates("sequence", keep="last")
+        trained = operators[operators["sequence"].isin(called_back.index)].drop_duplicates("sequence", keep="last")
         rows = np.searchsorted(table["start"], trained["start"], "right") - 1
+        back = np.bincount(rows, called_back[trained["sequence"]], len(table))
         training = backward | optimizer | np.isin(np.arange(len(table)), rows)
         kind = np.where(training, "training", np.where(table["sequence"].isna(), "untracked", "tracked"))
-        tables.append(table.assign(length=table["end"] - table["start"], gap=gap, optimizer=optimizer, kind=kind))
+        length = table["end"] - table["start"]
+        tables.append(table.assign(length=length, gap=gap, backward=back, optimizer=optimizer, kind=kind))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -218,8 +222,12 @@ def read(profile: Profile, work: float = 1.0, sampled: Sampled | None = None) ->
         "optimizer": _often(operators[optimizer], MANY_WEIGHTS * profile.steps),
         "others": _often(operators[~optimizer], many * profile.steps),
     }
-    # What a call takes beyond that is the work on a large tensor, or the machine stood still
-    times = {name: float((table["length"].clip(upper=SHORT) + table["gap"]).sum()) for name, table in calls.items()}
+    # What a call takes beyond that is the work on a large tensor, or the machine stood still. What the backward pass
+    # does for it may be several operators
+    times = {
+        name: float((table["length"].clip(upper=SHORT) + table["gap"] + table["backward"].clip(upper=3 * SHORT)).sum())
+        for name, table in calls.items()
+    }
     shares = {name: min(us / profile.total, limit) for name, us in times.items()}
     often = frozenset().union(*(table["name"] for name, table in calls.items() if shares[name] >= SHARE))
     lines = {
