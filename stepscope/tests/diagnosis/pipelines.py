@@ -44,6 +44,8 @@ from stepscope.diagnosis import diagnose
 WORTH = 0.05  # below this share of a step, a finding accuses nobody
 WORKERS = {"num_workers": 4, "persistent_workers": True}
 LOOPS = {}
+EVENTS = sqlite3.connect(":memory:")
+FRAME = pd.DataFrame(np.random.rand(1024, 784)).add_prefix("x").assign(name="a")
 
 
 class Data(Dataset):
@@ -115,9 +117,9 @@ def mlp(width=256, depth=2, outputs=10):
 def loop_of(kind, part, data=in_memory, model=mlp, batch=32, shape=(784,)):
     """Return a loader and a step of which this is a part; None is the part that has no fault."""
     if kind == "loading":
-        return shuffled(type("Items", (Data,), {"__getitem__": part} if part else {})(), batch), Training(mlp())
+        return shuffled(type("Items", (Data,), {"__getitem__": part} if part else {})(), batch), Training(mlp(512))
     if kind == "collating":
-        return shuffled(Data(1024, shape), batch, collate_fn=part), Training(mlp())
+        return shuffled(Data(1024, shape), batch, collate_fn=part), Training(mlp(32 if len(shape) > 1 else 512))
     train = Training(model())
     if kind == "step":
         return data(), partial(part, train) if part else train
@@ -137,10 +139,6 @@ def faulty(names, second="", fixed=None, **settings):
     return entered
 
 
-EVENTS = sqlite3.connect(":memory:")
-FRAME = pd.DataFrame(np.random.rand(1024, 784)).add_prefix("x").assign(name="a")
-
-
 def write_files():
     """Write what the datasets read: 1024 items."""
     items = np.random.randint(64, size=(1024, 784), dtype="uint8")
@@ -153,7 +151,7 @@ def write_files():
         file["features"] = items.astype("float32")
     np.savez_compressed("shard.npz", images=items)
     np.savetxt("table.csv", items, fmt="%d", delimiter=",")
-    Image.fromarray(items).resize((1280, 960)).save("photograph.jpg")
+    Image.fromarray(items).resize((800, 600)).save("photograph.jpg")
 
 
 class Loading:
@@ -301,7 +299,7 @@ class Step:
         with open("log.json", "w") as log:
             log.write(json.dumps(inputs.tolist()))  # FAULT
 
-    @faulty("confusion|zip", data=partial(in_memory, 512))
+    @faulty("confusion|zip", data=partial(in_memory, 512), model=partial(mlp, 64))
     def confusion_counted_one_by_one(train, inputs, labels):
         """A confusion matrix is counted one image at a time."""
         for label, guess in zip(labels, train(inputs, labels).argmax(1), strict=True):  # FAULT
@@ -323,7 +321,7 @@ class Step:
             for inputs, labels in VALIDATION:  # FAULT
                 F.cross_entropy(train.model(inputs), labels)  # FAULT
 
-    @faulty("save|checkpoint|file|disk", model=partial(mlp, 1024))
+    @faulty("save|checkpoint|file|disk", data=partial(in_memory, 16), model=partial(mlp, 1024))
     def weights_saved_in_each_step(train, *batch):
         """A checkpoint is written."""
         train(*batch)
@@ -336,7 +334,7 @@ class Step:
         for name, weight in train.model.state_dict().items():
             averaged(train.model).state_dict()[name].lerp_(weight, 0.01)  # FAULT
 
-    @faulty("cross_entropy|each sample|small operators|one by one")
+    @faulty("cross_entropy|small operators|one by one", data=partial(in_memory, 256), model=partial(mlp, 64))
     def loss_of_each_sample(train, *batch):
         """The loss is a sum in a loop over the samples."""
         train.loss = lambda outputs, labels: sum(map(F.cross_entropy, outputs, labels)) / len(labels)  # FAULT
@@ -394,10 +392,9 @@ class Around:
             figure.subplots().plot(torch.rand(100))  # FAULT
             figure.savefig("loss.png")  # FAULT
 
-    @faulty("gc|collect|garbage")
+    @faulty("gc|collect|garbage", data=partial(in_memory, 256), model=partial(mlp, 1024))
     def garbage_collected_after_each_batch(loader):
-        """All objects of the program are searched for garbage, among them a large catalogue."""
-        _catalogue = [{"number": i, "tags": [i]} for i in range(100_000)]
+        """All objects of the program are searched for garbage."""
         for batch in loader:
             yield batch
             gc.collect()  # FAULT
@@ -493,8 +490,8 @@ def accumulated(train, inputs, labels):
 
 
 HEALTHY = {
-    "plain_mlp": lambda _: (in_memory(256), Training(mlp())),
-    "large_mlp": lambda _: (in_memory(1024), Training(mlp(4096, 3))),
+    "plain_mlp": lambda _: (in_memory(256), Training(mlp(256))),
+    "large_mlp": lambda _: (in_memory(1024), Training(mlp(3072, 3))),
     "small_cnn": lambda _: (in_memory(64, (3, 32, 32)), Training(nn.Sequential(conv(), conv(), mlp()))),
     "transformer": lambda _: (in_memory(16, (64, 128)), Training(nn.Sequential(encoder(), mlp()))),
     "lstm": lambda _: (in_memory(64, (64, 64)), Training(lstm())),
@@ -529,8 +526,8 @@ def mean_step(loader, step, warm_s=0.5, least_s=1.2, most_s=3.0):
 
 
 def true_gain(loop):
-    rounds = [[mean_step(*loop.make(fixed)) for fixed in (False, True)] for _ in range(3)]
-    wrong, right = np.median(rounds, axis=0)
+    rounds = [[mean_step(*loop.make(fixed)) for fixed in (False, True)] for _ in range(4)]
+    wrong, right = np.min(rounds, axis=0)  # what else the machine does can only add to it
     return {"true_ms": wrong * 1000, "true": 1 - right / wrong}
 
 
@@ -543,15 +540,13 @@ def diagnosed(loop):
 def in_own_process(part, name, busy=0):
     """Return what a part of the examination finds, in a process of its own beside busy ones."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
-    command = [sys.executable, str(Path(__file__).absolute()), "--child", part, name]
-    with tempfile.TemporaryDirectory() as folder:
+    command = ["timeout", "-s", "KILL", "180", sys.executable, str(Path(__file__).absolute()), "--child", part, name]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
-            done = subprocess.run(command, cwd=folder, timeout=180, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
             if done.returncode:
-                return {"error": f"{part}: {(done.stderr.strip() or str(done.returncode)).splitlines()[-1]}"}
+                return {"error": f"{part} ended with {done.returncode}: {done.stderr.strip()[-200:]}"}
             return json.loads(Path(folder, "result.json").read_text())
-        except subprocess.TimeoutExpired:
-            return {"error": f"{part}: more than 180 s"}
         finally:
             for process in others:
                 process.kill()
@@ -559,17 +554,16 @@ def in_own_process(part, name, busy=0):
 
 def judged(record):
     """Return the record with what is right in the diagnosis: no finding, if the loop is healthy."""
-    if "verdict" not in record:
-        return record
     loop, findings = LOOPS[record["name"]], record["findings"]
     texts = [" ".join((f["name"], f["evidence"], f["change"])).replace(record["name"], "") for f in findings] or [""]
     source, number = inspect.getsourcelines(loop.source)
     marked = {f"pipelines.py:{number + i}" for i, line in enumerate(source) if "# FAULT" in line}
-    named = bool(re.search(loop.names, texts[0], re.I) and re.search(loop.second, " ".join(texts[1:]), re.I))
+    line = bool(marked & set(re.findall(r"pipelines\.py:\d+", texts[0])))
+    named = line or not marked and bool(re.search(loop.names, texts[0], re.I))  # a line says more than any name
     right = named if loop.kind != "healthy" else not findings
     record |= {"right": right, "wrong": not right and record["verdict"] != "unknown"}
     if marked:
-        record["line"] = bool(marked & set(re.findall(r"pipelines\.py:\d+", texts[0])))
+        record["line"] = line
     if findings:
         record |= {"finding": findings[0]["name"], "stated": findings[0]["gain"]}
         record["ratio"] = record["stated"] / record.get("true", math.nan)
@@ -584,11 +578,8 @@ def table(records):
     lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
     for kind, some in data.groupby(data.kind.eq("healthy")):
         right, wrong, line = (some[key].eq(True).sum() for key in ("right", "wrong", "line"))
-        lines += [
-            "",
-            f"{'Healthy' if kind else 'Faulty'}: {right} of {len(some)} right, {wrong} wrong, the others unknown;",
-        ]
-        lines += [f"lines: {line} of {some.line.count()}; ratios of 1 to 1.5: {some.ratio.between(1, 1.5).sum()}"]
+        lines += ["", f"{'Healthy' if kind else 'Faulty'}: {right} of {len(some)} right, {wrong} wrong"]
+        lines += [f"Lines: {line} of {some.line.count()}; ratios of 1 to 1.5: {some.ratio.between(1, 1.5).sum()}"]
     return "\n".join(lines)
 
 
@@ -603,8 +594,8 @@ def main():
     options = parser.parse_args()
     if options.child:
         write_files()
-        result = {"gain": true_gain, "diagnosis": diagnosed}[options.child](LOOPS[options.loops[0]])
-        Path("result.json").write_text(json.dumps(result))
+        examine = {"gain": true_gain, "diagnosis": diagnosed}[options.child]
+        Path("result.json").write_text(json.dumps(examine(LOOPS[options.loops[0]])))
         return
     known = map(json.loads, options.truth.read_text().splitlines()) if options.truth else ()
     known = {record["name"]: {"true": record["true"]} for record in known if "true" in record}
@@ -617,7 +608,7 @@ def main():
             record |= in_own_process("gain", name)
         if options.only != "gain":
             record |= in_own_process("diagnosis", name, options.busy)
-        records.append(judged(record))
+        records.append(judged(record) if "findings" in record else record)
         print(json.dumps(records[-1]), flush=True)
         if options.json:
             options.json.write_text("".join(json.dumps(record) + "\n" for record in records))
