@@ -559,7 +559,7 @@ def judged(record):
     source, number = inspect.getsourcelines(loop.source)
     marked = {f"pipelines.py:{number + i}" for i, line in enumerate(source) if "# FAULT" in line}
     line = bool(marked & set(re.findall(r"pipelines\.py:\d+", texts[0])))
-    named = line or not marked and bool(re.search(loop.names, texts[0], re.I))  # a line says more than any name
+    named = line or (not marked and bool(re.search(loop.names, texts[0], re.I)))  # a line says more than any name
     right = named if loop.kind != "healthy" else not findings
     record |= {"right": right, "wrong": not right and record["verdict"] != "unknown"}
     if marked:
