@@ -18,6 +18,8 @@ from stepscope.diagnosis.result import WORTH, Rule
 # As many as can work at once are useful. Up to twice as many made no difference that could be measured on two cores,
 # sixteen a third of the throughput at a start of five seconds.
 TOO_MANY = 2
+DOMINANT = 0.75  # of an item's time: a part that takes so much counts as all of it, since profilers say it roughly
+FASTEST = 0.8  # of the mean step's work, that the fastest step counts as at least: a step may do less work than others
 SLOWER = 5  # times that it may take to make a batch in a loop on a busy machine
 MOST_PER_CORE = 4  # workers that are advised: more were not tried. Each takes memory
 # Of a step's time that loading in the loop itself would have to save: the same loop timed twice differs by as much.
@@ -153,6 +155,11 @@ class Loading:
         return self.step + self.restart
 
     @property
+    def shortest(self) -> float:
+        """The same with the work of the fastest step: loading slows steps. A gain is at most a share of that."""
+        return self.whole - self.work + (max(self.least, FASTEST * self.work) if self.least else self.work)
+
+    @property
     def irregular(self) -> bool:
         """Whether a few steps wait for long, and the others hardly."""
         return self.usual_wait < USUAL * self.wait
@@ -188,7 +195,7 @@ class Loading:
 
     def gained(self, step: float) -> float:
         """Return the share of a step that it gains to have steps of `step` ms: no more than the waiting."""
-        return max(0.0, min(self.step - step, self.wait) / self.whole)
+        return max(0.0, min(self.step - step, self.wait) / self.shortest)
 
     @cached_property
     def more(self) -> float:
@@ -249,7 +256,9 @@ class Loading:
         paced = self.step if self.workers else self.made  # the time that loading sets
         if self.none:  # then most of it is the transfer
             paced = min(paced, self.items.batch_ms)
-        return min(self.wait, share(self.items) * paced) / self.whole
+        part = share(self.items)
+        part = 1.0 if part >= DOMINANT else part
+        return min(self.wait, part * paced) / self.shortest
 
 
 def of_profile(profile: Profile) -> Loading:

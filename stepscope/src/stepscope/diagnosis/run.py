@@ -52,7 +52,7 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
         tried = trials.run(_noted(step), batch, threads=_threads(recorded, loop), double=double)
     findings, loop = _found(loop, recorded, sampled, tried)
     doubt = None
-    if loop.held >= BUSY and not recorded.on_device:
+    if loop.held >= BUSY and loop.least:
         fastest, _ = _found(replace(loop, step=loop.wait + loop.least), recorded, sampled, tried)
         if conclude(0, (), fastest).verdict != conclude(0, (), findings).verdict:
             doubt = _BUSY.format(held=percent(loop.held), least=milliseconds(loop.least))
@@ -178,7 +178,7 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
         transfer=transfer * 1e3,
         queued=queued * 1e3,
         held=sum(wait + rest for _, wait, rest in [*first, *others]) / seconds,
-        least=min(each.duration - each.wait - held for each, _, held in others or first) * 1e3,
+        least=0.0 if torch.cuda.is_available() else _least(others or first) * 1e3,
     )
     return _Watched(loop, epochs.dataloader, batch, bool(double))
 
@@ -192,6 +192,11 @@ def _work(seconds: float, first: list[_Held], others: list[_Held]) -> float:
         return (seconds - sum(each.duration for each, *_ in first) - waits) / len(others)
     works = ((each.duration - each.wait, held) for each, _, held in others)
     return statistics.mean(without_hiccup([work - min(work, held) for work, held in works]))
+
+
+def _least(steps: list[_Held]) -> float:
+    """Return the time of the fastest step but for its wait, in s."""
+    return max(0.0, min(each.duration - each.wait - held for each, _, held in steps))
 
 
 def _transfer(batches: Iterator, epochs: _Epochs, step: float) -> float:
