@@ -6,12 +6,15 @@ import itertools
 import multiprocessing
 import os
 import re
+import subprocess
+import sys
 import time
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -63,6 +66,7 @@ def held(clock, monkeypatch):
     """Return a function that lets others have the cores for so many seconds of the clock."""
     queued = [0.0]
     monkeypatch.setattr(stacks, "queued", lambda *process: queued[0])
+    monkeypatch.setattr(stacks, "_others", lambda: queued[0])
     monkeypatch.setattr(stacks.Queue, "now", lambda _: {"thread": queued[0]})
     monkeypatch.setattr(stacks.Queue, "since", lambda _, before: queued[0] - before["thread"])
 
@@ -208,13 +212,27 @@ def test_what_others_take_of_the_core_is_no_work_of_the_step(clock, held):
     assert found.findings[0].gain == pytest.approx(40 / 60, abs=0.01)
 
 
-def test_a_verdict_that_a_busy_machine_may_have_turned_is_unknown(clock, held):
-    """Of most steps it is not known how much others had the cores; one of them was fast."""
-    calls = itertools.count()
-    step = lambda *_: (clock.work(0.01), held(0.05), clock.sleep(0.01 if next(calls) == 8 else 0.2))  # noqa: E731
-    loader = Simulated(clock, Busy(clock, 0.001), 8)
-    found = diagnosis.diagnose(loader, step, steps=12)
-    assert (found.verdict, "quiet machine" in found.reason) == ("unknown", True)
+@pytest.mark.parametrize(("item", "verdict"), [(0.005, "loading"), (0.001, "unknown"), (1e-5, "unknown")])
+def test_a_verdict_that_a_busy_machine_may_have_turned_is_unknown(clock, held, monkeypatch, item, verdict):
+    monkeypatch.setattr(run, "BUSY", 0.1)
+    loader = Simulated(clock, Busy(clock, item), 8)
+    found = diagnosis.diagnose(loader, lambda *_: (clock.work(0.01), held(0.05)), steps=12)
+    assert (found.verdict, "quiet machine" in found.reason) == (verdict, verdict == "unknown")
+
+
+def test_what_this_process_and_its_children_work_is_not_that_of_others(monkeypatch):
+    now = psutil.cpu_times()
+    monkeypatch.setattr(stacks.psutil, "cpu_times", lambda: now)  # as if nobody worked
+    program = "import time\nwhile time.process_time() < 0.3: pass"
+    before = stacks._others()
+    subprocess.run([sys.executable, "-c", program], check=True)
+    ended = stacks._others() - before
+    with subprocess.Popen([sys.executable, "-c", f"{program}\ninput()"], stdin=subprocess.PIPE) as child:
+        while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.3:
+            time.sleep(0.01)
+        both = stacks._others() - before
+        child.communicate(b"\n")
+    assert ended <= -0.29 and both - ended <= -0.29
 
 
 @pytest.mark.parametrize(

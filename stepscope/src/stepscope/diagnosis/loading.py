@@ -134,7 +134,6 @@ class Loading:
     transfer: float = 0.0  # from asking for a batch that a worker has ready to having it
     queued: float = 0.0  # for each batch, how long its worker was ready to work while others had the cores
     items: Items | None = None  # how they are loaded, if that could be tried
-    held: float = 0.0  # share of the time in which others had the cores that the loop was ready to use
     least: float = 0.0  # the fastest step without its wait
 
     @property

@@ -27,17 +27,15 @@ from stepscope.timing.stopwatch import TimedStep, timed, warm_up
 PROFILED = 8  # steps; or as many as there are workers, of which one may make every n-th step wait
 LONGEST_PAUSE = 2.0  # seconds, in which the workers make batches that are then asked for
 READY = 3  # batches that are asked for then
-BUSY = 0.1  # of the time, in which others have the cores: then it may change the verdict
-_BUSY = (
-    "Others had the cores for {held} of the time. By the fastest step, which took {least} without its wait, another "
-    "finding would come first. Diagnose again on a quiet machine."
-)
+BUSY = 0.1  # of the time, in which others have the cores: then they may have turned the verdict,
+MOST = 0.5  # unless the first finding takes so much of the step: what others slow makes findings seem smaller
 
 
 def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
     """Find the bottleneck of a training loop of which `count` steps are timed; see `stepscope.diagnosis.diagnose`."""
     if count < 1:
         raise ValueError(f"Expected at least one step to time, found steps={count}.")
+    contention = stacks.Contention()
     loop, dataloader, batch, double = watch(loader, step, count, folder)
     recorded = profile.read(traces.load(folder))
     sample, unknown = _items(loader, dataloader, loop.irregular)
@@ -51,11 +49,12 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     if loop.work >= steps.LEAST_MS:
         tried = trials.run(_noted(step), batch, threads=_threads(recorded, loop), double=double)
     findings, loop = _found(loop, recorded, sampled, tried)
-    doubt = None
-    if loop.held >= BUSY and loop.least:
+    doubt, held = None, contention.share()
+    if held >= BUSY and not recorded.on_device:
         fastest, _ = _found(replace(loop, step=loop.wait + loop.least), recorded, sampled, tried)
-        if conclude(0, (), fastest).verdict != conclude(0, (), findings).verdict:
-            doubt = _BUSY.format(held=percent(loop.held), least=milliseconds(loop.least))
+        first, other = conclude(0, (), findings), conclude(0, (), fastest)
+        if first.verdict != other.verdict or not first.findings or first.findings[0].gain < MOST:
+            doubt = f"Others had the cores for {percent(held)} of the time. Diagnose again on a quiet machine."
     if torch.cuda.is_available() and not recorded.on_device:
         unknown.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")
     unexplained = loading.doubt(loop)
@@ -177,7 +176,6 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
         epoch=epochs.length,
         transfer=transfer * 1e3,
         queued=queued * 1e3,
-        held=sum(wait + rest for _, wait, rest in [*first, *others]) / seconds,
         least=0.0 if torch.cuda.is_available() else _least(others or first) * 1e3,
     )
     return _Watched(loop, epochs.dataloader, batch, bool(double))

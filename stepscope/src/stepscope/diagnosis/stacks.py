@@ -11,9 +11,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
+
+import psutil
 
 import stepscope
 from stepscope.base.confidence import without_hiccup
@@ -233,3 +236,26 @@ class Queue:
         """Return the most seconds of one thread since a call of `now`."""
         now = self.now()
         return max((now[thread] - before.get(thread, now[thread]) for thread in now), default=0.0)
+
+
+class Contention:
+    """Whether other processes have the cores while this thread is ready to work: from when this is made."""
+
+    def __init__(self):
+        self.begin, self.queued, self.others = time.perf_counter(), queued(), _others()
+
+    def share(self) -> float:
+        """Return the share of the time in which others had the cores, workers of this process left out."""
+        held, others = queued() - self.queued, _others() - self.others
+        return max(0.0, min(held, others)) / (time.perf_counter() - self.begin)
+
+
+def _others() -> float:
+    """Return for how many seconds the machine's cores have worked for others than this process and its children."""
+    all_ = psutil.cpu_times()
+    idle = sum(getattr(all_, name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
+    own = sum(os.times()[:4])  # with those of children that have ended
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            own += sum(child.cpu_times()[:2])
+    return sum(all_) - idle - own
