@@ -46,7 +46,7 @@ NUMBERS_OF_WORKERS = {
     "cores": (dict(step=42, wait=32, workers=0, cores=2), "loading in the loop itself", 26 / 42, 2),
     # Five times as long as the items by themselves: the machine is busy
     "busy": (dict(step=170, wait=160, workers=0, cores=2), "loading in the loop itself", 90 / 170, 2),
-    "first": (dict(step=13, wait=1.3, workers=0, **QUICK), "loading in the loop itself", 1.3 / 13, 1),
+    "first": (dict(step=8, wait=1.3, workers=0, **QUICK), "loading in the loop itself", 1.3 / 8, 1),
     "too many": (dict(step=40, wait=0.5, workers=17), "too many workers", 0.5 / 40, 8),
     "none": (dict(step=12, wait=2, workers=4, ms=0.01, cpu_ms=0.01, transfer=2), "workers slower than none", 0.054, 0),
 }

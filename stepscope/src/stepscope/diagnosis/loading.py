@@ -26,8 +26,11 @@ MOST_PER_CORE = 4  # workers that are advised: more were not tried. Each takes m
 MARGIN = 0.1
 # ms. A batch that a worker has ready took 1.7 to 3 ms to arrive in a loop on two cores, of 1 image or of 128.
 ARRIVAL = 1.0
+# ms, and a share of a step: to wait for less than both is no fault where no worker loads: a batch has to be made, too
+SLIGHT_MS, SLIGHT = 2.0, 0.15
 # Bytes. A fast disk delivers so many, at 500 MB/s, in the 2 ms that an open takes on a shared file system (simulate).
 SMALL_FILE = 1_000_000
+PICKLED = 100_000  # bytes of a batch in NumPy arrays that count: less takes a worker under 1 ms
 # Of the mean wait: where the median is less, a few steps wait for long and the others hardly.
 USUAL = 0.5
 
@@ -132,6 +135,7 @@ class Loading:
     start: float = 0.0  # between two epochs, to start workers and to end them, with the first batch; 0 if they persist
     epoch: int | None = None  # batches; None if unknown
     transfer: float = 0.0  # from asking for a batch that a worker has ready to having it
+    pickled: float = 0.0  # bytes of a batch that workers send through a pipe: only tensors go through shared memory
     queued: float = 0.0  # for each batch, how long its worker was ready to work while others had the cores
     items: Items | None = None  # how they are loaded, if that could be tried
     least: float = 0.0  # the fastest step without its wait
@@ -201,7 +205,7 @@ class Loading:
         """The gain of more workers; 0 where that of none is larger."""
         if self.items is None:  # without them it is unknown what workers gain: all the waiting at most
             return self.wait / self.whole if self.workers == 0 else 0.0
-        if self.better <= self.workers:
+        if self.better <= self.workers or self.slight:
             return 0.0
         gain = self.gained(max(self.work, self.pace(self.better)))
         least = 0.0 if self.workers else ARRIVAL / self.whole  # to get a batch from a first worker takes as long
@@ -226,9 +230,15 @@ class Loading:
         return bool(self.items and self.workers) and self.pace(self.workers) < self.work * (1 - MARGIN)
 
     @property
+    def slight(self) -> bool:
+        """Whether there are no workers, and hardly anything for them to do."""
+        return not self.workers and self.wait < min(SLIGHT_MS, SLIGHT * self.whole)
+
+    @property
     def by_items(self) -> bool:
         """Whether how long the items take is why the loop waits."""
-        return self.items is not None and bool(self.more or self.none or not self.fast_enough)
+        slow = self.more or self.none or not (self.fast_enough or self.slight)
+        return self.items is not None and bool(slow)
 
     @property
     def in_spite(self) -> bool:
@@ -310,13 +320,13 @@ def _reading(name: str, small: bool) -> Rule:
 
 def _irregularly(loading: Loading) -> float | None:
     """Return what is waited for other reasons than a busy machine, if a few steps wait for long, the others hardly."""
-    irregular = loading.in_spite and loading.irregular
+    irregular = loading.in_spite and loading.irregular and not loading.pickled
     return max(0.0, loading.wait - loading.queued) / loading.whole if irregular else None
 
 
 def _slowly(loading: Loading) -> float | None:
     """Return what the transfer of batches that are ready takes, if the waits are no irregular ones."""
-    if not loading.in_spite or (_irregularly(loading) or 0.0) >= WORTH:
+    if not loading.in_spite or loading.pickled or (_irregularly(loading) or 0.0) >= WORTH:
         return None
     return min(loading.wait, loading.transfer) / loading.whole
 
@@ -408,6 +418,15 @@ RULES = (
         "{speed} They are fast enough, but the loop waits {wait:ms} a step; half of the time no more than "
         "{usual_wait:ms}. {items.slow_ones}",
         "DataLoader(…, prefetch_factor=8)",
+    ),
+    Rule(
+        "batches through a pipe", "loading", "normalization on the device",
+        lambda loading: loading.wait / loading.whole if loading.in_spite and loading.pickled else None,
+        lambda loading: (
+            f"{loading.speed} They are fast enough, but {loading.pickled / 1e6:.2g} MB of a batch are NumPy arrays: "
+            "these are pickled and sent through a pipe, tensors are in shared memory."
+        ),
+        "collate_fn: torch.from_numpy(…)  # tensors, as the default makes them",
     ),
     Rule(
         "transfer from the workers", "loading", "normalization on the device", _slowly,

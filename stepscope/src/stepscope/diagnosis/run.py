@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from torch.utils._pytree import tree_iter
 from torch.utils.data import DataLoader
 
 from stepscope import timing, traces
@@ -69,7 +71,7 @@ def _found(
     loop: loading.Loading, recorded: profile.Profile, sampled: steps.Sampled | None, tried: trials.Trials
 ) -> tuple[list[Finding], loading.Loading]:
     """Return what is found in a loop, and the loop without what it waits for other things than its batches."""
-    host = steps.read(recorded, loop.work / loop.whole, sampled)
+    host = steps.read(recorded, loop.work / loop.whole, loop.whole, sampled)
     around = min(loop.wait, host.around.share * loop.whole)  # workers change nothing about that
     loop = replace(loop, wait=loop.wait - around, usual_wait=max(0.0, loop.usual_wait - around))
     found = [
@@ -176,6 +178,7 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
         epoch=epochs.length,
         transfer=transfer * 1e3,
         queued=queued * 1e3,
+        pickled=_pickled(batch) if epochs.num_workers else 0.0,
         least=0.0 if torch.cuda.is_available() else _least(others or first) * 1e3,
     )
     return _Watched(loop, epochs.dataloader, batch, bool(double))
@@ -190,6 +193,12 @@ def _work(seconds: float, first: list[_Held], others: list[_Held]) -> float:
         return (seconds - sum(each.duration for each, *_ in first) - waits) / len(others)
     works = ((each.duration - each.wait, held) for each, _, held in others)
     return statistics.mean(without_hiccup([work - min(work, held) for work, held in works]))
+
+
+def _pickled(batch: object) -> float:
+    """Return the bytes of a batch's NumPy arrays; 0 if they are few."""
+    size = sum(leaf.nbytes for leaf in tree_iter(batch) if isinstance(leaf, np.ndarray))
+    return size if size >= loading.PICKLED else 0.0
 
 
 def _least(steps: list[_Held]) -> float:

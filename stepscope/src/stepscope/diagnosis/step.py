@@ -10,8 +10,9 @@ import math
 import re
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 # Calls of one operator, in a step by itself and in a call of an optimizer. A ResNet-50 has 161 tensors of weights, and
 # calls no operator of the CPU that is short more than 53 times.
 MANY, MANY_WEIGHTS = 60, 16
-# µs in the median. Of a tensor of a few numbers an operator takes 2 to 10 µs on the CPU, where it mostly calls others.
-SHORT = 30.0
+# µs in the median. Of a tensor of a few numbers an operator takes 2 to 10 µs on the CPU, one that calls others some 40.
+SHORT = 60.0
 
 SAMPLE = 0.001  # seconds from one look at the line that runs to the next
 SECONDS, LEAST_STEPS, MOST_STEPS = 0.5, 3, 50  # of sampling
@@ -41,6 +42,7 @@ LEAST_MS = 1.0  # of a step: a shorter one is mostly calls, and samples say litt
 # Seconds without an operator that count: from one operator to the next, PyTorch's own code takes some 10 µs.
 GAP = 1e-4
 SHARE = 0.1  # of a step, of one function: with 200 samples it is 8 to 12%
+SLOWED = 1.5  # times as long as without the profiler, that a sampled step may take
 _BACKWARD = "autograd::engine::evaluate_function"  # the operator that runs a part of the backward pass
 
 # What a line may call so that it counts to the training itself: between the operators this is PyTorch's own work. In
@@ -62,6 +64,7 @@ class Outside:
     """What lines of the reader's do that is none of the training."""
 
     share: float = 0.0  # of the time
+    ms: float = 0.0  # a step
     waited: float = 0.0  # what of that they wait
     line: str = ""  # that takes most of it; "" if it is unknown
 
@@ -89,17 +92,27 @@ class Sampled:
         `often` do not count, nor does the time between two of them: it belongs to calling them.
         """
         gaps, kinds, seldom = self._gaps(often), np.array(self.kinds, object), ~np.isin(self.names, list(often))
-        tracked, untracked = (self.operators[seldom & (kinds == kind)] for kind in ("tracked", "untracked"))
-        rows = []
+        calls = self.operators.copy()  # with the short time until the next one, which belongs to calling it
+        calls[:-1, 1] = np.where(calls[1:, 0] - calls[:-1, 1] <= GAP, calls[1:, 0], calls[:-1, 1])
+        tracked, untracked = (calls[seldom & (kinds == kind)] for kind in ("tracked", "untracked"))
+        trains, rows = self._calls_that_train(tracked), []
         for sample in self.in_steps:
             if not sample.path or _any(_TRAINING, sample.inside[-1:]):
                 continue
             seconds = _within(untracked, sample)
-            if not _any(_NETWORK, sample.frames):  # a network may prepare its images, also on the device
+            if not _any(_NETWORK, sample.frames) or not trains[sample.to_network]:
                 seconds += _within(tracked, sample)
             idle = 0.0 if _any(_NETWORK, sample.inside[-1:]) else _within(gaps, sample)
             rows.append((sample, sample.path if idle > seconds else sample.to_network, seconds + idle))
         return self._summed(rows, sum(sample.seconds for sample in self.in_steps))
+
+    def _calls_that_train(self, tracked: np.ndarray) -> dict[tuple[stacks.Frame, ...], bool]:
+        """Return of each stack that calls a network whether it is one to train: it may prepare its images, too."""
+        training = self.operators[np.array(self.kinds, object) == "training"]
+        times: dict[tuple[stacks.Frame, ...], float] = defaultdict(float)
+        for sample in self.in_steps:
+            times[sample.to_network] += _within(training, sample) - _within(tracked, sample)
+        return {stack: seconds > 0 for stack, seconds in times.items()}
 
     def around(self) -> Outside:
         """Return what the reader's lines do between steps, but for what is loaded, as a share of all the time."""
@@ -116,16 +129,23 @@ class Sampled:
             return Outside()
         steps = [bisect.bisect(self.starts, sample.begin) for sample, *_ in rows]
         by_step = np.bincount(steps, [seconds for *_, seconds in rows], len(self.starts) + 1).tolist()
-        share = sum(without_hiccup(by_step)) / total  # the longest of them may be a stall
+        outside = sum(without_hiccup(by_step))  # the longest of them may be a stall
+        share = outside / total
         waited = sum(sample.waited * seconds / sample.seconds for sample, _, seconds in rows)
         line = stacks.hottest((stack, seconds) for _, stack, seconds in rows)
-        return Outside(share, share * waited / (sum(seconds for *_, seconds in rows) or 1.0), line)
+        waited *= share / (sum(seconds for *_, seconds in rows) or 1.0)
+        return Outside(share, outside / len(self.starts) * 1e3, waited, line)
 
-    def line_of(self, names: frozenset[str]) -> str:
-        """Return the reader's own line that calls most of the operators with these names; "" if it is unknown."""
+    def calling(self, names: frozenset[str]) -> tuple[str, float]:
+        """Return the reader's own line that calls most of the operators with these names, "" if it is unknown; and the
+        share of the steps in samples with a call.
+        """
         starts = self.operators[np.isin(self.names, list(names)), 0]
-        counts = (float(np.diff(np.searchsorted(starts, [each.begin, each.end]))[0]) for each in self.in_steps)
-        return stacks.hottest((each.path, count) for each, count in zip(self.in_steps, counts, strict=True))
+        counts = [float(np.diff(np.searchsorted(starts, [each.begin, each.end]))[0]) for each in self.in_steps]
+        pairs = list(zip(self.in_steps, counts, strict=True))
+        total = sum(each.seconds for each in self.in_steps)
+        share = sum(each.seconds for each, count in pairs if count) / total if total else 0.0
+        return stacks.hottest((each.path, count) for each, count in pairs), share
 
     def _gaps(self, often: frozenset[str]) -> np.ndarray:
         """Return begin and end of each time without an operator; shape (gaps, 2). Those in `often` have none inside."""
@@ -190,8 +210,10 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
         backward = table["name"].str.startswith("autograd::")
         optimizer = _during(table["start"], events[events["name"].str.startswith("Optimizer.")]) & ~backward
         # The last operator that has a number is the one that is called back: autograd counts on then
-        trained = operators[operators["sequence"].isin(called_back.index)].drop_duplicates("sequence", keep="last")
-        rows = np.searchsorted(table["start"], trained["start"], "right") - 1
+        trained = operators.assign(row=np.searchsorted(table["start"], operators["start"], "right") - 1)
+        trained = trained[~backward.to_numpy()[trained["row"]] & trained["sequence"].isin(called_back.index)]
+        trained = trained.drop_duplicates("sequence", keep="last")
+        rows = trained["row"].to_numpy()
         back = np.bincount(rows, called_back[trained["sequence"]], len(table))
         training = backward | optimizer | np.isin(np.arange(len(table)), rows)
         kind = np.where(training, "training", np.where(table["sequence"].isna(), "untracked", "tracked"))
@@ -206,11 +228,13 @@ def _during(moments: pd.Series, events: pd.DataFrame) -> np.ndarray:
     return (moments < np.append(events["end"].to_numpy(), -np.inf)[inside]).to_numpy()  # the last: before all of them
 
 
-def read(profile: Profile, work: float = 1.0, sampled: Sampled | None = None) -> SimpleNamespace:
+def read(
+    profile: Profile, work: float = 1.0, step_ms: float = math.inf, sampled: Sampled | None = None
+) -> SimpleNamespace:
     """Return what a step asks of the host beside the work of its operators.
 
-    `work` is the share of a step in which it does not wait for its batch; `sampled` are steps of the loop, if it is
-    there to run.
+    `work` is the share of a step in which it does not wait for its batch; `step_ms` is the time of a step, and
+    `sampled` are steps of the loop, if it is there to run.
     """
     # The share that can be gained at most: while a GPU is busy, the host's calls cost nothing
     limit = min(work, profile.host) if profile.on_device else work
@@ -230,15 +254,27 @@ def read(profile: Profile, work: float = 1.0, sampled: Sampled | None = None) ->
     }
     shares = {name: min(us / profile.total, limit) for name, us in times.items()}
     often = frozenset().union(*(table["name"] for name, table in calls.items() if shares[name] >= SHARE))
-    lines = {
-        name: sampled.line_of(frozenset(table["name"])) if sampled and shares[name] >= SHARE else ""
-        for name, table in calls.items()
-    }
+    lines = dict.fromkeys(calls, "")
+    for name, table in calls.items():
+        if sampled and shares[name] >= SHARE:
+            lines[name], most = sampled.calling(frozenset(table["name"]))
+            # More than the calls: Python, and operators between them; not of an optimizer, which has a faster one
+            if name == "others":
+                shares[name] = min(limit, max(shares[name], min(most * work, SLOWED * shares[name])))
     outside, around = (sampled.outside(often), sampled.around()) if sampled else (Outside(), Outside())
-    outside = Outside(min(outside.share * work, limit), min(outside.waited * work, limit), outside.line)
+    outside, around = _of_the_loop(outside, work, step_ms, limit), _of_the_loop(around, 1.0, step_ms, 1.0)
     return SimpleNamespace(
         steps=profile.steps, calls=calls, shares=shares, lines=lines, often=often, outside=outside, around=around
     )
+
+
+def _of_the_loop(outside: Outside, work: float, step_ms: float, limit: float) -> Outside:
+    """Return what was sampled as a share of a step of the loop as it is, at most the limit.
+
+    The profiler slows operators, but hardly what is between them, so it may be more than of the sampled steps.
+    """
+    share = min(limit, max(outside.share * work, min(outside.ms / step_ms, SLOWED * outside.share * work)))
+    return replace(outside, share=share, waited=outside.waited * share / (outside.share or 1.0))
 
 
 def steps_to_sample(profile: Profile, step_ms: float) -> int:
