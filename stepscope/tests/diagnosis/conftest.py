@@ -5,7 +5,7 @@ import math
 import torch
 from pytest import fixture
 
-from stepscope.diagnosis import items, run
+from stepscope.diagnosis import items, run, step
 
 
 @fixture
@@ -14,6 +14,7 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(items, "SECONDS", 0.3)
     monkeypatch.setattr(run, "PROFILED", 4)
+    monkeypatch.setattr(step, "SECONDS", 0.2)
     monkeypatch.setattr(run, "BUSY", math.inf)  # this machine may be; that the findings hold is what is tested
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return tmp_path

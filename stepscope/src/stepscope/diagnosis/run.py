@@ -153,9 +153,8 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
             active = max(PROFILED, epochs.num_workers)
             bar.total = bar.n + count + 1 + active + timing.warmup_steps(epochs)
             begin, begun = time.perf_counter(), len(epochs.starts)
-            epochs.queue = stacks.Queue()
             for timed_step in timed(batches, call, count):
-                held = epochs.held, epochs.queue.since(epochs.ready)
+                held = epochs.held, stacks.queued() - epochs.ready
                 (first if len(epochs.starts) > begun else others).append((timed_step, *held))
                 begun = len(epochs.starts)
             seconds = time.perf_counter() - begin
@@ -231,9 +230,8 @@ class _Epochs:
         )  # how often a wrapper began a DataLoader, and whether another one than before
         self.starts: list[float] = []  # seconds from starting each epoch to its first batch
         self.ends: list[float] = []  # seconds from asking for a batch after the last one to the end of the epoch
-        self.queue = stacks.Queue()
-        self.ready: dict[str, float] = {}  # what each thread had queued in all when the latest batch was there
-        self.held = 0.0  # seconds that this process was ready to go on while others had the cores, of the latest wait
+        self.ready = 0.0  # seconds that this thread had been ready to go on in all when the latest batch was there
+        self.held = 0.0  # seconds that this thread was ready to go on while others had the cores, of the latest wait
         self.length: int | None = None  # batches of an epoch, as far as it is known
         with suppress(TypeError, NotImplementedError):  # an iterable dataset without a length
             self.length = len(loader)
@@ -279,7 +277,7 @@ class _Epoch:
 
     def __next__(self) -> object:
         epochs, begun = self.epochs, self.epochs.begun
-        before, asked = epochs.queue.now(), time.perf_counter()
+        before, asked = stacks.queued(), time.perf_counter()
         try:
             with self._noticing():
                 batch = next(self.iterator)
@@ -288,7 +286,7 @@ class _Epoch:
                 epochs.length = self.count
                 epochs.ends.append(time.perf_counter() - asked)
             raise
-        epochs.held = epochs.queue.since(before)
+        epochs.held = stacks.queued() - before
         if not self.count:
             epochs.starts.append(time.perf_counter() - self.begin)
             self.before = self._queued()
@@ -297,7 +295,7 @@ class _Epoch:
             epochs.length = self.count
             self.count = 0
         self.count += 1
-        epochs.ready = epochs.queue.now()
+        epochs.ready = stacks.queued()
         return batch
 
     @contextmanager

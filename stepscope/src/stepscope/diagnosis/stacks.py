@@ -203,39 +203,10 @@ def queued(process: int | str = "thread-self") -> float:
 
     It is 0 where that is unknown, and for a process that has ended.
     """
-    return _schedule(process)[1]
-
-
-def _schedule(process: int | str) -> tuple[float, float]:
-    """Return for how many seconds a thread has worked, and for how many it was ready to."""
     try:
-        worked, waited, _ = Path("/proc", str(process), "schedstat").read_text().split()  # see proc_pid_schedstat(5)
-        return int(worked) / 1e9, int(waited) / 1e9
-    except (OSError, ValueError):
-        return 0.0, 0.0
-
-
-class Queue:
-    """For how long the threads of this process that work were ready to while others had the cores.
-
-    They are those that have worked for `LEAST_WORK` seconds when this is made. Where one waits for the other at the end
-    of each operator, the one that was held up longest holds up all.
-    """
-
-    LEAST_WORK = 0.01
-
-    def __init__(self):
-        threads = [f"self/task/{path.name}" for path in Path("/proc/self/task").glob("*")]
-        self.threads = [thread for thread in threads if _schedule(thread)[0] >= self.LEAST_WORK]
-
-    def now(self) -> dict[str, float]:
-        """Return the seconds of each thread since it began."""
-        return {thread: queued(thread) for thread in self.threads}
-
-    def since(self, before: dict[str, float]) -> float:
-        """Return the most seconds of one thread since a call of `now`."""
-        now = self.now()
-        return max((now[thread] - before.get(thread, now[thread]) for thread in now), default=0.0)
+        return int(Path("/proc", str(process), "schedstat").read_text().split()[1]) / 1e9  # see proc_pid_schedstat(5)
+    except (OSError, IndexError):
+        return 0.0
 
 
 class Contention:
