@@ -117,9 +117,9 @@ def mlp(width=256, depth=2, outputs=10):
 def loop_of(kind, part, data=in_memory, model=mlp, batch=32, shape=(784,)):
     """Return a loader and a step of which this is a part; None is the part that has no fault."""
     if kind == "loading":
-        return shuffled(type("Items", (Data,), {"__getitem__": part} if part else {})(), batch), Training(mlp(512))
+        return shuffled(type("Items", (Data,), {"__getitem__": part} if part else {})(), batch), Training(mlp(1024))
     if kind == "collating":
-        return shuffled(Data(1024, shape), batch, collate_fn=part), Training(mlp(32 if len(shape) > 1 else 512))
+        return shuffled(Data(1024, shape), batch, collate_fn=part), Training(mlp(32 if len(shape) > 1 else 1024))
     train = Training(model())
     if kind == "step":
         return data(), partial(part, train) if part else train
@@ -208,7 +208,7 @@ class Loading:
     def remote_store_tried_again(self, index):
         """A remote store refuses two tries of three, after each of which the dataset waits."""
         for tries in range(3):
-            time.sleep(0.001 * 2**tries)  # FAULT
+            time.sleep(0.0005 * 2**tries)  # FAULT
         return self.items[index], index % 10
 
 
@@ -489,8 +489,9 @@ def accumulated(train, inputs, labels):
     train.optimizer.step()
 
 
+STREAM = Stream(partial(iter, Data(16384)))
 HEALTHY = {
-    "plain_mlp": lambda _: (in_memory(256), Training(mlp(256))),
+    "plain_mlp": lambda _: (in_memory(256), Training(mlp(512))),
     "large_mlp": lambda _: (in_memory(1024), Training(mlp(3072, 3))),
     "small_cnn": lambda _: (in_memory(64, (3, 32, 32)), Training(nn.Sequential(conv(), conv(), mlp()))),
     "transformer": lambda _: (in_memory(16, (64, 128)), Training(nn.Sequential(encoder(), mlp()))),
@@ -499,10 +500,7 @@ HEALTHY = {
     "checkpointing": lambda _: (in_memory(16, (32, 128)), Training(checkpointed())),
     "dropout": lambda _: (in_memory(256), Training(nn.Sequential(nn.Dropout(), mlp(1024)))),
     "workers_that_keep_up": lambda _: (shuffled(Data(seconds=0.001), **WORKERS), Training(mlp(2048))),
-    "stream_from_a_worker": lambda _: (
-        DataLoader(Stream(partial(iter, Data(4096))), 256, num_workers=1),
-        Training(mlp(1024)),
-    ),
+    "stream_from_a_worker": lambda _: (DataLoader(STREAM, 128, num_workers=1), Training(mlp(1024))),
 }
 for name, make in HEALTHY.items():
     LOOPS[name] = SimpleNamespace(make=make, kind="healthy", names="", second="", source=make)
