@@ -12,7 +12,7 @@ TOPICS = {
     "01-first-profile": ["profiler overhead"],
     "02-two-clocks": ["larger batches"],
     "03-more-workers": [
-        "more workers", "number of workers", "number of threads", "persistent workers", "prefetching",
+        "more workers", "number of workers", "persistent workers", "prefetching",
         "pinned memory", "asynchronous copies",
     ],
     "04-normalize-on-device": ["normalization on the device"],
@@ -26,7 +26,7 @@ TOPICS = {
         "overlapping communication with computation", "less communication", "gradient buckets", "stragglers",
         "buffers of a distributed model", "uneven inputs",
     ],
-    "14-your-own-code": ["work between the operators", "debugging settings"],
+    "14-your-own-code": ["work between the operators", "number of threads", "debugging settings"],
 }  # fmt: skip
 
 

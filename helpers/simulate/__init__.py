@@ -11,6 +11,15 @@ from helpers.simulate.slow_network import SlowNetwork
 from helpers.simulate.slow_storage import SHARED_FILE_SYSTEM, SlowStorage, SlowStore, far_away
 
 __all__ = [
-    "SHARED_FILE_SYSTEM", "Link", "SimulatedAccelerator", "SimulatedDevice", "SimulatedRun", "SleepingLayer",
-    "SlowNetwork", "SlowStorage", "SlowStore", "far_away", "wait_until",
-]  # fmt: skip
+    "SHARED_FILE_SYSTEM",
+    "Link",
+    "SimulatedAccelerator",
+    "SimulatedDevice",
+    "SimulatedRun",
+    "SleepingLayer",
+    "SlowNetwork",
+    "SlowStorage",
+    "SlowStore",
+    "far_away",
+    "wait_until",
+]

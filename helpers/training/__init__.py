@@ -14,6 +14,16 @@ from helpers.training.training_step import (
 )
 
 __all__ = [
-    "Augmented", "OutOfMemory", "TrainingStep", "WithTF32", "Workload", "accelerator_step", "crop_and_flip",
-    "graphed", "launch_bound_workload", "resnet_workload", "seed_everything", "set_tf32",
-]  # fmt: skip
+    "Augmented",
+    "OutOfMemory",
+    "TrainingStep",
+    "WithTF32",
+    "Workload",
+    "accelerator_step",
+    "crop_and_flip",
+    "graphed",
+    "launch_bound_workload",
+    "resnet_workload",
+    "seed_everything",
+    "set_tf32",
+]

@@ -54,8 +54,9 @@ PARTS = {
     "transforming": r"transforms/|albumentations|kornia|imgaug",
 }
 
-
-OPENS = r"(io|builtins)\.open\b|h5py/_hl/files\.py:__init__|lmdb\.open"  # opens a file, also one that is no Python file
+OPENS = (
+    r"(io|builtins)\.open\b|h5py/_hl/files\.py:__init__|lmdb\.open"  # opens a file, also one that is none of Python's
+)
 
 
 def load(loader: DataLoader, longer: bool = False) -> Items:

@@ -35,11 +35,8 @@ PICKLED = 100_000  # bytes of a batch in NumPy arrays that count: less takes a w
 USUAL = 0.5
 
 REST = "the rest of the dataset"  # the part of an item's work that is none of `items.PARTS`
-ANY, WAITING, IRREGULAR = (
-    "any part",
-    "waiting",
-    "irregular",
-)  # beside the parts, what a line of the reader's is named for
+# Beside the parts, what a line of the reader's is named for
+ANY, WAITING, IRREGULAR = "any part", "waiting", "irregular"
 MOSTLY = 0.5  # of an item's time, that a part takes so that the line that takes most is that of the part
 
 
@@ -420,7 +417,7 @@ RULES = (
         "DataLoader(…, prefetch_factor=8)",
     ),
     Rule(
-        "batches through a pipe", "loading", "normalization on the device",
+        "batches through a pipe", "loading", "loading whole batches",
         lambda loading: loading.wait / loading.whole if loading.in_spite and loading.pickled else None,
         lambda loading: (
             f"{loading.speed} They are fast enough, but {loading.pickled / 1e6:.2g} MB of a batch are NumPy arrays: "

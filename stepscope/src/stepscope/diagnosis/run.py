@@ -224,10 +224,8 @@ class _Epochs:
     def __init__(self, loader: Iterable):
         self.loader, self.latest = loader, None
         self.dataloader: DataLoader | None = loader if isinstance(loader, DataLoader) else None  # that makes batches
-        self.begun, self.remade = (
-            0,
-            False,
-        )  # how often a wrapper began a DataLoader, and whether another one than before
+        self.begun = 0  # how often a wrapper began a DataLoader
+        self.remade = False  # whether that was another one than before
         self.starts: list[float] = []  # seconds from starting each epoch to its first batch
         self.ends: list[float] = []  # seconds from asking for a batch after the last one to the end of the epoch
         self.ready = 0.0  # seconds that this thread had been ready to go on in all when the latest batch was there

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Calls of one operator, in a step by itself and in a call of an optimizer. A ResNet-50 has 161 tensors of weights, and
-# calls no operator of the CPU that is short more than 53 times.
+# 53 convolutions with as many batch norms.
 MANY, MANY_WEIGHTS = 60, 16
 # µs in the median. Of a tensor of a few numbers an operator takes 2 to 10 µs on the CPU, one that calls others some 40.
 SHORT = 60.0
