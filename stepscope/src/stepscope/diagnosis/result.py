@@ -26,7 +26,7 @@ VERDICTS = {
     "compute": "the kernels take the time, and could take less",
     "synchronization": "the host waits for the GPU in every step, and then the GPU for the host",
     "communication": "the step waits for the other processes",
-    "host": "in a step Python does other things than to train, or calls very many small operators",
+    "host": "in the steps or between them other things are done than to train, or very many small operators called",
     "settings": "the step is slower than it would be with another setting, or with a larger batch",
     NOTHING: "no change that is known here would gain 5% of a step",
     UNKNOWN: "the evidence does not suffice",
