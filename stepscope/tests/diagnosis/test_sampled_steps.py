@@ -1,6 +1,9 @@
 """Tests of `stepscope.diagnosis.step`: what of a step no operator explains, from samples written by hand."""
 
 import dataclasses
+import json
+import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -93,6 +96,26 @@ def test_the_line_is_that_of_the_function_in_which_the_time_is_spread():
 def test_one_sample_in_which_the_machine_stood_still_hides_no_line():
     stalled = stacks.Frame("/home/reader/train.py", 8, "step", 1)
     assert stacks.place([(stalled, 0.8), *[(FRAME, 0.001)] * 5]) == "train.py:3"
+
+
+def test_a_call_that_holds_the_gil_is_seen_at_its_line():
+    numbers = list(range(500_000))
+
+    def encodes():
+        for _ in range(8):
+            json.dumps(numbers)  # long, and compiled
+            for _ in range(20):
+                time.sleep(0)  # lets go of the GIL
+
+    def calls():
+        encodes()
+
+    with stacks.Sampler(0.001, calls.__code__) as sampler:
+        calls()
+    seconds = Counter()
+    for each in sampler.samples:
+        seconds[each.own and each.own.line - encodes.__code__.co_firstlineno] += each.seconds
+    assert seconds[2] > 0.8 * seconds.total(), seconds
 
 
 def test_only_what_a_backward_pass_calls_back_trains(tmp_path):

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
@@ -107,12 +107,12 @@ class Sampler:
 
     def __init__(self, interval: float, *within: CodeType):
         self.within, self.interval, self.samples, self.worked, self.held = within, interval, [], 0.0, 0.0
-        self._end = threading.Event()
+        self._end, self._files = threading.Event(), ExitStack()
 
     def __enter__(self) -> Sampler:
         self._switch = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH)
-        arguments = threading.get_ident(), _waited(), time.perf_counter()
+        arguments = threading.get_ident(), _waited(self._files), time.perf_counter()
         self._thread = threading.Thread(target=self._run, args=arguments, name="sampler", daemon=True)
         self._thread.start()
         return self
@@ -120,14 +120,18 @@ class Sampler:
     def __exit__(self, *raised: object) -> None:
         self._end.set()
         self._thread.join()
+        self._files.close()
         sys.setswitchinterval(self._switch)
 
     def _run(self, thread: int, waited: Callable[[], float], begin: float) -> None:
-        before = waited()
-        while not self._end.wait(self.interval):
+        before, late = waited(), False
+        # While a call holds the GIL, nothing is seen. This thread gets it as soon as the call is over, and looks at
+        # once: later, another line would have the time of the call.
+        while not self._end.wait(0 if late else self.interval):
             start, worked = time.perf_counter(), time.thread_time()
             frames = _frames(sys._current_frames().get(thread), self.within)
             end, now = time.perf_counter(), waited()
+            late = time.perf_counter() - end > self.interval
             self.samples.append(Sample(begin, end, now - before, *frames))
             begin, before = end, now
             self.held += max(0.0, time.perf_counter() - start - (time.thread_time() - worked))
@@ -186,16 +190,22 @@ def _frames(frame: object, within: Iterable[CodeType]) -> tuple[tuple[Frame, ...
     return (tuple(frames), frame.f_code) if frame is not None else ((), None)
 
 
-def _waited() -> Callable[[], float]:
+def _waited(files: ExitStack) -> Callable[[], float]:
     """Return a function that says for how many seconds this thread has neither worked nor been ready to.
 
-    Where the system does not report both (only Linux does), it has always worked.
+    It lets go of the GIL once only, and reads a file that `files` closes. Where the system does not report both (only
+    Linux does), the thread has always worked.
     """
-    task = f"self/task/{threading.get_native_id()}"
-    if not Path("/proc", task, "schedstat").exists():
+    path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    if not path.exists():
         return lambda: 0.0
-    clock = time.pthread_getcpuclockid(threading.get_ident())
-    return lambda: time.perf_counter() - time.clock_gettime(clock) - queued(task)
+    clock, file = time.pthread_getcpuclockid(threading.get_ident()), files.enter_context(path.open("rb"))
+
+    def waited() -> float:
+        queued = int(os.pread(file.fileno(), 100, 0).split()[1]) / 1e9
+        return time.perf_counter() - time.clock_gettime(clock) - queued
+
+    return waited
 
 
 def queued(process: int | str = "thread-self") -> float:
