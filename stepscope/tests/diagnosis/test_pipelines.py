@@ -209,7 +209,7 @@ def test_what_a_step_does_is_named_with_its_line(quick, names, fault):
 
 
 def test_an_optimizer_that_goes_weight_by_weight_is_found(quick, names):
-    step = Step(quick, Network(layers=60))
+    step = Step(quick, Network(layers=40))  # fewer calls than many small operators are
     step.optimizer = torch.optim.Adam(step.model.parameters(), foreach=False)
     found = diagnosis.diagnose(batches(8), step, steps=5)
     assert names(found)[0] == "an optimizer that goes weight by weight", str(found)
