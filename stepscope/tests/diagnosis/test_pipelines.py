@@ -208,8 +208,19 @@ def test_what_a_step_does_is_named_with_its_line(quick, names, fault):
     assert line(fault) in found.findings[0].evidence, str(found)
 
 
+class ManyWeights(nn.Module):
+    """Has many weights, and uses them all at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.rand(WIDTH, CLASSES) for _ in range(200))
+
+    def forward(self, numbers):
+        return numbers @ torch.stack([*self.weights]).sum(0)
+
+
 def test_an_optimizer_that_goes_weight_by_weight_is_found(quick, names):
-    step = Step(quick, Network(layers=40))  # fewer calls than many small operators are
+    step = Step(quick, ManyWeights())
     step.optimizer = torch.optim.Adam(step.model.parameters(), foreach=False)
     found = diagnosis.diagnose(batches(8), step, steps=5)
     assert names(found)[0] == "an optimizer that goes weight by weight", str(found)
