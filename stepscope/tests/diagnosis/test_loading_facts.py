@@ -32,6 +32,7 @@ QUICK = dict(cores=2, cpu_ms=0.1, ms=0.1)  # items
         dict(step=40, wait=0.5, workers=16),
         dict(step=40, wait=0.0, workers=0, ms=0.001),
         dict(step=40, wait=0.5, workers=2, restart=0.5),
+        dict(step=20, wait=2.5, workers=4, transfer=2.5),  # a batch has to arrive
         dict(step=40, wait=0.5, workers=30, cpu_ms=0.1),  # they wait for storage, which takes no core
     ],
 )
@@ -78,6 +79,13 @@ def test_what_an_item_waits_and_what_it_works_are_findings_of_their_own():
     assert [each.gain for each in found.values()] == pytest.approx([24 / 34, 0.25])
     assert "train.py:3" in found["items that wait"].evidence
     assert "train.py:4" in found["the dataset's own work"].evidence
+
+
+def test_items_that_take_no_longer_than_their_calls_are_to_be_loaded_together():
+    parts = NONE | {loading.REST: 0.75, "collating": 0.25}
+    facts = dict(step=30, wait=20, workers=0, cores=2, ms=0.01, cpu_ms=0.01, batch=2000, parts=parts)
+    assert list(of_loading(**facts)) == ["loading in the loop itself", "items one by one"]
+    assert "items one by one" not in of_loading(**facts, together=True)
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,36 @@ class OneByOne(Step):
             torch.stack([self.model(each) for each in numbers])  # fault: one by one
 
 
+class OneHot(Network):
+    """Looks words up by a product of a matrix that is almost all zeros."""
+
+    def forward(self, numbers):
+        words = nn.functional.one_hot(numbers.mul(9999).long(), 10000).float()  # fault: one hot
+        return super().forward(words.sum(1)[:, :WIDTH])
+
+
+class Distances(Network):
+    """Returns the distances to many points, from a tensor of all differences."""
+
+    def forward(self, numbers):
+        distances = (super().forward(numbers)[:, None] - torch.ones(4096, CLASSES)).pow(2).sum(2)  # fault: distances
+        return distances[:, :CLASSES]
+
+
+class Cells(Network):
+    """A recurrent network, called number by number."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTMCell(1, 128)
+
+    def forward(self, numbers):
+        state = None
+        for number in numbers.split(1, dim=1):
+            state = self.cell(number, state)  # fault: cells
+        return super().forward(state[0][:, :WIDTH])
+
+
 # The step, items of a batch, and what must be found first
 STEPS = {
     "counts": (Counts, 128, "the step does something else"),
@@ -217,6 +247,22 @@ class ManyWeights(nn.Module):
 
     def forward(self, numbers):
         return numbers @ torch.stack([*self.weights]).sum(0)
+
+
+# The network, items of a batch, and what must be found first
+NETWORKS = {
+    "one hot": (OneHot, 16, "the step does something else"),
+    "distances": (Distances, 64, "large elementwise operators"),
+    "cells": (Cells, 64, "many small operators"),
+}
+
+
+@pytest.mark.parametrize("fault", NETWORKS)
+def test_what_a_network_does_is_named_with_its_line(quick, names, fault):
+    network, size, name = NETWORKS[fault]
+    found = diagnosis.diagnose(batches(size), Step(quick, network()), steps=5)
+    assert names(found)[0] == name, str(found)
+    assert line(fault) in found.findings[0].evidence, str(found)
 
 
 def test_an_optimizer_that_goes_weight_by_weight_is_found(quick, names):
@@ -259,6 +305,24 @@ def test_what_a_wrapper_does_between_the_steps_is_named_with_its_line(quick, nam
     assert names(found)[0] == "work between the steps", str(found)
     assert line("logged") in found.findings[0].evidence
     assert dict(found.evidence)["DataLoader"].startswith("TensorDataset")
+
+
+class Begun:
+    """Gives the first batch of a new iterator each time."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        while True:
+            yield next(iter(self.loader))  # fault: begun
+
+
+def test_a_new_iterator_for_each_batch_is_named_with_its_line(quick, names):
+    found = diagnosis.diagnose(Begun(DataLoader(Items(), 64, num_workers=1)), Step(quick), steps=5)
+    assert names(found)[0] == "a new iterator for each batch", str(found)
+    assert line("begun") in found.findings[0].evidence
+    assert multiprocessing.active_children() == []
 
 
 def test_workers_that_a_wrapper_starts_again_are_seen(quick, names):

@@ -110,7 +110,9 @@ def _measured(source: _Source, seconds: float) -> Items:
     parts = {part: seconds / total for part, seconds in parts.items()}
     waits = {part: min(share, parts[part]) for part, share in waits.items()}
     lines = _lines(sampler.samples, slow)
-    return Items(count, ms, cpu_ms, source.batch, parts, opened, file_bytes, slowest, waits, irregular, lines)
+    return Items(
+        count, ms, cpu_ms, source.batch, parts, opened, file_bytes, slowest, waits, irregular, lines, source.together
+    )
 
 
 def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[dict[str, float], float, int, str]:

@@ -30,6 +30,10 @@ ARRIVAL = 1.0
 SLIGHT_MS, SLIGHT = 2.0, 0.15
 # Bytes. A fast disk delivers so many, at 500 MB/s, in the 2 ms that an open takes on a shared file system (simulate).
 SMALL_FILE = 1_000_000
+# ms: to wait for less than this and SLIGHT of a step is no fault of workers that are fast enough, see ARRIVAL
+ARRIVED = 3.0
+# ms, of an item that takes less than its calls cost, some tens of them in Python
+TINY = 0.03
 PICKLED = 100_000  # bytes of a batch in NumPy arrays that count: less takes a worker under 1 ms
 # Of the mean wait: where the median is less, a few steps wait for long and the others hardly.
 USUAL = 0.5
@@ -68,6 +72,12 @@ class Items:
     irregular: Irregular = Irregular()
     # The line of the reader's own that takes most time, for parts, `WAITING` and `IRREGULAR`; where known
     lines: dict[str, str] = field(default_factory=dict)
+    together: bool = False  # whether the dataset loads a whole batch at once
+
+    @property
+    def tiny(self) -> bool:
+        """Whether calling the dataset for each item takes most of the time."""
+        return not self.together and self.ms < TINY and self.working(REST) >= MOSTLY
 
     @property
     def batch_ms(self) -> float:
@@ -136,6 +146,8 @@ class Loading:
     queued: float = 0.0  # for each batch, how long its worker was ready to work while others had the cores
     items: Items | None = None  # how they are loaded, if that could be tried
     least: float = 0.0  # the fastest step without its wait
+    only_first: bool = False  # whether each batch is the first of an iterator that has more
+    line: str = ""  # of the reader's own, that gets a batch; "" if it is unknown
 
     @property
     def work(self) -> float:
@@ -232,6 +244,11 @@ class Loading:
         return not self.workers and self.wait < min(SLIGHT_MS, SLIGHT * self.whole)
 
     @property
+    def arrives(self) -> bool:
+        """Whether the loop waits no longer than a batch takes that a worker has ready."""
+        return bool(self.workers) and self.wait < min(ARRIVED, SLIGHT * self.whole)
+
+    @property
     def by_items(self) -> bool:
         """Whether how long the items take is why the loop waits."""
         slow = self.more or self.none or not (self.fast_enough or self.slight)
@@ -287,9 +304,11 @@ def _part(part: str, name: str, topic: str, change: str) -> Rule:
             f"{percent(items.working(part))} of the {milliseconds(items.ms)} that an item takes goes to {part}{where}."
         )
 
+    def share(items: Items) -> float:
+        return 0.0 if items.tiny and part in (REST, "collating") else items.working(part)
+
     return Rule(
-        name, "loading", topic, lambda loading: loading.gain_of(lambda items: items.working(part)), evidence, change,
-        line=_line(part),
+        name, "loading", topic, lambda loading: loading.gain_of(share), evidence, change, line=_line(part)
     )  # fmt: skip
 
 
@@ -323,15 +342,25 @@ def _irregularly(loading: Loading) -> float | None:
 
 def _slowly(loading: Loading) -> float | None:
     """Return what the transfer of batches that are ready takes, if the waits are no irregular ones."""
-    if not loading.in_spite or loading.pickled or (_irregularly(loading) or 0.0) >= WORTH:
+    if not loading.in_spite or loading.pickled or loading.arrives or (_irregularly(loading) or 0.0) >= WORTH:
         return None
     return min(loading.wait, loading.transfer) / loading.whole
 
 
 RULES = (
     Rule(
+        "a new iterator for each batch", "loading", "persistent workers",
+        lambda loading: (loading.wait + loading.restart) / loading.whole if loading.only_first else None,
+        lambda loading: (
+            f"Each batch is the first one of a new iterator over the loader, whose workers start for it: "
+            f"{milliseconds(loading.restart)} a step{f'. Mostly at {loading.line}' if loading.line else '.'}"
+        ),
+        "for batch in loader: …  # not next(iter(loader)), which begins again each time",
+        line=lambda loading: loading.line,
+    ),
+    Rule(
         "workers restarted every epoch", "loading", "persistent workers",
-        lambda loading: loading.restart / loading.whole,
+        lambda loading: None if loading.only_first else loading.restart / loading.whole,
         "Each epoch ends its workers and starts others: {restart:ms} more a step on average.",
         "DataLoader(…, persistent_workers=True)",
     ),
@@ -403,6 +432,17 @@ RULES = (
     _part(
         "collating", "collating item by item", "loading whole batches",
         "def __getitems__(self, indices): …  # a whole batch at once",
+    ),
+    Rule(
+        "items one by one", "loading", "loading whole batches",
+        lambda loading: loading.gain_of(lambda items: items.working(REST) + items.working("collating"))
+        if loading.items and loading.items.tiny else None,
+        lambda loading: (
+            f"An item takes {milliseconds(loading.items.ms)}, which is about what it costs to ask for it and to put "
+            f"it into a batch of {loading.items.batch}{loading.items.mostly(REST)}."
+        ),
+        "def __getitems__(self, indices): …  # a whole batch at once",
+        line=_line(REST),
     ),
     _part(
         REST, "the dataset's own work", "preprocessing ahead of time",

@@ -47,7 +47,11 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     to_sample, sampled = steps.steps_to_sample(recorded, loop.whole), None
     if to_sample:
         sampled = steps.sample(_Epochs(loader), _noted(step), to_sample, _Epoch.__next__.__code__)
-    loop, tried = replace(loop, items=sample), trials.Trials()
+    loop, tried = replace(loop, items=sample, line=sampled.getting() if sampled else ""), trials.Trials()
+    if loop.epoch == 1:  # each wait has a start of the workers
+        restart = min(loop.restart, loop.wait)
+        wait = loop.wait - restart
+        loop = replace(loop, step=loop.step - restart, wait=wait, usual_wait=min(wait, loop.usual_wait))
     if loop.work >= steps.LEAST_MS:
         tried = trials.run(_noted(step), batch, threads=_threads(recorded, loop), double=double)
     findings, loop = _found(loop, recorded, sampled, tried)
@@ -179,8 +183,16 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
         queued=queued * 1e3,
         pickled=_pickled(batch) if epochs.num_workers else 0.0,
         least=0.0 if torch.cuda.is_available() else _least(others or first) * 1e3,
+        only_first=epochs.length == 1 and epochs.loader is not epochs.dataloader and _has_more(epochs.dataloader),
     )
     return _Watched(loop, epochs.dataloader, batch, bool(double))
+
+
+def _has_more(dataloader: DataLoader | None) -> bool:
+    """Return whether an epoch of a loader has several batches, as far as it is known."""
+    with suppress(TypeError, NotImplementedError):
+        return dataloader is not None and len(dataloader) > 1
+    return False
 
 
 def _work(seconds: float, first: list[_Held], others: list[_Held]) -> float:

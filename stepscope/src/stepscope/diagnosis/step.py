@@ -42,8 +42,15 @@ LEAST_MS = 1.0  # of a step: a shorter one is mostly calls, and samples say litt
 # Seconds without an operator that count: from one operator to the next, PyTorch's own code takes some 10 µs.
 GAP = 1e-4
 SHARE = 0.1  # of a step, of one function: with 200 samples it is 8 to 12%
+LARGE = 0.3  # of a step, of large elementwise operators that the reader's lines call: any network has some
 SLOWED = 1.5  # times as long as without the profiler, that a sampled step may take
 _BACKWARD = "autograd::engine::evaluate_function"  # the operator that runs a part of the backward pass
+# Operators that read and write each number and compute little with it
+_ELEMENTWISE = (
+    r"aten::(add|sub|rsub|mul|div|neg|abs|pow|square|sqrt|rsqrt|exp|log|sin|cos|clamp|where|maximum|minimum|masked_fill"
+    r"|sum|mean|var|std|norm|amax|amin|cat|stack|repeat|clone|contiguous)_?"
+)
+_CELL = r"aten::(lstm|gru|rnn_tanh|rnn_relu)_cell"  # of a recurrent network, which has one operator for all of them
 
 # What a line may call so that it counts to the training itself: between the operators this is PyTorch's own work. In
 # a network that runs without gradients, its operators do not.
@@ -103,7 +110,8 @@ class Sampled:
             if not _any(_NETWORK, sample.frames) or not trains[sample.to_network]:
                 seconds += _within(tracked, sample)
             idle = 0.0 if _any(_NETWORK, sample.inside[-1:]) else _within(gaps, sample)
-            rows.append((sample, sample.path if idle > seconds else sample.to_network, seconds + idle))
+            own = idle > seconds or not _any(_NETWORK, sample.inside)  # not what a network does that is evaluated
+            rows.append((sample, sample.path if own else sample.to_network, seconds + idle))
         return self._summed(rows, sum(sample.seconds for sample in self.in_steps))
 
     def _calls_that_train(self, tracked: np.ndarray) -> dict[tuple[stacks.Frame, ...], bool]:
@@ -146,6 +154,23 @@ class Sampled:
         total = sum(each.seconds for each in self.in_steps)
         share = sum(each.seconds for each, count in pairs if count) / total if total else 0.0
         return stacks.hottest((each.path, count) for each, count in pairs), share
+
+    def elementwise(self) -> tuple[float, str]:
+        """Return what of the time of elementwise operators that train is of those that the reader's lines call without
+        a function of `torch.nn`; and the line that takes most of it, "" if it is unknown.
+        """
+        chosen = [bool(re.fullmatch(_ELEMENTWISE, name)) for name in self.names]
+        calls = self.operators[np.array(chosen, bool) & (np.array(self.kinds, object) == "training")]
+        rows = [(sample, _within(calls, sample)) for sample in self.in_steps]
+        own = [(sample.path, seconds) for sample, seconds in rows if sample.path and not _any(_NETWORK, sample.inside)]
+        total = sum(seconds for _, seconds in rows)
+        return sum(seconds for _, seconds in own) / total if total else 0.0, stacks.hottest(own)
+
+    def getting(self) -> str:
+        """Return the line that a batch is got at, "" if it is unknown."""
+        return stacks.hottest(
+            (sample.path, sample.seconds) for sample in self.samples if sample.within is not self.step
+        )
 
     def _gaps(self, often: frozenset[str]) -> np.ndarray:
         """Return begin and end of each time without an operator; shape (gaps, 2). Those in `often` have none inside."""
@@ -261,6 +286,10 @@ def read(
             # More than the calls: Python, and operators between them; not of an optimizer, which has a faster one
             if name == "others":
                 shares[name] = min(limit, max(shares[name], min(most * work, SLOWED * shares[name])))
+    large = operators["name"].str.fullmatch(_ELEMENTWISE) & (operators["kind"] == "training")
+    large = operators[large & ~optimizer & ~operators["name"].isin(often)]
+    own, lines["large"] = sampled.elementwise() if sampled and not profile.on_device else (0.0, "")
+    shares["large"] = min(limit, own * float((large["length"] + large["backward"]).sum()) / profile.total)
     outside, around = (sampled.outside(often), sampled.around()) if sampled else (Outside(), Outside())
     outside, around = _of_the_loop(outside, work, step_ms, limit), _of_the_loop(around, 1.0, step_ms, 1.0)
     return SimpleNamespace(
@@ -303,9 +332,10 @@ def _calls(host: SimpleNamespace, name: str) -> str:
 
 
 def _often(table: pd.DataFrame, least: float) -> pd.DataFrame:
-    """Return the calls of those operators that are called so often, and are short."""
+    """Return the calls of those operators that are called so often, and are short, or cells."""
     calls = table.groupby("name")["length"]
-    return table[(calls.transform("size") >= least) & (calls.transform("median") <= SHORT)]
+    short = (calls.transform("median") <= SHORT) | table["name"].str.fullmatch(_CELL)
+    return table[(calls.transform("size") >= least) & short]
 
 
 RULES = (
@@ -321,9 +351,20 @@ RULES = (
         "many small operators", "host", "fewer launches",
         lambda host: host.shares["others"],
         lambda host: f"A step calls {_calls(host, 'others')}",
-        "# one call for the whole batch in the place of a loop in Python",
+        "# one call for the whole batch, or the whole sequence, in the place of a loop in Python",
         least=SHARE,
         line=lambda host: host.lines["others"],
+    ),
+    Rule(
+        "large elementwise operators", "compute", "fewer launches",
+        lambda host: host.shares["large"],
+        lambda host: (
+            f"Operators that read and write each number, and compute little with it, take "
+            f"{percent(host.shares['large'])} of the time with their backward pass. Mostly at {host.lines['large']}"
+        ),
+        "torch.compile(…)  # makes one loop of several; or a product of matrices, as torch.cdist has for distances",
+        least=LARGE,
+        line=lambda host: host.lines["large"],
     ),
     Rule(
         "the step does something else", "host", "work between the operators",
