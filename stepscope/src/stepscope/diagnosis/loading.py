@@ -19,7 +19,9 @@ from stepscope.diagnosis.result import WORTH, Rule
 # sixteen a third of the throughput at a start of five seconds.
 TOO_MANY = 2
 DOMINANT = 0.75  # of an item's time: a part that takes so much counts as all of it, since profilers say it roughly
-FASTEST = 0.8  # of the mean step's work, that the fastest step counts as at least: a step may do less work than others
+# Of the mean step's work, that the fastest step counts as at least: a step may do less work than others. With it a
+# gain is at most 1 / 0.7 times the share that the waiting has.
+FASTEST = 0.7
 SLOWER = 5  # times that it may take to make a batch in a loop on a busy machine
 MOST_PER_CORE = 4  # workers that are advised: more were not tried. Each takes memory
 # Of a step's time that loading in the loop itself would have to save: the same loop timed twice differs by as much.
@@ -337,7 +339,7 @@ def _reading(name: str, small: bool) -> Rule:
 def _irregularly(loading: Loading) -> float | None:
     """Return what is waited for other reasons than a busy machine, if a few steps wait for long, the others hardly."""
     irregular = loading.in_spite and loading.irregular and not loading.pickled
-    return max(0.0, loading.wait - loading.queued) / loading.whole if irregular else None
+    return max(0.0, loading.wait - loading.queued) / loading.shortest if irregular else None
 
 
 def _slowly(loading: Loading) -> float | None:
@@ -350,7 +352,7 @@ def _slowly(loading: Loading) -> float | None:
 RULES = (
     Rule(
         "a new iterator for each batch", "loading", "persistent workers",
-        lambda loading: (loading.wait + loading.restart) / loading.whole if loading.only_first else None,
+        lambda loading: (loading.wait + loading.restart) / loading.shortest if loading.only_first else None,
         lambda loading: (
             f"Each batch is the first one of a new iterator over the loader, whose workers start for it: "
             f"{milliseconds(loading.restart)} a step{f'. Mostly at {loading.line}' if loading.line else '.'}"
@@ -458,7 +460,7 @@ RULES = (
     ),
     Rule(
         "batches through a pipe", "loading", "loading whole batches",
-        lambda loading: loading.wait / loading.whole if loading.in_spite and loading.pickled else None,
+        lambda loading: loading.wait / loading.shortest if loading.in_spite and loading.pickled else None,
         lambda loading: (
             f"{loading.speed} They are fast enough, but {loading.pickled / 1e6:.2g} MB of a batch are NumPy arrays: "
             "these are pickled and sent through a pipe, tensors are in shared memory."

@@ -38,6 +38,7 @@ SHORT = 60.0
 SAMPLE = 0.001  # seconds from one look at the line that runs to the next
 SECONDS, LEAST_STEPS, MOST_STEPS = 0.5, 3, 50  # of sampling
 MOST_OPERATORS = 20_000  # of all steps: reading so many takes a second
+TOO_MANY_OPERATORS = 300_000  # of the fewest steps: then none is sampled
 LEAST_MS = 1.0  # of a step: a shorter one is mostly calls, and samples say little of it
 # Seconds without an operator that count: from one operator to the next, PyTorch's own code takes some 10 µs.
 GAP = 1e-4
@@ -194,7 +195,8 @@ def sample(loader: Iterable, call: Callable, steps: int, getting: CodeType) -> S
     """Record so many steps with the profiler while they are sampled; no worker of the loader is left.
 
     `getting` is the code of the function that gets a batch of the loader. Steps before them do not count: the first
-    ones wait for the workers, and the profiler makes itself ready.
+    ones wait for the workers, and the profiler makes itself ready. Nor does one more: the end of the last step may come
+    before a look at it.
     """
     from stepscope.timing import profiling  # here, because the shell needs no torch, which takes seconds
 
@@ -205,11 +207,11 @@ def sample(loader: Iterable, call: Callable, steps: int, getting: CodeType) -> S
         call(*batch)
 
     with tempfile.TemporaryDirectory() as folder, stacks.Sampler(SAMPLE, step.__code__, getting) as sampler:
-        trace = traces.load(profiling.record(loader, step, Path(folder), active=steps))
-    (span,), begun, shift = trace.spans, begun[-steps:], time.perf_counter() - time.time()
+        trace = traces.load(profiling.record(loader, step, Path(folder), active=steps + 1))
+    (span,), (*begun, end), shift = trace.spans, begun[-steps - 1 :], time.perf_counter() - time.time()
     operators = _outermost(trace)
     times = (operators[["start", "end"]].to_numpy() + span.origin) / 1e6 + shift
-    samples = [each for each in sampler.samples if each.within is not None and each.begin >= begun[0]]
+    samples = [each for each in sampler.samples if each.within is not None and begun[0] <= each.begin < end]
     return Sampled(samples, times, operators["name"].tolist(), operators["kind"].tolist(), begun, step.__code__)
 
 
@@ -225,7 +227,8 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
     for span in trace.spans:
         events = span.events.table()
         called_back = events[events["name"].str.startswith(_BACKWARD)].dropna(subset="sequence")
-        called_back = (called_back["end"] - called_back["start"]).groupby(called_back["sequence"]).sum()
+        between = (called_back.groupby("thread")["start"].shift(-1) - called_back["end"]).clip(0, GAP * 1e6).fillna(0)
+        called_back = (called_back["end"] - called_back["start"] + between).groupby(called_back["sequence"]).sum()
         steps = events[events["kind"] == "step"]
         events = events[events["thread"].isin(steps["thread"]) & (events["end"] <= steps["end"].max())]
         loading = _during(events["start"], events[events["kind"] == "DataLoader"])  # in the loop itself: not the step
@@ -309,11 +312,11 @@ def _of_the_loop(outside: Outside, work: float, step_ms: float, limit: float) ->
 def steps_to_sample(profile: Profile, step_ms: float) -> int:
     """Return how many steps of so many ms to sample: for some time, and no more operators than can be read.
 
-    It is 0 if a step is too short.
+    It is 0 if a step is too short, or has too many operators.
     """
-    if step_ms < LEAST_MS:
-        return 0
     operators = sum(int(span.events["operator"].sum()) for span in profile.trace.spans) / profile.steps
+    if step_ms < LEAST_MS or LEAST_STEPS * operators > TOO_MANY_OPERATORS:
+        return 0
     most = min(MOST_STEPS, MOST_OPERATORS / max(operators, 1), SECONDS * 1e3 / step_ms + 1)
     return max(LEAST_STEPS, int(most))
 
