@@ -10,11 +10,21 @@ NONE = dict.fromkeys([*items.PARTS, loading.REST], 0.0)
 ITEMS = loading.Items(100, 1.0, 1.0, 32, NONE | {"decoding": 1.0}, opened=1.0, file_bytes=50e3, slowest="decode")
 
 
-def known(step, wait, workers, *, usual=None, cores=8, restart=0.0, transfer=0.0, queued=0.0, **of_items):
+def known(step, wait, workers, *, usual=None, cores=8, restart=0.0, transfer=0.0, queued=0.0, tensors=2, **of_items):
     usual = wait if usual is None else usual
     loaded = dataclasses.replace(ITEMS, **of_items)
     return loading.Loading(
-        step, wait, usual, workers, cores, restart + loaded.batch_ms, 1, transfer=transfer, queued=queued, items=loaded
+        step,
+        wait,
+        usual,
+        workers,
+        cores,
+        restart + loaded.batch_ms,
+        1,
+        transfer=transfer,
+        queued=queued,
+        items=loaded,
+        tensors=tensors,
     )
 
 
@@ -93,6 +103,7 @@ def test_items_that_take_no_longer_than_their_calls_are_to_be_loaded_together():
     [
         (dict(step=50, wait=8, workers=4, usual=0.2), "irregular loading", 8 / 50),
         (dict(step=50, wait=8, workers=4, transfer=6), "transfer from the workers", 6 / 50),
+        (dict(step=50, wait=8, workers=4, transfer=6, tensors=64), "many tensors in a batch", 6 / 50),
         (dict(step=40, wait=0.5, workers=2, restart=10), "workers restarted every epoch", 10 / 50),
     ],
 )

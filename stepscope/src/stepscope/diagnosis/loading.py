@@ -34,6 +34,7 @@ SLIGHT_MS, SLIGHT = 2.0, 0.15
 SMALL_FILE = 1_000_000
 # ms: to wait for less than this and SLIGHT of a step is no fault of workers that are fast enough, see ARRIVAL
 ARRIVED = 3.0
+MANY_TENSORS = 16  # of a batch: a worker shares each by itself, which took 0.2 to 0.4 ms
 # ms, of an item that takes less than its calls cost, some tens of them in Python
 TINY = 0.03
 PICKLED = 100_000  # bytes of a batch in NumPy arrays that count: less takes a worker under 1 ms
@@ -150,6 +151,7 @@ class Loading:
     least: float = 0.0  # the fastest step without its wait
     only_first: bool = False  # whether each batch is the first of an iterator that has more
     line: str = ""  # of the reader's own, that gets a batch; "" if it is unknown
+    tensors: int = 0  # of a batch
 
     @property
     def work(self) -> float:
@@ -344,7 +346,13 @@ def _irregularly(loading: Loading) -> float | None:
 
 def _slowly(loading: Loading) -> float | None:
     """Return what the transfer of batches that are ready takes, if the waits are no irregular ones."""
-    if not loading.in_spite or loading.pickled or loading.arrives or (_irregularly(loading) or 0.0) >= WORTH:
+    if (
+        not loading.in_spite
+        or loading.pickled
+        or loading.tensors >= MANY_TENSORS
+        or loading.arrives
+        or (_irregularly(loading) or 0.0) >= WORTH
+    ):
         return None
     return min(loading.wait, loading.transfer) / loading.whole
 
@@ -466,6 +474,16 @@ RULES = (
             "these are pickled and sent through a pipe, tensors are in shared memory."
         ),
         "collate_fn: torch.from_numpy(…)  # tensors, as the default makes them",
+    ),
+    Rule(
+        "many tensors in a batch", "loading", "loading whole batches",
+        lambda loading: (
+            min(loading.wait, loading.transfer) / loading.shortest
+            if loading.workers and loading.tensors >= MANY_TENSORS else None
+        ),
+        "A batch has {tensors:tensor}, each of which a worker shares by itself: one that is ready arrives in "
+        "{transfer:ms}.",
+        "collate_fn: torch.stack(…)  # one tensor of all items, as the default makes it",
     ),
     Rule(
         "transfer from the workers", "loading", "normalization on the device", _slowly,

@@ -182,6 +182,7 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
         transfer=transfer * 1e3,
         queued=queued * 1e3,
         pickled=_pickled(batch) if epochs.num_workers else 0.0,
+        tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(batch)),
         least=0.0 if torch.cuda.is_available() else _least(others or first) * 1e3,
         only_first=epochs.length == 1 and epochs.loader is not epochs.dataloader and _has_more(epochs.dataloader),
     )

@@ -44,6 +44,7 @@ LEAST_MS = 1.0  # of a step: a shorter one is mostly calls, and samples say litt
 GAP = 1e-4
 SHARE = 0.1  # of a step, of one function: with 200 samples it is 8 to 12%
 LARGE = 0.3  # of a step, of large elementwise operators that the reader's lines call: any network has some
+UPDATES = 0.5  # of a step, of an optimizer's
 SLOWED = 1.5  # times as long as without the profiler, that a sampled step may take
 _BACKWARD = "autograd::engine::evaluate_function"  # the operator that runs a part of the backward pass
 # Operators that read and write each number and compute little with it
@@ -166,6 +167,12 @@ class Sampled:
         own = [(sample.path, seconds) for sample, seconds in rows if sample.path and not _any(_NETWORK, sample.inside)]
         total = sum(seconds for _, seconds in rows)
         return sum(seconds for _, seconds in own) / total if total else 0.0, stacks.hottest(own)
+
+    def updating(self) -> str:
+        """Return the line that calls an optimizer, "" if it is unknown."""
+        return stacks.hottest(
+            (sample.path, sample.seconds) for sample in self.in_steps if _any(r"[/\\]torch[/\\]optim", sample.inside)
+        )
 
     def getting(self) -> str:
         """Return the line that a batch is got at, "" if it is unknown."""
@@ -293,6 +300,9 @@ def read(
     large = operators[large & ~optimizer & ~operators["name"].isin(often)]
     own, lines["large"] = sampled.elementwise() if sampled and not profile.on_device else (0.0, "")
     shares["large"] = min(limit, own * float((large["length"] + large["backward"]).sum()) / profile.total)
+    updates = operators[optimizer & ~operators["name"].isin(often)]
+    shares["updates"] = float((updates["length"] + updates["gap"]).sum()) / profile.total if sampled else 0.0
+    shares["updates"], lines["updates"] = min(limit, shares["updates"]), sampled.updating() if sampled else ""
     outside, around = (sampled.outside(often), sampled.around()) if sampled else (Outside(), Outside())
     outside, around = _of_the_loop(outside, work, step_ms, limit), _of_the_loop(around, 1.0, step_ms, 1.0)
     return SimpleNamespace(
@@ -368,6 +378,17 @@ RULES = (
         "torch.compile(…)  # makes one loop of several; or a product of matrices, as torch.cdist has for distances",
         least=LARGE,
         line=lambda host: host.lines["large"],
+    ),
+    Rule(
+        "an optimizer that takes most of the step", "compute", "larger batches",
+        lambda host: host.shares["updates"],
+        lambda host: (
+            f"Changing the weights takes {percent(host.shares['updates'])} of the time, however small the batch is. "
+            f"Mostly at {host.lines['updates']}"
+        ),
+        "Adam(…, fused=True)  # and fewer updates: a larger batch, or SparseAdam for a large nn.Embedding(sparse=True)",
+        least=UPDATES,
+        line=lambda host: host.lines["updates"],
     ),
     Rule(
         "the step does something else", "host", "work between the operators",
