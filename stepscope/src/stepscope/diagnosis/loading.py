@@ -149,7 +149,7 @@ class Loading:
     queued: float = 0.0  # for each batch, how long its worker was ready to work while others had the cores
     items: Items | None = None  # how they are loaded, if that could be tried
     least: float = 0.0  # the fastest step without its wait
-    only_first: bool = False  # whether each batch is the first of an iterator that has more
+    only_first: bool = False  # whether each batch is the first of an iterator that has more, and workers start for it
     line: str = ""  # of the reader's own, that gets a batch; "" if it is unknown
     tensors: int = 0  # of a batch
 

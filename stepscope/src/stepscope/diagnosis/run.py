@@ -190,9 +190,9 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
 
 
 def _has_more(dataloader: DataLoader | None) -> bool:
-    """Return whether an epoch of a loader has several batches, as far as it is known."""
+    """Return whether a loader has workers and an epoch of it several batches, as far as it is known."""
     with suppress(TypeError, NotImplementedError):
-        return dataloader is not None and len(dataloader) > 1
+        return dataloader is not None and dataloader.num_workers > 0 and len(dataloader) > 1
     return False
 
 

@@ -296,13 +296,14 @@ def read(
             # More than the calls: Python, and operators between them; not of an optimizer, which has a faster one
             if name == "others":
                 shares[name] = min(limit, max(shares[name], min(most * work, SLOWED * shares[name])))
+    on_cpu = sampled is not None and not profile.on_device  # of a GPU, `device` looks at the kernels
     large = operators["name"].str.fullmatch(_ELEMENTWISE) & (operators["kind"] == "training")
     large = operators[large & ~optimizer & ~operators["name"].isin(often)]
-    own, lines["large"] = sampled.elementwise() if sampled and not profile.on_device else (0.0, "")
+    own, lines["large"] = sampled.elementwise() if on_cpu else (0.0, "")
     shares["large"] = min(limit, own * float((large["length"] + large["backward"]).sum()) / profile.total)
     updates = operators[optimizer & ~operators["name"].isin(often)]
-    shares["updates"] = float((updates["length"] + updates["gap"]).sum()) / profile.total if sampled else 0.0
-    shares["updates"], lines["updates"] = min(limit, shares["updates"]), sampled.updating() if sampled else ""
+    shares["updates"] = min(limit, on_cpu * float((updates["length"] + updates["gap"]).sum()) / profile.total)
+    lines["updates"] = sampled.updating() if on_cpu else ""
     outside, around = (sampled.outside(often), sampled.around()) if sampled else (Outside(), Outside())
     outside, around = _of_the_loop(outside, work, step_ms, limit), _of_the_loop(around, 1.0, step_ms, 1.0)
     return SimpleNamespace(
@@ -337,11 +338,15 @@ def _calls(host: SimpleNamespace, name: str) -> str:
     table = calls.groupby("name")["length"].agg(["size", "sum"]).sort_values("sum", ascending=False)
     names = [f"{printable(name)} {round(row['size'] / host.steps):,} times" for name, row in table.head(3).iterrows()]
     others = f" and {counted(len(table) - 3, 'other')}" if len(table) > 3 else ""
-    line = host.lines[name]
     return (
         f"{', '.join(names)}{others}, {calls['length'].median():.0f} µs each in the median; with what is between "
-        f"them that takes {percent(host.shares[name])} of the time.{f' Mostly at {line}' if line else ''}"
+        f"them that takes {percent(host.shares[name])} of the time.{_mostly(host.lines[name])}"
     )
+
+
+def _mostly(line: str) -> str:
+    """Return a sentence on where it is, if that is known."""
+    return f" Mostly at {line}" if line else ""
 
 
 def _often(table: pd.DataFrame, least: float) -> pd.DataFrame:
@@ -373,7 +378,7 @@ RULES = (
         lambda host: host.shares["large"],
         lambda host: (
             f"Operators that read and write each number, and compute little with it, take "
-            f"{percent(host.shares['large'])} of the time with their backward pass. Mostly at {host.lines['large']}"
+            f"{percent(host.shares['large'])} of the time with their backward pass.{_mostly(host.lines['large'])}"
         ),
         "torch.compile(…)  # makes one loop of several; or a product of matrices, as torch.cdist has for distances",
         least=LARGE,
@@ -383,8 +388,8 @@ RULES = (
         "an optimizer that takes most of the step", "compute", "larger batches",
         lambda host: host.shares["updates"],
         lambda host: (
-            f"Changing the weights takes {percent(host.shares['updates'])} of the time, however small the batch is. "
-            f"Mostly at {host.lines['updates']}"
+            f"Changing the weights takes {percent(host.shares['updates'])} of the time, however small the batch is."
+            f"{_mostly(host.lines['updates'])}"
         ),
         "Adam(…, fused=True)  # and fewer updates: a larger batch, or SparseAdam for a large nn.Embedding(sparse=True)",
         least=UPDATES,
