@@ -95,13 +95,18 @@ def test_without_its_secret_path_nothing_is_read(server, page):
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can look as another user does")
-def test_no_other_user_of_the_machine_finds_its_secret_path(server):
-    of_processes = [str(path) for name in ("cmdline", "environ") for path in Path("/proc").glob(f"[0-9]*/{name}")]
-    look = ["grep", "-rlsFf", "-", "--devices=skip", *of_processes, tempfile.gettempdir()]
-    found = [
-        subprocess.run(look, input=urlsplit(server.url).path, stdout=subprocess.PIPE, text=True, **user).stdout
-        for user in ({}, {"user": NOBODY, "group": NOBODY, "extra_groups": []})
-    ]
+def test_no_other_user_of_the_machine_finds_its_secret_path(logdir, monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:  # for this server alone: to look through that of all takes long
+        Path(folder).chmod(0o1777)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        server = tensorboard.start(logdir / "gpu")
+        of_processes = [str(path) for name in ("cmdline", "environ") for path in Path("/proc").glob(f"[0-9]*/{name}")]
+        look = ["grep", "-rlsFf", "-", "--devices=skip", *of_processes, folder]
+        found = [
+            subprocess.run(look, input=urlsplit(server.url).path, stdout=subprocess.PIPE, text=True, **user).stdout
+            for user in ({}, {"user": NOBODY, "group": NOBODY, "extra_groups": []})
+        ]
+        server.stop()
     assert str(server.folder / "address") in found[0]
     assert not found[1]
 
