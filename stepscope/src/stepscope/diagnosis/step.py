@@ -283,10 +283,11 @@ def read(
     }
     # What a call takes beyond that is the work on a large tensor, or the machine stood still. What the backward pass
     # does for it may be several operators
-    times = {
-        name: float((table["length"].clip(upper=SHORT) + table["gap"] + table["backward"].clip(upper=3 * SHORT)).sum())
-        for name, table in calls.items()
-    }
+    times = {}
+    for name, table in calls.items():
+        usual = table.groupby("name")["length"].transform("median").clip(lower=SHORT)
+        times[name] = float((table["length"].clip(upper=usual) + table["gap"]).sum())
+        times[name] += float(table["backward"].clip(upper=3 * usual).sum())
     shares = {name: min(us / profile.total, limit) for name, us in times.items()}
     often = frozenset().union(*(table["name"] for name, table in calls.items() if shares[name] >= SHARE))
     lines = dict.fromkeys(calls, "")
