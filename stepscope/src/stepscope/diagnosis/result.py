@@ -23,7 +23,7 @@ VERDICTS = {
     "loading": "the loop waits for batches",
     "copies": "copies between host and GPU hold the step up",
     "launches": "the GPU waits until the host launches its next kernel",
-    "compute": "the kernels take the time, and could take less",
+    "compute": "the operators, on a GPU its kernels, take the time, and could take less",
     "synchronization": "the host waits for the GPU in every step, and then the GPU for the host",
     "communication": "the step waits for the other processes",
     "host": "in the steps or between them other things are done than to train, or very many small operators called",

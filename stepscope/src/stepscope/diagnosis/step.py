@@ -378,7 +378,7 @@ RULES = (
         "large elementwise operators", "compute", "fewer launches",
         lambda host: host.shares["large"],
         lambda host: (
-            f"Operators that read and write each number, and compute little with it, take "
+            f"Memory-bound operators, which read and write each number and compute little with it, take "
             f"{percent(host.shares['large'])} of the time with their backward pass.{_mostly(host.lines['large'])}"
         ),
         "torch.compile(…)  # makes one loop of several; or a product of matrices, as torch.cdist has for distances",
