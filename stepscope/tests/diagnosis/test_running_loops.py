@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 
 from stepscope import diagnosis, timing
 from stepscope.base import machine
-from stepscope.diagnosis import items, run, stacks, trials
+from stepscope.diagnosis import items, loading, run, stacks, trials
 from stepscope.timing import stopwatch
 
 
@@ -193,6 +193,11 @@ def test_a_step_that_takes_long_once_is_accused_of_nothing(clock, at):
     assert found.step_ms == pytest.approx(20, rel=0.01)
 
 
+def at_most(fault, rest):
+    """Return the gain stated for a fault of a step whose rest takes always the same time."""
+    return fault / (fault + (1 - loading.MARGIN) * rest)
+
+
 def test_what_others_take_of_the_core_is_not_blamed_on_loading(clock, held):
     class Shared(Busy):
         def __getitem__(self, index):
@@ -207,7 +212,7 @@ def test_what_others_take_of_the_core_is_no_work_of_the_step(clock, held):
     loader = Simulated(clock, Busy(clock, 0.005), 8)
     found = diagnosis.diagnose(loader, lambda *_: (clock.work(0.02), held(0.1)), steps=8)
     assert found.findings[0].name == "loading in the loop itself"
-    assert found.findings[0].gain == pytest.approx(40 / 60, abs=0.01)
+    assert found.findings[0].gain == pytest.approx(at_most(40, 20), abs=0.01)
 
 
 @pytest.mark.parametrize(("item", "verdict"), [(0.005, "loading"), (0.001, "unknown"), (1e-5, "unknown")])
@@ -230,7 +235,7 @@ def test_what_this_process_and_its_children_work_is_not_that_of_others(monkeypat
             time.sleep(0.01)
         both = stacks._others() - before
         child.communicate(b"\n")
-    assert ended <= -0.2 and both - ended <= -0.2
+    assert ended <= -0.15 and both - ended <= -0.15
 
 
 @pytest.mark.parametrize(
@@ -241,7 +246,7 @@ def test_the_number_of_workers_is_found_with_its_gain(clock, workers, name, step
     found = simulated(clock, loops.SleepDataset(1000, 0.004), num_workers=workers)
     assert (found.verdict, names(found)) == ("loading", [name, "items that wait"])
     assert found.step_ms == pytest.approx(step_ms)
-    assert [finding.gain for finding in found.findings] == pytest.approx([1 - 10 / step_ms] * 2, rel=1e-4)
+    assert [finding.gain for finding in found.findings] == pytest.approx([at_most(step_ms - 10, 10)] * 2, rel=1e-4)
     assert change in found.findings[0].change
 
 
@@ -257,7 +262,7 @@ def test_restarting_workers_gains_what_it_adds_to_a_step(clock, names):
     times = dict(starting=0.06, ending=0.04, step_ms=25)
     found = simulated(clock, loops.SleepDataset(8, 0.001), 2, num_workers=2, **times)
     assert names(found)[0] == "workers restarted every epoch"
-    assert found.findings[0].gain == pytest.approx(25 / 50)  # 0.1 s for four steps of 25 ms
+    assert found.findings[0].gain == pytest.approx(at_most(25, 25))  # 0.1 s for four steps of 25 ms
     assert found.step_ms == pytest.approx(50)
 
 

@@ -19,9 +19,6 @@ from stepscope.diagnosis.result import WORTH, Rule
 # sixteen a third of the throughput at a start of five seconds.
 TOO_MANY = 2
 DOMINANT = 0.75  # of an item's time: a part that takes so much counts as all of it, since profilers say it roughly
-# Of the mean step's work, that the fastest step counts as at least: a step may do less work than others. With it a
-# gain is at most 1 / 0.7 times the share that the waiting has.
-FASTEST = 0.7
 SLOWER = 5  # times that it may take to make a batch in a loop on a busy machine
 MOST_PER_CORE = 4  # workers that are advised: more were not tried. Each takes memory
 # Of a step's time that loading in the loop itself would have to save: the same loop timed twice differs by as much.
@@ -171,11 +168,6 @@ class Loading:
         return self.step + self.restart
 
     @property
-    def shortest(self) -> float:
-        """The same with the work of the fastest step: loading slows steps. A gain is at most a share of that."""
-        return self.whole - self.work + (max(self.least, FASTEST * self.work) if self.least else self.work)
-
-    @property
     def irregular(self) -> bool:
         """Whether a few steps wait for long, and the others hardly."""
         return self.usual_wait < USUAL * self.wait
@@ -211,7 +203,7 @@ class Loading:
 
     def gained(self, step: float) -> float:
         """Return the share of a step that it gains to have steps of `step` ms: no more than the waiting."""
-        return max(0.0, min(self.step - step, self.wait) / self.shortest)
+        return max(0.0, min(self.step - step, self.wait) / self.whole)
 
     @cached_property
     def more(self) -> float:
@@ -285,7 +277,7 @@ class Loading:
             paced = min(paced, self.items.batch_ms)
         part = share(self.items)
         part = 1.0 if part >= DOMINANT else part
-        return min(self.wait, part * paced) / self.shortest
+        return min(self.wait, part * paced) / self.whole
 
 
 def of_profile(profile: Profile) -> Loading:
@@ -341,7 +333,7 @@ def _reading(name: str, small: bool) -> Rule:
 def _irregularly(loading: Loading) -> float | None:
     """Return what is waited for other reasons than a busy machine, if a few steps wait for long, the others hardly."""
     irregular = loading.in_spite and loading.irregular and not loading.pickled
-    return max(0.0, loading.wait - loading.queued) / loading.shortest if irregular else None
+    return max(0.0, loading.wait - loading.queued) / loading.whole if irregular else None
 
 
 def _slowly(loading: Loading) -> float | None:
@@ -360,7 +352,7 @@ def _slowly(loading: Loading) -> float | None:
 RULES = (
     Rule(
         "a new iterator for each batch", "loading", "persistent workers",
-        lambda loading: (loading.wait + loading.restart) / loading.shortest if loading.only_first else None,
+        lambda loading: (loading.wait + loading.restart) / loading.whole if loading.only_first else None,
         lambda loading: (
             f"Each batch is the first one of a new iterator over the loader, whose workers start for it: "
             f"{milliseconds(loading.restart)} a step{f'. Mostly at {loading.line}' if loading.line else '.'}"
@@ -468,7 +460,7 @@ RULES = (
     ),
     Rule(
         "batches through a pipe", "loading", "loading whole batches",
-        lambda loading: loading.wait / loading.shortest if loading.in_spite and loading.pickled else None,
+        lambda loading: loading.wait / loading.whole if loading.in_spite and loading.pickled else None,
         lambda loading: (
             f"{loading.speed} They are fast enough, but {loading.pickled / 1e6:.2g} MB of a batch are NumPy arrays: "
             "these are pickled and sent through a pipe, tensors are in shared memory."
@@ -478,7 +470,7 @@ RULES = (
     Rule(
         "many tensors in a batch", "loading", "loading whole batches",
         lambda loading: (
-            min(loading.wait, loading.transfer) / loading.shortest
+            min(loading.wait, loading.transfer) / loading.whole
             if loading.workers and loading.tensors >= MANY_TENSORS else None
         ),
         "A batch has {tensors:tensor}, each of which a worker shares by itself: one that is ready arrives in "

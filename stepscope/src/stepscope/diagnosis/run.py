@@ -30,7 +30,10 @@ PROFILED = 8  # steps; or as many as there are workers, of which one may make ev
 LONGEST_PAUSE = 2.0  # seconds, in which the workers make batches that are then asked for
 READY = 3  # batches that are asked for then
 BUSY = 0.1  # of the time, in which others have the cores: then they may have turned the verdict,
-MOST = 0.5  # unless the first finding takes so much of the step: what others slow makes findings seem smaller
+MOST = 0.6  # unless the first finding takes so much of the step: what others slow makes findings seem smaller
+# Of its mean time, the least that the rest of a step takes without a fault: so a gain is stated as 1 / 0.7 times the
+# share that the fault has at most
+FASTEST = 0.7
 
 
 def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
@@ -74,7 +77,11 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
 def _found(
     loop: loading.Loading, recorded: profile.Profile, sampled: steps.Sampled | None, tried: trials.Trials
 ) -> tuple[list[Finding], loading.Loading]:
-    """Return what is found in a loop, and the loop without what it waits for other things than its batches."""
+    """Return what is found in a loop, and the loop without what it waits for other things than its batches.
+
+    A gain is at most what a fault takes of a step whose rest is as short as it may be: a fault slows it, too, and the
+    same loop timed twice differs.
+    """
     host = steps.read(recorded, loop.work / loop.whole, loop.whole, sampled)
     around = min(loop.wait, host.around.share * loop.whole)  # workers change nothing about that
     loop = replace(loop, wait=loop.wait - around, usual_wait=max(0.0, loop.usual_wait - around))
@@ -84,7 +91,10 @@ def _found(
         *result.findings(loading.RULES, loop),
         *trials.findings(replace(tried, work=loop.work / loop.whole)),
     ]
-    return found, loop
+    if not loop.least:  # a GPU computes beside the host
+        return found, loop
+    rest = max(FASTEST, (1 - loading.MARGIN) * min(1.0, loop.least / loop.work))
+    return [replace(each, gain=each.gain / (each.gain + (1 - each.gain) * rest)) for each in found], loop
 
 
 def _threads(recorded: profile.Profile, loop: loading.Loading) -> int | None:
