@@ -18,22 +18,22 @@ CLIPPING = stacks.Frame("/lib/python3/site-packages/torch/nn/utils/clip_grad.py"
 FETCH = stacks.Frame("/lib/python3/site-packages/torch/utils/data/_utils/fetch.py", 9, "fetch", 1)
 
 
+TRAINING = ["training"] * 3
 STEP, BETWEEN = (compile("", name, "exec") for name in ("step", "between"))
 
 
-def sampled(*frames, waited=0.0, kind="training", within=STEP):
+def sampled(*frames, waited=0.0, kinds=TRAINING, within=STEP):
     """Return two steps of 60 ms, each sampled twice; operators run in 30 ms of each, with a gap of 10 µs, and of 30 ms.
 
-    The long gap is between `b` and `c`. `kind` is that of the first operator.
+    The long gap is between `b` and `c`. `kinds` are those of the operators.
     """
     halves, operators = ((0, 0.03, 0), (0.03, 0.06, waited)), np.array([[0, 0.01], [0.01001, 0.02], [0.05, 0.06]])
     starts = [0.0, 0.06]
     samples = [
         stacks.Sample(at + begin, at + end, waits, frames, within) for at in starts for begin, end, waits in halves
     ]
-    kinds = [kind, "training", "training"] * 2
     operators = np.concatenate([operators + at for at in starts])
-    return step.Sampled(samples, operators, ["a", "b", "c"] * 2, kinds, starts, STEP)
+    return step.Sampled(samples, operators, ["a", "b", "c"] * 2, kinds * 2, starts, STEP)
 
 
 def test_what_is_done_in_one_step_only_may_be_a_stall():
@@ -53,17 +53,26 @@ def test_what_is_between_operators_that_are_called_too_often_is_theirs():
 
 
 @pytest.mark.parametrize(
-    ("frames", "kind", "share"),
+    ("frames", "kinds", "share"),
     [
-        ([FORWARD, FRAME], "training", 0),  # the network between its operators
-        ([FORWARD, FRAME], "tracked", 0),  # it prepares its images, and trains
-        ([FORWARD, FRAME], "untracked", 1 / 6),  # it is evaluated
-        ([FRAME], "tracked", 2 / 3),  # the reader's own line, and the gap
-        ([CLIPPING, FRAME], "untracked", 0),
+        ([FORWARD, FRAME], TRAINING, 0),  # the network between its operators
+        ([FORWARD, FRAME], ["tracked", "training", "training"], 0),  # it prepares its images, and trains
+        ([FORWARD, FRAME], ["untracked"] * 3, 1),  # it is evaluated
+        ([FRAME], ["tracked", "training", "training"], 2 / 3),  # the reader's own line, and the gap
+        ([CLIPPING, FRAME], ["untracked", "training", "training"], 0),
     ],
 )
-def test_operators_that_no_backward_pass_calls_back_are_counted_but_for_those_of_the_training(frames, kind, share):
-    assert sampled(*frames, kind=kind).outside(frozenset()).share == pytest.approx(share, abs=1e-3)
+def test_operators_that_no_backward_pass_calls_back_are_counted_but_for_those_of_the_training(frames, kinds, share):
+    assert sampled(*frames, kinds=kinds).outside(frozenset()).share == pytest.approx(share, abs=1e-3)
+
+
+def test_a_network_that_teaches_another_is_no_fault():
+    teaches = sampled(FORWARD, FRAME, kinds=["untracked", "training", "training"])
+    samples = [
+        each if number % 2 == 0 else dataclasses.replace(each, frames=(CLIPPING, FRAME))
+        for number, each in enumerate(teaches.samples)
+    ]
+    assert dataclasses.replace(teaches, samples=samples).outside(frozenset()).share == 0
 
 
 def test_what_is_done_between_steps_is_found_but_for_what_is_loaded():

@@ -45,6 +45,7 @@ GAP = 1e-4
 SHARE = 0.1  # of a step, of one function: with 200 samples it is 8 to 12%
 LARGE = 0.3  # of a step, of large elementwise operators that the reader's lines call: any network has some
 UPDATES = 0.5  # of a step, of an optimizer's
+EVALUATED = 0.5  # of a step, of networks without gradients: one that teaches takes as long as another's forward pass
 SLOWED = 1.5  # times as long as without the profiler, that a sampled step may take
 _BACKWARD = "autograd::engine::evaluate_function"  # the operator that runs a part of the backward pass
 # Operators that read and write each number and compute little with it
@@ -104,24 +105,28 @@ class Sampled:
         calls = self.operators.copy()  # with the short time until the next one, which belongs to calling it
         calls[:-1, 1] = np.where(calls[1:, 0] - calls[:-1, 1] <= GAP, calls[1:, 0], calls[:-1, 1])
         tracked, untracked = (calls[seldom & (kinds == kind)] for kind in ("tracked", "untracked"))
-        trains, rows = self._calls_that_train(tracked), []
+        trains, rows, evaluated = self._calls_that_train(tracked, untracked), [], []
         for sample in self.in_steps:
             if not sample.path or _any(_TRAINING, sample.inside[-1:]):
                 continue
-            seconds = _within(untracked, sample)
-            if not _any(_NETWORK, sample.frames) or not trains[sample.to_network]:
+            seconds, in_training = _within(untracked, sample), trains[sample.to_network]
+            if not _any(_NETWORK, sample.frames) or not in_training:
                 seconds += _within(tracked, sample)
-            idle = 0.0 if _any(_NETWORK, sample.inside[-1:]) else _within(gaps, sample)
-            own = idle > seconds or not _any(_NETWORK, sample.inside)  # not what a network does that is evaluated
-            rows.append((sample, sample.path if own else sample.to_network, seconds + idle))
-        return self._summed(rows, sum(sample.seconds for sample in self.in_steps))
+            idle = 0.0 if in_training and _any(_NETWORK, sample.inside[-1:]) else _within(gaps, sample)
+            own = (in_training and idle > seconds) or not _any(_NETWORK, sample.inside)
+            (rows if own else evaluated).append((sample, sample.path if own else sample.to_network, seconds + idle))
+        total = sum(sample.seconds for sample in self.in_steps)
+        if sum(seconds for *_, seconds in evaluated) >= EVALUATED * total:
+            rows += evaluated
+        return self._summed(rows, total)
 
-    def _calls_that_train(self, tracked: np.ndarray) -> dict[tuple[stacks.Frame, ...], bool]:
+    def _calls_that_train(self, tracked: np.ndarray, untracked: np.ndarray) -> dict[tuple[stacks.Frame, ...], bool]:
         """Return of each stack that calls a network whether it is one to train: it may prepare its images, too."""
         training = self.operators[np.array(self.kinds, object) == "training"]
         times: dict[tuple[stacks.Frame, ...], float] = defaultdict(float)
         for sample in self.in_steps:
-            times[sample.to_network] += _within(training, sample) - _within(tracked, sample)
+            others = _within(tracked, sample) + _within(untracked, sample)
+            times[sample.to_network] += _within(training, sample) - others
         return {stack: seconds > 0 for stack, seconds in times.items()}
 
     def around(self) -> Outside:
