@@ -105,6 +105,13 @@ class Items:
         share = self.parts[part] - self.waits.get(part, 0.0)
         return share - (self.irregular.share - self.irregular.waiting) if part == REST else share
 
+    def with_the_other(self, part: str) -> float:
+        """Return the share of reading, or of the rest; with that of the other if it is less, at the same line."""
+        shares = {"reading": self.reading, REST: self.working(REST)}
+        other = REST if part == "reading" else "reading"
+        together = self.line(part) and self.line(part) == self.line(other) and shares[other] < shares[part]
+        return shares[part] + shares[other] if together else shares[part]
+
     def line(self, name: str) -> str:
         """Return the reader's own line to look at for a part, or for what else is in `lines`; "" if it is unknown.
 
@@ -301,7 +308,9 @@ def _part(part: str, name: str, topic: str, change: str) -> Rule:
         )
 
     def share(items: Items) -> float:
-        return 0.0 if items.tiny and part in (REST, "collating") else items.working(part)
+        if items.tiny and part in (REST, "collating"):
+            return 0.0
+        return items.with_the_other(part) if part == REST else items.working(part)
 
     return Rule(
         name, "loading", topic, lambda loading: loading.gain_of(share), evidence, change, line=_line(part)
@@ -323,7 +332,9 @@ def _reading(name: str, small: bool) -> Rule:
 
     return Rule(
         name, "loading", "packed formats",
-        lambda loading: loading.gain_of(lambda items: items.reading if items.small_files is small else 0.0),
+        lambda loading: loading.gain_of(
+            lambda items: items.with_the_other("reading") if items.small_files is small else 0.0
+        ),
         evidence,
         "# open a file once, and keep it open; pack small ones into a large one; or read from a disk of this machine",
         line=_line("reading"),

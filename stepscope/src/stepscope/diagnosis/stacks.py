@@ -24,7 +24,7 @@ from stepscope.base.confidence import without_hiccup
 # Seconds. With Python's own 5 ms, the sampler would mostly see where the thread releases the GIL: in operators.
 SWITCH = 1e-4
 LEAST_SAMPLES = 2  # to name a line
-MOSTLY = 0.75  # of a function's time, that one line must take so that what it calls is looked at
+MOSTLY = 0.6  # of a function's time, that one line must take so that what it calls is looked at
 LONGEST = 70  # characters of a line that are shown
 
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # functions of their own in Python 3.11

@@ -91,6 +91,11 @@ class Sampled:
     step: CodeType | None  # the function of a step; samples within another one are of getting a batch
 
     @property
+    def step_ms(self) -> float:
+        """The mean time of a step without its batch."""
+        return sum(each.seconds for each in self.in_steps) / len(self.starts) * 1e3
+
+    @property
     def in_steps(self) -> list[stacks.Sample]:
         """The samples within steps."""
         return [each for each in self.samples if each.within is self.step]
@@ -299,9 +304,12 @@ def read(
     for name, table in calls.items():
         if sampled and shares[name] >= SHARE:
             lines[name], most = sampled.calling(frozenset(table["name"]))
-            # More than the calls: Python, and operators between them; not of an optimizer, which has a faster one
+            # More than the calls: Python, and operators between them; not of an optimizer, which has a faster one.
+            # The rest of a sampled step takes no less time than without the profiler
             if name == "others":
-                shares[name] = min(limit, max(shares[name], min(most * work, SLOWED * shares[name])))
+                rest = (1 - most) * sampled.step_ms / step_ms
+                with_python = max(min(most * work, SLOWED * shares[name]), work - rest)
+                shares[name] = min(limit, max(shares[name], with_python))
     on_cpu = sampled is not None and not profile.on_device  # of a GPU, `device` looks at the kernels
     large = operators["name"].str.fullmatch(_ELEMENTWISE) & (operators["kind"] == "training")
     large = operators[large & ~optimizer & ~operators["name"].isin(often)]
