@@ -27,6 +27,7 @@ test-all: test
 
 # Five times, two of them beside a process that keeps a core busy; that process ends with the command, however it ends.
 # And the lessons' controls, which must fail, with ten seeds.
+prove: export TEST_EXAMPLES = 300
 prove:
 	for run in 1 2 3; do $(MAKE) test || exit; done
 	$(BIN)/python -c "while True: pass" & trap "kill $$!" EXIT INT TERM; for run in 4 5; do $(MAKE) test || exit; done

@@ -74,7 +74,7 @@ def test_a_graph_is_launched_once():
     assert set(device.run(1).spans["launch"]) == {1}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(DEVICES)
 def test_nothing_runs_before_it_was_launched_and_no_line_does_two_things_at_once(device):
     run = device.run(4)
@@ -97,7 +97,7 @@ def test_a_simulated_device_says_how_its_dials_are_set_and_refuses_what_means_no
         SimulatedDevice(streams=3)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(DEVICES)
 def test_readers_of_traces_find_what_was_calculated(tmp_path, device):
     run = device.run(4)

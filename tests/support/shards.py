@@ -15,7 +15,6 @@ from obstore.store import MemoryStore
 from helpers.loading import shards
 from helpers.loading.shards import stream as streaming
 
-UNHURRIED = {"deadline": None}  # of hypothesis: no test is about how long something takes
 END = object()
 
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.clock import Clock
 from torch import nn
@@ -58,7 +58,6 @@ def test_only_what_is_too_small_or_too_large_for_float16_is_lost():
     assert precision.lost(sizes, 4) == pytest.approx((0, 2 / 5))
 
 
-@settings(deadline=None)
 @given(st.floats(-40, 15), st.integers(-20, 20))
 @example(-4.999999999999993, -20)  # as a float32 the gradient is 2⁻⁵, so half of the smallest number when scaled
 def test_a_loss_scale_shifts_the_range_of_float16(exponent, power):

@@ -5,15 +5,17 @@ import html
 import json
 import re
 
+import numpy as np
 import pytest
 from support import cuda_trace
 from support.written import write
 
 from stepscope import diagnosis, traces
 from stepscope.__main__ import main
-from stepscope.diagnosis import profile, result
+from stepscope.diagnosis import profile, result, stacks, step
 
 PRODUCT = cuda_trace.TENSOR_CORE_PRODUCT
+STEP = compile("", "step", "exec")
 
 # For each fault of a loop on a GPU the finding, and the verdict.
 FAULTS = {
@@ -216,6 +218,16 @@ def test_operators_that_are_short_and_called_often_are_found(file, content, foun
     diagnosed = diagnosis.of_trace(write(file, content))
     assert names(diagnosed) == found
     assert [finding.verdict for finding in diagnosed.findings] == ["host"] * len(found)
+
+
+@pytest.mark.parametrize(("step_ms", "share"), [(60, 0.5), (50, 0.4), (30, 0.3)])
+def test_short_operators_take_what_the_rest_of_sampled_steps_leaves(file, step_ms, share):
+    line = stacks.Frame("/home/reader/train.py", 3, "step", 1)
+    halves = [stacks.Sample(begin, begin + 0.03, 0, (line,), STEP) for begin in (0, 0.03)]
+    sampled = step.Sampled(halves, np.array([[0, 0.01]]), ["aten::select"], ["tracked"], [0.0], STEP)
+    recorded = profile.read(traces.load(write(file, with_short_operators(200, "aten::select"))))
+    found = step.read(recorded, 1.0, step_ms, sampled)  # the operators and what is between them take a fifth of a step
+    assert found.shares["others"] == pytest.approx(share, abs=0.02)
 
 
 def test_one_long_step_without_operators_does_not_count(file):

@@ -149,3 +149,15 @@ def test_the_part_that_takes_the_time_of_an_item_is_named(part, name):
     assert list(of_loading(**facts)) == [name]
     if part == "reading":
         assert list(of_loading(**facts, file_bytes=20e6)) == ["slow reading"]
+
+
+def test_what_reads_and_computes_at_one_line_counts_together():
+    parts = NONE | {"reading": 0.5, loading.REST: 0.3, "collating": 0.2}
+    facts = dict(step=34, wait=24, workers=2, cores=2, parts=parts)
+    apart, together = (
+        of_loading(**facts, lines={"reading": "train.py:3", loading.REST: line})
+        for line in ("train.py:9", "train.py:3")
+    )
+    assert apart["many small files"].gain == pytest.approx(0.5)
+    assert together["many small files"].gain == pytest.approx(24 / 34)
+    assert together["the dataset's own work"].gain == apart["the dataset's own work"].gain == pytest.approx(0.3)

@@ -100,6 +100,8 @@ def test_the_line_is_that_of_the_function_in_which_the_time_is_spread():
     spread = [((calls, loop), 0.001), ((calls, other), 0.0009)] * 5
     assert stacks.hottest(spread) == "train.py:10; also train.py:11, called at train.py:20"
     assert stacks.hottest([((calls, loop), 0.001)] * 5) == "train.py:10, called at train.py:20"
+    late = ((FRAME,), 0.001)  # a sample that was taken when the call was over
+    assert stacks.hottest([((calls, loop), 0.001)] * 7 + [late] * 3) == "train.py:10, called at train.py:20"
 
 
 def test_one_sample_in_which_the_machine_stood_still_hides_no_line():

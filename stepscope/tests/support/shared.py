@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from hypothesis import settings
 
 # Before anything reads them: tests are those of a reader without settings, and what runs side by side has a thread each
 # (threads on all cores would wait for each other).
@@ -25,6 +26,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as nohup leaves it, for
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from stepscope.base import machine  # noqa: E402
+
+settings.register_profile("unhurried", deadline=None)  # no test is about how long something takes
+settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items):

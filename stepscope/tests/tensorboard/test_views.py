@@ -299,7 +299,7 @@ slices = st.lists(
 )  # fmt: skip
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(slices)
 def test_in_each_row_of_the_trace_events_lie_in_one_another_or_apart(events):
     trace = json.loads(pages.rearrange(json.dumps({"traceEvents": events}).encode()))

@@ -103,7 +103,7 @@ launches = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 15), blocks), m
 
 
 @pytest.mark.processes
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(launches)
 def test_utilization_efficiency_and_gaps_equal_painting_the_steps_microsecond_by_microsecond(launches):
     events = [event("user_annotation", "ProfilerStep#1", 10, 70)]

@@ -44,7 +44,7 @@ def schedules(draw):
 
 
 @pytest.mark.processes
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(schedules())
 def test_shares_sum_to_the_step_and_no_clock_changes_them(tmp_path_factory, schedule):
     computing, transfer, begins, shifts, backend = schedule

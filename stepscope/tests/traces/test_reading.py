@@ -51,7 +51,7 @@ names = {
 
 
 @pytest.mark.processes
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(intervals)
 def test_breakdown_equals_painting_the_steps_microsecond_by_microsecond(intervals):
     events = [event(*names[category], start, start + length) for category, start, length in intervals]

@@ -46,7 +46,7 @@ def samples(draw):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None, suppress_health_check=UNHURRIED)
+@settings(max_examples=20, suppress_health_check=UNHURRIED)
 @given(samples())
 def test_every_format_gives_back_what_was_packed_in_any_order(tmp_path, kind, sample):
     images, labels, indices = sample

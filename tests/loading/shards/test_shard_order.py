@@ -4,9 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.shards import UNHURRIED
 
 from helpers.loading import shards
 
@@ -22,7 +21,6 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @given(PIECES, SETTINGS)
-@settings(**UNHURRIED)
 def test_each_sample_comes_once_in_an_order_that_depends_on_the_arguments_alone(pieces, how):
     np.random.seed(0)
     order = shards.order(np.array(pieces, np.int64), **how)
@@ -56,7 +54,6 @@ def divided(total, batch, world, start):
 
 
 @given(st.integers(0, 300), st.integers(1, 20), st.integers(1, 9), st.integers(0, 300))
-@settings(**UNHURRIED)
 def test_the_ranks_take_each_position_once_in_order_step_by_step_in_batches_of_like_sizes(left, batch, world, start):
     """From any start on: so an epoch that other ranks have begun goes on where they were."""
     total = start + left

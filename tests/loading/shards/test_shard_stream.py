@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ranks import wait_until
-from support.shards import UNHURRIED, InMemory, Watched, numbers, packed, streams
+from support.shards import InMemory, Watched, numbers, packed, streams
 from torch.utils.data import DataLoader
 
 from helpers.data import buckets
@@ -36,7 +36,7 @@ def data():
         st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(0, 4), st.integers(0, 30)), min_size=1, max_size=4
     )
 )
-@settings(**UNHURRIED, max_examples=60)
+@settings(max_examples=60)
 def test_an_epoch_interrupted_anywhere_goes_on_exactly_with_any_ranks_workers_and_batches(data, parts):
     found, state = [], None
     for world, batch, workers, steps in parts:
@@ -54,7 +54,7 @@ def test_an_epoch_interrupted_anywhere_goes_on_exactly_with_any_ranks_workers_an
 
 
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 300), st.integers(1, 12), st.integers(1, 40))
-@settings(**UNHURRIED, max_examples=60)
+@settings(max_examples=60)
 def test_the_last_samples_are_delivered_or_said_to_be_left_out_whoever_goes_on(data, world, batch, steps, more, other):
     before, after = streams(*data, batch, world), streams(*data, other, more)
     state = before[0].state(min(steps, len(before[0])))

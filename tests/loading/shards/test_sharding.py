@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore
-from support.shards import UNHURRIED, InMemory, numbers, samples, streams
+from support.shards import InMemory, numbers, samples, streams
 
 from helpers.loading import shards
 from helpers.loading.shards.index import Piece
@@ -41,7 +41,7 @@ SAMPLES = st.lists(st.dictionaries(EXTENSIONS, st.binary(max_size=1_500), min_si
 
 
 @given(SAMPLES, st.integers(1, 8_000), st.integers(1, 8_000))
-@settings(**UNHURRIED, max_examples=60)
+@settings(max_examples=60)
 def test_what_is_read_is_what_was_written_and_tarfile_reads_the_same(written, shard_bytes, piece_bytes):
     """By WebDataset's rule: the stem ends at the first dot behind the last slash."""
     store, by_tarfile = MemoryStore(), {}
@@ -80,7 +80,7 @@ def test_an_extension_that_would_not_come_back_and_a_sample_without_files_are_re
 
 
 @given(st.data())
-@settings(**UNHURRIED, max_examples=300)
+@settings(max_examples=300)
 def test_an_index_of_which_a_byte_was_changed_is_refused_or_the_same(data):
     index = shards.pack(samples(60), MemoryStore(), shard_bytes=5_000, piece_bytes=2_000)
     content = bytearray(index.to_json())
@@ -128,7 +128,7 @@ def by_tasks(store, written, tasks, order=None, **options):
 
 
 @given(st.integers(0, 40), st.permutations([*range(9), 1, 5, 8]))
-@settings(**UNHURRIED, max_examples=40)
+@settings(max_examples=40)
 def test_tasks_in_any_order_and_repeated_leave_what_they_leave_once_in_order(count, order):
     straight, mixed = MemoryStore(), MemoryStore()
     by_tasks(straight, samples(count), 9)
