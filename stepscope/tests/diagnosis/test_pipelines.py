@@ -276,7 +276,7 @@ def test_an_optimizer_that_goes_weight_by_weight_is_found(quick, names):
 def test_an_optimizer_of_a_table_of_which_a_batch_needs_little_is_found(quick, names):
     step = Step(quick, nn.Sequential(nn.Linear(WIDTH, 20_000), nn.ReLU(), nn.Linear(20_000, CLASSES)))
     step.optimizer = torch.optim.Adam(step.model.parameters())
-    found = diagnosis.diagnose(batches(1), step, steps=5)
+    found = diagnosis.diagnose(batches(8), step, steps=5)  # of fewer, a larger batch is tried, too
     assert names(found)[0] == "an optimizer that takes most of the step", str(found)
     assert "self.optimizer.step()" in found.findings[0].evidence
 
