@@ -9,6 +9,7 @@ from support.asking import overview
 from helpers.results import scoreboard
 from stepscope import tensorboard, traces
 from stepscope.timing import profiling
+from stepscope.traces import files
 
 FIRST = {  # of their kind: there is nothing to compare them with
     "01 naive PNG files", "05 photos as they are", "07 augmented image by image", "08 ResNet-50",
@@ -45,7 +46,7 @@ def test_the_profiler_tab_shows_the_same_breakdown_of_every_trace(executed, writ
 
 def test_every_trace_agrees_with_the_stopwatch_that_ran_along(executed, written):
     """The stopwatch looks before and after what the trace holds; in the best step hardly anything comes between."""
-    clocks = {folder for folder in written if (folder / profiling.STOPWATCH).exists()}
+    clocks = {folder for folder in written if (folder / files.STOPWATCH).exists()}
     without = {folder for folder in written - clocks if not list(folder.glob("rank_*"))}  # ranks run no stopwatch
     assert {folder.name for folder in without} <= {"plain-profiler"}
     for folder in clocks:

@@ -1,4 +1,4 @@
-"""The command ``stepscope traces · diagnose · tensorboard``."""
+"""The command ``stepscope run · diagnose · traces · tensorboard``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,27 @@ import argparse
 import io
 import os
 import sys
+from pathlib import Path
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status: 0, or 1 if there is a problem."""
     parser = argparse.ArgumentParser(prog="stepscope", description="Find the bottleneck of a PyTorch training loop.")
     commands = parser.add_subparsers(required=True)
+    script = commands.add_parser("run", help="run a training script as it is, and say where its bottleneck is")
+    script.add_argument(
+        "--steps", type=_count, default=20, metavar="N", help="steps to time; as many again are profiled"
+    )
+    script.add_argument("--then", choices=["stop", "continue"], default="continue", help="when it is diagnosed")
+    script.add_argument("--folder", type=Path, default="diagnosis", help="where the profile goes")
+    script.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
+    script.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ARGUMENT …",
+        help="a file of Python, or -m and a module, or a program that starts such: torchrun, accelerate launch",
+    )
+    script.set_defaults(command=_run, refuse=script.error)
     traces = commands.add_parser("traces", help="print traces as tables: steps, loading, accelerators, kernels, gaps")
     traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
     traces.set_defaults(command=_traces)
@@ -55,7 +70,24 @@ def run(command, options: argparse.Namespace, package: str) -> int:
         return 1
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, found {text}")
+    return int(text)
+
+
 # The imports are in the functions so that each command starts as quickly as it can: PyTorch alone takes seconds.
+
+
+def _run(options: argparse.Namespace) -> int:
+    from stepscope.script import start
+
+    script = options.script[options.script[:1] == ["--"] :]
+    if not script:
+        options.refuse("which script? Such as: stepscope run train.py --epochs 1")
+    return start.run(
+        script, steps=options.steps, folder=options.folder, stop=options.then == "stop", json_file=options.json
+    )
 
 
 def _traces(options: argparse.Namespace) -> int:

@@ -150,6 +150,21 @@ class Diagnosis:
     unknown: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
 
+    def as_json(self) -> dict:
+        """Return it as JSON can hold it, without links: what is unknown or infinite is None."""
+
+        def number(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "step_ms": number(self.step_ms),
+            "evidence": dict(self.evidence),
+            "findings": [dataclasses.asdict(each) | {"gain": number(each.gain)} for each in self.findings],
+            "unknown": list(self.unknown),
+        }
+
     def linked(self, links: Mapping[str, str]) -> Diagnosis:
         """Return the same diagnosis, shown with links: for a topic, the address or the path of a page about it."""
         return dataclasses.replace(self, links=links)

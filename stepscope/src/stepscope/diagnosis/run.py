@@ -43,22 +43,48 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     contention = stacks.Contention()
     loop, dataloader, batch, double = watch(loader, step, count, folder)
     recorded = profile.read(traces.load(folder))
-    sample, unknown = _items(loader, dataloader, loop.irregular)
+    sample, unknown = load_items(loader, dataloader, loop.irregular)
+    to_sample, sampled = steps.steps_to_sample(recorded, loop.whole), None
+    if to_sample:
+        sampled = steps.sample(Epochs(loader), _noted(step), to_sample, _Epoch.__next__.__code__)
+    loop, tried = of_batches(loop, recorded, sample, sampled), trials.Trials()
+    if loop.work >= steps.LEAST_MS:
+        tried = trials.run(_noted(step), batch, threads=_threads(recorded, loop), double=double)
+    rows = [stopwatch(loop, count), *profile.evidence(recorded), *of_the_loader(dataloader, sample)]
+    rows.append(("profile", str(folder)))
+    return concluded(loop, recorded, sampled, tried, contention.share(), rows, unknown)
+
+
+def of_batches(
+    loop: loading.Loading, recorded: profile.Profile, sample: items.Items | None, sampled: steps.Sampled | None
+) -> loading.Loading:
+    """Return a loop with how its items are loaded, and without waiting that is none for a batch to be made."""
     if recorded.on_device:  # only what the GPU waits, too, can be gained
         wait = min(loop.wait, recorded.loading * loop.step)
         loop = replace(loop, wait=wait, usual_wait=min(wait, loop.usual_wait))
-    to_sample, sampled = steps.steps_to_sample(recorded, loop.whole), None
-    if to_sample:
-        sampled = steps.sample(_Epochs(loader), _noted(step), to_sample, _Epoch.__next__.__code__)
-    loop, tried = replace(loop, items=sample, line=sampled.getting() if sampled else ""), trials.Trials()
+    loop = replace(loop, items=sample, line=sampled.getting() if sampled else "")
     if loop.epoch == 1:  # each wait has a start of the workers
         restart = min(loop.restart, loop.wait)
         wait = loop.wait - restart
         loop = replace(loop, step=loop.step - restart, wait=wait, usual_wait=min(wait, loop.usual_wait))
-    if loop.work >= steps.LEAST_MS:
-        tried = trials.run(_noted(step), batch, threads=_threads(recorded, loop), double=double)
+    return loop
+
+
+def concluded(
+    loop: loading.Loading,
+    recorded: profile.Profile,
+    sampled: steps.Sampled | None,
+    tried: trials.Trials,
+    held: float,
+    rows: list[tuple[str, str]],
+    unknown: list[str],
+) -> Diagnosis:
+    """Return the diagnosis of a loop; others had the cores for the share `held` of the time.
+
+    `rows` is what was measured, and `unknown` what could not be looked at.
+    """
     findings, loop = _found(loop, recorded, sampled, tried)
-    doubt, held = None, contention.share()
+    doubt = None
     if held >= BUSY and not recorded.on_device:
         fastest, _ = _found(replace(loop, step=loop.wait + loop.least), recorded, sampled, tried)
         first, other = conclude(0, (), findings), conclude(0, (), fastest)
@@ -69,9 +95,8 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     unexplained = loading.doubt(loop)
     if findings and unexplained:
         unknown.append(unexplained)
-    rows = [_stopwatch(loop, count), *profile.evidence(recorded), *_of_the_loader(dataloader, sample)]
     otherwise = profile.doubt(recorded) or profile.unexplained(recorded) or unexplained
-    return conclude(loop.whole, [*rows, ("profile", str(folder))], findings, unknown, doubt, otherwise)
+    return conclude(loop.whole, rows, findings, unknown, doubt, otherwise)
 
 
 def _found(
@@ -105,7 +130,9 @@ def _threads(recorded: profile.Profile, loop: loading.Loading) -> int | None:
     return max(1, loop.cores - round(min(busy, loop.workers or 0)))
 
 
-def _items(loader: Iterable, dataloader: DataLoader | None, irregular: bool) -> tuple[items.Items | None, list[str]]:
+def load_items(
+    loader: Iterable, dataloader: DataLoader | None, irregular: bool
+) -> tuple[items.Items | None, list[str]]:
     """Return how items are loaded, or what is unknown without that."""
     if dataloader is None:
         kind = f"the loader is a {type(loader).__name__}"
@@ -117,7 +144,7 @@ def _items(loader: Iterable, dataloader: DataLoader | None, irregular: bool) -> 
         return None, [f"how long an item takes: loading some in this process failed. {why}"]
 
 
-def _stopwatch(loop: loading.Loading, count: int) -> tuple[str, str]:
+def stopwatch(loop: loading.Loading, count: int) -> tuple[str, str]:
     """Return how long a step takes, as evidence."""
     which = f"mean of {count} without each epoch's first"
     clock = f"{milliseconds(loop.step)} a step ({which}), {milliseconds(loop.wait)} of it waiting"
@@ -126,7 +153,7 @@ def _stopwatch(loop: loading.Loading, count: int) -> tuple[str, str]:
     return "stopwatch", clock
 
 
-def _of_the_loader(loader: DataLoader | None, sample: items.Items | None) -> list[tuple[str, str]]:
+def of_the_loader(loader: DataLoader | None, sample: items.Items | None) -> list[tuple[str, str]]:
     """Return the loader's settings, and how it loads, as evidence."""
     rows = []
     if loader is not None:
@@ -155,7 +182,7 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
     """
     if torch.autograd._profiler_enabled():
         raise RuntimeError("A profiler is running here already. Leave its `with` block, and call diagnose then.")
-    epochs = _Epochs(loader)
+    epochs = Epochs(loader)
     with progress(None, "diagnosing", "step", delay=10) as bar:
         call = _noted(step, bar.update)
         first, others = [], []  # steps of an epoch, each with what of its wait, and of the rest, others had the cores
@@ -176,12 +203,30 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
             transfer = _transfer(batches, epochs, seconds / count)
             batch = next(batches)
         profiling.record(epochs, call, folder, active=active)
+    loop = of_steps(epochs, seconds, first, others, batch, transfer, queued)
+    return _Watched(loop, epochs.dataloader, batch, bool(double))
+
+
+def of_steps(
+    epochs: Epochs,
+    seconds: float,
+    first: list[Held],
+    others: list[Held],
+    batch: object,
+    transfer: float,
+    queued: float,
+) -> loading.Loading:
+    """Return what steps that took so many seconds in all say of a loop, the first ones of epochs apart.
+
+    It takes `transfer` seconds to get a batch that is ready, and for `queued` seconds a batch its worker waited for a
+    core. How items are loaded is left out.
+    """
     waits = without_hiccup([each.wait - min(each.wait, held) for each, held, _ in others or first])
     work, wait = _work(seconds, first, others), statistics.mean(waits)
     start = 0.0
     if not epochs.persistent:
         start = sum(statistics.median_low(each) for each in (epochs.starts, epochs.ends) if each)
-    loop = loading.Loading(
+    return loading.Loading(
         step=(work + wait) * 1e3,
         wait=wait * 1e3,
         usual_wait=statistics.median(waits) * 1e3,
@@ -196,7 +241,6 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
         least=0.0 if torch.cuda.is_available() else _least(others or first) * 1e3,
         only_first=epochs.length == 1 and epochs.loader is not epochs.dataloader and _has_more(epochs.dataloader),
     )
-    return _Watched(loop, epochs.dataloader, batch, bool(double))
 
 
 def _has_more(dataloader: DataLoader | None) -> bool:
@@ -206,7 +250,7 @@ def _has_more(dataloader: DataLoader | None) -> bool:
     return False
 
 
-def _work(seconds: float, first: list[_Held], others: list[_Held]) -> float:
+def _work(seconds: float, first: list[Held], others: list[Held]) -> float:
     """Return the mean time of a step but for its wait, of steps that took so many seconds in all."""
     if not others:  # each epoch has one step
         first, others = [], first
@@ -223,12 +267,12 @@ def _pickled(batch: object) -> float:
     return size if size >= loading.PICKLED else 0.0
 
 
-def _least(steps: list[_Held]) -> float:
+def _least(steps: list[Held]) -> float:
     """Return the time of the fastest step but for its wait, in s."""
     return max(0.0, min(each.duration - each.wait - held for each, _, held in steps))
 
 
-def _transfer(batches: Iterator, epochs: _Epochs, step: float) -> float:
+def _transfer(batches: Iterator, epochs: Epochs, step: float) -> float:
     """Return how long it takes to get a batch that a worker has ready, in s; a step takes `step` seconds."""
     if not epochs.num_workers:
         return 0.0
@@ -241,8 +285,8 @@ def _transfer(batches: Iterator, epochs: _Epochs, step: float) -> float:
     return min(took)
 
 
-class _Epochs:
-    """A loader, and what was seen of its epochs."""
+class Epochs:
+    """A loader, and what was seen of its epochs; iterating over it sees them."""
 
     def __init__(self, loader: Iterable):
         self.loader, self.latest = loader, None
@@ -285,7 +329,7 @@ class _Epochs:
 class _Epoch:
     """One pass over a loader, of which `timing.batches` can see and end the workers as of the loader's own."""
 
-    def __init__(self, epochs: _Epochs):
+    def __init__(self, epochs: Epochs):
         self.epochs, self.count, self.begin = epochs, 0, time.perf_counter()
         self.before = 0.0  # what the workers had queued at the first batch, in s
         self.making = None  # the iterator of the DataLoader that a wrapper goes through
@@ -355,7 +399,7 @@ class _Epoch:
             self.epochs.dataloader._iterator = None  # persistent workers have ended, too: new ones in the next epoch
 
 
-_Held = tuple[TimedStep, float, float]  # a step, and the seconds of its wait and of the rest that others had the cores
+Held = tuple[TimedStep, float, float]  # a step, and the seconds of its wait and of the rest that others had the cores
 
 
 def _noted(step: timing.Step, done: Callable[[], object] = lambda: None) -> timing.Step:

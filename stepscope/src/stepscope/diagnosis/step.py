@@ -225,11 +225,19 @@ def sample(loader: Iterable, call: Callable, steps: int, getting: CodeType) -> S
 
     with tempfile.TemporaryDirectory() as folder, stacks.Sampler(SAMPLE, step.__code__, getting) as sampler:
         trace = traces.load(profiling.record(loader, step, Path(folder), active=steps + 1))
-    (span,), (*begun, end), shift = trace.spans, begun[-steps - 1 :], time.perf_counter() - time.time()
+    return of_samples(trace, sampler.samples, begun[-steps - 1 :], step.__code__)
+
+
+def of_samples(trace: traces.Trace, samples: list[stacks.Sample], begun: list[float], step: CodeType) -> Sampled:
+    """Return what a profile and samples of the same steps say, which `begun` then; the last of them does not count.
+
+    `step` is the code of the function of a step.
+    """
+    (span,), (*begun, end), shift = trace.spans, begun, time.perf_counter() - time.time()
     operators = _outermost(trace)
     times = (operators[["start", "end"]].to_numpy() + span.origin) / 1e6 + shift
-    samples = [each for each in sampler.samples if each.within is not None and begun[0] <= each.begin < end]
-    return Sampled(samples, times, operators["name"].tolist(), operators["kind"].tolist(), begun, step.__code__)
+    samples = [each for each in samples if each.within is not None and begun[0] <= each.begin < end]
+    return Sampled(samples, times, operators["name"].tolist(), operators["kind"].tolist(), begun, step)
 
 
 def _outermost(trace: traces.Trace) -> pd.DataFrame:

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-from stepscope import traces
 from stepscope.base import staging
 from stepscope.timing import loaders
 from stepscope.timing.stopwatch import timed, warmup_steps
+from stepscope.traces import files
 
 if TYPE_CHECKING:
     import pandas as pd
-
-STOPWATCH = "stopwatch.json"  # beside the traces
 
 # The profiler's own log, read when the first profile starts: without a GPU it only says that there is none.
 if not torch.cuda.is_available():
@@ -66,7 +64,7 @@ def record(
     if min(active, spans) < 1:
         raise ValueError(f"Expected at least one step and one span to record, found {active=} and {spans=}.")
     folder = Path(folder)
-    _refuse_other_files(folder)
+    files.refuse_others(folder)
     wait = warmup_steps(loader)
     plan = schedule(wait=wait, warmup=1, active=active, repeat=spans)
     clock = {}
@@ -87,18 +85,8 @@ def record(
                 if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
                     clock[profiler.step_num] = {"wait": timed_step.wait * 1e6, "step": timed_step.duration * 1e6}
                 profiler.step()
-        (staged / STOPWATCH).write_text(json.dumps(clock))
+        (staged / files.STOPWATCH).write_text(json.dumps(clock))
     return folder
-
-
-def _refuse_other_files(folder: Path) -> None:
-    names = sorted(file.name for file in folder.glob("[!.]*"))  # without what systems leave everywhere
-    others = [name for name in names if name != STOPWATCH and not traces.TRACE_FILE.fullmatch(name)]
-    if others:
-        raise FileExistsError(
-            f"{folder}: expected a new folder for the recording, or one that holds an earlier recording and nothing "
-            f"else, and found {', '.join(others[:3])} in it. Name another one, or move that."
-        )
 
 
 def stopwatch(folder: Path) -> pd.DataFrame:
@@ -108,7 +96,7 @@ def stopwatch(folder: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    table = pd.DataFrame.from_dict(json.loads((folder / STOPWATCH).read_text()), orient="index")
+    table = pd.DataFrame.from_dict(json.loads((folder / files.STOPWATCH).read_text()), orient="index")
     return table.set_axis(table.index.astype(int).rename("step"))
 
 

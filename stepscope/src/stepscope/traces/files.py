@@ -23,6 +23,7 @@ from stepscope.base import staging
 Result = TypeVar("Result")
 
 TRACE_FILE = re.compile(r"(?P<worker>.*?)(?P<span>\.\d+)?\.pt\.trace\.json(\.gz)?")  # as TensorBoard recognizes them
+STOPWATCH = "stopwatch.json"  # beside the traces
 
 
 class TraceError(ValueError):
@@ -91,6 +92,17 @@ def by_worker(path: Path) -> dict[str, list[Path]]:
 
 def _is_trace(file: Path) -> bool:
     return TRACE_FILE.fullmatch(file.name) is not None and file.is_file()
+
+
+def refuse_others(folder: Path) -> None:
+    """Raise a `staging.TargetExists` if a folder holds other files than a recording's, which a new one replaces."""
+    names = sorted(file.name for file in folder.glob("[!.]*"))  # without what systems leave everywhere
+    others = [name for name in names if name != STOPWATCH and not TRACE_FILE.fullmatch(name)]
+    if others:
+        raise staging.TargetExists(
+            f"{folder}: expected a new folder for the recording, or one that holds an earlier recording and nothing "
+            f"else, and found {', '.join(others[:3])} in it. Name another one, or move that."
+        )
 
 
 # From a file to pieces of JSON.

@@ -1,0 +1,89 @@
+"""What lets a `Watch` see the training loop of a script: functions of PyTorch's are replaced as it is imported.
+
+This is imported as Python starts, in each process of the script: it must be quick, and import neither PyTorch nor much
+else. Workers of a DataLoader are left alone.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+OPTIONS = "STEPSCOPE_RUN"  # the environment variable that `start` sets: how to diagnose, as JSON
+WORKERS = ("--multiprocessing-fork", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
+
+
+def install() -> None:
+    """Watch this process, if it is one that may train."""
+    command = " ".join(sys.orig_argv)
+    if OPTIONS in os.environ and not any(each in command for each in WORKERS):
+        sys.meta_path.insert(0, _Finder({"torch.utils.data.dataloader": _loading, "torch.optim.optimizer": _updating}))
+
+
+class _Finder:
+    """Calls a function with a module as soon as that is imported, before anything uses it."""
+
+    def __init__(self, wanted: dict[str, Callable[[ModuleType], None]]):
+        self.wanted = wanted
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return what finds the module otherwise, with the function at its end; None if it is none of these."""
+        if name not in self.wanted:
+            return None
+        spec, then = importlib.machinery.PathFinder.find_spec(name, path, target), self.wanted.pop(name)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                then(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def _loading(module: ModuleType) -> None:
+    """Let the watch see each epoch that is begun and each batch that is asked for."""
+    begin, following = module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__
+
+    def __iter__(loader: object) -> object:
+        watch = _watch()
+        return begin(loader) if watch is None else watch.begin(loader, begin)
+
+    def __next__(iterator: object) -> object:
+        watch = _watch()
+        return following(iterator) if watch is None else watch.batch(iterator, following)
+
+    module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__ = __iter__, __next__
+
+
+def _updating(module: ModuleType) -> None:
+    """Let the watch see each step of an optimizer."""
+
+    def updated(*_: object) -> None:
+        watch = _watch()
+        if watch is not None:
+            watch.updated()
+
+    module.register_optimizer_step_post_hook(updated)
+
+
+_watches: dict[int, object] = {}  # by process: a worker that was forked has none
+
+
+def _watch() -> object | None:
+    """Return what watches this process; None if nothing does, or no more."""
+    process = os.getpid()
+    if process not in _watches:
+        if _watches:
+            return None  # a child of the one that trains
+        from stepscope.script.watch import Watch  # here: PyTorch is there by now
+
+        _watches[process] = Watch.of_environment(os.environ[OPTIONS])
+    watch = _watches[process]
+    return None if watch.over else watch

@@ -1,0 +1,110 @@
+"""The command ``stepscope run``: starts a script, and prints what its processes found."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from stepscope import diagnosis
+from stepscope.base import staging
+from stepscope.script import hooks
+from stepscope.traces import files
+
+HOOK = Path(__file__).parent / "hook"
+LOOK = 0.2  # seconds between two looks for what was found
+NOTHING = "Nothing was seen: no batch of a torch DataLoader, and no step of an optimizer of torch.optim."
+
+
+def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_file: Path | None) -> int:
+    """Run a script with its arguments, print its diagnosis to stderr as soon as it is there, and return its status.
+
+    Parameters
+    ----------
+    command : sequence of str
+        A file of Python or ``-m`` and a module, with arguments; or a program that starts such, such as ``torchrun``.
+    steps : int
+        Steps to time.
+    folder : Path
+        Where the profile goes.
+    stop : bool
+        Whether the script ends, with the status 0, when it is diagnosed.
+    json_file : Path, optional
+        Where to write what was found, too.
+
+    Returns
+    -------
+    int
+        The script's exit status; of one that a signal ended 128 and its number, as in a shell.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such program.
+    FileExistsError
+        If `folder` holds other files than a recording's.
+    """
+    files.refuse_others(folder)
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as reports:
+        options = {"steps": steps, "folder": str(folder.absolute()), "reports": reports, "stop": stop}
+        path = os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH", "")]))
+        environment = os.environ | {"PYTHONPATH": path, hooks.OPTIONS: json.dumps(options)}
+        process = subprocess.Popen(_command(command), env=environment)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the script by itself
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        found: list[dict] = []
+        try:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK)
+                if not found and (found := _complete(Path(reports))):
+                    _show(found, Path(reports), folder, json_file)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if not found:
+            _show(_reports(Path(reports)), Path(reports), folder, json_file)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _command(command: Sequence[str]) -> list[str]:
+    """Return the program to start, and its arguments."""
+    if command[0] == "-m" or command[0].endswith(".py"):
+        return [sys.executable, *command]
+    beside = shutil.which(command[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if beside is None:
+        raise FileNotFoundError(2, "no such program", command[0])
+    return [beside, *command[1:]]
+
+
+def _reports(folder: Path) -> list[dict]:
+    """Return what the processes of the script have reported so far, by their rank."""
+    return sorted((json.loads(path.read_text()) for path in folder.glob("*.json")), key=lambda report: report["rank"])
+
+
+def _complete(folder: Path) -> list[dict]:
+    """Return the reports of all ranks of the script; none as long as there are not all."""
+    reports = _reports(folder)
+    return reports if reports and len(reports) >= reports[0]["ranks"] else []
+
+
+def _show(found: list[dict], reports: Path, folder: Path, json_file: Path | None) -> None:
+    """Print what the processes of a script found, and leave their traces and the file that was asked for."""
+    with staging.folder(folder, replace=True) as staged:
+        for trace in reports.glob("rank_*/*"):
+            shutil.copy(trace, staged)
+    texts = [report.get("text") or report["problem"] for report in found]
+    if found and found[0]["ranks"] > 1:
+        texts = [f"Rank {report['rank']}. {text}" for report, text in zip(found, texts, strict=True)]
+        if all("diagnosis" in report for report in found):
+            texts.append(f"All ranks together. {diagnosis.of_ranks(folder)}")
+    print("\n\n".join(["", *(texts or [NOTHING])]), file=sys.stderr, flush=True)
+    if json_file is not None:
+        kept = [{name: value for name, value in report.items() if name != "text"} for report in found]
+        staging.write(json_file, json.dumps(kept, indent=1))

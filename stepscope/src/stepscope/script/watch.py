@@ -1,0 +1,260 @@
+"""Watches the training loop of a script from within: what a step is, and the diagnosis of some of them.
+
+A step ends when a batch to train on is asked for after an optimizer has changed the weights. So several batches whose
+gradients are accumulated are one step, as are those of two optimizers that take one batch; batches of a validation set
+are the work of the step that they are in.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import torch
+from torch.profiler import profile, schedule, tensorboard_trace_handler
+from torch.utils.data import DataLoader
+
+from stepscope import timing, traces
+from stepscope.base import staging
+from stepscope.base.wording import counted
+from stepscope.diagnosis import profile as profiles
+from stepscope.diagnosis import run, stacks, trials
+from stepscope.diagnosis import step as steps
+from stepscope.diagnosis.result import Diagnosis
+from stepscope.timing import profiling
+from stepscope.timing.stopwatch import TimedStep
+
+LEAST_STEPS = 40  # beside those that are timed, more with workers: to warm up, and for the profiles
+ITEMS_SECONDS = 60  # that loading some items may take, in a process of its own
+_Steps = Generator[None, tuple["run.Held", bool], object]  # gets each step that ends, and whether it began an epoch
+
+
+class Watch:
+    """What a process of the script has done so far, and what is to be looked at next.
+
+    Attributes
+    ----------
+    over : bool
+        Whether there is nothing more to see: the script is then as if nobody watched.
+    """
+
+    def __init__(self, count: int, folder: Path, reports: Path, stop: bool):
+        self.count, self.folder, self.reports, self.stop, self.over = count, folder, reports, stop, False
+        self.rank, self.ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.thread = threading.main_thread().ident
+        self.loader: DataLoader | None = None  # that trains
+        self.latest: DataLoader | None = None  # that gave the latest batch
+        self.updated_after: DataLoader | None = None  # that gave the latest batch before the last update
+        self.remade = False  # whether another loader trains than before
+        self.seen, self.queued = Counter(), stacks.queue_clock()
+        self.updates, self.wait, self.held, self.ready, self.new = 0, 0.0, 0.0, 0.0, False
+        self.start = time.perf_counter()  # of the step
+        self.begun: dict[int, float] = {}  # when an epoch of each loader began, until its first batch
+        self.starts, self.ends, self.received = [], [], []  # seconds of epochs; moments at which steps had a batch
+        self.first = True  # whether the step has no batch yet
+        self.kept: list | None = None  # a batch, if one is to be kept
+        self.phases = self._diagnose()
+        next(self.phases)
+        atexit.register(self.end)
+
+    @classmethod
+    def of_environment(cls, options: str) -> Watch:
+        """Return what watches this process, by the options that `start` has left in the environment."""
+        options = json.loads(options)
+        return cls(options["steps"], Path(options["folder"]), Path(options["reports"]), options["stop"])
+
+    def begin(self, loader: DataLoader, begin: Callable) -> Iterator:
+        """Begin an epoch of a loader, whose iterator `begin` returns."""
+        self.begun[id(loader)] = time.perf_counter()
+        iterator = begin(loader)
+        iterator._stepscope_loader = loader
+        return iterator
+
+    def batch(self, iterator: Iterator, following: Callable) -> object:
+        """Return the next batch of an epoch, which `following` gets."""
+        loader = vars(iterator).get("_stepscope_loader")
+        if threading.get_ident() != self.thread:
+            self.seen["batches got in other threads"] += 1
+            return following(iterator)
+        if loader is None or self.loader not in (None, loader):
+            batch, self.latest = following(iterator), loader
+            self.seen["batches"] += 1
+            return batch
+        if self.updates:
+            self._stepped()
+        batch = self.next_batch(iterator, loader, following)
+        if self.kept is not None:
+            self.kept = [batch]
+        return batch
+
+    def next_batch(self, iterator: Iterator, loader: DataLoader, following: Callable) -> object:
+        """Return the next batch to train on: what runs in here is getting it, and all else is the step."""
+        asked, before = time.perf_counter(), self.queued()
+        try:
+            batch = following(iterator)
+        except StopIteration:
+            self.ends.append(time.perf_counter() - asked)
+            raise
+        finally:
+            now, self.ready = time.perf_counter(), self.queued()
+            self.wait, self.held = self.wait + now - asked, self.held + self.ready - before
+        if id(loader) in self.begun:
+            self.starts.append(now - self.begun.pop(id(loader)))
+            self.new = True
+        self.seen["batches"] += 1
+        if self.first:
+            self.received.append(now)
+        self.first, self.latest, self.iterator = False, loader, iterator
+        return batch
+
+    def updated(self) -> None:
+        """Note that an optimizer has changed the weights."""
+        self.seen["steps of optimizers"] += 1
+        self.updates += 1
+        if self.latest is not None and self.latest is not self.loader and self.latest is self.updated_after:
+            self.remade |= self.loader is not None
+            self.loader = self.latest  # that gave a batch before two updates in a row
+        self.updated_after = self.latest
+
+    def end(self) -> None:
+        """Report what was seen, where the script ends before it was diagnosed."""
+        if self.over:
+            return
+        self.over = True
+        self.phases.close()
+        saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
+        needs = (
+            f"It needs to see some {LEAST_STEPS + self.count} steps: let it train longer, or time fewer, with --steps."
+        )
+        self._report(problem=f"The script ended before enough of its steps were seen: {saw or 'none'}. {needs}")
+
+    def _stepped(self) -> None:
+        """End a step, and do what is next."""
+        now = time.perf_counter()
+        held = self.held, max(0.0, self.queued() - self.ready)
+        step, new = TimedStep(self.start, self.wait, now - self.start, 0), self.new
+        self.updates, self.wait, self.held, self.new, self.first = 0, 0.0, 0.0, False, True
+        try:
+            self.phases.send(((step, *held), new))
+        except StopIteration:
+            self.over = True
+        except Exception as error:  # of ours: the script goes on
+            self.over = True
+            self._report(problem=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        if self.over and self.stop:
+            raise SystemExit(0)
+        self.start = time.perf_counter()
+
+    def _diagnose(self) -> _Steps:
+        yield  # the steps of the first batches: they import, compile and choose algorithms
+        yield from self._warm_up()
+        contention = stacks.Contention()
+        loop = yield from self._timed()
+        recorded = yield from self._recorded()
+        yield from self._warm_up()
+        sampled = yield from self._sampled(steps.steps_to_sample(recorded, loop.whole))
+        held = contention.share()
+        sample, unknown = _in_child(lambda: run.load_items(self.loader, self.loader, loop.irregular))
+        loop = run.of_batches(loop, recorded, sample, sampled)
+        rows = [run.stopwatch(loop, self.count), *profiles.evidence(recorded), *run.of_the_loader(self.loader, sample)]
+        rows.append(("profile", str(self.folder)))
+        self._report(run.concluded(loop, recorded, sampled, trials.Trials(), held, rows, unknown))
+
+    def _warm_up(self) -> _Steps:
+        """Go on until the workers give batches evenly again."""
+        for _ in range(timing.warmup_steps(self.loader)):
+            yield
+
+    def _timed(self) -> _Steps:
+        """Time steps with nothing else on; return what they say of the loop."""
+        first, others, count = [], [], max(self.count, 2 * self.loader.num_workers)
+        workers = getattr(self.iterator, "_workers", [])
+        before = sum(stacks.queued(worker.pid) for worker in workers)
+        for number in range(count):
+            self.kept = [] if number == count - 1 else None
+            held, new = yield
+            (first if new else others).append(held)
+        (batch,), self.kept = self.kept, None
+        queued = max(0.0, sum(stacks.queued(worker.pid) for worker in workers) - before) / count
+        epochs = run.Epochs(self.loader)
+        epochs.starts, epochs.ends, epochs.remade = self.starts, self.ends, self.remade
+        seconds = sum(step.duration for step, *_ in [*first, *others])
+        transfer = min(step.wait for step, *_ in others or first) if self.loader.num_workers else 0.0
+        return run.of_steps(epochs, seconds, first, others, batch, transfer, queued)
+
+    def _recorded(self) -> _Steps:
+        """Profile some steps, and return what the trace says."""
+        active = max(run.PROFILED, self.loader.num_workers)
+        folder = self.reports / f"rank_{self.rank}"
+        yield from self._profiled(folder, active)
+        return profiles.read(traces.load(folder))
+
+    def _sampled(self, count: int) -> _Steps:
+        """Profile so many steps while they are sampled, and return both."""
+        if not count:
+            return None
+        getting, step = Watch.next_batch.__code__, Watch._stepped.__code__
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            stacks.Sampler(steps.SAMPLE, getting, rest=step) as sampler,
+        ):
+            yield from self._profiled(Path(folder), count + 1)
+            trace = traces.load(folder)
+        return steps.of_samples(trace, sampler.samples, self.received[-count - 1 :], step)
+
+    def _profiled(self, folder: Path, active: int) -> _Steps:
+        """Profile so many steps and one before them, into a folder."""
+        if torch.autograd._profiler_enabled():
+            raise RuntimeError("A profiler is running in the script already. Run it without that.")
+        worker = f"rank_{self.rank}" if self.ranks > 1 else None
+        with profile(
+            activities=profiling.activities(),
+            schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
+            on_trace_ready=tensorboard_trace_handler(str(folder), worker, use_gzip=True),
+        ) as profiler:
+            for _ in range(active + 1):
+                yield
+                profiler.step()
+
+    def _report(self, diagnosis: Diagnosis | None = None, **others: str) -> None:
+        """Leave what was found where `start` looks for it."""
+        content = {"rank": self.rank, "ranks": self.ranks, **others}
+        if diagnosis is not None:
+            content |= {"diagnosis": diagnosis.as_json(), "text": str(diagnosis)}
+        staging.write(self.reports / f"{self.rank}-{os.getpid()}.json", json.dumps(content))
+
+
+def _in_child(call: Callable) -> object:
+    """Return what a function returns in a process of its own, so that this one stays as it is."""
+    if not hasattr(os, "fork"):
+        return None, ["how long an item takes: this system has no fork, and loading some here would change the script."]
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # this process has threads: the other one calls none of them
+        process = os.fork()
+    if not process:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(ITEMS_SECONDS)
+            with os.fdopen(writing, "wb") as file:
+                pickle.dump(call(), file)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        content = file.read()
+    os.waitpid(process, 0)
+    if not content:
+        return None, [f"how long an item takes: loading some took more than {counted(ITEMS_SECONDS, 'second')}."]
+    return pickle.loads(content)

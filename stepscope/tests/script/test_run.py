@@ -1,0 +1,97 @@
+"""Tests of ``stepscope run``: a script runs as without it, and its bottleneck is named."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+SCRIPT = Path(__file__).parent / "train.py"
+ALL = 10**6  # steps: it does not end by itself
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a command below ``stepscope run``; return how it ended, and what it wrote with ``--json``."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import builtins\nbuiltins.site = 'the own'\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+
+    def run(*command, launcher=(), **options):
+        options = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "stepscope", "run", "--json", "found.json", *options, *launcher, *command]
+        ended = subprocess.run(
+            list(map(str, command)), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+        )
+        written = tmp_path / "found.json"
+        return ended, json.loads(written.read_text()) if written.exists() else None
+
+    return run
+
+
+def line(fault):
+    """Return what a finding shows of the line with this fault."""
+    lines = SCRIPT.read_text().splitlines()
+    (number,) = (number for number, text in enumerate(lines, 1) if text.endswith(f"# fault: {fault}"))
+    return f"train.py:{number}:"
+
+
+def test_the_line_is_named_and_output_and_status_are_those_of_the_script(run, tmp_path):
+    ended, (found,) = run(SCRIPT, "slow", 150)
+    assert (ended.returncode, ended.stdout) == (3, "150 steps of 150 batches, site: the own\n"), ended.stderr
+    first = found["diagnosis"]["findings"][0]
+    assert first["name"] == "items that wait"
+    assert first["line"].startswith(line("slow"))
+    assert line("slow") in ended.stderr
+    assert len([*(tmp_path / "diagnosis").glob("*.pt.trace.json.gz")]) == 1
+
+
+@pytest.mark.slow
+def test_batches_that_validate_are_work_of_the_step_and_those_that_accumulate_are_one_step(run):
+    ended, (found,) = run(SCRIPT, "validates", ALL, then="stop", steps=5)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+    first = found["diagnosis"]["findings"][0]
+    assert first["name"] == "the step does something else"
+    assert line("validates") in first["line"]
+    assert "batch_size=32, num_workers=1" in found["diagnosis"]["evidence"]["DataLoader"]
+
+
+@pytest.mark.slow
+def test_each_rank_of_a_job_is_diagnosed_and_all_together(run, tmp_path):
+    ended, found = run(SCRIPT, "ranks", 100, launcher=["torchrun", "--nproc-per-node", 2], steps=5)
+    assert ended.returncode == 1  # torchrun's, of scripts that end with 3
+    findings = [(each["rank"], each["diagnosis"]["findings"][0]["name"]) for each in found]
+    assert findings == [(0, "items that wait"), (1, "items that wait")]
+    assert "All ranks together. Verdict: " in ended.stderr
+    assert sorted(path.name[:7] for path in (tmp_path / "diagnosis").iterdir()) == ["rank_0.", "rank_1."]
+
+
+def test_a_script_without_a_loop_and_one_that_ends_too_early_are_told_what_was_seen(run, tmp_path):
+    ended, (found,) = run(SCRIPT, "none", 10)
+    assert ended.returncode == 3
+    assert "10 batches, 10 steps of optimizers" in found["problem"]
+    (tmp_path / "other.py").write_text("print('done')")
+    ended, found = run("other.py")
+    assert (ended.returncode, ended.stdout, found) == (0, "done\n", [])
+    assert "Nothing was seen" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "problem"),
+    [([], {}, "which script?"), (["nowhere"], {}, "no such program"), (["x.py"], {"steps": 0}, "1 or more, found 0")],
+)
+def test_what_cannot_be_run_is_one_line(run, command, options, problem):
+    ended, found = run(*command, **options)
+    assert ended.returncode in (1, 2) and found is None
+    assert problem in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_other_files_in_the_folder_of_the_profile_are_kept(run, tmp_path):
+    (tmp_path / "diagnosis").mkdir()
+    (tmp_path / "diagnosis" / "notes.txt").touch()
+    ended, found = run(SCRIPT, "none", 10)
+    assert (ended.returncode, ended.stdout, found) == (1, "", None)
+    assert "notes.txt" in ended.stderr and (tmp_path / "diagnosis" / "notes.txt").exists()
