@@ -60,6 +60,15 @@ def test_batches_that_validate_are_work_of_the_step_and_those_that_accumulate_ar
 
 
 @pytest.mark.slow
+def test_a_loop_without_a_dataloader_is_one_of_an_optimizers_steps(run):
+    ended, (found,) = run(SCRIPT, "own", 150, steps=5)
+    assert (ended.returncode, ended.stdout[:10]) == (3, "150 steps "), ended.stderr
+    first = found["diagnosis"]["findings"][0]
+    assert first["name"] == "the step does something else"
+    assert first["line"].startswith(line("own"))
+
+
+@pytest.mark.slow
 def test_each_rank_of_a_job_is_diagnosed_and_all_together(run, tmp_path):
     ended, found = run(SCRIPT, "ranks", 100, launcher=["torchrun", "--nproc-per-node", 2], steps=5)
     assert ended.returncode == 1  # torchrun's, of scripts that end with 3

@@ -37,9 +37,15 @@ def main(fault, steps):
         with torch.no_grad():
             return [nn.functional.cross_entropy(model(images), labels).item() for images, labels in validation]
 
+    def own():
+        """Give batches without a DataLoader."""
+        while True:
+            numbers = [float(index % 7) for index in range(200_000)]  # fault: own
+            yield torch.tensor(numbers[: 32 * 64]).view(32, 64), torch.zeros(32).long()
+
     taken, batches = 0, 0
     while taken < steps:
-        for images, labels in loader:
+        for images, labels in own() if fault == "own" else loader:
             nn.functional.cross_entropy(model(images), labels).backward()
             batches += 1
             if fault == "validates" and batches % 2:

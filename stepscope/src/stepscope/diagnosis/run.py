@@ -135,7 +135,7 @@ def load_items(
 ) -> tuple[items.Items | None, list[str]]:
     """Return how items are loaded, or what is unknown without that."""
     if dataloader is None:
-        kind = f"the loader is a {type(loader).__name__}"
+        kind = "there is no loader" if loader is None else f"the loader is a {type(loader).__name__}"
         return None, [f"how the batches are made: {kind}, and only of a DataLoader are workers and dataset known."]
     try:
         return items.load(dataloader, irregular), []

@@ -65,10 +65,10 @@ def _loading(module: ModuleType) -> None:
 def _updating(module: ModuleType) -> None:
     """Let the watch see each step of an optimizer."""
 
-    def updated(*_: object) -> None:
+    def updated(optimizer: object, *_: object) -> None:
         watch = _watch()
         if watch is not None:
-            watch.updated()
+            watch.updated(optimizer)
 
     module.register_optimizer_step_post_hook(updated)
 

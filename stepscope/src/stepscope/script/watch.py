@@ -2,7 +2,7 @@
 
 A step ends when a batch to train on is asked for after an optimizer has changed the weights. So several batches whose
 gradients are accumulated are one step, as are those of two optimizers that take one batch; batches of a validation set
-are the work of the step that they are in.
+are the work of the step that they are in. Where no DataLoader gives batches, a step ends as the first optimizer's does.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Watch:
         self.loader: DataLoader | None = None  # that trains
         self.latest: DataLoader | None = None  # that gave the latest batch
         self.updated_after: DataLoader | None = None  # that gave the latest batch before the last update
+        self.optimizer: int | None = None  # whose steps end those of a loop without a DataLoader, its `id`
         self.remade = False  # whether another loader trains than before
         self.seen, self.queued = Counter(), stacks.queue_clock()
         self.updates, self.wait, self.held, self.ready, self.new = 0, 0.0, 0.0, 0.0, False
@@ -63,7 +64,8 @@ class Watch:
         self.begun: dict[int, float] = {}  # when an epoch of each loader began, until its first batch
         self.starts, self.ends, self.received = [], [], []  # seconds of epochs; moments at which steps had a batch
         self.first = True  # whether the step has no batch yet
-        self.kept: list | None = None  # a batch, if one is to be kept
+        self.kept: object | None = None  # a batch, if one is to be kept
+        self.iterator: Iterator | None = None  # of the latest batch to train on
         self.phases = self._diagnose()
         next(self.phases)
         atexit.register(self.end)
@@ -95,7 +97,7 @@ class Watch:
             self._stepped()
         batch = self.next_batch(iterator, loader, following)
         if self.kept is not None:
-            self.kept = [batch]
+            self.kept = batch
         return batch
 
     def next_batch(self, iterator: Iterator, loader: DataLoader, following: Callable) -> object:
@@ -118,11 +120,17 @@ class Watch:
         self.first, self.latest, self.iterator = False, loader, iterator
         return batch
 
-    def updated(self) -> None:
+    def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has changed the weights."""
         self.seen["steps of optimizers"] += 1
         self.updates += 1
-        if self.latest is not None and self.latest is not self.loader and self.latest is self.updated_after:
+        if self.latest is None:
+            self.optimizer = self.optimizer or id(optimizer)
+            if self.optimizer == id(optimizer) and threading.get_ident() == self.thread:
+                self._stepped()
+                self.received.append(self.start)
+            return
+        if self.latest is not self.loader and self.latest is self.updated_after:
             self.remade |= self.loader is not None
             self.loader = self.latest  # that gave a batch before two updates in a row
         self.updated_after = self.latest
@@ -154,7 +162,7 @@ class Watch:
             self._report(problem=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
         if self.over and self.stop:
             raise SystemExit(0)
-        self.start = time.perf_counter()
+        self.start, self.ready = time.perf_counter(), self.queued()
 
     def _diagnose(self) -> _Steps:
         yield  # the steps of the first batches: they import, compile and choose algorithms
@@ -171,6 +179,11 @@ class Watch:
         rows.append(("profile", str(self.folder)))
         self._report(run.concluded(loop, recorded, sampled, trials.Trials(), held, rows, unknown))
 
+    @property
+    def workers(self) -> int:
+        """Workers of the DataLoader that trains."""
+        return getattr(self.loader, "num_workers", 0)
+
     def _warm_up(self) -> _Steps:
         """Go on until the workers give batches evenly again."""
         for _ in range(timing.warmup_steps(self.loader)):
@@ -178,24 +191,24 @@ class Watch:
 
     def _timed(self) -> _Steps:
         """Time steps with nothing else on; return what they say of the loop."""
-        first, others, count = [], [], max(self.count, 2 * self.loader.num_workers)
-        workers = getattr(self.iterator, "_workers", [])
+        first, others, count = [], [], max(self.count, 2 * self.workers)
+        workers = getattr(self.iterator, "_workers", [])  # processes
         before = sum(stacks.queued(worker.pid) for worker in workers)
         for number in range(count):
-            self.kept = [] if number == count - 1 else None
+            self.kept = () if number == count - 1 else None
             held, new = yield
             (first if new else others).append(held)
-        (batch,), self.kept = self.kept, None
+        batch, self.kept = self.kept, None
         queued = max(0.0, sum(stacks.queued(worker.pid) for worker in workers) - before) / count
         epochs = run.Epochs(self.loader)
         epochs.starts, epochs.ends, epochs.remade = self.starts, self.ends, self.remade
         seconds = sum(step.duration for step, *_ in [*first, *others])
-        transfer = min(step.wait for step, *_ in others or first) if self.loader.num_workers else 0.0
+        transfer = min(step.wait for step, *_ in others or first) if self.workers else 0.0
         return run.of_steps(epochs, seconds, first, others, batch, transfer, queued)
 
     def _recorded(self) -> _Steps:
         """Profile some steps, and return what the trace says."""
-        active = max(run.PROFILED, self.loader.num_workers)
+        active = max(run.PROFILED, self.workers)
         folder = self.reports / f"rank_{self.rank}"
         yield from self._profiled(folder, active)
         return profiles.read(traces.load(folder))
