@@ -47,6 +47,11 @@ def test_time_without_operators_is_counted_short_gaps_left_out():
     assert found.waited == pytest.approx(1 / 3)  # 20 of the 30 ms in the second sample are without an operator
 
 
+def test_what_mostly_waits_is_said_to():
+    waits = [step._where(step.Outside(share=0.5, waited=waited)) for waited in (0.3, 0.2)]
+    assert waits == [", and mostly waits.", "."]
+
+
 def test_what_is_between_operators_that_are_called_too_often_is_theirs():
     assert sampled(FRAME).outside(frozenset({"b", "c"})).share == 0
     assert sampled(FRAME).outside(frozenset({"a", "b"})).share == pytest.approx(0.5)
