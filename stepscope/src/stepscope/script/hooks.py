@@ -13,13 +13,11 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 OPTIONS = "STEPSCOPE_RUN"  # the environment variable that `start` sets: how to diagnose, as JSON
-WORKERS = ("--multiprocessing-fork", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
 
 
 def install() -> None:
-    """Watch this process, if it is one that may train."""
-    command = " ".join(sys.orig_argv)
-    if OPTIONS in os.environ and not any(each in command for each in WORKERS):
+    """Watch this process, if it begins to train."""
+    if OPTIONS in os.environ:
         sys.meta_path.insert(0, _Finder({"torch.utils.data.dataloader": _loading, "torch.optim.optimizer": _updating}))
 
 
@@ -73,16 +71,18 @@ def _updating(module: ModuleType) -> None:
     module.register_optimizer_step_post_hook(updated)
 
 
-_watches: dict[int, object] = {}  # by process: a worker that was forked has none
+_watches: dict[int, object] = {}  # by process: what forks one that trains has none
 
 
 def _watch() -> object | None:
     """Return what watches this process; None if nothing does, or no more."""
     process = os.getpid()
     if process not in _watches:
-        if _watches:
-            return None  # a child of the one that trains
-        from stepscope.script.watch import Watch  # here: PyTorch is there by now
+        from torch.utils.data import get_worker_info  # here: PyTorch is there by now
+
+        if _watches or get_worker_info() is not None:
+            return None
+        from stepscope.script.watch import Watch
 
         _watches[process] = Watch.of_environment(os.environ[OPTIONS])
     watch = _watches[process]

@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import torch
+from torch import distributed
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from torch.utils.data import DataLoader
 
@@ -51,7 +52,7 @@ class Watch:
 
     def __init__(self, count: int, folder: Path, reports: Path, stop: bool):
         self.count, self.folder, self.reports, self.stop, self.over = count, folder, reports, stop, False
-        self.rank, self.ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank, self.ranks = 0, 1  # of processes that train together
         self.thread = threading.main_thread().ident
         self.loader: DataLoader | None = None  # that trains
         self.latest: DataLoader | None = None  # that gave the latest batch
@@ -165,7 +166,9 @@ class Watch:
         self.start, self.ready = time.perf_counter(), self.queued()
 
     def _diagnose(self) -> _Steps:
-        yield  # the steps of the first batches: they import, compile and choose algorithms
+        yield  # the first step: it imports, compiles and chooses algorithms
+        if distributed.is_available() and distributed.is_initialized():
+            self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         yield from self._warm_up()
         contention = stacks.Contention()
         loop = yield from self._timed()
