@@ -23,6 +23,7 @@ class Items(Dataset):
 
 
 def main(fault, steps):
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     sampler, data = None, Items(fault == "slow" or fault == "ranks")
     if fault == "ranks":
@@ -30,7 +31,7 @@ def main(fault, steps):
         model, sampler = nn.parallel.DistributedDataParallel(model), DistributedSampler(data)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     workers = {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True}
-    loader = DataLoader(data, 32, sampler=sampler, **(workers if fault == "validates" else {}))
+    loader = DataLoader(data, 32, shuffle=sampler is None, sampler=sampler, **(workers if fault == "validates" else {}))
     validation = DataLoader(TensorDataset(torch.randn(2048, 64), torch.zeros(2048).long()), 128)
 
     def evaluate():
@@ -57,7 +58,8 @@ def main(fault, steps):
             taken += 1
             if taken == steps:
                 break
-    print(f"{taken} steps of {batches} batches, site: {getattr(builtins, 'site', None)}")
+    weights = sum(weight.sum().item() for weight in model.parameters())
+    print(f"{taken} steps of {batches} batches, weights {weights}, site: {getattr(builtins, 'site', None)}")
 
 
 if __name__ == "__main__":
