@@ -62,6 +62,18 @@ def test_batches_that_validate_are_work_of_the_step_and_those_that_accumulate_ar
 
 
 @pytest.mark.slow
+def test_a_loop_that_is_watched_is_diagnosed_in_the_same_way(tmp_path):
+    script = SCRIPT.read_text().replace("else loader:", "else stepscope.watch(loader, steps=5):")
+    (tmp_path / "train.py").write_text(f"import stepscope; {script}")
+    ended = subprocess.run(
+        [sys.executable, "train.py", "slow", "300"], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert (ended.returncode, ended.stdout[:10]) == (3, "300 steps "), ended.stderr
+    assert ended.stderr.count("Verdict: ") == 1 and line("slow") in ended.stderr
+    assert len([*(tmp_path / "diagnosis").glob("*.pt.trace.json.gz")]) == 1
+
+
+@pytest.mark.slow
 def test_a_loop_without_a_dataloader_is_one_of_an_optimizers_steps(run):
     ended, (found,) = run(SCRIPT, "own", 150, steps=5)
     assert (ended.returncode, ended.stdout[:10]) == (3, "150 steps "), ended.stderr

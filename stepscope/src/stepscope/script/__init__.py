@@ -6,4 +6,6 @@ That lets a `Watch` see each batch that a DataLoader gives and each step of an o
 - `start`: the command. It starts the script, waits for it, and prints what its processes found.
 - `hooks`: what is put into the script's process, before it imports anything.
 - `watch`: what a step is, and the diagnosis of some of them, one after the other.
+
+Where a script may be edited, `stepscope.watch` does the same for its loop.
 """

@@ -21,6 +21,22 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder({"torch.utils.data.dataloader": _loading, "torch.optim.optimizer": _updating}))
 
 
+def install_here(watch: object) -> None:
+    """Let a watch see the loops of this process, which has imported PyTorch already."""
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+
+    if not _watches:
+        _loading(dataloader)
+        _updating(optimizer)
+    _watches[os.getpid()] = watch
+
+
+def watched() -> bool:
+    """Return whether this process is watched, or was."""
+    return os.getpid() in _watches or OPTIONS in os.environ
+
+
 class _Finder:
     """Calls a function with a module as soon as that is imported, before anything uses it."""
 

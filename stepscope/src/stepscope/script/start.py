@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from stepscope import diagnosis
 from stepscope.base import staging
 from stepscope.script import hooks
 from stepscope.traces import files
@@ -57,8 +56,8 @@ def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_fi
         path = os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH", "")]))
         environment = os.environ | {"PYTHONPATH": path, hooks.OPTIONS: json.dumps(options)}
         process = subprocess.Popen(_command(command), env=environment)
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the script by itself
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the script by itself
+        terminated = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         found: list[dict] = []
         try:
             while process.poll() is None:
@@ -66,8 +65,12 @@ def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_fi
                     process.wait(LOOK)
                 if not found and (found := _complete(Path(reports))):
                     _show(found, Path(reports), folder, json_file)
+        except BaseException:  # such as a full disk: the script ends by itself
+            process.wait()
+            raise
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, interrupted)
+            signal.signal(signal.SIGTERM, terminated)
         if not found:
             _show(_reports(Path(reports)), Path(reports), folder, json_file)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -89,18 +92,20 @@ def _reports(folder: Path) -> list[dict]:
 
 
 def _complete(folder: Path) -> list[dict]:
-    """Return the reports of all ranks of the script; none as long as there are not all."""
-    reports = _reports(folder)
+    """Return what was found in all ranks of the script; nothing as long as there are not all."""
+    reports = [report for report in _reports(folder) if "diagnosis" in report]
     return reports if reports and len(reports) >= reports[0]["ranks"] else []
 
 
 def _show(found: list[dict], reports: Path, folder: Path, json_file: Path | None) -> None:
     """Print what the processes of a script found, and leave their traces and the file that was asked for."""
     with staging.folder(folder, replace=True) as staged:
-        for trace in reports.glob("rank_*/*"):
+        for trace in reports.glob("traces/**/*.pt.trace.json*"):
             shutil.copy(trace, staged)
     texts = [report.get("text") or report["problem"] for report in found]
     if found and found[0]["ranks"] > 1:
+        from stepscope import diagnosis  # here: its tables need pandas, and most scripts are one process
+
         texts = [f"Rank {report['rank']}. {text}" for report, text in zip(found, texts, strict=True)]
         if all("diagnosis" in report for report in found):
             texts.append(f"All ranks together. {diagnosis.of_ranks(folder)}")

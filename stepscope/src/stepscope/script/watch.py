@@ -35,9 +35,11 @@ from stepscope.diagnosis import step as steps
 from stepscope.diagnosis.result import Diagnosis
 from stepscope.timing import profiling
 from stepscope.timing.stopwatch import TimedStep
+from stepscope.traces import files
 
 LEAST_STEPS = 40  # beside those that are timed, more with workers: to warm up, and for the profiles
 ITEMS_SECONDS = 60  # that loading some items may take, in a process of its own
+SAMPLED_TOGETHER = 10  # steps of each rank: all must stop after the same one
 _Steps = Generator[None, tuple["run.Held", bool], object]  # gets each step that ends, and whether it began an epoch
 
 
@@ -50,8 +52,17 @@ class Watch:
         Whether there is nothing more to see: the script is then as if nobody watched.
     """
 
-    def __init__(self, count: int, folder: Path, reports: Path, stop: bool):
-        self.count, self.folder, self.reports, self.stop, self.over = count, folder, reports, stop, False
+    def __init__(
+        self,
+        count: int,
+        folder: Path,
+        report: Callable[[dict], object],
+        *,
+        traces: Path | None = None,
+        stop: bool = False,
+    ):
+        self.count, self.folder, self.report, self.stop, self.over = count, folder, report, stop, False
+        self.traces = traces or folder  # where they are recorded, if they are moved to the folder later
         self.rank, self.ranks = 0, 1  # of processes that train together
         self.thread = threading.main_thread().ident
         self.loader: DataLoader | None = None  # that trains
@@ -75,7 +86,12 @@ class Watch:
     def of_environment(cls, options: str) -> Watch:
         """Return what watches this process, by the options that `start` has left in the environment."""
         options = json.loads(options)
-        return cls(options["steps"], Path(options["folder"]), Path(options["reports"]), options["stop"])
+        reports = Path(options["reports"])
+
+        def report(found: dict) -> None:
+            staging.write(reports / f"{found['rank']}-{os.getpid()}.json", json.dumps(found))
+
+        return cls(options["steps"], Path(options["folder"]), report, traces=reports / "traces", stop=options["stop"])
 
     def begin(self, loader: DataLoader, begin: Callable) -> Iterator:
         """Begin an epoch of a loader, whose iterator `begin` returns."""
@@ -174,7 +190,8 @@ class Watch:
         loop = yield from self._timed()
         recorded = yield from self._recorded()
         yield from self._warm_up()
-        sampled = yield from self._sampled(steps.steps_to_sample(recorded, loop.whole))
+        count = steps.steps_to_sample(recorded, loop.whole)
+        sampled = yield from self._sampled(count if self.ranks == 1 else SAMPLED_TOGETHER)
         held = contention.share()
         sample, unknown = _in_child(lambda: run.load_items(self.loader, self.loader, loop.irregular))
         loop = run.of_batches(loop, recorded, sample, sampled)
@@ -212,8 +229,10 @@ class Watch:
     def _recorded(self) -> _Steps:
         """Profile some steps, and return what the trace says."""
         active = max(run.PROFILED, self.workers)
-        folder = self.reports / f"rank_{self.rank}"
-        yield from self._profiled(folder, active)
+        folder = self.traces if self.ranks == 1 else self.traces / f"rank_{self.rank}"
+        files.refuse_others(folder)
+        with staging.folder(folder, replace=True) as staged:
+            yield from self._profiled(staged, active)
         return profiles.read(traces.load(folder))
 
     def _sampled(self, count: int) -> _Steps:
@@ -244,11 +263,11 @@ class Watch:
                 profiler.step()
 
     def _report(self, diagnosis: Diagnosis | None = None, **others: str) -> None:
-        """Leave what was found where `start` looks for it."""
+        """Report what was found, or why nothing was."""
         content = {"rank": self.rank, "ranks": self.ranks, **others}
         if diagnosis is not None:
             content |= {"diagnosis": diagnosis.as_json(), "text": str(diagnosis)}
-        staging.write(self.reports / f"{self.rank}-{os.getpid()}.json", json.dumps(content))
+        self.report(content)
 
 
 def _in_child(call: Callable) -> object:
