@@ -13,17 +13,23 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status: 0, or 1 if there is a problem."""
     parser = argparse.ArgumentParser(prog="stepscope", description="Find the bottleneck of a PyTorch training loop.")
     commands = parser.add_subparsers(required=True)
-    script = commands.add_parser("run", help="run a training script as it is, and say where its bottleneck is")
-    script.add_argument(
-        "--steps", type=_count, default=20, metavar="N", help="steps to time; as many again are profiled"
+    script = commands.add_parser(
+        "run",
+        help="run a training script as it is, and say where its bottleneck is",
+        usage="stepscope run [options] SCRIPT ARGUMENTS …",
     )
-    script.add_argument("--then", choices=["stop", "continue"], default="continue", help="when it is diagnosed")
-    script.add_argument("--folder", type=Path, default="diagnosis", help="where the profile goes")
+    script.add_argument(
+        "--steps", type=_count, default=20, metavar="N", help="steps to time, of some forty more (default: 20)"
+    )
+    script.add_argument(
+        "--then", choices=["stop", "continue"], default="continue", help="what the script does when it is diagnosed"
+    )
+    script.add_argument("--folder", type=Path, default="diagnosis", help="where the profile goes (default: diagnosis)")
     script.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
     script.add_argument(
         "script",
         nargs=argparse.REMAINDER,
-        metavar="SCRIPT ARGUMENT …",
+        metavar="SCRIPT ARGUMENTS …",
         help="a file of Python, or -m and a module, or a program that starts such: torchrun, accelerate launch",
     )
     script.set_defaults(command=_run, refuse=script.error)
