@@ -31,8 +31,8 @@ LONGEST_PAUSE = 2.0  # seconds, in which the workers make batches that are then 
 READY = 3  # batches that are asked for then
 BUSY = 0.1  # of the time, in which others have the cores: then they may have turned the verdict,
 MOST = 0.6  # unless the first finding takes so much of the step: what others slow makes findings seem smaller
-# Of its mean time, the least that the rest of a step takes without a fault: so a gain is stated as 1 / 0.7 times the
-# share that the fault has at most
+# Of its mean time, the least that the rest of a step takes without a fault: a gain is stated as 1 / 0.7 times the share
+# of the fault, at most
 FASTEST = 0.7
 
 

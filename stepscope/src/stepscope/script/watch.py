@@ -160,7 +160,7 @@ class Watch:
         self.phases.close()
         saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
         needs = (
-            f"It needs to see some {LEAST_STEPS + self.count} steps: let it train longer, or time fewer, with --steps."
+            f"Some {LEAST_STEPS + self.count} are needed: let it train longer, or time fewer than {self.count} steps."
         )
         self._report(problem=f"The script ended before enough of its steps were seen: {saw or 'none'}. {needs}")
 
