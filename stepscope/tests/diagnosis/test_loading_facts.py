@@ -10,22 +10,11 @@ NONE = dict.fromkeys([*items.PARTS, loading.REST], 0.0)
 ITEMS = loading.Items(100, 1.0, 1.0, 32, NONE | {"decoding": 1.0}, opened=1.0, file_bytes=50e3, slowest="decode")
 
 
-def known(step, wait, workers, *, usual=None, cores=8, restart=0.0, transfer=0.0, queued=0.0, tensors=2, **of_items):
+def known(step, wait, workers, *, usual=None, cores=8, restart=0.0, **facts):
     usual = wait if usual is None else usual
-    loaded = dataclasses.replace(ITEMS, **of_items)
-    return loading.Loading(
-        step,
-        wait,
-        usual,
-        workers,
-        cores,
-        restart + loaded.batch_ms,
-        1,
-        transfer=transfer,
-        queued=queued,
-        items=loaded,
-        tensors=tensors,
-    )
+    of_loop = {name: facts.pop(name) for name in ("transfer", "queued", "tensors", "pickled") if name in facts}
+    loaded = dataclasses.replace(ITEMS, **facts)
+    return loading.Loading(step, wait, usual, workers, cores, restart + loaded.batch_ms, 1, items=loaded, **of_loop)
 
 
 def of_loading(**facts):
@@ -104,12 +93,20 @@ def test_items_that_take_no_longer_than_their_calls_are_to_be_loaded_together():
         (dict(step=50, wait=8, workers=4, usual=0.2), "irregular loading", 8 / 50),
         (dict(step=50, wait=8, workers=4, transfer=6), "transfer from the workers", 6 / 50),
         (dict(step=50, wait=8, workers=4, transfer=6, tensors=64), "many tensors in a batch", 6 / 50),
+        (dict(step=50, wait=8, workers=4, transfer=6, pickled=1e7), "batches through a pipe", 8 / 50),
         (dict(step=40, wait=0.5, workers=2, restart=10), "workers restarted every epoch", 10 / 50),
     ],
 )
 def test_waits_in_spite_of_fast_workers_are_distinguished(facts, name, gain):
     ((found, finding),) = of_loading(**facts).items()
     assert (found, finding.gain) == (name, pytest.approx(gain))
+
+
+def test_arrays_that_arrive_more_slowly_than_they_are_made_are_named_before_what_follows_from_them():
+    facts = dict(step=80, wait=70, workers=4, transfer=75, pickled=6e6, tensors=128, ms=0.01, batch=100)
+    found = result.conclude(80, (), of_loading(**facts).values()).findings
+    names = [each.name for each in found]
+    assert names == ["batches through a pipe", "many tensors in a batch", "workers slower than none"]
 
 
 @pytest.mark.parametrize("usual", [0.2, 8])

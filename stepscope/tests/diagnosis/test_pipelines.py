@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from stepscope import diagnosis
 from stepscope.diagnosis import run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # each diagnosis takes seconds
 
 CLASSES, WIDTH = 10, 64
 

@@ -471,10 +471,14 @@ RULES = (
     ),
     Rule(
         "batches through a pipe", "loading", "loading whole batches",
-        lambda loading: loading.wait / loading.whole if loading.in_spite and loading.pickled else None,
         lambda loading: (
-            f"{loading.speed} They are fast enough, but {loading.pickled / 1e6:.2g} MB of a batch are NumPy arrays: "
-            "these are pickled and sent through a pipe, tensors are in shared memory."
+            (loading.wait if loading.in_spite else min(loading.wait, loading.transfer)) / loading.whole
+            if loading.pickled else None
+        ),
+        lambda loading: (
+            f"{loading.speed} {loading.pickled / 1e6:.2g} MB of a batch are NumPy arrays: these are pickled and sent "
+            f"through a pipe, tensors are in shared memory. One that is ready arrives in "
+            f"{milliseconds(loading.transfer)}."
         ),
         "collate_fn: torch.from_numpy(…)  # tensors, as the default makes them",
     ),
