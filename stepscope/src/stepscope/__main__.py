@@ -1,4 +1,4 @@
-"""The command ``stepscope run · diagnose · traces · tensorboard``."""
+"""The command ``stepscope run · diagnose · compare · page · traces · tensorboard``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--then", choices=["stop", "continue"], default="continue", help="what the script does when it is diagnosed"
     )
     script.add_argument("--folder", type=Path, default="diagnosis", help="where the profile goes (default: diagnosis)")
-    script.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
+    script.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, for programs, too")
     script.add_argument(
         "script",
         nargs=argparse.REMAINDER,
@@ -38,7 +38,21 @@ def main(arguments: list[str] | None = None) -> int:
     traces.set_defaults(command=_traces)
     diagnose = commands.add_parser("diagnose", help="say where the bottleneck is in each trace, and what to change")
     diagnose.add_argument("path", metavar="TRACE_OR_LOGDIR", help="a trace, the folder of a run, or a folder of runs")
+    diagnose.add_argument("--json", action="store_true", help="print it as JSON, for programs")
     diagnose.set_defaults(command=_diagnose)
+    compare = commands.add_parser("compare", help="say how much longer steps take after a change than before it")
+    for side in ("before", "after"):
+        compare.add_argument(
+            side, metavar=side.upper(), help="a file of `stepscope run --json`, or a folder of such, of alike runs"
+        )
+    compare.add_argument(
+        "--fail-above", type=_share, metavar="PERCENT", help="end with 1 if they surely take so much longer, as 5%%"
+    )
+    compare.set_defaults(command=_compare)
+    page = commands.add_parser("page", help="show what was found as a page of HTML that needs nothing else")
+    page.add_argument("found", metavar="FOUND.json", type=Path, help="a file of run --json, or of diagnose --json")
+    page.add_argument("page", metavar="PAGE.html", type=Path, nargs="?", help="default: beside the file")
+    page.set_defaults(command=_page)
     tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
     logdir = tensorboard.add_mutually_exclusive_group(required=True)
     logdir.add_argument("logdir", metavar="LOGDIR", nargs="?", help="folder of the traces")
@@ -82,6 +96,17 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _share(text: str) -> float:
+    number = text.removesuffix("%")
+    try:
+        share = float(number) / 100
+    except ValueError:
+        share = float("nan")
+    if not 0 <= share < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected percent, such as 5%, found {text}")
+    return share
+
+
 # The imports are in the functions so that each command starts as quickly as it can: PyTorch alone takes seconds.
 
 
@@ -103,9 +128,36 @@ def _traces(options: argparse.Namespace) -> int:
 
 
 def _diagnose(options: argparse.Namespace) -> int:
-    from stepscope import diagnosis
+    from stepscope import diagnosis, results
 
-    return 0 if diagnosis.show(options.path) else 1
+    if not options.json:
+        return 0 if diagnosis.show(options.path) else 1
+    found = [*diagnosis.each(options.path)]
+    print(results.document("diagnose", found), end="")
+    return int(any("problem" in each for each in found))
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from stepscope import results
+
+    compared = results.compare(options.before, options.after)
+    print(compared)
+    if options.fail_above is None:
+        return 0
+    slower = compared.slower_than(options.fail_above)
+    sure = "surely take" if slower else "do not surely take"
+    print(f"{'failed' if slower else 'passed'}  steps {sure} over {100 * options.fail_above:g}% longer")
+    return int(slower)
+
+
+def _page(options: argparse.Namespace) -> int:
+    from stepscope import results
+    from stepscope.base import staging
+
+    target = options.page or options.found.with_suffix(".html")
+    staging.write(target, results.page(results.read(options.found), f"stepscope: {options.found.stem}"))
+    print(f"The page is in {target}.")
+    return 0
 
 
 def _tensorboard(options: argparse.Namespace) -> int:

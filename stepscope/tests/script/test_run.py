@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+
+from stepscope import results
 
 pytestmark = pytest.mark.processes
 SCRIPT = Path(__file__).parent / "train.py"
@@ -27,7 +30,11 @@ def run(tmp_path):
             list(map(str, command)), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
         )
         written = tmp_path / "found.json"
-        return ended, json.loads(written.read_text()) if written.exists() else None
+        if not written.exists():
+            return ended, None
+        content = json.loads(written.read_text())
+        jsonschema.validate(content, json.loads(results.SCHEMA.read_text()))
+        return ended, content["results"]
 
     return run
 
@@ -86,8 +93,9 @@ def test_a_loop_without_a_dataloader_is_one_of_an_optimizers_steps(run):
 def test_each_rank_of_a_job_is_diagnosed_and_all_together(run, tmp_path):
     ended, found = run(SCRIPT, "ranks", 100, launcher=["torchrun", "--nproc-per-node", 2], steps=5)
     assert ended.returncode == 1  # torchrun's, of scripts that end with 3
-    findings = [(each["rank"], each["diagnosis"]["findings"][0]["name"]) for each in found]
+    findings = [(each["rank"], each["diagnosis"]["findings"][0]["name"]) for each in found[:2]]
     assert findings == [(0, "items that wait"), (1, "items that wait")]
+    assert (found[2]["rank"], len(found)) == (None, 3)  # all together
     assert "All ranks together. Verdict: " in ended.stderr
     assert sorted(path.name[:7] for path in (tmp_path / "diagnosis").iterdir()) == ["rank_0.", "rank_1."]
 
@@ -97,9 +105,9 @@ def test_a_script_without_a_loop_and_one_that_ends_too_early_are_told_what_was_s
     assert ended.returncode == 3
     assert "10 batches, 10 steps of optimizers" in found["problem"]
     (tmp_path / "other.py").write_text("print('done')")
-    ended, found = run("other.py")
-    assert (ended.returncode, ended.stdout, found) == (0, "done\n", [])
-    assert "Nothing was seen" in ended.stderr
+    ended, (found,) = run("other.py")
+    assert (ended.returncode, ended.stdout) == (0, "done\n")
+    assert "Nothing was seen" in ended.stderr and "Nothing was seen" in found["problem"]
 
 
 @pytest.mark.parametrize(

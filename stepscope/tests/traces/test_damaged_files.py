@@ -6,7 +6,8 @@ import json
 import pytest
 from support import cuda_trace, damage, rank_traces
 
-from stepscope import diagnosis, timing
+from stepscope import diagnosis, results, timing
+from stepscope.diagnosis import Diagnosis, Finding
 from stepscope.tensorboard import corrections
 from stepscope.traces import TraceError, collectives, events, ranks, report
 
@@ -34,6 +35,8 @@ def corrected(path):
         copy.unlink()
 
 
+FINDING = Finding("slow", "loading", 0.5, "It waits.", "cache(…)", "caching", "train.py:7: read()")
+FOUND = Diagnosis("loading", "It waits.", 2.0, (("a", "b"),), (FINDING,), ("c",), steps=((1.0, 2.0), (0.5, 2.5)))
 TIMING = {"images": 4, "seconds": 0.5, "waits": [0.0, 0.1], "durations": [0.2, 0.3], "begin": 0.0}
 READERS = {
     "trace of a GPU": (lambda folder: cuda_trace.trace(), shown, TraceError),
@@ -47,6 +50,11 @@ READERS = {
         lambda folder: of_a_rank(folder, "nccl"),
         lambda path: diagnosis.of_ranks(path.parent),
         TraceError,
+    ),
+    "results": (
+        lambda folder: {"version": 1, "command": "run", "results": [{"rank": 0, "diagnosis": FOUND.as_json()}]},
+        lambda path: (str(results.compare(path, path)), results.page(results.read(path), "")),
+        results.ResultError,
     ),
     "comparison": (
         lambda folder: {"timings": {"a": [TIMING] * 2, "b": [TIMING] * 2}},

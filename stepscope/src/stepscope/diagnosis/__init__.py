@@ -13,7 +13,7 @@ see `Diagnosis.linked`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from stepscope import traces
@@ -22,7 +22,7 @@ from stepscope.diagnosis.job import of_ranks
 from stepscope.diagnosis.result import Diagnosis, Finding, conclude
 from stepscope.traces import report
 
-__all__ = ["Diagnosis", "Finding", "diagnose", "of_ranks", "of_trace", "show"]
+__all__ = ["Diagnosis", "Finding", "diagnose", "each", "of_ranks", "of_trace", "show"]
 
 NEEDS_THE_LOADER = (
     "why the loading is slow. The workers are not in the trace, nor are the sizes of files and the times of decoding. "
@@ -94,14 +94,15 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
         return conclude(float("nan"), (), (), doubt=str(error))
     evidence = profile.evidence(recorded)
     if doubt := profile.doubt(recorded):
-        return conclude(recorded.step_ms, evidence, (), doubt=doubt)
+        return conclude(recorded.step_ms, evidence, (), doubt=doubt, steps=recorded.timed)
     findings = [
         *device.findings(recorded),
         *step.findings(step.read(recorded)),
         *result.findings(loading.RULES, loading.of_profile(recorded)),
     ]
     unknown = [NEEDS_THE_LOADER] if any(finding.verdict == "loading" for finding in findings) else []
-    return conclude(recorded.step_ms, evidence, findings, unknown, otherwise=profile.unexplained(recorded))
+    otherwise = profile.unexplained(recorded)
+    return conclude(recorded.step_ms, evidence, findings, unknown, otherwise=otherwise, steps=recorded.timed)
 
 
 def show(path: str | Path) -> bool:
@@ -123,4 +124,21 @@ def show(path: str | Path) -> bool:
     traces.NoTraces
         If there are none.
     """
-    return report.show(path, lambda trace: str((of_trace if isinstance(trace, traces.Trace) else of_ranks)(trace)))
+    return report.show(path, lambda trace: str(_of_any(trace)))
+
+
+def each(path: str | Path) -> Iterator[dict]:
+    """Yield for each trace at `path` what `show` prints, as `stepscope.results.document` takes it.
+
+    Of a job of several processes each is one result, and all together another one, as they are in `show`; so is what
+    is raised.
+    """
+    for title, found in report.each(path, _of_any):
+        if isinstance(found, Diagnosis):
+            yield {"trace": title, "diagnosis": found.as_json()}
+        else:
+            yield {"trace": title, "problem": str(found)}
+
+
+def _of_any(trace: traces.Trace | traces.Ranks) -> Diagnosis:
+    return of_trace(trace) if isinstance(trace, traces.Trace) else of_ranks(trace)

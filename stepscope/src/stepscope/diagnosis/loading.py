@@ -156,6 +156,7 @@ class Loading:
     only_first: bool = False  # whether each batch is the first of an iterator that has more, and workers start for it
     line: str = ""  # of the reader's own, that gets a batch; "" if it is unknown
     tensors: int = 0  # of a batch
+    timed: tuple[tuple[float, float], ...] = ()  # of each step its wait, and its duration with that, all in
 
     @property
     def work(self) -> float:

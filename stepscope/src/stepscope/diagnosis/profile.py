@@ -36,6 +36,7 @@ class Profile:
     devices: int  # accelerators that ran kernels
     in_process: bool  # whether the loop itself made the batches, without workers
     stall_ms: float = 0.0  # of the one step that took far longer than the others, and counts as their mean
+    timed: tuple[tuple[float, float], ...] = ()  # of each step the time for loading, and all of it, in ms
 
     @property
     def on_device(self) -> bool:
@@ -70,6 +71,7 @@ def read(trace: traces.Trace) -> Profile:
     """Return a trace in numbers; raises NoSteps and SeveralRecordings as `traces.breakdown` does."""
     table = traces.breakdown(trace)
     work = table.sum(axis="columns") - table["DataLoader"]  # with n workers every n-th step waits
+    timed = zip(table["DataLoader"] / 1e3, table.sum(axis="columns") / 1e3, strict=True)
     long, stall_ms = work > STALL * work.median(), 0.0
     if long.sum() == 1 and len(table) > LEAST_STEPS:
         stall_ms = float(table[long].to_numpy().sum()) / 1e3
@@ -87,6 +89,7 @@ def read(trace: traces.Trace) -> Profile:
             "SingleProcess" in name for name in _names(trace, lambda events: events["kind"] == "DataLoader")
         ),
         stall_ms=stall_ms,
+        timed=tuple((float(wait), float(step)) for wait, step in timed),
     )
 
 

@@ -140,6 +140,9 @@ class Diagnosis:
         What could not be looked at, and how to get it.
     links : mapping of str to str
         For topics of the findings, the address or the path of a page about it; see `linked`.
+    steps : tuple of (float, float)
+        Of each step that was timed, or recorded, for how long it waited for its batch, and how long it took with that;
+        in ms by the clock on the wall.
     """
 
     verdict: str
@@ -149,6 +152,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     unknown: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[tuple[float, float], ...] = ()
 
     def as_json(self) -> dict:
         """Return it as JSON can hold it, without links: what is unknown or infinite is None."""
@@ -163,7 +167,29 @@ class Diagnosis:
             "evidence": dict(self.evidence),
             "findings": [dataclasses.asdict(each) | {"gain": number(each.gain)} for each in self.findings],
             "unknown": list(self.unknown),
+            "waits_ms": [round(wait, 4) for wait, _ in self.steps],
+            "steps_ms": [round(step, 4) for _, step in self.steps],
         }
+
+    @classmethod
+    def of_json(cls, content: dict) -> Diagnosis:
+        """Return the diagnosis that `as_json` returned as this; raises ValueError, TypeError or LookupError if none."""
+        if content["verdict"] not in VERDICTS:
+            raise ValueError(f"the verdict {content['verdict']!r}")
+        gains = [math.inf if each["gain"] is None else float(each["gain"]) for each in content["findings"]]
+        texts = [{name: str(text) for name, text in each.items() if name != "gain"} for each in content["findings"]]
+        steps = [*zip(map(float, content["waits_ms"]), map(float, content["steps_ms"]), strict=True)]
+        if not all(0 <= wait <= step < math.inf for wait, step in steps):
+            raise ValueError("a step that waits longer than it takes")
+        return cls(
+            content["verdict"],
+            str(content["reason"]),
+            math.nan if content["step_ms"] is None else float(content["step_ms"]),
+            tuple((str(name), str(value)) for name, value in content["evidence"].items()),
+            tuple(Finding(gain=gain, **text) for gain, text in zip(gains, texts, strict=True)),
+            tuple(map(str, content["unknown"])),
+            steps=tuple(steps),
+        )
 
     def linked(self, links: Mapping[str, str]) -> Diagnosis:
         """Return the same diagnosis, shown with links: for a topic, the address or the path of a page about it."""
@@ -218,10 +244,12 @@ def conclude(
     unknown: Iterable[str] = (),
     doubt: str | None = None,
     otherwise: str | None = None,
+    steps: Iterable[tuple[float, float]] = (),
 ) -> Diagnosis:
     """Return the diagnosis that the findings, in any order, amount to.
 
-    `doubt` is why there can be no verdict, whatever else; `otherwise` why there can be none if nothing was found.
+    `steps` are those of the `Diagnosis`. `doubt` is why there can be no verdict, whatever else; `otherwise` why there
+    can be none if nothing was found.
     """
     ranked = _ranked([*findings])
     worth = [finding for finding in ranked if finding.gain >= WORTH]
@@ -233,7 +261,7 @@ def conclude(
         verdict, reason = worth[0].verdict, _sentence(VERDICTS[worth[0].verdict])
         if verdict == UNKNOWN:
             reason = f"{_sentence(worth[0].name)} Fix that first, and diagnose again."
-    return Diagnosis(verdict, reason, step_ms, tuple(evidence), tuple(ranked), tuple(unknown))
+    return Diagnosis(verdict, reason, step_ms, tuple(evidence), tuple(ranked), tuple(unknown), steps=tuple(steps))
 
 
 def _ranked(findings: list[Finding]) -> list[Finding]:

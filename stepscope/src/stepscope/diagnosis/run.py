@@ -96,7 +96,7 @@ def concluded(
     if findings and unexplained:
         unknown.append(unexplained)
     otherwise = profile.doubt(recorded) or profile.unexplained(recorded) or unexplained
-    return conclude(loop.whole, rows, findings, unknown, doubt, otherwise)
+    return conclude(loop.whole, rows, findings, unknown, doubt, otherwise, loop.timed)
 
 
 def _found(
@@ -240,6 +240,7 @@ def of_steps(
         tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(batch)),
         least=0.0 if torch.cuda.is_available() else _least(others or first) * 1e3,
         only_first=epochs.length == 1 and epochs.loader is not epochs.dataloader and _has_more(epochs.dataloader),
+        timed=tuple((step.wait * 1e3, step.duration * 1e3) for step, *_ in sorted([*first, *others])),
     )
 
 

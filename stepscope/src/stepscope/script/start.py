@@ -103,13 +103,17 @@ def _show(found: list[dict], reports: Path, folder: Path, json_file: Path | None
         for trace in reports.glob("traces/**/*.pt.trace.json*"):
             shutil.copy(trace, staged)
     texts = [report.get("text") or report["problem"] for report in found]
+    kept = [{name: value for name, value in report.items() if name != "text"} for report in found]
     if found and found[0]["ranks"] > 1:
         from stepscope import diagnosis  # here: its tables need pandas, and most scripts are one process
 
         texts = [f"Rank {report['rank']}. {text}" for report, text in zip(found, texts, strict=True)]
         if all("diagnosis" in report for report in found):
-            texts.append(f"All ranks together. {diagnosis.of_ranks(folder)}")
+            together = diagnosis.of_ranks(folder)
+            texts.append(f"All ranks together. {together}")
+            kept.append({"rank": None, "ranks": found[0]["ranks"], "diagnosis": together.as_json()})
     print("\n\n".join(["", *(texts or [NOTHING])]), file=sys.stderr, flush=True)
     if json_file is not None:
-        kept = [{name: value for name, value in report.items() if name != "text"} for report in found]
-        staging.write(json_file, json.dumps(kept, indent=1))
+        from stepscope.results import document
+
+        staging.write(json_file, document("run", kept or [{"problem": NOTHING}]))

@@ -27,7 +27,7 @@ from torch.profiler import profile, schedule, tensorboard_trace_handler
 from torch.utils.data import DataLoader
 
 from stepscope import timing, traces
-from stepscope.base import staging
+from stepscope.base import machine, staging
 from stepscope.base.wording import counted
 from stepscope.diagnosis import profile as profiles
 from stepscope.diagnosis import run, stacks, trials
@@ -264,7 +264,9 @@ class Watch:
 
     def _report(self, diagnosis: Diagnosis | None = None, **others: str) -> None:
         """Report what was found, or why nothing was."""
-        content = {"rank": self.rank, "ranks": self.ranks, **others}
+        device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "CPU"
+        where = {"device": device, "cores": machine.cores(), "torch": str(torch.__version__)}
+        content = {"rank": self.rank, "ranks": self.ranks, "machine": where, **others}
         if diagnosis is not None:
             content |= {"diagnosis": diagnosis.as_json(), "text": str(diagnosis)}
         self.report(content)

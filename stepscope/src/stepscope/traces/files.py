@@ -24,6 +24,11 @@ Result = TypeVar("Result")
 
 TRACE_FILE = re.compile(r"(?P<worker>.*?)(?P<span>\.\d+)?\.pt\.trace\.json(\.gz)?")  # as TensorBoard recognizes them
 STOPWATCH = "stopwatch.json"  # beside the traces
+PERFETTO = (
+    "Perfetto's own format, which PyTorch 2.15 and newer write to a path that ends with .pftrace: ui.perfetto.dev "
+    "shows it, but its events cannot be read here. Record it as JSON: with tensorboard_trace_handler(…), or "
+    "export_chrome_trace(…) to a path that ends with .pt.trace.json.gz."
+)
 
 
 class TraceError(ValueError):
@@ -59,6 +64,8 @@ def runs(path: str | Path) -> list[Path]:
     found = sorted(folder for folder in folders if not staging.is_staging(folder.relative_to(path)))
     if not found:
         problem = "holds no *.pt.trace.json or *.pt.trace.json.gz file" if path.is_dir() else "does not exist"
+        if other := next(path.rglob("*.pftrace"), None):
+            raise NoTraces(f"The folder {path} {problem}, and {other.name} is in {PERFETTO}")
         raise NoTraces(f"The folder {path} {problem}. Record a profile first, or name the folder it was written to.")
     return found
 
@@ -169,6 +176,8 @@ def parts(path: Path, size: int | None) -> Iterator[dict]:
         raise TraceError(f"{path} is empty. Did the profiler's process end while it wrote? Record it again.")
     bare = piece.lstrip().startswith(b"[")  # a list of events, as Chrome once wrote
     if not bare and not piece.lstrip().startswith(b"{"):
+        if path.suffix == ".pftrace":
+            raise TraceError(f"{path} is in {PERFETTO}")
         raise TraceError(f"{path} is no trace: it is not JSON. Name a file that torch.profiler wrote.")
     opening, closing = (b"[", b"]") if bare else (b'{"traceEvents": [', b"]}")
     before = b""

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 
@@ -18,6 +19,8 @@ from stepscope.traces.idle_time import MEANWHILE, gaps
 from stepscope.traces.operators import top_operators
 from stepscope.traces.step_times import PLAIN_NAMES, breakdown
 from stepscope.traces.utilization import accelerators, kernels
+
+Result = TypeVar("Result")
 
 WIDTH = 110  # of a line, in characters
 TOP = 5  # kernels or operators
@@ -32,17 +35,30 @@ def show(path: str | Path, describe: Callable[[Trace | Ranks], str] | None = Non
 
     Returns whether all of them could be read. Raises NoTraces if there are none.
     """
-    path, readable = Path(path), True
+    readable = True
+    for title, described in each(
+        path, describe or (lambda trace: (together if isinstance(trace, Ranks) else text)(trace))
+    ):
+        if isinstance(described, TraceError):
+            readable, described = False, _paragraph(f"{type(described).__name__}: {described}")
+        print(f"{title}\n{textwrap.indent(described, '  ')}\n", flush=True)
+    return readable
+
+
+def each(path: str | Path, describe: Callable[[Trace | Ranks], Result]) -> Iterator[tuple[str, Result | TraceError]]:
+    """Yield a title of each trace at `path` and what `describe` returns of it, or the TraceError that it raises.
+
+    `path` is as in `show`, and so is what is raised.
+    """
+    path = Path(path)
     for place in runs(path) if path.is_dir() else [path]:
         for title, trace in _traces(place, path):
             try:
                 if isinstance(trace, TraceError):
                     raise trace
-                described = (describe or (together if isinstance(trace, Ranks) else text))(trace)
+                yield title, describe(trace)
             except TraceError as error:
-                readable, described = False, _paragraph(f"{type(error).__name__}: {error}")
-            print(f"{title}\n{textwrap.indent(described, '  ')}\n", flush=True)
-    return readable
+                yield title, error
 
 
 def text(trace: Trace) -> str:

@@ -1,0 +1,137 @@
+"""Two runs of a training script compared: ``stepscope compare BEFORE AFTER``."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.base import confidence
+from stepscope.base.confidence import Interval
+from stepscope.base.wording import counted, milliseconds, printable
+from stepscope.diagnosis.result import WORTH, Diagnosis
+from stepscope.results.files import WANTED, ResultError, read
+
+
+@dataclass(frozen=True)
+class Side:
+    """What was found before a change, or after it: in one run, or in several that are alike.
+
+    Attributes
+    ----------
+    path : Path
+        Of the file, or of the folder of files.
+    diagnosis : Diagnosis
+        The first run's: of several ranks that of the slowest, since the others wait for it.
+    values : tuple of float
+        What the mean is of, in ms: the steps of one run, without a hiccup of the machine, or the means of several.
+    several : bool
+        Whether these are means of runs.
+    machines : frozenset of str
+        What it ran on, as far as it is known.
+    """
+
+    path: Path
+    diagnosis: Diagnosis
+    values: tuple[float, ...]
+    several: bool
+    machines: frozenset[str]
+
+    @classmethod
+    def read(cls, path: Path) -> Side:
+        """Return what is in a file of results, or in a folder of such; raises ResultError and OSError."""
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not files:
+            raise ResultError(f"{path}: expected a file of results, or a folder of such, found an empty one. {WANTED}")
+        slowest, machines = [], set()
+        for file in files:
+            results = _timed(file)
+            slowest.append(max((each["diagnosis"] for each in results), key=_mean))
+            machines |= {each["machine"] for each in results if "machine" in each}
+        one = len(slowest) == 1
+        values = confidence.without_hiccup([step for _, step in slowest[0].steps]) if one else map(_mean, slowest)
+        return cls(path, slowest[0], tuple(values), not one, frozenset(machines))
+
+    def __str__(self) -> str:
+        of = counted(len(self.values), "run" if self.several else "step")
+        first = next((each for each in self.diagnosis.findings if each.gain >= WORTH), None)
+        found = f"; first to change: {first.name}{f', {first.line}' if first.line else ''}" if first else ""
+        mean = milliseconds(statistics.fmean(self.values))
+        return f"{mean} a step (mean of {of}); {self.diagnosis.verdict}{found}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The steps before a change and after it."""
+
+    before: Side
+    after: Side
+
+    @property
+    def change(self) -> Interval:
+        """By which share steps take longer now: 0.1 is 10% longer, −0.5 half as long.
+
+        With the 95% interval of a difference of means by Welch. Of one run each it holds the scatter of its steps only;
+        two runs on a shared machine may differ by more than that, which the means of several runs show.
+        """
+        mean = statistics.fmean(self.before.values)
+        change = confidence.change(self.before.values, self.after.values)
+        return Interval(change.mean / mean, max(-1.0, change.lowest / mean), change.highest / mean, change.count)
+
+    def slower_than(self, share: float) -> bool:
+        """Return whether steps take longer by more than this share, surely: the whole interval does."""
+        return self.change.lowest > share
+
+    def __str__(self) -> str:
+        change = self.change
+        sure = "longer" if change.lowest > 0 else "shorter" if change.highest < 0 else "no sure difference"
+        ends = f"{change.lowest:+.1%} to {change.highest:+.1%} with 95% confidence"
+        if change.count < 2:
+            ends = "one value has no interval: time more steps, or more runs"
+        names = [{each.name for each in side.diagnosis.findings} for side in (self.before, self.after)]
+        lines = [
+            f"before  {self.before}",
+            f"after   {self.after}",
+            f"change  {change.mean:+.1%} of the time of a step: {sure} ({ends})",
+            *(f"gone    {name}" for name in sorted(names[0] - names[1])),
+            *(f"new     {name}" for name in sorted(names[1] - names[0])),
+        ]
+        if not (self.before.several and self.after.several):
+            lines.append("Of one run: what differs from run to run is not in the interval. Give folders of several.")
+        if len(machines := sorted(self.before.machines | self.after.machines)) > 1:
+            lines.append(f"Not of one machine: {'; '.join(machines)}.")
+        return "\n".join(map(printable, lines))
+
+
+def compare(before: str | Path, after: str | Path) -> Comparison:
+    """Compare what was found before a change with what was found after it.
+
+    Parameters
+    ----------
+    before, after : str or Path
+        A file that ``stepscope run --json FILE`` wrote, or a folder of such files, of runs that are alike.
+
+    Raises
+    ------
+    ResultError
+        If a file holds no results, or no steps.
+    OSError
+        If one cannot be read.
+    """
+    return Comparison(Side.read(Path(before)), Side.read(Path(after)))
+
+
+def _timed(file: Path) -> list[dict]:
+    """Return the results of one run of which steps were timed, one for each rank."""
+    results = read(file)
+    if sum("trace" in each for each in results) > 1:
+        raise ResultError(f"{file}: expected one trace, found {len(results)}. Diagnose the folder of one run.")
+    timed = [each for each in results if "diagnosis" in each and any(step for _, step in each["diagnosis"].steps)]
+    if not timed:
+        why = next((each["problem"] for each in results if "problem" in each), WANTED)
+        raise ResultError(f"{file}: expected steps that were timed, found none. {why}")
+    return timed
+
+
+def _mean(diagnosis: Diagnosis) -> float:
+    return statistics.fmean(confidence.without_hiccup([step for _, step in diagnosis.steps]))

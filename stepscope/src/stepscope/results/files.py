@@ -1,0 +1,69 @@
+"""The file that ``stepscope run --json`` and ``stepscope diagnose --json`` write; `SCHEMA` says what is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.diagnosis.result import Diagnosis
+
+VERSION = 1  # of the file; a reader of another one must refuse it
+SCHEMA = Path(__file__).with_name("results.schema.json")
+WANTED = "Name a file that `stepscope run --json FILE` or `stepscope diagnose --json` wrote."
+
+
+class ResultError(ValueError):
+    """A file is none of results, or does not hold what was asked for. The message says which, and what to do."""
+
+
+def document(command: str, results: Sequence[dict]) -> str:
+    """Return what a command found, as the text of such a file.
+
+    Parameters
+    ----------
+    command : str
+        ``"run"`` or ``"diagnose"``.
+    results : sequence of dict
+        For each process or trace a ``"diagnosis"``, of `Diagnosis.as_json`, or the ``"problem"`` why there is none.
+    """
+    return json.dumps({"version": VERSION, "command": command, "results": list(results)}, indent=1) + "\n"
+
+
+def read(path: str | Path) -> list[dict]:
+    """Return the results in such a file: each ``"diagnosis"`` as a `Diagnosis`, the ``"machine"`` as text.
+
+    Raises
+    ------
+    ResultError
+        If it is no such file, or one of another version.
+    OSError
+        If it cannot be read.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+        if content["version"] != VERSION:
+            raise ResultError(
+                f"{path}: expected results of version {VERSION}, found {content['version']!r}. Write it again, or read "
+                "it with the stepscope that wrote it."
+            )
+        return [_result(each) for each in content["results"]]
+    except ResultError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        why = f"{type(error).__name__} {error}"
+        raise ResultError(f"{path}: expected the JSON of results, found none or damaged ({why}). {WANTED}") from error
+
+
+def _result(content: dict) -> dict:
+    """Return a result with its parts as they are used here; raises ValueError, TypeError or LookupError if none."""
+    if ("problem" in content) == ("diagnosis" in content):
+        raise ValueError("a result has a problem or a diagnosis")
+    result = {name: str(content[name]) for name in ("problem", "trace") if name in content}
+    if content.get("rank") is not None:
+        result["rank"] = int(content["rank"])
+    if "machine" in content:
+        result["machine"] = ", ".join(f"{name} {value}" for name, value in content["machine"].items())
+    if "diagnosis" in content:
+        result["diagnosis"] = Diagnosis.of_json(content["diagnosis"])
+    return result

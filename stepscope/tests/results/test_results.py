@@ -1,0 +1,142 @@
+"""Tests of what was found as a file: its schema, two of them compared, and the page."""
+
+import json
+import random
+import re
+
+import jsonschema
+import numpy as np
+import pytest
+from support import cuda_trace, rank_traces
+
+from stepscope import diagnosis, results
+from stepscope.__main__ import main
+from stepscope.diagnosis.result import Diagnosis, Finding
+
+SCHEMA = json.loads(results.SCHEMA.read_text())
+HOSTILE = '<script>alert("\x1b[2J")</script>'
+
+
+def found(*steps, waits=0.0, name="slow items", line="train.py:7: read()"):
+    """Return a diagnosis of steps, in ms."""
+    finding = Finding(name, "loading", 0.5, "Half of a step.", "cache(…)", "caching", line)
+    return Diagnosis("loading", "It waits.", 10.0, (("a", "b"),), (finding,), steps=tuple((waits, ms) for ms in steps))
+
+
+def write(path, *diagnoses, **others):
+    content = [{"rank": rank, "diagnosis": each.as_json(), **others} for rank, each in enumerate(diagnoses)]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(results.document("run", content))
+    return path
+
+
+def around(ms, count=20, seed=0):
+    chance = random.Random(seed)
+    return [chance.gauss(ms, 0.02 * ms) for _ in range(count)]
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """A folder with a run on a GPU, one of two ranks, and a trace that cannot be read."""
+    for folder in ("gpu", "job", "bad"):
+        (tmp_path / "runs" / folder).mkdir(parents=True)
+    cuda_trace.write(tmp_path / "runs" / "gpu" / "host_1.10.pt.trace.json")
+    rank_traces.write(tmp_path / "runs" / "job", rank_traces.job([[[50], [60]], [[70], [50]]], 20))
+    (tmp_path / "runs" / "bad" / "x.pt.trace.json").write_text("no trace")
+    return tmp_path / "runs"
+
+
+def test_what_is_diagnosed_follows_the_schema_and_is_read_again_as_it_was(traced, capsys, tmp_path):
+    assert main(["diagnose", str(traced), "--json"]) == 1  # one cannot be read
+    (tmp_path / "found.json").write_text(text := capsys.readouterr().out)
+    jsonschema.validate(json.loads(text), SCHEMA)
+    again = {each["trace"]: each for each in results.read(tmp_path / "found.json")}
+    assert [title for title, each in again.items() if "problem" in each] == ["bad"]
+    one, read = (
+        diagnosis.of_trace(traced / "gpu"),
+        next(each["diagnosis"] for name, each in again.items() if name.startswith("gpu, ")),
+    )
+    assert str(read) == str(one)
+    assert np.array(read.steps) == pytest.approx(np.array(one.steps), abs=1e-4)
+    assert len(one.steps) == int(dict(one.evidence)["steps"].split()[0])
+    assert "job, 2 ranks together" in again
+
+
+@pytest.mark.parametrize("lost", ["version", "results", "verdict", "gain", "steps_ms"])
+def test_a_file_that_lacks_something_follows_no_schema_and_is_refused(tmp_path, lost):
+    text = write(tmp_path / "found.json", found(1, 2)).read_text()
+    (tmp_path / "less.json").write_text(text.replace(f'"{lost}"', '"other"'))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads((tmp_path / "less.json").read_text()), SCHEMA)
+    with pytest.raises(results.ResultError, match=r"less\.json"):
+        results.read(tmp_path / "less.json")
+
+
+def test_results_of_another_version_are_refused_by_their_number(tmp_path):
+    path = write(tmp_path / "found.json", found(1, 2))
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(results.ResultError, match="version 1, found 2"):
+        results.read(path)
+
+
+@pytest.mark.parametrize(
+    ("after", "status", "says"),
+    [(10, 0, "no sure difference"), (10.4, 0, "longer"), (11, 1, "longer"), (5, 0, "shorter")],
+)
+def test_only_what_is_surely_slower_by_more_than_asked_fails(tmp_path, capsys, after, status, says):
+    paths = [write(tmp_path / f"{ms}-{seed}.json", found(*around(ms, seed=seed))) for seed, ms in ((1, 10), (2, after))]
+    assert main(["compare", *map(str, paths), "--fail-above", "5%"]) == status
+    said = capsys.readouterr().out
+    assert f"of a step: {says} (" in said
+    change = results.compare(*paths).change
+    assert change.lowest < after / 10 - 1 < change.highest
+
+
+def test_runs_that_differ_more_than_their_steps_make_the_interval_wider(tmp_path):
+    for side, means in (("before", (10, 12, 11)), ("after", (11, 12.5, 10.5))):
+        for number, ms in enumerate(means):
+            write(tmp_path / side / f"{number}.json", found(*around(ms, seed=number)))
+    one = results.compare(tmp_path / "before" / "0.json", tmp_path / "after" / "0.json")
+    three = results.compare(tmp_path / "before", tmp_path / "after")
+    assert one.change.lowest > 0.05 > three.change.lowest
+    assert "Of one run" in str(one)
+    assert "Of one run" not in str(three)
+
+
+def test_what_is_gone_what_is_new_and_what_cannot_be_compared_is_said(tmp_path):
+    machine = {"device": "CPU", "cores": 2, "torch": "2.15"}
+    before = write(tmp_path / "before.json", found(*around(10)), machine=machine)
+    ranks = [found(*around(ms), name="late", line=HOSTILE) for ms in (6, 8)]
+    said = str(results.compare(before, write(tmp_path / "after.json", *ranks, machine=machine | {"cores": 4})))
+    assert "gone    slow items" in said
+    assert "new     late" in said
+    assert "8.0 ms a step" in said  # of the slowest rank
+    assert "cores 2" in said and "cores 4" in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("no JSON", "expected the JSON of results"),
+        (results.document("run", [{"problem": "It ended too early."}]), "It ended too early."),
+        (results.document("diagnose", [{"trace": "a", "problem": "b"}] * 2), "expected one trace, found 2"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path, capsys, content, says):
+    (tmp_path / "found.json").write_text(content)
+    good = write(tmp_path / "good.json", found(1, 2))
+    assert main(["compare", str(good), str(tmp_path / "found.json")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line and "found.json" in line
+
+
+def test_the_page_shows_each_rank_and_step_and_asks_for_nothing_elsewhere(tmp_path):
+    write(tmp_path / "found.json", found(3, 4, 5, waits=1), found(5, 6, 7, waits=2, name=HOSTILE))
+    assert main(["page", str(tmp_path / "found.json")]) == 0
+    page = (tmp_path / "found.html").read_text()
+    assert page.count('<rect class="wait"') == 2 + 3 + 3
+    assert "rank 1: 6.0 ms, 2.0 ms of it waiting" in page
+    assert page.count("<b>Verdict: loading.</b>") == 2
+    assert not re.search("<script|https?:|src=|url\\(", page)
+    assert "&lt;script&gt;" in page
