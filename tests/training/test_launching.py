@@ -102,9 +102,12 @@ def test_the_rank_that_failed_first_is_named_also_if_the_others_fail_because_of_
 @posix
 def test_of_a_rank_that_is_stopped_the_wait_for_it_is_quoted_and_it_is_woken_to_end_by_sigterm(script, tmp_path):
     path = script(
-        "def end(*_):\n    (pathlib.Path(__file__).parent / 'by SIGTERM').touch()\n"
-        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n    os.kill(os.getpid(), 15)\nsignal.signal(15, end)\n"
-        "if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(1000)\n"
+        "folder = pathlib.Path(__file__).parent\n"
+        "def end(*_):\n    (folder / 'by SIGTERM').touch()\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n    os.kill(os.getpid(), 15)\n"
+        "if rank == 1:\n    signal.signal(15, end)\n    (folder / 'ready').touch()\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(1000)\n"
+        "while not (folder / 'ready').exists(): time.sleep(0.01)\n"
         "raise RuntimeError('Timed out waiting 1000ms for recv operation to complete')"
     )
     with pytest.raises(launching.JobFailed, match=r"rank 0 exited with 1: RuntimeError: Timed out .*\n.*busy.* rank 1"):
