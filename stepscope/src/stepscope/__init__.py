@@ -34,17 +34,7 @@ def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "dia
     >>> for images, labels in stepscope.watch(loader):  # doctest: +SKIP
     ...     train(images, labels)
     """
-    import sys
+    from stepscope import script  # here, so that to import stepscope takes no time
 
-    from stepscope.script import hooks
-    from stepscope.script.watch import Watch  # here, because the shell needs no torch, which takes seconds
-
-    if steps < 1:
-        raise ValueError(f"Expected at least one step to time, found {steps=}.")
-
-    def report(found: dict) -> None:
-        print(f"\n{found.get('text') or found['problem']}", file=sys.stderr, flush=True)
-
-    if not hooks.watched():
-        hooks.install_here(Watch(steps, Path(folder), report))
+    script.begin(steps, folder)
     yield from loader

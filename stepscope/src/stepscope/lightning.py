@@ -1,0 +1,31 @@
+"""A callback for the Trainer of Lightning; install it with ``pip install "stepscope[lightning]"``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from stepscope import script
+
+
+class Diagnose(Callback):
+    """Diagnoses the training, as `stepscope.watch` does: ``Trainer(callbacks=[Diagnose()])``.
+
+    Parameters
+    ----------
+    steps : int
+        Steps to time; 1 or more.
+    folder : str or Path
+        Where the profile goes: by default ``diagnosis`` in the current folder.
+    """
+
+    def __init__(self, steps: int = 20, folder: str | Path = "diagnosis"):
+        self.steps, self.folder = steps, folder
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.watch = script.begin(self.steps, self.folder)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.watch is not None:
+            self.watch.end()

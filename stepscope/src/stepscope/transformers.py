@@ -1,0 +1,35 @@
+"""A callback for the Trainer of Hugging Face; install it with ``pip install "stepscope[transformers]"``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from stepscope import script
+
+
+class Diagnose(TrainerCallback):
+    """Diagnoses the training, as `stepscope.watch` does: ``Trainer(…, callbacks=[Diagnose()])``.
+
+    Parameters
+    ----------
+    steps : int
+        Steps to time; 1 or more.
+    folder : str or Path
+        Where the profile goes: by default ``diagnosis`` in the current folder.
+    """
+
+    def __init__(self, steps: int = 20, folder: str | Path = "diagnosis"):
+        self.steps, self.folder = steps, folder
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
+    ) -> None:
+        self.watch = script.begin(self.steps, self.folder)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
+    ) -> None:
+        if self.watch is not None:
+            self.watch.end()
