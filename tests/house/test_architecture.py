@@ -6,7 +6,7 @@ from pathlib import Path
 from helpers import config
 
 PACKAGES = {"helpers": config.PROJECT / "helpers", "stepscope": config.PROJECT / "stepscope" / "src" / "stepscope"}
-TOOL = {f"stepscope.{room}" for room in ("base", "traces", "timing", "tensorboard", "diagnosis", "script")}
+TOOL = {f"stepscope.{room}" for room in ("base", "traces", "timing", "tensorboard", "diagnosis", "results", "script")}
 COURSE = {f"helpers.{room}" for room in ("config", "data", "simulate", "training", "loading", "results", "figures")}
 # For each room the rooms that its modules may import, anywhere in a file: what a function imports counts, too.
 MAY_IMPORT = {
@@ -14,8 +14,11 @@ MAY_IMPORT = {
     "stepscope.traces": {"stepscope.base"},
     "stepscope.timing": {"stepscope.base", "stepscope.traces"},
     "stepscope.tensorboard": {"stepscope.base", "stepscope.traces"},
-    "stepscope.diagnosis": TOOL - {"stepscope.tensorboard", "stepscope.script"},
+    "stepscope.diagnosis": TOOL - {"stepscope.tensorboard", "stepscope.results", "stepscope.script"},
+    "stepscope.results": {"stepscope.base", "stepscope.diagnosis"},
     "stepscope.script": TOOL - {"stepscope.tensorboard"},
+    "stepscope.lightning": {"stepscope.script"},
+    "stepscope.transformers": {"stepscope.script"},
     "helpers.config": TOOL,
     "helpers.data": TOOL | {"helpers.config"},
     "helpers.simulate": TOOL | {"helpers.config"},

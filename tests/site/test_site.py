@@ -46,6 +46,7 @@ def page(folder, name):
 def test_every_notebook_document_and_room_of_the_tool_has_a_page_in_the_table_of_contents(built_site):
     home = page(built_site, "index")
     names = ["notebooks/glossary", "notebooks/checklist", "CHANGELOG", "data/reference/tour/README", "stepscope/README"]
+    names += [f"stepscope/docs/{path.stem}" for path in config.PROJECT.glob("stepscope/docs/*.md")]
     for name in [*names, "api", *(f"notebooks/{path.stem}" for path in execute.all_notebooks())]:
         assert (built_site / f"{name}.html").exists() and f'href="{name}.html"' in home, name
 

@@ -31,7 +31,9 @@ FILES = (
     "notebooks/*.*",
     "notebooks/slurm/*.*",
     "stepscope/README.md",
+    "stepscope/docs/*.*",
     "stepscope/src/stepscope/*/*.py",
+    "stepscope/src/stepscope/*/*.json",
     "stepscope/tests/*.py",
     "tests/*/*.*",
 )

@@ -1,7 +1,7 @@
 """What was found, as a file for programs: written, read again, compared, and shown as a page."""
 
 from stepscope.results.compare import Comparison, compare
-from stepscope.results.files import SCHEMA, ResultError, document, read
+from stepscope.results.documents import SCHEMA, ResultError, document, read
 from stepscope.results.page import page
 
 __all__ = ["SCHEMA", "Comparison", "ResultError", "compare", "document", "page", "read"]

@@ -10,7 +10,7 @@ from stepscope.base import confidence
 from stepscope.base.confidence import Interval
 from stepscope.base.wording import counted, milliseconds, printable
 from stepscope.diagnosis.result import WORTH, Diagnosis
-from stepscope.results.files import WANTED, ResultError, read
+from stepscope.results.documents import WANTED, ResultError, read
 
 
 @dataclass(frozen=True)
