@@ -120,6 +120,14 @@ def test_what_is_no_trace_is_refused_by_name(tmp_path, content):
         traces.load(path)
 
 
+@pytest.mark.parametrize("named", ["run", "run/a.pftrace"])
+def test_perfettos_own_format_is_named_with_how_to_record_one_that_can_be_read(tmp_path, named):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a.pftrace").write_bytes(b"\x0a\x2c\x08\x01")
+    with pytest.raises(traces.TraceError, match=r"a\.pftrace .*Perfetto.*export_chrome_trace.*\.pt\.trace\.json"):
+        traces.load(tmp_path / named)
+
+
 def test_runs_are_the_folders_with_traces_without_what_a_killed_recording_left(tmp_path):
     (tmp_path / "odd" / "a.pt.trace.json").mkdir(parents=True)  # a folder named like a trace
     folders = [tmp_path, tmp_path / "a", tmp_path / "b" / "c"]
