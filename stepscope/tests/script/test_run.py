@@ -69,14 +69,6 @@ def test_batches_that_validate_are_work_of_the_step_and_those_that_accumulate_ar
 
 
 @pytest.mark.slow
-def test_what_is_done_between_short_epochs_is_said(run):
-    _, (found,) = run(SCRIPT, "apart", 150, steps=10)
-    names = {each["name"]: each for each in found["diagnosis"]["findings"]}
-    assert "epochs of 20 steps" in names["work between the epochs"]["evidence"], found
-    assert max(found["diagnosis"]["steps_ms"]) < 400  # it is no part of a step
-
-
-@pytest.mark.slow
 def test_a_loop_that_is_watched_is_diagnosed_in_the_same_way(tmp_path):
     script = SCRIPT.read_text().replace("else loader:", "else stepscope.watch(loader, steps=5):")
     (tmp_path / "train.py").write_text(f"import stepscope; {script}")

@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import signal
-import statistics
 import tempfile
 import threading
 import time
@@ -20,7 +19,6 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -76,15 +74,7 @@ class Watch:
         self.updates, self.wait, self.held, self.ready, self.new = 0, 0.0, 0.0, 0.0, False
         self.start = time.perf_counter()  # of the step
         self.begun: dict[int, float] = {}  # when an epoch of each loader began, until its first batch
-        self.starts, self.ends, self.between = (
-            [],
-            [],
-            [],
-        )  # seconds: to an epoch's first batch, after its last, and then
-        self.ended: float | None = None  # when the latest epoch to train in ended, until the next begins
-        self.taken, self.received = 0, []  # batches to train on; moments at which steps had their first
-        self.per_step = 1  # batches
-        self.place = 0  # batches of this epoch so far
+        self.starts, self.ends, self.received = [], [], []  # seconds of epochs; moments at which steps had a batch
         self.first = True  # whether the step has no batch yet
         self.kept: object | None = None  # a batch, if one is to be kept
         self.iterator: Iterator | None = None  # of the latest batch to train on
@@ -105,12 +95,7 @@ class Watch:
 
     def begin(self, loader: DataLoader, begin: Callable) -> Iterator:
         """Begin an epoch of a loader, whose iterator `begin` returns."""
-        now = self.begun[id(loader)] = time.perf_counter()
-        if loader is self.loader and self.ended is not None:
-            self.between.append(now - self.ended)
-            self.start, self.ended, self.wait, self.held = now, None, 0.0, 0.0
-        if self.loader in (None, loader):
-            self.place = 0
+        self.begun[id(loader)] = time.perf_counter()
         iterator = begin(loader)
         iterator._stepscope_loader = loader
         return iterator
@@ -138,8 +123,7 @@ class Watch:
         try:
             batch = following(iterator)
         except StopIteration:
-            self.ended = time.perf_counter()
-            self.ends.append(self.ended - asked)
+            self.ends.append(time.perf_counter() - asked)
             raise
         finally:
             now, self.ready = time.perf_counter(), self.queued()
@@ -147,7 +131,6 @@ class Watch:
         if id(loader) in self.begun:
             self.starts.append(now - self.begun.pop(id(loader)))
             self.new = True
-        self.taken, self.place = self.taken + 1, self.place + 1
         self.seen["batches"] += 1
         if self.first:
             self.received.append(now)
@@ -211,8 +194,6 @@ class Watch:
         sampled = yield from self._sampled(count if self.ranks == 1 else SAMPLED_TOGETHER)
         held = contention.share()
         sample, unknown = _in_child(lambda: run.load_items(self.loader, self.loader, loop.irregular))
-        if self.between:
-            loop = replace(loop, between=statistics.median_low(self.between) * 1e3)
         loop = run.of_batches(loop, recorded, sample, sampled)
         rows = [run.stopwatch(loop, self.count), *profiles.evidence(recorded), *run.of_the_loader(self.loader, sample)]
         rows.append(("profile", str(self.folder)))
@@ -232,7 +213,7 @@ class Watch:
         """Time steps with nothing else on; return what they say of the loop."""
         first, others, count = [], [], max(self.count, 2 * self.workers)
         workers = getattr(self.iterator, "_workers", [])  # processes
-        before, taken = sum(stacks.queued(worker.pid) for worker in workers), self.taken
+        before = sum(stacks.queued(worker.pid) for worker in workers)
         for number in range(count):
             self.kept = () if number == count - 1 else None
             held, new = yield
@@ -241,9 +222,6 @@ class Watch:
         queued = max(0.0, sum(stacks.queued(worker.pid) for worker in workers) - before) / count
         epochs = run.Epochs(self.loader)
         epochs.starts, epochs.ends, epochs.remade = self.starts, self.ends, self.remade
-        self.per_step = max(1, round((self.taken - taken) / count))
-        if epochs.length:
-            epochs.length = max(1, epochs.length // self.per_step)  # steps, not batches
         seconds = sum(step.duration for step, *_ in [*first, *others])
         transfer = min(step.wait for step, *_ in others or first) if self.workers else 0.0
         return run.of_steps(epochs, seconds, first, others, batch, transfer, queued)
@@ -272,9 +250,6 @@ class Watch:
 
     def _profiled(self, folder: Path, active: int) -> _Steps:
         """Profile so many steps and one before them, into a folder."""
-        length, needed = run.Epochs(self.loader).length or 0, (active + 1) * self.per_step
-        while length - self.place < needed < length:  # what is between epochs is no step
-            yield
         if torch.autograd._profiler_enabled():
             raise RuntimeError("A profiler is running in the script already. Run it without that.")
         worker = f"rank_{self.rank}" if self.ranks > 1 else None
