@@ -154,8 +154,9 @@ def _page(options: argparse.Namespace) -> int:
     from stepscope import results
     from stepscope.base import staging
 
+    text = results.page(results.read(options.found), f"stepscope: {options.found.stem}")
     target = options.page or options.found.with_suffix(".html")
-    staging.write(target, results.page(results.read(options.found), f"stepscope: {options.found.stem}"))
+    staging.write(target, text.encode(errors="replace"))
     print(f"The page is in {target}.")
     return 0
 

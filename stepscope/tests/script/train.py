@@ -24,6 +24,7 @@ class Items(Dataset):
 
 def main(fault, steps):
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # several would wait for each other where others have the cores
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     sampler, data = None, Items(fault == "slow" or fault == "ranks")
     if fault == "ranks":

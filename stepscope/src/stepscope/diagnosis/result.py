@@ -177,7 +177,8 @@ class Diagnosis:
         if content["verdict"] not in VERDICTS:
             raise ValueError(f"the verdict {content['verdict']!r}")
         gains = [math.inf if each["gain"] is None else float(each["gain"]) for each in content["findings"]]
-        texts = [{name: str(text) for name, text in each.items() if name != "gain"} for each in content["findings"]]
+        names = [field.name for field in dataclasses.fields(Finding) if field.name != "gain"]
+        texts = [{name: str(each[name]) for name in names} for each in content["findings"]]
         steps = [*zip(map(float, content["waits_ms"]), map(float, content["steps_ms"]), strict=True)]
         if not all(0 <= wait <= step < math.inf for wait, step in steps):
             raise ValueError("a step that waits longer than it takes")

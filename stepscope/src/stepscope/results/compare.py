@@ -24,7 +24,7 @@ class Side:
     diagnosis : Diagnosis
         The first run's: of several ranks that of the slowest, since the others wait for it.
     values : tuple of float
-        What the mean is of, in ms: the steps of one run, without a hiccup of the machine, or the means of several.
+        What the mean is of, in ms: the steps of one run, or the means of several.
     several : bool
         Whether these are means of runs.
     machines : frozenset of str
@@ -49,7 +49,7 @@ class Side:
             slowest.append(max((each["diagnosis"] for each in results), key=_mean))
             machines |= {each["machine"] for each in results if "machine" in each}
         one = len(slowest) == 1
-        values = confidence.without_hiccup([step for _, step in slowest[0].steps]) if one else map(_mean, slowest)
+        values = [step for _, step in slowest[0].steps] if one else map(_mean, slowest)
         return cls(path, slowest[0], tuple(values), not one, frozenset(machines))
 
     def __str__(self) -> str:
@@ -134,4 +134,4 @@ def _timed(file: Path) -> list[dict]:
 
 
 def _mean(diagnosis: Diagnosis) -> float:
-    return statistics.fmean(confidence.without_hiccup([step for _, step in diagnosis.steps]))
+    return statistics.fmean(step for _, step in diagnosis.steps)

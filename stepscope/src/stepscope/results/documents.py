@@ -50,7 +50,7 @@ def read(path: str | Path) -> list[dict]:
         return [_result(each) for each in content["results"]]
     except ResultError:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         why = f"{type(error).__name__} {error}"
         raise ResultError(f"{path}: expected the JSON of results, found none or damaged ({why}). {WANTED}") from error
 
