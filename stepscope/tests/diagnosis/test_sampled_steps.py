@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
 
@@ -132,6 +134,48 @@ def test_a_call_that_holds_the_gil_is_seen_at_its_line():
     for each in sampler.samples:
         seconds[each.own and each.own.line - encodes.__code__.co_firstlineno] += each.seconds
     assert seconds[2] > 0.8 * seconds.total(), seconds
+
+
+# What is collected while the sampler looks lets go of the GIL, and threads begin and end meanwhile.
+GARBAGE = """
+import gc, threading, time
+from stepscope.diagnosis.stacks import Sampler
+
+class Garbage:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        time.sleep(1e-4)
+
+def work():
+    Garbage()
+    time.sleep(1e-4)
+
+def begin_threads():
+    while not end.is_set():
+        several = [threading.Thread(target=work) for _ in range(10)]
+        for thread in several:
+            thread.start()
+        for thread in several:
+            thread.join()
+
+gc.set_threshold(1)
+end = threading.Event()
+threads = threading.Thread(target=begin_threads)
+with Sampler(1e-4) as sampler:
+    threads.start()
+    for _ in range(1000):
+        work()
+    end.set()
+    threads.join()
+assert sampler.samples and gc.isenabled()
+"""
+
+
+def test_garbage_that_is_collected_meanwhile_stops_no_process():
+    for _ in range(2):  # without care, none of eight runs ended
+        subprocess.run([sys.executable, "-c", GARBAGE], check=True, timeout=60)
 
 
 def test_only_what_a_backward_pass_calls_back_trains(tmp_path):

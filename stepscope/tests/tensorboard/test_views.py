@@ -155,7 +155,7 @@ def test_the_overview_has_a_bar_with_its_number_for_each_category_of_each_step(t
         ("gpus", "GPU Kernel", cuda_trace.TRITON, "path", "triton"),
         ("gpus", "Distributed", "nccl:all_reduce", "rect", "host_1"),
         ("stacks", "Memory", "aten::mkldnn_convolution", "polyline", "Peak Memory Usage"),
-        ("stacks", "Module", "Network_0", "rect", "ProfilerStep#2"),
+        ("stacks", "Module", "Network_0", "rect", "ProfilerStep#"),  # of the longest step: a short one has no room
     ],
 )
 def test_a_view_has_its_table_and_its_charts(tab, run, view, cell, shape, label):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import os
 import re
@@ -130,7 +131,7 @@ class Sampler:
         # once: later, another line would have the time of the call.
         while not self._end.wait(0 if late else self.interval):
             start, worked = time.perf_counter(), time.thread_time()
-            frames = _frames(sys._current_frames().get(thread), self.within, self.rest)
+            frames = _frames(_current_frame(thread), self.within, self.rest)
             end, now = time.perf_counter(), waited()
             late = time.perf_counter() - end > self.interval
             self.samples.append(Sample(begin, end, now - before, *frames))
@@ -180,6 +181,23 @@ def hottest(weights: Iterable[tuple[tuple[Frame, ...], float]]) -> str:
         weights = inner
     lines = [line for line in reversed(lines) if line]
     return ", called at ".join(dict.fromkeys([*lines[:2], *lines[-1:]]))
+
+
+def _current_frame(thread: int) -> object:
+    """Return the frame of a thread, or None.
+
+    In Python 3.11 garbage may be collected while `sys._current_frames` holds the lock that every thread needs at its
+    start and end (CPython issue 106883). A finalizer that gives the GIL to one of those then stops the process for
+    ever, so nothing is collected meanwhile.
+    """
+    collected = sys.version_info < (3, 12) and gc.isenabled()
+    if collected:
+        gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if collected:
+            gc.enable()
 
 
 def _frames(
