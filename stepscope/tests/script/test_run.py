@@ -69,6 +69,15 @@ def test_batches_that_validate_are_work_of_the_step_and_those_that_accumulate_ar
 
 
 @pytest.mark.slow
+def test_what_is_done_between_short_epochs_is_named_with_its_line(run):
+    _, (found,) = run(SCRIPT, "apart", 200, steps=10)
+    first = found["diagnosis"]["findings"][0]
+    assert first["name"] == "work between the epochs" and first["line"].startswith(line("apart")), found
+    assert "epoch of 20 steps" in first["evidence"]
+    assert max(found["diagnosis"]["steps_ms"]) < 400  # it is no part of a step
+
+
+@pytest.mark.slow
 def test_a_loop_that_is_watched_is_diagnosed_in_the_same_way(tmp_path):
     script = SCRIPT.read_text().replace("else loader:", "else stepscope.watch(loader, steps=5):")
     (tmp_path / "train.py").write_text(f"import stepscope; {script}")

@@ -6,7 +6,7 @@ import time
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 
 class Items(Dataset):
@@ -27,6 +27,8 @@ def main(fault, steps):
     torch.set_num_threads(1)  # several would wait for each other where others have the cores
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     sampler, data = None, Items(fault == "slow" or fault == "ranks")
+    if fault == "apart":
+        data = Subset(data, range(640))
     if fault == "ranks":
         torch.distributed.init_process_group("gloo")
         model, sampler = nn.parallel.DistributedDataParallel(model), DistributedSampler(data)
@@ -47,6 +49,8 @@ def main(fault, steps):
 
     taken, batches = 0, 0
     while taken < steps:
+        if fault == "apart" and taken:
+            time.sleep(0.4)  # fault: apart
         for images, labels in own() if fault == "own" else loader:
             nn.functional.cross_entropy(model(images), labels).backward()
             batches += 1

@@ -31,6 +31,7 @@ SLIGHT_MS, SLIGHT = 2.0, 0.15
 SMALL_FILE = 1_000_000
 # ms: to wait for less than this and SLIGHT of a step is no fault of workers that are fast enough, see ARRIVAL
 ARRIVED = 3.0
+APART = 0.25  # of the time, between epochs: less is usual, to evaluate after each
 MANY_TENSORS = 16  # of a batch: a worker shares each by itself, which took 0.2 to 0.4 ms
 # ms, of an item that takes less than its calls cost, some tens of them in Python
 TINY = 0.03
@@ -147,7 +148,9 @@ class Loading:
     workers: int | None = None  # None if unknown
     cores: int = 1
     start: float = 0.0  # between two epochs, to start workers and to end them, with the first batch; 0 if they persist
-    epoch: int | None = None  # batches; None if unknown
+    epoch: int | None = None  # steps; None if unknown
+    between: float = 0.0  # two epochs, what else the script does; 0 if nothing, or if no epoch ended
+    busy: str = ""  # the reader's line at which it does that; "" if it is unknown
     transfer: float = 0.0  # from asking for a batch that a worker has ready to having it
     pickled: float = 0.0  # bytes of a batch that workers send through a pipe: only tensors go through shared memory
     queued: float = 0.0  # for each batch, how long its worker was ready to work while others had the cores
@@ -171,9 +174,14 @@ class Loading:
         return max(0.0, self.start - self.items.batch_ms) / self.epoch
 
     @property
+    def apart(self) -> float:
+        """What the script does between two epochs, in each step on average."""
+        return self.between / self.epoch if self.epoch else 0.0
+
+    @property
     def whole(self) -> float:
-        """A step with its part of the restarts."""
-        return self.step + self.restart
+        """A step with its part of the restarts, and of what is between the epochs."""
+        return self.step + self.restart + self.apart
 
     @property
     def irregular(self) -> bool:
@@ -377,6 +385,18 @@ RULES = (
         lambda loading: None if loading.only_first else loading.restart / loading.whole,
         "Each epoch ends its workers and starts others: {restart:ms} more a step on average.",
         "DataLoader(…, persistent_workers=True)",
+    ),
+    Rule(
+        "work between the epochs", "host", "work between the operators",
+        lambda loading: loading.apart / loading.whole,
+        lambda loading: (
+            f"After an epoch of {counted(loading.epoch, 'step')} the script does something else for "
+            f"{milliseconds(loading.between)} before the next epoch, such as to evaluate or to save"
+            f"{f', mostly at {loading.busy}' if loading.busy else ''}: {milliseconds(loading.apart)} a step on average."
+        ),
+        "# evaluate less often, or on a part of the images, in larger batches; save in a thread",
+        least=APART,
+        line=lambda loading: loading.busy,
     ),
     Rule(
         "loading too slowly", "loading", "more workers",

@@ -148,8 +148,9 @@ def stopwatch(loop: loading.Loading, count: int) -> tuple[str, str]:
     """Return how long a step takes, as evidence."""
     which = f"mean of {count} without each epoch's first"
     clock = f"{milliseconds(loop.step)} a step ({which}), {milliseconds(loop.wait)} of it waiting"
-    if loop.restart:
-        clock += f"; with ending and starting workers {milliseconds(loop.whole)}, of which gains are"
+    if loop.restart or loop.apart:
+        parts = ["ending and starting workers"] * bool(loop.restart) + ["what is between epochs"] * bool(loop.apart)
+        clock += f"; with {' and '.join(parts)} {milliseconds(loop.whole)}, of which gains are"
     return "stopwatch", clock
 
 

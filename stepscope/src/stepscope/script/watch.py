@@ -3,6 +3,7 @@
 A step ends when a batch to train on is asked for after an optimizer has changed the weights. So several batches whose
 gradients are accumulated are one step, as are those of two optimizers that take one batch; batches of a validation set
 are the work of the step that they are in. Where no DataLoader gives batches, a step ends as the first optimizer's does.
+What is done between two epochs is in no step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import pickle
 import signal
+import statistics
 import tempfile
 import threading
 import time
@@ -19,6 +21,8 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -33,6 +37,7 @@ from stepscope.diagnosis import profile as profiles
 from stepscope.diagnosis import run, stacks, trials
 from stepscope.diagnosis import step as steps
 from stepscope.diagnosis.result import Diagnosis
+from stepscope.script.pauses import Pauses
 from stepscope.timing import profiling
 from stepscope.timing.stopwatch import TimedStep
 from stepscope.traces import files
@@ -75,6 +80,7 @@ class Watch:
         self.start = time.perf_counter()  # of the step
         self.begun: dict[int, float] = {}  # when an epoch of each loader began, until its first batch
         self.starts, self.ends, self.received = [], [], []  # seconds of epochs; moments at which steps had a batch
+        self.pauses, self.taken, self.sizes = Pauses(), 0, []  # batches of this step so far, and of those before
         self.first = True  # whether the step has no batch yet
         self.kept: object | None = None  # a batch, if one is to be kept
         self.iterator: Iterator | None = None  # of the latest batch to train on
@@ -95,7 +101,11 @@ class Watch:
 
     def begin(self, loader: DataLoader, begin: Callable) -> Iterator:
         """Begin an epoch of a loader, whose iterator `begin` returns."""
-        self.begun[id(loader)] = time.perf_counter()
+        now = self.begun[id(loader)] = time.perf_counter()
+        if threading.get_ident() == self.thread:
+            self.pauses.begun(now, self.loader in (None, loader), int(self.updates > 0))
+            if self.pauses.since is not None and not self.updates:  # what was done since then is in no step
+                self.start, self.taken, self.wait, self.held = now, 0, 0.0, 0.0
         iterator = begin(loader)
         iterator._stepscope_loader = loader
         return iterator
@@ -123,7 +133,9 @@ class Watch:
         try:
             batch = following(iterator)
         except StopIteration:
-            self.ends.append(time.perf_counter() - asked)
+            now = time.perf_counter()
+            self.ends.append(now - asked)
+            self.pauses.ended(now)
             raise
         finally:
             now, self.ready = time.perf_counter(), self.queued()
@@ -132,6 +144,7 @@ class Watch:
             self.starts.append(now - self.begun.pop(id(loader)))
             self.new = True
         self.seen["batches"] += 1
+        self.taken += 1
         if self.first:
             self.received.append(now)
         self.first, self.latest, self.iterator = False, loader, iterator
@@ -141,12 +154,15 @@ class Watch:
         """Note that an optimizer has changed the weights."""
         self.seen["steps of optimizers"] += 1
         self.updates += 1
+        here = threading.get_ident() == self.thread
         if self.latest is None:
             self.optimizer = self.optimizer or id(optimizer)
-            if self.optimizer == id(optimizer) and threading.get_ident() == self.thread:
+            if self.optimizer == id(optimizer) and here:
                 self._stepped()
                 self.received.append(self.start)
             return
+        if here:
+            self.pauses.updated(time.perf_counter())
         if self.latest is not self.loader and self.latest is self.updated_after:
             self.remade |= self.loader is not None
             self.loader = self.latest  # that gave a batch before two updates in a row
@@ -158,6 +174,7 @@ class Watch:
             return
         self.over = True
         self.phases.close()
+        self.pauses.close()
         saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
         needs = (
             f"Some {LEAST_STEPS + self.count} are needed: let it train longer, or time fewer than {self.count} steps."
@@ -166,10 +183,12 @@ class Watch:
 
     def _stepped(self) -> None:
         """End a step, and do what is next."""
-        now = time.perf_counter()
+        now = time.perf_counter() if self.pauses.until is None else self.pauses.since
         held = self.held, max(0.0, self.queued() - self.ready)
         step, new = TimedStep(self.start, self.wait, now - self.start, 0), self.new
-        self.updates, self.wait, self.held, self.new, self.first = 0, 0.0, 0.0, False, True
+        self.sizes.append(self.taken)
+        self.pauses.steps += 1
+        self.updates, self.taken, self.wait, self.held, self.new, self.first = 0, 0, 0.0, 0.0, False, True
         try:
             self.phases.send(((step, *held), new))
         except StopIteration:
@@ -177,6 +196,8 @@ class Watch:
         except Exception as error:  # of ours: the script goes on
             self.over = True
             self._report(problem=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        if self.over:
+            self.pauses.close()
         if self.over and self.stop:
             raise SystemExit(0)
         self.start, self.ready = time.perf_counter(), self.queued()
@@ -194,6 +215,8 @@ class Watch:
         sampled = yield from self._sampled(count if self.ranks == 1 else SAMPLED_TOGETHER)
         held = contention.share()
         sample, unknown = _in_child(lambda: run.load_items(self.loader, self.loader, loop.irregular))
+        if self.pauses.seconds:
+            loop = replace(loop, between=self.pauses.usual * 1e3, busy=self.pauses.line)
         loop = run.of_batches(loop, recorded, sample, sampled)
         rows = [run.stopwatch(loop, self.count), *profiles.evidence(recorded), *run.of_the_loader(self.loader, sample)]
         rows.append(("profile", str(self.folder)))
@@ -203,6 +226,15 @@ class Watch:
     def workers(self) -> int:
         """Workers of the DataLoader that trains."""
         return getattr(self.loader, "num_workers", 0)
+
+    @property
+    def length(self) -> int | None:
+        """Steps of an epoch; None if that is unknown."""
+        if self.pauses.lengths:
+            return statistics.median_low(self.pauses.lengths)
+        with suppress(TypeError, NotImplementedError):  # no loader, or one of an iterable dataset without a length
+            return max(1, len(self.loader) // max(1, statistics.median_low(self.sizes)))
+        return None
 
     def _warm_up(self) -> _Steps:
         """Go on until the workers give batches evenly again."""
@@ -222,6 +254,7 @@ class Watch:
         queued = max(0.0, sum(stacks.queued(worker.pid) for worker in workers) - before) / count
         epochs = run.Epochs(self.loader)
         epochs.starts, epochs.ends, epochs.remade = self.starts, self.ends, self.remade
+        epochs.length = self.length
         seconds = sum(step.duration for step, *_ in [*first, *others])
         transfer = min(step.wait for step, *_ in others or first) if self.workers else 0.0
         return run.of_steps(epochs, seconds, first, others, batch, transfer, queued)
@@ -249,7 +282,12 @@ class Watch:
         return steps.of_samples(trace, sampler.samples, self.received[-count - 1 :], step)
 
     def _profiled(self, folder: Path, active: int) -> _Steps:
-        """Profile so many steps and one before them, into a folder."""
+        """Profile so many steps and one before them, into a folder: of one epoch, if it has so many."""
+        if self.ranks == 1 and self.pauses.since is None and active + 1 < (self.length or 0):
+            for _ in range(active + 1):
+                if self.length - self.pauses.steps > active:
+                    break
+                yield
         if torch.autograd._profiler_enabled():
             raise RuntimeError("A profiler is running in the script already. Run it without that.")
         worker = f"rank_{self.rank}" if self.ranks > 1 else None

@@ -1,0 +1,183 @@
+"""Tests of `stepscope.script.watch`: what of a script's time is a step, and what is between two epochs."""
+
+import itertools
+
+import pytest
+import torch
+from support.clock import Clock
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from stepscope.script import hooks, pauses, watch
+
+
+class Seen(watch.Watch):
+    """Keeps each step, and diagnoses none."""
+
+    def _diagnose(self):
+        self.ended = []
+        while True:
+            (step, *_), _ = yield
+            self.ended.append(step.duration)
+
+
+class Stream(IterableDataset):
+    """Twenty items, and no length."""
+
+    def __iter__(self):
+        return iter(range(20))
+
+
+class Script:
+    """Loops of a script in which a step takes 2 s, the evaluation of a batch 5 s, and saving 30 s."""
+
+    def __init__(self, clock, folder):
+        self.clock, model = clock, nn.Linear(1, 1)
+        model.weight.grad = torch.zeros(1, 1)
+        self.optimizer = torch.optim.SGD(model.parameters())
+        self.watch = Seen(1, folder, print)
+        self.loader, self.validation = self.made(), DataLoader(range(2))
+
+    @staticmethod
+    def made(count=20):
+        return DataLoader(range(count))
+
+    def update(self):
+        self.clock.sleep(2)
+        self.optimizer.step()
+
+    def train(self, batches, each=1):
+        for number, _ in enumerate(batches, 1):
+            if number % each == 0:
+                self.update()
+
+    def evaluate(self, loader=None):
+        for _ in loader or self.validation:
+            self.clock.sleep(5)
+
+    def save(self):
+        self.clock.sleep(30)
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    clock = Clock(monkeypatch, watch)
+    script = Script(clock, tmp_path)
+    hooks.install_here(script.watch)
+    yield script
+    script.watch.over = True
+
+
+def all_kinds(script):
+    """Train for four epochs, with all between them that is usual."""
+    script.evaluate()
+    for _ in range(4):
+        script.train(script.loader)
+        script.evaluate()
+        script.save()
+
+
+def a_new_loader_for_each_epoch(script):
+    for _ in range(4):
+        script.train(script.made())
+        script.evaluate()
+        script.save()
+
+
+def no_length(script):
+    script.loader = DataLoader(Stream())
+    all_kinds(script)
+
+
+def evaluated_on_what_it_trains_with(script):
+    script.validation = script.made(2)
+    for _ in range(4):
+        script.train(script.loader)
+        script.clock.sleep(20)
+        for _ in script.loader:
+            script.clock.sleep(1)
+
+
+def left_before_the_end(script):
+    script.loader = script.made(100)
+    for _ in range(4):
+        script.train(itertools.islice(script.loader, 20))
+        script.evaluate()
+        script.save()
+
+
+def fetched_ahead(script):
+    """As accelerate does, which asks for a batch before the one before it is trained on."""
+    for _ in range(4):
+        batches = iter(script.loader)
+        waiting = next(batches)
+        while waiting is not None:
+            waiting = next(batches, None)
+            script.update()
+        script.evaluate()
+        script.save()
+
+
+def updated_after_the_last_batch(script):
+    """Of batches whose gradients are accumulated, the rest."""
+    script.loader = script.made(39)
+    for _ in range(4):
+        script.train(script.loader, each=2)
+        script.update()
+        script.evaluate()
+        script.save()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        all_kinds,
+        a_new_loader_for_each_epoch,
+        no_length,
+        evaluated_on_what_it_trains_with,
+        left_before_the_end,
+        fetched_ahead,
+        updated_after_the_last_batch,
+    ],
+)
+def test_what_is_between_epochs_is_no_part_of_a_step(script, loop):
+    loop(script)
+    found = script.watch.pauses
+    assert set(found.seconds) == {40.0}, found.seconds
+    assert script.watch.length in (19, 20)  # of a new loader two batches are seen before it is known to train
+    assert max(script.watch.ended[1:]) <= 4, script.watch.ended  # before the first step it is unknown what trains
+
+
+def test_what_is_within_epochs_is_part_of_a_step(script):
+    for number, _ in enumerate(DataLoader(range(100), sampler=RandomSampler(range(100), num_samples=500)), 1):
+        script.update()
+        if number % 10 == 0:
+            script.evaluate()
+    assert script.watch.pauses.seconds == []
+    assert sum(script.watch.ended) == 500 * 2 + 50 * 10 and max(script.watch.ended) == 12
+
+
+def test_a_loader_that_is_begun_for_each_step_has_epochs_of_one(script):
+    for _ in range(20):
+        next(iter(script.loader))
+        script.update()
+        script.save()
+    assert script.watch.pauses.seconds == [] and script.watch.length == 1
+    assert script.watch.ended[-1] == 32
+
+
+def test_the_line_between_epochs_is_that_which_takes_the_time():
+    def evaluates():
+        for _ in range(30):
+            torch.randn(300, 300) @ torch.randn(300, 300)
+
+    found = pauses.Pauses()
+    found.steps = 2
+    found.ended(0.0)
+    begin = pauses.stacks.time.perf_counter()
+    while pauses.stacks.time.perf_counter() - begin < 0.3:
+        evaluates()
+    found.begun(0.3, True, 0)
+    found.updated(0.4)
+    assert f"{__file__.split('/')[-1]}:{evaluates.__code__.co_firstlineno + 2}:" in found.line
+    assert found.usual == 0.3
