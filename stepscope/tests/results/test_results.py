@@ -17,10 +17,11 @@ SCHEMA = json.loads(results.SCHEMA.read_text())
 HOSTILE = '<script>alert("\x1b[2J")</script>'
 
 
-def found(*steps, waits=0.0, name="slow items", line="train.py:7: read()"):
+def found(*steps, waits=0.0, name="slow items", line="train.py:7: read()", gain=0.5, apart=0.0):
     """Return a diagnosis of steps, in ms."""
-    finding = Finding(name, "loading", 0.5, "Half of a step.", "cache(…)", "caching", line)
-    return Diagnosis("loading", "It waits.", 10.0, (("a", "b"),), (finding,), steps=tuple((waits, ms) for ms in steps))
+    finding = Finding(name, "loading", gain, "Half of a step.", "cache(…)", "caching", line)
+    times = tuple((waits, ms) for ms in steps)
+    return Diagnosis("loading", "It waits.", 10.0, (("a", "b"),), (finding,), steps=times, apart_ms=apart)
 
 
 def write(path, *diagnoses, **others):
@@ -115,10 +116,26 @@ def test_what_is_gone_what_is_new_and_what_cannot_be_compared_is_said(tmp_path):
     assert "\x1b" not in said
 
 
+def test_what_any_rank_of_any_run_has_is_not_gone_or_new(tmp_path):
+    before = write(tmp_path / "before.json", found(*around(10)), found(*around(8), name="late"))
+    for number, name in enumerate(["late", "slow items"]):
+        write(tmp_path / "after" / f"{number}.json", found(*around(10), name=name))
+    write(tmp_path / "after" / "2.json", found(*around(10), name="hardly worth it", gain=0.01))
+    said = str(results.compare(before, tmp_path / "after"))
+    assert "gone" not in said and "new " not in said, said
+
+
+def test_what_is_between_epochs_counts_for_each_step(tmp_path):
+    paths = [write(tmp_path / f"{apart}.json", found(*around(10), apart=apart)) for apart in (0.0, 5.0)]
+    assert results.compare(*paths).change.mean == pytest.approx(0.5, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         ("no JSON", "expected the JSON of results"),
+        (results.document("run", [{"problem": "\x1b[2J nothing"}]), "[2J nothing"),
+        (results.document("run", [{"diagnosis": found(0, 5e-324).as_json()}]), "expected steps that were timed"),
         (results.document("run", [{"problem": "It ended too early."}]), "It ended too early."),
         (results.document("diagnose", [{"trace": "a", "problem": "b"}] * 2), "expected one trace, found 2"),
     ],
@@ -128,7 +145,9 @@ def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path, capsys, content,
     good = write(tmp_path / "good.json", found(1, 2))
     assert main(["compare", str(good), str(tmp_path / "found.json")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert says in line and "found.json" in line
+    assert says in line and "found.json" in line and "\x1b" not in line
+    assert main(["compare", str(good), str(tmp_path)]) == 1  # one bad file among others is named, too
+    assert "found.json" in capsys.readouterr().err
 
 
 def test_the_page_shows_each_rank_and_step_and_asks_for_nothing_elsewhere(tmp_path):
@@ -140,3 +159,9 @@ def test_the_page_shows_each_rank_and_step_and_asks_for_nothing_elsewhere(tmp_pa
     assert page.count("<b>Verdict: loading.</b>") == 2
     assert not re.search("<script|https?:|src=|url\\(", page)
     assert "&lt;script&gt;" in page
+
+
+def test_of_no_result_there_is_no_page(tmp_path, capsys):
+    (tmp_path / "found.json").write_text(results.document("run", []))
+    assert main(["page", str(tmp_path / "found.json")]) == 1
+    assert "Expected a result" in capsys.readouterr().err and not (tmp_path / "found.html").exists()

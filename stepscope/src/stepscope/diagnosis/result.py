@@ -143,6 +143,9 @@ class Diagnosis:
     steps : tuple of (float, float)
         Of each step that was timed, or recorded, for how long it waited for its batch, and how long it took with that;
         in ms by the clock on the wall.
+    apart_ms : float
+        What is between two epochs, such as starting workers, for each step of an epoch: part of `step_ms`, but not of
+        `steps`.
     """
 
     verdict: str
@@ -153,6 +156,7 @@ class Diagnosis:
     unknown: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[tuple[float, float], ...] = ()
+    apart_ms: float = 0.0
 
     def as_json(self) -> dict:
         """Return it as JSON can hold it, without links: what is unknown or infinite is None."""
@@ -169,6 +173,7 @@ class Diagnosis:
             "unknown": list(self.unknown),
             "waits_ms": [round(wait, 4) for wait, _ in self.steps],
             "steps_ms": [round(step, 4) for _, step in self.steps],
+            "apart_ms": self.apart_ms,
         }
 
     @classmethod
@@ -182,6 +187,9 @@ class Diagnosis:
         steps = [*zip(map(float, content["waits_ms"]), map(float, content["steps_ms"]), strict=True)]
         if not all(0 <= wait <= step < math.inf for wait, step in steps):
             raise ValueError("a step that waits longer than it takes")
+        apart = float(content.get("apart_ms", 0.0))
+        if not 0 <= apart < math.inf:
+            raise ValueError(f"{apart} ms between epochs")
         return cls(
             content["verdict"],
             str(content["reason"]),
@@ -190,6 +198,7 @@ class Diagnosis:
             tuple(Finding(gain=gain, **text) for gain, text in zip(gains, texts, strict=True)),
             tuple(map(str, content["unknown"])),
             steps=tuple(steps),
+            apart_ms=apart,
         )
 
     def linked(self, links: Mapping[str, str]) -> Diagnosis:
@@ -246,11 +255,12 @@ def conclude(
     doubt: str | None = None,
     otherwise: str | None = None,
     steps: Iterable[tuple[float, float]] = (),
+    apart_ms: float = 0.0,
 ) -> Diagnosis:
     """Return the diagnosis that the findings, in any order, amount to.
 
-    `steps` are those of the `Diagnosis`. `doubt` is why there can be no verdict, whatever else; `otherwise` why there
-    can be none if nothing was found.
+    `steps` and `apart_ms` are those of the `Diagnosis`. `doubt` is why there can be no verdict, whatever else;
+    `otherwise` why there can be none if nothing was found.
     """
     ranked = _ranked([*findings])
     worth = [finding for finding in ranked if finding.gain >= WORTH]
@@ -262,7 +272,8 @@ def conclude(
         verdict, reason = worth[0].verdict, _sentence(VERDICTS[worth[0].verdict])
         if verdict == UNKNOWN:
             reason = f"{_sentence(worth[0].name)} Fix that first, and diagnose again."
-    return Diagnosis(verdict, reason, step_ms, tuple(evidence), tuple(ranked), tuple(unknown), steps=tuple(steps))
+    known = {"steps": tuple(steps), "apart_ms": apart_ms}
+    return Diagnosis(verdict, reason, step_ms, tuple(evidence), tuple(ranked), tuple(unknown), **known)
 
 
 def _ranked(findings: list[Finding]) -> list[Finding]:

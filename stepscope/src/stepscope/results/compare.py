@@ -12,6 +12,8 @@ from stepscope.base.wording import counted, milliseconds, printable
 from stepscope.diagnosis.result import WORTH, Diagnosis
 from stepscope.results.documents import WANTED, ResultError, read
 
+LEAST = 1e-6  # ms, that a step takes: no clock measures less
+
 
 @dataclass(frozen=True)
 class Side:
@@ -23,8 +25,10 @@ class Side:
         Of the file, or of the folder of files.
     diagnosis : Diagnosis
         The first run's: of several ranks that of the slowest, since the others wait for it.
+    found : frozenset of str
+        Names of what was found worth changing, in any rank of any run.
     values : tuple of float
-        What the mean is of, in ms: the steps of one run, or the means of several.
+        What the mean is of, in ms: the steps of one run, or the means of several; with what is between epochs.
     several : bool
         Whether these are means of runs.
     machines : frozenset of str
@@ -33,6 +37,7 @@ class Side:
 
     path: Path
     diagnosis: Diagnosis
+    found: frozenset[str]
     values: tuple[float, ...]
     several: bool
     machines: frozenset[str]
@@ -42,15 +47,18 @@ class Side:
         """Return what is in a file of results, or in a folder of such; raises ResultError and OSError."""
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not files:
-            raise ResultError(f"{path}: expected a file of results, or a folder of such, found an empty one. {WANTED}")
-        slowest, machines = [], set()
+            raise ResultError(
+                f"{path}: expected a file of results, or a folder of such, found no *.json in it. {WANTED}"
+            )
+        slowest, found, machines = [], set(), set()
         for file in files:
             results = _timed(file)
             slowest.append(max((each["diagnosis"] for each in results), key=_mean))
+            found |= {each.name for result in results for each in result["diagnosis"].findings if each.gain >= WORTH}
             machines |= {each["machine"] for each in results if "machine" in each}
         one = len(slowest) == 1
-        values = [step for _, step in slowest[0].steps] if one else map(_mean, slowest)
-        return cls(path, slowest[0], tuple(values), not one, frozenset(machines))
+        values = _values(slowest[0]) if one else map(_mean, slowest)
+        return cls(path, slowest[0], frozenset(found), tuple(values), not one, frozenset(machines))
 
     def __str__(self) -> str:
         of = counted(len(self.values), "run" if self.several else "step")
@@ -88,13 +96,12 @@ class Comparison:
         ends = f"{change.lowest:+.1%} to {change.highest:+.1%} with 95% confidence"
         if change.count < 2:
             ends = "one value has no interval: time more steps, or more runs"
-        names = [{each.name for each in side.diagnosis.findings} for side in (self.before, self.after)]
         lines = [
             f"before  {self.before}",
             f"after   {self.after}",
             f"change  {change.mean:+.1%} of the time of a step: {sure} ({ends})",
-            *(f"gone    {name}" for name in sorted(names[0] - names[1])),
-            *(f"new     {name}" for name in sorted(names[1] - names[0])),
+            *(f"gone    {name}" for name in sorted(self.before.found - self.after.found)),
+            *(f"new     {name}" for name in sorted(self.after.found - self.before.found)),
         ]
         if not (self.before.several and self.after.several):
             lines.append("Of one run: what differs from run to run is not in the interval. Give folders of several.")
@@ -126,12 +133,18 @@ def _timed(file: Path) -> list[dict]:
     results = read(file)
     if sum("trace" in each for each in results) > 1:
         raise ResultError(f"{file}: expected one trace, found {len(results)}. Diagnose the folder of one run.")
-    timed = [each for each in results if "diagnosis" in each and any(step for _, step in each["diagnosis"].steps)]
+    timed = [each for each in results if "diagnosis" in each and each["diagnosis"].steps]
+    timed = [each for each in timed if _mean(each["diagnosis"]) >= LEAST]
     if not timed:
         why = next((each["problem"] for each in results if "problem" in each), WANTED)
         raise ResultError(f"{file}: expected steps that were timed, found none. {why}")
     return timed
 
 
+def _values(diagnosis: Diagnosis) -> list[float]:
+    """Return the duration of each step with its part of what is between epochs, in ms."""
+    return [step + diagnosis.apart_ms for _, step in diagnosis.steps]
+
+
 def _mean(diagnosis: Diagnosis) -> float:
-    return statistics.fmean(step for _, step in diagnosis.steps)
+    return statistics.fmean(_values(diagnosis))

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 
 from stepscope.base.wording import milliseconds
+from stepscope.results.documents import WANTED, ResultError
 
 WIDTH, HEIGHT = 900, 160  # of a chart, in pixels
 STYLE = """
@@ -28,10 +29,17 @@ def page(results: Sequence[dict], title: str) -> str:
     Parameters
     ----------
     results : sequence of dict
-        As `stepscope.results.read` returns them.
+        As `stepscope.results.read` returns them, one at least.
     title : str
         Of the page.
+
+    Raises
+    ------
+    ResultError
+        If there is none.
     """
+    if not results:
+        raise ResultError(f"Expected a result for the page {title!r}, found none. {WANTED}")
     parts = [f"<h1>{html.escape(title)}</h1>", _ranks(results)]
     for result in results:
         if len(results) > 1:
