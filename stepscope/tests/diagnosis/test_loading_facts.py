@@ -12,9 +12,7 @@ ITEMS = loading.Items(100, 1.0, 1.0, 32, NONE | {"decoding": 1.0}, opened=1.0, f
 
 def known(step, wait, workers, *, usual=None, cores=8, restart=0.0, **facts):
     usual = wait if usual is None else usual
-    of_loop = {
-        name: facts.pop(name) for name in ("transfer", "queued", "tensors", "pickled", "between") if name in facts
-    }
+    of_loop = {name: facts.pop(name) for name in ("transfer", "queued", "tensors", "pickled", "apart") if name in facts}
     loaded = dataclasses.replace(ITEMS, **facts)
     return loading.Loading(step, wait, usual, workers, cores, restart + loaded.batch_ms, 1, items=loaded, **of_loop)
 
@@ -97,7 +95,7 @@ def test_items_that_take_no_longer_than_their_calls_are_to_be_loaded_together():
         (dict(step=50, wait=8, workers=4, transfer=6, tensors=64), "many tensors in a batch", 6 / 50),
         (dict(step=50, wait=8, workers=4, transfer=6, pickled=1e7), "batches through a pipe", 8 / 50),
         (dict(step=40, wait=0.5, workers=2, restart=10), "workers restarted every epoch", 10 / 50),
-        (dict(step=40, wait=0.5, workers=2, between=40), "work between the epochs", 40 / 80),
+        (dict(step=40, wait=0.5, workers=2, apart=40), "work between the epochs", 40 / 80),
     ],
 )
 def test_waits_in_spite_of_fast_workers_are_distinguished(facts, name, gain):

@@ -231,7 +231,7 @@ def batches(size):
 @pytest.mark.parametrize("fault", STEPS)
 def test_what_a_step_does_is_named_with_its_line(quick, names, fault):
     step, size, name = STEPS[fault]
-    found = diagnosis.diagnose(batches(size), step(quick), steps=5)
+    found = diagnosis.diagnose(batches(size), step(quick), steps=10)
     assert found.verdict == "host", str(found)
     assert names(found)[0] == name, str(found)
     assert fault == "reports" or "waits" not in found.findings[0].evidence  # what sleeps may wait for a core then

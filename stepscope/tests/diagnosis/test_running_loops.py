@@ -275,7 +275,10 @@ def test_decoding_and_resizing_are_found(quick, monkeypatch, decoded, part):
 
 def test_many_small_files_are_found(clock, names):
     found = simulated(clock, Files(clock, 0.004, Path(__file__)), step_ms=20)
-    assert names(found) == ["loading in the loop itself", "many small files"]
+    assert {*names(found)} == {
+        "loading in the loop itself",
+        "many small files",
+    }  # which is first: whether a line is seen
 
 
 def test_irregular_items_are_found_with_their_share(clock, names):

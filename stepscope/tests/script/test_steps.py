@@ -1,6 +1,8 @@
 """Tests of `stepscope.script.watch`: what of a script's time is a step, and what is between two epochs."""
 
 import itertools
+import sys
+import time
 
 import pytest
 import torch
@@ -15,10 +17,11 @@ class Seen(watch.Watch):
     """Keeps each step, and diagnoses none."""
 
     def _diagnose(self):
-        self.ended = []
+        self.ended, self.held_at_most = [], 0.0
         while True:
-            (step, *_), _ = yield
+            (step, *held), _ = yield
             self.ended.append(step.duration)
+            self.held_at_most = max(self.held_at_most, *held)
 
 
 class Stream(IterableDataset):
@@ -106,13 +109,30 @@ def left_before_the_end(script):
         script.save()
 
 
-def fetched_ahead(script):
+def fetched_ahead(script, epochs=4):
     """As accelerate does, which asks for a batch before the one before it is trained on."""
-    for _ in range(4):
+    for _ in range(epochs):
         batches = iter(script.loader)
         waiting = next(batches)
         while waiting is not None:
             waiting = next(batches, None)
+            script.update()
+        script.evaluate()
+        script.save()
+
+
+def fetched_ahead_from_a_new_loader(script):
+    for _ in range(4):
+        script.loader = script.made(22)
+        fetched_ahead(script, epochs=1)
+
+
+def shown_meanwhile(script):
+    """Some images of another pass over the loader, in the middle of each epoch."""
+    for _ in range(4):
+        for number, _ in enumerate(script.loader):
+            if number == 9:
+                next(iter(script.loader))
             script.update()
         script.evaluate()
         script.save()
@@ -137,6 +157,8 @@ def updated_after_the_last_batch(script):
         evaluated_on_what_it_trains_with,
         left_before_the_end,
         fetched_ahead,
+        fetched_ahead_from_a_new_loader,
+        shown_meanwhile,
         updated_after_the_last_batch,
     ],
 )
@@ -144,7 +166,7 @@ def test_what_is_between_epochs_is_no_part_of_a_step(script, loop):
     loop(script)
     found = script.watch.pauses
     assert set(found.seconds) == {40.0}, found.seconds
-    assert script.watch.length in (19, 20)  # of a new loader two batches are seen before it is known to train
+    assert script.watch.length in (19, 20, 21)  # of a new loader two batches are seen before it is known to train
     assert max(script.watch.ended[1:]) <= 4, script.watch.ended  # before the first step it is unknown what trains
 
 
@@ -166,6 +188,54 @@ def test_a_loader_that_is_begun_for_each_step_has_epochs_of_one(script):
     assert script.watch.ended[-1] == 32
 
 
+def test_a_pause_after_some_epochs_counts_for_the_steps_of_all(script):
+    """As in reinforcement learning: play, then train for four epochs on what was played."""
+    for _ in range(3):
+        script.clock.sleep(400)
+        for _ in range(4):
+            script.train(script.loader)
+    script.clock.sleep(400)
+    script.train(script.loader)
+    assert script.watch.pauses.apart == 1200 / (12 * 20)
+
+
+def test_an_evaluation_in_the_first_step_ends_no_epoch(script):
+    for number, _ in enumerate(script.loader):
+        script.update()
+        if number == 0:
+            script.evaluate()
+    assert script.watch.pauses.lengths == [] and script.watch.length == 20
+
+
+def test_what_a_pause_waits_for_a_core_is_not_taken_from_a_step(script):
+    waited = [0.0]
+    script.watch.queued = lambda: waited[0]
+    for _ in range(3):
+        fetched_ahead(script, epochs=1)
+        waited[0] += 20
+    assert script.watch.held_at_most < 20
+
+
+def test_a_sampler_stops_to_look_after_so_many_samples():
+    interval = sys.getswitchinterval()
+    with pauses.stacks.Sampler(0.001, most=3) as sampler:
+        while sampler._thread.is_alive():
+            time.sleep(0.01)
+        assert sys.getswitchinterval() == interval
+    assert len(sampler.samples) == 3
+
+
+def test_without_another_thread_a_pause_has_no_line(script, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    interval = sys.getswitchinterval()
+    all_kinds(script)
+    assert set(script.watch.pauses.seconds) == {40.0} and script.watch.pauses.line == ""
+    assert sys.getswitchinterval() == interval
+
+
 def test_the_line_between_epochs_is_that_which_takes_the_time():
     def evaluates():
         for _ in range(30):
@@ -173,11 +243,11 @@ def test_the_line_between_epochs_is_that_which_takes_the_time():
 
     found = pauses.Pauses()
     found.steps = 2
-    found.ended(0.0)
     begin = pauses.stacks.time.perf_counter()
+    found.ended(begin)
     while pauses.stacks.time.perf_counter() - begin < 0.3:
         evaluates()
-    found.begun(0.3, True, 0)
-    found.updated(0.4)
+    found.begun(end := pauses.stacks.time.perf_counter(), True, 0)
+    found.updated(end, 2)
     assert f"{__file__.split('/')[-1]}:{evaluates.__code__.co_firstlineno + 2}:" in found.line
-    assert found.usual == 0.3
+    assert (found.seconds, found.lengths) == ([end - begin], [2])

@@ -149,7 +149,9 @@ class Loading:
     cores: int = 1
     start: float = 0.0  # between two epochs, to start workers and to end them, with the first batch; 0 if they persist
     epoch: int | None = None  # steps; None if unknown
-    between: float = 0.0  # two epochs, what else the script does; 0 if nothing, or if no epoch ended
+    pauses: int = 0  # between two epochs that were seen,
+    between: float = 0.0  # how long one takes on average,
+    apart: float = 0.0  # and what that is for each step
     busy: str = ""  # the reader's line at which it does that; "" if it is unknown
     transfer: float = 0.0  # from asking for a batch that a worker has ready to having it
     pickled: float = 0.0  # bytes of a batch that workers send through a pipe: only tensors go through shared memory
@@ -172,11 +174,6 @@ class Loading:
         if not (self.workers and self.items and self.epoch):
             return 0.0
         return max(0.0, self.start - self.items.batch_ms) / self.epoch
-
-    @property
-    def apart(self) -> float:
-        """What the script does between two epochs, in each step on average."""
-        return self.between / self.epoch if self.epoch else 0.0
 
     @property
     def whole(self) -> float:
@@ -391,7 +388,7 @@ RULES = (
         lambda loading: loading.apart / loading.whole,
         lambda loading: (
             f"After an epoch of {counted(loading.epoch, 'step')} the script does something else for "
-            f"{milliseconds(loading.between)} before the next epoch, such as to evaluate or to save"
+            f"{milliseconds(loading.between)}, such as to evaluate or to save (mean of {loading.pauses})"
             f"{f', mostly at {loading.busy}' if loading.busy else ''}: {milliseconds(loading.apart)} a step on average."
         ),
         "# evaluate less often, or on a part of the images, in larger batches; save in a thread",

@@ -144,7 +144,7 @@ class Diagnosis:
         Of each step that was timed, or recorded, for how long it waited for its batch, and how long it took with that;
         in ms by the clock on the wall.
     apart_ms : float
-        What is between two epochs, such as starting workers, for each step of an epoch: part of `step_ms`, but not of
+        What is done between two epochs, such as to evaluate, for each step of an epoch: part of `step_ms`, but not of
         `steps`.
     """
 

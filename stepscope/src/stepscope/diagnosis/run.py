@@ -96,7 +96,7 @@ def concluded(
     if findings and unexplained:
         unknown.append(unexplained)
     otherwise = profile.doubt(recorded) or profile.unexplained(recorded) or unexplained
-    return conclude(loop.whole, rows, findings, unknown, doubt, otherwise, loop.timed, loop.whole - loop.step)
+    return conclude(loop.whole, rows, findings, unknown, doubt, otherwise, loop.timed, loop.apart)
 
 
 def _found(

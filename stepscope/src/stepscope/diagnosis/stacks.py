@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import math
 import os
 import re
 import sys
@@ -101,22 +102,23 @@ class Sample:
 class Sampler:
     """Samples the thread that enters it, until that leaves it.
 
-    What is outside of the functions whose codes are `within` has no frames, or counts to `rest`. Afterwards `worked`
+    What is outside of the functions whose codes are `within` has no frames, or counts to `rest`. After `most` samples
+    it stops to look. Afterwards `worked`
     and `held` are the seconds for which the sampler itself worked, and for which others had the cores meanwhile: it may
     have held the GIL then, and the thread that it samples waited for it.
     """
 
-    def __init__(self, interval: float, *within: CodeType, rest: CodeType | None = None):
+    def __init__(self, interval: float, *within: CodeType, rest: CodeType | None = None, most: float = math.inf):
         self.within, self.interval, self.samples, self.worked, self.held = within, interval, [], 0.0, 0.0
-        self.rest = rest
+        self.rest, self.most = rest, most
         self._end, self._files = threading.Event(), ExitStack()
 
     def __enter__(self) -> Sampler:
         self._switch = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH)
         arguments = threading.get_ident(), _waited(self._files), time.perf_counter()
         self._thread = threading.Thread(target=self._run, args=arguments, name="sampler", daemon=True)
         self._thread.start()
+        sys.setswitchinterval(SWITCH)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -129,15 +131,17 @@ class Sampler:
         before, late = waited(), False
         # While a call holds the GIL, nothing is seen. This thread gets it as soon as the call is over, and looks at
         # once: later, another line would have the time of the call.
-        while not self._end.wait(0 if late else self.interval):
+        while len(self.samples) < self.most and not self._end.wait(0 if late else self.interval):
             start, worked = time.perf_counter(), time.thread_time()
-            frames = _frames(_current_frame(thread), self.within, self.rest)
+            frames = _frames(_stack(thread), self.within, self.rest)
             end, now = time.perf_counter(), waited()
             late = time.perf_counter() - end > self.interval
             self.samples.append(Sample(begin, end, now - before, *frames))
             begin, before = end, now
             self.held += max(0.0, time.perf_counter() - start - (time.thread_time() - worked))
         self.worked = time.thread_time()
+        if len(self.samples) >= self.most:
+            sys.setswitchinterval(self._switch)
 
 
 def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
@@ -183,34 +187,47 @@ def hottest(weights: Iterable[tuple[tuple[Frame, ...], float]]) -> str:
     return ", called at ".join(dict.fromkeys([*lines[:2], *lines[-1:]]))
 
 
-def _current_frame(thread: int) -> object:
-    """Return the frame of a thread, or None.
+_reading = False  # whether a stack is being read, and no garbage collected
+
+
+def _stack(thread: int) -> list[tuple[CodeType, int]]:
+    """Return the code and the line of each function that a thread is in, the innermost first.
 
     In Python 3.11 garbage may be collected while `sys._current_frames` holds the lock that every thread needs at its
-    start and end (CPython issue 106883). A finalizer that gives the GIL to one of those then stops the process for
-    ever, so nothing is collected meanwhile.
+    start and end (CPython issue 106883): a finalizer that gives the GIL to one of those then stops the process for
+    ever. So nothing is collected meanwhile. And frames are read at once, because those that the thread has left by then
+    may be read as anything; such a stack is none.
     """
-    collected = sys.version_info < (3, 12) and gc.isenabled()
-    if collected:
+    global _reading
+    stack, collects = [], gc.isenabled()
+    if collects:
+        _reading = True
         gc.disable()
     try:
-        return sys._current_frames().get(thread)
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            stack.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
     finally:
-        if collected:
+        if collects:
             gc.enable()
+            _reading = False
+    return stack if all(isinstance(code, CodeType) for code, _ in stack) else []
+
+
+if hasattr(os, "register_at_fork"):  # the thread that would do it is not in the child
+    os.register_at_fork(after_in_child=lambda: gc.enable() if _reading else None)
 
 
 def _frames(
-    frame: object, within: Iterable[CodeType], rest: CodeType | None
+    stack: list[tuple[CodeType, int]], within: Iterable[CodeType], rest: CodeType | None
 ) -> tuple[tuple[Frame, ...], CodeType | None]:
     frames = []
-    while frame is not None and frame.f_code not in within:
-        code = frame.f_code
-        frames.append(Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name, code.co_firstlineno))
-        frame = frame.f_back
-    if frame is None and rest is None:
-        return (), None
-    return tuple(frames), rest if frame is None else frame.f_code
+    for code, line in stack:
+        if code in within:
+            return tuple(frames), code
+        frames.append(Frame(code.co_filename, line or code.co_firstlineno, code.co_name, code.co_firstlineno))
+    return (tuple(frames), rest) if rest is not None and stack else ((), None)
 
 
 def _waited(files: ExitStack) -> Callable[[], float]:

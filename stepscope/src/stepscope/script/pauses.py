@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
+from contextlib import suppress
 
 from stepscope.diagnosis import stacks
 
 INTERVAL = 0.01  # s, between two looks at the line: between epochs there is time
+MOST = 3_000  # samples of a pause: a script may do other things after its last epoch, for hours
 
 
 class Pauses:
@@ -20,19 +21,21 @@ class Pauses:
     ----------
     steps : int
         Steps of this epoch so far.
-    lengths : list of int
-        Steps of each epoch before this one.
-    seconds : list of float
-        Durations of the pauses that are over.
+    lengths, seconds : list
+        Of each pause that is over, the steps of the epoch before it and its duration.
+    single : bool
+        Whether the latest epoch that ended had one step.
     since, until : float or None
         Begin of the pause that is not yet over, and its end as far as it is known.
     """
 
     def __init__(self):
-        self.steps, self.lengths, self.seconds = 0, [], []
+        self.steps, self.lengths, self.seconds, self.single = 0, [], [], False
         self.since: float | None = None
         self.until: float | None = None
-        self._updated: float | None = None  # when the weights changed last
+        self._updated: float | None = None  # when the weights changed last,
+        self._pass: int | None = None  # and of which pass over a loader the batch was
+        self._before: int | None = None  # that of the epoch before the latest pause
         self._sampler: stacks.Sampler | None = None
         self._samples: list[stacks.Sample] = []
 
@@ -40,53 +43,64 @@ class Pauses:
         """Note that a loader to train with has no more batches."""
         if self.steps > 1 and self.since is None:
             self.since = now
-            self._sampler = stacks.Sampler(INTERVAL, rest=Pauses.ended.__code__)
-            self._sampler.__enter__()
+            sampler = stacks.Sampler(INTERVAL, rest=Pauses.ended.__code__, most=MOST)
+            with suppress(RuntimeError, OSError):  # no more threads, or files: then no line is known
+                self._sampler = sampler.__enter__()
 
-    def begun(self, now: float, trains: bool, unfinished: int) -> None:
+    def begun(self, now: float, trains: bool | None, unfinished: int) -> None:
         """Note that a loader is begun.
 
-        `trains` says whether it is the one to train with; `unfinished` is 1 if the weights changed in a step that has
-        not ended, otherwise 0.
+        `trains` says whether it is the one to train with, None where that is not known of any; `unfinished` is 1 if the
+        weights changed in a step that has not ended, otherwise 0.
         """
-        if trains and self.since is None:
-            if (length := self.steps + unfinished) > 1:
+        if self.since is None and trains is not False:
+            length = self.steps + unfinished
+            if trains and length > 1:
                 self.since = self._updated  # the loop was left before its loader's end
             else:
-                self.lengths += [1] * length
+                self.single = bool(trains and length)
                 self.steps = -unfinished
         if self.since is not None:
             self.until = now
-        if trains:
-            self._look_away()
 
-    def updated(self, now: float) -> None:
-        """Note that the weights changed."""
-        self._updated = now
-        if self.until is not None:
+    def updated(self, now: float, number: int | None) -> None:
+        """Note that the weights changed, after a batch of the pass over a loader with this number."""
+        if self.until is not None and number == self._pass:  # it goes on: the other pass was in its epoch
+            self.since = self.until = None
+        elif self.until is not None:
             self.lengths.append(self.steps)
             self.seconds.append(self.until - self.since)
-            self.steps, self.since, self.until = 0, None, None
-            self._look_away()
+            self.look_away()
+            self.steps, self.single, self.since, self.until, self._before = 0, False, None, None, self._pass
+        elif self.lengths and number == self._before:  # it goes on after all
+            self.steps += self.lengths.pop()
+            self.seconds.pop()
+            self._before = None
         elif self.since is not None:  # the batches are fetched ahead: this is the epoch's last step
             self.since = now
+        self._updated, self._pass = now, number
 
-    def close(self) -> None:
-        """Look no longer at what is done."""
-        self._look_away()
+    def look_away(self) -> None:
+        """Look no longer at what is done in this pause."""
+        if self._sampler is not None:
+            self._sampler.__exit__()
+            begin, end = self.since or 0.0, self.until or 0.0
+            self._samples += [each for each in self._sampler.samples if begin <= each.begin and each.end <= end]
+            self._sampler = None
 
     @property
-    def usual(self) -> float:
-        """Median duration in s; 0 if none is over."""
-        return statistics.median_low(self.seconds) if self.seconds else 0.0
+    def length(self) -> int | None:
+        """Steps of an epoch on average; None if none has ended."""
+        if self.single:
+            return 1
+        return round(sum(self.lengths) / len(self.lengths)) if self.lengths else None
+
+    @property
+    def apart(self) -> float:
+        """What the pauses take for each step of the epochs before them, in s."""
+        return sum(self.seconds) / max(1, sum(self.lengths))
 
     @property
     def line(self) -> str:
         """The reader's line at which most of the time goes, as text; "" if it is unknown."""
         return stacks.hottest((sample.path, sample.seconds) for sample in self._samples)
-
-    def _look_away(self) -> None:
-        if self._sampler is not None:
-            self._sampler.__exit__()
-            self._samples += self._sampler.samples
-            self._sampler = None

@@ -69,7 +69,7 @@ class Watch:
         self.count, self.folder, self.report, self.stop, self.over = count, folder, report, stop, False
         self.traces = traces or folder  # where they are recorded, if they are moved to the folder later
         self.rank, self.ranks = 0, 1  # of processes that train together
-        self.thread = threading.main_thread().ident
+        self.process, self.thread = os.getpid(), threading.main_thread().ident
         self.loader: DataLoader | None = None  # that trains
         self.latest: DataLoader | None = None  # that gave the latest batch
         self.updated_after: DataLoader | None = None  # that gave the latest batch before the last update
@@ -78,6 +78,7 @@ class Watch:
         self.seen, self.queued = Counter(), stacks.queue_clock()
         self.updates, self.wait, self.held, self.ready, self.new = 0, 0.0, 0.0, 0.0, False
         self.start = time.perf_counter()  # of the step
+        self.passes, self.latest_pass = 0, 0  # over any loader: how many, and which gave the latest batch
         self.begun: dict[int, float] = {}  # when an epoch of each loader began, until its first batch
         self.starts, self.ends, self.received = [], [], []  # seconds of epochs; moments at which steps had a batch
         self.pauses, self.taken, self.sizes = Pauses(), 0, []  # batches of this step so far, and of those before
@@ -103,26 +104,31 @@ class Watch:
         """Begin an epoch of a loader, whose iterator `begin` returns."""
         now = self.begun[id(loader)] = time.perf_counter()
         if threading.get_ident() == self.thread:
-            self.pauses.begun(now, self.loader in (None, loader), int(self.updates > 0))
+            self.pauses.begun(now, None if self.loader is None else loader is self.loader, int(self.updates > 0))
+            if self.pauses.since is not None and self.updates and loader is not self.loader:
+                self._stepped()
             if self.pauses.since is not None and not self.updates:  # what was done since then is in no step
                 self.start, self.taken, self.wait, self.held = now, 0, 0.0, 0.0
+                del self.received[len(self.received) - (not self.first) :]
+                self.first = True
         iterator = begin(loader)
-        iterator._stepscope_loader = loader
+        self.passes += 1
+        iterator._stepscope_loader, iterator._stepscope_pass = loader, self.passes
         return iterator
 
     def batch(self, iterator: Iterator, following: Callable) -> object:
         """Return the next batch of an epoch, which `following` gets."""
-        loader = vars(iterator).get("_stepscope_loader")
+        loader, number = vars(iterator).get("_stepscope_loader"), vars(iterator).get("_stepscope_pass")
         if threading.get_ident() != self.thread:
             self.seen["batches got in other threads"] += 1
             return following(iterator)
         if loader is None or self.loader not in (None, loader):
-            batch, self.latest = following(iterator), loader
+            batch, self.latest, self.latest_pass = following(iterator), loader, number
             self.seen["batches"] += 1
             return batch
         if self.updates:
             self._stepped()
-        batch = self.next_batch(iterator, loader, following)
+        batch, self.latest_pass = self.next_batch(iterator, loader, following), number
         if self.kept is not None:
             self.kept = batch
         return batch
@@ -133,9 +139,10 @@ class Watch:
         try:
             batch = following(iterator)
         except StopIteration:
-            now = time.perf_counter()
-            self.ends.append(now - asked)
-            self.pauses.ended(now)
+            self.ends.append(time.perf_counter() - asked)
+            if torch.cuda.is_initialized():  # what it has to compute yet belongs to the steps
+                torch.cuda.synchronize()
+            self.pauses.ended(time.perf_counter())
             raise
         finally:
             now, self.ready = time.perf_counter(), self.queued()
@@ -162,7 +169,7 @@ class Watch:
                 self.received.append(self.start)
             return
         if here:
-            self.pauses.updated(time.perf_counter())
+            self.pauses.updated(time.perf_counter(), self.latest_pass)
         if self.latest is not self.loader and self.latest is self.updated_after:
             self.remade |= self.loader is not None
             self.loader = self.latest  # that gave a batch before two updates in a row
@@ -170,11 +177,11 @@ class Watch:
 
     def end(self) -> None:
         """Report what was seen, where the script ends before it was diagnosed."""
-        if self.over:
+        if self.over or os.getpid() != self.process:
             return
         self.over = True
         self.phases.close()
-        self.pauses.close()
+        self.pauses.look_away()
         saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
         needs = (
             f"Some {LEAST_STEPS + self.count} are needed: let it train longer, or time fewer than {self.count} steps."
@@ -183,8 +190,10 @@ class Watch:
 
     def _stepped(self) -> None:
         """End a step, and do what is next."""
-        now = time.perf_counter() if self.pauses.until is None else self.pauses.since
-        held = self.held, max(0.0, self.queued() - self.ready)
+        now, held = time.perf_counter(), (self.held, max(0.0, self.queued() - self.ready))
+        if self.pauses.until is not None:  # it ended before the pause, and what it waited for a core is unknown
+            self.pauses.look_away()
+            now, held = self.pauses.since, (self.held, 0.0)
         step, new = TimedStep(self.start, self.wait, now - self.start, 0), self.new
         self.sizes.append(self.taken)
         self.pauses.steps += 1
@@ -197,7 +206,7 @@ class Watch:
             self.over = True
             self._report(problem=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
         if self.over:
-            self.pauses.close()
+            self.pauses.look_away()
         if self.over and self.stop:
             raise SystemExit(0)
         self.start, self.ready = time.perf_counter(), self.queued()
@@ -215,8 +224,9 @@ class Watch:
         sampled = yield from self._sampled(count if self.ranks == 1 else SAMPLED_TOGETHER)
         held = contention.share()
         sample, unknown = _in_child(lambda: run.load_items(self.loader, self.loader, loop.irregular))
-        if self.pauses.seconds:
-            loop = replace(loop, between=self.pauses.usual * 1e3, busy=self.pauses.line)
+        if pauses := len(self.pauses.seconds):
+            between, apart = sum(self.pauses.seconds) / pauses * 1e3, self.pauses.apart * 1e3
+            loop = replace(loop, epoch=self.length, pauses=pauses, between=between, apart=apart, busy=self.pauses.line)
         loop = run.of_batches(loop, recorded, sample, sampled)
         rows = [run.stopwatch(loop, self.count), *profiles.evidence(recorded), *run.of_the_loader(self.loader, sample)]
         rows.append(("profile", str(self.folder)))
@@ -230,11 +240,16 @@ class Watch:
     @property
     def length(self) -> int | None:
         """Steps of an epoch; None if that is unknown."""
-        if self.pauses.lengths:
-            return statistics.median_low(self.pauses.lengths)
+        if self.pauses.length is not None:
+            return self.pauses.length
         with suppress(TypeError, NotImplementedError):  # no loader, or one of an iterable dataset without a length
             return max(1, len(self.loader) // max(1, statistics.median_low(self.sizes)))
         return None
+
+    def _of_one_epoch(self, count: int) -> int:
+        """Return how many of so many steps can be profiled within an epoch, with what is before and after them."""
+        fit = (self.length or 0) - 3
+        return min(count, fit) if self.ranks == 1 and fit >= 2 else count
 
     def _warm_up(self) -> _Steps:
         """Go on until the workers give batches evenly again."""
@@ -261,7 +276,7 @@ class Watch:
 
     def _recorded(self) -> _Steps:
         """Profile some steps, and return what the trace says."""
-        active = max(run.PROFILED, self.workers)
+        active = self._of_one_epoch(max(run.PROFILED, self.workers))
         folder = self.traces if self.ranks == 1 else self.traces / f"rank_{self.rank}"
         files.refuse_others(folder)
         with staging.folder(folder, replace=True) as staged:
@@ -272,20 +287,21 @@ class Watch:
         """Profile so many steps while they are sampled, and return both."""
         if not count:
             return None
+        count = self._of_one_epoch(count + 1) - 1
         getting, step = Watch.next_batch.__code__, Watch._stepped.__code__
         with (
             tempfile.TemporaryDirectory() as folder,
             stacks.Sampler(steps.SAMPLE, getting, rest=step) as sampler,
         ):
-            yield from self._profiled(Path(folder), count + 1)
+            yield from self._profiled(Path(folder), count + 1)  # one more than are looked at
             trace = traces.load(folder)
         return steps.of_samples(trace, sampler.samples, self.received[-count - 1 :], step)
 
     def _profiled(self, folder: Path, active: int) -> _Steps:
         """Profile so many steps and one before them, into a folder: of one epoch, if it has so many."""
-        if self.ranks == 1 and self.pauses.since is None and active + 1 < (self.length or 0):
-            for _ in range(active + 1):
-                if self.length - self.pauses.steps > active:
+        if self.ranks == 1 and active + 2 < (self.length or 0):
+            for _ in range(active + 2):
+                if self.length - self.pauses.steps > active + 1:
                     break
                 yield
         if torch.autograd._profiler_enabled():
