@@ -12,7 +12,9 @@ ITEMS = loading.Items(100, 1.0, 1.0, 32, NONE | {"decoding": 1.0}, opened=1.0, f
 
 def known(step, wait, workers, *, usual=None, cores=8, restart=0.0, **facts):
     usual = wait if usual is None else usual
-    of_loop = {name: facts.pop(name) for name in ("transfer", "queued", "tensors", "pickled", "apart") if name in facts}
+    of_loop = {
+        name: facts.pop(name) for name in ("transfer", "queued", "tensors", "pickled", "apart", "cpu") if name in facts
+    }
     loaded = dataclasses.replace(ITEMS, **facts)
     return loading.Loading(step, wait, usual, workers, cores, restart + loaded.batch_ms, 1, items=loaded, **of_loop)
 
@@ -44,6 +46,8 @@ NUMBERS_OF_WORKERS = {
     "more": (dict(step=34, wait=24, workers=1), "too few workers", 24 / 34, 4),  # 32 ms by 4 is less than the 10 left
     "waiting": (dict(step=34, wait=24, workers=2, cores=2, cpu_ms=0.1), "too few workers", 24 / 34, 4),
     "cores": (dict(step=42, wait=32, workers=0, cores=2), "loading in the loop itself", 26 / 42, 2),
+    # All cores work in the step already: what workers do, they cannot
+    "crowded": (dict(step=42, wait=32, workers=0, cores=2, cpu=76), "loading in the loop itself", 4 / 42, 2),
     # Five times as long as the items by themselves: the machine is busy
     "busy": (dict(step=170, wait=160, workers=0, cores=2), "loading in the loop itself", 90 / 170, 2),
     "first": (dict(step=8, wait=1.3, workers=0, **QUICK), "loading in the loop itself", 1.3 / 8, 1),
@@ -78,6 +82,14 @@ def test_what_an_item_waits_and_what_it_works_are_findings_of_their_own():
     assert [each.gain for each in found.values()] == pytest.approx([24 / 34, 0.25])
     assert "train.py:3" in found["items that wait"].evidence
     assert "train.py:4" in found["the dataset's own work"].evidence
+
+
+def test_workers_on_the_cores_that_the_step_needs_are_seen_though_it_does_not_wait():
+    facts = dict(step=60, wait=0.5, workers=2, cores=2)  # 32 items of 1 ms: 16 of 60 ms
+    assert of_loading(**facts, cpu=40) == {}  # there is a core to spare
+    finding = of_loading(**facts, cpu=85)["decoding at every read"]
+    assert finding.gain == pytest.approx(16 / 60)
+    assert "cores that the step needs" in finding.evidence
 
 
 def test_items_that_take_no_longer_than_their_calls_are_to_be_loaded_together():

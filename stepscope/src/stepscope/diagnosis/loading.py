@@ -32,6 +32,7 @@ SMALL_FILE = 1_000_000
 # ms: to wait for less than this and SLIGHT of a step is no fault of workers that are fast enough, see ARRIVAL
 ARRIVED = 3.0
 APART = 0.25  # of the time, between epochs: less is usual, to evaluate after each
+FULL = 0.9  # of the time of all cores, that a step and its workers work: then these slow the step
 MANY_TENSORS = 16  # of a batch: a worker shares each by itself, which took 0.2 to 0.4 ms
 # ms, of an item that takes less than its calls cost, some tens of them in Python
 TINY = 0.03
@@ -155,6 +156,7 @@ class Loading:
     busy: str = ""  # the reader's line at which it does that; "" if it is unknown
     transfer: float = 0.0  # from asking for a batch that a worker has ready to having it
     pickled: float = 0.0  # bytes of a batch that workers send through a pipe: only tensors go through shared memory
+    cpu: float = 0.0  # for which cores work in a step, all threads of this process together; 0 if unknown
     queued: float = 0.0  # for each batch, how long its worker was ready to work while others had the cores
     items: Items | None = None  # how they are loaded, if that could be tried
     least: float = 0.0  # the fastest step without its wait
@@ -214,6 +216,12 @@ class Loading:
         slower = 1.0 if self.workers else max(1.0, self.made / max(self.items.batch_ms, 1e-6))
         return slower * max(self.items.batch_ms / workers, self.items.batch * self.items.cpu_ms / self.cores)
 
+    @property
+    def crowded(self) -> float:
+        """The least time of a step in which the cores can do all its work, with that of its workers."""
+        loading = self.items.batch * self.items.cpu_ms if self.items and self.workers else 0.0  # else it is in `cpu`
+        return (self.cpu + loading) / self.cores
+
     def gained(self, step: float) -> float:
         """Return the share of a step that it gains to have steps of `step` ms: no more than the waiting."""
         return max(0.0, min(self.step - step, self.wait) / self.whole)
@@ -225,7 +233,7 @@ class Loading:
             return self.wait / self.whole if self.workers == 0 else 0.0
         if self.better <= self.workers or self.slight:
             return 0.0
-        gain = self.gained(max(self.work, self.pace(self.better)))
+        gain = self.gained(max(self.work, self.pace(self.better), self.crowded))
         least = 0.0 if self.workers else ARRIVAL / self.whole  # to get a batch from a first worker takes as long
         return gain if gain >= max(self._without, WORTH, least) else 0.0
 
@@ -273,10 +281,19 @@ class Loading:
         """How fast batches are made, as a sentence."""
         if self.items is None:
             return f"The loop waits {milliseconds(self.wait)} of a step of {milliseconds(self.step)} for its batch."
+        crowded = self.crowded > max(self.work, self.pace(self.better))
         return (
             f"One process makes a batch of {self.items.batch} in {milliseconds(self.items.batch_ms)}, the rest of the "
-            f"step takes {milliseconds(self.work)}; {counted(self.workers, 'worker')} on {counted(self.cores, 'core')}."
+            f"step takes {milliseconds(self.work)}; {counted(self.workers, 'worker')} on {counted(self.cores, 'core')}"
+            f"{f', which need {milliseconds(self.crowded)} for all that a step computes' if crowded else ''}."
         )
+
+    @property
+    def shared(self) -> float:
+        """What the work of the workers adds to a step that does not wait for it, but for the cores that do it."""
+        if not (self.items and self.workers and self.cpu) or self.by_items or self.crowded < FULL * self.step:
+            return 0.0
+        return self.items.batch * self.items.cpu_ms / self.cores
 
     def gain_of(self, share: Callable[[Items], float]) -> float | None:
         """Return what it gains if a share of the items' time vanishes; None if the loop does not wait because of it.
@@ -309,18 +326,19 @@ def _part(part: str, name: str, topic: str, change: str) -> Rule:
     def evidence(loading: Loading) -> str:
         items = loading.items
         where = items.mostly(part) or (f"; most in {items.slowest}" if part == REST else "")
-        return (
-            f"{percent(items.working(part))} of the {milliseconds(items.ms)} that an item takes goes to {part}{where}."
-        )
+        beside = " The workers do it on the cores that the step needs." if loading.shared else ""
+        took = f"{percent(items.working(part))} of the {milliseconds(items.ms)} that an item takes"
+        return f"{took} goes to {part}{where}.{beside}"
 
     def share(items: Items) -> float:
         if items.tiny and part in (REST, "collating"):
             return 0.0
         return items.with_the_other(part) if part == REST else items.working(part)
 
-    return Rule(
-        name, "loading", topic, lambda loading: loading.gain_of(share), evidence, change, line=_line(part)
-    )  # fmt: skip
+    def gain(loading: Loading) -> float | None:
+        return share(loading.items) * loading.shared / loading.whole if loading.shared else loading.gain_of(share)
+
+    return Rule(name, "loading", topic, gain, evidence, change, line=_line(part))
 
 
 def _reading(name: str, small: bool) -> Rule:

@@ -20,7 +20,7 @@ ABOUT = 0.75  # of the largest gain, that counts as about as much: then what can
 
 NOTHING, UNKNOWN = "nothing wrong", "unknown"
 VERDICTS = {
-    "loading": "the loop waits for batches",
+    "loading": "the loop waits for batches, or for the cores that make them",
     "copies": "copies between host and GPU hold the step up",
     "launches": "the GPU waits until the host launches its next kernel",
     "compute": "the operators, on a GPU its kernels, take the time, and could take less",

@@ -194,17 +194,17 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
             count = max(count, 2 * epochs.num_workers)  # each of the workers may make a step wait, twice
             active = max(PROFILED, epochs.num_workers)
             bar.total = bar.n + count + 1 + active + timing.warmup_steps(epochs)
-            begin, begun = time.perf_counter(), len(epochs.starts)
+            begin, cpu, begun = time.perf_counter(), time.process_time(), len(epochs.starts)
             for timed_step in timed(batches, call, count):
                 held = epochs.held, stacks.queued() - epochs.ready
                 (first if len(epochs.starts) > begun else others).append((timed_step, *held))
                 begun = len(epochs.starts)
-            seconds = time.perf_counter() - begin
+            seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
             queued = epochs.latest.queued()
             transfer = _transfer(batches, epochs, seconds / count)
             batch = next(batches)
         profiling.record(epochs, call, folder, active=active)
-    loop = of_steps(epochs, seconds, first, others, batch, transfer, queued)
+    loop = of_steps(epochs, seconds, first, others, batch, transfer, queued, cpu / count)
     return _Watched(loop, epochs.dataloader, batch, bool(double))
 
 
@@ -216,11 +216,12 @@ def of_steps(
     batch: object,
     transfer: float,
     queued: float,
+    cpu: float,
 ) -> loading.Loading:
     """Return what steps that took so many seconds in all say of a loop, the first ones of epochs apart.
 
-    It takes `transfer` seconds to get a batch that is ready, and for `queued` seconds a batch its worker waited for a
-    core. How items are loaded is left out.
+    It takes `transfer` seconds to get a batch that is ready, for `queued` seconds a batch its worker waited for a core,
+    and for `cpu` seconds a step cores worked for this process. How items are loaded is left out.
     """
     waits = without_hiccup([each.wait - min(each.wait, held) for each, held, _ in others or first])
     work, wait = _work(seconds, first, others), statistics.mean(waits)
@@ -237,6 +238,7 @@ def of_steps(
         epoch=epochs.length,
         transfer=transfer * 1e3,
         queued=queued * 1e3,
+        cpu=cpu * 1e3,
         pickled=_pickled(batch) if epochs.num_workers else 0.0,
         tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(batch)),
         least=0.0 if torch.cuda.is_available() else _least(others or first) * 1e3,

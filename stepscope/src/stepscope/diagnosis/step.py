@@ -42,6 +42,7 @@ TOO_MANY_OPERATORS = 300_000  # of the fewest steps: then none is sampled
 LEAST_MS = 1.0  # of a step: a shorter one is mostly calls, and samples say little of it
 # Seconds without an operator that count: from one operator to the next, PyTorch's own code takes some 10 µs.
 GAP = 1e-4
+_FUSED_ON_CPU = r"Optimizer\.step#(SGD|Adam|AdamW|Adagrad)\.step"  # foreach gains nothing there
 SHARE = 0.1  # of a step, of one function: with 200 samples it is 8 to 12%
 LARGE = 0.3  # of a step, of large elementwise operators that the reader's lines call: any network has some
 UPDATES = 0.5  # of a step, of an optimizer's
@@ -244,7 +245,8 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
     """Return the operators of the thread that takes the steps, in order, without those that others call.
 
     Its columns are `name`, `start` and `end` in µs, `length`, `gap` to the next one, `backward`: what the backward pass
-    takes for it, `optimizer`: whether an optimizer calls it, and `kind`, as of `Sampled`.
+    takes for it, `optimizer`: whether an optimizer calls it, `faster`: whether that one has a faster way on a CPU, too,
+    and `kind`, as of `Sampled`.
     """
     import pandas as pd
 
@@ -262,6 +264,7 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
         gap = (table["start"].shift(-1) - table["end"]).clip(0, GAP * 1e6).fillna(0)
         backward = table["name"].str.startswith("autograd::")
         optimizer = _during(table["start"], events[events["name"].str.startswith("Optimizer.")]) & ~backward
+        faster = _during(table["start"], events[events["name"].str.fullmatch(_FUSED_ON_CPU)])
         # The last operator that has a number is the one that is called back: autograd counts on then
         trained = operators.assign(row=np.searchsorted(table["start"], operators["start"], "right") - 1)
         trained = trained[~backward.to_numpy()[trained["row"]] & trained["sequence"].isin(called_back.index)]
@@ -271,7 +274,9 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
         training = backward | optimizer | np.isin(np.arange(len(table)), rows)
         kind = np.where(training, "training", np.where(table["sequence"].isna(), "untracked", "tracked"))
         length = table["end"] - table["start"]
-        tables.append(table.assign(length=length, gap=gap, backward=back, optimizer=optimizer, kind=kind))
+        tables.append(
+            table.assign(length=length, gap=gap, backward=back, optimizer=optimizer, faster=faster, kind=kind)
+        )
     return pd.concat(tables, ignore_index=True)
 
 
@@ -296,7 +301,9 @@ def read(
     optimizer = operators["optimizer"]
     many = math.inf if profile.on_device else MANY  # a GPU that waits for them is found by its gaps
     calls = {
-        "optimizer": _often(operators[optimizer], MANY_WEIGHTS * profile.steps),
+        "optimizer": _often(
+            operators[optimizer & (operators["faster"] | profile.on_device)], MANY_WEIGHTS * profile.steps
+        ),
         "others": _often(operators[~optimizer], many * profile.steps),
     }
     # What a call takes beyond that is the work on a large tensor, or the machine stood still. What the backward pass

@@ -260,19 +260,19 @@ class Watch:
         """Time steps with nothing else on; return what they say of the loop."""
         first, others, count = [], [], max(self.count, 2 * self.workers)
         workers = getattr(self.iterator, "_workers", [])  # processes
-        before = sum(stacks.queued(worker.pid) for worker in workers)
+        before, cpu = sum(stacks.queued(worker.pid) for worker in workers), time.process_time()
         for number in range(count):
             self.kept = () if number == count - 1 else None
             held, new = yield
             (first if new else others).append(held)
-        batch, self.kept = self.kept, None
+        cpu, batch, self.kept = (time.process_time() - cpu) / count, self.kept, None
         queued = max(0.0, sum(stacks.queued(worker.pid) for worker in workers) - before) / count
         epochs = run.Epochs(self.loader)
         epochs.starts, epochs.ends, epochs.remade = self.starts, self.ends, self.remade
         epochs.length = self.length
         seconds = sum(step.duration for step, *_ in [*first, *others])
         transfer = min(step.wait for step, *_ in others or first) if self.workers else 0.0
-        return run.of_steps(epochs, seconds, first, others, batch, transfer, queued)
+        return run.of_steps(epochs, seconds, first, others, batch, transfer, queued, cpu)
 
     def _recorded(self) -> _Steps:
         """Profile some steps, and return what the trace says."""
