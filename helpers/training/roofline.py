@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import config
+from helpers.training import called_operators
 from stepscope import timing
 
 _FIRST_SHARE = 1 / 3  # of the step's time: a limit that accounts for less does not explain the step
@@ -152,26 +150,7 @@ def work_of(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) -> Wo
     """Run `step` once, and count what it asks for; the optimizer, and the copy to the device, belong to it.
 
     What `torch.compile` has fused, and CUDA graphs, cannot be counted: give the step before that. Whatever stays in a
-    cache is not moved after all, and what an operator reads twice is counted once, so the bytes are an estimate.
+    cache is not moved after all, so the bytes are an estimate.
     """
-    moved = _Moved()
-    with moved, FlopCounterMode(display=False) as counted:
-        step(images, labels)
-    return Work(counted.get_total_flops(), moved.bytes)
-
-
-class _Moved(TorchDispatchMode):
-    """Sums the bytes of all tensors that go into operators and come out of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        is_view = any(output.alias_info and not output.alias_info.is_write for output in operator._schema.returns)
-        name = operator._overloadpacket.__name__
-        if not is_view and "empty" not in name and name not in ("_unsafe_view", "detach"):  # they touch no element
-            leaves = tree_leaves((args, kwargs, result))
-            self.bytes += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-        return result
+    operators = called_operators.record(lambda: step(images, labels))
+    return Work(sum(each.flops for each in operators), sum(each.bytes for each in operators))

@@ -1,0 +1,190 @@
+"""A training step on a GPU that is not here, calculated: from the step's operators and the GPU's data sheet.
+
+Each kernel takes the longest of three times: its operations at the GPU's peak, its bytes at the memory's bandwidth, and
+the shortest that any kernel takes. The host starts one after the other, and waits for none. That is a model, and no
+measurement: `tests/training/test_calculated.py` holds it against figures that others measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import torch
+
+from helpers.training.called_operators import Operator
+
+# Shares of a data sheet's figures that kernels reach, the same for all GPUs. With these, six published speeds of
+# ResNet-50 on three GPUs are met best; all others were held out (see the test).
+COMPUTE, BANDWIDTH = 0.95, 0.7
+SHORTEST_US = 2.0  #: of a kernel
+LAUNCH_US = 5.0  #: of the host's time, to start a kernel from Python
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A data sheet. Operations in 10¹² a second, of dense matrices, added up in float32; None where it has no units."""
+
+    name: str
+    float32: float
+    tf32: float | None
+    bits16: float
+    gb_per_second: float
+    gb: int
+    source: str
+    bfloat16: bool = True  #: whether its Tensor Cores know it
+
+    def peak(self, operator: Operator, tf32: bool) -> tuple[float, bool]:
+        """Return the peak for an operator, and whether it runs on Tensor Cores."""
+        if operator.grouped or not operator.flops:
+            return self.float32, False
+        if operator.dtype == torch.float16 or (operator.dtype == torch.bfloat16 and self.bfloat16):
+            return self.bits16, True
+        if operator.dtype == torch.float32 and tf32 and self.tf32:
+            return self.tf32, True
+        return self.float32, False
+
+
+#: NVIDIA prints the figures of Tensor Cores since Ampere with sparsity, too: these are without.
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("T4", 8.1, None, 65, 320, 16, "NVIDIA T4 data sheet, 2019", bfloat16=False),
+        Gpu("V100", 15.7, None, 125, 900, 16, "NVIDIA V100 (SXM2) data sheet, 2020", bfloat16=False),
+        Gpu("A100", 19.5, 156, 312, 2039, 80, "NVIDIA A100 (80 GB SXM) data sheet, 2022"),
+        Gpu("H100", 67, 494.7, 989.4, 3350, 80, "NVIDIA H100 (SXM) data sheet, 2023"),
+        Gpu("H200", 67, 494.7, 989.4, 4800, 141, "NVIDIA H200 (SXM) data sheet, 2024"),
+        Gpu("B200", 75, 1100, 2250, 7700, 180, "NVIDIA HGX B200 data sheet, 2025"),
+        Gpu("L4", 30.3, 60.5, 121, 300, 24, "NVIDIA L4 data sheet, 2023"),
+        Gpu("RTX 3090", 35.6, 35.6, 71, 936, 24, "NVIDIA GA102 white paper, 2021"),
+        Gpu("RTX 4090", 82.6, 82.6, 165.2, 1008, 24, "NVIDIA Ada white paper, 2023"),
+        Gpu("RTX 5090", 104.8, 104.8, 209.5, 1792, 32, "NVIDIA RTX Blackwell white paper, 2025"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Calculated:
+    """A step on a GPU, calculated.
+
+    Attributes
+    ----------
+    gpu : Gpu
+        The data sheet.
+    kernels : pandas.DataFrame
+        One row an operator, in their order: ``operator``, ``kernels``, ``gflop``, ``mb``, ``start_ms`` and ``ms`` on
+        the GPU, and ``limit``: ``"compute"``, ``"memory"`` or ``"shortest kernel"``.
+    step_ms : float
+        From the first launch to the end of the last kernel.
+    """
+
+    gpu: Gpu
+    kernels: pd.DataFrame
+    step_ms: float
+
+    @property
+    def utilization(self) -> float:
+        """Share of the step in which a kernel runs, 0 to 1."""
+        return self.kernels.ms.sum() / self.step_ms
+
+    @property
+    def limit(self) -> str:
+        """What decides: ``"launches"`` if the GPU waits for its host for half of the step, else a kernel's limit."""
+        return "launches" if self.utilization < 0.5 else self.kernels.groupby("limit").ms.sum().idxmax()
+
+    def by_operator(self) -> pd.DataFrame:
+        """Return the sums by operator and limit, the longest first."""
+        rows = self.kernels.groupby(["operator", "limit"], as_index=False)[["kernels", "gflop", "mb", "ms"]].sum()
+        return rows.sort_values("ms", ascending=False, ignore_index=True)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.gpu.name}, calculated: {self.step_ms:.1f} ms a step, a kernel in {self.utilization:.0%} of it, "
+            f"decided by {self.limit}"
+        )
+
+
+def calculate(
+    operators: Sequence[Operator], gpu: str = "H100", *, tf32: bool = True, compiled: bool = False, graph: bool = False
+) -> Calculated:
+    """Calculate a step.
+
+    Parameters
+    ----------
+    operators : sequence of Operator
+        Of the step, as `helpers.training.called_operators` records them: with its number formats, its layout and its
+        optimizer.
+    gpu : str
+        One of `GPUS`.
+    tf32 : bool
+        Whether products in float32 may be computed in TF32.
+    compiled : bool
+        Whether elementwise operators that follow each other are one kernel, as `torch.compile` makes them; see `fused`.
+    graph : bool
+        Whether all kernels are started at once, as a CUDA graph, and cost the host no time.
+
+    Raises
+    ------
+    ValueError
+        If the GPU is not known.
+    """
+    if gpu not in GPUS:
+        raise ValueError(f"Expected one of {', '.join(GPUS)}, found {gpu!r}.")
+    rows, host, device = [], 0.0, 0.0  # s at which each is free again
+    for operator in fused(operators) if compiled else operators:
+        host += 0.0 if graph else LAUNCH_US * 1e-6 * operator.kernels
+        seconds, limit = _seconds(operator, GPUS[gpu], tf32)
+        start = max(host, device)
+        device = start + seconds
+        size = operator.flops / 1e9, operator.bytes / 1e6
+        rows.append((operator.name, operator.kernels, *size, start * 1e3, seconds * 1e3, limit))
+    names = ["operator", "kernels", "gflop", "mb", "start_ms", "ms", "limit"]
+    return Calculated(GPUS[gpu], pd.DataFrame(rows, columns=names), max(host, device) * 1e3)
+
+
+def _seconds(operator: Operator, gpu: Gpu, tf32: bool) -> tuple[float, str]:
+    """Return how long an operator's kernels take, and the limit that decides."""
+    peak, tensor_cores = gpu.peak(operator, tf32)
+    memory = operator.bytes / (BANDWIDTH * gpu.gb_per_second * 1e9)
+    times = {
+        "compute": operator.flops / (COMPUTE * peak * 1e12),
+        "memory": memory,
+        "shortest kernel": operator.kernels * SHORTEST_US * 1e-6,
+    }
+    limit = max(times, key=times.get)
+    # Convolutions on Tensor Cores want the channels beside each other: other tensors are turned before and after
+    return times[limit] + (2 * memory if operator.contiguous and tensor_cores else 0.0), limit
+
+
+def fused(operators: Sequence[Operator]) -> list[Operator]:
+    """Return operators of which those that a compiler would make one kernel are one.
+
+    An elementwise operator becomes part of the kernel that wrote the latest of what it reads, if that is elementwise,
+    too. Such a kernel reads what comes from elsewhere once, and writes only what others read.
+    """
+    groups: list[list[int]] = []
+    group_of: list[int] = []
+    for number, operator in enumerate(operators):
+        latest = max((writer for writer, *_ in operator.read), default=-1)
+        if operator.elementwise and latest >= 0 and operators[latest].elementwise:
+            group_of.append(group_of[latest])
+            groups[group_of[latest]].append(number)
+        else:
+            group_of.append(len(groups))
+            groups.append([number])
+    read_by: dict[tuple[int, int], set[int]] = {}
+    for number, operator in enumerate(operators):
+        for writer, tensor, _ in operator.read:
+            read_by.setdefault((writer, tensor), set()).add(group_of[number])
+    kernels = []
+    for group, members in enumerate(groups):
+        if len(members) == 1:
+            kernels.append(operators[members[0]])
+            continue
+        parts = [operators[number] for number in members]
+        read = {each for part in parts for each in part.read if each[0] < 0 or group_of[each[0]] != group}
+        written = [each for part in parts for each in part.written if read_by.get(each[:2], {-1}) - {group}]
+        name, again = " + ".join(dict.fromkeys(part.name for part in parts)), sum(part.again for part in parts)
+        kernels.append(replace(parts[0], name=name, read=tuple(read), written=tuple(written), again=again))
+    return kernels

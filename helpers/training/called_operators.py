@@ -1,0 +1,198 @@
+"""The operators that a training step calls: their operations, their bytes, and which could be one kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+# Of one kernel that goes through a list of tensors: elements of a block, most blocks, and most tensors by the number of
+# such lists (PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh)
+_BLOCK, _BLOCKS, _TENSORS = 65_536, 320, (110, 64, 48, 36, 30)
+_READ_TWICE = {"native_batch_norm": 1, "native_batch_norm_backward": 2}  # the first tensors, by operator
+# Elementwise but for sums over a dimension: a compiler makes one kernel of it and of what is elementwise beside it
+_NEARLY_ELEMENTWISE = {
+    "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "_to_copy", "copy_", "mean",
+    "native_batch_norm", "native_batch_norm_backward", "native_dropout", "native_layer_norm",
+    "native_layer_norm_backward", "sum",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A call of an operator.
+
+    Attributes
+    ----------
+    name : str
+        Of ATen's, such as ``"convolution_backward"``.
+    flops : int
+        Floating-point operations of a convolution or a product of matrices, an addition and a multiplication as two.
+    read, written : tuple of (int, int, int)
+        Of each tensor: the number of the operator that wrote it, −1 for none; its own number; its bytes. The first two
+        are right only if nothing was computed: memory is used again.
+    dtype : torch.dtype
+        Of what it computes with.
+    kernels : int
+        How many a GPU starts for it.
+    again : int
+        Bytes of what it reads a second time: batch normalization does for the mean and the variance of a batch.
+    elementwise : bool
+        Whether a compiler can make it one kernel together with what is before or after it.
+    grouped : bool
+        Whether it is a convolution of groups of channels, such as a depthwise one.
+    contiguous : bool
+        Whether it is a convolution of images whose channels lie apart in memory: not in ``channels_last``.
+    """
+
+    name: str
+    flops: int
+    read: tuple[tuple[int, int, int], ...]
+    written: tuple[tuple[int, int, int], ...]
+    dtype: torch.dtype
+    kernels: int = 1
+    again: int = 0
+    elementwise: bool = False
+    grouped: bool = False
+    contiguous: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Read and written, if each tensor comes from memory and goes to it."""
+        return sum(size for _, _, size in (*self.read, *self.written)) + self.again
+
+
+def record(step: Callable[[], object]) -> list[Operator]:
+    """Run a step once, and return the operators that it calls, without those that touch no element.
+
+    What `torch.compile` has fused, and CUDA graphs, cannot be seen: give the step before that.
+    """
+    with _Recorder(keep=False) as recorder:
+        step()
+    return recorder.operators
+
+
+def record_without_computing(build: Callable[[], Callable[[], object]]) -> list[Operator]:
+    """Return the operators of a step that is too large for this machine: nothing is computed, and no memory taken.
+
+    Parameters
+    ----------
+    build : callable
+        Makes the model, the optimizer and a batch, on the CPU, and returns the step, which takes no argument. Tensors
+        in it have shapes, but no values: asking for one, as with ``.item()``, raises an error. Its optimizer goes
+        through all weights at once (``foreach``), as on a GPU, unless `build` says otherwise.
+    """
+    with _shapes_only():
+        step = build()
+        step()  # the optimizer makes its state
+        with _Recorder(keep=True) as recorder:
+            step()
+    return recorder.operators
+
+
+@contextmanager
+def _shapes_only() -> Iterator[None]:
+    def at_once(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = True
+
+    mode = FakeTensorMode()
+    mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # Module.to() refuses tensors that are kept weakly
+    hook = register_optimizer_step_pre_hook(at_once)
+    try:
+        # It asks for a value, to check its arguments
+        with mode, mock.patch("torch.nn.init.trunc_normal_", lambda tensor, *_, **__: tensor):
+            yield
+    finally:
+        hook.remove()
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, keep: bool):
+        super().__init__()
+        self.operators: list[Operator] = []
+        self._keep, self._kept = keep, []  # without values tensors are kept, so that no two have the same `id`
+        self._writers: dict[int, int] = {}  # of a tensor, by its `id`
+        self._viewed: dict[int, int] = {}  # what a view is of
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        name, lists = operator._overloadpacket.__name__, [each for each in args if isinstance(each, (list, tuple))]
+        read, written = _tensors((args, kwargs)), _tensors(result)
+        at_once = name.startswith(("_foreach", "_fused"))
+        if any(each.alias_info and not each.alias_info.is_write for each in operator._schema.returns):
+            self._viewed |= {id(view): self._base(read[0]) for view in written}
+            self._kept += written if self._keep else []
+        elif at_once or (written and "empty" not in name and name not in ("_unsafe_view", "detach")):
+            written = written or _tensors(args[0])
+            weight = args[2 if name == "convolution_backward" else 1] if "convolution" in name else None
+            image = max((each for each in read if each.ndim == 4), key=torch.numel, default=None)
+            number = len(self.operators)
+            self.operators.append(
+                Operator(
+                    name,
+                    _flops(operator, args, kwargs or {}, result),
+                    tuple(self._numbered(read)),
+                    tuple((number, self._base(each), each.nbytes) for each in written),
+                    next((each.dtype for each in read if each.is_floating_point()), torch.float32),
+                    _kernels(lists) if at_once else len(written) if name == "convolution_backward" else 1,
+                    sum(each.nbytes for each in read[: _READ_TWICE.get(name, 0)]),
+                    not at_once and (torch.Tag.pointwise in operator.tags or name in _NEARLY_ELEMENTWISE),
+                    weight is not None and _groups(name, args) > 1,
+                    weight is not None
+                    and image is not None
+                    and not image.is_contiguous(memory_format=torch.channels_last),
+                )
+            )
+            self._writers |= {self._base(each): number for each in written}
+            self._kept += [*read, *written] if self._keep else []
+        return result
+
+    def _base(self, tensor: torch.Tensor) -> int:
+        return self._viewed.get(id(tensor), id(tensor))
+
+    def _numbered(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, int]]:
+        for tensor in tensors:
+            base = self._base(tensor)
+            yield self._writers.get(base, -1), base, tensor.nbytes
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _groups(name: str, args: Sequence) -> int:
+    return args[9 if name == "convolution_backward" else 8]
+
+
+def _flops(operator: object, args: Sequence, kwargs: dict, result: object) -> int:
+    """Return the operations of a call, by PyTorch's formulas.
+
+    Of a convolution's backward they would take groups of channels for all channels; it does the forward's operations
+    once for the gradient of the image, and once for that of the weight.
+    """
+    packet = operator._overloadpacket
+    if packet.__name__ == "convolution_backward":
+        gradient, image, weight = args[:3]
+        each = (image if args[7] else gradient).numel() * weight[0].numel()
+        return 2 * each * sum(map(bool, args[-1][:2]))
+    formula = flop_registry.get(packet)
+    return int(formula(*args, **kwargs, out_val=result)) if formula else 0
+
+
+def _kernels(lists: Sequence[Sequence]) -> int:
+    """Return how many kernels go through lists of tensors at once."""
+    lists = [each for each in lists if each and isinstance(each[0], torch.Tensor)]
+    blocks = sum(math.ceil(each.numel() / _BLOCK) for each in lists[0])
+    most = _TENSORS[min(len(lists), len(_TENSORS)) - 1]
+    return max(math.ceil(len(lists[0]) / most), math.ceil(blocks / _BLOCKS))
