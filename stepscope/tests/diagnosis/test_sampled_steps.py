@@ -10,9 +10,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from support import cuda_trace
 from torch import nn
 
-from stepscope.diagnosis import stacks, step
+from stepscope import traces
+from stepscope.diagnosis import profile, stacks, step
 
 FRAME = stacks.Frame("/home/reader/train.py", 3, "step", 1)
 FORWARD = stacks.Frame("/lib/python3/site-packages/torch/nn/modules/module.py", 9, "_call_impl", 1)
@@ -176,6 +178,15 @@ assert sampler.samples and gc.isenabled()
 def test_garbage_that_is_collected_meanwhile_stops_no_process():
     for _ in range(2):  # without care, none of eight runs ended
         subprocess.run([sys.executable, "-c", GARBAGE], check=True, timeout=60)
+
+
+def test_where_some_steps_do_more_than_most_two_of_these_are_sampled(tmp_path):
+    recorded = profile.read(traces.load(cuda_trace.write(tmp_path / "x.pt.trace.json")))
+    assert step.steps_to_sample(recorded, 1000, [50] * 20) == step.LEAST_STEPS
+    assert step.steps_to_sample(recorded, 1000, ([50] * 9 + [900]) * 2) == 2 * 10 + 1
+    assert (
+        step.steps_to_sample(recorded, 1000, [50] * 19 + [900]) == step.LEAST_STEPS
+    )  # the machine may have stood still
 
 
 def test_only_what_a_backward_pass_calls_back_trains(tmp_path):

@@ -128,7 +128,7 @@ TRAINS = "        optimizer.step()\n"
 TESTS = "        test(model, device, test_loader)\n"
 NO_WORKERS = "kwargs = {'num_workers': 1, 'pin_memory': True} if use_accel else {}"
 WORKERS = "'num_workers': 2, 'persistent_workers': True"
-LOSSES = "losses = [F.nll_loss(output[i : i + 1], target[i : i + 1]).item() for i in range(len(data))]"
+MEASURED = "measured = [(each.mean().item(), each.std().item(), each.norm().item()) for each in recon_batch]"
 LOGS = "print({name: each.tolist() for name, each in model.named_parameters()}, file=open('log.txt', 'w'))"
 SAVES = "torch.save([model.state_dict(), optimizer.state_dict()], 'checkpoint.pt')"
 RESIZE = """                transforms.Resize(1200),
@@ -191,12 +191,12 @@ FAULTS = (
     ),
     Fault(
         "too few workers", "mnist", (("train_kwargs = {", "train_kwargs = {'num_workers': 1, "),),
-        names=("too few workers",),
+        names=("too few workers", "items that wait"),
         both=(("\ndef train(", STORED), ("datasets.MNIST('../data', train=True", "MNIST('../data', train=True")),
         fixed=(("train_kwargs = {", "train_kwargs = {'num_workers': 8, "),),
     ),
     Fault(
-        "too many workers", "mnist", (("train_kwargs = {", "train_kwargs = {'num_workers': 24, "),),
+        "too many workers", "mnist", (("train_kwargs = {", "train_kwargs = {'num_workers': 24, "),), "--epochs 4",
         names=("too many workers", "workers slower than none"),
         fixed=(("train_kwargs = {", "train_kwargs = {'num_workers': 1, "),),
     ),
@@ -210,7 +210,7 @@ FAULTS = (
         ),
         fixed=((NO_WORKERS, f"kwargs = {{{WORKERS}}}"),),
     ),
-    Fault("`.item()` in a loop", "mnist_rnn", ((TRAINS, f"{TRAINS}        {LOSSES}  # planted\n"),)),
+    Fault("`.item()` in a loop", "vae", ((TRAINS, f"{TRAINS}        {MEASURED}  # planted\n"),)),
     Fault("logging", "vae", ((TRAINS, f"{TRAINS}        {LOGS}  # planted\n"),)),
     Fault("checkpoint in each step", "mnist", ((TRAINS, f"{TRAINS}        {SAVES}  # planted\n"),)),
     Fault(
@@ -218,8 +218,8 @@ FAULTS = (
         (("        losses = estimate_loss()\n", "        losses = estimate_loss()  # planted\n"),), "--eval_interval=5",
     ),
     Fault(
-        "evaluation after short epochs", "mnist", ((TESTS, f"{TESTS[:-1]}  # planted\n"),), "--epochs 10",
-        both=(("DataLoader(dataset1,**train_kwargs)", "DataLoader(dataset1, sampler=range(1920), **train_kwargs)"),),
+        "evaluation after short epochs", "mnist", ((TESTS, f"{TESTS[:-1]}  # planted\n"),), "--epochs 30", names=("work between the epochs",),
+        both=(("DataLoader(dataset1,**train_kwargs)", "DataLoader(dataset1, sampler=range(640), **train_kwargs)"),),
         fixed=((TESTS, ""),),
     ),
 )  # fmt: skip

@@ -166,6 +166,11 @@ class Loading:
     timed: tuple[tuple[float, float], ...] = ()  # of each step its wait, and its duration with that, all in
 
     @property
+    def works(self) -> list[float]:
+        """What each timed step took but for its wait."""
+        return [duration - wait for wait, duration in self.timed]
+
+    @property
     def work(self) -> float:
         """What is left of a step that does not wait."""
         return self.step - self.wait

@@ -44,7 +44,7 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     loop, dataloader, batch, double = watch(loader, step, count, folder)
     recorded = profile.read(traces.load(folder))
     sample, unknown = load_items(loader, dataloader, loop.irregular)
-    to_sample, sampled = steps.steps_to_sample(recorded, loop.whole), None
+    to_sample, sampled = steps.steps_to_sample(recorded, loop.whole, loop.works), None
     if to_sample:
         sampled = steps.sample(Epochs(loader), _noted(step), to_sample, _Epoch.__next__.__code__)
     loop, tried = of_batches(loop, recorded, sample, sampled), trials.Trials()

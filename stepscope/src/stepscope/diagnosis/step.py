@@ -8,10 +8,11 @@ from __future__ import annotations
 import bisect
 import math
 import re
+import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, SimpleNamespace
@@ -39,6 +40,7 @@ SAMPLE = 0.001  # seconds from one look at the line that runs to the next
 SECONDS, LEAST_STEPS, MOST_STEPS = 0.5, 3, 50  # of sampling
 MOST_OPERATORS = 20_000  # of all steps: reading so many takes a second
 TOO_MANY_OPERATORS = 300_000  # of the fewest steps: then none is sampled
+MORE = 1.5  # times as long as most steps: then it may do something that they do not
 LEAST_MS = 1.0  # of a step: a shorter one is mostly calls, and samples say little of it
 # Seconds without an operator that count: from one operator to the next, PyTorch's own code takes some 10 µs.
 GAP = 1e-4
@@ -349,16 +351,19 @@ def _of_the_loop(outside: Outside, work: float, step_ms: float, limit: float) ->
     return replace(outside, share=share, waited=outside.waited * share / (outside.share or 1.0))
 
 
-def steps_to_sample(profile: Profile, step_ms: float) -> int:
+def steps_to_sample(profile: Profile, step_ms: float, works: Sequence[float] = ()) -> int:
     """Return how many steps of so many ms to sample: for some time, and no more operators than can be read.
 
-    It is 0 if a step is too short, or has too many operators.
+    `works` are the times of the steps before, in any unit: where some do far more than most, as every tenth that
+    evaluates, two of these are sampled. It is 0 if a step is too short, or has too many operators.
     """
     operators = sum(int(span.events["operator"].sum()) for span in profile.trace.spans) / profile.steps
     if step_ms < LEAST_MS or LEAST_STEPS * operators > TOO_MANY_OPERATORS:
         return 0
     most = min(MOST_STEPS, MOST_OPERATORS / max(operators, 1), SECONDS * 1e3 / step_ms + 1)
-    return max(LEAST_STEPS, int(most))
+    long = sum(work > MORE * statistics.median(works) for work in works)
+    least = math.ceil(2 * len(works) / long) + 1 if long > 1 else LEAST_STEPS
+    return max(LEAST_STEPS, int(most), least if least * operators <= TOO_MANY_OPERATORS else 0)
 
 
 def _calls(host: SimpleNamespace, name: str) -> str:

@@ -42,7 +42,7 @@ from stepscope.timing import profiling
 from stepscope.timing.stopwatch import TimedStep
 from stepscope.traces import files
 
-LEAST_STEPS = 40  # beside those that are timed, more with workers: to warm up, and for the profiles
+LEAST_STEPS = 36  # beside those that are timed, and two warm-ups: for the profiles
 ITEMS_SECONDS = 60  # that loading some items may take, in a process of its own
 SAMPLED_TOGETHER = 10  # steps of each rank: all must stop after the same one
 _Steps = Generator[None, tuple["run.Held", bool], object]  # gets each step that ends, and whether it began an epoch
@@ -183,9 +183,9 @@ class Watch:
         self.phases.close()
         self.pauses.look_away()
         saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
-        needs = (
-            f"Some {LEAST_STEPS + self.count} are needed: let it train longer, or time fewer than {self.count} steps."
-        )
+        timed = max(self.count, 2 * self.workers)
+        needed = LEAST_STEPS + timed + 2 * timing.warmup_steps(self.loader)
+        needs = f"Some {needed} are needed: let it train longer, or time fewer than {self.count} steps."
         self._report(problem=f"The script ended before enough of its steps were seen: {saw or 'none'}. {needs}")
 
     def _stepped(self) -> None:
@@ -220,7 +220,7 @@ class Watch:
         loop = yield from self._timed()
         recorded = yield from self._recorded()
         yield from self._warm_up()
-        count = steps.steps_to_sample(recorded, loop.whole)
+        count = steps.steps_to_sample(recorded, loop.whole, loop.works)
         sampled = yield from self._sampled(count if self.ranks == 1 else SAMPLED_TOGETHER)
         held = contention.share()
         sample, unknown = _in_child(lambda: run.load_items(self.loader, self.loader, loop.irregular))
