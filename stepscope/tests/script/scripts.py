@@ -218,7 +218,7 @@ FAULTS = (
         (("        losses = estimate_loss()\n", "        losses = estimate_loss()  # planted\n"),), "--eval_interval=5",
     ),
     Fault(
-        "evaluation after short epochs", "mnist", ((TESTS, f"{TESTS[:-1]}  # planted\n"),), "--epochs 30", names=("work between the epochs",),
+        "evaluation after short epochs", "mnist", arguments="--epochs 30", names=("work between the epochs",),
         both=(("DataLoader(dataset1,**train_kwargs)", "DataLoader(dataset1, sampler=range(640), **train_kwargs)"),),
         fixed=((TESTS, ""),),
     ),
