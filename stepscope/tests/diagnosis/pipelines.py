@@ -499,7 +499,7 @@ HEALTHY = {
     "accumulation": lambda _: (in_memory(512), partial(accumulated, Training(mlp(512)))),
     "checkpointing": lambda _: (in_memory(16, (32, 128)), Training(checkpointed())),
     "dropout": lambda _: (in_memory(256), Training(nn.Sequential(nn.Dropout(), mlp(1024)))),
-    "workers_that_keep_up": lambda _: (shuffled(Data(seconds=0.001), **WORKERS), Training(mlp(2048))),
+    "workers_that_keep_up": lambda _: (shuffled(Data(seconds=0.02, every=32), **WORKERS), Training(mlp(6144))),
     "stream_from_a_worker": lambda _: (DataLoader(STREAM, 128, num_workers=1), Training(mlp(1024))),
 }
 for name, make in HEALTHY.items():
