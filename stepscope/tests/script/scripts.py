@@ -4,7 +4,7 @@
 
 The scripts are cloned from GitHub into FOLDER/sources, unless they are there; their data are drawn, and what they need
 is installed into FOLDER/site. The true gain of a fault is how much shorter a step is without it. With ``--traceml``
-each runs under TraceML, too, for two minutes at most.
+each with a fault runs under TraceML, too, for two minutes at most.
 """
 
 import argparse
@@ -325,7 +325,7 @@ def main() -> None:
         first = next((each for each in diagnosis["findings"] if each["gain"] >= WORTH), None)
         found = f"{first['name']} {first['gain']:.2f} {first['line'][:70]}" if first else "nothing"
         print(f"{name}: {diagnosis['verdict']}, {diagnosis['step_ms']:.1f} ms a step; {found}{more}", flush=True)
-        if options.traceml:
+        if options.traceml and more:
             print("   TraceML:", examination.told(path, arguments), flush=True)
 
     usual = {}
