@@ -3,8 +3,8 @@
     python stepscope/tests/script/scripts.py FOLDER [--only NAME …] [--traceml]
 
 The scripts are cloned from GitHub into FOLDER/sources, unless they are there; their data are drawn, and what they need
-is installed into FOLDER/site. The true gain of a fault is how much shorter a step is without it. With ``--traceml``
-each with a fault runs under TraceML, too, for two minutes at most.
+is installed into FOLDER/site-packages. The true gain of a fault is how much shorter a step is without it. With
+``--traceml`` each with a fault runs under TraceML, too, for two minutes at most.
 """
 
 import argparse
@@ -230,8 +230,8 @@ class Examination:
 
     def __init__(self, folder: Path):
         self.folder = folder.absolute()
-        self.environment = os.environ | {"PYTHONPATH": str(self.folder / "site"), "CUDA_VISIBLE_DEVICES": ""}
-        if not (self.folder / "site").exists():
+        self.environment = os.environ | {"PYTHONPATH": str(self.folder / "site-packages"), "CUDA_VISIBLE_DEVICES": ""}
+        if not (self.folder / "site-packages").exists():
             self._install()
 
     def _install(self) -> None:
@@ -239,7 +239,7 @@ class Examination:
         without = self.folder / "without.txt"
         without.write_text("\n".join(f'{name}; sys_platform == "never"' for name in OURS))
         uv = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--python", sys.executable]
-        subprocess.run([*uv, "--target", self.folder / "site", "--overrides", without, *NEEDED], check=True)
+        subprocess.run([*uv, "--target", self.folder / "site-packages", "--overrides", without, *NEEDED], check=True)
 
     def _source(self, repository: str) -> Path:
         clone = self.folder / "sources" / repository.replace("/", "+")
@@ -282,7 +282,14 @@ class Examination:
     def told(self, path: Path, arguments: list[str]) -> str:
         """Return what TraceML says of a script, of whose loop each step is marked as it asks for."""
         path.write_text(marked(path.read_text()))
-        command = [sys.executable, self.folder / "site" / "bin" / "traceml", "run", path.name, "--args", *arguments]
+        command = [
+            sys.executable,
+            self.folder / "site-packages" / "bin" / "traceml",
+            "run",
+            path.name,
+            "--args",
+            *arguments,
+        ]
         process = subprocess.Popen(
             command, cwd=path.parent, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
