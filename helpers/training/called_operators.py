@@ -18,10 +18,14 @@ from torch.utils.flop_counter import flop_registry
 # Of one kernel that goes through a list of tensors: elements of a block, most blocks, and most tensors by the number of
 # such lists (PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh)
 _BLOCK, _BLOCKS, _TENSORS = 65_536, 320, (110, 64, 48, 36, 30)
-_READ_TWICE = {"native_batch_norm": 1, "native_batch_norm_backward": 2}  # the first tensors, by operator
+_READ_TWICE = {  # the first tensors, by operator
+    "native_batch_norm": 1, "native_batch_norm_backward": 2, "cudnn_batch_norm": 1, "cudnn_batch_norm_backward": 2,
+}  # fmt: skip
+_CONVOLUTIONS = ("convolution", "convolution_backward")
 # Elementwise but for sums over a dimension: a compiler makes one kernel of it and of what is elementwise beside it
 _NEARLY_ELEMENTWISE = {
-    "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "_to_copy", "copy_", "mean",
+    "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "_to_copy", "copy_",
+    "cudnn_batch_norm", "cudnn_batch_norm_backward", "mean",
     "native_batch_norm", "native_batch_norm_backward", "native_dropout", "native_layer_norm",
     "native_layer_norm_backward", "sum",
 }  # fmt: skip
@@ -135,7 +139,7 @@ class _Recorder(TorchDispatchMode):
             self._kept += written if self._keep else []
         elif at_once or (written and "empty" not in name and name not in ("_unsafe_view", "detach")):
             written = written or _tensors(args[0])
-            weight = args[2 if name == "convolution_backward" else 1] if "convolution" in name else None
+            weight = args[2 if name == "convolution_backward" else 1] if name in _CONVOLUTIONS else None
             image = max((each for each in read if each.ndim == 4), key=torch.numel, default=None)
             number = len(self.operators)
             self.operators.append(

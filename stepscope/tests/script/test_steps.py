@@ -216,7 +216,7 @@ def test_what_a_pause_waits_for_a_core_is_not_taken_from_a_step(script):
     assert script.watch.held_at_most < 20
 
 
-def test_a_sampler_stops_to_look_after_so_many_samples():
+def test_a_sampler_looks_no_more_after_so_many_samples():
     interval = sys.getswitchinterval()
     with pauses.stacks.Sampler(0.001, most=3) as sampler:
         while sampler._thread.is_alive():

@@ -103,9 +103,8 @@ class Sampler:
     """Samples the thread that enters it, until that leaves it.
 
     What is outside of the functions whose codes are `within` has no frames, or counts to `rest`. After `most` samples
-    it stops to look. Afterwards `worked`
-    and `held` are the seconds for which the sampler itself worked, and for which others had the cores meanwhile: it may
-    have held the GIL then, and the thread that it samples waited for it.
+    it looks no more. Afterwards `worked` and `held` are the seconds for which the sampler itself worked, and for which
+    others had the cores meanwhile: it may have held the GIL then, and the thread that it samples waited for it.
     """
 
     def __init__(self, interval: float, *within: CodeType, rest: CodeType | None = None, most: float = math.inf):
