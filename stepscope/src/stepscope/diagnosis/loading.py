@@ -411,7 +411,8 @@ RULES = (
         lambda loading: loading.apart / loading.whole,
         lambda loading: (
             f"After an epoch of {counted(loading.epoch, 'step')} the script does something else for "
-            f"{milliseconds(loading.between)}, such as to evaluate or to save (mean of {counted(loading.pauses, 'pause')})"
+            f"{milliseconds(loading.between)}, such as to evaluate or to save "
+            f"(mean of {counted(loading.pauses, 'pause')})"
             f"{f', mostly at {loading.busy}' if loading.busy else ''}: {milliseconds(loading.apart)} a step on average."
         ),
         "# evaluate less often, or on a part of the images, in larger batches; save in a thread",
