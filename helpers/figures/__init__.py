@@ -7,7 +7,7 @@ alternative text.
 
 from helpers.figures.data_parallel import communication, rank_timeline, scaling
 from helpers.figures.drawing import Picture
-from helpers.figures.ladders import ladder, ratios, reference, waiting
+from helpers.figures.ladders import calculated, ladder, on_a_gpu, ratios, waiting
 from helpers.figures.networks import (
     accuracies,
     curves,
@@ -27,6 +27,7 @@ __all__ = [
     "access",
     "accuracies",
     "breakdown",
+    "calculated",
     "communication",
     "comparison",
     "curves",
@@ -40,10 +41,10 @@ __all__ = [
     "memory_formats",
     "monitored",
     "number_formats",
+    "on_a_gpu",
     "phases",
     "rank_timeline",
     "ratios",
-    "reference",
     "roofline",
     "run_ahead",
     "scaling",

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from helpers.figures.drawing import Picture, finish, legend, listed, make_room, panel, panels
-from helpers.figures.palette import BLUE, GREEN, GREY, NEUTRAL, VERMILION
+from helpers.figures.palette import BLUE, GREEN, GREY, NEUTRAL, ORANGE, PALE, SKY, VERMILION
 from helpers.figures.timings import stacked_bars
-from helpers.results import scoreboard
+from helpers.results import elsewhere, scoreboard
+from helpers.training.calculated import changes
 from stepscope.base.wording import counted, digits
 from stepscope.timing.comparison import FASTER, NOISY, SAME, SLOWER
 
@@ -44,8 +45,12 @@ def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
     rows[-1].set_xlabel(f"throughput in images per second{scales}")
     make_room(figure)
     words = (f"{result.rung}: {result.rate.mean:,.0f} {scoreboard.ratio_text(result)}".strip() for result in results)
-    source = "\n".join(scoreboard.provenance(results))
-    return finish(figure, f"Bars of images per second, one a rung. {'; '.join(words)}", source, "x")
+    source = scoreboard.provenance(results)
+    if any(result.for_another_device for result in results):
+        source.append(
+            "hatched: a change that is made for a GPU, measured on a CPU; its notebook has it calculated for one"
+        )
+    return finish(figure, f"Bars of images per second, one a rung. {'; '.join(words)}", "\n".join(source), "x")
 
 
 def waiting(results: Sequence[scoreboard.Result]) -> Picture:
@@ -63,26 +68,68 @@ def waiting(results: Sequence[scoreboard.Result]) -> Picture:
     return stacked_bars(table, "milliseconds of one training step", words, source, list(texts.values()))
 
 
-def reference(rung: str) -> Picture:
-    """Draw a rung, by the begin of its name such as ``"08"``, here and on the recorded machines: a bar a machine."""
-    machines = scoreboard.references(rung)
-    figure, axes = panel(8, 0.5 * len(machines) + 1.3)
-    _bars(axes, machines)
-    axes.set(xlabel="throughput in images per second", title=f"rung {rung}")
-    make_room(figure)
-    lines = [
-        f"{name}: {result.device}, {result.step}, {result.images_a_step:,} images a step, {result.data}"
-        for name, result in machines.items()
-    ]
-    words = listed({"Bars of images per second": {name: f"{each.rate.mean:,.0f}" for name, each in machines.items()}})
-    return finish(figure, words, "\n".join(lines), "x")
+def on_a_gpu() -> Picture:
+    """Draw what the rungs from 08 on do to ResNet-50 on an A100: calculated bars, and what others published as points.
+
+    It takes about 15 s to calculate.
+    """
+    rates = {}
+    for number in ("08", "09", "10", "11"):
+        for change, before, after, images in changes(number):
+            if images == 256:  # of photos
+                rates = rates or {"08 float32": images / before.step_ms * 1e3}
+                rates[f"{number} {change}"] = images / after.step_ms * 1e3
+    measured = elsewhere.published().loc["F12 A100"]
+    places = {measured.before: 1, measured.after: list(rates).index("10 TF32 to bfloat16")}
+    figure, axes = panel(8, 0.45 * len(rates) + 1.4)
+    bars = axes.barh(list(rates), list(rates.values()), color=PALE, edgecolor=BLUE, height=0.6, label="calculated")
+    axes.bar_label(bars, [f" {rate:,.0f}" for rate in rates.values()], fontsize=9)
+    axes.plot(list(places), list(places.values()), "D", color=VERMILION, label="published by NVIDIA")
+    axes.set(xlabel="ResNet-50 on an A100: images of 224 × 224 trained on in a second")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.invert_yaxis()
+    legend(figure, columns=2)
+    words = listed({"Bars of images per second, calculated": {name: f"{rate:,.0f}" for name, rate in rates.items()}})
+    words += f"; points, published: TF32 {measured.before:,.0f}, AMP with channels_last {measured.after:,.0f}"
+    return finish(figure, words, f"calculated from the data sheet; {measured.source}, {measured.versions}", "x")
+
+
+def calculated(table: pd.DataFrame) -> Picture:
+    """Draw what was calculated over what was published: a row a change, with a mark for each speed and for the gain.
+
+    `table` is that of `elsewhere.calculated_and_published`.
+    """
+    figure, axes = panel(8, 0.45 * len(table) + 1.6)
+    marks = {
+        "images/s before the change": ("before", "s", SKY),
+        "images/s after it": ("after", "o", BLUE),
+        "the gain, after over before": ("gain", "D", ORANGE),
+    }
+    for place, (label, (column, marker, colour)) in enumerate(marks.items()):
+        rows = np.arange(len(table)) + (place - 1) * 0.22
+        axes.plot(table[column], rows, marker, color=colour, label=label, markersize=7)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set(xscale="log", xlabel="calculated over published", xlim=(0.6, 1 / 0.6))
+    axes.set_xticks([0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.set_yticks(range(len(table)), table["change"])
+    axes.invert_yaxis()
+    legend(figure, columns=len(marks))
+    words = {
+        row.change: {"before": f"{row.before:.2f}", "after": f"{row.after:.2f}", "gain": f"{row.gain:.2f}"}
+        for row in table.itertuples()
+    }
+    return finish(figure, f"Marks of what was calculated over what was published. {listed(words)}", "", "x")
 
 
 def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:
     """Draw a bar for each result, under its name."""
     rates = [result.rate for result in results.values()]
     end = _LONGEST_INTERVAL * max((rate.mean for rate in rates), default=1)
-    axes.barh(list(results), [rate.mean for rate in rates], color=NEUTRAL, height=0.6)
+    bars = axes.barh(list(results), [rate.mean for rate in rates], color=NEUTRAL, height=0.6)
+    for bar, result in zip(bars, results.values(), strict=True):
+        bar.set(hatch="///" if result.for_another_device else None, edgecolor="white")
     for row, (result, rate) in enumerate(zip(results.values(), rates, strict=True)):
         text = f" {rate.mean:,.0f}/s, host waits {result.loading_share:.0%}"
         if result.device_idle is not None:

@@ -9,6 +9,7 @@
 ``README.md``        all of it, to read
 ``ladder.png``       the results as a figure
 ``waiting.png``      where the time of a step goes, in the first rungs
+``calculated.png``   what the later rungs do on a GPU, calculated; the same on every machine
 ``traces/``          a folder for each rung, with the trace that its notebook recorded first
 ==================== ====================================================================
 """
@@ -78,6 +79,7 @@ def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = 
     if results:
         figures.ladder(results).save(out / "ladder.png")
         figures.waiting(results).save(out / "waiting.png")
+        figures.on_a_gpu().save(out / "calculated.png")
     staging.write(out / "README.md", _page(out, results))
     return failed
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import pandas as pd
 import torch
 from filelock import FileLock
 
@@ -20,10 +19,13 @@ from stepscope import timing, traces
 from stepscope.base import machine, staging
 from stepscope.base.confidence import Interval
 from stepscope.base.wording import digits
-from stepscope.timing.comparison import NOISY, limits, outcome
+from stepscope.timing.comparison import NOISY, outcome
 
 REFERENCE = config.PROJECT / "data" / "reference"
 """Results of named machines, a folder each."""
+
+FOR_GPUS = ("09", "11")
+"""Numbers of the rungs whose change is made for a GPU: measured on a CPU, they say nothing of one."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Result:
     device_idle: float | None = None  #: share of the steps without a kernel, 0 to 1, by the trace; None without a GPU
     trace: str | None = None  #: folder of a trace of the same loader and step, below the folder of the runs
     processes: int = 1  #: that measured it
+
+    @property
+    def for_another_device(self) -> bool:
+        """Whether a change that is made for a GPU was measured without one."""
+        return self.device == "CPU" and self.rung[:2] in FOR_GPUS
 
     @property
     def images_a_step(self) -> int:
@@ -192,14 +199,9 @@ def latest(rung: str, path: Path | None = None) -> Result | None:
 
 
 def references(rung: str) -> dict[str, Result]:
-    """Return the latest result of a rung, such as ``"08"``, on this machine and on those of ``data/reference``.
-
-    If none of those has one, that is printed.
-    """
+    """Return the latest result of a rung, such as ``"08"``, on this machine and on those of ``data/reference``."""
     own = latest(rung)
     recorded = {board.parent.name: result for board, result in _recorded(rung)}
-    if not recorded:
-        print(f"No reference is recorded for rung {rung}: there is only your own machine to look at.")
     return ({"your machine": own} if own else {}) | recorded
 
 
@@ -207,26 +209,6 @@ def _recorded(rung: str) -> list[tuple[Path, Result]]:
     """Return the scoreboards of ``data/reference`` that have a rung, with its latest result."""
     results = [(board, latest(rung, board)) for board in sorted(REFERENCE.glob("*/scoreboard.jsonl"))]
     return [(board, result) for board, result in results if result]
-
-
-def reference(rung: str) -> pd.DataFrame:
-    """Return `references` as a table: a row a machine, in words."""
-    rows = {
-        name: {
-            "images/s": f"{result.rate.mean:,.0f}",
-            "ms a step": f"{result.step_ms:.1f}",
-            "images a step": f"{result.images_a_step:,}",
-            "host waits": f"{result.loading_share:.0%}",
-            "device idle": percent_or_dash(result.device_idle),
-            "ratio": f"{digits(result.ratio.mean)}×" if result.ratio else "–",
-            "its 95% interval": limits(result.ratio) if result.ratio else "–",
-            "to": against(result) if result.ratio else "–",
-            "a step": result.step,
-            "torch": result.torch,
-        }
-        for name, result in references(rung).items()
-    }
-    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def trace_folder(rung: str) -> Path:

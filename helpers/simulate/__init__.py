@@ -5,12 +5,13 @@ the scoreboard's line.
 """
 
 from helpers.simulate.simulated_device import SimulatedDevice, SimulatedRun
-from helpers.simulate.sleeping import SimulatedAccelerator, SleepingLayer, wait_until
+from helpers.simulate.sleeping import DEMANDS, SimulatedAccelerator, SleepingLayer, feeds, wait_until
 from helpers.simulate.slow_link import Link
 from helpers.simulate.slow_network import SlowNetwork
 from helpers.simulate.slow_storage import SHARED_FILE_SYSTEM, SlowStorage, SlowStore, far_away
 
 __all__ = [
+    "DEMANDS",
     "SHARED_FILE_SYSTEM",
     "Link",
     "SimulatedAccelerator",
@@ -21,5 +22,6 @@ __all__ = [
     "SlowStorage",
     "SlowStore",
     "far_away",
+    "feeds",
     "wait_until",
 ]

@@ -49,6 +49,8 @@ class SimulatedDevice:
         run. (The copy of the value itself is left out.)
     graph : bool
         One launch starts all kernels of a step, as the replay of a CUDA graph does.
+    how : str
+        How the times were obtained, in a word that stands in every name of the trace.
 
     Examples
     --------
@@ -64,6 +66,7 @@ class SimulatedDevice:
     streams: int = 1
     asks: bool = False
     graph: bool = False
+    how: str = "simulated"
 
     def __post_init__(self):
         times = [self.kernel_us, self.launch_us, self.copy_us, self.loading_us, *(us for _, us in self.work)]
@@ -81,7 +84,7 @@ class SimulatedDevice:
             counted(self.streams, "stream"),
             "the host asks for the loss" if self.asks else "",
         ]
-        return f"simulated device ({', '.join(filter(None, parts))})"
+        return f"{self.how} device ({', '.join(filter(None, parts))})"
 
     @property
     def work(self) -> list[tuple[str, float]]:
@@ -157,7 +160,7 @@ class SimulatedRun:
 
     def write_trace(self, folder: str | Path) -> Path:
         """Write the time lines as a trace for TensorBoard's profiler tab; see `simulated_trace.write`."""
-        return simulated_trace.write(self.spans, str(self.device), Path(folder))
+        return simulated_trace.write(self.spans, str(self.device), Path(folder), self.device.how)
 
 
 class _Lines:

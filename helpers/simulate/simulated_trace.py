@@ -1,4 +1,4 @@
-"""Writes simulated time lines as a trace, as PyTorch's profiler writes one of a GPU. All of it is named simulated."""
+"""Writes calculated time lines as a trace, as PyTorch's profiler writes one of a GPU. All of it is named as that."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from stepscope.base import staging
 if TYPE_CHECKING:
     import pandas as pd
 
-NAME = "simulated.pt.trace.json"
 PROCESS, THREAD, DEVICE = 1, 1, 0
 LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # the name by which readers of traces know it
 WITHIN = 0.3  # of a launch: where in its operator the runtime's call begins
 
 
-def write(spans: pd.DataFrame, title: str, folder: Path) -> Path:
+def write(spans: pd.DataFrame, title: str, folder: Path, how: str = "simulated") -> Path:
     """Write the spans of a `SimulatedRun` as a trace that `stepscope.traces` and TensorBoard read; return its folder.
 
     In it a launch is an operator with a call of the CUDA runtime inside, and an arrow to what it launched. With two
     streams and fewer than four kernels a step, readers take the last step for one that was cut off. The `folder` is of
-    this run alone; a simulated trace in it is replaced.
+    this run alone; such a trace in it is replaced. `how` the times were obtained is in every name.
     """
+    name = f"{how}.pt.trace.json"
     content = {
         "schemaVersion": 1,
-        "simulated": title,
-        "deviceProperties": [{"id": DEVICE, "name": "simulated device"}],
+        how: title,
+        "deviceProperties": [{"id": DEVICE, "name": f"{how} device"}],
         "displayTimeUnit": "ms",
-        "traceName": NAME,
-        "traceEvents": [*_names(spans), *_steps(spans), *_events(spans)],
+        "traceName": name,
+        "traceEvents": [*_names(spans, how), *_steps(spans), *_events(spans, how)],
     }
-    staging.write(folder / NAME, json.dumps(content).encode())
+    staging.write(folder / name, json.dumps(content).encode())
     return folder
 
 
-def _names(spans: pd.DataFrame) -> Iterator[dict]:
-    names = [("process_name", PROCESS, 0, "simulated host"), ("process_name", DEVICE, 0, "simulated device")]
-    names.append(("thread_name", PROCESS, THREAD, f"thread {THREAD} (simulated)"))
+def _names(spans: pd.DataFrame, how: str) -> Iterator[dict]:
+    names = [("process_name", PROCESS, 0, f"{how} host"), ("process_name", DEVICE, 0, f"{how} device")]
+    names.append(("thread_name", PROCESS, THREAD, f"thread {THREAD} ({how})"))
     streams = sorted({int(lane.split()[1]) for lane in spans["lane"] if lane != "host"})
-    names += [("thread_name", DEVICE, stream, f"stream {stream} (simulated)") for stream in streams]
+    names += [("thread_name", DEVICE, stream, f"stream {stream} ({how})") for stream in streams]
     for kind, process, thread, name in names:
         yield {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
 
@@ -52,11 +52,11 @@ def _steps(spans: pd.DataFrame) -> Iterator[dict]:
         yield _event("user_annotation", f"ProfilerStep#{step}", start, end)
 
 
-def _events(spans: pd.DataFrame) -> Iterator[dict]:
+def _events(spans: pd.DataFrame, how: str) -> Iterator[dict]:
     launched = spans[spans["lane"] != "host"].drop_duplicates("launch").set_index("launch")
     for span in spans.itertuples():
         if span.lane != "host":
-            yield from _on_device(span)
+            yield from _on_device(span, how)
         elif span.kind == "loading":
             yield _event("user_annotation", LOADING, span.start, span.end)
         elif span.kind == "wait":
@@ -64,24 +64,24 @@ def _events(spans: pd.DataFrame) -> Iterator[dict]:
                 yield _event("cpu_op", name, span.start, span.end)
             yield _event("cuda_runtime", "cudaStreamSynchronize", span.start, span.end)
         else:
-            yield from _launch(span, launched["kind"][span.launch])
+            yield from _launch(span, launched["kind"][span.launch], how)
 
 
-def _launch(span: tuple, kind: str) -> Iterator[dict]:
+def _launch(span: tuple, kind: str, how: str) -> Iterator[dict]:
     call = "cudaMemcpyAsync" if kind == "copy" else "cudaLaunchKernel"
     if span.name == "graph":
         call = "cudaGraphLaunch"
     begin = span.start + WITHIN * (span.end - span.start)
     numbers = {"External id": span.launch, "correlation": span.launch}
-    operator = "aten::copy_" if kind == "copy" else f"simulated::{span.name}"
+    operator = "aten::copy_" if kind == "copy" else f"{how}::{span.name}"
     yield _event("cpu_op", operator, span.start, span.end, **{"External id": span.launch})
     yield _event("cuda_runtime", call, begin, span.end, **numbers)
     yield _arrow("s", span.launch, begin, PROCESS, THREAD)
 
 
-def _on_device(span: tuple) -> Iterator[dict]:
+def _on_device(span: tuple, how: str) -> Iterator[dict]:
     stream = int(span.lane.split()[1])
-    category, name = "kernel", f"{span.name} (simulated)"
+    category, name = "kernel", f"{span.name} ({how})"
     if span.kind == "copy":
         category, name = "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"
     numbers = {"External id": span.launch, "correlation": span.launch}

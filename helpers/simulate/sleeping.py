@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -13,6 +14,20 @@ def wait_until(moment: float) -> None:
     """Sleep until ``time.perf_counter()`` reaches `moment` (seconds); no CPU time is used meanwhile."""
     while (left := moment - time.perf_counter()) > 0:
         time.sleep(left)
+
+
+#: Images a second that a GPU takes while it trains ResNet-50: the emulated accelerators of MLPerf Storage 1.0, which
+#: take a step of 400 images in 0.435 and in 0.224 s (github.com/mlcommons/storage, v1.0, storage-conf/workload).
+DEMANDS = {"A100": 400 / 0.435, "H100": 400 / 0.224}
+
+
+def feeds(images_per_second: float) -> str:
+    """Say how many GPUs, as in `DEMANDS`, a loader feeds, and how many such loaders feed one."""
+    parts = []
+    for gpu, demand in DEMANDS.items():
+        needed = math.ceil(demand / images_per_second)
+        parts.append(f"{images_per_second / demand:.2g} of an {gpu} (it takes {demand:,.0f}, so {needed} such loaders)")
+    return f"{images_per_second:,.0f} images/s feed, at the pace of ResNet-50, {' and '.join(parts)}."
 
 
 @dataclass(frozen=True)
@@ -29,12 +44,22 @@ class SimulatedAccelerator:
     full_at : int, optional
         Images that keep all its multiprocessors busy: fewer take as long, more take proportionally longer. By default a
         step takes as long whatever the batch.
+    gpu : str, optional
+        That whose demand it has; see `of`.
     """
 
     step_ms: float = 5.0
     full_at: int | None = None
+    gpu: str | None = None
+
+    @classmethod
+    def of(cls, gpu: str) -> SimulatedAccelerator:
+        """Return one that takes as many images a second as ``"A100"`` or ``"H100"`` at ResNet-50; see `DEMANDS`."""
+        return cls(1e3 / DEMANDS[gpu], full_at=1, gpu=gpu)
 
     def __str__(self) -> str:
+        if self.gpu:
+            return f"simulated accelerator (takes {DEMANDS[self.gpu]:,.0f} images/s, as an {self.gpu} at ResNet-50)"
         images = f" of up to {self.full_at} images" if self.full_at else ""
         return f"simulated accelerator ({self.step_ms:g} ms a step{images})"
 

@@ -148,11 +148,14 @@ PICTURES = {
     "rank_timeline": lambda: of_ranks(lambda ranks: figures.rank_timeline(ranks, source=SOURCE), loading={1: 50}),
     "scaling": lambda: figures.scaling(scaled(), SOURCE),
     "ratios": lambda: figures.ratios(of_a_class()),
+    "calculated": lambda: figures.calculated(
+        pd.DataFrame({"change": ["TF32", "bfloat16"], "before": [0.9, 1.1], "after": [1, 1.1], "gain": [1.1, 1.0]})
+    ),
     "utilization": lambda: figures.utilization_and_efficiency([(0, 6, 0.1), (7, 9, 1.0)]),
 }
 
 
-WITHOUT_A_SOURCE = "item_timeline memory memory_formats number_formats time_lines ratios utilization".split()
+WITHOUT_A_SOURCE = "item_timeline memory memory_formats number_formats time_lines ratios calculated utilization".split()
 
 
 @functools.cache
@@ -232,6 +235,7 @@ def test_a_ladder_has_a_panel_for_what_can_be_compared_and_its_words_end_within_
     assert [len(axes.patches) for axes in (first, second)] == [1, 2]
     assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("a step: a step", "a step: ResNet-50")
     assert "noisy" in second.texts[1].get_text() and "noisy" not in first.texts[0].get_text()
+    assert [bar.get_hatch() for bar in second.patches] == [None, None if torch.cuda.is_available() else "///"]
 
 
 def test_the_time_of_a_step_is_waiting_and_the_rest_in_the_rungs_of_the_first_panel(rungs):
@@ -244,13 +248,6 @@ def test_elements_are_drawn_where_they_lie_in_memory():
     for axes, neighbours in zip(figures.memory_formats(formats()).figure.axes, ("R\n0,1", "G\n0,0"), strict=True):
         words = {round(text.get_position()[0]): text.get_text() for text in axes.texts}
         assert len(words) == 24 and (words[0], words[1]) == ("R\n0,0", neighbours)
-
-
-def test_a_rung_is_drawn_beside_that_of_recorded_machines(rungs):
-    picture = figures.reference("03")
-    machines = [label.get_text() for label in picture.figure.axes[0].get_yticklabels()]
-    assert machines[0] == "your machine" and "cpu-2-cores" in machines
-    assert f"{rungs[0].images_a_step} images a step, CIFAR-10" in picture.alt
 
 
 def test_each_reader_of_a_class_is_a_mark_in_the_band_of_its_rung():

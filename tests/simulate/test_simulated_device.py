@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import asking
 
-from helpers.simulate import SimulatedDevice, simulated_trace
+from helpers.simulate import SimulatedDevice
 from stepscope import tensorboard, traces
 
 MICROSECONDS = st.integers(0, 100).map(float)
@@ -116,7 +116,7 @@ def test_readers_of_traces_find_what_was_calculated(tmp_path, device):
 
 def test_the_trace_has_arrows_from_launches_to_work_and_names_everything_simulated(tmp_path):
     DEVICE.run(3).write_trace(tmp_path)
-    content = json.loads((tmp_path / simulated_trace.NAME).read_text())
+    content = json.loads((tmp_path / "simulated.pt.trace.json").read_text())
     events = content["traceEvents"]
     arrows = {(event["id"], event["ts"]) for event in events if event["ph"] in "sf"}
     ends = {
@@ -125,7 +125,7 @@ def test_the_trace_has_arrows_from_launches_to_work_and_names_everything_simulat
         if event.get("cat") in ("cuda_runtime", "kernel", "gpu_memcpy") and "correlation" in event["args"]
     }
     assert arrows == ends and len(arrows) == 2 * 3 * 6
-    assert simulated_trace.NAME.startswith("simulated") and content["simulated"] == str(DEVICE)
+    assert content["simulated"] == str(DEVICE)
     names = [event["args"]["name"] for event in events if event["ph"] == "M"]
     names += [event["name"] for event in events if event.get("cat") == "kernel"]
     assert names and all("simulated" in name for name in names)

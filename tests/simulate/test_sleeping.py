@@ -14,6 +14,14 @@ def test_a_simulated_accelerator_takes_longer_only_for_more_images_than_fill_it(
     assert clock.worked == 0
 
 
+def test_one_that_is_as_a_gpu_takes_so_many_images_a_second_in_any_batch(monkeypatch):
+    clock, step = Clock(monkeypatch, simulate), simulate.SimulatedAccelerator.of("H100")
+    for images in (100, 300):
+        step(torch.zeros(images), None)
+    assert clock.now == pytest.approx(0.224)
+    assert str(step) == "simulated accelerator (takes 1,786 images/s, as an H100 at ResNet-50)"
+
+
 def test_a_sleeping_layer_sleeps_forward_and_backward_and_takes_no_cpu_time(monkeypatch):
     clock = Clock(monkeypatch, simulate)
     y = simulate.SleepingLayer(0.01, forward_ms=4, backward_ms=8)(torch.ones(3))

@@ -1,0 +1,50 @@
+"""A rung elsewhere: calculated and published figures beside those measured here, and held against each other."""
+
+import re
+import statistics
+
+import numpy as np
+import pytest
+
+from helpers import simulate
+from helpers.results import elsewhere
+
+
+def test_published_figures_have_all_that_makes_them_worth_citing():
+    rows = elsewhere.published()
+    assert rows.index.is_unique and len(rows) > 20
+    for column in ("change", "unit", "hardware", "settings", "versions", "source"):
+        assert rows[column].str.strip().all(), column
+    assert rows["url"].str.match(r"https://[\w.]+/\S+$").all()
+    assert rows["date"].astype(str).str.fullmatch(r"20\d\d(-\d\d)?").all()
+    assert {"01", "03", *(f"{number:02}" for number in range(5, 14))} <= set(" ".join(rows["notebooks"]).split())
+
+
+def test_a_gain_is_of_speed_whatever_the_unit():
+    gains = elsewhere.published()["gain"]
+    assert gains["F11 ResNet-50"] == pytest.approx(1218.01 / 826.06)
+    assert gains["F10"] == pytest.approx(0.258 / 0.198)  # seconds
+    assert gains["F22 HDF5, 1 worker"] < 1 and gains["F2 16 workers"] < 1  # what did not pay
+
+
+def test_each_figure_of_a_rung_is_named_by_how_it_was_obtained(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
+    page = elsewhere.show("09").to_html()
+    kinds = re.findall(r">(calculated|measured here|recorded|published)<", page)
+    assert kinds[0] == "calculated" and kinds.count("recorded") == 1 and kinds.count("published") == 5
+    assert "decided by memory" in page and 'href="https://github.com/huggingface/pytorch-image-models' in page
+    assert page.index("ViT") < page.index("ResNet-18") < page.index("1.47×")  # the smallest gain first
+
+
+@pytest.mark.slow
+def test_what_is_calculated_is_near_what_others_measured():
+    table = elsewhere.calculated_and_published()
+    speeds = np.exp(abs(np.log(table[["before", "after"]].to_numpy()))).ravel()
+    gains = np.exp(abs(np.log(table["gain"])))
+    assert statistics.median(speeds) < 1.10 and max(speeds) < 4 / 3, table
+    assert statistics.median(gains) < 1.05 and max(gains) < 1.15, table
+
+
+def test_a_loader_is_compared_with_what_a_gpu_takes():
+    said = simulate.feeds(460)
+    assert "0.5 of an A100 (it takes 920, so 2 such loaders)" in said and "an H100 (it takes 1,786, so 4" in said
