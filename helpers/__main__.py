@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     option = command(_prepare, "get the images, or check those that are there")
     option("--verify", action="store_true", help="then also read every byte of them")
     option = command(_run, "execute all notebooks and write them as HTML pages")
+    option("--core", action="store_true", help="only the core of each, without what goes further")
     option("--record-times", action="store_true", help="store how long they took, for the estimate of check")
     option = command(_site, "build the course as web pages; execute the notebooks that have no outputs")
     option("--out", metavar="DIR", type=Path, help="folder of the site (default: site); an earlier site is replaced")
@@ -94,8 +95,8 @@ def _run(options: argparse.Namespace) -> int:
     from helpers.lessons import execute
 
     data = cifar10.prepare()
-    seconds = execute.run(images=data.source)
-    if options.record_times:
+    seconds = execute.run(images=data.source, core=options.core)
+    if options.record_times and not options.core:
         execute.record_times(seconds, data.source)
     return 0
 

@@ -37,6 +37,7 @@ from stepscope.base import machine, staging
 NOTEBOOKS = config.PROJECT / "notebooks"
 RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
 FIRST_COMPUTING = "08"  # the notebooks before it load, those from it on compute
+FURTHER = "## Going further"  # the heading behind which a notebook's core has ended
 
 # The page must open without internet: nothing of it comes from elsewhere.
 OFFLINE = """{% extends 'lab/index.html.j2' %}
@@ -56,8 +57,10 @@ class NotebookFailed(RuntimeError):
     """A cell of a notebook raised an error, or its kernel died."""
 
 
-def run(notebooks: Sequence[Path] | None = None, images: str | None = None) -> dict[str, float]:
+def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core: bool = False) -> dict[str, float]:
     """Execute notebooks in order, by default all, each in a kernel of its own; print the ladder, return the seconds.
+
+    With `core` only the core of each; how long that took is not kept, since the estimates are of whole notebooks.
 
     Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails; beside the page of one
     that does not fail, the notebook is kept with its outputs, and with what they were measured on, for the site:
@@ -70,11 +73,12 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None) -> d
     """
     notebooks = all_notebooks() if notebooks is None else notebooks
     folder = pages()
-    print(f"Preset {config.preset().name}: {len(notebooks)} notebooks. Pages go to {folder}.", flush=True)
+    what = "cores of notebooks" if core else "notebooks"
+    print(f"Preset {config.preset().name}: {len(notebooks)} {what}. Pages go to {folder}.", flush=True)
     seconds = {}
     for notebook in notebooks:
         start = time.perf_counter()
-        executed = execute(notebook, folder / f"{notebook.stem}.html")
+        executed = execute(notebook, folder / f"{notebook.stem}.html", core)
         seconds[notebook.stem] = round(time.perf_counter() - start, 1)
         executed.metadata["course"] = {
             "machine": config.describe(),
@@ -84,16 +88,18 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None) -> d
             "date": datetime.date.today().isoformat(),
         }
         staging.write(folder / notebook.name, nbformat.writes(executed))
-        own = _own()
-        own.setdefault(config.preset().name, {}).update(seconds)
-        staging.write(own_times(), json.dumps(own, indent=2) + "\n")
+        if not core:
+            own = _own()
+            own.setdefault(config.preset().name, {}).update(seconds)
+            staging.write(own_times(), json.dumps(own, indent=2) + "\n")
     print(f"\n{scoreboard.ladder_text()}")
     return seconds
 
 
-def execute(notebook: Path, page: Path) -> nbformat.NotebookNode:
+def execute(notebook: Path, page: Path, core: bool = False) -> nbformat.NotebookNode:
     """Execute one notebook, write it to `page`, with a progress bar over its cells, and return it with its outputs.
 
+    With `core` neither executes nor writes what goes further.
     What its kernel writes to the terminal goes into a file beside the page, with the ending ``log``. TensorBoard ends
     with the kernel: where the notebook embeds it, a note takes its place.
 
@@ -103,6 +109,8 @@ def execute(notebook: Path, page: Path) -> nbformat.NotebookNode:
         If a cell raises an error or its kernel dies; the page is written all the same, up to that cell.
     """
     content = nbformat.read(notebook, as_version=4)
+    if core:
+        content.cells = content.cells[: core_cells(content)]
     page.parent.mkdir(parents=True, exist_ok=True)
     cells = sum(cell.cell_type == "code" for cell in content.cells)
     bar = tqdm(total=cells, desc=notebook.stem, unit="cell", file=sys.stdout)
@@ -132,6 +140,12 @@ def execute(notebook: Path, page: Path) -> nbformat.NotebookNode:
             exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.j2": OFFLINE})], template_file="offline.j2")
             staging.write(page, exporter.from_notebook_node(content, {"metadata": {"name": page.stem}})[0])
     return content
+
+
+def core_cells(notebook: nbformat.NotebookNode) -> int:
+    """Return how many cells the core of a notebook has: those before `FURTHER`."""
+    further = (place for place, cell in enumerate(notebook.cells) if cell.source.startswith(FURTHER))
+    return next(further, len(notebook.cells))
 
 
 def all_notebooks() -> list[Path]:

@@ -47,6 +47,18 @@ def test_notebooks_are_executed_in_order_by_this_interpreter_and_written_as_page
     assert json.loads(execute.own_times().read_text())["ci"].keys() == {"00-a", "01-b"}  # for the estimate
 
 
+def test_only_the_core_is_executed_if_asked_for(tmp_path, own_runs):
+    path = notebook(tmp_path / "00-a.ipynb", "print(1)", "1 / 0")
+    content = nbformat.read(path, as_version=4)
+    content.cells.insert(1, nbformat.v4.new_markdown_cell(f"{execute.FURTHER}\n\nDivided."))
+    nbformat.write(content, path)
+    execute.run([path], core=True)
+    assert "Divided" not in (own_runs / "html" / "00-a.html").read_text()
+    assert not execute.own_times().exists()  # it would be taken for the time of the whole
+    with pytest.raises(execute.NotebookFailed):
+        execute.run([path])
+
+
 def test_an_executed_notebook_is_kept_beside_its_page_with_what_it_was_measured_on(tmp_path, own_runs):
     frame = "<iframe src=http://127.0.0.1:1/></iframe>"
     path = notebook(tmp_path / "00-a.ipynb", "print(40 + 2)", f"import IPython; IPython.display.HTML({frame!r})")
