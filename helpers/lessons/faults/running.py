@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from helpers import config, simulate
+from helpers import config, simulate, training
 from helpers.lessons.faults.catalogue import EPOCH_STEPS, FAULTS, WORKERS
 from stepscope import timing
 
@@ -163,6 +163,9 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
     calls = Counter()
     for mark in set() if simulated else {fault.mark for fault in FAULTS}:
         _count(mark, calls)
+    if not simulated:  # its losses are compared: on a GPU, too, a repetition may differ by nothing else than rounding
+        training.set_tf32(False)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.set_num_threads(1)  # on two busy cores a step of the script's network takes half as long as with two
     start, script, printed = time.time(), _load(path), io.StringIO()
     make_loader, make_model, train_step = script.make_loader, script.make_model, script.train_step
