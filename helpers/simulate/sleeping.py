@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from stepscope.base.wording import counted
+
 
 def wait_until(moment: float) -> None:
     """Sleep until ``time.perf_counter()`` reaches `moment` (seconds); no CPU time is used meanwhile."""
@@ -25,8 +27,9 @@ def feeds(images_per_second: float) -> str:
     """Say how many GPUs, as in `DEMANDS`, a loader feeds, and how many such loaders feed one."""
     parts = []
     for gpu, demand in DEMANDS.items():
-        needed = math.ceil(demand / images_per_second)
-        parts.append(f"{images_per_second / demand:.2g} of an {gpu} (it takes {demand:,.0f}, so {needed} such loaders)")
+        fed, loaders = images_per_second / demand, counted(math.ceil(demand / images_per_second), "such loader")
+        share = f"{fed:.2g}" if fed < 10 else f"{fed:,.0f}"
+        parts.append(f"{share} of an {gpu} (it takes {demand:,.0f}, so {loaders})")
     return f"{images_per_second:,.0f} images/s feed, at the pace of ResNet-50, {' and '.join(parts)}."
 
 
