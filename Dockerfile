@@ -6,7 +6,7 @@
 # Its steps ran as they are in a bare Debian 12 (a chroot), and hadolint has no findings. Docker has not built it yet.
 FROM python:3.11-slim-bookworm
 
-# make for the Makefile, g++ for torch.compile in notebook 11, Git for your own changes. Their versions are Debian's.
+# make for the Makefile, g++ for torch.compile in notebook 12, Git for your own changes. Their versions are Debian's.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ git make \

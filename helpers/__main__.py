@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     option = command(_tour, "record the trace that the guided tour in notebook 01 goes through")
     option("--out", metavar="DIR", required=True, help="folder to write; an earlier tour is replaced")
     command(_ladder, "print the results so far")
-    option = command(_exercise, "write a training script with six faults, as in notebook 14")
+    option = command(_exercise, "write a training script with six faults, as in notebook 18")
     option("--seed", type=int, required=True, help="any number; each stands for other faults")
     groups = "a script for each group of a class, of other faults; 1 to 99 groups"
     option("--groups", type=int, choices=range(1, 100), metavar="N", help=groups)

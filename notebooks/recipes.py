@@ -9,6 +9,7 @@ import random
 import statistics
 import tempfile
 import time
+import zipfile
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from PIL import Image, ImageOps
 from torch import nn
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
 
 # 00 · Start here: how many items a second a dataset gives, in one process and without a network
 
@@ -178,12 +180,10 @@ def batches_on_device(images, labels, batch):  # an epoch
         yield images.index_select(0, chosen), labels[chosen]  # as images[chosen]; on a CPU faster
 
 
-# 08 · ResNet-50: nobody asks for a value while the loop runs, and a GPU may round products to TF32
+# 08 · Host and device: nobody asks for a value while the loop runs
 
 
 def train(loader, step, device):
-    torch.set_float32_matmul_precision("high")  # TF32 where the GPU has it; "highest": not
-    torch.backends.cudnn.allow_tf32 = True
     losses = []
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -191,7 +191,16 @@ def train(loader, step, device):
     return torch.stack(losses).mean().item()  # here the host waits, once
 
 
-# 09 · channels_last: the weights once, the images of each batch
+# 09 · ResNet-50: the operations a second that a step achieves
+
+
+def tflops(step, images, labels, step_ms):  # over the peak in the data sheet: the MFU
+    with FlopCounterMode(display=False) as counter:
+        step(images, labels)
+    return counter.get_total_flops() / step_ms / 1e9
+
+
+# 10 · channels_last: the weights once, the images of each batch
 
 
 def channels_last(model, step):  # the images are on the device already
@@ -199,7 +208,7 @@ def channels_last(model, step):  # the images are on the device already
     return lambda images, labels: step(images.contiguous(memory_format=torch.channels_last), labels)
 
 
-# 10 · Mixed precision: bfloat16 needs no scaler; float16 does, and with it unscale gradients before you clip them
+# 11 · Mixed precision: bfloat16 needs no scaler; float16 does, and with it unscale gradients before you clip them
 
 
 def mixed_step(model, optimizer, scaler, images, labels):  # scaler: torch.amp.GradScaler(enabled=False)
@@ -222,7 +231,7 @@ def fastest(calls, rounds=3):  # by name: such as steps in float32 and bfloat16,
     return min(times, key=lambda name: statistics.geometric_mean(times[name]))
 
 
-# 11 · Fewer launches: one kernel for all weights, and kernels that do the work of several
+# 12 · Fewer launches: one kernel for all weights, and kernels that do the work of several
 
 
 def with_fewer_launches(model, lr):
@@ -230,7 +239,7 @@ def with_fewer_launches(model, lr):
     return torch.compile(model), optimizer  # the first step compiles: it can take a minute
 
 
-# 12 · Shards and streams: requests that run ahead, the order of an epoch, and its division among ranks
+# 14 · Requests and shards: requests that run ahead
 
 
 def results_ahead(requests, threads=16):  # calls functions in threads, and gives their results in order
@@ -242,6 +251,9 @@ def results_ahead(requests, threads=16):  # calls functions in threads, and give
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+# 15 · Order and resume: the order of an epoch, and its division among ranks
 
 
 def epoch_order(sizes, seed, epoch, buffer=1_000):  # sizes: how many samples each piece of the data has
@@ -256,7 +268,7 @@ def batches_of_rank(order, batch, rank=0, world=1, done=0):  # done: samples tha
         yield order[start + rank * batch :][:batch]
 
 
-# 13 · Scale out: what a script needs that torchrun starts, and how much of the communication is exposed
+# 16 · Data parallel: what a script needs that torchrun starts, and how much of the communication is exposed
 
 
 def distributed(model):  # in each process that torchrun starts
@@ -274,6 +286,22 @@ def exposed_ms(model, step, rounds=3):  # of communication, in a step. Then thro
         with model.no_sync():  # forward and backward in here leave the all-reduce out
             times.append(with_all_reduce - milliseconds(step))
     return statistics.median(times)
+
+
+# 17 · Stragglers and failures: a checkpoint that is whole, or refused
+
+
+def save_whole(path, state):  # whole, or still the one before
+    with path.with_suffix(".new").open("wb") as file:
+        torch.save(state, file)  # a zip file, with a checksum of each part
+        file.flush()
+        os.fsync(file.fileno())  # on the disk, before it takes the old one's place
+    path.with_suffix(".new").replace(path)
+
+
+def load_whole(path):
+    assert zipfile.ZipFile(path).testzip() is None, f"{path} is damaged: take an older one"
+    return torch.load(path, weights_only=True)
 
 
 # All of them, on noise
@@ -322,6 +350,9 @@ def main():
         steps = {"compiled": compiled, "as it is": model}
         steps = {name: lambda each=each: train_step(each, optimizer, images, labels) for name, each in steps.items()}
         print(f"faster: {fastest(steps)}")
+        print(f"{tflops(step, images, labels, milliseconds(lambda: step(images, labels))):.2g} TFLOP/s in products")
+        save_whole(folder / "checkpoint.pt", model.state_dict())
+        print(f"{len(load_whole(folder / 'checkpoint.pt'))} tensors in a checkpoint")
 
         alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
         os.environ |= {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in alone.items()}  # as torchrun

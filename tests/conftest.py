@@ -43,8 +43,8 @@ def any_images(tmp_path_factory):
     return prepared(tmp_path_factory, REAL_IMAGES if REAL_IMAGES.exists() else None)
 
 
-# 13 starts eleven jobs of several processes, each of which imports PyTorch: it takes as long as five others
-EXECUTED = [pytest.param(path, marks=pytest.mark.slow) if path.stem[:2] == "13" else path for path in NOTEBOOKS]
+# These start many jobs of several processes, each of which imports PyTorch
+EXECUTED = [pytest.param(path, marks=pytest.mark.slow) if path.stem[:2] in ("16", "17") else path for path in NOTEBOOKS]
 
 
 @pytest.fixture(scope="session", params=EXECUTED, ids=lambda path: path.stem)

@@ -46,7 +46,7 @@ PAIRS = {
         "05 photos as they are",
         "05 photos resized ahead",
     ),
-    "A real network. Does anything wait for data? What is there to gain?": ("08 ResNet-50", "10 mixed precision"),
+    "A real network. Does anything wait for data? What is there to gain?": ("09 ResNet-50", "11 mixed precision"),
 }
 
 
@@ -97,10 +97,12 @@ def _slides() -> Iterator[Slide]:
     yield "Six steps of the guided tour", said, breakdown({"tour": traces.breakdown(tour.FOLDER)}, recorded)
     yield from _concepts()
     yield from _simulated()
-    troubled = {name: config.runs_dir() / "13-scale-out" / name for name in ("even", "straggler", "buffers")}
+    troubled = {
+        name: config.runs_dir() / "17-stragglers-and-failures" / name for name in ("even", "straggler", "buffers")
+    }
     troubled = {name: traces.communication(path) for name, path in troubled.items() if path.is_dir()}
     if troubled:
-        said = "Your own run of 13. Which rank is late with a straggler? The one that does not wait."
+        said = "Your own run of 17. Which rank is late with a straggler? The one that does not wait."
         yield "Who waits for whom", said, communication(troubled, "sleeping layers, simulated network, this machine")
 
 
@@ -139,7 +141,7 @@ def _concepts() -> Iterator[Slide]:
 
 
 def _simulated() -> Iterator[Slide]:
-    """Give the time lines of notebooks 08 and 11, and a prediction for 13: all of it calculated."""
+    """Give the time lines of notebooks 08 and 12, and a prediction for 16: all of it calculated."""
 
     def run(steps: int = 100, **dials) -> simulate.SimulatedRun:
         return simulate.SimulatedDevice(**({"kernels": 8, "launch_us": 10} | dials)).run(steps)

@@ -18,15 +18,13 @@ TOPICS = {
     "04-normalize-on-device": ["normalization on the device"],
     "05-preprocess-ahead": ["preprocessing ahead of time"],
     "06-packed-formats": ["packed formats", "loading whole batches", "loading without workers"],
-    "08-resnet50-baseline": ["fewer synchronizations"],
-    "09-channels-last": ["channels-last memory format"],
-    "10-mixed-precision": ["mixed precision"],
-    "11-fewer-launches": ["fewer launches", "fewer copies", "less work between launches"],
-    "13-scale-out": [
-        "overlapping communication with computation", "less communication", "gradient buckets", "stragglers",
-        "buffers of a distributed model", "uneven inputs",
-    ],
-    "14-your-own-code": ["work between the operators", "number of threads", "debugging settings"],
+    "08-host-and-device": ["fewer synchronizations"],
+    "10-channels-last": ["channels-last memory format"],
+    "11-mixed-precision": ["mixed precision"],
+    "12-fewer-launches": ["fewer launches", "fewer copies", "less work between launches"],
+    "16-data-parallel": ["overlapping communication with computation", "less communication", "gradient buckets"],
+    "17-stragglers-and-failures": ["stragglers", "buffers of a distributed model", "uneven inputs"],
+    "18-your-own-code": ["work between the operators", "number of threads", "debugging settings"],
 }  # fmt: skip
 
 

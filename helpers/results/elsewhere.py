@@ -23,7 +23,7 @@ _TIMES = ("s", "ms")  # units of which less is better
 
 
 def show(rung: str) -> Styler:
-    """Return what is known of a rung, such as ``"09"``, as one table: a row a figure, named by how it was obtained.
+    """Return what is known of a rung, such as ``"10"``, as one table: a row a figure, named by how it was obtained.
 
     Without a GPU what is calculated for one comes first.
     """
@@ -87,7 +87,7 @@ def _number(value: float) -> str:
 
 
 def published(number: str | None = None) -> pd.DataFrame:
-    """Return the published figures of a notebook, such as ``"09"``, or all, by their ids.
+    """Return the published figures of a notebook, such as ``"10"``, or all, by their ids.
 
     Columns as in the file, and ``gain``: how many times as fast it was after the change.
     """

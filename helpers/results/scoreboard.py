@@ -24,7 +24,7 @@ from stepscope.timing.comparison import NOISY, outcome
 REFERENCE = config.PROJECT / "data" / "reference"
 """Results of named machines, a folder each."""
 
-FOR_GPUS = ("09", "11")
+FOR_GPUS = ("10", "12")
 """Numbers of the rungs whose change is made for a GPU: measured on a CPU, they say nothing of one."""
 
 
@@ -199,7 +199,7 @@ def latest(rung: str, path: Path | None = None) -> Result | None:
 
 
 def references(rung: str) -> dict[str, Result]:
-    """Return the latest result of a rung, such as ``"08"``, on this machine and on those of ``data/reference``."""
+    """Return the latest result of a rung, such as ``"09"``, on this machine and on those of ``data/reference``."""
     own = latest(rung)
     recorded = {board.parent.name: result for board, result in _recorded(rung)}
     return ({"your machine": own} if own else {}) | recorded
@@ -217,7 +217,7 @@ def trace_folder(rung: str) -> Path:
 
 
 def borrow_traces(rung: str, folder: Path) -> dict[str, Path]:
-    """Put the traces that GPUs recorded of a rung, such as ``"08"``, beside those in `folder`, if you have no GPU.
+    """Put the traces that GPUs recorded of a rung, such as ``"09"``, beside those in `folder`, if you have no GPU.
 
     TensorBoard then shows both. Prints a line for each, and returns its folder by the name of the machine.
     """

@@ -263,24 +263,24 @@ def training_step(
 
 
 def changes(rung: str, gpu: str = "A100") -> Iterator[tuple[str, Calculated, Calculated, int]]:
-    """Calculate what the changes of a rung, ``"08"`` to ``"11"``, do to a training step of ResNet-50 on photos.
+    """Calculate what the changes of a rung, ``"09"`` to ``"12"``, do to a training step of ResNet-50 on photos.
 
     Yields the change in words, the step before and after it, and its images. Each rung keeps the changes of those
     before it. Other rungs have none.
     """
-    photos = {"channels_last": rung != "08", "autocast": torch.bfloat16 if rung == "11" else None}
-    if rung == "08":
+    photos = {"channels_last": rung != "09", "autocast": torch.bfloat16 if rung == "12" else None}
+    if rung == "09":
         float32 = record_without_computing(training_step())
         yield "TF32", calculate(float32, gpu, tf32=False), calculate(float32, gpu), 256
-    elif rung == "09":
+    elif rung == "10":
         contiguous, last = (record_without_computing(training_step(channels_last=last)) for last in (False, True))
         yield "channels_last, with TF32", calculate(contiguous, gpu), calculate(last, gpu), 256
-    elif rung == "10":
+    elif rung == "11":
         usual, mixed = (
             record_without_computing(training_step(**photos | {"autocast": dtype})) for dtype in (None, torch.bfloat16)
         )
         yield "TF32 to bfloat16", calculate(usual, gpu), calculate(mixed, gpu), 256
-    elif rung == "11":
+    elif rung == "12":
         foreach, fused_ = (
             record_without_computing(training_step(**photos, **option)) for option in ({}, {"fused": True})
         )

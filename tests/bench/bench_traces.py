@@ -1,6 +1,6 @@
 """Time and memory from a trace file to tables: ``python -m tests.bench.bench_traces``. Two minutes on two cores.
 
-First the tables that notebook 11 makes of its traces, with the traces that `stepscope.traces` keeps and without. Then
+First the tables that notebook 12 makes of its traces, with the traces that `stepscope.traces` keeps and without. Then
 `traces.breakdown` and `traces.top_operators` of larger traces, plain and packed. All ways are timed interleaved.
 """
 
@@ -92,7 +92,7 @@ def compare(ways: dict[str, list[Callable[[], object]]]) -> None:
 
 
 def of_notebook_11(folder: Path) -> None:
-    """Compare the tables of ten traces as notebook 11 has them, and all kinds of its tables of one trace."""
+    """Compare the tables of ten traces as notebook 12 has them, and all kinds of its tables of one trace."""
     paths = [folder / str(number) for number in range(10)]
     for path in paths:
         path.mkdir()

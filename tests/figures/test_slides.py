@@ -51,7 +51,7 @@ def test_ones_own_ladder_is_among_them_once_there_is_one(runs):
     board = scoreboard.REFERENCE / "cpu-2-cores" / "scoreboard.jsonl"
     (runs / "scoreboard.jsonl").write_bytes(board.read_bytes())
     titles = [title for title, *_ in slides._ladders("measured on this machine", scoreboard.ladder())]
-    assert "The ladder, 08 to 11, measured on this machine" in titles
+    assert "The ladder, 09 to 12, measured on this machine" in titles
     # a rung that nothing is compared with needs no slide
     (runs / "scoreboard.jsonl").write_text(board.read_text().splitlines()[0] + "\n")
     assert list(slides._ladders("measured on this machine", scoreboard.ladder())) == []

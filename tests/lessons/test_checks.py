@@ -98,13 +98,13 @@ WRONG = {
             "batches = iter(loader)\n    started = start_copy(next(batches))\n    for batch in batches:"),
             "no batch left"),
     ],
-    "09": [
+    "10": [
         ("not seen as before", (".permute(0, 3, 1, 2)", ""), r"found \(2, 4, 5, 6\)"),
         ("contiguous", ("permute(0, 3, 1, 2)", "permute(0, 3, 1, 2).contiguous()"), r"found \(120, 20, 5, 1\)"),
         ("there and back", ("images.permute", "images.contiguous().permute"), "aten::clone"),
         ("not scaled", ("weight.shape, weight, bias)", "weight.shape)"), "left out"),
     ],
-    "10": [
+    "11": [
         ("clipped too early", ("    scaler.unscale_(optimizer)\n", ""), "scaler's factor"),
         ("sum of the means", (" * len(labels) / whole", ""), "mean over all its images"),
         ("mean of the means", ("len(labels) / whole", "1 / len(parts)"), "counts less"),
@@ -112,27 +112,27 @@ WRONG = {
         ("no update", ("    scaler.update()", ""), "update"),
         ("not in bfloat16", ("torch.bfloat16)", "torch.bfloat16, enabled=False)"), "give bfloat16"),
     ],
-    "11": [
+    "12": [
         ("three calls", ("return result.split([layer.out_features for layer in layers], dim=-1)",
             "return [layer(x) for layer in layers]"), "found 4"),
         ("no bias", ("(x, weight, bias)", "(x, weight)"), "without the bias"),
         ("copies of the weights", ("layer.weight for", "layer.weight.detach() for"), "no gradient"),
         ("another order", ("query, key, value\n", "key, query, value\n"), "layer 2"),
     ],
-    "12": [
+    "15": [
         ("as far as each rank gets", ("total - step + rank * batch + 1", "total - batch + 1"), "batches on each rank"),
         ("from the beginning", ("range(done + rank", "range(rank"), "done already"),
         ("each worker has all", ("[worker::workers]", ""), "came before"),
         ("the rest, too", ("total - step + rank * batch + 1", "total + rank * batch"), "nothing more"),
     ],
-    "13": [
+    "16": [
         ("the sum", (" / torch.distributed.get_world_size()", ""), "found the sum"),
         ("waits in the hook", (START, "self.all_reduce(flat).wait()"), r"future's wait\(\)"),
         ("after backward", (FULL, "pass"), "as soon as it is full"),
         ("not empty for the next step", (EMPTY, f"{EMPTY} if at_least > 1 else self.bucket"), "empty, also for"),
         ("other buckets on rank 1", (FULL, "self.start(self.bucket_bytes * (1 + 0.9 * torch.distributed.get_rank()))"),
             "as many bytes on each rank"),
-        ("an error", ("each.nbytes", "each.nbites"), "AttributeError: .* .line 13 of what you"),
+        ("an error", ("each.nbytes", "each.nbites"), "AttributeError: .* .line 14 of what you"),
         ("asks until it is done", (START, f"{START}\n            while not self.started[-1].done(): ..."), r"done\(\)"),
         ("the last bucket is lost", ("self.start(at_least=1)", "pass"), "that of this rank alone"),
         ("one for each parameter", (FULL, "self.start(at_least=1)"), "full buckets"),
@@ -201,7 +201,7 @@ def test_the_solution_of_the_notebook_is_right_and_its_placeholder_none(number, 
 
 def test_another_way_that_is_right_is_accepted(tmp_path, capsys):
     """A bucket is started when the next gradient would not fit, and the results are put in place at the end."""
-    code, put = code_of("13", "solution"), "torch.nn.utils.vector_to_parameters"
+    code, put = code_of("16", "solution"), "torch.nn.utils.vector_to_parameters"
     would_not_fit = "self.start(at_least=max(1, self.bucket_bytes + 1 - parameter.nbytes))"
     for old, new in (
         ("self.bucket.append(", f"{would_not_fit}\n        self.bucket.append("),
@@ -212,7 +212,7 @@ def test_another_way_that_is_right_is_accepted(tmp_path, capsys):
     ):
         assert code.count(old) == 1
         code = code.replace(old, new)
-    assert checked("13", code, tmp_path) is True, capsys.readouterr().out
+    assert checked("16", code, tmp_path) is True, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("number", "text", "said"), [

@@ -159,7 +159,7 @@ def test_a_folder_without_scoreboards_is_refused(tmp_path, found, capsys):
 @pytest.mark.processes
 def test_the_page_fits_a_phone_and_has_light_and_dark(tmp_path, add, chromium):
     for number in range(12):
-        for rung in ("03 more workers", "06 packed in one file", "10 mixed precision"):
+        for rung in ("03 more workers", "06 packed in one file", "11 mixed precision"):
             add(f"reader with a long name {number}", rung, 100 + number, 110, before=[100, 100])
     class_page.write(tmp_path / "class", tmp_path / "page.html")
     colours = {}

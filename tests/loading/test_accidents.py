@@ -1,4 +1,4 @@
-"""The accidents that notebooks 06 and 12 show happen every time, and do not happen to our own formats."""
+"""The accidents that notebooks 06 and 14 show happen every time, and do not happen to our own formats."""
 
 import multiprocessing
 import pickle

@@ -4,6 +4,7 @@ import re
 
 import nbformat
 import pytest
+from support import cells as names
 from support.notebooks import NOTEBOOKS
 
 NAMES = [path.stem for path in NOTEBOOKS]
@@ -51,9 +52,23 @@ def test_the_notebook_has_the_parts_that_every_notebook_has_and_links_that_lead_
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-def test_the_last_line_of_each_notebook_leads_to_the_one_before_and_the_next():
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_a_core_can_be_done_in_its_minutes_and_what_goes_further_needs_the_core_only(path):
+    core, *sections = names.parts(path)
+    assert len(core.cells) <= 35 and core.words <= 1_100
+    minutes = int(re.search(r"\*Minutes: (\d+)", core.cells[0].source)[1])
+    lines = sum(len([line for line in source.splitlines() if line.strip()]) for source in core.code)
+    assert core.words / 150 + lines / 10 <= minutes + 3  # read at 150 words and 10 lines of code a minute
+    assert core.cells[-1].source.startswith("## In this notebook we saw")
+    assert [part.title for part in sections if not re.search(r"\(\d+ minutes?\b.*\)$", part.title)] == []
+    assert names.faults(path) == []
+    listing = [line for part in (core, *sections) for source in part.code for line in source.splitlines()]
+    assert [line for line in listing if len(line) > 92] == []  # on a laptop's screen the rest is cut off
+
+
+def test_the_last_line_of_each_core_leads_to_the_notebook_before_and_the_next():
     for place, path in enumerate(NOTEBOOKS):
-        last = nbformat.read(path, 4).cells[-1].source.splitlines()[-1]
+        last = names.parts(path)[0].cells[-1].source.splitlines()[-1]
         neighbours = [*NAMES[max(place - 1, 0) : place], *NAMES[place + 1 : place + 2]]
         assert re.findall(r"\]\(([^)]+)\)", last) == [f"{name}.ipynb" for name in neighbours], path.name
 

@@ -102,11 +102,11 @@ def machine(own_runs, monkeypatch):
 
 
 def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, machine):
-    add("08 ResNet-50", 100)
-    assert list(scoreboard.references("08")) == ["your machine"]
+    add("09 ResNet-50", 100)
+    assert list(scoreboard.references("09")) == ["your machine"]
     (own_runs / "scoreboard.jsonl").rename(machine / "scoreboard.jsonl")
-    add("08 ResNet-50", 50)
-    rates = {name: result.rate.mean for name, result in scoreboard.references("08").items()}
+    add("09 ResNet-50", 50)
+    rates = {name: result.rate.mean for name, result in scoreboard.references("09").items()}
     assert rates == pytest.approx({"your machine": 50, "a-machine": 100})
 
 
@@ -114,15 +114,15 @@ def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, machine):
 def test_without_a_gpu_the_traces_of_recorded_ones_lie_beside_ones_own(
     own_runs, machine, monkeypatch, capsys, device, borrowed
 ):
-    trace = machine / "traces" / "08-ResNet-50" / "reference.pt.trace.json.gz"
+    trace = machine / "traces" / "09-ResNet-50" / "reference.pt.trace.json.gz"
     trace.parent.mkdir(parents=True)
     trace.write_bytes(b"a trace")
-    stored = dataclasses.replace(add("08 ResNet-50", 100), device=device)
+    stored = dataclasses.replace(add("09 ResNet-50", 100), device=device)
     (machine / "scoreboard.jsonl").write_text(scoreboard.lines([stored]))
     monkeypatch.setattr(scoreboard.torch.cuda, "is_available", lambda: False)
-    own = own_runs / "08-resnet50-baseline"
+    own = own_runs / "09-resnet50"
     for _ in range(2):
-        assert scoreboard.borrow_traces("08", own) == {name: own / name for name in borrowed}
+        assert scoreboard.borrow_traces("09", own) == {name: own / name for name in borrowed}
     files = [path for path in own.rglob("*") if path.is_file()]
     assert [(path.parent.name, path.read_bytes()) for path in files] == [(name, b"a trace") for name in borrowed]
     assert capsys.readouterr().out.count("NVIDIA H200") == 2 * len(borrowed)

@@ -14,7 +14,7 @@ AFTER = "\nassert _plugin.settings() == _before, (_plugin.settings(), _before)\n
 def settings() -> dict[str, object]:
     """Return the settings of this process that change how fast it is, or what it computes.
 
-    Without TF32: notebooks 08 to 11 set it on purpose, for all that follows. The first start method is the default.
+    Without TF32: notebooks 09 to 12 set it on purpose, for all that follows. The first start method is the default.
     """
     import torch
 

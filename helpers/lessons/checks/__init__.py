@@ -3,7 +3,7 @@
 A check asks for behaviour, never for a text: whatever gives the right result is right. Each takes what was written in
 the cell above it, a function or a file, prints a line, and returns whether that is right. It never shows a solution.
 
-By part of the course: `measuring` (notebooks 00 to 03), `feeding` (04 to 07, and 12), `computing` (08 to 11),
+By part of the course: `measuring` (notebooks 00 to 03), `feeding` (04 to 07, and 15), `computing` (08 to 12),
 `overlapping` (13). `answering` has what all of them share.
 """
 

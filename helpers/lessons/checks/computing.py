@@ -1,4 +1,4 @@
-"""Checks of notebooks 08 to 11: copies to the device, memory formats, mixed precision, launches."""
+"""Checks of notebooks 08 to 12: copies to the device, memory formats, mixed precision, launches."""
 
 from __future__ import annotations
 

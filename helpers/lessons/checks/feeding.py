@@ -1,4 +1,4 @@
-"""Checks of notebooks 04 to 07, and 12: what happens to images on their way, and which of them a worker reads."""
+"""Checks of notebooks 04 to 07, and 15: what happens to images on their way, and which of them a worker reads."""
 
 from __future__ import annotations
 

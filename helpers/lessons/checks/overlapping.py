@@ -1,4 +1,4 @@
-"""The check of notebook 13: how the reader all-reduces gradients while backward goes on.
+"""The check of notebook 16: how the reader all-reduces gradients while backward goes on.
 
 This process is each of two ranks in turn, in a process group that sends nothing: the gradients of the rank that is
 not there are twice those of the one that is. It is counted when a bucket is started, how large it is, and who waits

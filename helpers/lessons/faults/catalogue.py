@@ -159,14 +159,14 @@ FAULTS = (
     Fault(
         "checkpoint in every step", "loop", "torch.save",
         "All weights are written to the disk after each batch; once an epoch suffices.",
-        "14-your-own-code", None, """
+        "18-your-own-code", None, """
 -        torch.save(model.state_dict(), CHECKPOINT)
 +            torch.save(model.state_dict(), CHECKPOINT)
 """),
     Fault(
         "anomaly detection left on", "loop", "torch.autograd.detect_anomaly.__init__",
         "It notes where each operator was called, and searches each gradient for NaN; switch it on for a search only.",
-        "11-fewer-launches", None, """
+        "12-fewer-launches", None, """
 -    logits = model(images)
 -    loss = nn.functional.cross_entropy(logits, labels)
 -    loss.backward()
@@ -193,7 +193,7 @@ FAULTS = (
     Fault(
         "histograms of all weights in every step", "loop", "torch.Tensor.histogram",
         "All weights are copied to the host and counted after each batch; once an epoch suffices.",
-        "14-your-own-code", None, """
+        "18-your-own-code", None, """
 +    histograms = []
      for epoch in range(epochs):
 
@@ -204,7 +204,7 @@ FAULTS = (
     Fault(
         "accuracy counted image by image", "loop", "torch.Tensor.__bool__",
         "Some operators for each class of each image, and as often a wait for the GPU; compare whole tensors, and sum.",
-        "08-resnet50-baseline", "a synchronization in every step", """
+        "08-host-and-device", "a synchronization in every step", """
 -    correct = (logits.argmax(1) == labels).sum()
 +    correct = 0
 +    for scores, label in zip(logits, labels):
@@ -218,7 +218,7 @@ FAULTS = (
     Fault(
         "loss printed in every step", "GPU", "torch.Tensor.item",
         "To read the loss, the host waits for the GPU, and then the GPU for the host; read it now and then.",
-        "08-resnet50-baseline", "a synchronization in every step", """
+        "08-host-and-device", "a synchronization in every step", """
 +    print(f"loss {loss.item():.3f}")
      return loss.detach(), correct
 """),
@@ -236,7 +236,7 @@ FAULTS = (
     Fault(
         "optimizer weight by weight", "GPU", "torch.Tensor.zero_",
         "A kernel or more for each tensor of weights, where one takes them all; PyTorch's own choice is faster.",
-        "11-fewer-launches", "launch-bound steps", """
+        "12-fewer-launches", "launch-bound steps", """
 -    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 +    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
 
@@ -246,7 +246,7 @@ FAULTS = (
     Fault(
         "gradients' norms read one by one", "GPU", "torch.Tensor.item",
         "The host waits for the GPU once for each tensor of weights; sum on the GPU, and read now and then.",
-        "08-resnet50-baseline", "a synchronization in every step", """
+        "08-host-and-device", "a synchronization in every step", """
 +    norm = sum(weight.grad.norm().item() ** 2 for weight in model.parameters()) ** 0.5
 +    if norm > 100:
 +        print(f"large gradients: {norm:.0f}")
