@@ -4,6 +4,11 @@ Each kernel takes the longest of three times: its operations at the GPU's peak, 
 the shortest that any kernel takes. The host starts one after the other, and waits for none. That is a model, and no
 measurement: `elsewhere.calculated_and_published` holds it against figures that others measured. Half of twelve speeds
 are less than 4% off, the worst 28%; half of six gains less than 2%, the worst 9%.
+
+With few images it is too optimistic: kernels that are too small for the GPU reach less, and a host may take three times
+`LAUNCH_US`. For ResNet-50 in float32 with Adam on a V100 others measured (pytorch/benchmark, PR 706) 29.7 ms a step of
+one image, and 16.7 ms as a CUDA graph; calculated are 10.7 and 8.8. Of 8 images it is 35.0 and 35.1, calculated 27.9
+twice; of 32 images 99.1 and 99.3, calculated 93.5 twice: no gain by a graph, in both.
 """
 
 from __future__ import annotations
