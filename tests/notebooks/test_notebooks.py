@@ -66,6 +66,17 @@ def test_a_core_can_be_done_in_its_minutes_and_what_goes_further_needs_the_core_
     assert [line for line in listing if len(line) > 92] == []  # on a laptop's screen the rest is cut off
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_a_core_times_first_and_profiles_last(path):
+    """On a GPU a part of the profiler stays attached after a recording. (A script of its own is another process.)"""
+    code = [source for source in names.parts(path)[0].code if not source.startswith("%%writefile")]
+    records = [place for place, source in enumerate(code) if "profiling.record(" in source]
+    times = [
+        place for place, source in enumerate(code) if re.search(r"timing\.(interleaved|loop|\w*call_ms)\(", source)
+    ]
+    assert max(times, default=-1) < min(records, default=len(code))
+
+
 def test_the_last_line_of_each_core_leads_to_the_notebook_before_and_the_next():
     for place, path in enumerate(NOTEBOOKS):
         last = names.parts(path)[0].cells[-1].source.splitlines()[-1]
