@@ -27,11 +27,11 @@ def built_site(tmp_path_factory):
         patch.setenv("COURSE_PRESET", "ci")
         patch.setenv("COURSE_RUNS", str(folder / "runs"))
         cells = [
-            v4.new_markdown_cell("# 14 · Everything\n\nSee the [recipes](recipes.py) and the [README](../README.md)."),
+            v4.new_markdown_cell("# 18 · Everything\n\nSee the [recipes](recipes.py) and the [README](../README.md)."),
             v4.new_code_cell(f"print({str(config.runs_dir() / 'everything')!r})"),
             v4.new_code_cell("1 + 2", metadata={"tags": ["solution"]}),
         ]
-        everything = folder / "14-everything.ipynb"
+        everything = folder / "18-everything.ipynb"
         nbformat.write(v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}}), everything)
         execute.run([everything], "drawn images")
         (config.PROJECT / "notebooks" / ".ipynb_checkpoints").mkdir(exist_ok=True)  # as JupyterLab leaves it
@@ -52,7 +52,7 @@ def test_every_notebook_document_and_room_of_the_tool_has_a_page_in_the_table_of
 
 
 def test_outputs_are_shown_with_what_they_were_measured_on_and_solutions_are_folded(built_site):
-    text = page(built_site, "notebooks/14-everything")
+    text = page(built_site, "notebooks/18-everything")
     assert "Measured on 20" in text and "drawn images" in text and "<details" in text
     assert str(built_site.parent) not in text and "runs/everything" in text
     assert "was not executed" in page(built_site, "notebooks/02-two-clocks")
@@ -70,7 +70,7 @@ def test_a_page_of_a_room_has_all_that_the_room_offers_once(built_site):
 
 
 def test_a_link_to_a_file_without_a_page_downloads_it(built_site):
-    for name, linked in (("README", "LICENSE"), ("notebooks/14-everything", "recipes.py")):
+    for name, linked in (("README", "LICENSE"), ("notebooks/18-everything", "recipes.py")):
         (link,) = re.findall(rf'href="(?:\.\./)?(_downloads/\w+/{linked})"', page(built_site, name))
         assert (built_site / link).exists()
 
@@ -120,7 +120,7 @@ def test_pages_can_be_read_by_all_on_a_phone_in_light_and_dark_and_ask_for_nothi
         context = chromium.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
         context.set_default_timeout(120_000)
         context.on("request", lambda request: requests.append(request.url))
-        for name in ("index", "notebooks/glossary", "api/stepscope.diagnosis", "notebooks/14-everything"):
+        for name in ("index", "notebooks/glossary", "api/stepscope.diagnosis", "notebooks/18-everything"):
             tab = context.new_page()
             tab.goto((built_site / f"{name}.html").as_uri())
             tab.evaluate(Axe().axe_script)
