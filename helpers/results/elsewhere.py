@@ -18,7 +18,7 @@ from stepscope.timing.comparison import limits
 PUBLISHED = scoreboard.REFERENCE / "published.csv"
 """Figures that others measured on real GPUs: a row each, with hardware, settings, versions, date and source."""
 
-_COLUMNS = ["figure", "what changed", "gain", "figures", "on", "settings", "source"]
+_COLUMNS = ["kind", "what changed", "gain", "figures", "on", "settings", "source"]
 _TIMES = ("s", "ms")  # units of which less is better
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import nbformat
 
-FURTHER = "## Going further"
+from helpers.lessons.execute import core_cells
+
 _OF_IPYTHON = {"display", "get_ipython"}
 
 
@@ -32,8 +33,8 @@ class Part:
 
 def parts(path: Path) -> list[Part]:
     """Return the core of a notebook, and its further sections; a section begins with a heading of the third order."""
-    cells = nbformat.read(path, 4).cells
-    first = next((place for place, cell in enumerate(cells) if cell.source.startswith(FURTHER)), len(cells))
+    content = nbformat.read(path, 4)
+    cells, first = content.cells, core_cells(content)
     found = [Part("core", cells[:first])]
     for cell in cells[first + 1 :]:
         if cell.cell_type == "markdown" and cell.source.startswith("### "):
