@@ -10,11 +10,11 @@ import pandas as pd
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
-from helpers.figures.drawing import Picture, finish, legend, listed, panel, panels, three_digits
+from helpers.figures.drawing import Picture, finish, legend, listed, panel, panels
 from helpers.figures.palette import COLOURS, LOOKS, PALE
 from helpers.figures.profiles import draw_lane
 from stepscope import traces
-from stepscope.base.wording import counted
+from stepscope.base.wording import counted, three_digits
 from stepscope.traces.exposed_communication import NO_COMPUTATION
 
 _WAITING = {"facecolor": PALE, "hatch": "////", "edgecolor": "black"}

@@ -45,11 +45,6 @@ class Picture:
         return f'<img alt="{alt}" style="width: {width}px; max-width: 100%" src="data:image/png;base64,{data}">'
 
 
-def three_digits(value: float) -> str:
-    """Return a number with three digits, or all those before the point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def panel(width: float, height: float) -> tuple[Figure, Axes]:
     """Return a figure of so many inches with one panel."""
     figure = Figure(figsize=(width, height), layout="constrained")

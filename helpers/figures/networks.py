@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, patches, three_digits
+from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, patches
 from helpers.figures.palette import BLUE, GREEN, GREY, LOOKS, ORANGE, PALE, SKY, VERMILION
 from helpers.training import precision
 from helpers.training.roofline import Placed
+from stepscope.base.wording import three_digits
 
 if TYPE_CHECKING:
     import pandas as pd

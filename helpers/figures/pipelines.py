@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, three_digits
+from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels
 from helpers.figures.palette import BLUE, COLOURS, GREEN, GREY, LOOKS, PALE, PURPLE, VERMILION
 from stepscope import timing
-from stepscope.base.wording import counted
+from stepscope.base.wording import counted, three_digits
 
 
 def image_grid(images: Sequence, labels: Sequence[int], classes: Sequence[str], source: str) -> Picture:

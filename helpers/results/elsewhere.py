@@ -12,7 +12,7 @@ from pandas.io.formats.style import Styler
 from helpers import config
 from helpers.results import scoreboard
 from helpers.training import calculated
-from stepscope.base.wording import digits
+from stepscope.base.wording import digits, three_digits
 from stepscope.timing.comparison import limits
 
 PUBLISHED = scoreboard.REFERENCE / "published.csv"
@@ -70,7 +70,7 @@ def _published(number: str) -> Iterator[tuple]:
     rows = published(number)
     for row in rows.sort_values("gain").itertuples():
         link = f'<a href="{html.escape(row.url)}">{html.escape(row.source)}</a>, {row.date}'
-        figures = f"{_number(row.before)} → {_number(row.after)} {row.unit}"
+        figures = f"{three_digits(row.before)} → {three_digits(row.after)} {row.unit}"
         yield (
             "published",
             row.change,
@@ -80,10 +80,6 @@ def _published(number: str) -> Iterator[tuple]:
             f"{row.settings}, {row.versions}",
             link,
         )
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def published(number: str | None = None) -> pd.DataFrame:

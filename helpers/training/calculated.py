@@ -19,7 +19,6 @@ from functools import cached_property
 
 import pandas as pd
 import torch
-import torchvision
 from torch import nn
 
 from helpers.simulate import SimulatedDevice
@@ -250,6 +249,8 @@ def training_step(
     """
 
     def build() -> Callable[[], object]:
+        import torchvision  # here: it takes seconds, and each notebook imports this module
+
         layout = torch.channels_last if channels_last else torch.contiguous_format
         model = getattr(torchvision.models, network)(weights=None).to(memory_format=layout)
         images, labels = torch.empty(batch, 3, side, side).to(memory_format=layout), torch.zeros(batch).long()
@@ -271,8 +272,8 @@ def changes(rung: str, gpus: Sequence[str] = ("A100", "H100")) -> Iterator[tuple
     """Calculate what the changes of a rung, ``"09"`` to ``"12"``, do to a training step of ResNet-50 on photos.
 
     Yields for each change and GPU the change in words, the step before and after it, and its images. Each rung keeps
-    the changes of those before it. Other rungs have none. (The A100's speeds are held against
-    published ones; for an H100 none was found.)
+    the changes of those before it. Other rungs have none. (The A100's speeds are held against published ones; for an
+    H100 none was found.)
     """
     for change, (before, of_before), (after, of_after), images in _changes(rung):
         for gpu in gpus:

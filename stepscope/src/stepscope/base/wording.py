@@ -25,6 +25,11 @@ def digits(ratio: float) -> str:
     return f"{ratio:,.{decimals}f}"
 
 
+def three_digits(value: float) -> str:
+    """Return a number with three digits, or all those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def percent(share: float) -> str:
     """Return a share from 0 to 1 in percent: "12%", "1.2%", "< 0.1%"; "–" for NaN."""
     if math.isnan(share):
