@@ -164,14 +164,15 @@ def as_it_is(batch):
 # 07 · Augment on the device: a whole batch at once; the data set itself lies there
 
 
-def crop_and_flip(images, padding=4):  # each image by a draw of its own
-    (count, channels, height, width), device = images.shape, images.device
+def crop_and_flip(images, side=None, padding=4):  # square images, each by a draw of its own
+    (count, channels), side, device = images.shape[:2], side or images.shape[3], images.device
     padded = nn.functional.pad(images, 4 * [padding])
-    top, left = torch.randint(2 * padding + 1, (2, count, 1), device=device)
-    rows, columns = top + torch.arange(height, device=device), left + torch.arange(width, device=device)
+    top, left = torch.randint(padded.shape[3] - side + 1, (2, count, 1), device=device)
+    rows, columns = top + torch.arange(side, device=device), left + torch.arange(side, device=device)
     columns = torch.where(torch.rand(count, 1, device=device) < 0.5, columns.flip(1), columns)
     pixels = (rows.unsqueeze(2) * padded.shape[3] + columns.unsqueeze(1)).flatten(1)
-    return padded.flatten(2).gather(2, pixels.unsqueeze(1).expand(-1, channels, -1)).view_as(images)
+    crops = padded.flatten(2).gather(2, pixels.unsqueeze(1).expand(-1, channels, -1))
+    return crops.view(count, channels, side, side)
 
 
 def batches_on_device(images, labels, batch):  # an epoch
@@ -180,14 +181,32 @@ def batches_on_device(images, labels, batch):  # an epoch
         yield images.index_select(0, chosen), labels[chosen]  # as images[chosen]; on a CPU faster
 
 
-# 08 · Host and device: nobody asks for a value while the loop runs
+# 08 · Host and device: the next batch is copied while this one trains; nobody asks for a value while the loop runs
+
+
+def one_ahead(loader, device):  # with batches in pinned memory
+    copying, ready = torch.cuda.Stream(device) if device.type == "cuda" else None, None
+    for batch in loader:
+        with torch.cuda.stream(copying):  # without a GPU it does nothing
+            copies = [each.to(device, non_blocking=True) for each in batch]
+            following = copies, copying and copying.record_event()
+        if ready:
+            yield arrived(*ready)
+        ready = following
+    if ready:
+        yield arrived(*ready)
+
+
+def arrived(copies, copied):
+    if copied:
+        torch.cuda.current_stream().wait_event(copied)  # the device waits, not the host
+        for each in copies:
+            each.record_stream(torch.cuda.current_stream())  # keeps its memory until that stream is done
+    return copies
 
 
 def train(loader, step, device):
-    losses = []
-    for images, labels in loader:
-        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        losses.append(step(images, labels))
+    losses = [step(images, labels) for images, labels in one_ahead(loader, device)]
     return torch.stack(losses).mean().item()  # here the host waits, once
 
 
@@ -223,11 +242,15 @@ def mixed_step(model, optimizer, scaler, images, labels):  # scaler: torch.amp.G
     return loss.detach()
 
 
-def fastest(calls, rounds=3):  # by name: such as steps in float32 and bfloat16, since not every device gains
-    times = {name: [] for name in calls}
+def fastest(steps, *batch, rounds=3):  # by name: such as steps in float32 and bfloat16, since not every device gains
+    few = [each[:2] for each in batch]  # some processors take a hundred times as long in bfloat16: ask with two images
+    first = {
+        name: min(milliseconds(lambda: steps[name](*few), repeats=1, warmup=1) for _ in range(2)) for name in steps
+    }
+    times = {name: [] for name in steps if first[name] < 3 * min(first.values())}
     for _ in range(rounds):
-        for name in random.sample(list(calls), len(calls)):  # in turns, not one after the other
-            times[name].append(milliseconds(calls[name], repeats=5, warmup=1))
+        for name in random.sample(list(times), len(times)):  # in turns, not one after the other
+            times[name].append(milliseconds(lambda: steps[name](*batch), repeats=5, warmup=1))
     return min(times, key=lambda name: statistics.geometric_mean(times[name]))
 
 
@@ -301,7 +324,7 @@ def save_whole(path, state):  # whole, or still the one before
 
 def load_whole(path):
     assert zipfile.ZipFile(path).testzip() is None, f"{path} is damaged: take an older one"
-    return torch.load(path, weights_only=True)
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 # All of them, on noise
@@ -347,9 +370,9 @@ def main():
         loaded = list(results_ahead(lambda rows=rows: dataset.__getitems__(rows.tolist()) for rows in mine))
         print(f"rank 1 of 2: {len(loaded)} batches")
         print(f"loss in bfloat16, compiled: {mixed_step(compiled, optimizer, scaler, images, labels):.3f} nats")
-        steps = {"compiled": compiled, "as it is": model}
-        steps = {name: lambda each=each: train_step(each, optimizer, images, labels) for name, each in steps.items()}
-        print(f"faster: {fastest(steps)}")
+        ways = {"compiled": compiled, "as it is": model}
+        ways = {name: lambda *batch, each=each: train_step(each, optimizer, *batch) for name, each in ways.items()}
+        print(f"faster: {fastest(ways, images, labels)}")
         print(f"{tflops(step, images, labels, milliseconds(lambda: step(images, labels))):.2g} TFLOP/s in products")
         save_whole(folder / "checkpoint.pt", model.state_dict())
         print(f"{len(load_whole(folder / 'checkpoint.pt'))} tensors in a checkpoint")

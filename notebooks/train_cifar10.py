@@ -30,6 +30,11 @@ AS_IT_COMES = (torch.float32, torch.contiguous_format)
 WAYS = list(product((torch.float32, torch.bfloat16), (torch.contiguous_format, torch.channels_last)))
 
 
+def image(path):
+    with Image.open(path) as opened:
+        return opened.convert("RGB")
+
+
 class PngFiles(Dataset):
     """Opens, decodes and changes one file for each image that is asked for."""
 
@@ -44,18 +49,19 @@ class PngFiles(Dataset):
     def __len__(self):
         return len(self.paths)
 
-    def image(self, index):
-        with Image.open(self.paths[index]) as image:
-            return image.convert("RGB")
-
     def __getitem__(self, index):
-        return self.change(self.image(index)), self.labels[index]
+        return self.change(image(self.paths[index])), self.labels[index]
+
+
+def decoded(paths):
+    return torch.from_numpy(np.stack([np.asarray(image(path)) for path in paths]))
 
 
 def on_device(files):
-    """Decode each file once, and keep the bytes where the network is."""
-    # One by one: for files of 2 kB, threads wait for each other's Python: 2 to 3 times as long on two cores
-    images = torch.from_numpy(np.stack([np.asarray(files.image(index)) for index in range(len(files))]))
+    """Decode each file once, in as many processes as there are cores, and keep the bytes where the network is."""
+    # Processes: for files of 2 kB, threads wait for each other's Python
+    workers = min(os.cpu_count(), len(files) // 1000)
+    images = torch.cat(list(DataLoader(files.paths, 500, collate_fn=decoded, num_workers=workers)))
     return images.to(DEVICE).permute(0, 3, 1, 2).contiguous(), torch.tensor(files.labels).to(DEVICE)
 
 
@@ -113,19 +119,6 @@ class Training:
         return torch.cat(right).float().mean().item()
 
 
-def once(call):
-    return recipes.milliseconds(call, repeats=1, warmup=1)
-
-
-def fastest_way(new_step, images, labels):
-    """Return the type and the memory format in which a step takes least, timed in turns."""
-    # some processors take a hundred times as long in bfloat16: ask with a few images first
-    steps = {way: new_step(way) for way in WAYS}
-    few = {way: min(once(lambda: steps[way](images[:8], labels[:8])) for _ in range(3)) for way in WAYS}
-    fit = [way for way in WAYS if few[way] < 3 * few[AS_IT_COMES]]
-    return recipes.fastest({way: lambda way=way: steps[way](images, labels) for way in fit})
-
-
 def naively(options, steps):
     """Return the training as one begins: a file an image, one worker, no autocast, and the loss asked for in each step.
 
@@ -147,7 +140,8 @@ def as_the_course_has_it(options, steps):
     def new_step(way, spare=100):  # more than a trial takes
         return Training(options, steps + spare, recipes.Normalize(MEAN, STD), way, fused=True)
 
-    way = fastest_way(new_step, images[: options.batch], labels[: options.batch])
+    batch = images[: options.batch], labels[: options.batch]
+    way = recipes.fastest({way: new_step(way) for way in WAYS}, *batch)
     step = new_step(way, spare=0)
     print("Chosen:", step.chosen)
     step.forward = torch.compile(step.model) if options.compile else step.model

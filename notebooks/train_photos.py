@@ -1,12 +1,19 @@
-"""Trains ResNet-50 on photos of your own with all that the course found. It takes `recipes.py` beside it, no more.
+"""Trains ResNet-50 on photos of your own with what the course found. It takes `recipes.py` beside it, no more.
 
-    python train_photos.py PHOTOS PACKED [--epochs 10] [--batch 64] [--lr 0.05] [--workers 0 1 2 4]
+    python train_photos.py PHOTOS PACKED [--epochs 10] [--batch 64] [--lr 0.1] [--workers 0 1 2 4 8] [--compile]
 
-PHOTOS holds train/CLASS/*.jpg and val/CLASS/*.jpg. PACKED, on a fast disk, is filled once, with 196 kB for each photo.
+PHOTOS holds train/CLASS/*.jpg and val/CLASS/*.jpg; or CLASS/*.jpg, and about every tenth photo is kept to validate.
+PACKED, on a fast disk, is filled once, with 196 kB for each photo. After each epoch it gets a checkpoint: the same
+command goes on from there. --lr is for 256 images a step.
 """
 
 import argparse
+import json
+import math
+import os
+import shutil
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,130 +22,168 @@ import recipes
 import torch
 import torchvision
 from torch import nn
+from torch.utils.data import Subset
 
 STORED, SIDE, SEED = 256, 224, 2021  # pixels of a packed photo, pixels of what is cut out of it, any number
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+WAYS = {
+    "float32": (torch.float32, torch.contiguous_format),
+    "float32, channels_last": (torch.float32, torch.channels_last),
+    "bfloat16": (torch.bfloat16, torch.contiguous_format),
+    "bfloat16, channels_last": (torch.bfloat16, torch.channels_last),
+}
+
+
+def find(photos):
+    """Return the paths of the photos to train on, and of those to validate with."""
+
+    def within(folder):
+        return sorted(path for path in folder.glob("*/*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+
+    if (photos / "train").is_dir():
+        return within(photos / "train"), within(photos / "val")
+    held_out = {True: [], False: []}  # by the name: a photo stays where it is if others are added
+    for path in within(photos):
+        held_out[zlib.crc32(os.fsencode(path.relative_to(photos))) % 10 == 0].append(path)
+    return held_out[False], held_out[True]
 
 
 def pack(paths, labels, packed):
-    """Decode and resize each photo once, on all cores, into one file that is an array."""
+    """Decode and resize each photo once, on all cores, into one file that is an array. Damaged photos are left out."""
+    needed, free = len(paths) * 3 * STORED**2, shutil.disk_usage(packed.parent).free
+    if needed > free:
+        raise OSError(f"{packed}: expected {needed / 1e9:.1f} GB of space, found {free / 1e9:.1f} GB")
     started = packed.with_suffix(".started")
     images = np.lib.format.open_memmap(started, "w+", np.uint8, (len(paths), 3, STORED, STORED))
 
     def place(number):
         try:
             images[number] = np.asarray(recipes.resize(paths[number], STORED)).transpose(2, 0, 1)
-        except (OSError, SyntaxError, ValueError) as error:  # as Pillow reports damage
-            raise OSError(f"{paths[number]}: expected a photo, but: {error}. Remove or replace it") from error
+        except Exception as error:  # Pillow reports damage by errors of many types
+            print(f"Left out: {paths[number]}: {error}")
+            return -1
+        return labels[number]
 
     with ThreadPoolExecutor() as threads:
-        list(threads.map(place, range(len(paths))))
+        placed = list(threads.map(place, range(len(paths))))
     images.flush()
-    np.save(packed.with_suffix(".labels.npy"), labels)
+    packed.with_suffix(".json").write_text(json.dumps(dict(zip(map(str, paths), placed, strict=True))))
     started.rename(packed)  # so that a run that was killed leaves no half of a pack under this name
 
 
-class Photos(recipes.Packed):
-    """Reads a batch at once; each image is cut, and in training flipped, by chances of its own."""
-
-    def __init__(self, path, training):
-        super().__init__(path, np.load(path.with_suffix(".labels.npy")))
-        self.training = training
-
-    def __getitems__(self, indices):
-        images = np.load(self.path, mmap_mode="r")
-        corners, flips = torch.full((len(indices), 2), (STORED - SIDE) // 2), torch.zeros(len(indices), dtype=bool)
-        if self.training:
-            corners, flips = torch.randint(STORED - SIDE + 1, corners.shape), torch.rand(len(flips)) < 0.5
-        batch = np.empty((len(indices), 3, SIDE, SIDE), np.uint8)
-        for image, index, (top, left), flip in zip(batch, indices, corners.tolist(), flips.tolist(), strict=True):
-            cut = images[index, :, top : top + SIDE, left : left + SIDE]
-            image[:] = cut[:, :, ::-1] if flip else cut
-        return torch.from_numpy(batch), self.labels[indices]
-
-
 class Training:
-    """A network and its optimizer. To call it trains on one batch; nothing in it waits for the device."""
+    """A network, its optimizer and its learning rate. To call it trains on one batch; nothing in it waits."""
 
-    def __init__(self, classes, lr, name):
+    def __init__(self, classes, rate, steps, way):
         torch.manual_seed(SEED)
+        self.dtype, self.format = WAYS[way]
         normalize = recipes.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # ImageNet's; or those of yours
-        self.model = nn.Sequential(normalize, torchvision.models.resnet50(num_classes=classes, zero_init_residual=True))
-        self.model.to(DEVICE, memory_format=torch.channels_last)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr, momentum=0.9, weight_decay=1e-4, fused=True)
-        self.mixed = name == "bfloat16"
+        model = nn.Sequential(normalize, torchvision.models.resnet50(num_classes=classes, zero_init_residual=True))
+        self.model = self.forward = model.to(DEVICE, memory_format=self.format)
+        self.optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=1e-4, fused=True)
 
-    def logits(self, images):
-        images = images.to(DEVICE, non_blocking=True, memory_format=torch.channels_last)
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.mixed):
-            return self.model(images)
+        def share_of_rate(step):  # up in the first twentieth of the steps, then down as a cosine
+            return min(20 * (step + 1) / steps, (1 + math.cos(math.pi * step / steps)) / 2)
+
+        self.plan = torch.optim.lr_scheduler.LambdaLR(self.optimizer, share_of_rate)
+
+    def logits(self, images, network):
+        images = images.contiguous(memory_format=self.format)
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            return network(images).float()
 
     def __call__(self, images, labels):
+        images = recipes.crop_and_flip(images.to(DEVICE, non_blocking=True), SIDE, padding=0)
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.logits(images).float(), labels.to(DEVICE, non_blocking=True))
+        loss = nn.functional.cross_entropy(self.logits(images, self.forward), labels.to(DEVICE, non_blocking=True))
         loss.backward()
         self.optimizer.step()
+        self.plan.step()
         return loss.detach()
 
     @torch.no_grad()
     def accuracy(self, loader):
         self.model.eval()
-        right = [(self.logits(images).argmax(1) == labels.to(DEVICE)).float() for images, labels in loader]
+        edge, right = (STORED - SIDE) // 2, []
+        for images, labels in recipes.one_ahead(loader, DEVICE):
+            middle = images[:, :, edge : edge + SIDE, edge : edge + SIDE]
+            right.append(self.logits(middle, self.model).argmax(1) == labels)
         self.model.train()
-        return torch.cat(right).mean().item()
+        return torch.cat(right).float().mean().item()
 
-
-def faster_type(types, batch):
-    """Return the name of the type in which a step takes least, timed in turns."""
-    few = [each[:2] for each in batch]  # some processors take a hundred times as long in bfloat16: ask with two images
-    first = {name: recipes.milliseconds(lambda: step(*few), repeats=1, warmup=1) for name, step in types.items()}
-    if first["bfloat16"] > 3 * first["float32"]:
-        return "float32"
-    return recipes.fastest({name: lambda step=step: step(*batch) for name, step in types.items()})
+    def state(self):
+        return {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "plan")}
 
 
 def main():
-    parser = argparse.ArgumentParser(usage=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
     parser.add_argument("packed", type=Path)
-    for name, default in (("--epochs", 10), ("--batch", 64), ("--lr", 0.05)):
+    for name, default in (("--epochs", 10), ("--batch", 64), ("--lr", 0.1)):
         parser.add_argument(name, type=type(default), default=default)
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4], help="to try; one is taken as it is")
+    few = [number for number in (0, 1, 2, 4, 8) if number <= os.cpu_count()]
+    parser.add_argument("--workers", type=int, nargs="+", default=few, help="to try; one is taken as it is")
+    parser.add_argument("--compile", action="store_true", help="the first step then takes a minute or more")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # TF32, where there is a GPU that has it
     options.packed.mkdir(parents=True, exist_ok=True)
-    classes = sorted(folder.name for folder in (options.photos / "train").iterdir() if folder.is_dir())
-    data = {}
-    for part, least in (("train", options.batch), ("val", 1)):
-        packed, folder = options.packed / f"{part}.npy", options.photos / part
-        paths = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
-        found = len(np.load(packed, mmap_mode="r")) if packed.exists() else len(paths)
-        if others := {path.parent.name for path in paths} - set(classes):
-            parser.error(f"{folder}: expected the classes of train, found others: {sorted(others)}. Rename them")
+    parts = dict(zip(("train", "val"), find(options.photos), strict=True))
+    classes = sorted({path.parent.name for path in parts["train"]})
+    if others := {path.parent.name for path in parts["val"]} - set(classes):
+        parser.error(f"val: expected the classes of train, found others: {sorted(others)}. Rename them")
+
+    def expect(part, found):
+        least = options.batch if part == "train" else 1
         if found < least:
-            parser.error(f"{folder}: expected {least} or more photos, found {found}. Add some, or lower --batch")
+            parser.error(f"{part}: expected {least} or more photos, found {found}. Add some, or lower --batch")
+
+    for part, paths in parts.items():
+        expect(part, len(paths))
+    data = {}
+    for part, paths in parts.items():
+        packed = options.packed / f"{part}.npy"
         if not packed.exists():
             pack(paths, [classes.index(path.parent.name) for path in paths], packed)
-        data[part] = Photos(packed, training=part == "train")
+        labels = json.loads(packed.with_suffix(".json").read_text())
+        if list(labels) != list(map(str, paths)):
+            parser.error(f"{packed}: expected the photos of {options.photos}, found others. Delete it to pack anew")
+        usable = [row for row, label in enumerate(labels.values()) if label >= 0]
+        expect(part, len(usable))
+        data[part] = Subset(recipes.Packed(packed, list(labels.values())), usable)
 
     def loader(workers, part="train"):
         return recipes.loader_of(data[part], options.batch, workers, part == "train", collate_fn=recipes.as_it_is)
 
-    types = {name: Training(len(classes), options.lr, name) for name in ("float32", "bfloat16")}
-    name = faster_type(types, next(iter(loader(0))))
-    workers = recipes.best_workers(loader, types[name], options.workers) if options.workers[1:] else options.workers[0]
-    print(f"From here on: {name}, {workers} workers")
-    train, val = loader(workers), loader(workers, "val")
-    step = Training(len(classes), options.lr, name)  # anew: the trials have trained theirs
-    plan = torch.optim.lr_scheduler.CosineAnnealingLR(step.optimizer, options.epochs)
-    for epoch in range(options.epochs):
+    steps = options.epochs * (len(data["train"]) // options.batch)
+
+    def new_training(way):
+        return Training(len(classes), options.lr * options.batch / 256, steps, way)
+
+    checkpoint = options.packed / "checkpoint.pt"
+    settings = {name: getattr(options, name) for name in ("epochs", "batch", "lr")} | {"classes": classes}
+    kept = recipes.load_whole(checkpoint) if checkpoint.exists() else {"settings": settings, "epoch": 0}
+    if kept["settings"] != settings:
+        parser.error(f"{checkpoint}: expected {kept['settings']}, found {settings}. Delete it to begin anew")
+    if "way" not in kept:
+        trials, images = {way: new_training(way) for way in WAYS}, next(iter(loader(0)))
+        kept["way"] = recipes.fastest(trials, *images)
+        some = options.workers
+        kept["workers"] = recipes.best_workers(loader, trials[kept["way"]], some) if some[1:] else some[0]
+        del trials
+    training = new_training(kept["way"])  # anew: the trials have trained theirs
+    for name in training.state().keys() & kept.keys():
+        getattr(training, name).load_state_dict(kept[name])
+    training.forward = torch.compile(training.model) if options.compile else training.model
+    print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers")
+    train, val = loader(kept["workers"]), loader(kept["workers"], "val")
+    for epoch in range(kept["epoch"], options.epochs):
+        torch.manual_seed(SEED + epoch)  # so that an epoch is the same whether or not the run was stopped before it
         start = time.perf_counter()
-        losses = torch.stack([step(images, labels) for images, labels in train]).cpu()  # the host waits here, once
-        speed = len(losses) * options.batch / (time.perf_counter() - start)
-        print(f"epoch {epoch}: loss {losses.mean():.3f} nats, {speed:.0f} images/s, {step.accuracy(val):.1%} right")
-        plan.step()
-    torch.save(step.model.state_dict(), options.packed / "model.pt")
-    recipes.record(train, step, options.packed / "trace")  # last: a profiler may leave something attached
+        loss = recipes.train(train, training, DEVICE)
+        speed = len(train) * options.batch / (time.perf_counter() - start)
+        print(f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} images/s, {training.accuracy(val):.1%} right")
+        recipes.save_whole(checkpoint, kept | training.state() | {"epoch": epoch + 1})
+    recipes.record(train, training, options.packed / "trace")  # last: a profiler may leave something attached
 
 
 if __name__ == "__main__":

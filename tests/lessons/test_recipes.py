@@ -1,12 +1,15 @@
 """The files that readers take home, run as they would run them: without the rest of the course."""
 
 import ast
+import contextlib
+import functools
 import json
 import os
 import pickle
 import re
 import subprocess
 import sys
+import time
 
 import nbformat
 import numpy as np
@@ -31,10 +34,15 @@ def recipes(monkeypatch):
 
 @pytest.fixture
 def script(recipes, monkeypatch):
-    """`train_photos`, with small images."""
+    """`train_photos`, with small images and a small network."""
     module = __import__("train_photos")
     monkeypatch.setattr(module, "STORED", 40)
     monkeypatch.setattr(module, "SIDE", 32)
+    small = lambda num_classes, **_: torch.nn.Sequential(  # noqa: E731
+        torch.nn.Conv2d(3, 8, 3, 2), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(), torch.nn.Linear(8, num_classes),
+    )  # fmt: skip
+    monkeypatch.setattr(module.torchvision.models, "resnet50", small)
     return module
 
 
@@ -102,13 +110,48 @@ def test_what_was_packed_is_read_back_by_workers_that_are_spawned(recipes, tmp_p
     np.testing.assert_array_equal(read, images.transpose(0, 3, 1, 2))
 
 
-def test_a_pack_that_was_broken_off_is_made_anew_and_the_photo_is_named(script, tmp_path):
-    write_photos(tmp_path / "train", ["ant"], 2)
-    paths = sorted((tmp_path / "train" / "ant").iterdir())
-    paths[1].write_bytes(paths[1].read_bytes()[:-40])
-    with pytest.raises(OSError, match=re.escape(str(paths[1]))):
-        script.pack(paths, [0, 0], tmp_path / "train.npy")
-    assert not (tmp_path / "train.npy").exists()
+def test_a_crop_may_be_smaller_than_the_image(recipes):
+    """Pixels that hold their own number say where a crop was cut."""
+    positions = torch.arange(40 * 40).view(1, 1, 40, 40).expand(64, 3, 40, 40)
+    crops = recipes.crop_and_flip(positions, 32, padding=0)
+    assert crops.shape == (64, 3, 32, 32)
+    steps = crops.diff(dim=3).flatten(1)  # 1 along a row, or all -1: flipped
+    assert ((steps == 1).all(1) | (steps == -1).all(1)).all() and (crops.diff(dim=2) == 40).all()
+    corners = crops[:, 0].flatten(1).amin(1).unique()
+    assert len(corners) > 30 and (corners % 40).max() <= 8 and (corners // 40).max() <= 8  # of 9 × 9
+
+
+def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_only(recipes):
+    asked = {"slow": [], "fast": [], "hopeless": []}
+
+    def step(name, milliseconds, images):
+        asked[name].append(len(images))
+        time.sleep(milliseconds / 1e3)
+
+    steps = {name: functools.partial(step, name, wait) for name, wait in (("slow", 6), ("fast", 4), ("hopeless", 60))}
+    assert recipes.fastest(steps, torch.zeros(8)) == "fast"
+    assert set(asked["hopeless"]) == {2} and 8 in asked["slow"]
+
+
+def test_batches_come_in_order_and_whole_from_one_ahead(recipes):
+    batches = [(torch.full((2,), number), torch.tensor(number)) for number in range(3)]
+    came = list(recipes.one_ahead(batches, torch.device("cpu")))
+    assert [labels.item() for _, labels in came] == [0, 1, 2] and all(
+        (images == labels).all() for images, labels in came
+    )
+    assert list(recipes.one_ahead([], torch.device("cpu"))) == []
+
+
+def test_photos_of_class_folders_alone_are_divided_by_their_names(script, tmp_path):
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        for number in range(100):
+            (tmp_path / name / f"{name}{number}.JPG").touch()
+    train, val = script.find(tmp_path)
+    assert len(train) + len(val) == 200 and 10 <= len(val) <= 35 and not {*train} & {*val}
+    (tmp_path / "ant" / "a-new-one.jpg").touch()
+    others = script.find(tmp_path)
+    assert {*train} <= {*others[0]} and {*val} <= {*others[1]}
 
 
 @pytest.mark.parametrize(("classes", "said"), [
@@ -126,38 +169,55 @@ def test_the_script_says_which_photos_are_missing(classes, said, script, tmp_pat
     assert said in capsys.readouterr().err
 
 
-def test_each_image_is_cut_by_chances_of_its_own_and_in_validation_in_the_middle(script, tmp_path):
-    positions = (np.arange(40 * 40).reshape(40, 40) % 251).astype(np.uint8)  # row by row
-    np.save(tmp_path / "train.npy", np.tile(positions, (64, 3, 1, 1)))
-    np.save(tmp_path / "train.labels.npy", np.arange(64) % 2)
-    torch.manual_seed(0)
-    batch, labels = script.Photos(tmp_path / "train.npy", True).__getitems__(list(range(64)))
-    assert batch.shape == (64, 3, 32, 32) and labels.tolist() == [0, 1] * 32
-    assert len({tuple(image[0, 0].tolist()) for image in batch}) > 40  # of 9 × 9 corners, flipped or not
-    flipped = sum(bool((image[0, 0].int().diff() % 251 == 250).all()) for image in batch)
-    assert 16 <= flipped <= 48
-    batch, _ = script.Photos(tmp_path / "train.npy", False).__getitems__([5, 6])
-    np.testing.assert_array_equal(batch[:, 0], np.stack([positions[4:36, 4:36]] * 2))
+@pytest.fixture
+def photos(tmp_path):
+    for part, of_each in (("train", 12), ("val", 5)):
+        write_photos(tmp_path / part, ["ant", "bee", "cat"], of_each)
+    damaged = tmp_path / "train" / "bee" / "3.png"
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    return tmp_path
 
 
 @pytest.mark.slow
-def test_the_script_trains_validates_and_records_photos_of_ones_own(script, tmp_path, monkeypatch, capsys):
-    small = lambda num_classes, **_: torch.nn.Sequential(  # noqa: E731
-        torch.nn.Conv2d(3, 8, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
-        torch.nn.Linear(8, num_classes),
-    )  # fmt: skip
-    monkeypatch.setattr(script.torchvision.models, "resnet50", small)
-    for part, of_each in (("train", 12), ("val", 5)):
-        write_photos(tmp_path / part, ["ant", "bee", "cat"], of_each)
-    packed = tmp_path / "packed"
-    arguments = [str(tmp_path), str(packed), "--epochs", "30", "--batch", "8", "--lr", "0.1", "--workers"]
-    monkeypatch.setattr(sys, "argv", ["train_photos.py", *arguments, "0", "1"])
+def test_the_script_trains_validates_and_records_photos_of_ones_own(script, photos, monkeypatch, capsys):
+    arguments = ["--epochs", "30", "--batch", "8", "--lr", "3", "--workers", "0", "1"]
+    monkeypatch.setattr(sys, "argv", ["train_photos.py", str(photos), str(photos / "packed"), *arguments])
     script.main()
     printed = capsys.readouterr().out
-    assert printed.count("epoch ") == 30 and "From here on: " in printed
+    assert f"Left out: {photos / 'train' / 'bee' / '3.png'}: " in printed
+    assert printed.count("\nepoch ") == 30 and "From epoch 0 on: " in printed
     assert "100.0% right" in printed.splitlines()[-1]
-    assert list((packed / "trace").glob("*.pt.trace.json"))
-    assert "0.mean" in torch.load(packed / "model.pt", weights_only=True)
+    assert list((photos / "packed" / "trace").glob("*.pt.trace.json"))
+
+
+def test_a_run_that_was_stopped_goes_on_and_learns_the_same(script, recipes, photos, monkeypatch, capsys):
+    monkeypatch.setattr(recipes, "record", lambda *_: None)
+    monkeypatch.setattr(recipes, "fastest", lambda *_: "float32")
+    save_whole, epochs = recipes.save_whole, 4
+
+    def run(packed, stop_after=epochs):
+        def save_and_stop(path, state):
+            save_whole(path, state)
+            if state["epoch"] == stop_after < epochs:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(recipes, "save_whole", save_and_stop)
+        arguments = ["--epochs", f"{epochs}", "--batch", "8", "--workers", "0"]
+        monkeypatch.setattr(sys, "argv", ["train_photos.py", str(photos), str(packed), *arguments])
+        with contextlib.suppress(KeyboardInterrupt):
+            script.main()
+        return recipes.load_whole(packed / "checkpoint.pt")["model"]
+
+    whole = run(photos / "whole")
+    stopped = run(photos / "stopped", stop_after=2)
+    assert not torch.equal(stopped["1.0.weight"], whole["1.0.weight"])
+    resumed = run(photos / "stopped")
+    assert "From epoch 2 on" in capsys.readouterr().out
+    assert all(torch.equal(resumed[name], weights) for name, weights in whole.items())
+    write_photos(photos / "train", ["eel"], 1)
+    with pytest.raises(SystemExit):
+        run(photos / "whole")
+    assert "Delete it to pack anew" in capsys.readouterr().err
 
 
 # train_cifar10.py
