@@ -44,7 +44,8 @@ def main(args, rank, world, device, profiler):
         step = kept["step"]
     dist.all_reduce(ends := torch.tensor([step, -step], device=device), dist.ReduceOp.MAX)
     assert ends.sum() == 0, f"ranks go on from steps {-ends[1]} to {ends[0]}: do all of them see --checkpoint?"
-    model = nn.parallel.DistributedDataParallel(model)  # sends the weights of rank 0 to all
+    # sends the weights of rank 0 to all; the view: a gradient lies in its bucket, and nothing is copied between the two
+    model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     sampler = DistributedSampler(dataset, world, rank, seed=args.seed, drop_last=True)  # rank, rank + world, …
     steps = len(dataset) // args.batch if args.batch % world == 0 else 0  # of an epoch; the ranks share a batch
     assert steps, f"--batch {args.batch}: expected a multiple of the {world} ranks, and at most {len(dataset)} images"
@@ -87,7 +88,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("data", "--checkpoint", "--trace", "--losses"):
         parser.add_argument(name, type=Path)
-    defaults = {"epochs": 2, "batch": 256, "workers": 0, "every": 10, "warmup": 20, "seed": 0, "timeout": 600}
+    defaults = {"epochs": 2, "batch": 256, "workers": 0, "every": 100, "warmup": 20, "seed": 0, "timeout": 600}
     for name, default in (defaults | {"lr": 0.05}).items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     args = parser.parse_args()
@@ -95,7 +96,8 @@ if __name__ == "__main__":
     (rank, world, local, here), gpus = (int(os.environ[name]) for name in names), torch.cuda.device_count()
     assert gpus == 0 or gpus >= here, f"{here} ranks but {gpus} GPUs: start fewer, or CUDA_VISIBLE_DEVICES= for the CPU"
     torch.cuda.set_device(local if gpus else -1)  # each rank has a GPU of its own, as NCCL wants it; -1: none
-    dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=args.timeout))
+    gpu = torch.device("cuda", local) if gpus else None  # known to NCCL from the start: it connects at once, not later
+    dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=args.timeout), device_id=gpu)
     with recording(args.trace, rank) if args.trace else contextlib.nullcontext() as profiler:
         main(args, rank, world, "cuda" if gpus else "cpu", profiler)
     dist.destroy_process_group()

@@ -182,6 +182,7 @@ def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(clus
     ranks.wait_until(lambda: cluster.shown(job)["JobState"] in over and not ranks.processes(cluster.mark))
     shown = cluster.shown(job)
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), cluster.log(job)
+    assert "expected 4 or more for each" in Path(shown["StdOut"]).read_text()  # cores of a process
     expected = losses(straight)
     assert losses(run / "losses.csv") == expected
     assert len(expected) <= lines() < len(expected) + 11, "only the steps since the checkpoint"
