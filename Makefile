@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 FIRST := notebooks/00-start-here.ipynb
 
-# Two processes more than there are cores, four at most. The tests of a notebook, or of a file, stay together. The slowest
-# tests are listed at the end.
+# Two processes more than there are cores, four at most. The tests of a notebook, or of a file, stay together. The
+# slowest tests are listed at the end.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --durations 15 --durations-min 20
 
 # Many container images forbid Python to keep compiled modules: then every process would compile torch, for seconds.
