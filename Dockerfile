@@ -1,9 +1,9 @@
 # The course in a container, with everything but the images. In the course's folder, with Docker 23 or newer:
 #   docker build --tag faster-pytorch-training .
 #   docker run --rm --interactive --tty --shm-size=2g --publish 127.0.0.1:8888:8888 faster-pytorch-training
-# It prints an address with a token: open that. On a machine with an NVIDIA GPU add  --gpus all  to the second line; for
-# another build of PyTorch  --build-arg TORCH_BACKEND=cpu  to the first.
-# Its steps ran as they are in a bare Debian 12 (a chroot), and hadolint has no findings. Docker has not built it yet.
+# It prints an address with a token: open it. On a machine with an NVIDIA GPU add  --gpus all  to the second line; for
+# another build of PyTorch add  --build-arg TORCH_BACKEND=cpu  to the first.
+# Its steps ran unchanged in a bare Debian 12 (a chroot), and hadolint has no findings. Docker has not built it yet.
 FROM python:3.11-slim-bookworm
 
 # make for the Makefile, g++ for torch.compile in notebook 12, Git for your own changes. Their versions are Debian's.
@@ -18,14 +18,14 @@ USER 1000
 WORKDIR /home/reader/course
 ARG TORCH_BACKEND=""
 
-# What the environment is made of, before the rest: a changed notebook does not install PyTorch again.
+# The environment comes before the rest, so that a changed notebook does not install PyTorch again.
 COPY --chown=1000:1000 Makefile pyproject.toml requirements.lock requirements.hashes ./
 COPY --chown=1000:1000 helpers/__init__.py helpers/
 COPY --chown=1000:1000 stepscope/ stepscope/
 RUN --mount=type=cache,target=/home/reader/.cache,uid=1000,gid=1000 make .venv/installed
 COPY --chown=1000:1000 . .
 
-# A browser sees JupyterLab's port alone, and TensorBoard through it. What is to be kept has a folder of its own.
+# A browser sees only JupyterLab's port, and TensorBoard through it. Files to keep have their own folder.
 ENV TENSORBOARD_PROXY_URL=/proxy/%PORT%/ COURSE_DATA=/home/reader/kept/data COURSE_RUNS=/home/reader/kept/runs
 EXPOSE 8888
 CMD ["make", "lab", "LAB=--ip=0.0.0.0 --no-browser"]

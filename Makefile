@@ -1,13 +1,13 @@
-# Thin on purpose: every target is a line or two; the work is done by helpers and pytest.
+# Thin on purpose: every target is a line or two; helpers and pytest do the work.
 PYTHON ?= python3
 BIN := .venv/bin
 FIRST := notebooks/00-start-here.ipynb
 
-# A process a core and two more, four at most; a notebook's tests stay together, and so does a file's. What took longest
-# is listed at the end.
+# Two processes more than there are cores, four at most. The tests of a notebook, or of a file, stay together. The
+# slowest tests are listed at the end.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --durations 15 --durations-min 20
 
-# Many container images forbid Python to keep compiled modules: then every process would compile torch anew, for seconds.
+# Many container images forbid Python to keep compiled modules: then every process would compile torch, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: lab quick test test-all prove run site bench clean
@@ -25,8 +25,8 @@ test: .venv/installed
 test-all: test
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow
 
-# Five times, two of them beside a process that keeps a core busy; that process ends with the command, however it ends.
-# And the lessons' controls, which must fail, with ten seeds.
+# The tests five times, two of them while a process keeps a core busy; that process always ends with the command. Then
+# the lessons' controls, which must fail, with ten seeds.
 prove: export TEST_EXAMPLES = 300
 prove:
 	for run in 1 2 3; do $(MAKE) test || exit; done
@@ -45,7 +45,7 @@ bench: .venv/installed
 clean:
 	rm -rf .venv runs site
 
-# The file is the last thing made, so an interrupted installation is taken up again.
+# The file is made last, so make repeats an interrupted installation.
 .venv/installed: requirements.lock requirements.hashes pyproject.toml stepscope/pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"This course needs Python 3.11 or newer, but $(PYTHON) is {v[0]}.{v[1]}. Name a newer one:  make lab PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
