@@ -1,13 +1,11 @@
 """Time and memory from a trace file to tables: ``python -m tests.bench.bench_traces``. Two minutes on two cores.
 
-First the tables that notebook 12 makes of its traces, with the traces that `stepscope.traces` keeps and without. Then
-`traces.breakdown` and `traces.top_operators` of larger traces, plain and packed. All ways are timed interleaved.
+`traces.breakdown` and `traces.top_operators` of a large trace, plain and packed, timed interleaved.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
 import statistics
 import tempfile
 import time
@@ -26,44 +24,6 @@ from stepscope.timing import profiling
 from stepscope.traces import events
 
 ROUNDS = 5
-KINDS = ["top_operators", "accelerators", "kernels", "memory_curve", "gaps", "steps", "breakdown"]
-GPU = {
-    "id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108, "warpSize": 32,
-    "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 167936,
-}  # fmt: skip
-LAUNCH = {
-    "device": 0, "context": 1, "stream": 7, "registers per thread": 128, "shared memory": 49152, "blocks per SM": 2.0,
-    "warps per SM": 8.0, "grid": [16, 8, 1], "block": [128, 1, 1], "est. achieved occupancy %": 25,
-}  # fmt: skip
-PRODUCT = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn"
-
-
-def event(category: str, name: str, start: float, duration: float, thread: int = 1, **arguments: object) -> dict:
-    place = {"pid": thread == 1, "tid": thread, "ts": start, "dur": duration}
-    return {"ph": "X", "cat": category, "name": name, **place, "args": arguments}
-
-
-def write_cuda(folder: Path, steps: int, kernels: int = 1000) -> Path:
-    """Write a trace as one of a GPU looks like, of steps that launch `kernels` kernels each, 10 µs apart."""
-    found, length = [], 10.0 * kernels + 20
-    for step in range(steps):
-        start = 1e9 + step * length
-        found.append(event("user_annotation", f"ProfilerStep#{step}", start, length))
-        for number in range(1 + step * kernels, 1 + (step + 1) * kernels):
-            call = start + 10 * ((number - 1) % kernels)
-            links = {"External id": number, "correlation": number}
-            place = {"Device Type": 1, "Device Id": 0, "Addr": 1024 * number, "Bytes": 1024}
-            totals = {"Total Allocated": 1024 * number, "Total Reserved": 1 << 30}
-            found += [
-                event("cpu_op", "aten::mm", call, 8.0, **{"External id": number}),
-                event("cuda_runtime", "cudaLaunchKernel", call + 2, 4.0, **links),
-                event("kernel", PRODUCT, call + 10, 9.0, 7, **links, **LAUNCH),
-                {"ph": "i", "name": "[memory]", "ts": call + 1, "args": place | totals},
-            ]
-    head = {"schemaVersion": 1, "deviceProperties": [GPU], "distributedInfo": {"backend": "nccl", "rank": 0}}
-    file = folder / "gpu_1.1000.pt.trace.json"
-    file.write_text(json.dumps(head | {"traceEvents": found}, indent=2))
-    return file
 
 
 def record_cpu(folder: Path, steps: int) -> Path:
@@ -91,19 +51,6 @@ def compare(ways: dict[str, list[Callable[[], object]]]) -> None:
         print(f"  {way:24} {statistics.median(each):6.2f} s ({min(each):.2f} to {max(each):.2f})", flush=True)
 
 
-def of_notebook_11(folder: Path) -> None:
-    """Compare the tables of ten traces as notebook 12 has them, and all kinds of its tables of one trace."""
-    paths = [folder / str(number) for number in range(10)]
-    for path in paths:
-        path.mkdir()
-        write_cuda(path, 2)
-    ten = [partial(getattr(traces, kind), path) for path in paths for kind in ("top_operators", "accelerators", "gaps")]
-    one = [partial(getattr(traces, kind), paths[0]) for kind in KINDS]
-    for title, tables in (("10 traces", ten), ("one trace", one)):
-        print(f"{len(tables)} tables of {title}, each parsed once or for each table")
-        compare({"once": tables, "for each table": [do for table in tables for do in (table, events.clear)]})
-
-
 def of_a_large_one(file: Path) -> None:
     """Compare tables of a trace, plain and packed, and print how much memory Python allocates for the first one."""
     packed = file.with_name(f"{file.name}.gz")
@@ -122,13 +69,8 @@ def of_a_large_one(file: Path) -> None:
 
 def main() -> None:
     """Print all comparisons."""
-    for compared in (
-        of_notebook_11,
-        lambda folder: of_a_large_one(record_cpu(folder, 170)),
-        lambda folder: of_a_large_one(write_cuda(folder, 40)),
-    ):
-        with tempfile.TemporaryDirectory() as folder:
-            compared(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        of_a_large_one(record_cpu(Path(folder), 170))
 
 
 if __name__ == "__main__":

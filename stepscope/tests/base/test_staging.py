@@ -174,7 +174,7 @@ def test_killed_at_any_step_there_is_a_whole_folder_or_none_and_the_next_leaves_
 
 
 @needs_fork
-def test_thirty_at_once_in_a_folder_with_leftovers_do_not_get_in_each_others_way(tmp_path):
+def test_thirty_at_once_in_a_folder_with_leftovers_do_not_get_in_each_others_way(tmp_path, capfd):
     meeting = multiprocessing.get_context("fork").Barrier(30)
 
     def make():
@@ -198,6 +198,7 @@ def test_thirty_at_once_in_a_folder_with_leftovers_do_not_get_in_each_others_way
     assert names_in(tmp_path / "place") == ["a", "b", "c"]
     assert len({file.read_text() for file in (tmp_path / "place").iterdir()}) == 1  # all of one process
     assert count.stat().st_size == 30  # one at a time
+    assert f"Another process is preparing images in {tmp_path}" in capfd.readouterr().out
     assert len(names_in(tmp_path)) == 30 + len(["place", "count", ".preparing.lock"])
 
 
