@@ -286,7 +286,7 @@ def epoch_order(sizes, seed, epoch, buffer=1_000):  # sizes: how many samples ea
 
 
 def batches_of_rank(order, batch, rank=0, world=1, done=0):  # done: samples that all ranks together have had
-    # each rank reads nearly all pieces: let those of a machine share a cache, or deal the pieces out to lanes first
+    # each rank reads nearly all pieces: let those of a machine read one copy, or deal the pieces out to lanes first
     for start in range(done, len(order) - batch * world + 1, batch * world):
         yield order[start + rank * batch :][:batch]
 

@@ -7,10 +7,9 @@ the settings of `order`; ranks and workers only divide it among themselves, so a
 on with others.
 """
 
-from helpers.loading.shards.cache import Cache
 from helpers.loading.shards.index import Index, ShardsError
 from helpers.loading.shards.ordering import batches, order
 from helpers.loading.shards.sharding import join, pack, read_samples
 from helpers.loading.shards.stream import ShardStream
 
-__all__ = ["Cache", "Index", "ShardStream", "ShardsError", "batches", "join", "order", "pack", "read_samples"]
+__all__ = ["Index", "ShardStream", "ShardsError", "batches", "join", "order", "pack", "read_samples"]

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from helpers.data import buckets
 from helpers.loading.shards import ordering
-from helpers.loading.shards.cache import Cache
 from helpers.loading.shards.index import Index, Piece, ShardsError
 from helpers.loading.shards.sharding import read_samples
 from stepscope.base.wording import counted
@@ -53,8 +51,6 @@ class ShardStream(IterableDataset):
         See `order`. They do not depend on the batch or on the ranks: whoever takes the defaults has the same order.
     threads : int
         Requests at a time, in each worker. It asks for twice as many pieces before it needs them.
-    cache : Cache, optional
-        Keeps pieces on this machine's disk.
 
     Raises
     ------
@@ -80,10 +76,9 @@ class ShardStream(IterableDataset):
         lanes: int = 32,
         shuffle: int = 8_000,
         threads: int = 8,
-        cache: Cache | None = None,
     ):
         self.bucket, self.index, self.batch, self.decode, self.prefix = bucket, index, batch, decode, prefix
-        self.rank, self.world, self.threads, self.cache = rank, world, threads, cache
+        self.rank, self.world, self.threads = rank, world, threads
         # Epoch, first position, order; in memory that is shared with the workers: those that persist see what set_epoch
         # and load_state change.
         self._now = torch.tensor([0, 0, seed, lanes, shuffle]).share_memory_()
@@ -181,7 +176,7 @@ class ShardStream(IterableDataset):
             for piece, row in zip(pieces.data, rows.data, strict=True):  # .data: numbers of Python's, one by one
                 if piece not in samples:
                     for number in islice(to_ask, 2 * self.threads - len(asked)):
-                        asked[number] = pool.submit(self._content, store, self.index.pieces[number])
+                        asked[number] = pool.submit(self._download, store, self.index.pieces[number])
                     samples[piece] = self._read(asked.pop(piece), self.index.pieces[piece])
                 sample, samples[piece][row] = samples[piece][row], None
                 left[piece] -= 1
@@ -213,12 +208,6 @@ class ShardStream(IterableDataset):
 
     def _name(self, piece: Piece) -> str:
         return f"{self.bucket}/{self.prefix}{piece.shard}"
-
-    def _content(self, store: Any, piece: Piece) -> bytes:
-        download = partial(self._download, store, piece)
-        if self.cache is None:
-            return download()
-        return self.cache.get(f"{self.index.fingerprint}-{piece.shard}-{piece.start}", piece.crc32c, download)
 
     def _download(self, store: Any, piece: Piece) -> bytes:
         """Return the bytes of a piece, as they were written; one that arrives damaged is asked for once more."""
