@@ -1,4 +1,4 @@
-"""A copy of the pieces on this machine's own disk: in a folder that is said, up to a size that is said."""
+"""A copy of the pieces on this machine's own disk, in a folder and up to a size that you choose."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from filelock import FileLock
 
 from stepscope.base import staging
 
-_KEPT = 0.9  # of the limit, when pieces are removed: to list 15,000 of them takes 0.1 s, too long for each new one
+_KEPT = 0.9  # of the limit, after a removal: listing 15,000 pieces takes 0.1 s, too long for each new one
 
 
 class Cache:
     """Pieces on a local disk, shared by all processes of this machine: each is downloaded once.
 
-    A piece is a file whose name has the index's fingerprint: pieces of another version of the data are never taken for
-    these. A file appears whole or not at all, so a killed process leaves none that counts. If all files together exceed
-    the limit, those that were read longest ago are removed, until a tenth of it is free. If the disk is full, reading
-    goes on without keeping.
+    A piece is a file whose name has the index's fingerprint, so pieces of two versions of the data are never confused.
+    A file appears whole or not at all, so a killed process leaves no partial piece. If all files together exceed the
+    limit, those that were read longest ago are removed, until a tenth of the limit is free. If the disk is full,
+    reading goes on without keeping.
 
     Parameters
     ----------
     folder : path
-        On a disk of this machine; made if need be. To empty the cache, delete it while nobody reads.
+        On a disk of this machine; created if missing. To empty the cache, delete it while nobody reads.
     limit_bytes : float
-        Of all files together; those that are written at the same moment may come on top. A piece larger than that is
-        not kept.
+        For all files together; files that are written at the same moment may exceed it. A larger piece is not kept.
     """
 
     def __init__(self, folder: str | Path, limit_bytes: float):
@@ -39,9 +38,9 @@ class Cache:
         self.limit_bytes = limit_bytes
 
     def get(self, name: str, crc32c: int, download: Callable[[], bytes]) -> bytes:
-        """Return the content of a piece: from the disk, or downloaded, by one of all who want it at the same time.
+        """Return the content of a piece, from the disk or downloaded; if several want it at once, one downloads.
 
-        A copy with another `crc32c` is downloaded anew. What `download` raises is raised.
+        A copy with another `crc32c` is downloaded anew. Errors of `download` are raised.
         """
         path = self.folder / "pieces" / f"{zlib.crc32(name.encode()) % 256:02x}" / name  # `staging` lists its folder
         content = _read(path, crc32c)
@@ -65,7 +64,7 @@ class Cache:
             staging.write(path, content)
         except OSError as error:
             warnings.warn(
-                f"{self.folder}: a piece could not be kept ({os.strerror(error.errno or 0)}). Reading goes on without. "
+                f"{self.folder}: a piece could not be kept ({os.strerror(error.errno or 0)}). Reading goes on without it. "
                 "Free some space, or choose another folder or a smaller limit.",
                 stacklevel=2,
             )
@@ -83,7 +82,7 @@ class Cache:
                 total = size + sum(bytes_ for _, bytes_, _ in files)
                 for _, bytes_, path in files:
                     if total > _KEPT * self.limit_bytes and not staging.is_staging(path.relative_to(self.folder)):
-                        with suppress(OSError):  # on Windows, where somebody reads it
+                        with suppress(OSError):  # on Windows, while somebody reads it
                             path.unlink()
                             total -= bytes_
                             (self.folder / "locks" / path.name).unlink()
