@@ -29,8 +29,8 @@ _COMMIT_BYTES = 16 * 2**20  # LMDB keeps uncommitted values in memory, and so do
 _WAITING_BYTES = 250  # of a key and a value that wait, without the value's content
 _FIRST_MAP_BYTES = 64 * 2**20
 
-# Header of a page, in LMDB 0.9's mdb.c (struct MDB_page): its number, padding, flags, and how many pages it spans, valid
-# if the flag of an overflow page is set
+# Header of a page, in LMDB 0.9's mdb.c (struct MDB_page): its number, padding, flags, and how many pages it spans, if
+# the flag of an overflow page is set
 _PAGE = struct.Struct("<QHHI")
 _OVERFLOW = 0x04
 

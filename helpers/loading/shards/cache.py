@@ -64,7 +64,7 @@ class Cache:
             staging.write(path, content)
         except OSError as error:
             warnings.warn(
-                f"{self.folder}: a piece could not be kept ({os.strerror(error.errno or 0)}). Reading goes on without it. "
+                f"{self.folder}: a piece could not be kept ({os.strerror(error.errno or 0)}). Reading goes on without. "
                 "Free some space, or choose another folder or a smaller limit.",
                 stacklevel=2,
             )
