@@ -1,5 +1,5 @@
-"""The shell's door: ``python -m helpers check · prepare · run · site · record · tour · ladder · exercise · grade ·
-class · slides · colab``; what works on any training code is the command ``stepscope``."""
+"""The course's commands: ``python -m helpers check · prepare · run · site · record · tour · ladder · exercise · grade ·
+class · slides · colab``. For any other training code there is the command ``stepscope``."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ def main(arguments: list[str] | None = None) -> int:
         return added.add_argument
 
     option = command(_check, "is this machine ready, and how long will the course take?")
-    option("--people", type=int, metavar="N", help="instead, is it ready for so many people at once?")
-    option = command(_prepare, "get the images, or check those that are there")
-    option("--verify", action="store_true", help="then also read every byte of them")
+    option("--people", type=int, metavar="N", help="instead, is it ready for N people at once?")
+    option = command(_prepare, "get the images, or check the existing ones")
+    option("--verify", action="store_true", help="also read every byte of the images")
     option = command(_run, "execute all notebooks and write them as HTML pages")
-    option("--core", action="store_true", help="only the core of each, without what goes further")
-    option("--record-times", action="store_true", help="store how long they took, for the estimate of check")
+    option("--core", action="store_true", help="only the core of each, not what goes further")
+    option("--record-times", action="store_true", help="store their run times, for the estimates of `check`")
     option = command(_site, "build the course as web pages; execute the notebooks that have no outputs")
     option("--out", metavar="DIR", type=Path, help="folder of the site (default: site); an earlier site is replaced")
     option = command(_record, "execute the notebooks several times, as a reference for others")
     option("notebooks", metavar="NN", nargs="*", help="only these, such as 08 09 (default: all)")
     option("--out", metavar="DIR", type=Path, required=True, help="folder to write; an interrupted recording goes on")
     option("--processes", type=int, default=3, metavar="N", help="how often each is executed (default: 3)")
-    option = command(_tour, "record the trace that the guided tour in notebook 01 goes through")
+    option = command(_tour, "record the trace of the guided tour in notebook 01")
     option("--out", metavar="DIR", required=True, help="folder to write; an earlier tour is replaced")
     command(_ladder, "print the results so far")
     option = command(_exercise, "write a training script with six faults, as in notebook 18")
-    option("--seed", type=int, required=True, help="any number; each stands for other faults")
-    groups = "a script for each group of a class, of other faults; 1 to 99 groups"
+    option("--seed", type=int, required=True, help="any number; it determines the faults")
+    groups = "write a script with different faults for each of 1 to 99 groups"
     option("--groups", type=int, choices=range(1, 100), metavar="N", help=groups)
     option("--out", metavar="PATH", required=True, help="the script to write; with --groups a folder")
-    option = command(_grade, "check that a fixed script of `exercise` trains the same, and which faults are gone")
-    option("--seed", type=int, required=True, help="the number that it was drawn with")
+    option = command(_grade, "check whether a fixed script of `exercise` trains the same, and which faults are gone")
+    option("--seed", type=int, required=True, help="the script's seed in `exercise`")
     option("path", metavar="FILE", help="the script")
     option = command(_class, "write a page with the results of a whole class")
-    option("folder", metavar="FOLDER", help="with a folder for each reader that holds a scoreboard.jsonl")
+    option("folder", metavar="FOLDER", help="holds a folder for each reader, with a scoreboard.jsonl")
     option("--out", metavar="FILE", default="class.html", help="the page to write (default: class.html)")
     option("--anonymous", action="store_true", help="leave out the names, and shuffle the readers")
-    option = command(_slides, "draw figures for slides, and a page with what to say to each")
+    option = command(_slides, "draw figures for slides, and write a page with notes for each")
     option("--out", metavar="DIR", required=True, help="folder to write; earlier slides are replaced")
-    option = command(_colab, "write copies of the notebooks that get the course where they are opened")
+    option = command(_colab, "write copies of the notebooks whose first cell gets the course")
     option("--out", metavar="DIR", required=True, help="folder to write; notebooks there are replaced")
     options = parser.parse_args(arguments)
     try:
@@ -185,7 +185,7 @@ def _colab(options: argparse.Namespace) -> int:
     from helpers.lessons import hosted
 
     copies = hosted.write_copies(options.out)
-    print(f"{len(copies)} notebooks that get the course of {hosted.release()} are in {options.out}.")
+    print(f"{len(copies)} notebooks that get the course {hosted.release()} are in {options.out}.")
     return 0
 
 

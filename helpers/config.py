@@ -7,7 +7,7 @@ variable                  meaning
 ``COURSE_DATA``           folder of the images; a class may share one (default: ``data``)
 ``COURSE_RUNS``           folder of your traces and scoreboard (default: ``runs``)
 ``CIFAR10_ARCHIVE``       a CIFAR-10 archive or extracted folder that you already have
-``COURSE_PHOTOS``         photos of your own: a folder with a folder of images for each class
+``COURSE_PHOTOS``         your own photos: a folder with a subfolder of images for each class
 ``S3_ENDPOINT``           URL of an S3 store of your own, with a bucket in ``S3_BUCKET``, keys in
                           ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``, for temporary keys
                           ``AWS_SESSION_TOKEN``, and ``AWS_REGION`` (default: ``us-east-1``)
@@ -23,8 +23,8 @@ from pathlib import Path
 from stepscope.base import machine
 
 PROJECT = Path(__file__).resolve().parent.parent
-# Where the course is published, such as https://github.com/OWNER/NAME: the only place that says so. Empty, it is
-# nowhere: the site has no buttons that lead there, and there are no copies of the notebooks for Colab.
+# Where the course is published, such as https://github.com/OWNER/NAME; nothing else says so. While it is empty, the
+# site has no buttons that lead there, and there are no copies of the notebooks for Colab.
 REPOSITORY = ""
 SEED = 2021  # any fixed number: two runs draw the same images, the same weights, the same order
 
@@ -40,7 +40,7 @@ class Preset:
     longest_run: float  # seconds after which a timed run takes no further step
     longest_comparison: float  # seconds after which a comparison has no further round
     train_images: int  # in an epoch of training; all there are, if fewer
-    drawn_images: tuple[int, int]  # to train on and to test, where CIFAR-10 itself cannot be had
+    drawn_images: tuple[int, int]  # to train on and to test, where CIFAR-10 is not available
     worker_counts: tuple[int, ...]  # to sweep
     drawn_photos: int  # where there are none of the reader's own
     cpu_batch: int  # images in a training step of ResNet-50 where there is no GPU
@@ -57,11 +57,11 @@ PRESETS = {
 
 
 class CourseError(ValueError):
-    """What the reader gave or asked for does not fit: an archive, a folder, a setting. The message says what would."""
+    """The reader's input does not fit: an archive, a folder, a setting. The message says what would fit."""
 
 
 def preset() -> Preset:
-    """Return the preset that ``COURSE_PRESET`` names, ``workshop`` by default; raise `CourseError` if it is none."""
+    """Return the preset that ``COURSE_PRESET`` names, ``workshop`` by default; raise `CourseError` for another name."""
     name = os.environ.get("COURSE_PRESET") or "workshop"
     if name not in PRESETS:
         raise CourseError(f"COURSE_PRESET is {name!r}, but there is only {', '.join(PRESETS)}; set one of these.")

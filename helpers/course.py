@@ -1,4 +1,4 @@
-"""What notebooks import in one line: modules of all rooms, by their own names. Nothing in `helpers` imports this."""
+"""The modules of all rooms, for notebooks to import in one line. Nothing in `helpers` imports this."""
 
 import inspect
 
@@ -20,5 +20,5 @@ __all__ = [
 
 
 def source_of(*objects: object) -> Code:
-    """Return the source of functions, methods, classes or modules below each other, coloured in a notebook."""
+    """Return the source of functions, methods, classes or modules, one below the other, with syntax highlighting."""
     return Code("\n".join(map(inspect.getsource, objects)), language="python")

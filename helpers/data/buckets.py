@@ -1,7 +1,7 @@
 """Where objects live: a bucket of an S3 store, or a folder in its place; and what their errors mean.
 
-The client, obstore, sends a request again that got no answer, was cut off, or met a server that is busy: for
-`PATIENCE` seconds, after pauses that grow.
+The client, obstore, repeats a request that got no answer, was cut off, or met a busy server: for `PATIENCE` seconds,
+with growing pauses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StoreError(OSError):
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket of an S3 store, with its keys, never shown. It can be pickled, and opens nothing before `connect`."""
+    """A bucket of an S3 store. Its keys are never shown. It can be pickled, and opens nothing before `connect`."""
 
     endpoint: str
     name: str
@@ -54,8 +54,8 @@ class Bucket:
         host = urlsplit(self.endpoint).hostname
         if host == "127.0.0.1":  # no proxy of the environment leads here
             options |= {"proxy_url": f"http://{host}:9", "proxy_excludes": host}
-        # What is not said here, obstore takes from variables such as AWS_SESSION_TOKEN, and AWS_ENDPOINT_URL_S3 even
-        # replaces the endpoint that it is given (0.12.1).
+        # obstore takes missing settings from variables such as AWS_SESSION_TOKEN, and AWS_ENDPOINT_URL_S3 even replaces
+        # the given endpoint (0.12.1).
         return S3Store(
             self.name, endpoint=self.endpoint, aws_endpoint_url_s3=self.endpoint, region=self.region,
             credential_provider=lambda: keys | {"token": self.session_token or None}, skip_signature=False,
@@ -82,9 +82,9 @@ class Folder:
 
 @contextmanager
 def request(what: str) -> Iterator[None]:
-    """Raise what an error of the client means: StoreError, or FileNotFoundError if there is no such object or bucket.
+    """Translate the client's errors: StoreError, or FileNotFoundError if there is no such object or bucket.
 
-    `what` says what is asked for, and where.
+    `what` says what is requested, and where.
     """
     try:
         yield
@@ -101,7 +101,7 @@ def request(what: str) -> Iterator[None]:
                 f"endpoint and region. {said}"
             ) from error
         raise StoreError(
-            f"{what}: expected an answer of the store, found none for {PATIENCE:g} s. Is it running? {said}"
+            f"{what}: expected an answer from the store, found none for {PATIENCE:g} s. Is it running? {said}"
         ) from error
 
 
@@ -109,7 +109,7 @@ _user: int | None = None  # the process that used a client first; a forked child
 
 
 def _check_fork(place: Bucket | Folder) -> None:
-    """Refuse a fork of a process that used a client: its threads stay behind, and requests would wait for them."""
+    """Refuse a fork of a process that used a client: a fork lacks its threads, and requests would wait for them."""
     global _user
     if _user not in (None, os.getpid()):
         raise RuntimeError(
@@ -121,9 +121,9 @@ def _check_fork(place: Bucket | Folder) -> None:
 
 
 def _note_use() -> None:
-    """Before a fork: note whether this process has used a client, made anywhere, as the client's threads show.
+    """Before a fork: record whether this process has used a client, made anywhere, as the client's threads show.
 
-    Only Linux lists them; elsewhere fork is not the default, and only what connects here is noted.
+    Only Linux lists them; elsewhere fork is not the default, and only connections made here are recorded.
     """
     global _user
     for thread in Path("/proc/self/task").glob("*/comm") if _user is None else ():

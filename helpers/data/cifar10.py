@@ -1,4 +1,4 @@
-"""Gets CIFAR-10 from an archive, from the internet or drawn, and keeps it as one PNG an image beside ``labels.csv``."""
+"""Gets CIFAR-10 from an archive, from the internet or drawn, and keeps it as PNG files beside ``labels.csv``."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def prepare(
     Raises
     ------
     config.CourseError
-        If the archive is damaged, or is not what it should be.
+        If the archive is damaged or of another kind.
     staging.DamagedFolder
         If prepared images are missing, were altered or added.
     staging.NotEnoughDisk
@@ -137,7 +137,7 @@ def _facts(manifest: dict) -> tuple[str, str | None, tuple[str, ...], int, int]:
     train, test = manifest["images"]
     texts = (source, made_from or "", *classes)
     if not (all(isinstance(text, str) for text in texts) and type(train) is type(test) is int):
-        raise TypeError("a source, classes or numbers of images that are none")
+        raise TypeError("impossible source, classes or numbers of images")
     return source, made_from, classes, train, test
 
 
@@ -168,8 +168,8 @@ def _write(parts: _Parts, folder: Path, source: str, classes: Sequence[str], mad
 
 
 def _download(data_dir: Path) -> Path | None:
-    """Return the official archive, or None where it cannot be had, and print why."""
-    from torchvision import datasets  # here, since it imports torch, which takes seconds and is hardly ever needed
+    """Return the official archive, or None if it is not available, and print why."""
+    from torchvision import datasets  # here, since it imports torch, which takes seconds and is rarely needed
 
     official = datasets.CIFAR10
     timeout_before = socket.getdefaulttimeout()

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from stepscope.base import machine, staging
 
 FORMAT = 2
-"""Of the folders: count up when their layout or the drawn images change."""
+"""Of the folders: raise it when their layout or the drawn images change."""
 
 _NAME = "manifest.json"
 _ENDINGS = (".png", ".jpg", ".csv")  # of the files that count; a file browser adds others
@@ -29,8 +29,8 @@ def write(
 ) -> None:
     """Write a folder with the folders `inner` and a file for each of the items, and show a progress bar.
 
-    In threads, which start at once and end with us if we are killed, `encode` returns for an item the name of its file
-    below `folder`, such as ``"train/00000.png"``, and the content. The `facts` are for the manifest.
+    For an item, `encode` returns the name of its file below `folder`, such as ``"train/00000.png"``, and the content.
+    It runs in threads, which start at once and end with us if we are killed. The `facts` are for the manifest.
     """
     with staging.folder(folder) as new:
         for name in inner:
@@ -42,7 +42,7 @@ def write(
             return name, (len(content), zlib.crc32(content))
 
         files = dict(_in_threads(write_file, items, "writing images"))
-        # Only the manifest is forced to the disk: if a power cut takes images, the manifest shows that
+        # Only the manifest is forced to the disk: if images are lost by a power cut, it shows that
         staging.write(new / _NAME, json.dumps({"format": FORMAT, **facts, "files": files}), durable=True)
 
 
@@ -52,14 +52,14 @@ def check(folder: Path, every_byte: bool = False, facts: Callable[[dict], object
     Parameters
     ----------
     every_byte : bool
-        Compare the content of all files; else names and sizes, and the content of tables alone.
+        Compare the content of all files; else only names and sizes, and the content of tables.
     facts : callable
         Called with the manifest; raises KeyError, TypeError or ValueError if a fact is missing or is something else.
 
     Raises
     ------
     staging.DamagedFolder
-        With the name of the first file that is missing, was added, or is not as it was written.
+        With the name of the first file that is missing, was added or has changed.
     """
     path = folder / _NAME
     try:

@@ -86,12 +86,12 @@ def prepare(*, data_dir: Path | None = None, drawn: int | None = None) -> Photos
 def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """List the images in class folders, as torchvision's ImageFolder does and in its order.
 
-    Names that begin with a dot are passed over: file browsers and Jupyter make such files.
+    Names that begin with a dot are skipped: file browsers and Jupyter make such files.
 
     Parameters
     ----------
     folder : path
-        Holds a folder for each class, and in it or deeper images.
+        Holds a folder for each class, with images at any depth.
 
     Returns
     -------

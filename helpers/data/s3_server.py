@@ -1,7 +1,7 @@
 """A real S3 server for this machine, and the store that the course uses.
 
-Where obstore was used before a fork, the forked process hangs at its first request. So the server is started, asked and
-watched by a process of its own, which is this file as a script.
+If obstore was used before a fork, the forked process hangs at its first request. So a separate process, which runs this
+file as a script, starts, asks and watches the server.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from helpers.data.buckets import Bucket, Folder, StoreError
 from stepscope.base import child
 
 _HOST = "127.0.0.1"
-_PARTS = ("s3", "master", "volume", "filer", "admin")  # of the server: each has a port, and for gRPC another
-# A block of ports a server, all below those that systems give to outgoing connections (Linux from 32768, others from
+_PARTS = ("s3", "master", "volume", "filer", "admin")  # of the server: each has a port, and another one for gRPC
+# A block of ports per server, below those that systems give to outgoing connections (Linux from 32768, others from
 # 49152): between a kill and a restart nobody gets one by chance, and no client connects to itself.
 _BLOCKS, _GRPC = range(10_000, 20_000, 10), 10_000
 _PATIENCE, _SHOWN = 60, 20  # seconds for a start; lines of the log in an error
@@ -41,11 +41,10 @@ _OPTIONS = f"""-ip={_HOST} -ip.bind={_HOST} -dir=objects -master.telemetry=false
 class Server:
     """SeaweedFS, an S3 server for this machine, with random credentials and without telemetry.
 
-    `folder` is for the objects and the server's log; objects that an earlier server left there are served again. The
-    server ends with this object, or a ``with`` statement, and with this process, however that ends. Its S3 port asks
-    for the credentials. Of the ports behind it, which other users of this machine can try, those for HTTP ask for a
-    token or do nothing, and those for gRPC ask for a certificate, which the program ``openssl`` makes: without it, they
-    stay open.
+    `folder` is for the objects and the server's log; objects of an earlier server there are served again. The server
+    ends with this object, or a ``with`` statement, and with this process, however that ends. Its S3 port asks for the
+    credentials. Other users of this machine can try the server's internal ports: those for HTTP ask for a token or do
+    nothing, and those for gRPC ask for a certificate, which the program ``openssl`` makes: without it, they stay open.
     """
 
     def __init__(self, folder: str | Path):
@@ -72,7 +71,7 @@ class Server:
             raise StoreError(f"Expected an answer from {self.bucket}, found none. Its log, {path}, ends:\n{end}")
 
     def stop(self) -> None:
-        """End the server by SIGKILL, as an accident would: it can finish nothing. What was put before is kept."""
+        """End the server by SIGKILL, as an accident would: it can finish nothing. Objects put before are kept."""
         self._watcher.stop()
 
     kill = stop
@@ -114,7 +113,7 @@ def program() -> str | None:
 
 
 def _reserve_ports() -> tuple[socket.socket, int]:
-    """Return a socket that keeps a block of free ports from all other servers of this kind, and the first of them."""
+    """Return a socket that reserves a block of free ports among servers of this kind, and the first port."""
     for first in secrets.SystemRandom().sample(_BLOCKS, len(_BLOCKS)):
         with suppress(OSError), socket.create_server((_HOST, first + _BLOCKS.step - 1)) as guard:
             for port in range(first, first + len(_PARTS)):
@@ -131,7 +130,7 @@ def _socket_files(first: int) -> list[Path]:
 
 
 def _locks() -> dict[str, str]:
-    """Return settings by which the ports behind that for S3 serve this server only; make its certificate."""
+    """Return settings by which the internal ports serve this server only; make its certificate."""
     locks = {"JWT_SIGNING_KEY": secrets.token_urlsafe(), "JWT_SIGNING_READ_KEY": secrets.token_urlsafe()}
     if openssl := shutil.which("openssl"):
         new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=course"  # signed by itself
@@ -155,7 +154,7 @@ def _watch(endpoint: str, bucket: str) -> None:
         for path in _socket_files(first):
             path.unlink(missing_ok=True)
 
-    with filelock.FileLock("server.lock", timeout=3):  # the server of a notebook that was just killed may run
+    with filelock.FileLock("server.lock", timeout=3):  # the server of a notebook that was just killed may still run
         server = subprocess.Popen(
             command, env=os.environ | _locks(), stdin=subprocess.DEVNULL, stdout=sys.stderr,
             preexec_fn=child.kernel_ends_with_parent(),

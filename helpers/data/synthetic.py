@@ -1,8 +1,8 @@
 """Draws labelled images that stand in for CIFAR-10 and for photos: the same pixels on every machine, for ever.
 
-Each image shows one of ten figures before a cloudy background, under spots of other colours and grain; some can hardly
-be seen, so that a small network learns the classes in an epoch well, but not perfectly. The grain makes PNG files as
-large as those of CIFAR-10. Photos show the same figures on a finer grid.
+Each image shows one of ten figures in front of a cloudy background, under spots of other colours and grain. Some are
+hardly visible, so that a small network learns the classes in an epoch well, but not perfectly. The grain makes PNG
+files as large as those of CIFAR-10. Photos show the same figures on a finer grid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GRAIN = np.array([4, 9, 13, 16, 18, 20, 23, 25, 27, 29, 31, 33, 35, 38, 42, 50]
 _COS = np.array([237, 251, 256, 251, 237], np.int32)
 _SIN = np.array([-98, -50, 0, 50, 98], np.int32)
 
-# Added to a seed they keep the streams apart: of labels, and of photos
+# Added to a seed, these separate the streams of labels and of photos
 _LABEL_KEY, _PHOTO_KEY = 2**64, 2**65
 _LONGER, _SHORTER = (450, 513), (300, 401)  # pixels of a photo's sides: the fewest, and one more than the most
 _PHOTO_BYTES = 2**18  # random bytes for a photo: its grain takes most of them
@@ -165,7 +165,7 @@ def _photo(random: _Random, labels: np.ndarray) -> np.ndarray:
     contrast = random.between(90, 230)
     colours = [behind, _mixed(behind, _COLOURS[labels] + _colour_shift(random), contrast)]
 
-    # Which colour each pixel has comes first, and then all colours at once: half the time of painting in turn
+    # First each pixel's choice of a colour, then all colours at once: half the time of painting in turn
     chosen = _figures(random, labels, height, width)[0].astype(np.uint8)
     for _ in range(6):
         chosen[_spots(random, height, width)[0]] = len(colours)
@@ -203,7 +203,7 @@ def _spots(random: _Random, height: int = _SIDE, width: int = _SIDE) -> np.ndarr
     """Where each image has a small disc: bool of shape (images, height, width)."""
     shorter = min(height, width)
     right, down = _offsets(random, 31 * shorter // 32, height, width)
-    return right**2 + down**2 <= (16 * shorter**2 - 1) // random.between(250, 900)  # 1/8 to 1/15 of it to its edge
+    return right**2 + down**2 <= (16 * shorter**2 - 1) // random.between(250, 900)  # the radius is 1/8 to 1/15 of it
 
 
 def _offsets(random: _Random, reach: int, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
 """Every figure of the course, by subject. Each function returns a `Picture`: shown in a notebook it is an image with an
 alternative text for those who cannot see it.
 
-`source` says what was measured, on which machine, and what of it is simulated. It stands below the figure and in the
+`source` says what was measured, on which machine, and which part is simulated. It appears below the figure and in the
 alternative text.
 """
 

@@ -1,4 +1,4 @@
-"""Figures of processes that train together: what each rank does in a step, and what more of them gain."""
+"""Figures of processes that train together: what each rank does in a step, and what more ranks gain."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from stepscope.traces.exposed_communication import NO_COMPUTATION
 
 _WAITING = {"facecolor": PALE, "hatch": "////", "edgecolor": "black"}
 _TRANSFER = {"facecolor": COLOURS["Communication"]}
-# Parts that add up to a step: columns of `traces.communication`, from the left, what they are called and how they look.
+# Parts that add up to a step: columns of `traces.communication`, from the left, with their labels and looks.
 _OVERLAPPED = {"facecolor": COLOURS["compute"], "hatch": "xxxx", "edgecolor": "white"}
 _PARTS = {
     "compute": ("computing", {"facecolor": COLOURS["compute"]}),
-    "overlapped": ("computing, with communication behind it", _OVERLAPPED),
+    "overlapped": ("computing, overlapped with communication", _OVERLAPPED),
     "transfer": ("exposed communication: transfer", _TRANSFER),
     "waiting": ("exposed communication: waiting for the last rank", _WAITING),
 }
-_TALLEST = 11  # inches of a figure, of however many ranks
+_TALLEST = 11  # inches of a figure, for any number of ranks
 
 
 def communication(tables: pd.DataFrame | Mapping[str, pd.DataFrame], source: str) -> Picture:
     """Draw what each rank does in a step: stacked bars of computing, overlapped and exposed communication.
 
-    A table is as `traces.communication` returns it, in ms a step; give several by the titles of their panels.
+    A table is as `traces.communication` returns it, in ms a step; pass several by the titles of their panels.
     """
     tables = {"": tables} if isinstance(tables, pd.DataFrame) else tables
     heights = [len(table) + 0.6 for table in tables.values()]
@@ -53,14 +53,14 @@ def communication(tables: pd.DataFrame | Mapping[str, pd.DataFrame], source: str
     rows[-1].set(xlabel="time of a step in ms; at the end of each bar the share without exposed communication")
     rows[-1].set_xlim(0, 1.1 * max(table["step"].max() for table in tables.values()))
     legend(figure, columns=2, handles=[Patch(label=label, linewidth=0, **looks) for label, looks in _PARTS.values()])
-    return finish(figure, f"Stacked bars of the time of a step, one a rank. {listed(words)}", source, "x")
+    return finish(figure, f"Stacked bars of the time of a step, one per rank. {listed(words)}", source, "x")
 
 
 def rank_timeline(path: str | Path | traces.Ranks, source: str = "") -> Picture:
     """Draw the time lines of all ranks on one clock in the last step that all of them have recorded.
 
-    Each rank has what it does, and right below it its communication. `path` is the folder with the traces of all ranks,
-    or what `traces.ranks` returns. Raises `traces.NoSteps` if a rank marks no steps.
+    Each rank has a line for its work, and right below it one for communication. `path` is the folder with the traces of
+    all ranks, or the result of `traces.ranks`. Raises `traces.NoSteps` if a rank marks no steps.
     """
     ranks = path if isinstance(path, Mapping) else traces.ranks(path)
     operations = traces.collectives(ranks)
@@ -92,7 +92,7 @@ def rank_timeline(path: str | Path | traces.Ranks, source: str = "") -> Picture:
 
 
 def _lanes(trace: traces.Trace, clock: float, operations: pd.DataFrame) -> dict[str, tuple]:
-    """Return of all that a rank does the place, the looks, and a table of starts and ends in µs on the common clock."""
+    """Return place and looks of each of a rank's activities, with starts and ends in µs on the common clock."""
     events = pd.concat([span.events.table() for span in trace.spans])
     name, kind, computing = "kernels", "Kernel", events["kind"] == "Kernel"
     if not computing.any():
@@ -109,10 +109,10 @@ def _lanes(trace: traces.Trace, clock: float, operations: pd.DataFrame) -> dict[
 
 
 def scaling(table: pd.DataFrame, source: str) -> Picture:
-    """Draw throughput by the number of ranks, and as it would be if each rank brought as much as the first.
+    """Draw throughput by the number of ranks, and the ideal, in which each rank brings as much as the first.
 
-    `table` has a row a measurement: `kind`, such as "weak" or "strong", `ranks`, and `images/s`, all ranks together; if
-    there is a prediction, that in `predicted`. NaN where nothing was measured, or predicted.
+    `table` has a row per measurement: `kind`, such as "weak" or "strong", `ranks`, `images/s` of all ranks together,
+    and a prediction, if any, in `predicted`. NaN where nothing was measured, or predicted.
     """
     figure, axes = panel(7, 3.8)
     words, ideals = {}, {}

@@ -18,18 +18,18 @@ from matplotlib.ticker import MaxNLocator
 from helpers.figures import palette
 from stepscope.base import staging
 
-_WIDEST_TEXT = 0.8  # of a panel: beside a longer one no bar could be seen
+_WIDEST_TEXT = 0.8  # of a panel: a longer text would hide the bar
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, and in words what it shows."""
+    """A figure, and its content in words."""
 
     figure: Figure
     alt: str
 
     def png(self, dpi: float = 150) -> bytes:
-        """Return the figure as a PNG file of so many pixels an inch."""
+        """Return the figure as a PNG file of `dpi` pixels per inch."""
         buffer = io.BytesIO()
         self.figure.savefig(buffer, dpi=dpi)
         return buffer.getvalue()
@@ -58,7 +58,7 @@ def panels(width: float, height: float, heights: Sequence[float], **sharing: boo
 
 
 def legend(figure: Figure, where: str = "upper center", columns: int = 1, handles: Sequence | None = None) -> None:
-    """Put one legend outside all panels: of these handles, or of all that has a label."""
+    """Put one legend outside all panels: of these handles, or of everything with a label."""
     options = {"handles": handles} if handles else {}
     figure.legend(loc=f"outside {where}", ncols=columns, frameon=False, fontsize=9, **options)
 
@@ -81,19 +81,19 @@ def finish(figure: Figure, words: str, source: str = "", grid: str = "y") -> Pic
 
 
 def listed(rows: Mapping[str, Mapping[str, str]]) -> str:
-    """Return for the words of a picture what each row has: "one: a 5, b 7; two: a 3"."""
+    """Return the values of each row, for the words of a picture: "one: a 5, b 7; two: a 3"."""
     return "; ".join(
         f"{name}: " + ", ".join(f"{key} {text}" for key, text in row.items()) for name, row in rows.items()
     )
 
 
 def patches(colours: Mapping[str, str], **style: object) -> list[Patch]:
-    """Return what a legend shows for names and their colours."""
+    """Return a legend's patches for names and their colours."""
     return [Patch(**{"facecolor": colour, "label": name} | style) for name, colour in colours.items()]
 
 
 def lines(series: Mapping[str, tuple[Sequence, Sequence]], **style: object) -> tuple[Figure, Axes]:
-    """Draw a line for each (x, y), by its name; `style` is that of `Axes.plot`, with its own marker if it is True."""
+    """Draw a line for each (x, y), by its name; `style` is for `Axes.plot`, but ``marker=True`` gives each its own."""
     figure, axes = panel(7, 3.2)
     marked = style.pop("marker", False)
     for (name, (x, y)), (colour, dashes, marker) in zip(series.items(), palette.LOOKS, strict=False):
@@ -105,7 +105,7 @@ def lines(series: Mapping[str, tuple[Sequence, Sequence]], **style: object) -> t
 
 
 def make_room(figure: Figure) -> None:
-    """Let the scale of each panel go on as far as the texts beside its bars do."""
+    """Extend the scale of each panel to the end of the texts beside its bars."""
     figure.draw_without_rendering()  # the layout decides how wide the panels are
     for axes in figure.axes:
         width = axes.get_window_extent().width

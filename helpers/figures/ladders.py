@@ -17,21 +17,21 @@ from helpers.training.calculated import changes
 from stepscope.base.wording import counted, digits
 from stepscope.timing.comparison import FASTER, NOISY, SAME, SLOWER
 
-_LONGEST_INTERVAL = 1.3  # times the longest bar: of two rounds an interval may be a hundred times as long
+_LONGEST_INTERVAL = 1.3  # times the longest bar: with two rounds an interval may be a hundred times as long
 _OUTCOMES = {
     FASTER: (GREEN, "^"),
     SLOWER: (VERMILION, "v"),
     SAME: (BLUE, "s"),
     NOISY: (GREY, "o"),
 }
-_BEYOND = 1.6  # times the outermost mark: as far as an interval is drawn
+_BEYOND = 1.6  # times the outermost mark: intervals end there
 
 
 def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
-    """Draw the ladder so far: a bar a rung, with the share of its time spent waiting, and the ratio to its baseline.
+    """Draw the ladder so far: a bar per rung, with the share of its time spent waiting, and the ratio to its baseline.
 
-    A rung without a ratio is the first of what cannot be compared with those above it, such as another network. It
-    begins a panel of its own, with its own scale. `results` are by default those of this reader's `scoreboard.ladder`.
+    A rung without a ratio cannot be compared with those above it, such as one with another network. It begins a new
+    panel, with its own scale. `results` are by default those of this reader's `scoreboard.ladder`.
     """
     results = scoreboard.ladder() if results is None else results
     parts = scoreboard.panels(results) or [[]]
@@ -48,15 +48,15 @@ def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
     source = scoreboard.provenance(results)
     if any(result.for_another_device for result in results):
         source.append(
-            "hatched: a change that is made for a GPU, measured on a CPU; its notebook has it calculated for one"
+            "hatched: a change that is made for a GPU, measured on a CPU; its notebook calculates it for a GPU"
         )
-    return finish(figure, f"Bars of images per second, one a rung. {'; '.join(words)}", "\n".join(source), "x")
+    return finish(figure, f"Bars of images per second, one per rung. {'; '.join(words)}", "\n".join(source), "x")
 
 
 def waiting(results: Sequence[scoreboard.Result]) -> Picture:
     """Draw where the time of a training step goes in the first panel of a ladder: waiting for the batch, and the rest.
 
-    `results` are at least one, as `scoreboard.ladder` returns them.
+    `results`, one or more, are as `scoreboard.ladder` returns them.
     """
     results = scoreboard.panels(results)[0]
     table = pd.DataFrame(index=[result.rung for result in results])
@@ -69,9 +69,9 @@ def waiting(results: Sequence[scoreboard.Result]) -> Picture:
 
 
 def on_a_gpu() -> Picture:
-    """Draw what the rungs from 09 on do to ResNet-50 on an A100: calculated bars, and what others published as points.
+    """Draw what the rungs from 09 on do to ResNet-50 on an A100: calculated as bars, published as points.
 
-    It takes about 15 s to calculate.
+    The calculation takes about 15 s.
     """
     rates = {}
     for number in ("09", "10", "11", "12"):
@@ -85,7 +85,7 @@ def on_a_gpu() -> Picture:
     bars = axes.barh(list(rates), list(rates.values()), color=PALE, edgecolor=BLUE, height=0.6, label="calculated")
     axes.bar_label(bars, [f" {rate:,.0f}" for rate in rates.values()], fontsize=9)
     axes.plot(list(places), list(places.values()), "D", color=VERMILION, label="published by NVIDIA")
-    axes.set(xlabel="ResNet-50 on an A100: images of 224 × 224 trained on in a second")
+    axes.set(xlabel="ResNet-50 on an A100: training images of 224 × 224 per second")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
     legend(figure, columns=2)
@@ -95,7 +95,7 @@ def on_a_gpu() -> Picture:
 
 
 def calculated(table: pd.DataFrame) -> Picture:
-    """Draw what was calculated over what was published: a row a change, with a mark for each speed and for the gain.
+    """Draw calculated over published figures: a row per change, with a mark for each speed and for the gain.
 
     `table` is that of `elsewhere.calculated_and_published`.
     """
@@ -120,7 +120,7 @@ def calculated(table: pd.DataFrame) -> Picture:
         row.change: {"before": f"{row.before:.2f}", "after": f"{row.after:.2f}", "gain": f"{row.gain:.2f}"}
         for row in table.itertuples()
     }
-    return finish(figure, f"Marks of what was calculated over what was published. {listed(words)}", "", "x")
+    return finish(figure, f"Marks of calculated over published figures. {listed(words)}", "", "x")
 
 
 def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:
@@ -147,10 +147,10 @@ def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:
 
 
 def ratios(table: pd.DataFrame) -> Picture:
-    """Draw what each rung gained for each reader of a class: a mark a reader, with the interval, in a band a rung.
+    """Draw what each rung gained for each reader of a class: a mark with its interval per reader, in a band per rung.
 
-    `table` has a row a result: "rung" with what the ratio is against, "ratio", "lowest", "highest", and the "outcome",
-    as `timing.comparison.outcome` names it. Rungs are drawn in the order in which they appear.
+    `table` has a row per result: "rung" with the ratio's baseline, "ratio", "lowest", "highest", and the "outcome", as
+    `timing.comparison.outcome` names it. Rungs are drawn in the order in which they appear.
     """
     rungs = list(dict.fromkeys(table["rung"]))
     most = max(table["rung"].value_counts(), default=1)
@@ -181,5 +181,5 @@ def ratios(table: pd.DataFrame) -> Picture:
         rung: {counted(len(own), "reader"): f"from {digits(own.min())}× to {digits(own.max())}×"}
         for rung, own in table.groupby("rung", sort=False)["ratio"]
     }
-    words = f"Marks of the ratio to the baseline, one a reader, in a band a rung. {listed(words)}"
+    words = f"Marks of the ratio to the baseline, one per reader, in a band per rung. {listed(words)}"
     return finish(figure, words, grid="x")

@@ -1,4 +1,4 @@
-"""Figures of networks: what they learn, how fast they can be, and in which numbers."""
+"""Figures of networks: what they learn, how fast they can be, and in which number formats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
-    """Draw the training loss of one or several runs over their steps; lines that lie on each other all show."""
+    """Draw the training loss of one or several runs over their steps; lines on top of each other stay visible."""
     figure, axes = lines({name: (range(len(values)), values) for name, values in losses.items()})
     for number, line in enumerate(axes.lines):
         line.set_linewidth(1.5 * (len(losses) - number))
@@ -34,7 +34,7 @@ def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:
 def accuracies(runs: Mapping[str, np.ndarray], source: str) -> Picture:
     """Draw the test accuracy after each epoch: a line for the mean of several seeds, a band from lowest to highest.
 
-    `runs` has an array of shape (seeds, epochs) a line, by its name: shares from 0 to 1.
+    `runs` has an array of shape (seeds, epochs) for each line, by its name: shares from 0 to 1.
     """
     percent = {name: 100 * np.asarray(values) for name, values in runs.items()}
     series = {name: (range(1, values.shape[1] + 1), values.mean(0)) for name, values in percent.items()}
@@ -50,7 +50,7 @@ def accuracies(runs: Mapping[str, np.ndarray], source: str) -> Picture:
 def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
     """Draw the test accuracy over the seconds since the start: a line for each training, naive or not.
 
-    `epochs` has a row an epoch, as ``train_cifar10.py --log`` writes them: ``naive`` (bool); ``started``, the same in
+    `epochs` has a row per epoch, as ``train_cifar10.py --log`` writes them: ``naive`` (bool); ``started``, the same in
     all rows of a training; ``seconds``; ``accuracy`` and ``goal``, shares from 0 to 1.
     """
     figure, axes = panel(7, 3.2)
@@ -69,7 +69,7 @@ def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
     goal = 100 * epochs["goal"].iloc[0]
     axes.axhline(goal, color="black", linewidth=0.8)
     axes.annotate(f"{goal:.0f}%", (1, goal), (3, 0), ("axes fraction", "data"), "offset points", va="center")
-    axes.set(xscale="log", xlabel="seconds since the start, with all that takes time", ylabel="test accuracy in %")
+    axes.set(xscale="log", xlabel="seconds since the start, everything included", ylabel="test accuracy in %")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: three_digits(seconds)))
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -106,11 +106,11 @@ def roofline(steps: Mapping[str, Placed], source: str) -> Picture:
     turned = {"rotation": np.degrees(np.arctan2(y, x)), "rotation_mode": "anchor", "transform_rotates_text": True}
     text = f"memory: {three_digits(bandwidth)} GB/s"
     axes.text(x, y, text, fontsize=9, **turned)
-    return finish(figure, f"Roofline with a point a step. {'; '.join([*words, text])}", source, "both")
+    return finish(figure, f"Roofline with a point per step. {'; '.join([*words, text])}", source, "both")
 
 
 def memory_formats(tensors: Mapping[str, torch.Tensor]) -> Picture:
-    """Draw where the elements of small images lie in memory: a box an element, coloured by its channel.
+    """Draw where the elements of small images lie in memory: a box per element, coloured by its channel.
 
     The boxes of the first pixel have a thick edge. `tensors`, by the titles of their rows, have shape (1, 3, H, W).
     """
@@ -130,11 +130,11 @@ def memory_formats(tensors: Mapping[str, torch.Tensor]) -> Picture:
     words = {
         title: {"strides": f"{each.stride()}: {each.stride(1)} between channels"} for title, each in tensors.items()
     }
-    return finish(figure, f"Rows of boxes, one an element, in the order of memory. {listed(words)}")
+    return finish(figure, f"Rows of boxes, one per element, in the order of memory. {listed(words)}")
 
 
 def number_formats() -> Picture:
-    """Draw the bits of `precision.FORMATS`, and from where to where their numbers go."""
+    """Draw the bits of `precision.FORMATS`, and the range of their numbers."""
     formats = precision.FORMATS
     figure, (bits, reach) = panels(8, 0.8 * len(formats) + 1.6, [1, 1])
     parts = {"sign": GREY, "exponent: the range": ORANGE, "mantissa: the precision": SKY}
@@ -163,9 +163,9 @@ def number_formats() -> Picture:
 
 
 def gradients(samples: Mapping[str, Mapping[str, torch.Tensor]], scale: float, source: str) -> Picture:
-    """Draw how large gradients are, above the range of float16 without and with a loss scale.
+    """Draw how large gradients are, and above them the range of float16 without and with a loss scale.
 
-    `samples` has a panel each by its title: gradients by their kind, as `precision.gradients` returns them. `scale` is
+    `samples` has for each panel, by its title, gradients by kind, as `precision.gradients` returns them. `scale` is
     the factor of the loss.
     """
     figure, rows = panels(8, 2.1 * len(samples) + 0.8, [1] * len(samples), sharex=True, sharey=True)
@@ -187,7 +187,7 @@ def gradients(samples: Mapping[str, Mapping[str, torch.Tensor]], scale: float, s
         axes.set_ylim(0, top * 1.5)
     rows[0].legend(frameon=False, fontsize=9, loc="center right")
     rows[-1].set_xlabel("size of a gradient's element, as a power of 2 (bars: what float16 can hold)")
-    words = f"Histograms of the size of gradients, below the range of float16. {'; '.join(words)}"
+    words = f"Histograms of the size of gradients; above them the range of float16. {'; '.join(words)}"
     return finish(figure, words, source)
 
 

@@ -32,7 +32,7 @@ COLOURS = {
     "waiting": VERMILION,
     "step": BLUE,
 }
-# Of several lines or marks: colour, dashes and marker of each
+# For several lines or marks: colour, dashes and marker of each
 LOOKS = (
     (BLUE, "-", "o"),
     (ORANGE, "--", "s"),

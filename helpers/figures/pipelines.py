@@ -32,9 +32,9 @@ def image_grid(images: Sequence, labels: Sequence[int], classes: Sequence[str], 
 
 
 def monitored(table: pd.DataFrame, loop: timing.Timing, source: str) -> Picture:
-    """Draw what `monitor.Monitor.table` saw while a loop ran, under its steps; time 0 is when the first one began."""
+    """Draw `monitor.Monitor.table` during a loop, below the loop's steps; time 0 is when the first step began."""
     table = table.loc[loop.begin : loop.begin + loop.seconds]
-    if len(table):  # memory is looked at once a second, so a short loop may have none of it
+    if len(table):  # memory is sampled once a second, so a short loop may have no sample
         table = table.dropna(axis="columns", how="all")
     columns = {
         "CPU in %": [name for name in table if "core" in name or "CPU" in name],
@@ -72,9 +72,9 @@ def monitored(table: pd.DataFrame, loop: timing.Timing, source: str) -> Picture:
 
 
 def access(table: pd.DataFrame, limits: Mapping[str, float], source: str) -> Picture:
-    """Draw how fast packed formats are read, in several ways: a row a format, a mark a way.
+    """Draw how fast packed formats are read, in several ways: a row per format, a mark per way.
 
-    `table` has a row a format and a column a way, in images per second, NaN where it was not measured; `limits` are
+    `table` has a row per format and a column per way, in images per second, NaN where it was not measured; `limits` are
     other throughputs to compare with, drawn as lines across all rows.
     """
     figure, axes = panel(8, 0.38 * len(table) + 2.2)
@@ -88,13 +88,13 @@ def access(table: pd.DataFrame, limits: Mapping[str, float], source: str) -> Pic
     legend(figure, columns=3)
     words = {kind: row.dropna().map("{:,.0f}".format) for kind, row in table.iterrows()}
     words["for comparison"] = {name: f"{value:,.0f}" for name, value in limits.items()}
-    return finish(figure, f"Marks of images per second, a row a format. {listed(words)}", source, "both")
+    return finish(figure, f"Marks of images per second, a row per format. {listed(words)}", source, "both")
 
 
 def item_timeline(items: Mapping[str, np.ndarray]) -> Picture:
-    """Draw when each item of a `datasets.SleepDataset` was made, by which worker: one panel a loader.
+    """Draw when each item of a `datasets.SleepDataset` was made, by which worker: one panel per loader.
 
-    `items` has an array of shape (count, 3) a panel, by its title: worker, start and end in seconds.
+    `items` has an array of shape (count, 3) for each panel, by title: worker, start and end in seconds.
     """
     lanes = [len(set(made[:, 0])) for made in items.values()]
     figure, rows = panels(8, 1 + 0.6 * len(lanes) + 0.3 * sum(lanes), lanes, sharex=True)
@@ -129,13 +129,13 @@ def memory(growth: Mapping[str, Mapping[int, float]]) -> Picture:
 def throughput(
     table: pd.DataFrame, seconds: Callable[[int, float, int], float], epochs: pd.DataFrame, core: float, source: str
 ) -> Picture:
-    """Draw how much arrives per second, by the size of a request: predicted as lines, measured as marks.
+    """Draw throughput by the size of a request: predicted as lines, measured as marks.
 
-    `table` has a row a measurement: "MB" of a request, "connections", and the "seconds" until each connection has had
-    one. Of measurements that were repeated, the mark is the median, and a bar goes from the lowest to the highest.
+    `table` has a row per measurement: "MB" of a request, "connections", and the "seconds" until each connection has
+    done one. For repeated measurements, the mark is the median, and a bar goes from the lowest to the highest.
     ``seconds(requests, size, connections)`` predicts, for `size` bytes in all, as that of `simulate.Link` does.
-    `epochs` has a row for an epoch of shards, of which each is a request: "MB" of a shard, "connections", some of those
-    in `table`, and "MB/s". `core` are the MB/s of shards that one core unpacks and decodes.
+    `epochs` has a row per epoch of shards, with one request for each shard: "MB" of a shard, "connections", some of
+    those in `table`, and "MB/s". `core` are the MB/s of shards that one core unpacks and decodes.
     """
     figure, axes = panel(8, 4.6)
     sizes = np.geomspace(table["MB"].min(), table["MB"].max(), 60)

@@ -1,4 +1,4 @@
-"""Figures of what traces show."""
+"""Figures of traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepscope.traces.columns import union
 
 
 def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
-    """Draw the step breakdown of one or several traces side by side: a stacked bar a step, a gap between two spans.
+    """Draw the step breakdown of one or several traces side by side: a stacked bar per step, a gap between two spans.
 
     `tables`, by the titles of their panels, are as `traces.breakdown` gives them, in µs.
     """
@@ -39,11 +39,11 @@ def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     columns[0].set_ylabel("time in ms")
     legend(figure, "right center", handles=columns[0].get_legend_handles_labels()[0][::-1])
     means = {title: (table[used].mean() / 1e3).map("{:.1f}".format) for title, table in tables.items()}
-    return finish(figure, f"Stacked bars, one a step; mean milliseconds. {listed(means)}", source)
+    return finish(figure, f"Stacked bars, one per step; mean milliseconds. {listed(means)}", source)
 
 
 def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]], source: str = "") -> Picture:
-    """Draw an accelerator's kernels over time, as high as the share of its multiprocessors that each one fills.
+    """Draw an accelerator's kernels over time, each as high as the share of multiprocessors that it fills.
 
     Each kernel has a start and an end in ms, and that share, 0 to 1.
     """
@@ -52,13 +52,13 @@ def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]], so
         axes.bar(start, share * 100, width=end - start, align="edge", color=COLOURS["Kernel"], edgecolor="black")
     axes.set(xlabel="time in ms", ylabel="busy multiprocessors in %", ylim=(0, 105))
     words = ", ".join(f"{start:g} to {end:g} ms at {share:.0%}" for start, end, share in kernels)
-    return finish(figure, f"Blocks, one a kernel, over time; busy multiprocessors: {words}", source)
+    return finish(figure, f"Blocks, one per kernel, over time; busy multiprocessors: {words}", source)
 
 
 def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
     """Draw what host and accelerators did over the first three steps of a trace: a lane each, with its busy share.
 
-    Of several spans the first is drawn. Raises `traces.NoAccelerator` if the trace has no kernels, `traces.NoSteps` if
+    Only the first span is drawn. Raises `traces.NoAccelerator` if the trace has no kernels, `traces.NoSteps` if
     it marks no steps.
     """
     trace = traces.load(path)
@@ -99,7 +99,7 @@ def _lanes(span: traces.Span) -> dict[str, tuple[str, pd.DataFrame]]:
 def draw_lane(
     axes: Axes, place: tuple[float, float], events: pd.DataFrame, window: tuple[float, float], **looks: object
 ) -> float:
-    """Draw bars where at least one event runs, in ms since `window` began, and return the share of it that they take.
+    """Draw bars where at least one event runs, in ms since `window` began, and return their share of the window.
 
     `place` is the lower end and the height of the bars; starts and ends, the two columns of `events`, are in µs.
     """
@@ -112,7 +112,7 @@ def draw_lane(
 
 
 def kernels(table: pd.DataFrame, source: str) -> Picture:
-    """Draw `traces.kernels`: a horizontal bar each, as long as its time, coloured by whether it uses Tensor Cores."""
+    """Draw `traces.kernels`: a bar for the time of each, coloured by whether it uses Tensor Cores."""
     figure, axes = panel(8, 0.42 * len(table) + 1.6)
     total, used = table["Total Duration (us)"].to_numpy() / 1e3, table["Tensor Cores Used"].to_numpy(bool)
     bars = axes.barh(range(len(table)), total, 0.7, color=np.where(used, BLUE, NEUTRAL))

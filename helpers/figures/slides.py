@@ -1,4 +1,4 @@
-"""Figures for a teacher's slides, drawn from what ships with the course, from simulations, and from one's own runs.
+"""Figures for a teacher's slides, drawn from the course's own data, from simulations, and from your own runs.
 
 Nothing is measured for them. ``python -m helpers slides --out DIR`` writes them.
 """
@@ -32,44 +32,44 @@ SMALLEST = 8.5  # inches of width: then letters of 8 to 10 points are 25 to 31 p
 PAGE = "README.md"
 Slide = tuple[str, str, Picture]  # its title, what to say, and the figure
 
-# What to say to recorded traces beside each other
+# What to say about two recorded traces side by side
 PAIRS = {
-    "Which part of a step did more workers make shorter, and which not? Why?": (
+    "Which part of a step became shorter with more workers, and which did not? Why?": (
         "01 naive PNG files",
         "03 more workers",
     ),
-    "One file of pixels instead of many small files. What is left of the waiting, and what would help now?": (
+    "One file of pixels instead of many small files. How much waiting is left, and what would help now?": (
         "04 normalize on the device",
         "06 packed in one file",
     ),
-    "Photos: resized once instead of in each epoch. What was paid for it (disk, and the choice of sizes)?": (
+    "Photos: resized once instead of in each epoch. What is the price (disk, and the choice of sizes)?": (
         "05 photos as they are",
         "05 photos resized ahead",
     ),
-    "A real network. Does anything wait for data? What is there to gain?": ("09 ResNet-50", "11 mixed precision"),
+    "A real network. Does anything wait for data? What can be gained?": ("09 ResNet-50", "11 mixed precision"),
 }
 
 
 def write(folder: str | Path) -> str:
-    """Draw all slides, and a page with their alternative texts and what to say; return a line that says so.
+    """Draw all slides, and write a page with their alternative texts and notes; return a line that says so.
 
-    What else lies in `folder` stays. Raises `staging.TargetExists` if that is a file.
+    Other files in `folder` stay. Raises `staging.TargetExists` if `folder` is a file.
     """
     folder = Path(folder).resolve()
     if folder.exists() and not folder.is_dir():
         raise staging.TargetExists(f"Expected the name of a folder for the slides, and found the file {folder}.")
-    text = "# Slides\n\nEach figure names what it was recorded on; what is simulated says so.\n"
+    text = "# Slides\n\nEach figure names what it was recorded on, or says that it is simulated.\n"
     for number, (title, say, picture) in enumerate(_slides(), 1):
         name = f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.png"
         _save(picture, title, folder / name)
         alt = picture.alt.replace("[", "(").replace("]", ")")
         text += f"\n## {number} {title}\n\n{say}\n\n![{alt}]({name})\n"
     staging.write(folder / PAGE, text)
-    return f"{counted(number, 'slide')} are in {folder}; what to say to each stands in {PAGE} there."
+    return f"{counted(number, 'slide')} are in {folder}; the notes for each are in {PAGE} there."
 
 
 def _save(picture: Picture, title: str, path: Path) -> None:
-    """Write a figure below its title: drawn into the figure, that would lie on a legend above the panels."""
+    """Write a figure below its title: inside the figure, the title would cover a legend above the panels."""
     figure, height = picture.figure, HEIGHT - TITLE
     width = max(SMALLEST, figure.get_figwidth(), figure.get_figheight() * WIDTH / height)
     figure.set_size_inches(width, width * height / WIDTH)
@@ -102,12 +102,12 @@ def _slides() -> Iterator[Slide]:
     }
     troubled = {name: traces.communication(path) for name, path in troubled.items() if path.is_dir()}
     if troubled:
-        said = "Your own run of 17. Which rank is late with a straggler? The one that does not wait."
+        said = "Your own run of notebook 17. Which rank is late with a straggler? The one that does not wait."
         yield "Who waits for whom", said, communication(troubled, "sleeping layers, simulated network, this machine")
 
 
 def _ladders(where: str, results: list[scoreboard.Result]) -> Iterator[Slide]:
-    """Give a slide for each panel of a ladder: rungs that are compared with each other."""
+    """Yield a slide for each panel of a ladder: rungs that are compared with each other."""
     for part in scoreboard.panels(results):
         if len(part) > 1:
             rungs = " to ".join(dict.fromkeys(result.rung[:2] for result in (part[0], part[-1])))
@@ -127,13 +127,13 @@ def _pairs(board: Path) -> Iterator[Slide]:
 
 
 def _concepts() -> Iterator[Slide]:
-    said = "Kernels run for 80% of these 10 ms. Is the GPU used well? Most of the time nine tenths of it have no work."
+    said = "Kernels run for 80% of these 10 ms. Is the GPU used well? Mostly nine tenths of it have no work."
     kernels = [(0.0, 6.0, 0.1), (7.0, 9.0, 1.0)]
     yield "Utilization is not efficiency", said, utilization_and_efficiency(kernels, "an example, not measured")
     image = torch.zeros(1, 3, 2, 4)
     formats = {"contiguous, NCHW": image, "channels_last, NHWC": image.contiguous(memory_format=torch.channels_last)}
     said = (
-        "The same image, twice. Where are the three numbers of its first pixel? Which does a convolution read at once?"
+        "The same image, twice. Where are the three numbers of its first pixel? Which does a convolution read together?"
     )
     yield "Memory formats", said, memory_formats(formats)
     said = "Which bits does bfloat16 give up, and which float16? Which of the two needs a loss scale?"
@@ -141,12 +141,12 @@ def _concepts() -> Iterator[Slide]:
 
 
 def _simulated() -> Iterator[Slide]:
-    """Give the time lines of notebooks 08 and 12, and a prediction for 16: all of it calculated."""
+    """Yield the time lines of notebooks 08 and 12, and a prediction for 16, all calculated."""
 
     def run(steps: int = 100, **dials) -> simulate.SimulatedRun:
         return simulate.SimulatedDevice(**({"kernels": 8, "launch_us": 10} | dials)).run(steps)
 
-    said = "Above, kernels twice as fast would gain nothing. Below, the host is ahead: nobody waits but who asks."
+    said = "Above, kernels twice as fast would gain nothing. Below, the host is ahead, and waits only when it asks."
     runs = {"launch-bound": run(kernel_us=4), "compute-bound": run(kernel_us=20)}
     yield "Launch-bound and compute-bound", said, time_lines(runs)
     said = "One print(loss) a step. What does it cost, and where would it cost nothing?"
@@ -155,7 +155,7 @@ def _simulated() -> Iterator[Slide]:
     said = "How far the host is ahead of the device. A stopwatch without synchronize() measures the host only."
     ends = {"never asks": run(20, kernel_us=20).ends, "asks for the loss": run(20, kernel_us=20, asks=True).ends}
     yield "The host runs ahead", said, run_ahead(ends, "simulated host and device")
-    said = "The copy of the next batch beside this step's kernels. It gains at most the shorter of the two."
+    said = "The copy of the next batch overlaps this step's kernels. The gain is at most the shorter of the two."
     runs = {counted(streams, "stream"): run(kernel_us=20, copy_us=100, streams=streams) for streams in (1, 2)}
     yield "Copies on a stream of their own", said, time_lines(runs, steps=3)
     said = "Sixteen launches, or one. The kernels are the same."
@@ -164,9 +164,9 @@ def _simulated() -> Iterator[Slide]:
     network, rows = simulate.SlowNetwork(mb_per_s=625, latency_ms=0.02), []
     for ranks in (1, 2, 4, 8, 16, 32, 64):
         exchange = 1e3 * network.seconds(100e6, ranks)
-        for kind, step in (("after backward", 300 + exchange), ("beside backward", 100 + max(200, exchange))):
+        for kind, step in (("after backward", 300 + exchange), ("during backward", 100 + max(200, exchange))):
             rows.append({"kind": kind, "ranks": ranks, "images/s": None, "predicted": 32e3 * ranks / step})
     table = pd.DataFrame(rows).astype({"images/s": float})
-    said = "Change one dial: what happens with a tenth of the bandwidth? What does no plan on paper know?"
+    said = "Change one number: what happens with a tenth of the bandwidth? What does no calculation know?"
     source = f"calculated, nothing ran: 100 ms forward, 200 ms backward, 32 images a rank, 100 MB, {network}"
     yield "What more ranks could bring", said, scaling(table, source)

@@ -1,4 +1,4 @@
-"""Figures of what the stopwatch measured."""
+"""Figures of stopwatch measurements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES = {"copy": "copy of a batch", "loading": "loading", "wait": "the host wai
 
 
 def comparison(result: timing.Comparison, source: str) -> Picture:
-    """Draw the throughput of variants timed interleaved: a bar for the mean, a dot for every round."""
+    """Draw the throughput of interleaved variants: a bar for the mean, a dot for every round."""
     figure, axes = panel(7, 0.55 * len(result.names) + 1.3)
     means = {name: result.throughput(name).mean for name in result.names}
     axes.barh(list(means), list(means.values()), color=NEUTRAL, height=0.6)
@@ -45,7 +45,7 @@ def comparison(result: timing.Comparison, source: str) -> Picture:
 
 
 def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
-    """Draw, for each loader by its name, the two clocks as they were expected to run, and the loop as measured."""
+    """Draw, for each loader by its name, the two clocks as the prediction combines them, and the measured loop."""
     figure, axes = panel(8, 0.85 * len(results) + 1.5)
     words = {}
     for place, (name, clocks) in enumerate(results.items()):
@@ -64,7 +64,7 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
             "predicted": f"{clocks.predicted_ms:.1f} ms",
             "measured": f"{clocks.loop_ms:.1f} ms ({error})",
         }
-    axes.set(xlabel="time per batch in ms (dots: rounds; on the right: how far off the prediction is)")
+    axes.set(xlabel="time per batch in ms (dots: rounds; on the right: the prediction's error)")
     axes.set_yticks(range(len(results)), list(results))
     axes.margins(x=0.1)
     axes.set_xlim(left=0)
@@ -75,18 +75,18 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
 
 
 def phases(table: pd.DataFrame, source: str) -> Picture:
-    """Draw the phases of a step, for one image of its batch, or of loading: a stacked horizontal bar a row.
+    """Draw the phases of a step, for one image of its batch, or of loading: a stacked horizontal bar per row.
 
-    `table` has a row a setting, named by the index, and a column a phase, in µs per image.
+    `table` has a row per setting, named by the index, and a column per phase, in µs per image.
     """
     words = listed({row: values.map("{:.0f}".format) for row, values in table.iterrows()})
     return stacked_bars(table, "time per image in µs", f"Stacked bars of microseconds per image. {words}", source)
 
 
 def seconds(table: pd.DataFrame, source: str) -> Picture:
-    """Draw how many seconds a training takes: a horizontal bar a setting, waiting and step stacked, the sum beside it.
+    """Draw how many seconds a training takes: a bar per setting, waiting and step stacked, the sum beside it.
 
-    `table` has a row a setting, named by the index; in seconds, ``waiting`` for batches and the rest of the ``step``.
+    `table` has a row per setting, named by the index; in seconds, ``waiting`` for batches and the rest of the ``step``.
     """
     sums = table.sum(axis=1).map("{:,.3g} s".format)
     words = f"Stacked bars of the step and of waiting for data; {listed({'in all': sums})}"
@@ -94,7 +94,7 @@ def seconds(table: pd.DataFrame, source: str) -> Picture:
 
 
 def stacked_bars(table: pd.DataFrame, unit: str, words: str, source: str, texts: Sequence[str] = ()) -> Picture:
-    """Draw a horizontal bar a row of `table`, of its columns one behind the other, with a text beside each."""
+    """Draw a horizontal bar per row of `table`, its columns stacked, with a text beside each bar."""
     figure, axes = panel(8, 0.38 * len(table) + 1.4)
     left = np.zeros(len(table))
     for name in table:
@@ -130,8 +130,8 @@ def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
 def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Picture:
     """Draw the first steps of simulated hosts and devices, by their titles, above each other on one time axis.
 
-    The launches and kernels of a step have one colour, and a line goes from each launch to what it launched. The
-    figures beside the titles are of the whole run.
+    The launches and kernels of a step have one colour, and a line goes from each launch to the launched work. The
+    figures beside the titles are for the whole run.
     """
     heights = [len(_lanes(run)) for run in runs.values()]
     figure, rows = panels(8, 0.42 * sum(heights) + 0.5 * len(runs) + 1.1, heights, sharex=True)
@@ -144,7 +144,7 @@ def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Pic
     rows[-1].xaxis.set_major_formatter("{x:,.0f}")
     rows[-1].set_xlim(left=0)
     kinds = set().union(*(run.spans["kind"] for run in runs.values()))
-    names = {"launches and kernels, a colour a step": _OF_STEPS[0]}
+    names = {"launches and kernels, a colour per step": _OF_STEPS[0]}
     names |= {_NAMES[kind]: colour for kind, colour in _OF_KINDS.items() if kind in kinds}
     legend(figure, columns=len(names), handles=patches(names, edgecolor="black", linewidth=0.4))
     source = "calculated, nothing ran: " + "; ".join(dict.fromkeys(str(run.device) for run in runs.values()))
@@ -158,7 +158,7 @@ def _lanes(run: simulate.SimulatedRun) -> list[str]:
 
 def _draw_lines(axes: Axes, run: simulate.SimulatedRun, steps: int) -> None:
     lanes, spans = _lanes(run), run.spans[run.spans["step"] < steps]
-    launched = dict(zip(spans["launch"], spans["kind"], strict=True))  # the last of a number is on the device
+    launched = dict(zip(spans["launch"], spans["kind"], strict=True))  # the last of each number is on the device
     ready = dict(zip(spans["launch"][::-1], spans["end"][::-1], strict=True))  # and the first one on the host
     links = []
     for span in spans.itertuples():

@@ -1,6 +1,6 @@
 """A page with the results of a whole class, from the readers' scoreboards: one file, which needs no network.
 
-Machines differ, so what is compared are ratios, each to its reader's own baseline.
+Machines differ, so the page compares ratios, each to its reader's own baseline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stepscope.timing.comparison import FASTER, NOISY, SAME, SLOWER, outcome
 
 FILE = "scoreboard.jsonl"
 TEMPLATE = Path(__file__).with_name("class_page.html")
-APART = 1.5  # two readers disagree if even the nearer ends of their intervals are so many times apart
+APART = 1.5  # two readers disagree if even the nearest ends of their intervals differ by this factor
 COLUMNS = [
     "reader", "rung", "rate", "date", "machine", "PyTorch", "preset", "images",
     "change", "outcome", "ratio", "lowest", "highest",
@@ -35,14 +35,14 @@ def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
     folder : Path
         Holds a folder for each reader or group, named after them, with their ``scoreboard.jsonl`` at any depth.
     out : Path
-        The page; one that is there is replaced.
+        The page; an existing one is replaced.
     anonymous : bool
-        Call the readers by numbers, in an order that is drawn anew each time.
+        Call the readers by numbers, in a new random order each time.
 
     Returns
     -------
     list of str
-        What was left out, and why: a line a file or a line of it that holds no result. The page has their number only.
+        What was left out, and why: an entry for each unreadable file or line. The page says only how many.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
     for name, path in zip(names, paths, strict=True):
         results[name], errors = _read(path)
         refused += [printable(error) for error in errors]
-        if errors:  # only how many: what stands in a foreign line may be a name
+        if errors:  # only how many: a line without a result may hold a name
             left_out.append(f"{name}: {counted(len(errors), 'line')} without a result")
     staging.write(out, _page(results, left_out))
     return refused
@@ -72,7 +72,7 @@ def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
 
 def _read(path: Path) -> tuple[list[scoreboard.Result], list[str]]:
     """Return the latest result of each rung, in order, and an error for each line that holds none."""
-    if path.is_symlink() or not path.is_file():  # a pipe has no end, and a link may lead to what nobody should see
+    if path.is_symlink() or not path.is_file():  # a pipe may never end, and a link may lead to a private file
         return [], [f"{path}: expected a scoreboard, found a link, or no regular file"]
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -142,7 +142,7 @@ def _html(table: pd.DataFrame) -> str:
 
 
 def _questions(change: str, own: pd.DataFrame) -> list[str]:
-    """Return what to discuss about a change: readers who gain beside readers who lose, or who gain far more."""
+    """Return a question if a change helps some readers and harms others, or helps some far more than others."""
     low, high = own.loc[own["highest"].idxmin()], own.loc[own["lowest"].idxmax()]
     if {FASTER, SLOWER} <= set(own["outcome"]):
         who = "; ".join(f"{name} for {_who(own[own['outcome'] == name])}" for name in (FASTER, SLOWER))

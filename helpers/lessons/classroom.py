@@ -15,11 +15,11 @@ from helpers.lessons import execute, preflight
 from helpers.lessons.preflight import GB, Report, Row, room
 from stepscope.base import machine
 
-# What one reader needs at the most. Measured on two cores with the preset ci: all processes of a notebook took 1.5 GB
-# (03), 2.6 GB (12) and 3.0 GB (13), of which readers share a part, the libraries: thirty at once in 00 and 01 took
-# 32 GB, where one alone takes 1.5. 16 processes with 79 threads (12).
+# The most that one reader needs. Measured on two cores with the preset ci: all processes of a notebook took 1.5 GB
+# (03), 2.6 GB (12) and 3.0 GB (13). Readers share the part of it that holds libraries: thirty at once in 00 and 01
+# took 32 GB, one alone takes 1.5. 16 processes with 79 threads (12).
 READER_MEMORY = 3 * GB
-READER_SHARED_MEMORY = 0.1 * GB  # batches on their way: 8 workers, 2 batches each, 4.8 MB in 05
+READER_SHARED_MEMORY = 0.1 * GB  # batches of workers: 8 workers, 2 batches each, 4.8 MB in 05
 READER_PROCESSES = 16
 READER_RUNS = {"ci": 0.3 * GB, "workshop": 1 * GB, "full": 3 * GB}  # most of it are the packs of 06
 READER_CORES = 2
@@ -28,14 +28,14 @@ MOST_PEOPLE = 1_000_000
 
 
 def check(people: int) -> Report:
-    """Look at what a class shares on this machine, if so many people, 1 to `MOST_PEOPLE`, run the notebooks at once.
+    """Check whether so many people, 1 to `MOST_PEOPLE`, can run the notebooks on this machine at once.
 
     Raises `config.CourseError` for another number.
     """
     if not 1 <= people <= MOST_PEOPLE:
         raise config.CourseError(f"Expected 1 person or more, {MOST_PEOPLE:,} at most, found {people}.")
     cores = min(machine.cores(), machine.cpu_quota() or math.inf)
-    where = "at once here; where a hub gives each a container of their own, check inside of one, for 1"
+    where = "at once here; where a hub gives each person a container, check inside a container, for 1"
     runs = f"{config.runs_dir()} here; each person needs a clone of the course, or a COURSE_RUNS, of their own"
     rows = [Row("People", f"{people} {where}"), _cores(people, cores), _threads(people, cores), _memory(people)]
     if SHARED_MEMORY.is_dir():
@@ -48,7 +48,7 @@ def check(people: int) -> Report:
 
 def _cores(people: int, cores: float) -> Row:
     value = f"{cores:g} for {people}: {cores / people:.2g} each"
-    problem = f"under {READER_CORES} each: who times at the same moment times the others, too, and effects drown"
+    problem = f"under {READER_CORES} each: people who measure at the same moment disturb each other's results"
     problem = problem if cores < READER_CORES * people else ""
     return Row("Cores", value, problem, _fewer(people, cores / READER_CORES))
 
@@ -63,7 +63,7 @@ def _threads(people: int, cores: float) -> Row:
     own, fit = _threads_of_one(cores), max(1, int(cores / people))
     problem = f"together {own * people} on {cores:g} cores: threads wait for each other" if own > fit else ""
     remedy = f"in everybody's environment:  export OMP_NUM_THREADS={fit}"
-    return Row("Threads", f"a training starts {own}: OMP_NUM_THREADS, or one a core", problem, remedy)
+    return Row("Threads", f"a training run starts {own}: OMP_NUM_THREADS, or one per core", problem, remedy)
 
 
 def _threads_of_one(cores: float) -> int:
@@ -74,7 +74,7 @@ def _threads_of_one(cores: float) -> int:
 def _memory(people: int) -> Row:
     available = preflight.available_memory()
     remedy = f"{_fewer(people, available / READER_MEMORY)}; shut down each kernel when its notebook is done"
-    problem = "the system will kill kernels, with no other word than that they died"
+    problem = "the system will kill Jupyter kernels, and report only that they died"
     return room("Memory", available, people * READER_MEMORY, problem, remedy)
 
 
@@ -96,9 +96,7 @@ def _processes(people: int) -> Row:
     needed = people * READER_PROCESSES * (3 + _threads_of_one(machine.cores()))
     value = f"{needed:,} needed at the most, threads included; limit: {min(limits, default='none')}"
     problem = "kernels and workers will fail to start" if min(limits, default=needed) < needed else ""
-    remedy = (
-        "raise it for the container (--pids-limit) or the account that all share (ulimit -u); fewer OMP_NUM_THREADS"
-    )
+    remedy = "raise it for the container (--pids-limit) or the shared account (ulimit -u); or lower OMP_NUM_THREADS"
     return Row("Processes", value, problem, remedy)
 
 
@@ -107,7 +105,7 @@ def _images(people: int) -> Row:
     problem, remedy = "", "python -m helpers prepare"
     closed = [path for path in (folder, *folder.parents) if path.exists() and not path.stat().st_mode & 0o011]
     if not any(preflight.manifests()):
-        problem = "not prepared: the first to start makes them, all others wait"
+        problem = "not prepared: the first reader prepares them, all others wait"
     elif people > 1 and closed:
         problem, remedy = f"other accounts cannot enter {closed[0]}", f"chmod a+rX {closed[0]}, or another COURSE_DATA"
     return Row("Images", f"{folder}: prepared once, for everybody who has COURSE_DATA={folder}", problem, remedy)
@@ -115,16 +113,16 @@ def _images(people: int) -> Row:
 
 def _gpu(people: int) -> Row:
     if not torch.cuda.is_available():
-        return Row("GPU", "none; everybody's step is simulated or computed by the cores, and labelled so")
+        return Row("GPU", "none; training steps are simulated or computed on the CPU, and labelled so")
     count, (free, _) = torch.cuda.device_count(), torch.cuda.mem_get_info()
-    value = f"{count} for {people}; of the first one {free / GB:.0f} GB are free"
-    problem = "who times at the same moment times the others, too" if count < people else ""
+    value = f"{count} for {people}; {free / GB:.0f} GB of the first are free"
+    problem = "people who measure at the same moment disturb each other" if count < people else ""
     remedy = "a MIG instance for each, or a queue: see notebooks/teaching.md, One GPU for a class"
     return Row("GPU", value, problem, remedy)
 
 
 def _time(people: int, cores: float) -> Row:
-    longer = max(1, people / cores)  # in truth more where a notebook keeps several cores busy
+    longer = max(1, people / cores)  # in practice more, where a notebook keeps several cores busy
     problem = f"{longer:.1f} times as long if all run everything at once" if longer > 1.5 else ""
-    remedy = "COURSE_PRESET=ci; fewer at a time (see Cores); let what takes long run before a break"
+    remedy = "COURSE_PRESET=ci; fewer at a time (see Cores); start long cells before a break"
     return Row("Machine's time", f"for one person alone: {execute.estimate_text()}", problem, remedy)

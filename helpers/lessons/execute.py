@@ -36,10 +36,10 @@ from stepscope.base import machine, staging
 
 NOTEBOOKS = config.PROJECT / "notebooks"
 RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
-FIRST_COMPUTING = "08"  # the notebooks before it load, those from it on compute
-FURTHER = "## Going further"  # the heading behind which a notebook's core has ended
+FIRST_COMPUTING = "08"  # earlier notebooks load, this and later ones compute
+FURTHER = "## Going further"  # the heading after a notebook's core
 
-# The page must open without internet: nothing of it comes from elsewhere.
+# The page must open without internet, so it loads nothing from elsewhere.
 OFFLINE = """{% extends 'lab/index.html.j2' %}
 {% block html_head_js %}{% endblock %}
 {% block html_head_js_mathjax %}{% endblock %}
@@ -58,13 +58,13 @@ class NotebookFailed(RuntimeError):
 
 
 def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core: bool = False) -> dict[str, float]:
-    """Execute notebooks in order, by default all, each in a kernel of its own; print the ladder, return the seconds.
+    """Execute notebooks in order, by default all, each in its own kernel; print the ladder, return the seconds.
 
-    With `core` only the core of each; how long that took is not kept, since the estimates are of whole notebooks.
+    With `core` only the core of each is executed. Its time is not kept, since the estimates are for whole notebooks.
 
-    Each is written as an HTML page into ``html`` below ``COURSE_RUNS``, also one that fails; beside the page of one
-    that does not fail, the notebook is kept with its outputs, and with what they were measured on, for the site:
-    `images` says where the images come from. How long each took is kept for `estimate_text`.
+    Each notebook, also one that fails, is written as an HTML page into ``html`` below ``COURSE_RUNS``. For the site, a
+    notebook that does not fail is kept there, too, with its outputs and what they were measured on: `images` says
+    where the images come from. The time of each notebook is kept for `estimate_text`.
 
     Raises
     ------
@@ -97,11 +97,11 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core
 
 
 def execute(notebook: Path, page: Path, core: bool = False) -> nbformat.NotebookNode:
-    """Execute one notebook, write it to `page`, with a progress bar over its cells, and return it with its outputs.
+    """Execute one notebook with a progress bar over its cells, write it to `page`, and return it with its outputs.
 
-    With `core` neither executes nor writes what goes further.
-    What its kernel writes to the terminal goes into a file beside the page, with the ending ``log``. TensorBoard ends
-    with the kernel: where the notebook embeds it, a note takes its place.
+    With `core` the part after the core is neither executed nor written.
+    The kernel's output to the terminal goes into a file beside the page, with the ending ``log``. TensorBoard ends
+    with the kernel, so a note replaces it where the notebook embeds it.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def execute(notebook: Path, page: Path, core: bool = False) -> nbformat.Notebook
             content,
             kernel_manager_class=ThisInterpreter,
             kernel_name="python3",
-            startup_timeout=1200,  # s; where thirty readers start at once
+            startup_timeout=1200,  # s: thirty readers may start at once
             timeout=None,
             coalesce_streams=True,
             resources={"metadata": {"path": str(notebook.parent)}},
@@ -133,7 +133,7 @@ def execute(notebook: Path, page: Path, core: bool = False) -> nbformat.Notebook
         except DeadKernelError as error:  # it raised nothing, so its cell is not counted as executed
             raise NotebookFailed(
                 f"{notebook}, cell {bar.n + 1} of {cells}: the kernel died. Most often memory ran out: see "
-                f"`python -m helpers check`, and {log.name} for the kernel's last words."
+                f"`python -m helpers check`, and {log.name} for the kernel's last output."
             ) from error
         finally:
             _forget_tensorboard(content)
@@ -159,8 +159,8 @@ def pages() -> Path:
 
 
 async def _leave_ctrl_c_alone(**_) -> None:
-    """Undo that nbclient, at Ctrl-C, ends the kernel and goes on, to report a dead kernel."""
-    with suppress(NotImplementedError):  # Windows, where it does not do so
+    """Remove nbclient's handler of Ctrl-C, which ends the kernel, goes on, and reports a dead kernel."""
+    with suppress(NotImplementedError):  # Windows, where there is none
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
 
@@ -178,12 +178,12 @@ def _forget_tensorboard(notebook: nbformat.NotebookNode) -> None:
 
 
 def own_times() -> Path:
-    """The file in which `run` keeps how long the notebooks took on this machine."""
+    """The file with the notebooks' run times on this machine."""
     return config.runs_dir() / "run-times.json"
 
 
 def record_times(seconds: dict[str, float], data: str) -> None:
-    """Store how long the notebooks took, and this machine's calibration, for the estimate on other machines."""
+    """Store the notebooks' run times and this machine's calibration, for estimates on other machines."""
     times = _read(RUN_TIMES)
     times[config.preset().name] = {
         "seconds": seconds,
@@ -221,9 +221,9 @@ def calibrate() -> dict[str, list[float]]:
 def estimate_text() -> str:
     """Return in words how many minutes this machine needs to execute all notebooks, for each preset.
 
-    A notebook that has run here takes as long as it did. Of the others it is recorded how long they took on another
-    machine. That is scaled by the two machines' calibrations: of loading for notebooks 00 to 07, of compute from 08 on.
-    It is a range, since the calls of `calibrate` take differently long.
+    A notebook that has run here counts with its time here. For the others, times recorded on another machine are
+    scaled by the two machines' calibrations: of loading for notebooks 00 to 07, of compute from 08 on.
+    The estimate is a range, since the times in `calibrate` vary.
     """
     here, recorded, own = calibrate(), _read(RUN_TIMES), _own()
     texts = []
@@ -252,10 +252,10 @@ def _own() -> dict[str, dict[str, float]]:
     try:
         own = _read(path)
         if not all(math.isfinite(seconds) and seconds >= 0 for timed in own.values() for seconds in timed.values()):
-            raise ValueError("seconds that cannot be")
+            raise ValueError("impossible seconds")
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise config.CourseError(
-            f"{path}: expected how long the notebooks took here, found something else ({error!r}). Delete it."
+            f"{path}: expected the notebooks' times in seconds, found something else ({error!r}). Delete it."
         ) from error
     return own
 

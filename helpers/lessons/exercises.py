@@ -1,6 +1,6 @@
-"""Answers predictions, and checks the answers to questions of the notebooks for a number or a name.
+"""Responds to predictions, and checks answers to the notebooks' questions that ask for a number or a name.
 
-Code that the reader writes is checked by `helpers.lessons.checks`.
+`helpers.lessons.checks` checks code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from helpers.simulate import SlowStorage
 from helpers.training.precision import FLOAT16
 from stepscope.base.wording import digits
 
-TOLERANCE = 1e-3  # a share: enough for an answer that was rounded, less than any part of a formula is worth
+TOLERANCE = 1e-3  # a share: more than a rounded answer is off, less than any term of a formula contributes
 
 
 def _from_a_server(time_here: float, bytes_each: float, storage: SlowStorage) -> list[float]:
@@ -34,7 +34,7 @@ def _largest_factor(largest: float) -> list[float]:
     return [2.0 ** math.floor(math.log2(factor)), factor, 2.0 ** math.ceil(math.log2(factor))]
 
 
-# Of each question: what is right, from what was measured, and what two mistakes give; a hint, and what to say of them
+# For each question: the right answer and those of two mistakes, from what was measured; a hint; a reply to each mistake
 QUESTIONS = {
     "images from a server": (
         _from_a_server, "Add three times in seconds (1 / whole is the first of them); the rate is 1 over their sum.",
@@ -53,12 +53,12 @@ QUESTIONS = {
     "bytes for floats": (
         lambda: [256 * 3 * 224 * 224 * each for each in (3 / 1e6, 4 / 1e6, 3 / 2**20)],
         "Count the numbers in a batch. Each needs 4 bytes as a float, 1 as a byte.",
-        "That is the batch in floats; as bytes some of it still travels.", "A megabyte has 10⁶ bytes here, not 2²⁰.",
+        "That is the batch in floats; its bytes are still sent.", "A megabyte has 10⁶ bytes here, not 2²⁰.",
     ),
     "paid for itself": (
         lambda once, before, after: [once / (before - after), once / before, once / after],
-        "What does one epoch save? How often does that fit into the time it took once?",
-        "An epoch does not save all that it took before: it still takes some time.",
+        "What does one epoch save? How often does that fit into the time spent once?",
+        "An epoch does not save all its earlier time: it still takes some.",
         "That divides by what an epoch still takes, not by what it saves.",
     ),
     "ReLU at most": (
@@ -68,7 +68,7 @@ QUESTIONS = {
     ),
     "the next row": (
         lambda: [56 * 64, 56, 64], "Between the two lie all columns of one row, each with all its channels.",
-        "So far away is the next row of a contiguous tensor.", "So far away is the next column.",
+        "That is the distance to a contiguous tensor's next row.", "That is the distance to the next column.",
     ),
     "largest factor": (
         _largest_factor, "Largest number / largest gradient, then down to a power of two: 2 ** floor(log2(…)).",
@@ -84,10 +84,10 @@ QUESTIONS = {
 
 
 def prediction(mine: float | None, measured: float | None, unit: str = "×") -> None:
-    """Print what was predicted (``...`` or None: nothing) beside what was measured (None: here it could not be)."""
+    """Print a prediction (``...`` or None: there is none) beside the measurement (None: not possible here)."""
     found = "here it could not be measured" if measured is None else f"it is {_shown(measured)}{unit}"
     if mine is None or mine is ...:
-        print(f"You made no prediction, and {found}. To guess first makes it stay in mind: try it next time.")
+        print(f"You made no prediction, and {found}. A guess first helps you to remember: try it next time.")
     elif not isinstance(mine, (int, float)):
         print(f"Your prediction, {mine!r}, is no number; {found}.")
     else:
@@ -101,9 +101,9 @@ def _shown(value: float) -> str:
 
 
 def check(question: str, answer: float | None, **measured: object) -> bool:
-    """Say whether `answer` to one of `QUESTIONS` is right, and return that.
+    """Print whether `answer` to one of `QUESTIONS` is right, and return that.
 
-    `measured` is what the question's function computes the answer from.
+    `measured` are the arguments of the question's function.
     """
     compute, hint, *said = QUESTIONS[question]
     expected, *slips = compute(**measured)
@@ -120,9 +120,9 @@ def check(question: str, answer: float | None, **measured: object) -> bool:
 def check_names(
     answers: Mapping[str, str | None], expected: Mapping[str, str], *, names: Collection[str], hint: str
 ) -> bool:
-    """Say of each question whether the name in `answers` is the expected one; return whether all are.
+    """Print for each question whether the name in `answers` is the expected one; return whether all are.
 
-    A name has to be one of `names`. The `hint` is printed with a wrong answer.
+    A name must be one of `names`. The `hint` is printed with a wrong answer.
     """
     for question, name in expected.items():
         answer = answers.get(question)

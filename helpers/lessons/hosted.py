@@ -1,6 +1,6 @@
-"""The notebooks on machines that others have set up, such as Colab's: copies whose first cell gets the course there.
+"""The notebooks for machines that others have set up, such as Colab's: copies whose first cell gets the course.
 
-The notebooks themselves have no such cell: wherever the course was cloned, it would only stand in the way.
+The notebooks themselves have no such cell: a clone of the course does not need it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stepscope.base import staging
 
 CELL_ID = "get-the-course"
 CELL = """\
-# For Colab and the like: gets the course as it was released, and installs what is missing here. It replaces nothing.
+# For Colab and the like: gets the released course, and installs missing packages. It replaces nothing.
 import os, subprocess, sys
 from pathlib import Path
 
@@ -40,23 +40,21 @@ hosted.prepare()"""
 
 
 def prepare() -> None:
-    """Install what the notebooks need and this environment lacks, and say so; replace nothing that is installed.
+    """Install the packages that the notebooks need and this environment lacks, and say so; replace no package.
 
-    Programs that the notebooks start find the course afterwards, too.
+    Afterwards programs that the notebooks start find the course, too.
 
     Raises
     ------
     config.CourseError
-        If pip cannot install a package beside those that are there, or one that is there is too old for the course.
+        If pip cannot install a package beside the installed ones, or an installed one is too old for the course.
     """
     folders = [str(config.PROJECT), str(config.PROJECT / "stepscope" / "src"), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     lacking = [package for package in preflight.dependencies() if not preflight.satisfied(package)]
     if lacking:
         _install(lacking)
-    print(
-        f"The course is at {config.PROJECT}. Nothing that was here has changed, so the runtime need not be restarted."
-    )
+    print(f"The course is at {config.PROJECT}. No installed package was changed, so the runtime need not be restarted.")
 
 
 def _install(lacking: Sequence[Requirement]) -> None:
@@ -71,8 +69,8 @@ def _install(lacking: Sequence[Requirement]) -> None:
         unfit = [f"{package.name} {found}" for package in lacking if (found := preflight.version(package.name))]
         quoted = " ".join(f"'{package}'" for package in wanted)
         raise config.CourseError(
-            f"pip could not install {', '.join(wanted)} beside what is here; above it says why. Is there internet? "
-            f"Here, and too old: {', '.join(unfit) or 'no package'}. For such a package choose a newer runtime, or "
+            f"pip could not install {', '.join(wanted)}; its output above says why. Is there internet? Installed, but "
+            f"too old: {', '.join(unfit) or 'no package'}. For such a package choose a newer runtime, or "
             f"run  pip install {quoted}  and restart the runtime; then run this cell again."
         )
     importlib.invalidate_caches()
@@ -107,7 +105,7 @@ def write_copies(folder: str | Path) -> list[Path]:
 
 
 def release() -> str:
-    """The tag of the release that this is, such as ``v0.1.0``."""
+    """The tag of this release, such as ``v0.1.0``."""
     return f"v{_project()['version']}"
 
 

@@ -1,4 +1,4 @@
-"""Is this machine ready for the course? Answers in a few seconds, with the line that fixes each problem."""
+"""Is this machine ready for the course? Answers in a few seconds, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAST_MEMORY, LEAST_DISK, LEAST_SHARED_MEMORY, LEAST_OPEN_FILES = 4 * GB, 1 * GB
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that was looked at: its name, what was found, what is wrong with it ("" if nothing), the way out."""
+    """One check: its name, what was found, what is wrong ("" if nothing), and the remedy."""
 
     name: str
     value: str
@@ -67,7 +67,7 @@ class Report:
 def check() -> Report:
     """Look at this machine and return what was found, problems and remedies included."""
     looks = [_python, _packages, _cores, _memory, _shared_memory, _disk, _open_files, _hub, _images, _preset]
-    if None not in (version("torch"), version("nvidia-ml-py")):  # or the row of the packages has a problem already
+    if None not in (version("torch"), version("nvidia-ml-py")):  # if missing, the row of the packages says so
         looks += [_gpu]
     if all(map(satisfied, dependencies())):
         looks += [_times]
@@ -87,13 +87,13 @@ def _packages() -> Iterator[Row]:
             same = found.split("+")[0] == pins[package]
             shown.append(f"{package} {found}" + ("" if same else f" (the course was tested with {pins[package]})"))
     missing = [str(wanted) for wanted in dependencies() if not satisfied(wanted)]
-    problem = f"missing, or another version: {', '.join(missing)}" if missing else ""
+    problem = f"missing, or in another version: {', '.join(missing)}" if missing else ""
     remedy = "run the first cell again" if machine.in_colab() else "in the course's folder:  make -B lab"
     yield Row("Packages", ", ".join(shown), problem, remedy)
 
 
 def dependencies() -> list[Requirement]:
-    """Return the packages that the course and stepscope need on this system; in Colab, which has its own, no server."""
+    """Return the packages that the course and stepscope need here; without servers in Colab, which has its own."""
     files = config.PROJECT / "pyproject.toml", config.PROJECT / "stepscope" / "pyproject.toml"
     course, tool = (tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files)
     names = [*course["dependencies"], *tool["dependencies"], *tool["optional-dependencies"]["tab"]]
@@ -153,13 +153,13 @@ def _disk() -> Iterator[Row]:
 
 
 def room(name: str, free: float, needed: float, problem: str, remedy: str) -> Row:
-    """Return the row of what has `free` bytes, of which `needed` are needed at the most."""
-    value = f"{free / GB:.2f} GB free, {needed / GB:.2f} GB needed at the most"
+    """Return the row of a resource with `free` bytes, of which at most `needed` are needed."""
+    value = f"{free / GB:.2f} GB free, at most {needed / GB:.2f} GB needed"
     return Row(name, value, problem if free < needed else "", remedy)
 
 
 def existing_part(folder: Path) -> Path:
-    """Return the folder, or the one nearest above it that exists."""
+    """Return the folder, or its nearest parent that exists."""
     return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
@@ -187,7 +187,7 @@ def _gpu() -> Iterator[Row]:
     if torch.cuda.is_available():
         yield _usable_gpu(f"driver {driver or 'unknown'}, CUDA {torch.version.cuda or torch.version.hip}", other_build)
     elif not names:
-        yield Row("GPU", "none; every notebook runs all the same, with a simulated accelerator where it needs one")
+        yield Row("GPU", "none; every notebook runs without one, with a simulated accelerator where it needs one")
     elif torch.version.cuda is None:
         yield Row("GPU", value, "this PyTorch was built without CUDA", "make -B lab")
     elif driver_cuda < int(torch.version.cuda.split(".")[0]):
@@ -206,7 +206,7 @@ def _usable_gpu(versions: str, other_build: str) -> Row:
         free, total = torch.cuda.mem_get_info()
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0]
-        old = "no kernel image" in first_line  # CUDA 13 left out all GPUs before Turing, such as the V100
+        old = "no kernel image" in first_line  # CUDA 13 dropped all GPUs before Turing, such as the V100
         remedy = other_build if old else "end the programs that nvidia-smi lists, or wait for them"
         return Row("GPU", value, f"PyTorch cannot compute on it: {first_line}", remedy)
     return Row("GPU", f"{value}, {free / GB:.0f} of {total / GB:.0f} GB free")
@@ -238,7 +238,7 @@ def _images() -> Iterator[Row]:
 
 
 def manifests() -> list[Path]:
-    """Return the file that lies in each folder of prepared images, and says where they come from."""
+    """Return the file in each folder of prepared images that says where they come from."""
     return sorted(config.data_dir().glob("cifar10*/manifest.json"))  # the name of a staging folder begins with a dot
 
 
@@ -256,12 +256,12 @@ def _times() -> Iterator[Row]:
 
 
 def _nvidia() -> tuple[str | None, int, list[str]]:
-    """Ask the driver, which knows without PyTorch: its version, that of its CUDA (the major one), names of the GPUs.
+    """Ask the driver, without PyTorch, for its version, the major version of its CUDA, and the names of the GPUs.
 
     Raises
     ------
     pynvml.NVMLError
-        If there is a driver, but it does not work, as when it was updated and not yet loaded anew.
+        If there is a driver that does not work, such as one that was updated and not yet reloaded.
     """
     import pynvml
 
@@ -278,6 +278,6 @@ def _nvidia() -> tuple[str | None, int, list[str]]:
 
 
 def available_memory() -> int:
-    """Return the memory in bytes that is free here, or what the container or job may use, if that is less."""
+    """Return the free memory in bytes, or the limit of the container or job, if that is less."""
     limits = (int(limit) for limit in machine.control_group_limits("memory.max") if limit != "max")
     return min([psutil.virtual_memory().available, *limits])

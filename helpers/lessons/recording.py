@@ -1,10 +1,10 @@
-"""Records a reference for others: executes the notebooks, each several times, and keeps what their rungs measured.
+"""Records a reference for others: executes the notebooks, each several times, and keeps their rungs' results.
 
 ``python -m helpers record --out DIR`` makes this folder:
 
 ==================== ====================================================================
-``scoreboard.jsonl`` a result a rung: means and intervals over the processes
-``processes.jsonl``  every result of every process; a recording that was interrupted goes on
+``scoreboard.jsonl`` a result for each rung: means and intervals over the processes
+``processes.jsonl``  every result of every process; an interrupted recording goes on
 ``machine.json``     what they were measured on
 ``README.md``        all of it, to read
 ``ladder.png``       the results as a figure
@@ -33,9 +33,9 @@ from stepscope import traces
 from stepscope.base import confidence, staging
 from stepscope.timing import profiling
 
-PROCESSES = 3  # an interval over rounds speaks of its own process only
+PROCESSES = 3  # an interval over rounds covers its own process only
 _ALL, _MACHINE, _RESULTS = "processes.jsonl", "machine.json", "scoreboard.jsonl"
-_CHANGES = {"date", "clocks"}  # of the machine, without making it another one
+_CHANGES = {"date", "clocks"}  # may change on the same machine
 
 
 def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = PROCESSES) -> list[str]:
@@ -44,10 +44,10 @@ def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = 
     Parameters
     ----------
     out : Path
-        Folder to write. A recording of this machine that was interrupted there goes on: what a notebook has measured
-        in a process is not measured again.
+        Folder to write. An interrupted recording of this machine goes on there: results of a notebook in a process are
+        not measured again.
     notebooks : sequence of Path, optional
-        By default, or if there is none, all. On a machine that allows little time at once, name one after the other.
+        By default, or if empty, all. On a machine with a short time limit, name one after the other.
     processes : int
         How often each is executed; once or more.
 
@@ -59,7 +59,7 @@ def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = 
     Raises
     ------
     config.CourseError
-        If the folder holds the recording of another machine, or with other settings, or its file is damaged.
+        If the folder holds a recording of another machine or with other settings, or its file is damaged.
     """
     if processes < 1:
         raise config.CourseError(f"Expected to execute each notebook once or more, found {processes} processes.")
@@ -85,7 +85,7 @@ def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = 
 
 
 def _measure(notebook: Path, process: int, out: Path) -> None:
-    """Execute a notebook with the results of those before it, and keep what it adds, and its traces."""
+    """Execute a notebook on top of the earlier ones' results, and keep its own results and traces."""
     path = out / _ALL
     stored = scoreboard.read(path)
     runs_so_far = [results[process] for results in _by_rung(out).values() if len(results) > process]
@@ -146,16 +146,16 @@ def _same_machine(out: Path) -> None:
 
 
 def _machine(out: Path) -> dict:
-    """Return what a recording was made on, the clocks in words; raise `config.CourseError` if its file is damaged."""
+    """Return a recording's machine, with the clocks in words; raise `config.CourseError` if its file is damaged."""
     path = out / _MACHINE
     try:
         machine = json.loads(path.read_text(encoding="utf-8"))
         clocks = (machine["clocks"] or {}).items()
         machine["clocks"] = ", ".join(f"{kind} {mhz:,} MHz" for kind, mhz in clocks) or None
-        "".join(map(str, machine.values())).encode()  # half a character is none
+        "".join(map(str, machine.values())).encode()  # half a character cannot be written
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise config.CourseError(
-            f"{path}: expected what the recording was made on, found something else ({error!r}). Name another folder, "
+            f"{path}: expected the recording's machine, found something else ({error!r}). Name another folder, "
             "or delete this one."
         ) from error
     return machine

@@ -56,7 +56,7 @@ def checklist() -> str:
 
 def write_checklist(path: Path) -> None:
     """Write the checklist as an HTML page of one sheet; its links lead to the notebooks of this clone."""
-    from nbconvert.filters import markdown2html  # takes a second, which the import of a notebook need not wait
+    from nbconvert.filters import markdown2html  # takes a second, which notebooks should not spend on importing
 
     base = (config.PROJECT / "notebooks").as_uri()
     staging.write(path, _PAGE.format(base=base, body=markdown2html(checklist())))

@@ -1,11 +1,11 @@
 """Three classic accidents with worker processes, made to happen every time. Never write a dataset like these.
 
-Two come from opening a file in ``__init__``. The forked workers share such a file's *position* with each other, since
-they inherited it: one worker's seek moves the other worker's next read. Which files cannot be shared so, the system
-does not say. And where workers are not forked but spawned, the open file must be pickled, which most refuse.
+Two come from opening a file in ``__init__``. Forked workers share such a file's *position* with each other, since they
+inherited it: one worker's seek moves the other worker's next read. The system does not say which files cannot be
+shared so. For spawned workers the open file must be pickled, which most files refuse.
 
-The third comes from a library with threads of its own: a fork copies the process, but of its threads only the one that
-forks. What the others should answer is never answered.
+The third comes from a library with its own threads: a fork copies the process, but only the thread that forks. The
+other threads never answer in the copy.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 _PATIENCE = 10.0  # seconds that a worker waits for the other one
-_ORDER = (1, 0, 3, 2)  # two items a worker; where it stops after one, the other does not begin, or could read on there
+_ORDER = (1, 0, 3, 2)  # two items a worker; no worker begins where the other stops, as it could read on there
 
 
 class SharedFile(io.FileIO):
-    """A file of which two forked workers meet: each waits, after its first seek, until the other has sought as well.
+    """A file at which two forked workers meet: each waits, after its first seek, until the other has done one, too.
 
-    Without that the accident happens all the same, but only now and then.
+    Without that the accident still happens, but only now and then.
     """
 
     def __init__(self, path: str | Path):
@@ -51,7 +51,7 @@ class SharedFile(io.FileIO):
 
 
 class ZipOpenedTooEarly(Dataset):
-    """The images of a zip archive, as our format packs them, that is opened before the workers are forked."""
+    """The images of a zip archive in our format, opened before the workers are forked."""
 
     def __init__(self, path: str | Path):
         self.archive = zipfile.ZipFile(SharedFile(path))
@@ -65,7 +65,7 @@ class ZipOpenedTooEarly(Dataset):
 
 
 class Hdf5OpenedTooEarly(Dataset):
-    """The images of a packed HDF5 file that is opened, as a Python file, before the workers are forked."""
+    """The images of a packed HDF5 file, opened as a Python file before the workers are forked."""
 
     def __init__(self, path: str | Path):
         self.images = h5py.File(SharedFile(path))["images"]
@@ -78,7 +78,7 @@ class Hdf5OpenedTooEarly(Dataset):
 
 
 class LmdbOpenedTooEarly(Dataset):
-    """A packed LMDB file that is opened before the workers are spawned: it cannot be pickled for them."""
+    """A packed LMDB file, opened before the workers are spawned: it cannot be pickled for them."""
 
     def __init__(self, path: str | Path):
         self.environment = lmdb.open(str(path), subdir=False, readonly=True, lock=False)
@@ -93,13 +93,13 @@ def load_with_two_workers(dataset: Dataset) -> np.ndarray | str:
     loader = DataLoader(dataset, 2, sampler=_ORDER, num_workers=2, multiprocessing_context="fork")
     try:
         return np.concatenate([np.asarray(batch) for batch in loader])[np.argsort(_ORDER)]
-    except Exception as error:  # of any library, and that is what is to be seen
+    except Exception as error:  # of any library: the reader should see it
         return str(error).splitlines()[-1]
     finally:
         gc.collect()  # the broken loader, which the next forked workers would inherit and complain of
 
 
-# A process that uses a store, and then starts another one, in the way that it is asked for, which uses one, too.
+# A process that uses a store, and then starts another process by the given method, which uses a store, too.
 _USE_TWICE = """
 import multiprocessing, sys, time
 import obstore.store
@@ -126,10 +126,10 @@ if __name__ == "__main__":
 
 
 def store_in_a_child(start: str) -> str:
-    """Use an object store, start a process in one of multiprocessing's ways, and let that use one.
+    """Use an object store, start a process by one of multiprocessing's methods, and use a store there, too.
 
-    Returns ``"answered"``, or ``"no answer"`` after 5 seconds. All this takes place in processes of its own, and a
-    child that hangs is ended: nothing can happen to the caller.
+    Returns ``"answered"``, or ``"no answer"`` after 5 seconds. This happens in separate processes, and a child that
+    hangs is ended: the caller is safe.
     """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "use_twice.py")

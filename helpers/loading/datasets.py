@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, get_worker_info
 from helpers.data import photos
 from stepscope.base import staging
 
-# What Pillow reports damage as, and, last, torchvision
+# The errors for damage of Pillow and, last, torchvision
 _DAMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, RuntimeError)
 
 
@@ -28,28 +28,28 @@ class UnreadableImage(OSError):
 
 
 class PngDataset(Dataset):
-    """One PNG an image, opened and decoded whenever it is asked for: simple, and slow.
+    """One PNG per image, opened and decoded at every read: simple, and slow.
 
     Parameters
     ----------
     folder : path
         Holds the PNG files and ``labels.csv`` with the columns ``file`` and ``label``.
     transform : callable, optional
-        Takes the decoded `PIL.Image.Image` (RGB); what it returns becomes the item's image.
+        Takes the decoded `PIL.Image.Image` (RGB); its result becomes the item's image.
     storage : simulate.SlowStorage, optional
         Reads the files as late as a slow disk would.
 
     Raises
     ------
     staging.DamagedFolder
-        If a label is missing or no number, or if the files in the folder are not those in the table.
+        If a label is missing or not a number, or if the files in the folder are not those in the table.
     """
 
     def __init__(self, folder: str | Path, transform: Callable | None = None, storage=None):
         self.folder = str(folder)
         self.transform = transform
         self.storage = storage
-        # Arrays, not lists of Python objects: workers share them with us for good (measured in notebook 03).
+        # Arrays, not lists of Python objects: workers never copy their memory (measured in notebook 03).
         self.files, self.labels = _read_labels(Path(folder))
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class PngDataset(Dataset):
 
 
 class JpegDataset(Dataset):
-    """Images in class folders, opened and decoded whenever they are asked for, like torchvision's ImageFolder.
+    """Images in class folders, opened and decoded at every read, like torchvision's ImageFolder.
 
     Whatever colours a file has (grey, palette, CMYK, transparent), its image is RGB.
 
@@ -75,15 +75,14 @@ class JpegDataset(Dataset):
     folder : path
         Holds a folder of images for each class; see `photos.list_images`.
     transform : callable, optional
-        Takes the decoded image, a `PIL.Image.Image` or, from the decoder ``"torchvision"``, a tensor; what it returns
+        Takes the decoded image, a `PIL.Image.Image` or, from the decoder ``"torchvision"``, a tensor; its result
         becomes the item's image.
     draft : int, optional
         Let Pillow decode a JPEG at 1/2, 1/4 or 1/8 of its size, as long as the shorter side keeps this many pixels.
-        Cheaper, since a JPEG's 8 × 8 blocks are then never made whole; a photo too small for 1/2 is decoded whole.
+        It saves time, since a JPEG's 8 × 8 blocks are not computed in full; a photo too small for 1/2 is decoded whole.
     decoder : {"pillow", "torchvision"}
-        Who decodes: Pillow, or torchvision into a uint8 tensor of shape (3, H, W). Both use libjpeg-turbo.
-        torchvision knows JPEG, PNG, WebP and GIF, and calls its decoders deprecated since 0.29 in favour of
-        TorchCodec's.
+        Pillow, or torchvision, which gives a uint8 tensor of shape (3, H, W). Both use libjpeg-turbo. torchvision
+        reads JPEG, PNG, WebP and GIF; since 0.29 its decoders are deprecated in favour of TorchCodec's.
 
     Raises
     ------
@@ -133,11 +132,11 @@ class Transformed(Dataset):
 
 
 class SleepDataset(Dataset):
-    """`count` items that take `seconds` and no CPU time: shows what the loader does, undisturbed by any work.
+    """`count` items that take `seconds` and no CPU time: shows what the loader does, undisturbed by other work.
 
-    Of every `hiccup_every` items the last one takes `hiccup_seconds` instead. An item is a float64 tensor of shape
-    (3,), with the number of the worker that made it (-1: no worker), its start and its end, and then the item's index,
-    in the place of a label. Times are seconds of ``time.monotonic()``, which all processes of a machine share.
+    The last of every `hiccup_every` items takes `hiccup_seconds` instead. An item is a float64 tensor of shape
+    (3,), with the number of the worker that made it (-1: no worker), its start and its end, and then the item's index
+    as the label. Times are seconds of ``time.monotonic()``, which all processes of a machine share.
     """
 
     def __init__(self, count: int, seconds: float, hiccup_every: int | None = None, hiccup_seconds: float = 0.0):
@@ -176,7 +175,7 @@ def decode(path: str | Path, draft: int | None = None, decoder: str = "pillow") 
     Raises
     ------
     UnreadableImage
-        If the file is missing, damaged or no image. Damage that leaves a JPEG decodable is not found: it has no
+        If the file is missing, damaged or no image. Damage that leaves a JPEG decodable is not found: JPEG has no
         checksum.
     """
     with _named(path, "Remove the file, or put an intact one in its place."):
@@ -193,7 +192,7 @@ def decode(path: str | Path, draft: int | None = None, decoder: str = "pillow") 
 
 @contextmanager
 def _named(path: str | Path, remedy: str) -> Iterator[None]:
-    """Turn what a damaged image raises into an error that names its file."""
+    """Turn the errors of a damaged image into one that names its file."""
     try:
         yield
     except _DAMAGE as error:

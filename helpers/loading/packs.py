@@ -16,14 +16,14 @@ from helpers.loading.formats import mapped, packing
 from stepscope.base import staging
 
 _BYTES_PER_IMAGE = 3_200  # 3,072 of pixels, its label, its share of the checksums
-_DIGEST = 12  # hexadecimal digits at the end of a pack's name, by which others of its name differ in content
+_DIGEST = 12  # hexadecimal digits at the end of a pack's name, which identify its content
 
 
 def prepare(data: cifar10.Prepared) -> mapped.Npy:
     """Return the training images as bytes in one file; the first call packs them, later ones only open the pack.
 
     The pack lies beside the images, below ``COURSE_DATA``, and appears whole or not at all. Many processes may call
-    this at once: one packs, the others wait. If the images are others than before, they are packed anew.
+    this at once: one packs, the others wait. If the images have changed, they are packed again.
 
     Raises
     ------
@@ -47,8 +47,8 @@ def prepare(data: cifar10.Prepared) -> mapped.Npy:
 def loader(images: mapped.Npy, batch: int) -> DataLoader:
     """Return a loader of batches in random order, the same for every new loader.
 
-    A last batch that is not full is left out, so that all steps cost the same. There are no workers: the
-    transfer of a batch from a worker to the main process takes longer than to read it from a pack, about 2 ms against
+    A last batch that is not full is left out, so that all steps cost the same. There are no workers, because the
+    transfer of a batch from a worker to the main process takes longer than reading it from a pack: about 2 ms against
     0.1 ms for 128 images.
 
     Returns

@@ -1,4 +1,4 @@
-"""Does ahead of time, once, what would otherwise be done to each image in every epoch."""
+"""Resizes images once, ahead of time, instead of in every epoch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
     """Write a copy of each image with a shorter side of `size` pixels, as ``Resize(size)`` would make it.
 
     The copies are JPEG files of quality `photos.QUALITY`. They appear whole or not at all, and replace those of an
-    earlier call. All cores take part.
+    earlier call. It uses all cores.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
     datasets.UnreadableImage
         If an image is damaged.
     FileExistsError
-        If `out` is there, but holds something else than resized copies.
+        If `out` exists and holds something other than resized copies.
     staging.NotEnoughDisk
         If the disk has no room.
     """

@@ -1,4 +1,4 @@
-"""A rung elsewhere: on recorded machines, calculated for a GPU, and published by others, each named as that."""
+"""A rung elsewhere: recorded on other machines, calculated for a GPU, or published by others, each labelled so."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PUBLISHED = scoreboard.REFERENCE / "published.csv"
 """Figures that others measured on real GPUs: a row each, with hardware, settings, versions, date and source."""
 
 _COLUMNS = ["kind", "what changed", "gain", "figures", "on", "settings", "source"]
-_TIMES = ("s", "ms")  # units of which less is better
+_TIMES = ("s", "ms")  # units in which less is better
 
 
 def show(rung: str) -> Styler:
-    """Return what is known of a rung, such as ``"10"``, as one table: a row a figure, named by how it was obtained.
+    """Return what is known of a rung, such as ``"10"``, as one table: a row per figure, with its origin.
 
-    Without a GPU what is calculated for one comes first.
+    Without a GPU the calculated figures come first.
     """
     rows = [*_measured(rung), *_calculated(rung[:2])]
     if config.device().type == "cpu":
@@ -95,8 +95,8 @@ def published(number: str | None = None) -> pd.DataFrame:
 
 _HALF = {"autocast": torch.bfloat16}
 _LAST = {"channels_last": True}
-# Published changes that can be calculated: network, GPU, and the step before and after. The first three, ResNet-50's,
-# chose the constants of `calculated`.
+# Published changes that can be calculated: network, GPU, and the step before and after. The constants of `calculated`
+# were chosen by the first three, ResNet-50's.
 _STEPS = {
     "F11 ResNet-50": ("resnet50", "RTX 3090", _HALF, _HALF | _LAST),
     "F12 A100": ("resnet50", "A100", {}, _HALF | _LAST),
@@ -108,10 +108,10 @@ _STEPS = {
 
 
 def calculated_and_published(batch: int = 128) -> pd.DataFrame:
-    """Calculate the published changes that can be, in about 20 s.
+    """Calculate the published changes for which this is possible, in about 20 s.
 
-    Returns a row a change: ``change`` in words, and what was calculated over what was published, of the images per
-    second ``before`` and ``after``, and of the ``gain``.
+    Returns a row per change: ``change`` in words, and the ratios of calculated to published figures, for the images per
+    second ``before`` and ``after``, and for the ``gain``.
     """
     rows, recorded, public = [], {}, published()
     for number, (network, gpu, *steps) in _STEPS.items():

@@ -1,4 +1,4 @@
-"""What a recording is made on, and with."""
+"""The hardware and software of a recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One JSON line a result, with its provenance; the ladder so far."""
+"""One JSON line per result, with its provenance; the ladder so far."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFERENCE = config.PROJECT / "data" / "reference"
 """Results of named machines, a folder each."""
 
 FOR_GPUS = ("10", "12")
-"""Numbers of the rungs whose change is made for a GPU: measured on a CPU, they say nothing of one."""
+"""Numbers of the rungs whose change is made for a GPU: measured on a CPU, they say nothing about a GPU."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Result:
     rate: Interval  #: throughput in images per second
     ratio: Interval | None  #: throughput over that of `baseline`; None for the first rung of its kind
     step_ms: float  #: time of a step in milliseconds: the mean, as in `timing.Comparison`
-    loading_share: float  #: of that time, spent waiting for data (0 to 1): the mean
+    loading_share: float  #: of that time, spent waiting for data, 0 to 1: the mean
     rounds: int  #: timed runs in a process
     steps: int  #: in each run
     workers: int  #: worker processes of the loader
@@ -50,7 +50,7 @@ class Result:
     torch: str
     preset: str
     date: str
-    baseline: str | None = None  #: the rung or variant that was timed interleaved, which the ratio is against
+    baseline: str | None = None  #: the rung or variant in the same interleaved rounds, to which the ratio compares
     device_idle: float | None = None  #: share of the steps without a kernel, 0 to 1, by the trace; None without a GPU
     trace: str | None = None  #: folder of a trace of the same loader and step, below the folder of the runs
     processes: int = 1  #: that measured it
@@ -82,14 +82,14 @@ def add(
     Parameters
     ----------
     variant, baseline : str
-        Two of the variants: the rung's, and that which the ratio is against; none for the first rung of its kind.
+        Two of the variants: the rung's, and the ratio's baseline; none for the first rung of its kind.
     loader : iterable
     step : callable or str
         What was timed as `variant`.
     data : str
         Source of the images, as `cifar10.prepare` names it.
     trace : Path, optional
-        The folder of a run below ``COURSE_RUNS``, recorded of the same loader and step.
+        The folder of a run below ``COURSE_RUNS``, recorded with the same loader and step.
     """
     mean, runs = comparison.mean(variant), comparison.timings[variant]
     result = Result(
@@ -157,7 +157,7 @@ def _stored(path: Path) -> str:
 def parse(line: str, place: str) -> Result:
     """Return the result that a line of a scoreboard holds; `place`, its file and number, is for the error.
 
-    Raises `config.CourseError` if it holds something else, or a field holds what cannot have been measured.
+    Raises `config.CourseError` if it holds something else, or a field has an impossible value.
     """
     try:
         stored = json.loads(line, parse_int=_whole)
@@ -168,8 +168,8 @@ def parse(line: str, place: str) -> Result:
             if not isinstance(getattr(result, name), kind | int if kind is float else kind):
                 raise TypeError(f"{name} is {getattr(result, name)!r}")
         if (result.ratio is None) != (result.baseline is None):
-            raise ValueError("a ratio and what it is against belong together")
-        "".join(value for value in stored.values() if isinstance(value, str)).encode()  # half a character is none
+            raise ValueError("a ratio and its baseline belong together")
+        "".join(value for value in stored.values() if isinstance(value, str)).encode()  # half a character fails
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise config.CourseError(
             f"{place}: expected a result with the fields {', '.join(field.name for field in fields(Result))}, "
@@ -217,7 +217,7 @@ def trace_folder(rung: str) -> Path:
 
 
 def borrow_traces(rung: str, folder: Path) -> dict[str, Path]:
-    """Put the traces that GPUs recorded of a rung, such as ``"09"``, beside those in `folder`, if you have no GPU.
+    """If you have no GPU, copy the traces that GPUs recorded for a rung, such as ``"09"``, beside those in `folder`.
 
     TensorBoard then shows both. Prints a line for each, and returns its folder by the name of the machine.
     """
@@ -242,12 +242,12 @@ def ladder(path: Path | None = None) -> list[Result]:
 
 
 def place(rung: str) -> str:
-    """Return what sorts rungs: by their numbers, but photos, other images for another network, behind 01 to 07."""
+    """Return a rung's sort key: its number, but photos, other images for another network, come after 01 to 07."""
     return rung.replace("05", "07~", 1) if rung.startswith("05") else rung
 
 
 def panels(results: Iterable[Result]) -> list[list[Result]]:
-    """Split a ladder where a rung has no ratio: it is the first of what cannot be compared with those before it."""
+    """Split a ladder where a rung has no ratio: from there on rungs cannot be compared with earlier ones."""
     parts = []
     for result in results:
         if result.ratio is None or not parts:
@@ -257,7 +257,7 @@ def panels(results: Iterable[Result]) -> list[list[Result]]:
 
 
 def ladder_text() -> str:
-    """Return the ladder as lines of text, one a rung, with what it was measured on below."""
+    """Return the ladder as lines of text, one per rung, and below them what it was measured on."""
     results = ladder()
     if not results:
         return f"No result yet in {own_path()}: run a notebook that measures, such as 01."
@@ -276,10 +276,10 @@ def percent_or_dash(share: float | None) -> str:
 
 
 def ratio_text(result: Result, short: bool = False) -> str:
-    """Return the ratio of a result, what it is against, and what it shows; empty without a ratio.
+    """Return the ratio of a result, its baseline, and the conclusion; empty without a ratio.
 
-    For example ``"2.03× to 04 normalize on the device: faster (1.84 to 2.36 in 5 rounds)"``, or if `short` only what
-    stands before the colon, with a word of doubt if that was too noisy to say.
+    For example ``"2.03× to 04 normalize on the device: faster (1.84 to 2.36 in 5 rounds)"``, or if `short` only the
+    part before the colon, with a word of doubt if the ratio was too noisy.
     """
     if result.ratio is None:
         return ""
@@ -290,12 +290,12 @@ def ratio_text(result: Result, short: bool = False) -> str:
 
 
 def against(result: Result) -> str:
-    """Return what a ratio is against, in words: a rung, or in quotation marks a variant of the same notebook."""
+    """Return a ratio's baseline in words: a rung, or in quotation marks a variant of the same notebook."""
     return result.baseline if result.baseline[:2].isdigit() else f"“{result.baseline}”"
 
 
 def provenance(results: Iterable[Result]) -> list[str]:
-    """Say in a line each, without repeats, what results were measured on."""
+    """Return what results were measured on, a line each, without repeats."""
     sources = (f"{result.device}, {result.step}, {result.data}, preset {result.preset}" for result in results)
     return list(dict.fromkeys(sources))
 

@@ -1,7 +1,7 @@
 """Records the trace of the guided tour in notebook 01: training steps, then evaluation, each with a costly metric.
 
-``python -m helpers tour --out DIR`` makes a folder with the trace and a page that names the machine. The one that ships
-is ``data/reference/tour``. It belongs to no rung of the ladder: nothing is timed by it.
+``python -m helpers tour --out DIR`` makes a folder with the trace and a page that names the machine. The course comes
+with ``data/reference/tour``. It belongs to no rung of the ladder: it times nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stepscope.timing import profiling
 from stepscope.timing.stopwatch import warmup_steps
 
 FOLDER = scoreboard.REFERENCE / "tour"
-"""The trace that ships."""
+"""The course's own trace."""
 
 TRACE, PAGE = "reference.pt.trace.json.gz", "README.md"
 BATCH, CLASSES = 64, 10

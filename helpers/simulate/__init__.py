@@ -1,7 +1,7 @@
-"""Dials that make the lessons visible on any machine: slow storage, a slow network, an accelerator, time lines.
+"""Simulations that make the lessons visible on any machine: slow storage, a slow network, an accelerator, time lines.
 
-None is a measurement of real hardware. Whatever uses one of them says so: in the notebook's text, in the figure, and in
-the scoreboard's line.
+None is a measurement of real hardware. Each use is labelled: in the notebook's text, in the figure, and in the
+scoreboard's line.
 """
 
 from helpers.simulate.simulated_device import SimulatedDevice, SimulatedRun

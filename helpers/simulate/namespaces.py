@@ -1,6 +1,6 @@
 """A real network on one machine: two nodes that are network namespaces of Linux, and a cable that tc limits.
 
-This file is also the process that has the networks, and ends with its owner.
+This file also runs as the process that has the networks; it ends with its owner.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from stepscope.base import child
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}  # Debian's packages
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # where Debian has ip and tc
-# Seconds that a link which was idle may send at once. With 1 ms, a busy machine reached 93% of the rate of 4 ms: the
-# kernel's timer comes late, and what the link did not use by then is lost.
+# Seconds of data that an idle link may send at once. With 1 ms, a busy machine reached 93% of the rate with 4 ms: the
+# kernel's timer comes late, and capacity that is unused by then is lost.
 _BURST = 4e-3
 _PACKET = 65_536 + 1_000  # bytes, the longest that the kernel passes in one piece
 _QUEUED = 0.2  # seconds that a packet waits before the next one is dropped
 _SHOWN = 15  # lines of a node's output in an error
-_NODE_0 = 3  # a file that the process has open: the network namespace of node 0; that of node 1 is its own
+_NODE_0 = 3  # an open file of the process: the network namespace of node 0; node 1 has the process's own
 _ENTER = f"nsenter --net=/proc/self/fd/{_NODE_0}"
 _CONNECT = f"""
 set_up() {{
@@ -40,7 +40,7 @@ set_up 10.0.0.2
 
 
 def why_not() -> str | None:
-    """Say why network namespaces are not possible here; None if they are. It tries, which takes a fraction of 1 s."""
+    """Say why network namespaces are not possible here; None if they are. The trial takes a fraction of 1 s."""
     try:
         run(["true"])
     except RuntimeError as refused:
@@ -49,20 +49,20 @@ def why_not() -> str | None:
 
 
 def run(command: Sequence[object], mb_per_s: float = 125.0, timeout: float = 300) -> list[str]:
-    """Run a command on two nodes at the same time, as one rank each, in this folder; their network is really limited.
+    """Run a command on two nodes at the same time, one rank each, in this folder, over a network that is limited.
 
     Each node is a network namespace of Linux, with one end of a cable, which has a token bucket filter (``tc qdisc …
     tbf``) at both ends. Nothing else is separate: nodes share the cores, the files and the memory. The machine's own
-    network is not touched. Needs no privileges where users may make user namespaces, and else root. The ranks find
-    each other by the variables that ``torch.distributed.init_process_group("gloo")`` reads. When this returns or
-    raises, or its process ends, the network, the commands and all that they have started are ended.
+    network is not touched. Root is needed unless users may make user namespaces. The ranks find each other by the
+    variables that ``torch.distributed.init_process_group("gloo")`` reads. When this returns or raises, or its process
+    ends, the network, the commands and all processes that they have started end, too.
 
     Parameters
     ----------
     command : sequence
         Such as ``[sys.executable, "job.py", 3]``.
     mb_per_s : float
-        Bandwidth of the cable, in each direction: 125 for 1 Gbit/s. Some 4% of it are the heads of packets.
+        Bandwidth of the cable, in each direction: 125 for 1 Gbit/s. Packet headers take some 4% of it.
     timeout : float
         Seconds.
 
@@ -107,9 +107,9 @@ def run(command: Sequence[object], mb_per_s: float = 125.0, timeout: float = 300
             if output:
                 ends += "\n".join([f"\nnode {node}:", *output.splitlines()[-_SHOWN:]])
         if code is None:
-            raise TimeoutError(f"Expected that {command} ends within {timeout:g} s, found it running.{ends}")
+            raise TimeoutError(f"Expected {command} to end within {timeout:g} s, found it running.{ends}")
         if code != 0:
-            raise RuntimeError(f"Expected that {command} ends well on both nodes, found: {log.strip()}{ends}")
+            raise RuntimeError(f"Expected {command} to succeed on both nodes, found: {log.strip()}{ends}")
         return outputs
 
 
@@ -134,7 +134,7 @@ def _environment(mb_per_s: float) -> dict[str, str]:
 
 
 def _make(folder: str, *command: str) -> None:
-    """Go on in the second of two new network namespaces, within a user namespace if it must be."""
+    """Continue in the second of two new network namespaces, inside a user namespace if necessary."""
     for user in ([], ["--user", "--map-root-user"]):
         first = ["unshare", *user, "--net"]
         tried = subprocess.run([*first, "true"], stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""A simulated device and the host that launches its work: two time lines, calculated from a few dials."""
+"""A simulated device and the host that launches its work: two time lines, calculated from a few numbers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ HOST, COMPUTING, COPYING = "host", "stream 7", "stream 20"
 class SimulatedDevice:
     """A device with one stream or two, and the host that launches its work. Calculated: nothing runs.
 
-    In each step the host gets a batch, launches its copy to the device, and then the kernels; a launch takes the host
-    its time, and then the host goes on. A stream runs what was launched on it, in this order, each as soon as it was
-    launched and the one before has ended. So the longer one of two time lines decides.
+    In each step the host gets a batch, launches its copy to the device, and then the kernels. A launch takes some time
+    of the host, and then the host goes on. A stream runs its work in the order of the launches, each piece as soon as
+    it was launched and the one before has ended. So the longer of the two time lines decides.
 
-    Left out are the limit on launches that wait in a queue, the moment between two kernels of a stream, and that a copy
-    and kernels slow each other down while both use the memory.
+    Left out are the limit on launches that wait in a queue, the gap between two kernels of a stream, and the slowdown
+    of a copy and kernels that use the memory at the same time.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class SimulatedDevice:
     graph : bool
         One launch starts all kernels of a step, as the replay of a CUDA graph does.
     how : str
-        How the times were obtained, in a word that stands in every name of the trace.
+        How the times were obtained: a word for every name in the trace.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class SimulatedDevice:
         return list(self.kernels)
 
     def run(self, steps: int) -> SimulatedRun:
-        """Calculate what host and device do in so many training steps, from an idle device on."""
+        """Calculate what host and device do in so many training steps, with an idle device at first."""
         lines, copied = _Lines(), {}
         ahead, copying = (1, COPYING) if self.streams == 2 else (0, COMPUTING)
         for step in range(steps):
@@ -132,7 +132,7 @@ class SimulatedRun:
 
     @property
     def end(self) -> float:
-        """When both time lines end, in µs: what a stopwatch shows that waits for the device."""
+        """When both time lines end, in µs: the time of a stopwatch that waits for the device."""
         return float(self.spans["end"].max())
 
     @property

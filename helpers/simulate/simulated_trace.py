@@ -1,4 +1,4 @@
-"""Writes calculated time lines as a trace, as PyTorch's profiler writes one of a GPU. All of it is named as that."""
+"""Writes calculated time lines as a trace like that of PyTorch's profiler on a GPU. Every name says so."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 PROCESS, THREAD, DEVICE = 1, 1, 0
 LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # the name by which readers of traces know it
-WITHIN = 0.3  # of a launch: where in its operator the runtime's call begins
+WITHIN = 0.3  # a share of a launch: where in its operator the runtime's call begins
 
 
 def write(spans: pd.DataFrame, title: str, folder: Path, how: str = "simulated") -> Path:
     """Write the spans of a `SimulatedRun` as a trace that `stepscope.traces` and TensorBoard read; return its folder.
 
-    In it a launch is an operator with a call of the CUDA runtime inside, and an arrow to what it launched. With two
-    streams and fewer than four kernels a step, readers take the last step for one that was cut off. The `folder` is of
-    this run alone; such a trace in it is replaced. `how` the times were obtained is in every name.
+    A launch becomes an operator with a call of the CUDA runtime inside, and an arrow to the launched work. With two
+    streams and fewer than four kernels a step, readers take the last step for a truncated one. The `folder` belongs to
+    this run only; an earlier trace in it is replaced. The word `how` is in every name.
     """
     name = f"{how}.pt.trace.json"
     content = {

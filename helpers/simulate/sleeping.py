@@ -1,4 +1,4 @@
-"""What takes its time and no CPU: a wait, a training step, a layer."""
+"""A wait, a training step and a layer that take no CPU time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def wait_until(moment: float) -> None:
         time.sleep(left)
 
 
-#: Images a second that a GPU takes while it trains ResNet-50: the emulated accelerators of MLPerf Storage 1.0, which
-#: take a step of 400 images in 0.435 and in 0.224 s (github.com/mlcommons/storage, v1.0, storage-conf/workload).
+#: Images per second that a GPU needs to train ResNet-50: the emulated accelerators of MLPerf Storage 1.0 take 0.435 and
+#: 0.224 s for a step of 400 images (github.com/mlcommons/storage, v1.0, storage-conf/workload).
 DEMANDS = {"A100": 400 / 0.435, "H100": 400 / 0.224}
 
 
@@ -35,20 +35,20 @@ def feeds(images_per_second: float) -> str:
 
 @dataclass(frozen=True)
 class SimulatedAccelerator:
-    """A training step that takes a fixed time and no CPU time, as seen from the processor that feeds a GPU.
+    """A training step that takes a fixed time and no CPU time, like a GPU's step as its host sees it.
 
-    It learns nothing. The wait is an operator of its own, ``simulate::simulated_accelerator_step``, so that it is
-    found by name in a trace.
+    It learns nothing. The wait is an operator of its own, so that a trace has its name,
+    ``simulate::simulated_accelerator_step``.
 
     Parameters
     ----------
     step_ms : float
         Duration of a step in milliseconds.
     full_at : int, optional
-        Images that keep all its multiprocessors busy: fewer take as long, more take proportionally longer. By default a
-        step takes as long whatever the batch.
+        Images that keep all its multiprocessors busy: fewer take the same time, more take proportionally longer. By
+        default a step takes the same time with every batch.
     gpu : str, optional
-        That whose demand it has; see `of`.
+        The GPU whose demand it has; see `of`.
     """
 
     step_ms: float = 5.0
@@ -57,7 +57,7 @@ class SimulatedAccelerator:
 
     @classmethod
     def of(cls, gpu: str) -> SimulatedAccelerator:
-        """Return one that takes as many images a second as ``"A100"`` or ``"H100"`` at ResNet-50; see `DEMANDS`."""
+        """Return one that takes as many images per second as ``"A100"`` or ``"H100"`` at ResNet-50; see `DEMANDS`."""
         return cls(1e3 / DEMANDS[gpu], full_at=1, gpu=gpu)
 
     def __str__(self) -> str:
@@ -77,18 +77,18 @@ def _simulated_accelerator_step(images: torch.Tensor, step_ms: float) -> None:
 
 
 class SleepingLayer(nn.Module):
-    """A layer that sleeps instead of computing: with cores to spare, ranks can overlap on any machine.
+    """A layer that sleeps instead of computing: cores stay free, so ranks can overlap on any machine.
 
-    It returns its input times (1 + the mean of its parameter), which begins at 0. So the gradient of each weight is
-    the mean of the input times what comes from the next layer, and differs by batch and rank. The sleeps are operators
-    of their own in a trace, ``simulate::sleeping_layer_forward`` and ``simulate::sleeping_layer_backward``.
+    It returns its input times (1 + the mean of its parameter), which begins at 0. So the gradient of a weight is the
+    sum of input times incoming gradient, over the number of weights, and differs by batch and rank. In a trace the
+    sleeps are operators, ``simulate::sleeping_layer_forward`` and ``simulate::sleeping_layer_backward``.
 
     Parameters
     ----------
     megabytes : float
-        Of the parameter, float32: 1 is 1e6 bytes.
+        Size of the parameter, float32: 1 is 1e6 bytes.
     forward_ms, backward_ms : float
-        How long they take, with what little they compute.
+        Their durations, with the little that they compute.
     """
 
     def __init__(self, megabytes: float, forward_ms: float, backward_ms: float):

@@ -1,7 +1,7 @@
-"""A simulated link: an object store as far away as the dials say, while it is on this machine.
+"""A simulated link: an object store on this machine that seems far away.
 
-This file is also the process that is the link. It imports nothing of `helpers` at its top, since PyTorch would come
-with it: 200 MB, and seconds of start-up.
+This file also runs as the link's process. It imports nothing of `helpers` at its top, since PyTorch would come with
+it: 200 MB, and seconds of start-up.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from stepscope.base import child
 
 _CHUNK = 128 * 1024  # bytes that arrive at once: 1.5 ms at 90 MB/s
-_LATE = 0.0005  # seconds by which a sleep is too long on average: it ends with a full millisecond
-_FORGIVEN = 0.02  # seconds that a connection catches up with when its process had to wait for a core
-_QUESTION = b"COUNTS\n"  # for `Link.counts`; no request of HTTP begins so
+_LATE = 0.0005  # seconds by which a sleep is too long on average: it ends at a full millisecond
+_FORGIVEN = 0.02  # seconds that a connection catches up after its process had to wait for a core
+_QUESTION = b"COUNTS\n"  # for `Link.counts`; no HTTP request begins so
 
 
 class Counts(NamedTuple):
@@ -38,7 +38,7 @@ class Counts(NamedTuple):
 
 
 class Dials:
-    """Time to the first byte and bandwidth, and what they make of requests."""
+    """Time to the first byte and bandwidth, and the time that requests take with them."""
 
     def __init__(self, first_byte_ms: float, mb_per_s: float):
         if first_byte_ms < 0 or mb_per_s <= 0:
@@ -55,16 +55,16 @@ class Dials:
 
 
 class Link(Dials):
-    """A slow link before a server: a small proxy in a process of its own, which ends with this one.
+    """A slow link in front of a server: a small proxy in its own process, which ends with this one.
 
-    The first byte of an answer arrives `first_byte_ms` after the request, or later if the server is slower; from then
-    on every connection has `mb_per_s` for itself, in each direction. To open one costs nothing. Bytes are passed on as
-    they are, so signatures hold. If the server goes away, its connections are closed; when it is back, new ones work.
+    The first byte of an answer arrives `first_byte_ms` after the request, or later if the server is slower; then every
+    connection has `mb_per_s` for itself, in each direction. Opening a connection costs nothing. Bytes are passed on
+    unchanged, so signatures hold. If the server stops, its connections are closed; when it is back, new ones work.
 
     Parameters
     ----------
     endpoint : str
-        Of the server, such as ``"http://127.0.0.1:8333"``; the attribute `endpoint` is that of the link.
+        The server's, such as ``"http://127.0.0.1:8333"``; the attribute `endpoint` is the link's.
     first_byte_ms, mb_per_s : float
         By default those of Amazon S3, from a machine in the same region.
     """
@@ -90,7 +90,7 @@ class Link(Dials):
         self._child.stop()
 
     def counts(self) -> Counts:
-        """Return what passed so far; its `bytes` include the heads of answers, some 300 bytes each."""
+        """Return what passed so far; its `bytes` include the headers of answers, some 300 bytes each."""
         link = socket.create_connection(("127.0.0.1", self._port), timeout=30)
         with link, link.makefile("rb") as answer:
             link.sendall(_QUESTION)
@@ -112,7 +112,7 @@ class _Proxy:
     async def serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """Serve a connection until one side closes it."""
         writers, tasks = [to_client], []
-        with suppress(OSError):  # the server is away, or the client
+        with suppress(OSError):  # the server or the client is away
             first = await client.read(_CHUNK)
             if first == _QUESTION:
                 to_client.write(json.dumps([self.requests, self.connections, self.bytes]).encode())
@@ -120,7 +120,7 @@ class _Proxy:
                 self.connections += 1
                 server, to_server = await asyncio.open_connection(*self.server, limit=4 * _CHUNK)
                 writers.append(to_server)
-                asked: list[float] = []  # when the request arrived that is not answered yet
+                asked: list[float] = []  # when the unanswered request arrived
                 ways = self.upload(asked, first, client, to_server), self.download(asked, server, to_client)
                 tasks = [asyncio.create_task(each) for each in ways]
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +150,7 @@ class _Proxy:
             self.bytes += len(data)
 
     async def send(self, data: bytes, writer: asyncio.StreamWriter, free: float) -> float:
-        """Send when a connection that is free at the moment `free` has transferred `data`, and return that moment."""
+        """Send `data` when a connection that is free from `free` on has transferred it; return that moment."""
         free = max(free, time.monotonic() - _FORGIVEN) + len(data) / self.per_second
         await asyncio.sleep(free - time.monotonic() - _LATE)
         writer.write(data)

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.futures import Future
 
-_SLOTS = 4096  # transfers of which the ranks know when they began; no rank is that far ahead of another
+_SLOTS = 4096  # transfers whose begin the ranks know; no rank is that far ahead of another
 
 
 @dataclass(frozen=True)
 class SlowNetwork:
-    """A network that is as slow as the dials say, between the ranks of a job on this machine.
+    """A network as slow as you choose, between the ranks of a job on this machine.
 
-    The tensors are summed over the loopback, as gloo does it; then each rank waits until the network would have done
-    so too. A transfer begins when the last rank asks for it and the one before has ended: there is one link, in which
-    transfers queue. It ends on all ranks at the same moment. What the loopback takes is inside of that time, not added.
-    The wait is part of the all-reduce in a trace too, and takes no CPU time.
+    Gloo sums the tensors over the loopback; then each rank waits until the slow network would have done so, too. A
+    transfer begins when the last rank has asked for it and the transfer before has ended: transfers queue on one link.
+    It ends on all ranks at the same moment. The loopback's time is part of that time, not added.
+    The wait is part of the all-reduce in a trace, too, and takes no CPU time.
 
     Parameters
     ----------
@@ -66,11 +66,11 @@ class SlowNetwork:
         messages = 2 * (world - 1)
         return messages * (nbytes / world / (self.mb_per_s * 1e6) + self.latency_ms / 1e3)
 
-    def hook(self, group: ProcessGroup | None, bucket):  # the model reads annotations, but not where they are text
+    def hook(self, group: ProcessGroup | None, bucket):  # no annotation: the model refuses one that is text
         """Average a bucket of gradients, as `DistributedDataParallel` does without a hook, but over this network.
 
-        For ``model.register_comm_hook(None, network.hook)``, also inside of PyTorch's ``bf16_compress_wrapper``. With
-        a process group of the model's own, pass that in place of None. Returns and raises as `all_reduce` does.
+        For ``model.register_comm_hook(None, network.hook)``, also inside of PyTorch's ``bf16_compress_wrapper``. If
+        the model has its own process group, pass that instead of None. Returns and raises as `all_reduce` does.
         """
         group = _group(group)
         return self.all_reduce(bucket.buffer().div_(group.size()), group)  # divided first: 16 bits overflow later
@@ -78,8 +78,8 @@ class SlowNetwork:
     def all_reduce(self, tensor: torch.Tensor, group: ProcessGroup | None = None) -> Future[torch.Tensor]:
         """Begin to sum a tensor over all ranks in place; they must ask for the same tensors in the same order.
 
-        The tensor may have any shape and type. By default all ranks take part; each `group` has a link of its own. The
-        future has the tensor when this network would have transferred it; or the error of the all-reduce, at once.
+        The tensor may have any shape and type. By default all ranks take part; each `group` has its own link. The
+        future has the tensor when this network would have transferred it, or the all-reduce's error at once.
 
         Raises
         ------
@@ -90,7 +90,7 @@ class SlowNetwork:
         """
         if tensor.device.type != "cpu":
             raise ValueError(
-                f"Expected a tensor on the CPU, found one on {tensor.device}: a {self} says nothing about how a device "
+                f"Expected a tensor on the CPU, found one on {tensor.device}: a {self} does not model a device that "
                 "computes while it communicates. Train on the CPU with gloo, or leave the simulated network out."
             )
         group = _group(group)
@@ -116,10 +116,10 @@ def _group(group: ProcessGroup | None) -> ProcessGroup:
 
 
 class _Link:
-    """When the transfers of a process group end. All ranks calculate the same, from when each rank asked for them.
+    """When a process group's transfers end. All ranks calculate the same, from the times at which each rank asked.
 
-    The ranks write this into memory that they share: their clocks are the same one. A transfer that the loopback has
-    done has been asked for by all ranks, and so have all before it.
+    The ranks write these times into shared memory; they share one clock. When the loopback has done a transfer, all
+    ranks have asked for it, and for all before it.
     """
 
     def __init__(self, group: ProcessGroup):
@@ -163,11 +163,11 @@ def _shared_memory(group: ProcessGroup) -> np.ndarray:
     except OSError as error:
         raise RuntimeError(
             "Expected all ranks on one machine, with one folder for temporary files, found that rank "
-            f"{dist.get_rank()} cannot open a file of another one ({error}). Between machines there is a real network: "
+            f"{dist.get_rank()} cannot open another's file ({error}). Between machines there is a real network: "
             "leave the simulated one out."
         ) from error
     dist.barrier(group)  # all have it open
     if group.rank() == 0:
-        with suppress(PermissionError):  # Windows removes no open file
+        with suppress(PermissionError):  # Windows cannot delete an open file
             Path(path[0]).unlink()
     return asked

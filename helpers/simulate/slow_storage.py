@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from helpers.simulate.sleeping import wait_until
 from helpers.simulate.slow_link import Counts, Dials, Link
 
-_TRIAL, _TRIAL_BYTES, _TRIALS = "course-12/trial", 8_000_000, 3  # by which a store elsewhere is measured
+_TRIAL, _TRIAL_BYTES, _TRIALS = "course-12/trial", 8_000_000, 3  # to measure a store elsewhere
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ class SlowStorage:
         return content
 
     def seconds(self, requests: int, size: float) -> float:
-        """Return how long `requests` take, one after the other, for `size` bytes in all; to open a file is one."""
+        """Return how long `requests` take, one after the other, for `size` bytes in all; opening a file is one."""
         return requests * self.seconds_per_open + size / self.bytes_per_second
 
 
-#: A file server that a whole class reads from at once: one network round trip and one metadata look-up an open.
-#: Assumed figures, not measured ones; turn the dials to those of your own server.
+#: A file server that a whole class reads from at once: one network round trip and one metadata look-up per open.
+#: Assumed figures, not measured ones; set those of your own server.
 SHARED_FILE_SYSTEM = SlowStorage(seconds_per_open=2e-3, bytes_per_second=50e6)
 
 
 class SlowStore(Dials):
-    """The dials of a `Link` before a store of obstore, for machines without the server: each thread is a connection.
+    """Delays a store of obstore as a `Link` would, for machines without the server: each thread is a connection.
 
-    Before a `buckets.Folder` it can be pickled, and needs `connect`, in each process, as the folder does. A store that
-    is `measured` is as slow as its dials by itself, so what passes is only counted.
+    With a `buckets.Folder` it can be pickled, and needs `connect` in each process, as the folder does. A `measured`
+    store is slow by itself, so its requests are only counted.
     """
 
     def __init__(self, store: Any, first_byte_ms: float = 30, mb_per_s: float = 90, measured: bool = False):
@@ -75,13 +75,13 @@ class SlowStore(Dials):
         return super().__str__()
 
     def connect(self) -> SlowStore:
-        """Return the same before the connected folder; in one process, both count together."""
+        """Return a copy for the connected folder; in one process, both count together."""
         connected = copy.copy(self)
         connected.store = self.store.connect()
         return connected
 
     def get(self, path: str):
-        """As obstore does, but late: the content is here when this returns."""
+        """As obstore does, but late: the content is complete when this returns."""
         return self._late(lambda: self.store.get(path), lambda result: result.meta["size"])
 
     def get_range(self, path: str, **where: int):
@@ -102,7 +102,7 @@ class SlowStore(Dials):
         return Counts(len(passed), len({thread for thread, _ in passed}), sum(size for _, size in passed))
 
     def stop(self) -> None:
-        """Do nothing: there is no process, as a `Link` has."""
+        """Do nothing: unlike a `Link`, this has no process."""
 
     def _late(self, request: Callable, size: Callable = lambda _: 0, sent: int = 0) -> Any:
         start = time.perf_counter()
@@ -114,11 +114,10 @@ class SlowStore(Dials):
 
 
 def far_away(place: Any, first_byte_ms: float = 30, mb_per_s: float = 90) -> tuple[Any, Link | SlowStore]:
-    """Return a `buckets.Bucket` or `Folder` as it would be at the end of a slow link, to connect to, and that link.
+    """Return a `buckets.Bucket` or `Folder` at the end of a slow link, to connect to, and that link.
 
-    Before a server on this machine there is a `Link` then, and before a folder a `SlowStore`; each has `seconds`,
-    `counts` and `stop`. A store elsewhere is far away as it is: its own dials are measured, and what passes is only
-    counted.
+    A server on this machine gets a `Link`, and a folder a `SlowStore`; each has `seconds`, `counts` and `stop`. A
+    store elsewhere is far away already: its latency and bandwidth are measured, and its requests are only counted.
     """
     endpoint = getattr(place, "endpoint", None)
     if endpoint is not None and urlsplit(endpoint).hostname in ("127.0.0.1", "localhost"):

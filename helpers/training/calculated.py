@@ -1,14 +1,14 @@
-"""A training step on a GPU that is not here, calculated: from the step's operators and the GPU's data sheet.
+"""Calculates a training step on a GPU that is not here, from the step's operators and the GPU's data sheet.
 
 Each kernel takes the longest of three times: its operations at the GPU's peak, its bytes at the memory's bandwidth, and
-the shortest that any kernel takes. The host starts one after the other, and waits for none. That is a model, and no
-measurement: `elsewhere.calculated_and_published` holds it against figures that others measured. Half of twelve speeds
+the shortest time of any kernel. The host starts one after the other, and waits for none. This is a model, not a
+measurement: `elsewhere.calculated_and_published` compares it with figures that others measured. Half of twelve speeds
 are less than 4% off, the worst 28%; half of six gains less than 2%, the worst 9%.
 
 With few images it is too optimistic: kernels that are too small for the GPU reach less, and a host may take three times
 `LAUNCH_US`. For ResNet-50 in float32 with Adam on a V100 others measured (pytorch/benchmark, PR 706) 29.7 ms a step of
-one image, and 16.7 ms as a CUDA graph; calculated are 10.7 and 8.8. Of 8 images it is 35.0 and 35.1, calculated 27.9
-twice; of 32 images 99.1 and 99.3, calculated 93.5 twice: no gain by a graph, in both.
+one image, and 16.7 ms as a CUDA graph; the model gives 10.7 and 8.8. With 8 images it is 35.0 and 35.1, calculated 27.9
+twice; with 32 images 99.1 and 99.3, calculated 93.5 twice: both show no gain by a graph.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = [
     "GPUS", "Calculated", "Gpu", "calculate", "changes", "fused", "record", "record_without_computing", "training_step",
 ]  # fmt: skip
 
-# Shares of a data sheet's figures that kernels reach, the same for all GPUs. With these, six published speeds of
-# ResNet-50 on three GPUs are met best; all others were held out (see `elsewhere`).
+# Shares of a data sheet's figures that kernels reach, the same for all GPUs. These fit six published speeds of
+# ResNet-50 on three GPUs best; all others were held out (see `elsewhere`).
 COMPUTE, BANDWIDTH = 0.95, 0.7
 SHORTEST_US = 2.0  #: of a kernel
 LAUNCH_US = 5.0  #: of the host's time, to start a kernel from Python
@@ -37,9 +37,9 @@ LAUNCH_US = 5.0  #: of the host's time, to start a kernel from Python
 
 @dataclass(frozen=True)
 class Gpu:
-    """A data sheet. Operations in 10¹² a second, of dense matrices, added up in float32; None where it has no units.
+    """A data sheet. Operations in 10¹² a second, for dense matrices, added up in float32; None if it has no units.
 
-    Of a device whose limits were measured by large kernels, give ``reached=(1, 1)``.
+    For a device whose limits were measured by large kernels, give ``reached=(1, 1)``.
     """
 
     name: str
@@ -49,8 +49,8 @@ class Gpu:
     gb_per_second: float
     gb: int | None  #: of memory
     source: str
-    bfloat16: bool = True  #: whether its Tensor Cores know it
-    reached: tuple[float, float] = (COMPUTE, BANDWIDTH)  #: shares of operations and of bytes a second, by kernels
+    bfloat16: bool = True  #: whether its Tensor Cores have it
+    reached: tuple[float, float] = (COMPUTE, BANDWIDTH)  #: shares of peak and bandwidth that kernels reach
 
     def peak(self, operator: Operator, tf32: bool) -> tuple[float, bool]:
         """Return the peak for an operator, and whether it runs on Tensor Cores."""
@@ -63,7 +63,7 @@ class Gpu:
         return self.float32, False
 
 
-#: NVIDIA prints the figures of Tensor Cores since Ampere with sparsity, too: these are without.
+#: Since Ampere, NVIDIA prints figures of Tensor Cores with sparsity, too: these are without.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -90,7 +90,7 @@ class Calculated:
     gpu : Gpu
         The data sheet.
     kernels : pandas.DataFrame
-        One row an operator, in their order: ``operator``, ``kernels``, ``gflop``, ``mb``, ``ms`` on the GPU, and
+        One row per operator, in order: ``operator``, ``kernels``, ``gflop``, ``mb``, ``ms`` on the GPU, and
         ``limit``: ``"compute"``, ``"memory"`` or ``"shortest kernel"``.
     graph : bool
         Whether one launch starts all kernels.
@@ -102,7 +102,7 @@ class Calculated:
 
     @property
     def device(self) -> SimulatedDevice:
-        """The host and the GPU with just these kernels: its ``run(steps)`` has the time lines, and writes a trace."""
+        """The host and the GPU with these kernels: its ``run(steps)`` has the time lines, and writes a trace."""
         kernels = []
         for row in self.kernels.itertuples():
             kernels += row.kernels * [(row.operator, row.ms * 1e3 / row.kernels)]
@@ -120,7 +120,7 @@ class Calculated:
 
     @property
     def limit(self) -> str:
-        """What decides: ``"launches"`` if the GPU waits for its host for half of the step, else a kernel's limit."""
+        """What decides: ``"launches"`` if the GPU waits for its host over half of the step, else the kernels' limit."""
         return "launches" if self.utilization < 0.5 else self.kernels.groupby("limit").ms.sum().idxmax()
 
     def by_operator(self) -> pd.DataFrame:
@@ -186,15 +186,15 @@ def _seconds(operator: Operator, gpu: Gpu, tf32: bool) -> tuple[float, str]:
         "shortest kernel": operator.kernels * SHORTEST_US * 1e-6,
     }
     limit = max(times, key=times.get)
-    # Convolutions on Tensor Cores want the channels beside each other: other tensors are turned before and after
+    # Convolutions on Tensor Cores need adjacent channels: other tensors are transposed before and after
     return times[limit] + (2 * memory if operator.contiguous and tensor_cores else 0.0), limit
 
 
 def fused(operators: Sequence[Operator]) -> list[Operator]:
-    """Return operators of which those that a compiler would make one kernel are one.
+    """Return the operators, with those joined that a compiler would make one kernel.
 
-    An elementwise operator becomes part of the kernel that wrote the latest of what it reads, if that is elementwise,
-    too. Such a kernel reads what comes from elsewhere once, and writes only what others read.
+    An elementwise operator becomes part of the kernel that wrote the latest of its inputs, if that is elementwise, too.
+    Such a kernel reads each input from elsewhere once, and writes only what others read.
     """
     groups: list[list[int]] = []
     group_of: list[int] = []
@@ -232,14 +232,14 @@ def training_step(
     autocast: torch.dtype | None = None,
     **optimizer: object,
 ) -> Callable[[], Callable[[], object]]:
-    """Return what builds a training step, as `record_without_computing` takes it.
+    """Return a function that builds a training step, for `record_without_computing`.
 
     Parameters
     ----------
     network : str
         A function of ``torchvision.models``.
     batch, side : int
-        So many images of `side` × `side` pixels.
+        Images in a step, of `side` × `side` pixels.
     channels_last : bool
         For weights and images.
     autocast : torch.dtype, optional
@@ -272,7 +272,7 @@ def changes(rung: str, gpus: Sequence[str] = ("A100", "H100")) -> Iterator[tuple
     """Calculate what the changes of a rung, ``"09"`` to ``"12"``, do to a training step of ResNet-50 on photos.
 
     Yields for each change and GPU the change in words, the step before and after it, and its images. Each rung keeps
-    the changes of those before it. Other rungs have none. (The A100's speeds are held against published ones; for an
+    the changes of earlier rungs. Other rungs have none. (The A100's speeds are compared with published ones; for an
     H100 none was found.)
     """
     for change, (before, of_before), (after, of_after), images in _changes(rung):

@@ -1,4 +1,4 @@
-"""The operators that a training step calls: their operations, their bytes, and which could be one kernel."""
+"""The operators that a training step calls: their operations, their bytes, and which could be fused."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-# Of one kernel that goes through a list of tensors: elements of a block, most blocks, and most tensors by the number of
-# such lists (PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh)
+# One kernel that goes through lists of tensors has at most: elements in a block, blocks, and tensors, by the number of
+# lists (PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh)
 _BLOCK, _BLOCKS, _TENSORS = 65_536, 320, (110, 64, 48, 36, 30)
 _READ_TWICE = {  # the first tensors, by operator
     "native_batch_norm": 1, "native_batch_norm_backward": 2, "cudnn_batch_norm": 1, "cudnn_batch_norm_backward": 2,
 }  # fmt: skip
 _CONVOLUTIONS = ("convolution", "convolution_backward")
-# Elementwise but for sums over a dimension: a compiler makes one kernel of it and of what is elementwise beside it
+# Elementwise except for sums over a dimension: a compiler fuses these with elementwise neighbours
 _NEARLY_ELEMENTWISE = {
     "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "_to_copy", "copy_",
     "cudnn_batch_norm", "cudnn_batch_norm_backward", "mean",
@@ -38,20 +38,20 @@ class Operator:
     Attributes
     ----------
     name : str
-        Of ATen's, such as ``"convolution_backward"``.
+        ATen's, such as ``"convolution_backward"``.
     flops : int
-        Floating-point operations of a convolution or a product of matrices, an addition and a multiplication as two.
+        Floating-point operations of a convolution or a matrix product; an addition and a multiplication are two.
     read, written : tuple of (int, int, int)
-        Of each tensor: the number of the operator that wrote it, −1 for none; its own number; its bytes. The first two
+        For each tensor: the number of the operator that wrote it, −1 for none; its own number; its bytes. The first two
         are right only if nothing was computed: memory is used again.
     dtype : torch.dtype
-        Of what it computes with.
+        The type it computes with.
     kernels : int
         How many a GPU starts for it.
     again : int
-        Bytes of what it reads a second time: batch normalization does for the mean and the variance of a batch.
+        Bytes that it reads a second time: batch normalization does for the mean and the variance of a batch.
     elementwise : bool
-        Whether a compiler can make it one kernel together with what is before or after it.
+        Whether a compiler can fuse it with operators before or after it.
     grouped : bool
         Whether it is a convolution of groups of channels, such as a depthwise one.
     contiguous : bool
@@ -71,14 +71,14 @@ class Operator:
 
     @property
     def bytes(self) -> int:
-        """Read and written, if each tensor comes from memory and goes to it."""
+        """Bytes read and written, if each tensor comes from or goes to memory."""
         return sum(size for _, _, size in (*self.read, *self.written)) + self.again
 
 
 def record(step: Callable[[], object]) -> list[Operator]:
     """Run a step once, and return the operators that it calls, without those that touch no element.
 
-    What `torch.compile` has fused, and CUDA graphs, cannot be seen: give the step before that.
+    Operators that `torch.compile` has fused, and CUDA graphs, are invisible: give the step without them.
     """
     with _Recorder(keep=False) as recorder:
         step()
@@ -111,10 +111,10 @@ def _shapes_only() -> Iterator[None]:
                 group["foreach"] = True
 
     mode = FakeTensorMode()
-    mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # Module.to() refuses tensors that are kept weakly
+    mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # Module.to() refuses weakly kept tensors
     hook = register_optimizer_step_pre_hook(at_once)
     try:
-        # It asks for a value, to check its arguments
+        # It asks for a value to check its arguments
         with mode, mock.patch("torch.nn.init.trunc_normal_", lambda tensor, *_, **__: tensor):
             yield
     finally:
@@ -127,7 +127,7 @@ class _Recorder(TorchDispatchMode):
         self.operators: list[Operator] = []
         self._keep, self._kept = keep, []  # without values tensors are kept, so that no two have the same `id`
         self._writers: dict[int, int] = {}  # of a tensor, by its `id`
-        self._viewed: dict[int, int] = {}  # what a view is of
+        self._viewed: dict[int, int] = {}  # the base of a view
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         result = operator(*args, **(kwargs or {}))
@@ -182,8 +182,8 @@ def _groups(name: str, args: Sequence) -> int:
 def _flops(operator: object, args: Sequence, kwargs: dict, result: object) -> int:
     """Return the operations of a call, by PyTorch's formulas.
 
-    Of a convolution's backward they would take groups of channels for all channels; it does the forward's operations
-    once for the gradient of the image, and once for that of the weight.
+    For a convolution's backward they would ignore groups of channels: it does the forward's operations once for the
+    gradient of the image, and once for that of the weight.
     """
     packet = operator._overloadpacket
     if packet.__name__ == "convolution_backward":

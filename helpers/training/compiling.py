@@ -15,24 +15,24 @@ from stepscope import timing
 
 
 class CannotCompile(RuntimeError):
-    """This machine lacks what `torch.compile` needs; made of what PyTorch raised."""
+    """This machine lacks what `torch.compile` needs; made from PyTorch's error."""
 
     def __init__(self, raised: Exception):
         first_line = str(raised).strip().splitlines()[0]
         super().__init__(
             f"torch.compile cannot work here: {first_line}\n"
-            "It needs a C++ compiler, on a GPU also Triton, which comes with PyTorch for CUDA on Linux. To have one: "
+            "It needs a C++ compiler, on a GPU also Triton, which comes with PyTorch for CUDA on Linux. Install it: "
             "`apt install g++` (Debian, Ubuntu), `xcode-select --install` (macOS), or the C++ build tools of Visual "
-            "Studio (Windows, and start from their prompt). Then restart the kernel. All else here works without."
+            "Studio (Windows, and start from their prompt). Then restart the kernel. All else here works without it."
         )
 
 
 @contextmanager
 def empty_cache() -> Iterator[None]:
-    """Let `torch.compile` find nothing that it compiled before, as on a new machine, while the block runs.
+    """Give `torch.compile` an empty cache, as on a new machine, while the block runs.
 
-    The compiler's cache on disk is left alone; a temporary one takes its place. What was compiled in the block can be
-    called afterwards.
+    A temporary cache replaces the compiler's cache on disk, which is left alone. Functions that were compiled in the
+    block can be called afterwards.
     """
     from torch._inductor.utils import fresh_cache  # not at the top: the compiler takes a second to import
 
@@ -43,7 +43,7 @@ def empty_cache() -> Iterator[None]:
 def first_step(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) -> float:
     """Run a compiled step for the first time, and return the seconds that it took, its compilation included.
 
-    What had been compiled in this process before is forgotten; what is in the cache on disk is used.
+    Earlier compilations in this process are forgotten; the cache on disk is used.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def first_step(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) ->
     from torch._dynamo.exc import BackendCompilerFailed
     from torch._inductor.exc import CppCompileError, GPUTooOldForTriton, InvalidCxxCompiler, TritonMissing
 
-    if not torch.cuda.is_available():  # it then warns that a CUDA toolkit is of no use without a GPU
+    if not torch.cuda.is_available():  # it warns that a CUDA toolkit is useless without a GPU
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     torch.compiler.reset()
     start = time.perf_counter()
@@ -70,7 +70,7 @@ def first_step(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) ->
     return time.perf_counter() - start
 
 
-# Look before each replay whether all that the graph uses still exists: 0.1 ms of the host's time for a ResNet-50
+# Check before each replay that everything the graph uses still exists: 0.1 ms of host time for a ResNet-50
 _MAY_CHECK = "check_input_liveness" in inspect.signature(torch.cuda.graph).parameters
 _CHECKED = {"check_input_liveness": True} if _MAY_CHECK else {}
 
@@ -78,23 +78,22 @@ _CHECKED = {"check_input_liveness": True} if _MAY_CHECK else {}
 def graphed(step: TrainingStep, images: torch.Tensor, labels: torch.Tensor) -> timing.Step:
     """Record one training step as a CUDA graph, and return a step that replays it: one launch instead of thousands.
 
-    First `step` trains three times on the batch that is given, on a stream of its own, as PyTorch's notes on CUDA
-    graphs ask for: what libraries set up in their first calls must not be recorded. The recording itself trains
-    nothing.
+    First `step` trains three times on the given batch, on a stream of its own, as PyTorch's notes on CUDA graphs ask
+    for: the set-up that libraries do in their first calls must not be recorded. The recording itself trains nothing.
 
-    A graph runs the same kernels on the same memory every time. So each batch is copied to where the first one
-    lay, all batches have the same shape, and nothing in the step may depend on a tensor's value: no enabled
-    gradient scaler, no ``.item()``. Adam and AdamW need ``capturable=True``. What is returned keeps `step`, as a graph
-    keeps no tensor alive: replays would go on writing to memory that belongs to others by then. Its attribute ``step``
-    is the step that was recorded.
+    A graph runs the same kernels on the same memory every time. So each batch is copied to the place of the first one,
+    all batches have the same shape, and nothing in the step may depend on a tensor's value: no enabled gradient scaler,
+    no ``.item()``. Adam and AdamW need ``capturable=True``. The returned step keeps the recorded one as its attribute
+    ``step``, because a graph keeps no tensor alive: replays would go on writing to memory that other tensors use by
+    then.
 
     Raises
     ------
     ValueError
-        By the step that is returned, if a batch has another shape.
+        By the returned step, if a batch has another shape.
     RuntimeError
-        By the step that is returned, from PyTorch 2.13 on: if a tensor that the graph uses has been freed, for
-        instance since the optimizer has loaded another state.
+        By the returned step, from PyTorch 2.13 on: if a tensor that the graph uses has been freed, for instance
+        because the optimizer has loaded another state.
     """
     device = device_of(step.model)
     its_images, its_labels = images.to(device, copy=True), labels.to(device, copy=True)
@@ -114,7 +113,7 @@ def graphed(step: TrainingStep, images: torch.Tensor, labels: torch.Tensor) -> t
         its_images.copy_(images, non_blocking=True)
         its_labels.copy_(labels, non_blocking=True)
         graph.replay()
-        return loss.clone()  # the next replay writes where this one's lies
+        return loss.clone()  # the next replay overwrites this one's
 
     replay.step = step  # keeps the weights, the optimizer and its state
     return replay

@@ -1,6 +1,6 @@
-"""Jobs of several processes: `torchrun` from a notebook, ended as a whole whatever happens, its failures named.
+"""Jobs of several processes: runs `torchrun` from a notebook, always ends the whole job, and names its failures.
 
-This file is also the process between the notebook and ``torchrun``, which ends the job when the notebook ends.
+This file also runs as the process between the notebook and ``torchrun``, which ends the job when the notebook ends.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import psutil
 
 from stepscope.base import child
 
-_DUMP, _GRACE = 10.0, 30.0  # seconds for ranks to write where they are, and to be gone
+_DUMP, _GRACE = 10.0, 30.0  # seconds for ranks to write where they are, and to end
 _LATE = 124  # the exit code of `timeout` in a shell
 _SHOWN = 12  # lines of a rank's errors, or of torchrun's, in an error
 _FOLDER = "PET_LOG_DIR"  # torchrun's --log-dir; all processes of a job inherit it, which is how `_end` finds them
-# Without it (torch 2.5 to 2.15) ranks that start again share a store with those before them, and whoever is first
-# takes their addresses for the new ones: "Connection refused", https://github.com/pytorch/pytorch/issues/135712.
+# Without it (torch 2.5 to 2.15) ranks that start again share a store with earlier ranks, and the first ones take old
+# addresses for the new ones: "Connection refused", https://github.com/pytorch/pytorch/issues/135712.
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# What torchrun writes: before a line of a rank, as `_environment` says; before it ends the other ranks by SIGTERM; when
-# it has; when it kills a rank that ignores that; and at the end
+# What torchrun writes: before a line of a rank, as `_environment` sets it; before it ends the other ranks by SIGTERM;
+# after that; when it kills a rank that ignores SIGTERM; and at the end
 _RANK = re.compile("\x02([0-9]+)\x03")
 _CLOSING = re.compile(r"Sending process (\d+) closing signal")
 _SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
@@ -38,13 +38,13 @@ _FORCED = re.compile(r"Unable to shutdown process (\d+)")
 _SUMMARY = re.compile(r"rank +: (\d+) \(.*\n *exitcode +: (-?\d+) \(pid: (\d+)\)")
 _STOPPED = re.compile(r"Stopped when the time was over: rank (\d+)")  # `_abort` writes it
 _FRAME = re.compile(r'File "(.+)", line (\d+) in ')  # as faulthandler writes it
-# What a rank says when another has gone (gloo on Linux and macOS, and on Windows; NCCL), or does not come
+# What a rank writes when another has gone (gloo on Linux and macOS, and on Windows; NCCL), or does not come
 _LOST = re.compile(r"Connection (closed|reset) by|Broken pipe|forcibly closed|remote process exited")
 _WAITED = re.compile(r"Timed out|timeout", re.IGNORECASE)
 
 
 class JobFailed(RuntimeError):
-    """A job of several processes failed, or did not end; the message names the rank, and what became of it."""
+    """A job of several processes failed, or did not end; the message names the rank, and how it ended."""
 
 
 def torchrun(
@@ -56,11 +56,11 @@ def torchrun(
     quiet: bool = False,
     max_restarts: int = 0,
 ) -> str:
-    """Run a script on several processes of this machine by ``torchrun``, and return what they printed.
+    """Run a script in several processes of this machine by ``torchrun``, and return their output.
 
-    The command is printed as one would type it, and the ranks' output as it comes, without what ``torchrun`` itself
-    says. Each rank has one thread, can import `helpers`, and talks to the others on this machine only. When this
-    returns or raises, and when this process ends in whatever way, no process of the job is left.
+    The command is printed as one would type it, and the ranks' output as it comes, without that of ``torchrun`` itself.
+    Each rank has one thread, can import `helpers`, and talks to the others on this machine only. When this returns or
+    raises, and when this process ends in any way, no process of the job is left.
 
     Parameters
     ----------
@@ -75,12 +75,12 @@ def torchrun(
     quiet : bool
         Whether nothing is printed.
     max_restarts : int
-        How often ``torchrun`` may start all ranks again, because one has failed.
+        How often ``torchrun`` may start all ranks again after one has failed.
 
     Returns
     -------
     str
-        The output of all ranks, errors included; lines of different ranks are in no certain order.
+        The output of all ranks, errors included; lines of different ranks come in any order.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def torchrun(
     show(f"$ torchrun {shlex.join([*options, *words])}")
     with tempfile.TemporaryDirectory(prefix="torchrun-", ignore_cleanup_errors=True) as folder:
         environment = _environment(folder) | (_OWN_STORE if max_restarts else {}) | dict(env or {})
-        # after "--" up to Python 3.11 no option of the script is taken for an abbreviation of one of torchrun's
+        # "--": or Python up to 3.11 may take an option of the script for an abbreviated one of torchrun
         command = [__file__, timeout, folder, *options, "--", *words]
         code, lines, log = _run(command, Path(folder), environment, max_restarts, show)
         if code:
@@ -171,7 +171,7 @@ def _reason(script: Path, code: int, log: str, folder: Path, timeout: float) -> 
             return f"{first}. After that others had not ended when the {timeout:g} s were over: {places}."
         return (
             f"expected its end within {timeout:g} s, and ended it then: {places or 'no rank had begun'}. Ranks wait "
-            "without end where another leaves out a collective; if they all just need longer, give them more time."
+            "forever if another one leaves out a collective; if they all just need longer, give them more time."
         )
     killed = set(_FORCED.findall(log))
     failures = [
@@ -181,11 +181,11 @@ def _reason(script: Path, code: int, log: str, folder: Path, timeout: float) -> 
     if failures:
         return _became(failures, folder)
     end = "\n".join(log.splitlines()[-_SHOWN:])
-    return f"torchrun itself {_ended(128 - code if code > 128 else code)}. What it said last:\n{end}"
+    return f"torchrun itself {_ended(128 - code if code > 128 else code)}. Its last output:\n{end}"
 
 
 def _became(failures: list[tuple[int, int]], folder: Path) -> str:
-    """Return in words what became of the rank that failed first, of those with these exit codes.
+    """Return in words how the rank that failed first ended, of those with these exit codes.
 
     Others fail because of it: they lose their connection, or ``torchrun`` ends them by SIGTERM.
     """
@@ -234,9 +234,9 @@ def _errors(rank: Path) -> str:
 def _traceback(errors: str) -> tuple[str, str]:
     """Return the line with the error, or the last one if there is no traceback, and the last lines up to it.
 
-    Of several tracebacks the last counts: a `DataLoader` quotes that of its worker at the end of its own.
+    Of several tracebacks the last counts: a `DataLoader` quotes its worker's at the end of its own.
     """
-    own = errors.partition("Fatal Python error")[0]  # what follows is faulthandler's, of a rank that was killed
+    own = errors.partition("Fatal Python error")[0]  # the rest is faulthandler's output from a killed rank
     lines = [line for line in own.splitlines() if line.strip()]
     begins = [number for number, line in enumerate(lines) if line.endswith("Traceback (most recent call last):")]
     if begins:
@@ -246,7 +246,7 @@ def _traceback(errors: str) -> tuple[str, str]:
 
 
 def _place(errors: str, script: Path) -> str:
-    """Return in words where a rank was when it was aborted, by what faulthandler then wrote."""
+    """Return in words where a rank was when it was aborted, from faulthandler's output."""
     main = errors.rpartition("(most recent call first):\n")[2]  # the main thread is the last
     frames = _FRAME.findall(main)
     if not frames:
@@ -256,7 +256,7 @@ def _place(errors: str, script: Path) -> str:
 
 
 def _wake(rank: int) -> None:
-    """Let a process go on if it is stopped: only then SIGTERM ends it, and torchrun does not wait 30 s for that."""
+    """Resume a process if it is stopped: otherwise SIGTERM does not end it, and torchrun waits 30 s for that."""
     with suppress(psutil.Error):
         process = psutil.Process(rank)
         if process.status() == psutil.STATUS_STOPPED:
@@ -265,7 +265,7 @@ def _wake(rank: int) -> None:
 
 def _end(folder: str | Path) -> None:
     """Kill all other processes of a job, also those that have lost their parent, until there is none."""
-    for _ in range(3):  # what is killed may just have started another
+    for _ in range(3):  # a killed process may just have started another
         processes = [process for process in psutil.process_iter() if _folder_of(process) == str(folder)]
         for process in processes:
             with suppress(psutil.Error):
@@ -280,7 +280,7 @@ def _folder_of(process: psutil.Process) -> str | None:
 
 
 def _watch(timeout: str, folder: str, *words: str) -> int:
-    """Run ``torchrun`` until it ends, its time is over, or the notebook, whose `child.Child` this is, ends or asks."""
+    """Run ``torchrun`` until it ends, its time is over, or the notebook that started this process ends or asks."""
     child.end_with_owner(lambda: _end(folder), folder)
     signal.signal(signal.SIGINT, lambda *_: None)  # on Windows torchrun sends it to ranks, and to all in its console
     command = [sys.executable, "-P", "-u", "-m", "torch.distributed.run", *words]
@@ -303,7 +303,7 @@ def _abort(agent: subprocess.Popen) -> None:
                 if rank.status() == psutil.STATUS_STOPPED:
                     print(f"Stopped when the time was over: rank {rank.environ()['RANK']}", flush=True)
                 rank.send_signal(signal.SIGABRT)
-                rank.resume()  # one that is stopped does not even abort
+                rank.resume()  # a stopped rank does not abort
         psutil.wait_procs(ranks, _DUMP)
 
 
@@ -311,5 +311,5 @@ if __name__ == "__main__":
     if os.name != "nt":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a rank that is aborted leaves no core behind
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an aborted rank leaves no core behind
     sys.exit(_watch(*sys.argv[1:]))

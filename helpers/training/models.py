@@ -1,4 +1,4 @@
-"""The networks that the course trains, and on what."""
+"""The networks that the course trains, and their workloads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 from helpers import config
 from helpers.data import cifar10
 
-# What ResNet-50 keeps of an image at 224 × 224 between forward and backward, in float32: 86 MB, summed over the tensors
-# that autograd saves. Weights, gradients, workspaces and a second model must find room beside it.
+# Bytes that ResNet-50 keeps per image at 224 × 224 between forward and backward, in float32: the sum over the tensors
+# that autograd saves. Weights, gradients, workspaces and a second model need room, too.
 _RESNET_BYTES_PER_IMAGE = 86e6
 _SHARE_FOR_ACTIVATIONS = 0.5
-_LARGEST_BATCH = 256  # a data-centre GPU has enough to compute with these; more only makes each measurement longer
+_LARGEST_BATCH = 256  # enough work for a data-centre GPU; more only makes each measurement longer
 
 
 class Normalize(nn.Module):
@@ -26,7 +26,7 @@ class Normalize(nn.Module):
     def __init__(self, mean=cifar10.MEAN, std=cifar10.STD):
         super().__init__()
         mean, std = torch.tensor(mean), torch.tensor(std)
-        # (x - mean) / std as one multiplication and one addition, for bytes with the division by 255 in it
+        # (x - mean) / std as one multiplication and one addition, which for bytes include the division by 255
         self.register_buffer("scale", (1 / std).view(-1, 1, 1))
         self.register_buffer("shift", (-mean / std).view(-1, 1, 1))
 
@@ -58,25 +58,25 @@ class SmallCNN(nn.Sequential):
 def resnet50(side: int = 32) -> nn.Sequential:
     """Return torchvision's ResNet-50 for ten classes, with new weights: it takes images of shape (N, 3, 32, 32).
 
-    Normalization is its first layer, so the images may be uint8, or float between 0 and 1. Then they are enlarged on
-    the device, if `side` asks for it: the convolutions have as much to compute as with photos of that size, while the
-    loader still delivers 3 kB an image.
+    Normalization is its first layer, so the images may be uint8, or float between 0 and 1. Then the device enlarges
+    them, if `side` asks for it: the convolutions compute as much as with photos of that size, while the loader still
+    delivers 3 kB an image.
 
     Parameters
     ----------
     side : int
-        Height and width of the images in pixels where the convolutions begin. The network was designed for 224: He,
+        Height and width of the convolutions' input images in pixels. The network was designed for 224: He,
         Zhang, Ren, Sun, "Deep residual learning for image recognition", 2016.
     """
-    import torchvision  # here: it takes 2 s of processor time, since it brings torch._dynamo, and few need it
+    import torchvision  # here: it takes 2 s of CPU time, since it imports torch._dynamo, and few need it
 
     enlarge = nn.Identity() if side == 32 else nn.Upsample((side, side), mode="bilinear")
     # Each block begins as the identity (Goyal et al., "Accurate, large minibatch SGD", 2017). Otherwise training starts
-    # so unsteadily that rounding moves the loss as much as other weights do: by 1.8 nats with 32 images and a learning
+    # so unsteadily that rounding changes the loss as much as other weights: by 1.8 nats with 32 images and a learning
     # rate of 0.01.
     network = torchvision.models.resnet50(weights=None, num_classes=10, zero_init_residual=True)
     model = nn.Sequential(Normalize(), enlarge, network)
-    model.name = f"ResNet-50 at {side} × {side}"  # what figures and results call it, also when it is compiled
+    model.name = f"ResNet-50 at {side} × {side}"  # its name in figures and results, also when it is compiled
     return model
 
 
@@ -95,22 +95,22 @@ class Workload:
 def resnet_workload(batch: int | None = None) -> Workload:
     """Return what ResNet-50 trains on here, so that a step is long enough to be worth making faster.
 
-    On a GPU at 224 × 224 pixels, where computing dominates. The batch is the largest power of two, up to 256, whose
-    activations in float32 take at most half of the memory that others leave free there: 86 MB an image. On a CPU images
-    stay as they are, 32 × 32, and the preset says how many. Give another `batch` if memory is short.
+    On a GPU images have 224 × 224 pixels, so that computing dominates. The batch is the largest power of two, up to
+    256, whose activations in float32, 86 MB an image, take at most half of the memory that others leave free. On a CPU
+    images stay at 32 × 32, and the preset says how many. Give another `batch` if memory is short.
     """
     if config.device().type == "cpu":
         return Workload(batch or config.preset().cpu_batch, 32, "for a CPU" if batch is None else "as you chose")
     free, _ = torch.cuda.mem_get_info(config.device())
-    memory = free + torch.cuda.memory_reserved(config.device())  # what this process holds it can use again
+    memory = free + torch.cuda.memory_reserved(config.device())  # this process can reuse its own
     fitting = max(int(memory * _SHARE_FOR_ACTIVATIONS / _RESNET_BYTES_PER_IMAGE), 1)
     largest = min(2 ** (fitting.bit_length() - 1), _LARGEST_BATCH)
     return Workload(batch or largest, 224, f"for {memory / 1e9:.0f} GB free" if batch is None else "as you chose")
 
 
 def launch_bound_workload() -> Workload:
-    """Return a workload whose kernels are so short that starting them takes longer than running them, on a GPU.
+    """Return a workload whose kernels are so short that, on a GPU, launching takes longer than running them.
 
-    A CPU starts nothing elsewhere; there it is small, to be quick.
+    A CPU launches nothing; there the workload is small, to be quick.
     """
     return Workload(16 if config.device().type == "cuda" else 4, 32, "small on purpose")

@@ -27,26 +27,26 @@ class Format:
 
     @property
     def largest(self) -> float:
-        """Largest finite number; what is larger becomes infinite."""
+        """Largest finite number; larger numbers become infinite."""
         return (2 - self.spacing) * 2.0 ** (2 ** (self.exponent - 1) - 1)
 
     @property
     def smallest_normal(self) -> float:
-        """Smallest number that has all bits of the mantissa; what is smaller loses them one by one."""
+        """Smallest number that has all bits of the mantissa; smaller ones lose them one by one."""
         return 2.0 ** (2 - 2 ** (self.exponent - 1))
 
     @property
     def smallest(self) -> float:
-        """Smallest number above 0; what is at most half of it becomes 0."""
+        """Smallest number above 0; numbers up to half of it become 0."""
         return self.smallest_normal * self.spacing
 
     @property
     def spacing(self) -> float:
-        """From 1 to the next larger number."""
+        """Distance from 1 to the next number."""
         return 2.0**-self.mantissa
 
 
-#: TF32 is no type of PyTorch: it is how Tensor Cores read a float32, in its place in memory.
+#: TF32 is not a type of PyTorch: it is how Tensor Cores read a float32, which stays one in memory.
 FORMATS = (Format("float32", 8, 23), Format("TF32", 8, 10), Format("bfloat16", 8, 7), Format("float16", 5, 10))
 FLOAT16 = FORMATS[-1]
 
@@ -60,14 +60,14 @@ class Trial:
 
     images: int  #: in the largest batch that was tried
     of: int  #: images in the batch to train with
-    ms: float  #: of a step with so many images as were tried
-    usual_ms: float  #: of a usual step with all of them
+    ms: float  #: of a step with the images that were tried
+    usual_ms: float  #: of a usual step with all images
     baseline: str  #: what the usual step computes in
     affordable: int  #: images in the largest batch whose step took at most three times `usual_ms`; 0 if none did
 
     @property
     def ratio(self) -> float:
-        """Times as long as a usual step; if not all images were tried, at least so many times."""
+        """How many times as long as a usual step; a lower bound if not all images were tried."""
         return self.ms / self.usual_ms
 
     @property
@@ -87,7 +87,7 @@ class Trial:
             return f"{text}: {self.ratio:.2f} times as long."
         if self.ratio > _TOO_SLOW:
             return f"{text}: {self.ratio:.2f} times as long, too slow to train in here."
-        return f"{text}. More images were not tried, as that would take too long: not trained in here."
+        return f"{text}. More images would take too long to try: not trained in here."
 
 
 def try_step(
@@ -130,9 +130,9 @@ def _step_ms(step: Callable, batch: list[torch.Tensor]) -> float:
 
 
 def operator_types(call: Callable[[], object]) -> pd.DataFrame:
-    """Return which types the operators gave that `call` ran: a row an operator, a column a type, how often.
+    """Return how often the operators that `call` ran gave each type: a row per operator, a column per type.
 
-    Forward and backward count, as far as `call` runs them. Operators that give no floating-point tensor are left out.
+    Forward and backward count, if `call` runs them. Operators that give no floating-point tensor are left out.
     """
     with _Types() as seen:
         call()
@@ -166,7 +166,7 @@ def gradients(model: nn.Module, loss: Callable[[], torch.Tensor], every: int = 7
     loss : callable
         Runs `model` forward and returns the loss, of shape ().
     every : int
-        How many elements to go on for one to keep; a ResNet-50 has too many.
+        Keep one of so many elements; a ResNet-50 has too many.
 
     Returns
     -------
@@ -203,7 +203,7 @@ def lost(gradients: torch.Tensor, scale: float) -> tuple[float, float]:
 def round_layers(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
     """From now on, round to `dtype` what each layer of `model` returns, and all gradients.
 
-    The layers go on computing as before, so this is what the *format* does to a training, on any device.
+    The layers go on computing as before, so this shows the effect of the *format* on training, on any device.
 
     Returns
     -------

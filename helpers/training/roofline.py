@@ -1,8 +1,8 @@
 """What this device can do at most, what a training step asks of it, and which limit the step meets.
 
 The roofline model (Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
-architectures", 2009): whoever does F operations on B bytes needs at least the longer of F / (peak operations a second)
-and B / (memory bandwidth).
+architectures", 2009): F operations on B bytes take at least the longer of F / (peak operations a second) and
+B / (memory bandwidth).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BOUND = {"compute": "compute", "memory": "memory", "loading": "input", "launche
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device was measured to do at most."""
+    """A device's measured limits."""
 
     tflops: float  #: 10¹² floating-point operations a second, in products of large matrices
     gb_per_second: float  #: 10⁹ bytes a second, read and written, in a large copy
 
     @property
     def ridge(self) -> float:
-        """Operations a byte above which computing takes longer than the bytes do."""
+        """Operations per byte above which computing takes longer than moving bytes."""
         return self.tflops * 1e3 / self.gb_per_second
 
 
@@ -43,13 +43,13 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """Operations a byte."""
+        """Operations per byte."""
         return self.flops / self.bytes
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A training step beside the limits of its device, all as measured."""
+    """A training step and the limits of its device, all as measured."""
 
     work: Work
     limits: Limits
@@ -64,7 +64,7 @@ class Placed:
 
     @property
     def share_of_peak(self) -> float:
-        """What it achieved over what the device does at most, 0 to 1."""
+        """Achieved operations over the device's peak, 0 to 1."""
         return self.tflops / self.limits.tflops
 
     @property
@@ -74,10 +74,10 @@ class Placed:
         - ``compute``: the operations, at the peak
         - ``memory``: the bytes, at the full bandwidth
         - ``loading``: waiting for the batch
-        - ``launches``: neither waiting for it nor running a kernel, on a GPU: its host was too slow
+        - ``launches``: on a GPU, neither waiting for the batch nor running a kernel: its host was too slow
 
-        They need not sum to 1. The first two say how long the step must take at least; kernels that reach neither limit
-        take longer, and those that compute and move bytes at the same time count in both.
+        They need not sum to 1. The first two are the least time that the step can take; kernels that reach neither
+        limit take longer, and those that compute and move bytes at the same time count in both.
         """
         shares = {
             "compute": self.share_of_peak,
@@ -90,15 +90,15 @@ class Placed:
 
     @property
     def bound(self) -> str | None:
-        """By which limit the step is bound: ``"compute"``, ``"memory"``, ``"input"`` or ``"launch"``.
+        """The limit that bounds the step: ``"compute"``, ``"memory"``, ``"input"`` or ``"launch"``.
 
-        It is that with the largest share; None if that is below a third, so that it explains too little of the time.
+        It is the one with the largest share; None if that is below a third, which explains too little of the time.
         """
         first = max(self.shares, key=self.shares.get)
         return _BOUND[first] if self.shares[first] >= _FIRST_SHARE else None
 
     def verdict(self) -> str:
-        """Say in one sentence by which limit the step is bound, and by which figures."""
+        """Say in one sentence which limit bounds the step, with the figures."""
         figures = ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items())
         if self.bound is None:
             return (
@@ -115,9 +115,9 @@ class Placed:
 
 
 def limits() -> Limits:
-    """Measure what this device can do at most in float32: `matmul_tflops` and `bandwidth`, the larger of two turns.
+    """Measure this device's limits in float32: `matmul_tflops` and `bandwidth`, the larger of two turns.
 
-    Each is of the fastest of 20 calls: a limit is what the device does when nothing disturbs it.
+    Each turn takes the fastest of 20 calls: a limit is what the device does when nothing disturbs it.
     """
     tflops, gb_per_second = zip(*((matmul_tflops(), bandwidth()) for _ in range(2)), strict=True)
     return Limits(max(tflops), max(gb_per_second))
@@ -138,8 +138,8 @@ def matmul_tflops(dtype: torch.dtype = torch.float32) -> float:
 def bandwidth() -> float:
     """Measure the memory's bandwidth by a large copy, in 10⁹ bytes a second, read and written.
 
-    256 MiB are more than the caches of most processors hold, and of all GPUs today. Where a processor reads what it is
-    about to overwrite, the memory does half as much again; that is not counted.
+    256 MiB are more than the caches of most processors hold, and of all GPUs today. Some processors read memory before
+    they overwrite it, which is half as much traffic again; that is not counted.
     """
     source = torch.zeros(256 * 2**20, dtype=torch.uint8, device=config.device())
     target = torch.empty_like(source)
@@ -147,10 +147,10 @@ def bandwidth() -> float:
 
 
 def work_of(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) -> Work:
-    """Run `step` once, and count what it asks for; the optimizer, and the copy to the device, belong to it.
+    """Run `step` once, and count its work, with the optimizer and the copy to the device.
 
-    What `torch.compile` has fused, and CUDA graphs, cannot be counted: give the step before that. Whatever stays in a
-    cache is not moved after all, so the bytes are an estimate.
+    Operators that `torch.compile` has fused, and CUDA graphs, cannot be counted: give the step without them. Data that
+    stays in a cache is not moved after all, so the bytes are an estimate.
     """
     operators = called_operators.record(lambda: step(images, labels))
     return Work(sum(each.flops for each in operators), sum(each.bytes for each in operators))

@@ -17,11 +17,11 @@ class OutOfMemory(RuntimeError):
     """A batch does not fit into the GPU's memory; the message says which batch to try."""
 
 
-class set_tf32:  # a function to its user, as torch.set_grad_enabled, which is a class for the same reason
-    """Let a GPU round what it multiplies to TF32, or not; in a ``with`` statement until its end, or else for good.
+class set_tf32:  # used as a function, like torch.set_grad_enabled, which is a class for the same reason
+    """Let a GPU round factors to TF32, or not: until the end of a ``with`` statement, or else for good.
 
-    Concerns matrix multiplications and convolutions in float32. PyTorch's own setting is a mixture: convolutions use
-    TF32, matrix multiplications do not. Without a GPU nothing changes.
+    Concerns matrix multiplications and convolutions in float32. By PyTorch's default, convolutions use TF32, and matrix
+    multiplications do not. Without a GPU nothing changes.
     """
 
     def __init__(self, enabled: bool):
@@ -47,8 +47,8 @@ def _set_tf32(matmul: str, convolutions: bool) -> None:
 class TrainingStep:
     """Trains `model` on one batch whenever it is called with images and labels, as a loader yields them.
 
-    They are copied to the model's device. The loss comes back as a tensor without gradient on that device: reading
-    its value is what would make the host wait for it.
+    They are copied to the model's device. The loss comes back as a tensor without gradient on that device: only
+    reading its value makes the host wait.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class TrainingStep:
     scaler : GradScaler, optional
         Multiplies the loss, so that no gradient becomes 0 in float16, and divides the gradients again.
     memory_format : torch.memory_format
-        How the images shall lie in the device's memory; by default as they come.
+        The images' layout in the device's memory; by default unchanged.
 
     Raises
     ------
@@ -107,7 +107,7 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class WithTF32:
-    """A step with TF32 or without, whatever the steps do that are timed interleaved with it."""
+    """A step with TF32 or without, whatever the steps interleaved with it use."""
 
     step: Step
     enabled: bool
@@ -123,9 +123,9 @@ class WithTF32:
 def accelerator_step(model: nn.Module) -> Step:
     """Return a step that leaves the host's cores as free as an accelerator does.
 
-    With a GPU that is a true training step of `model` there, by stochastic gradient descent. Without one it is a
+    With a GPU it is a real training step of `model` there, by stochastic gradient descent. Without one it is a
     `simulate.SimulatedAccelerator`: a network on the CPU would compete with the loader for the same cores, which is
-    another bottleneck than the one that people with a GPU have.
+    not the bottleneck that people with a GPU have.
     """
     device = config.device()
     if device.type == "cpu":
@@ -143,12 +143,12 @@ def crop_and_flip(images: torch.Tensor, padding: int = 4) -> torch.Tensor:
     """Shift each image by its own random offset, and mirror half of them: notebook 07 explains it line by line.
 
     The distribution is that of torchvision's ``RandomCrop(size, padding=padding)`` and ``RandomHorizontalFlip()``,
-    applied image by image: 2 · `padding` + 1 offsets each way, all as likely.
+    applied image by image: 2 · `padding` + 1 offsets each way, all equally likely.
 
     Parameters
     ----------
     images : Tensor
-        Of shape (N, C, H, W), any dtype, on any device. What is shifted in from outside is 0.
+        Of shape (N, C, H, W), any dtype, on any device. Pixels shifted in from outside are 0.
     padding : int
         Pixels on each side.
 

@@ -1,10 +1,10 @@
-"""Checks of code that the reader writes in a notebook: each runs it, and says at once what it expected and found.
+"""Checks of code that the reader writes in a notebook: each check runs the code and says what it expected and found.
 
-A check asks for behaviour, never for a text: whatever gives the right result is right. Each takes what was written in
-the cell above it, a function or a file, prints a line, and returns whether that is right. It never shows a solution.
+A check tests behaviour, never text: all code that gives the right result is right. A check takes the function or file
+from the cell above it, prints a line, and returns whether the code is right. It never shows a solution.
 
 By part of the course: `measuring` (notebooks 00 to 03), `feeding` (04 to 07, and 15), `computing` (08 to 12),
-`overlapping` (13). `answering` has what all of them share.
+`overlapping` (16). `answering` has what all of them share.
 """
 
 from helpers.lessons.checks.computing import accumulated_step, channel_norm, one_ahead, three_in_one

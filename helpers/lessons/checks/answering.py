@@ -1,4 +1,4 @@
-"""What the checks share: how a wrong answer is said (case, expected, found), and how it reaches the reader."""
+"""What all checks share: the form of a wrong answer (case, expected, found), and how it reaches the reader."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from pathlib import Path
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LIMIT = 120.0  # seconds for a check; beside other tests on two cores the longest right answer took 2
+LIMIT = 120.0  # seconds for a check; the slowest right answer took 2 on two cores busy with tests
 
 
 class Wrong(Exception):
-    """What was written does something else; the message says in which case, what was expected and what was found."""
+    """The reader's code is wrong; the message says in which case, what was expected and what was found."""
 
 
 def expect(right: bool, expected: object, found: object, case: str = "", hint: str = "") -> None:
-    """Raise `Wrong` unless it is right; say what was expected and found, in which case, and why or where to look."""
+    """Raise `Wrong` unless `right`; the message has the case, what was expected, what was found, and a hint."""
     if not right:
         where = f"{case}: " if case else ""
         raise Wrong(f"{where}expected {expected}, found {found}. {hint}".strip())
 
 
 def expect_number(found: object, expected: float, case: str, hint: str, slips: Mapping[str, float]) -> None:
-    """Raise `Wrong` unless a number is as large as expected; give the hint if no mistake is known that gives it."""
+    """Raise `Wrong` unless two numbers agree; explain the mistake if `slips` has it, or else give the hint."""
     expect(isinstance(found, (int, float)), "a number", repr(found), case)
     right = abs(found - expected) <= 1e-6 * abs(expected) + 1e-9
     expect(right, f"{expected:.4g}", f"{found:.4g}", case, slip(found, slips, hint))
 
 
 def slip(found: object, slips: Mapping[str, object], otherwise: str = "") -> str:
-    """Return the sentence for the mistake that gives just what was found, numbers or tensors, or else another one."""
+    """Return the sentence for the mistake that gives `found` (numbers or tensors), or else `otherwise`."""
     alike = {said: value for said, value in slips.items() if np.shape(value) == np.shape(found)}
     return next((said for said, value in alike.items() if np.allclose(found, value, 1e-3)), otherwise)
 
 
 def answered(check: Callable[..., str]) -> Callable[[object], bool]:
-    """Let a check that returns praise, or raises `Wrong`, print its answer and return whether it is right."""
+    """Make a check, which returns praise or raises `Wrong`, print its answer and return whether the code is right."""
 
     @functools.wraps(check)
     def answer(written: object) -> bool:
@@ -65,13 +65,13 @@ def answered(check: Callable[..., str]) -> Callable[[object], bool]:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raise `Wrong` after so many seconds: in the main thread, by an interrupt as from the keyboard."""
+    """Raise `Wrong` in the main thread after so many seconds, by an interrupt as from Ctrl-C."""
     late, main = threading.Event(), threading.main_thread().ident
 
     def interrupt() -> None:
         late.set()
         if hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(main, signal.SIGINT)  # it also ends what the thread waits for
+            signal.pthread_kill(main, signal.SIGINT)  # it also interrupts a blocking call
         else:
             signal.raise_signal(signal.SIGINT)
 
@@ -96,7 +96,7 @@ def _placeholder() -> None: ...
 
 
 def expect_written(written: object) -> object:
-    """Return it, or raise if it is the placeholder: `...`, a function of it, a class with a method of it, no file."""
+    """Return `written`; raise if it is None, `...`, an empty function, a class with one, or a missing file."""
     functions = [each for each in _functions(written) if each.__name__ != "__init__"]
     empty = any(each.__code__.co_code == _placeholder.__code__.co_code for each in functions)
     if written is ... or written is None or empty or (isinstance(written, Path) and not written.exists()):
@@ -110,7 +110,7 @@ def _functions(written: object) -> list[Callable]:
 
 
 def _line_of(error: Exception, written: object) -> str:
-    """Return where in the reader's file, or cell, an error came from, "" if it came from elsewhere."""
+    """Return the line of the reader's file or cell that raised the error, "" if it came from elsewhere."""
     files = {str(written), *(function.__code__.co_filename for function in _functions(written))}
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     if isinstance(error, SyntaxError) and error.filename in files:
@@ -119,7 +119,7 @@ def _line_of(error: Exception, written: object) -> str:
 
 
 def imported(file: Path, name: str) -> object:
-    """Import a file as it is now, so that a spawned worker can, too; return what the reader wrote under a name."""
+    """Import a file as it is now, so that a spawned worker can import it, too; return the reader's `name` in it."""
     importlib.invalidate_caches()
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
@@ -128,7 +128,7 @@ def imported(file: Path, name: str) -> object:
 
 
 class Operators(TorchDispatchMode):
-    """In a ``with`` statement, lists the operators of PyTorch that are called: their names and what they return."""
+    """Lists the PyTorch operators called in a ``with`` statement: their names and what they return."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ def _batches(count: int, images: int = 8) -> list[tuple[torch.Tensor, torch.Tens
 
 @answered
 def one_ahead(written: Callable) -> str:
-    """Notebook 08: ``written(loader, start_copy, finish_copy)`` yields batches, the copy of the next one started."""
+    """Notebook 08: ``written(loader, start_copy, finish_copy)`` starts the next copy, then yields a batch."""
     for count in (6, 1, 0):
         batches = [(images, torch.full_like(labels, number)) for number, (images, labels) in enumerate(_batches(count))]
         started, finished = [], []
@@ -42,9 +42,9 @@ def one_ahead(written: Callable) -> str:
         for number, batch in enumerate(found):
             case, ahead = f"when batch {number} was yielded", len(started) - number - 1
             expect(batch == ("copied", number), "the batch as finish_copy returns it", str(batch)[:60], case)
-            hint = "The device's memory holds two batches, not all; and without one ahead it waits for each copy."
-            expect(ahead == (number + 1 < count), "the copy of one batch after it started", ahead, case, hint)
-            hint = "The device then waits for a copy that should run beside its computing."
+            hint = "The device's memory holds two batches, not all; without one ahead, the device waits for each copy."
+            expect(ahead == (number + 1 < count), "one later copy started, if any", ahead, case, hint)
+            hint = "The device then waits for a copy that should overlap with computing."
             expect(len(finished) == number + 1, f"{number + 1} calls of finish_copy", len(finished), case, hint)
         expect(number + 1 == count, f"{count} batches from a loader of {count}", number + 1)
     return "each batch comes while the next one is being copied, and none is lost."
@@ -52,7 +52,7 @@ def one_ahead(written: Callable) -> str:
 
 @answered
 def channel_norm(written: Callable) -> str:
-    """Notebook 09: ``written(images, weight, bias)`` normalizes the channels of each pixel, and keeps channels_last."""
+    """Notebook 10: ``written(images, weight, bias)`` normalizes the channels of each pixel, and keeps channels_last."""
     drawn = torch.Generator().manual_seed(0)
     images = torch.rand(2, 6, 4, 5, generator=drawn)
     weight, bias = (torch.rand(6, generator=drawn).requires_grad_() for _ in range(2))
@@ -66,33 +66,33 @@ def channel_norm(written: Callable) -> str:
         expect(isinstance(result, torch.Tensor), "a tensor", type(result).__name__, case)
         expect(result.shape == images.shape, f"the shape {tuple(images.shape)}", tuple(result.shape), case)
         difference = float((result.detach() - expected).abs().max())
-        right = "the mean 0 and the variance 1 over the channels of each pixel, times their weights, plus their biases"
+        right = "mean 0 and variance 1 over the channels of each pixel, then times weight, plus bias"
         said = slip(result.detach(), {"Weights and biases are left out.": scaled})
         expect(difference < 1e-2, right, f"a number that differs by {difference:.2g}", case, said)
-    strides = f"the strides {last.stride()}, as they came in"
+    strides = f"the strides of the input, {last.stride()}"
     expect(found.is_contiguous(memory_format=torch.channels_last), strides, found.stride())
     copying = ("clone", "copy_", "_to_copy", "contiguous")
     copies = [name for name, result in operators.calls if name in copying and result.dim() == 4]
-    expect(not copies, "no copy of images on the way to channels_last", f"aten::{', aten::'.join(copies)}")
+    expect(not copies, "no operator that copies the images", f"aten::{', aten::'.join(copies)}")
     found.sum().backward()
     learns = weight.grad is not None and bias.grad is not None
-    expect(learns, "weight and bias to learn", "no gradient that arrives there")
+    expect(learns, "gradients for weight and bias", "a missing one")
     return "the same numbers, in channels_last, and nothing was copied."
 
 
 @answered
 def accumulated_step(written: Callable) -> str:
-    """Notebook 10: ``written(model, optimizer, scaler, parts, largest_norm)`` is one step with a batch in parts."""
+    """Notebook 11: ``written(model, optimizer, scaler, parts, largest_norm)`` does one step with a batch in parts."""
     (mine, my_optimizer), (right, optimizer) = _new_training(), _new_training()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
     types = []
     mine[0].register_forward_hook(lambda layer, inputs, output: types.append(output.dtype))
     kept = "A step begins with no gradients."
     for case, parts, largest_norm, hint in (
-        ("the first step, parts alike", _parts()[:2], 1e6, "The loss of the batch is a mean over all its images."),
-        ("parts that differ in size", _parts(), 1e6, "Each image counts alike, so a smaller part counts less."),
+        ("the first step, equal parts", _parts()[:2], 1e6, "The loss of the batch is a mean over all its images."),
+        ("parts that differ in size", _parts(), 1e6, "All images count the same, so a smaller part counts less."),
         ("gradients left from before", _parts(), 1e6, kept),
-        ("clipped to 0.1", _parts(), 0.1, "The norm to clip is that of the gradients without the scaler's factor."),
+        ("clipped to 0.1", _parts(), 0.1, "Clip the norm of the gradients without the scaler's factor."),
         ("with an infinite gradient", _parts(infinite=True), 0.1, kept), ("after a skipped step", _parts(), 1e6, kept),
     ):  # fmt: skip
         for weight in mine.parameters():
@@ -101,9 +101,9 @@ def accumulated_step(written: Callable) -> str:
         before, scaling = copy.deepcopy(right), scaler.state_dict()
         written(mine, my_optimizer, scaler, parts, largest_norm)
         expect(len(types) > 0, "calls of the model", "none")
-        expect(types[-1] == torch.bfloat16, "the first layer to give bfloat16", types[-1])
+        expect(types[-1] == torch.bfloat16, "bfloat16 from the first layer", types[-1])
         finite = all(bool(weight.isfinite().all()) for weight in mine.parameters())
-        expect(finite, "finite weights", "infinite or nan", case, "The scaler takes the step.")
+        expect(finite, "finite weights", "infinite or nan", case, "Let the scaler take the step.")
         images, labels = map(torch.cat, zip(*parts, strict=True))
         if images.isfinite().all():
             nn.functional.cross_entropy(right(images), labels).backward()
@@ -111,16 +111,16 @@ def accumulated_step(written: Callable) -> str:
             optimizer.step()
             optimizer.zero_grad()
         moved, difference = _largest_difference(right, before), _largest_difference(mine, right)
-        expected = f"the step of the whole batch, which moves a weight by up to {moved:.2g}"
-        mine_moved = f"one that moves it by {_largest_difference(mine, before):.2g}"
-        expect(difference <= moved / 10, expected, f"{mine_moved}, and differs by {difference:.2g}", case, hint)
+        expected = f"the step of the whole batch, which changes a weight by up to {moved:.2g}"
+        mine_moved = f"a change by up to {_largest_difference(mine, before):.2g}"
+        expect(difference <= moved / 10, expected, f"{mine_moved}, and {difference:.2g} of difference", case, hint)
         updated = scaler.state_dict() != scaling
-        expect(updated, "the scaler to know how the step went", "that nobody calls its update()", case)
+        expect(updated, "a call of the scaler's update()", "none", case)
     return "the step of the whole batch, clipped or not, and a skipped step does no harm."
 
 
 def _new_training() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a small network without batch normalization, of always the same weights, and its optimizer."""
+    """Return a small network without batch normalization, always with the same weights, and its optimizer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
@@ -147,7 +147,7 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear")
 
 @answered
 def three_in_one(written: Callable) -> str:
-    """Notebook 11: ``written(x, query, key, value)`` applies three linear layers to `x` with one product."""
+    """Notebook 12: ``written(x, query, key, value)`` applies three linear layers to `x` with one matrix product."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = [nn.Linear(16, size) for size in (16, 16, 24)]
@@ -161,10 +161,10 @@ def three_in_one(written: Callable) -> str:
         difference = float((mine - right).detach().abs().max())
         others = {f"That is what layer {of} gives.": layers[of - 1](x).detach() for of in (1, 2) if of != number}
         said = slip(mine.detach(), {"That is without the bias.": (right - layer.bias).detach()} | others)
-        expect(difference < 1e-5, "what the layer gives", f"a number that differs by {difference:.2g}", case, said)
+        expect(difference < 1e-5, "the layer's output", f"a number that differs by {difference:.2g}", case, said)
     sum(each.sum() for each in found).backward()
     missing = sum(weight.grad is None for layer in layers for weight in layer.parameters())
-    expect(not missing, "all weights to learn", f"{counted(missing, 'weight')} where no gradient arrives")
+    expect(not missing, "gradients for all weights", f"{counted(missing, 'weight')} without one")
     products = sum(name in PRODUCTS for name, _ in operators.calls)
-    expect(products == 1, "one product of matrices", products)
+    expect(products == 1, "one matrix product", products)
     return "the same results and gradients, with one product instead of three."

@@ -1,4 +1,4 @@
-"""Checks of notebooks 04 to 07, and 15: what happens to images on their way, and which of them a worker reads."""
+"""Checks of notebooks 04 to 07, and 15: what is done to images, and which of them a worker reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepscope.base.wording import counted
 
 
 class _BrightAtLast:
-    """Three batches of bytes, the last one smaller and brighter; it notes how many are in memory at once."""
+    """Three batches of bytes, the last one smaller and brighter; it counts how many are in memory at once."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -38,7 +38,7 @@ class _BrightAtLast:
 
 @answered
 def mean_and_std(written: Callable) -> str:
-    """Notebook 04: ``written(loader)`` returns each channel's mean and standard deviation of all bytes, from 0 to 1."""
+    """Notebook 04: ``written(loader)`` returns each channel's mean and standard deviation, of pixels from 0 to 1."""
     pixels = torch.cat([images for images, _ in _BrightAtLast()]).double() / 255
     expected = {"mean": pixels.mean(dim=(0, 2, 3)), "standard deviation": pixels.std(dim=(0, 2, 3), correction=0)}
     loader = _BrightAtLast()
@@ -48,17 +48,17 @@ def mean_and_std(written: Callable) -> str:
     means = [(images / 255).mean((0, 2, 3)) for images, _ in _BrightAtLast()]
     slips = {
         "Bytes go from 0 to 255, pixels from 0 to 1.": 255 * expected["mean"],
-        "Each pixel counts alike, and the last batch has fewer.": torch.stack(means).mean(0),
+        "All pixels count the same, and the last batch has fewer.": torch.stack(means).mean(0),
         "That is the variance, the square of the deviation.": expected["standard deviation"] ** 2,
     }
-    hint = "The square of a byte does not fit into a byte; the variance is the mean of the squares less mean ** 2."
+    hint = "The square of a byte does not fit into a byte; the variance is the mean of the squares minus mean ** 2."
     for mine, (case, right) in zip(found, expected.items(), strict=True):
         mine = torch.as_tensor(mine, dtype=torch.float64).flatten()
         expect(len(mine) == 3, "a number for each of 3 channels", counted(len(mine), "number"), case)
         alike = bool((mine - right).abs().max() < 1e-3)
         expect(alike, _digits(right), _digits(mine), case, slip(mine, slips, hint))
     memory = f"{loader.most} of 3 batches in memory at once"
-    expect(loader.most <= 2, "one batch in memory at a time", memory, hint="Those of a whole dataset may not fit.")
+    expect(loader.most <= 2, "one batch in memory at a time", memory, hint="A whole dataset may not fit.")
     return f"mean {_digits(found[0])}, standard deviation {_digits(found[1])}, with one batch in memory at a time."
 
 
@@ -71,7 +71,7 @@ def resize(written: Callable) -> str:
     """Notebook 05: ``written(path, side)`` returns a photo whose shorter side has `side` pixels, upright, in RGB."""
     with tempfile.TemporaryDirectory() as name:
         for title, size, mode, turned in (
-            ("a wide photo", (640, 400), "RGB", False), ("a high photo", (400, 640), "RGB", False),
+            ("a wide photo", (640, 400), "RGB", False), ("a tall photo", (400, 640), "RGB", False),
             ("a grey photo", (512, 512), "L", False), ("a photo of a camera held upright", (640, 400), "RGB", True),
         ):  # fmt: skip
             photo, path = _disc(size, mode), Path(name) / "photo.jpg"
@@ -88,8 +88,8 @@ def resize(written: Callable) -> str:
             expect(right, f"{expected} pixels", found.size, case)
             pixels = np.asarray(found.convert("L"), float)
             difference = np.abs(pixels - np.asarray(_disc(found.size, "L"), float)).mean()
-            moved = f"that it has moved or was stretched: pixels differ by {difference:.0f}"
-            expect(difference < 8, "its content in its place", moved, case)
+            moved = f"it moved or stretched: pixels differ by {difference:.0f}"
+            expect(difference < 8, "the content in its original place", moved, case)
     return "four photos, with their shapes kept."
 
 
@@ -102,7 +102,7 @@ def _disc(size: tuple[int, int], mode: str) -> Image.Image:
 
 @answered
 def packed_images(file: Path) -> str:
-    """Notebook 06: a file with `PackedImages`, a dataset over an array in a file that reads a batch at once."""
+    """Notebook 06: a file with `PackedImages`, a dataset that reads whole batches from an array in a file."""
     written = imported(file, "PackedImages")
     with tempfile.TemporaryDirectory() as name:
         path, labels = Path(name) / "images.npy", torch.arange(3000)
@@ -112,7 +112,7 @@ def packed_images(file: Path) -> str:
             length = len(written(Path(name) / "not-there-yet.npy", labels))
         except FileNotFoundError:
             raise Wrong(
-                "the file is opened when the dataset is made; each worker should open it, at its first batch."
+                "the dataset opens the file when it is created; each worker should open it, at its first batch."
             ) from None
         expect(length == 3000, "a length of 3,000", length)
         dataset, chosen = written(path, labels), [7, 2999, 0, 7]
@@ -126,11 +126,11 @@ def packed_images(file: Path) -> str:
         expect(torch.equal(found[0], torch.from_numpy(images[chosen])), f"images {chosen}, in this order", "others")
         expect(found[1].tolist() == chosen, f"the labels {chosen}", found[1].tolist())
         size = f"{len(pickle.dumps(dataset)) / 1e6:.2f}"
-        expect(float(size) < 1, "less than 1 MB on its way to a spawned worker, once a batch was read", f"{size} MB")
+        expect(float(size) < 1, "less than 1 MB to send to a spawned worker after a batch was read", f"{size} MB")
         loader = DataLoader(dataset, 1000, num_workers=1, collate_fn=_as_it_is, multiprocessing_context="spawn")
         read = torch.cat([batch for batch, _ in loader])
         expect(torch.equal(read, torch.from_numpy(images)), "the images of the file", "others", "a spawned worker")
-        dataset.__dict__.clear()  # Windows removes no file that is mapped
+        dataset.__dict__.clear()  # Windows cannot delete a mapped file
     return "the images and labels that were asked for, a batch at once, also in a spawned worker."
 
 
@@ -145,9 +145,9 @@ OPERATORS = 200  # at most, for 2,000 pairs: about 10 if all are cropped at once
 def crop_pairs(written: Callable) -> str:
     """Notebook 07: ``written(low, high, size)`` crops each pair of images at a random place of its own."""
     count, side, size = 2000, 8, 4
-    most = side - size + 1  # places each way
+    most = side - size + 1  # places along each side
     for scale in (2, 3):
-        # Each pixel is a number of its own: image, then row, then column
+        # Each pixel has its own number: by image, then row, then column
         low, high = (
             torch.arange(count * pixels**2).view(count, 1, pixels, pixels).repeat(1, 3, 1, 1)
             for pixels in (side, scale * side)
@@ -164,31 +164,31 @@ def crop_pairs(written: Callable) -> str:
         expect(torch.equal(numbers, torch.arange(count)), "crop i of image i", "crops of other images")
         places = torch.bincount(top * side + left, minlength=side * side).view(side, side)
         expected, counts = count / most**2, places[:most, :most]
-        alike = bool(((counts - expected).abs() < 5 * expected**0.5).all())  # by chance one in 30,000 is further off
+        alike = bool(((counts - expected).abs() < 5 * expected**0.5).all())  # by chance, 1 run in 30,000 exceeds it
         elsewhere = count - int(counts.sum())
         expect(
             alike and not elsewhere,
             f"about {expected:.0f} of {count:,} crops at each of {most} × {most} places, from 0 to {most - 1} each way",
             f"{int(counts.min())} to {int(counts.max())} at these, and {elsewhere} elsewhere",
-            hint="Draw for each image.",
+            hint="Draw one place for each image.",
         )
         for name, found, images, factor in (("low", small, low, 1), ("high", large, high, scale)):
             rows, columns = (factor * first.view(-1, 1) + torch.arange(factor * size) for first in (top, left))
             pixels = images[numbers.view(-1, 1, 1), 0, rows.unsqueeze(2), columns.unsqueeze(1)]
             expect(
                 bool((found == pixels.unsqueeze(1)).all()),
-                "the pixels at the place where the crop of low begins, side by side and in all channels",
+                "adjacent pixels from the place where the crop of low begins, in all channels",
                 "others",
                 f"the crops of {name}, where high is {scale} times as large",
             )
     calls = f"{counted(len(operators.calls), 'operator')} for {count:,} pairs"
     expect(len(operators.calls) <= OPERATORS, f"at most {OPERATORS}", calls, "one batch", "No loop over images.")
-    return f"each pair at a place of its own, all places alike, by {calls}."
+    return f"each pair has its own place, all places are equally frequent, with {calls}."
 
 
 @answered
 def split(written: Callable) -> str:
-    """Notebook 12: ``written(total, batch, rank, world, worker, workers, done)`` is the batches of one worker."""
+    """Notebook 15: ``written(total, batch, rank, world, worker, workers, done)`` returns one worker's batches."""
     runs = 0
     for total, batch, interrupted, resumed in (
         (100, 5, (1, 1), (1, 1)), (100, 5, (1, 3), (1, 1)), (96, 4, (4, 1), (2, 1)), (96, 4, (2, 3), (3, 2)),
@@ -203,12 +203,12 @@ def split(written: Callable) -> str:
             case = f"{_case(total, batch, world, workers, done)}, after {counted(len(begun), 'step')}"
             pairs = itertools.zip_longest(positions, expected, fillvalue="nothing more")
             for place, (found, right) in enumerate(pairs):
-                hint = "It is done already." * (found in range(done)) or "It came before." * (
+                hint = "That one is done already." * (found in range(done)) or "That one came before." * (
                     found in positions[:place]
                 )
                 expect(found == right, f"{right} in place {place} of all positions", found, case, hint)
             runs += 1
-    return f"{runs} runs, interrupted and resumed with other numbers, have each position once, in order."
+    return f"{runs} runs, interrupted and resumed with other numbers, read each position once, in order."
 
 
 def _case(total: int, batch: int, world: int, workers: int, done: int) -> str:
@@ -227,5 +227,5 @@ def _steps_of(written: Callable, total: int, batch: int, world: int, workers: in
                    repr(batches), case)  # fmt: skip
         ranks.append([list(each) for turn in itertools.zip_longest(*own) for each in turn if each is not None])
     counts = [len(batches) for batches in ranks]
-    expect(len(set(counts)) == 1, "as many batches on each rank", counts, case, "One rank would wait.")
+    expect(len(set(counts)) == 1, "equally many batches on each rank", counts, case, "One rank would wait.")
     return [list(itertools.chain(*batches)) for batches in zip(*ranks, strict=True)]

@@ -1,4 +1,4 @@
-"""Checks of notebooks 00 to 03: rates, shares and comparisons. From 01 on their clock is simulated."""
+"""Checks of notebooks 00 to 03: rates, shares and comparisons. From 01 on the times are simulated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from helpers.lessons.checks.answering import answered, expect, expect_number, slip
 from stepscope.base.wording import counted, milliseconds
 
-CLOCKS_AGREE = 0.5  # a share; two clocks around the same work differ by what lies between them, more so when busy
+CLOCKS_AGREE = 0.5  # a share; two clocks around the same work differ by the code between them, more on a busy machine
 
 
 class _SlowDataset(Dataset):
@@ -34,7 +34,7 @@ class _SlowDataset(Dataset):
 
 @answered
 def items_per_second(written: Callable[[Dataset, int], float]) -> str:
-    """Notebook 00: ``written(dataset, count)`` reads `count` items and returns how many that is a second."""
+    """Notebook 00: ``written(dataset, count)`` reads `count` items and returns the items per second."""
     dataset = _SlowDataset(0.004)
     start = time.perf_counter()
     found = written(dataset, 50)
@@ -44,7 +44,7 @@ def items_per_second(written: Callable[[Dataset, int], float]) -> str:
     expect(isinstance(found, (int, float)), "a number", repr(found), "items/s")
     right = abs(found - 50 / seconds) <= CLOCKS_AGREE * 50 / seconds
     expect(right, f"{50 / seconds:.4g}", f"{found:.4g}", "items/s", f"50 items took {seconds:.2f} s.")
-    return f"{found:.0f} items/s of a dataset that takes {milliseconds(4)} or more for each."
+    return f"{found:.0f} items/s from a dataset that takes {milliseconds(4)} or more per item."
 
 
 @answered
@@ -58,22 +58,22 @@ def share_of_waiting(written: Callable[[list[dict]], float]) -> str:
         hint = f"Its steps take {sum(steps):,} µs in all, and the loop waits for {sum(waits):,} µs of them."
         found, slips = written(_events(waits, steps, gpu)), _slips(waits, steps)
         expect_number(found, sum(waits) / sum(steps), f"the share of {case}", hint, slips)
-    return "three traces, one of them of a GPU, give the shares that they should."
+    return "three traces, one of them of a GPU, give the expected shares."
 
 
 def _slips(waits: Sequence[float], steps: Sequence[float]) -> dict[str, float]:
-    """Return what a share of waiting often is taken for."""
+    """Return the wrong shares that common mistakes give."""
     waiting, stepping = sum(waits), sum(steps)
     shares = [wait / step for wait, step in zip(waits, steps, strict=True)]
     return {
         "That is in percent; a share goes from 0 to 1.": 100 * waiting / stepping,
         "That is the mean of the steps' shares; add up all times, and divide once.": sum(shares) / len(shares),
-        "A step's time holds its wait already.": waiting / (waiting + stepping),
+        "A step's time already includes its wait.": waiting / (waiting + stepping),
     }
 
 
 def _events(waits: Sequence[float], steps: Sequence[float], gpu: bool) -> list[dict]:
-    """Return the events of a trace as `torch.profiler` writes them, with steps in which the loop waits for a batch."""
+    """Return a trace's events in the format of `torch.profiler`: in each step the loop waits for a batch."""
     events, now = [{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "python"}}], 0.0
     loading = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
     for number, (wait, length) in enumerate(zip(waits, steps, strict=True), 4):
@@ -89,7 +89,7 @@ def _events(waits: Sequence[float], steps: Sequence[float], gpu: bool) -> list[d
 
 
 class _Clock:
-    """A simulated clock: it goes on only when something is said to take time, so no answer depends on this machine."""
+    """A simulated clock: only simulated work advances it, so no answer depends on this machine's speed."""
 
     def __init__(self) -> None:
         self.now, self.readings = 0.0, 0
@@ -99,12 +99,12 @@ class _Clock:
         return self.now
 
     def expect_read(self) -> None:
-        expect(self.readings > 0, "the times of the clock that was given", "that nobody read it")
+        expect(self.readings > 0, "times from the clock that was given", "no call of it")
 
 
 @answered
 def host_waits(written: Callable) -> str:
-    """Notebook 02: ``written(loader, step, clock)`` loops, and returns the share of the time in which it waits."""
+    """Notebook 02: ``written(loader, step, clock)`` runs the loop, and returns the share of time that it waits."""
     clock, waits, steps, labels_seen = _Clock(), [900, 4, 4, 40, 4, 4, 40, 4], [200, 20, 20, 20, 40, 20, 20, 20], []
 
     def loader() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -122,28 +122,28 @@ def host_waits(written: Callable) -> str:
     waiting, stepping = sum(waits[1:]), sum(steps[1:])
     hint = f"After the first step the loop waited for {waiting} ms and stepped for {stepping} ms."
     turns = list(map(sum, zip(waits, steps, strict=True)))
-    said = {"The start counts there: leave out the first step and its wait.": sum(waits) / sum(turns)}
-    said |= {"The time of the loop is its waits and its steps.": waiting / stepping} | _slips(waits[1:], turns[1:])
+    said = {"That includes the start: leave out the first step and its wait.": sum(waits) / sum(turns)}
+    said |= {"The loop's time is its waits plus its steps.": waiting / stepping} | _slips(waits[1:], turns[1:])
     expect_number(found, waiting / sum(turns[1:]), "the share", hint, said)
     return f"the host waits for {found:.0%} of the time, once the loop is running."
 
 
 class _Machine:
-    """A machine on which a loop takes known times, while what else it does changes.
+    """A machine on which a loop takes known times, while the machine's other load changes.
 
     Parameters
     ----------
     ms : dict of int to float
-        Of a step of the loop, for each number of workers.
+        Duration of a step of the loop, for each number of workers.
     slower : range
-        Among all batches, of whatever loader, those that take three times as long, since others are at work.
+        Batches, numbered over all loaders, with three times as long a wait because of others' work.
     """
 
-    START, STEP, AHEAD = 0.3, 1.0, 2  # seconds for each worker; ms of a step; batches ready for each worker
+    START, STEP, AHEAD = 0.3, 1.0, 2  # seconds to start a worker; ms of a step; batches ready per worker
 
     def __init__(self, ms: dict[int, float], slower: range = range(0)):
         self.ms, self.slower, self.clock = ms, slower, _Clock()
-        self.batches: list[int] = []  # for each one: the workers of its loader
+        self.batches: list[int] = []  # for each batch, its loader's workers
         self.steps = 0
 
     def new_loader(self, workers: int) -> _SimulatedLoader:
@@ -192,15 +192,15 @@ def best_workers(written: Callable) -> str:
         turns = [workers for workers, _ in itertools.groupby(machine.batches)]
         expect(
             len(turns) >= 3 * len(candidates),
-            "rounds, in each of which all numbers have their turn",
+            "rounds, each with all numbers of workers",
             f"the order {', '.join(map(str, turns[:8]))}{', …' if len(turns) > 8 else ''}",
-            hint="What others do on the machine meanwhile then affects one number and not the next.",
+            hint="Other work on the machine then affects one number and not the next.",
         )
         expect(found in candidates, f"one of the candidates {candidates}", repr(found))
         slips = {
-            f"Its first batch comes soonest, as each worker takes {machine.START} s to start.": min(candidates),
-            f"It has most batches ready at first, {machine.AHEAD} for each worker.": max(candidates),
-            "With it a batch takes longest.": max(candidates, key=machine.ms.get),
+            f"Its first batch comes soonest, because each worker takes {machine.START} s to start.": min(candidates),
+            f"It has the most batches ready at first, {machine.AHEAD} per worker.": max(candidates),
+            "Its batches take longest.": max(candidates, key=machine.ms.get),
         }
         best = min(candidates, key=machine.ms.get)
         expect(found == best, best, found, case, slip(found, slips))

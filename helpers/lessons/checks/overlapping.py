@@ -1,8 +1,8 @@
-"""The check of notebook 16: how the reader all-reduces gradients while backward goes on.
+"""The check of notebook 16: how the reader's code all-reduces gradients during the backward pass.
 
-This process is each of two ranks in turn, in a process group that sends nothing: the gradients of the rank that is
-not there are twice those of the one that is. It is counted when a bucket is started, how large it is, and who waits
-for it: so no answer depends on how fast this machine is.
+This process plays each of two ranks in turn, in a process group that sends nothing: the absent rank's gradients are
+twice those of the present rank. The check records when a bucket is started, how large it is, and who waits for it, so
+no answer depends on this machine's speed.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from helpers.lessons.checks.answering import answered, expect
 from stepscope.base.wording import counted
 
 RANKS = 2
-SUM = 3  # over the ranks, times what this rank has
-BUCKETS = (10_000, 1_000, 1_000_000)  # bytes: several parameters in each, less than most of them, more than all
-DELAY = 0.01  # seconds that an all-reduce takes on this machine: who does not wait for it is found out
-POLLS = 200  # calls of done() in a backward pass, at most: one for each bucket in each hook is no loop that waits
+SUM = 3  # over the ranks, as a multiple of this rank's gradient
+BUCKETS = (10_000, 1_000, 1_000_000)  # bytes: more than several parameters, less than most single ones, more than all
+DELAY = 0.01  # seconds of an all-reduce: long enough to expose code that does not wait for it
+POLLS = 200  # most calls of done() in a backward pass: one per bucket and hook is allowed, a busy loop is not
 HINT = (
-    "Has each parameter a hook, one that runs after .grad is there? Is the result written back? Does wait() start the "
+    "Does each parameter have a hook that runs after .grad is set? Is the result written back? Does wait() start the "
     "last bucket, which is not full?"
 )
 
 
 @answered
 def overlap(written: type) -> str:
-    """Notebook 13: `Overlapped`, a class that averages gradients over the ranks in buckets, during backward."""
+    """Notebook 16: `Overlapped`, a class that averages gradients over the ranks in buckets, during backward."""
     calls_by_rank = []
     for rank in range(RANKS):
         with _process_group(rank):
             calls_by_rank.append(_check_steps(written))
     for (case, first), (_, second) in zip(*calls_by_rank, strict=True):
-        expect(first == second, "calls of all_reduce with as many bytes on each rank", f"{first} and {second}", case)
+        expect(first == second, "all_reduce calls of the same bytes on each rank", f"{first} and {second}", case)
     return f"the mean on each of {RANKS} ranks in {len(calls_by_rank[0])} steps, in buckets sent during backward."
 
 
 @contextmanager
 def _process_group(rank: int) -> Iterator[None]:
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # here: it registers the kind of group
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # here: it registers the backend
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=RANKS)
     try:
@@ -57,7 +57,7 @@ def _process_group(rank: int) -> Iterator[None]:
 
 
 class _Noted(torch.futures.Future):
-    """The future of an all-reduce, which notes when it is waited for."""
+    """The future of an all-reduce; it records who waits for it."""
 
     def __init__(self, calls: _Calls):
         super().__init__()
@@ -77,9 +77,9 @@ class _Noted(torch.futures.Future):
 
 
 class _Calls:
-    """The `all_reduce` that the reader's class is given: each call is noted, step by step.
+    """The `all_reduce` that the reader's class is given; it records each call, step by step.
 
-    Made before the reader's class, it has its hooks first: it knows which gradients are ready when a bucket is started.
+    Its hooks run before those of the reader's class, so it knows which gradients are ready when a bucket is started.
     """
 
     def __init__(self, model: nn.Module, bucket_bytes: int):
@@ -92,14 +92,14 @@ class _Calls:
     def begin(self) -> None:
         """Begin a step, before its backward pass."""
         self.step, self.in_backward = self.step + 1, True
-        self.order: list[str] = []  # of the parameters, as their gradients become ready
+        self.order: list[str] = []  # in which the parameters' gradients become ready
         self.ready = self.blocked = self.polls = self.again = 0
         self.bytes: list[int] = []  # of each call
         self.pending: list[int] = []  # bytes that were ready and not started, before each call and after backward
         self.futures: list[_Noted] = []
 
     def end_of_backward(self) -> None:
-        """Note what is not started when the backward pass has ended."""
+        """Record how many bytes are not started when backward ends."""
         self.in_backward = False
         self.pending.append(self.ready - sum(self.bytes))
 
@@ -120,23 +120,23 @@ class _Calls:
         """Expect each gradient in one call at most, and all calls to have ended."""
         expect(len(self.bytes) > 0, "calls of all_reduce, which Overlapped was given", "none", case)
         reduced = f"{_size(sum(self.bytes))} in {counted(len(self.bytes), 'call')}"
-        hint = "Once a bucket is started, a new one begins, which is empty, also for the next step."
+        hint = "After a bucket is started, begin a new, empty one, also for the next step."
         right = sum(self.bytes) <= self.ready
-        expect(right, f"all_reduce to be given the {_size(self.ready)} of gradients", reduced, case, hint)
+        expect(right, f"{_size(self.ready)} of gradients given to all_reduce", reduced, case, hint)
         under_way = sum(not future.done() for future in self.futures)
         expected = "all all-reduces to have ended when wait() returned"
         expect(not under_way, expected, f"{under_way} of {len(self.futures)} that had not", case)
 
     def expect_buckets(self, case: str) -> None:
-        """Expect buckets of the size that was asked for, started as they are full, and nobody who waits before."""
+        """Expect buckets of the requested size, started as soon as they are full, and no waiting in backward."""
         case, bucket = f"{case}: the gradients are right, but", f"in buckets of {_size(self.bucket_bytes)}"
-        hint = "Backward stands still meanwhile, so nothing overlaps: wait in Overlapped.wait()."
+        hint = "Backward stops meanwhile, so nothing overlaps: wait in Overlapped.wait()."
         blocked = counted(self.blocked, "call")
         expect(not self.blocked, "no call of a future's wait() during backward", blocked, case, hint)
         polls = counted(self.polls, "call")
         expect(self.polls <= POLLS, "no loop that asks for a future's done() during backward", polls, case, hint)
-        late = f"{_size(max(self.pending))} of {_size(self.ready)} that were ready and not started, {bucket}"
-        hint = "Each bucket but the last, partly filled one is started in a hook."
+        late = f"{_size(max(self.pending))} of {_size(self.ready)} ready and not started, {bucket}"
+        hint = "A hook starts each bucket except the last, partly filled one."
         right = max(self.pending) <= self.bucket_bytes + self.largest
         expect(right, "each bucket to be started as soon as it is full", late, case, hint)
         hint = "Each call costs the latency of the network."
@@ -144,8 +144,8 @@ class _Calls:
             pair = f"{_size(one)} and {_size(other)} in calls {number} and {number + 1} of {len(self.bytes)}, {bucket}"
             expect(one + other >= self.bucket_bytes, "full buckets", pair, case, hint)
         again = counted(self.again, "all-reduce")
-        hint = "They and their tensors are kept, more in every step: forget them when they have ended."
-        expect(not self.again, "wait() to wait for this step alone", f"{again} of earlier steps", case, hint)
+        hint = "They and their tensors stay in memory, more in every step: drop them when they have ended."
+        expect(not self.again, "wait() to wait for this step only", f"{again} of earlier steps", case, hint)
 
 
 def _size(nbytes: int) -> str:
@@ -156,7 +156,7 @@ def _size(nbytes: int) -> str:
 
 
 class _Network(nn.Module):
-    """A few layers, wide and narrow, of which one can be left out; always the same weights."""
+    """A few layers, wide and narrow, one of which can be skipped; always the same weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,15 +198,15 @@ def _check_steps(written: type) -> list[tuple[str, list[int]]]:
 
 
 def _expect_means(case: str, model: nn.Module, alone: nn.Module, order: list[str]) -> None:
-    """Expect means over the ranks; say what is there instead, of the gradient that was ready first."""
+    """Expect means over the ranks; of the first wrong gradient to become ready, say what it is instead."""
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name in gradients.keys() - set(order):
         unused = gradients[name] is None or not gradients[name].any()
         expect(unused, f"no gradient of {name}", f"one on rank {dist.get_rank()}", case)
     for name in order:
         gradient, own = gradients[name], alone.get_parameter(name).grad
-        others = {"the sum": SUM * own, "that of this rank alone": own}
-        instead = next((title for title, other in others.items() if _close(gradient, other)), "neither it nor the sum")
+        others = {"the sum": SUM * own, "this rank's own": own}
+        instead = next((title for title, other in others.items() if _close(gradient, other)), "neither mean nor sum")
         place = f"{case}: the gradient of {name} on rank {dist.get_rank()}"
         expect(_close(gradient, SUM / RANKS * own), "the mean over the ranks", instead, place, HINT)
 

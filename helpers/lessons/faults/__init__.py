@@ -1,11 +1,11 @@
-"""An exercise: a training script of ordinary looks with six faults, drawn by a seed from a catalogue; and its grading.
+"""An exercise: an ordinary-looking training script with six faults, drawn by a seed from a catalogue; and its grading.
 
 The script is used through four of its functions: ``make_loader()``, ``make_model()``, which returns the model and its
 optimizer, ``train_step(model, optimizer, images, labels)``, which returns the loss, alone or first, and
 ``main(epochs)``, which calls the others.
 
-`running` times scripts interleaved, and `grading` says of a fixed one whether it does the same, and which faults are
-gone.
+`running` times scripts in interleaved runs, and `grading` says whether a fixed script trains the same, and which
+faults are gone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from helpers.lessons.faults import catalogue
 from helpers.lessons.faults.catalogue import Fault
 from stepscope.base import staging
 
-# How many of a place a script has. One that only a GPU can feel, so that the other five show without one.
+# How many faults of each place a script has. Only one needs a GPU to show; the other five show without one.
 DRAWN = {"loading": 3, "loop": 2, "GPU": 1}
 
 
@@ -27,7 +27,7 @@ def draw(seed: int) -> tuple[Fault, ...]:
     """Return the faults that a seed stands for, in the order of the catalogue: the same on every machine."""
 
     def place_in_line(number: int) -> bytes:
-        """By a hash of the number: what Python's random draws, and the words of a fault, may change."""
+        """A hash of the number, because Python's random numbers and the words of a fault may change."""
         return hashlib.sha256(f"{seed} {number}".encode()).digest()
 
     numbers, drawn = range(len(catalogue.FAULTS)), []
@@ -49,7 +49,7 @@ def text(faults: Sequence[Fault], images: Path) -> str:
 
 
 def write(path: Path, faults: Sequence[Fault], images: Path) -> Path:
-    """Write a script with these faults, unless there is one that has been edited; print which, and return its path.
+    """Write a script with these faults, but keep one that has been edited; print which, and return its path.
 
     `faults` and `images` are as for `text`. Raises `staging.TargetExists` if `path` is a folder.
     """
@@ -59,7 +59,7 @@ def write(path: Path, faults: Sequence[Fault], images: Path) -> Path:
             f"Expected the name of a script to write, such as {path / 'train.py'}, and found the folder {path}."
         )
     if path.exists() and path.read_bytes() != script:
-        print(f"{path} is not as it was drawn, and stays as it is. Delete it to begin anew.")
+        print(f"{path} differs from the script that was drawn, and is kept. Delete it to begin anew.")
         return path
     staging.write(path, script)
     print(f"Wrote {path}.")
@@ -69,9 +69,9 @@ def write(path: Path, faults: Sequence[Fault], images: Path) -> Path:
 def write_for_groups(folder: Path, groups: int, seed: int, images: Path) -> dict[Path, int]:
     """Write a script for each group of a class; print which, and return their seeds.
 
-    No two groups have the same six faults; there are 1,560 such sets. A group's seed is 100 times that of the class and
-    a number, which is its own but where faults would repeat. A script is named after its group and its seed, such as
-    ``train-group-1-seed-701.py``; the folder is made if it is not there.
+    No two groups have the same six faults; there are 1,560 such sets. A group's seed is 100 times the class's seed plus
+    the group's number, or a higher number after repeated faults. A script is named after its group and seed, such as
+    ``train-group-1-seed-701.py``; a missing folder is created.
     """
     scripts, candidate = {}, 100 * seed
     while len(scripts) < groups:
@@ -86,8 +86,8 @@ def write_for_groups(folder: Path, groups: int, seed: int, images: Path) -> dict
 def keep(path: Path, name: str) -> dict[str, Path]:
     """Copy a script as it is now into the folder ``steps`` beside it, and return all copies by name, oldest first.
 
-    The name says what has been done to it. A copy of that name is replaced; characters that no file can have are left
-    out.
+    The `name` says what has been fixed. An earlier copy of that name is replaced; characters that file names cannot
+    have are left out.
     """
     steps, name = path.parent / "steps", " ".join(re.sub(r"[^\w ,()-]", " ", name).split())
     if not name:

@@ -1,4 +1,4 @@
-"""Faults that real training scripts have: what people write, and what it should be. None changes what is learned."""
+"""Faults of real training scripts: what people write, and what they should write. None changes what is learned."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ EPOCH_STEPS = 8
 class Fault:
     """Something that costs time and changes nothing else.
 
-    Its time goes to ``"loading"``, to the rest of the ``"loop"``, or, on a ``"GPU"`` alone, to the host or the GPU that
-    wait for each other. `diff` has the lines of `SCRIPT` that go (``-``) and what people write (``+``), as in a unified
-    diff, with empty lines between pieces. Each piece is in the script exactly once.
+    `place` is where the time goes: ``"loading"``, the rest of the ``"loop"``, or ``"GPU"`` if only with a GPU, where
+    host and GPU wait for each other. `diff` has the lines of `SCRIPT` that go (``-``) and what people write (``+``), as
+    in a unified diff, with empty lines between pieces. Each piece is in the script exactly once.
     """
 
     name: str
     place: str
-    mark: str  # a function that is called more often with it, or less often
+    mark: str  # a function that the fault calls more often, or less often
     why: str  # what it costs, and what to do instead, in a sentence
     notebook: str  # that explains it, without ``.ipynb``
     finding: str | None  # what `diagnosis.diagnose` calls it, at least with a GPU; None if it cannot see it
@@ -56,7 +56,7 @@ WORKERS = "torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__init__" 
 FAULTS = (
     Fault(
         "no workers", "loading", WORKERS,
-        "The loop makes each batch itself and trains on none meanwhile; workers load in the background.",
+        "The loop makes each batch itself and does not train meanwhile; workers load in the background.",
         "03-more-workers", "loading in the loop itself", """
 -import os
 
@@ -66,13 +66,13 @@ FAULTS = (
 """),
     Fault(
         "workers restarted every epoch", "loading", WORKERS,
-        "Epochs are short here, and each begins with new workers and empty queues; persistent ones go on.",
+        "Epochs are short here, and each begins with new workers and empty queues; persistent workers go on.",
         "03-more-workers", "workers restarted every epoch", """
 -        persistent_workers=True,
 """),
     Fault(
         "decoded twice", "loading", "PIL.ImageFile.ImageFile.load",
-        "To know its size, the file is opened and decoded, and then opened and decoded once more; once is enough.",
+        "The file is opened and decoded for its size, then opened and decoded once more; once is enough.",
         "01-first-profile", "decoding at every read", """
 +        size = Image.open(path).convert("RGB").size
 +        if size != (32, 32):
@@ -83,14 +83,14 @@ FAULTS = (
 """),
     Fault(
         "enlarged and shrunk", "loading", "PIL.Image.Image.resize",
-        "Left over from another network, which wanted 224 × 224 pixels: the image is as before, the time is gone.",
+        "Left over from another network, for 224 × 224 pixels: it costs time, and the image stays the same.",
         "05-preprocess-ahead", "resizing at every read", """
 +        image = image.resize((224, 224), Image.NEAREST).resize((32, 32), Image.NEAREST)
          return TO_TENSOR(image), label
 """),
     Fault(
         "normalized image by image", "loading", "torchvision.transforms.functional.to_tensor",
-        "A processor core makes floats of each image; the network can, of the whole batch at once on its device.",
+        "A CPU core makes floats of each image; the network can do it for the whole batch at once on its device.",
         "04-normalize-on-device", "transforms of each image", """
 -TO_TENSOR = transforms.PILToTensor()
 +TO_TENSOR = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
@@ -121,7 +121,7 @@ FAULTS = (
 """),
     Fault(
         "batch made of lists", "loading", "torch.Tensor.tolist",
-        "Each pixel becomes a number of Python, then a pixel again; PyTorch's own function copies whole images.",
+        "Each pixel becomes a Python number, then a pixel again; PyTorch's own function copies whole images.",
         "06-packed-formats", "collating item by item", """
 +def collate(items):
 +    images = [image.tolist() for image, label in items]
@@ -136,7 +136,7 @@ FAULTS = (
 """),
     Fault(
         "rows taken from a data frame", "loading", "pandas.Series.__getitem__",
-        "pandas makes a new object of each row that is asked for; a list or an array gives what is there.",
+        "pandas makes a new object for each row that is read; a list or an array gives what is there.",
         "03-more-workers", "the dataset's own work", """
 -import csv
 
@@ -165,7 +165,7 @@ FAULTS = (
 """),
     Fault(
         "anomaly detection left on", "loop", "torch.autograd.detect_anomaly.__init__",
-        "It notes where each operator was called, and searches each gradient for NaN; switch it on for a search only.",
+        "It records where each operator was called, and searches each gradient for NaN; use it only for a search.",
         "12-fewer-launches", None, """
 -    logits = model(images)
 -    loss = nn.functional.cross_entropy(logits, labels)
@@ -177,7 +177,7 @@ FAULTS = (
 """),
     Fault(
         "profiler left on", "loop", "torch.profiler.profile.start",
-        "With stacks it notes every call of a Python function; profile some steps, and then stop.",
+        "With stacks it records every call of a Python function; profile some steps, and then stop.",
         "01-first-profile", None, """
      model, optimizer = make_model()
 +    profiler = torch.profiler.profile(record_shapes=True, with_stack=True)
@@ -203,7 +203,7 @@ FAULTS = (
 """),
     Fault(
         "accuracy counted image by image", "loop", "torch.Tensor.__bool__",
-        "Some operators for each class of each image, and as often a wait for the GPU; compare whole tensors, and sum.",
+        "Each class of each image takes some operators and a wait for the GPU; compare whole tensors, and sum.",
         "08-host-and-device", "a synchronization in every step", """
 -    correct = (logits.argmax(1) == labels).sum()
 +    correct = 0
@@ -235,7 +235,7 @@ FAULTS = (
 """),
     Fault(
         "optimizer weight by weight", "GPU", "torch.Tensor.zero_",
-        "A kernel or more for each tensor of weights, where one takes them all; PyTorch's own choice is faster.",
+        "It runs one kernel or more for each weight tensor, not one for all; PyTorch's own choice is faster.",
         "12-fewer-launches", "launch-bound steps", """
 -    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 +    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)

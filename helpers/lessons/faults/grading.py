@@ -1,9 +1,9 @@
-"""Grades a fixed training script: by what it does, which must be what it did, and by the faults that are gone.
+"""Grades a fixed training script: it must train as before, and its faults must be gone.
 
-It compares two epochs of training (the losses, the line printed for each epoch, that there is a checkpoint), and counts
-in them, and for a first batch, the calls of the function that each fault is about. Unlike a clock, this shows what only
-a GPU feels, and what is hidden by images that are kept from one epoch to the next. It does not show what an earlier run
-has packed, nor a fault in other words or of the reader's own, and believes the script.
+The grading compares two epochs of training (the losses, the line printed for each epoch, the checkpoint). In them, and
+for a first batch, it counts the calls of the function that marks each fault. Unlike a clock, this shows faults that
+matter only on a GPU, and faults hidden by images that are kept from one epoch to the next. It does not show what an
+earlier run has packed, a fault in other words, or a fault of the reader's own. It trusts the script.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from helpers.lessons import faults
 from helpers.lessons.faults import catalogue, running
 from helpers.lessons.faults.catalogue import Fault
 
-# Nats. On two cores rounding (threads, memory format, where it is normalized) moved a loss of the first epoch by 7e-7
-# at most, a learning rate 1% lower by 2e-5 to 4e-5, and bfloat16 by 5e-5. Training carries rounding on: it moved one
-# of the second epoch by 4e-5 at most; another batch moves it by 1e-3.
+# Nats. On two cores rounding (threads, memory format, place of normalization) changed a loss of the first epoch by 7e-7
+# at most, a learning rate 1% lower by 2e-5 to 4e-5, and bfloat16 by 5e-5. Training carries rounding on: it changed a
+# loss of the second epoch by 4e-5 at most; another batch changes it by 1e-3.
 TOLERANCE = np.repeat([1e-5, 2e-4], catalogue.EPOCH_STEPS)
 PRINTED = re.compile(r"epoch (\d+): loss (\d+\.\d+), accuracy (\d+\.\d+)%")
-ROOM = 0.0012, 0.22  # nats, percent: the last digit that is printed may be another, of the accuracy by an image or two
+ROOM = 0.0012, 0.22  # nats, percent: the last printed digit may differ, in the accuracy by an image or two
 PLACES = {"loading": "one in loading", "loop": "one in the rest of the loop", "GPU": "one that only a GPU feels"}
 GONE, LEFT, UNSEEN = "Gone", "Still there", "Not to be seen without a GPU, so read for it"
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What a fixed script is worth. Printed, it is a verdict in words."""
+    """The grade of a fixed script. Printed, it is a verdict in words."""
 
-    change: str | None  # what yours does otherwise than the script without faults; None if nothing
-    faults: Mapping[Fault, str]  # which are `GONE`, `LEFT` or `UNSEEN`; none if yours does something else
+    change: str | None  # what the fixed script does differently from the one without faults; None if nothing
+    faults: Mapping[Fault, str]  # which are `GONE`, `LEFT` or `UNSEEN`; empty if there is a change
 
     @property
     def passed(self) -> bool:
-        """Whether yours does the same, and none of its faults is seen any more."""
+        """Whether the script trains the same, and no fault is visible any more."""
         return not self.change and LEFT not in self.faults.values()
 
     def __str__(self) -> str:
         if self.change:
             return self.change
         seen = self.faults.items()
-        # One that is left is to be found by the reader, so only its place is said, and where it is explained
+        # The reader should find the faults that are left, so only their places and notebooks are named
         names = {f: f.name if what == GONE else f"{PLACES[f.place]} (notebook {f.notebook[:2]})" for f, what in seen}
         found = {title: [names[f] for f, what in seen if what == title] for title in (GONE, LEFT, UNSEEN)}
         if config.device().type == "cpu":
@@ -60,13 +60,13 @@ class Grade:
 
 
 def grade(path: Path, seed: int, images: Path) -> Grade:
-    """Run a fixed script, the one without faults and the original, and say what the fixed one is worth.
+    """Run a fixed script, the script without faults and the original, and grade the fixed one.
 
-    The script was drawn with `seed`, and reads the training images in the folder `images`. It is not changed; its
+    The script was drawn with `seed`, and reads the training images in the folder `images`. It is not changed; the
     checkpoint beside it is. Raises `running.ScriptFailed`.
     """
     drawn = faults.draw(seed)
-    runs = [running.run(path, len(TOLERANCE))]  # yours first: what is wrong with it shows at once
+    runs = [running.run(path, len(TOLERANCE))]  # the fixed one first: its errors show at once
     for kept in ((), drawn):
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder, "train.py")
@@ -78,25 +78,25 @@ def grade(path: Path, seed: int, images: Path) -> Grade:
 
 
 def seen(yours: int, right: int, wrong: int) -> str:
-    """Say whether a fault is gone, by the calls of its mark in yours, without faults, and in the original."""
+    """Say whether a fault is gone, by its mark's calls in the fixed script, without faults, and in the original."""
     return UNSEEN if right == wrong else LEFT if (yours - right) / (wrong - right) > 0.5 else GONE
 
 
 def changed(yours: running.Run, right: running.Run) -> str | None:
-    """Say what two epochs do otherwise than those of the script without faults; None if they do the same."""
-    wrong = ~(np.abs(np.subtract(yours.losses, right.losses)) <= TOLERANCE)  # so written, as nan is wrong, too
+    """Say how two epochs differ from those of the script without faults; None if they do not."""
+    wrong = ~(np.abs(np.subtract(yours.losses, right.losses)) <= TOLERANCE)  # written so that nan is wrong, too
     if wrong.any():
         step = int(wrong.argmax())
         return (
-            f"Not the same training: in step {step + 1} of {len(wrong)} the loss is {yours.losses[step]:.5f} nats, and "
-            f"without faults {right.losses[step]:.5f}. Look for what has changed with it, such as the order of the "
-            "images, in this epoch or the ones before, the size of a batch, normalization, or the learning rate."
+            f"Not the same training: in step {step + 1} of {len(wrong)} the loss is {yours.losses[step]:.5f} nats, but "
+            f"without faults {right.losses[step]:.5f}. Look for what else has changed, such as the order of the images "
+            "(in this epoch or an earlier one), the batch size, normalization, or the learning rate."
         )
     lines = {line[1]: line for line in PRINTED.finditer(yours.printed)}
     for line in PRINTED.finditer(right.printed):
         mine = lines.get(line[1])
         if mine is None or any(abs(float(mine[place]) - float(line[place])) > ROOM[place - 2] for place in (2, 3)):
             found = f"expected the line '{line[0]}', and found {mine and repr(mine[0])}"
-            return f"Not the same output: {found}. What the script prints once an epoch has to stay, and to be right."
-    checkpoint = "No checkpoint: after each epoch the file checkpoint.pt beside the script has to hold the model."
+            return f"Not the same output: {found}. Keep the line that the script prints once an epoch, and its values."
+    checkpoint = "No checkpoint: after each epoch the file checkpoint.pt beside the script must hold the model."
     return None if yours.saved else checkpoint

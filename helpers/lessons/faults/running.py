@@ -1,4 +1,4 @@
-"""Runs training scripts, each time in a process of its own that has ended, with all its workers, when the run has."""
+"""Runs training scripts, each run in its own process, which has ended with all its workers when the run ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import perf_counter  # this one, also where a script puts another clock into `time`
+from time import perf_counter  # this one, even if a script replaces the clock in `time`
 from types import ModuleType
 
 import psutil
@@ -30,21 +30,21 @@ from helpers import config, simulate, training
 from helpers.lessons.faults.catalogue import EPOCH_STEPS, FAULTS, WORKERS
 from stepscope import timing
 
-LIMIT = 180.0  # seconds for one run: on two busy cores one of a script with six faults takes 10 s
+LIMIT = 180.0  # seconds for one run: on two busy cores a script with six faults takes 10 s
 FUNCTIONS = ("make_loader", "make_model", "train_step", "main")
-_FOR_EVER = 10**9  # epochs: whoever asks for steps ends the script when they are done
+_FOR_EVER = 10**9  # epochs: the script is ended after the requested steps
 
 
 class ScriptFailed(RuntimeError):
-    """A training script failed, has not its four functions, or does not end; the message says which, and where."""
+    """A training script failed, lacks one of its four functions, or does not end; the message says what, and where."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(timing.Timing):
-    """A script that has run: how long it took, and what it has done.
+    """A run of a script: how long it took, and what it did.
 
-    `losses` are in nats, of each step, the warm-up included; `printed` is what its ``main`` has printed, and `saved`
-    says whether it has written the file ``checkpoint.pt`` beside it. `calls` says how often functions were called.
+    `losses` has the loss of each step in nats, warm-up included; `printed` is the output of its ``main``, and `saved`
+    says whether it wrote ``checkpoint.pt`` beside the script. `calls` says how often functions were called.
     """
 
     losses: tuple[float, ...]
@@ -54,10 +54,10 @@ class Run(timing.Timing):
 
 
 def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
-    """Time training scripts interleaved, each run in a process of its own, in front of an accelerator.
+    """Time training scripts in interleaved runs, each in its own process, on a GPU or a simulated accelerator.
 
-    A run is an epoch as a warm-up, and then whole epochs, about as many steps as the preset says: workers that are
-    restarted cost once an epoch. The timings are `Run`; raises `ScriptFailed`.
+    A run is an epoch of warm-up, then whole epochs, since restarting workers costs time once an epoch. They have about
+    as many steps as the preset says. The timings are `Run`; raises `ScriptFailed`.
     """
     steps = max(config.preset().steps // EPOCH_STEPS, 1) * EPOCH_STEPS
     runs = {name: lambda path=path: run(path, steps, EPOCH_STEPS, simulated=True) for name, path in scripts.items()}
@@ -65,9 +65,9 @@ def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
 
 
 def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
-    """Return a script's loader, and its training step in front of an accelerator, to be used in this process.
+    """Return a script's loader and its training step on an accelerator, for use in this process.
 
-    Without a GPU the model is that of `simulating`, with one thread during a step. What the step prints is swallowed.
+    Without a GPU the model is the one of `simulating`, with one thread during a step. Output of the step is discarded.
     Raises `ScriptFailed`.
     """
     path = Path(path).resolve()
@@ -85,17 +85,17 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
             with redirect_stdout(None):
                 return script.train_step(model, optimizer, *batch)
         finally:
-            torch.set_num_threads(threads)  # what this process does besides keeps its own
+            torch.set_num_threads(threads)  # for this process's other work
 
     return loader, step
 
 
 def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run:
-    """Run a training script in a process of its own, and time it: the script's own clock is not asked.
+    """Run a training script in its own process, and time it without the script's own clock.
 
-    So many steps of its ``main`` are timed, after those of the warm-up. If `simulated`, and there is no GPU, the model
-    is that of `simulating`, and not the script's own. If not, the calls of each fault's mark are counted: in ``main``,
-    and for items, which are the work of other processes there, in a first batch without workers. Raises `ScriptFailed`.
+    The steps of its ``main`` are timed after `warmup` others. If `simulated`, and there is no GPU, the model is the one
+    of `simulating`. If not `simulated`, the calls of each fault's mark are counted in ``main``; marks of loading, which
+    other processes call there, are counted in a first batch without workers. Raises `ScriptFailed`.
     """
     path = Path(path).resolve()
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
@@ -108,7 +108,7 @@ def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run
     theirs.close()
     try:
         reply = ours.recv() if ours.poll(LIMIT) else (
-            f"expected its steps within {LIMIT:.0f} s, and stopped it then. Is there a loop without an end, or is this "
+            f"stopped it, because its steps took more than {LIMIT:.0f} s. Is there a loop without an end, or is this "
             "machine very busy?"
         )  # fmt: skip
     except EOFError:
@@ -145,28 +145,28 @@ class _Enough(BaseException):  # not an Exception, which a script may catch
 
 def _answer(connection: Connection, start_method: str | None, path: Path, *arguments: object) -> None:
     """Run a script, and send its `Run`, or what is wrong with it."""
-    # A process's workers are started as it was itself: those of a script started by hand are not
+    # Or workers would start in the way of this process, unlike those of a script started by hand
     multiprocessing.set_start_method(start_method, force=True)
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # what the script prints would end up between the lines of the notebook
         os.dup2(silence, stream)
-    faulthandler.dump_traceback_later(2 * LIMIT, exit=True, file=silence)  # also if nobody is there to end it
+    faulthandler.dump_traceback_later(2 * LIMIT, exit=True, file=silence)  # also if no process is left to end it
     try:
         reply = _run_here(path, *arguments)
-    except BaseException as error:  # also SystemExit: whatever ends the script is the reader's to see
+    except BaseException as error:  # also SystemExit: the reader should see whatever ends the script
         reply = _said(error)
     connection.send(reply)
 
 
 def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
-    """Run `warmup` + `steps` steps of a script's ``main``: all that it does between two steps is in their times."""
+    """Run `warmup` + `steps` steps of a script's ``main``; their times include its work between two steps."""
     calls = Counter()
     for mark in set() if simulated else {fault.mark for fault in FAULTS}:
         _count(mark, calls)
-    if not simulated:  # its losses are compared: on a GPU, too, a repetition may differ by nothing else than rounding
+    if not simulated:  # its losses are compared: on a GPU, too, repetitions may differ by rounding only
         training.set_tf32(False)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    torch.set_num_threads(1)  # on two busy cores a step of the script's network takes half as long as with two
+    torch.set_num_threads(1)  # on two busy cores a step takes half as long as with two threads
     start, script, printed = time.time(), _load(path), io.StringIO()
     make_loader, make_model, train_step = script.make_loader, script.make_model, script.train_step
     begun, losses, loaders, models = [], [], [], []
@@ -197,8 +197,8 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
         script.main(_FOR_EVER)
     if len(losses) < warmup + steps:
         raise ScriptFailed(
-            f"main ended after {len(losses)} calls of train_step, and {warmup + steps} were expected: main(epochs) has "
-            "to train as many epochs as its argument says, and to call train_step for each batch."
+            f"main ended after {len(losses)} calls of train_step, and {warmup + steps} were expected: main(epochs) "
+            "must train for as many epochs as its argument says, and call train_step for each batch."
         )
     if not loaders or not models:
         raise ScriptFailed("main no longer uses make_loader() and make_model(), whose results are watched here.")
@@ -206,7 +206,7 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
     if not simulated:
         for mark in {fault.mark for fault in FAULTS if fault.place == "loading"} - {WORKERS}:
             calls[mark] = 0
-        fresh = make_loader()  # keeps nothing from the epochs before
+        fresh = make_loader()  # keeps nothing from earlier epochs
         with suppress(AttributeError):  # a list of batches has no workers
             fresh.num_workers = 0
         next(iter(fresh))
@@ -220,7 +220,7 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
 
 
 def _count(name: str, calls: Counter[str]) -> None:
-    """Count from now on how often a function is called, whoever calls it in this process."""
+    """Count from now on all calls of a function in this process."""
     owner, _, attribute = name.rpartition(".")
     function = pkgutil.resolve_name(name)
 
@@ -233,8 +233,8 @@ def _count(name: str, calls: Counter[str]) -> None:
 
 
 def _load(path: Path) -> ModuleType:
-    """Import a script as it is now, in such a way that workers can import it too."""
-    # Not by import, which takes a script that was changed twice within a second for the one it has compiled
+    """Import a script as it is now, so that workers can import it, too."""
+    # Not by import, which may use the old compiled script if the file changes twice within a second
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -253,8 +253,8 @@ def _load(path: Path) -> ModuleType:
 def simulating(model: nn.Module) -> nn.Module:
     """Let a model on the CPU stand for one on an accelerator: the host calls every operator, then waits.
 
-    The operators compute one image only, as calling them takes the host some time in front of a GPU, too. The others
-    take `simulate.SimulatedAccelerator`'s time and no CPU time. The model is changed; one on a GPU stays as it is.
+    The operators compute one image only: with a GPU, too, the host spends time on calling them. The other images take
+    the time of `simulate.SimulatedAccelerator` and no CPU time. The model is changed; one on a GPU stays as it is.
     """
     if config.device().type == "cuda":
         return model
@@ -279,7 +279,7 @@ def _said(error: BaseException) -> str:
 
 
 class _Watched:
-    """A loader that notes the seconds that were waited for its batches."""
+    """A loader that records how many seconds the loop waited for its batches."""
 
     def __init__(self, loader: object):
         self._loader, self.waited = loader, 0.0

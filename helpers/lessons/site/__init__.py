@@ -1,6 +1,6 @@
-"""The course as web pages: the notebooks with the outputs of their last run, and all else that there is to read.
+"""The course as web pages: the notebooks with the outputs of their last run, and all other texts.
 
-Sphinx and MyST-NB make them, as `conf` says. Nothing of a page comes from elsewhere, so it opens without internet.
+Sphinx and MyST-NB make them, configured in `conf`. A page loads nothing from elsewhere, so it opens without internet.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ The preset is how much was run: `ci` the least, `full` the most. The numbers of 
 NOT_EXECUTED = """```{admonition} Without outputs
 :class: note
 
-This notebook was not executed when this page was made: it shows the code, and not what the code prints and draws.
+This notebook was not executed for this page: it shows the code without what the code prints and draws.
 ```"""
 
 
 def refresh(images: str | None = None) -> None:
-    """Execute the notebooks of which no outputs are kept of the same code and preset, as `execute.run` does."""
+    """Execute, with `execute.run`, the notebooks that have no kept outputs of the same code and preset."""
     missing = [notebook for notebook in execute.all_notebooks() if kept(notebook) is None]
     if missing:
         execute.run(missing, images)
 
 
 def kept(notebook: Path) -> nbformat.NotebookNode | None:
-    """Return a notebook with the outputs that `execute.run` has kept, or None if those are of other code or preset.
+    """Return a notebook with the outputs that `execute.run` has kept, or None if they have other code or preset.
 
-    Its text is that of today: outputs belong to the code.
+    Its text is the current one: outputs belong to the code.
     """
     path = execute.pages() / notebook.name
     if not path.exists():
@@ -79,15 +79,14 @@ def kept(notebook: Path) -> nbformat.NotebookNode | None:
 
 
 def build(out: Path, notebooks: Sequence[Path] | None = None) -> None:
-    """Build the site from the notebooks, by default all, each with the outputs that are kept of it, if there are such.
+    """Build the site from the notebooks, by default all, each with its kept outputs, if any.
 
-    A site that is in `out` is replaced, once the new one is whole.
+    An earlier site in `out` is replaced when the new one is complete.
 
     Raises
     ------
     config.CourseError
-        If Sphinx warns of anything, such as a link to nothing (an earlier site stays then); or if `out` holds other
-        files.
+        If Sphinx warns of anything, such as a broken link (an earlier site stays then); or if `out` holds other files.
     """
     if out.exists() and any(out.iterdir()) and not (out / MADE_BY_SPHINX).exists():
         raise config.CourseError(

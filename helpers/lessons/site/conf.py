@@ -1,4 +1,4 @@
-"""How Sphinx and MyST-NB make the site of the pages that `site.build` copies together."""
+"""Configures Sphinx and MyST-NB for the site; `site.build` collects its pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ language = "en"
 root_doc = "README"
 extensions = ["myst_nb", "sphinx_copybutton", "sphinx.ext.autosummary", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 templates_path = [str(Path(__file__).parent / "templates")]
-suppress_warnings = ["toc.duplicate_entry"]  # what is named first in a part's list, and then again by its pattern
+suppress_warnings = ["toc.duplicate_entry"]  # a page that a list names first and its pattern then matches
 
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
@@ -23,8 +23,8 @@ html_domain_indices = False  # the pages of the modules list what they have
 html_show_copyright = html_show_sphinx = False
 html_theme_options = {
     "home_page_in_toc": True,
-    "navbar_persistent": [],  # a second field for the search
-    "navigation_with_keys": False,  # arrows scroll, for those who read by keyboard
+    "navbar_persistent": [],  # no second search field
+    "navigation_with_keys": False,  # arrow keys scroll, for those who read by keyboard
     "pygments_dark_style": "a11y-high-contrast-dark",
     "pygments_light_style": "a11y-high-contrast-light",
     "show_navbar_depth": 1,
@@ -46,7 +46,7 @@ nb_code_prompt_show = "Show the solution"
 nb_code_prompt_hide = "Hide the solution"
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
-copybutton_selector = "div:not(.output) > div.highlight pre"  # what a cell printed is not to be run
+copybutton_selector = "div:not(.output) > div.highlight pre"  # nobody runs what a cell printed
 
 autosummary_ignore_module_all = False  # what a room offers is what its `__all__` names
 autodoc_typehints = "none"  # the docstrings have the types, with shapes and units

@@ -32,7 +32,7 @@ __all__ = ["FORMATS", "Batch", "ByItem", "DamagedPack", "Format", "PackedDataset
 class Format:
     """A packed format: `pack` writes, `PackedDataset` reads.
 
-    Its module is imported with the first use: a spawned worker needs one, and all take a quarter of a second.
+    Its module is imported at first use: a spawned worker needs only one, and all take a quarter of a second.
     """
 
     module: str

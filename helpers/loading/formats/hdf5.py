@@ -1,12 +1,12 @@
 """HDF5: named arrays in one file, with a library in every language. Here ``data.h5`` with ``images`` and ``labels``.
 
-``images`` has N elements, each of HDF5's array type, a whole image of (C, H, W): that is read twice as fast as an array
+``images`` has N elements of HDF5's array type, each a whole image of (C, H, W). They are read twice as fast as an array
 of (N, C, H, W), where HDF5 selects in four dimensions (measured, batches of 128: 240,000 images/s and 100,000).
-``h5py`` shows both alike: ``file["images"][7]``. The elements lie in a row: in chunks of one image each, 2,400 a second
-were read. If shapes differ, ``images`` has the bytes of all.
+``h5py`` shows both alike: ``file["images"][7]``. The elements are contiguous: chunks of one image each were read at
+2,400 images/s. If shapes differ, ``images`` has the bytes of all.
 
-A damaged header can make the library fail in any way. So all of the file that is no pixel of an image is compared with
-its checksum when it is opened, before HDF5 sees it.
+A damaged header can make the library fail in any way. So all parts of the file except pixels are compared with their
+checksum when the file is opened, before HDF5 sees it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FILE = "data.h5"
 class Hdf5(PackedDataset):
     """Reads and writes HDF5.
 
-    An array that is contiguous needs its shape when it is made. So images are written to a file of their own first,
-    which needs as much of the disk again until all is done.
+    A contiguous array needs its shape when it is created. So images are written to a temporary file first, which needs
+    the same space on the disk again until all is done.
     """
 
     format = "hdf5"
@@ -66,7 +66,7 @@ class Hdf5(PackedDataset):
         return self._select(rows["start"], size)
 
     def _select(self, starts: np.ndarray, size: int) -> np.ndarray:
-        # h5py's array[indices] needs each index once, and in order, and is slower by a fifth
+        # h5py's array[indices] needs sorted indices without repetition, and is slower by a fifth
         _, array, element = self._opened
         images = np.empty((len(starts), size), np.uint8)
         places = array.id.get_space()

@@ -1,11 +1,11 @@
-"""LMDB: a key-value store in one file, mapped into memory. Of every kind of bytes; here also of PNG.
+"""LMDB: a key-value store in one file, mapped into memory. Values are any bytes; here also PNG.
 
 The key is the number of an image, as ``struct`` packs ``">Q"``. The value is its pixels, or a PNG of them.
 
 LMDB trusts its file: a changed byte in the tree makes it read anywhere, and the process dies. So the pages of the tree
 are compared with their checksum when the file is opened, before LMDB sees it. These are few, 0.7% of CIFAR-10:
 values of more than about 2,000 bytes have pages of their own, and are checked when they are read. Smaller values are
-kept in the tree itself, so that a pack of small images is read as a whole when it is opened.
+kept in the tree itself, so a pack of small images is read completely when it is opened.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from helpers.loading.formats.packing import Contents
 _FILE = "data.mdb"
 _KEY = struct.Struct(">Q")
 
-_COMMIT_BYTES = 16 * 2**20  # LMDB keeps in memory what is not committed, and so do we, in case the map is full
-_WAITING_BYTES = 250  # of a key and a value that wait, besides the value's content
+_COMMIT_BYTES = 16 * 2**20  # LMDB keeps uncommitted values in memory, and so do we, in case the map is full
+_WAITING_BYTES = 250  # of a key and a value that wait, without the value's content
 _FIRST_MAP_BYTES = 64 * 2**20
 
-# Header of a page, in LMDB 0.9's mdb.c (struct MDB_page): its number, padding, flags, and how many pages it spans,
-# which counts where the flag of an overflow page is set
+# Header of a page, in LMDB 0.9's mdb.c (struct MDB_page): its number, padding, flags, and how many pages it spans, if
+# the flag of an overflow page is set
 _PAGE = struct.Struct("<QHHI")
 _OVERFLOW = 0x04
 
@@ -44,7 +44,7 @@ class Lmdb(PackedDataset):
     def write(cls, folder: Path, contents: Contents, codec: str = "raw") -> dict[str, list]:
         if codec not in ("raw", "png"):
             raise ValueError(f"Expected the codec 'raw' or 'png', found {codec!r}.")
-        # No lock: nobody else knows the file. No sync: what a power cut takes, the checksums show.
+        # No lock: nobody else knows the file. No sync: the checksums show losses by a power cut.
         store = lmdb.open(str(folder / _FILE), _FIRST_MAP_BYTES, subdir=False, lock=False, sync=False, metasync=False)
         with store:
             waiting, waiting_bytes = [], 0
@@ -88,7 +88,7 @@ def _commit(store: lmdb.Environment, values: list[tuple[bytes, bytes]]) -> None:
 
 
 def _tree_ranges(path: Path, page_bytes: int) -> list[tuple[int, int]]:
-    """Where in the file all pages lie but those of large values."""
+    """Return the byte ranges of all pages except those of large values."""
     data, ranges, tree_start, start = np.memmap(path, np.uint8, "r"), [], 0, 0
     while start < len(data):
         _, _, flags, span = _PAGE.unpack_from(data, start)
@@ -107,7 +107,7 @@ def _to_png(image: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-# LMDB refuses to open a file twice in a process, so its datasets share it. When the last one closes it, it is gone.
+# LMDB refuses to open a file twice in a process, so datasets share its environment until the last one closes it.
 _environments: weakref.WeakValueDictionary[tuple[int, int], lmdb.Environment] = weakref.WeakValueDictionary()
 
 
@@ -117,7 +117,7 @@ def _environment(path: Path) -> lmdb.Environment:
     environment = _environments.get(key)
     if environment is None:
         # With readahead, LMDB's default: random reads of a file that was not in memory got 36,000 images/s, since soon
-        # all of it was, and 16,000 without. Of a file larger than memory, most of what is read ahead is lost again.
+        # all of it was, and 16,000 without. With a file larger than memory, most of the readahead is wasted.
         environment = lmdb.open(str(path), subdir=False, readonly=True, create=False, lock=False)
         _environments[key] = environment
     return environment

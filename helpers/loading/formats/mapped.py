@@ -1,11 +1,11 @@
-"""Formats that need no library: their files are mapped into memory, and an image is a place in one of them.
+"""Formats that need no library: their files are mapped into memory, and an image is a range of bytes there.
 
 **npy** is the fastest of all: ``images.npy`` is an array of uint8 of shape (N, C, H, W), and ``labels.npy`` one of
 int64 of shape (N,); ``numpy.load`` reads both. Images of several shapes lie one after the other in an array of one
 dimension.
 
-**tar**, **zip** and **TFRecord** are files of some 1 GiB, ``shard-000000.tar`` and so on. They hold the pixels as they
-are, so our index of offsets finds them; other programs read these files from the front to the back.
+**tar**, **zip** and **TFRecord** are files of some 1 GiB, ``shard-000000.tar`` and so on. Their pixels are not
+compressed, so our index of offsets finds them; other programs read these files sequentially.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from helpers.loading.formats.packed_dataset import PackedDataset
 from helpers.loading.formats.packing import Contents
 
-SHARD_BYTES = 2**30  # a shard with so many bytes gets no more images
+SHARD_BYTES = 2**30  # a shard of this size gets no more images
 _HEADER_BYTES = 4096  # of images.npy: a page, so that the pixels begin with the next one
 
 
@@ -84,7 +84,7 @@ class _Shards(PackedDataset):
 
     @staticmethod
     def shard(file: BinaryIO) -> AbstractContextManager[Callable[[int, np.ndarray, int], int]]:
-        """Give a function that writes a number, an image and a label, and returns where the pixels end in the file."""
+        """Yield a function that writes a number, an image and a label, and returns where the pixels end in the file."""
         raise NotImplementedError
 
     @classmethod
@@ -134,12 +134,12 @@ class Tar(_Shards):
 
 
 class Zip(_Shards):
-    """Zip archives that store their members as they are, not compressed: any system opens them, and so does NumPy.
+    """Zip archives without compression: any system opens them, and so does NumPy.
 
     Members are ``00000007.npy``; the labels are in ``index.npy``, beside the archives.
-    ``numpy.load("shard-000000.zip")["00000007"]`` reads an image: an .npz file is nothing else. The directory of a zip
-    archive comes last, and Python reads all of it to open the archive, 5 µs and 0.5 kB of memory a member; our index
-    of offsets saves that.
+    ``numpy.load("shard-000000.zip")["00000007"]`` reads an image: an .npz file is such an archive. The directory of a
+    zip archive comes last, and Python reads all of it to open the archive: 5 µs and 0.5 kB of memory per member. Our
+    index of offsets saves that.
     """
 
     format = "zip"
@@ -163,9 +163,9 @@ class TFRecord(_Shards):
     """TFRecord, which TensorFlow and NVIDIA DALI read: records one after the other, each a ``tf.train.Example``.
 
     Its features: ``image`` (the pixels), ``shape`` (channels, height, width), and ``label``, a number. Beside each
-    shard is an index for DALI, ``shard-000000.tfrecord.idx``: a line with the begin and the length of each record.
+    shard is an index for DALI, ``shard-000000.tfrecord.idx``: a line with the start and the length of each record.
 
-    Written by hand: TensorFlow is 1 GB, and the package tfrecord only reads and writes from the front to the back. The
+    Written by hand: TensorFlow is 1 GB, and the package tfrecord only reads and writes sequentially. The
     format is a page: https://www.tensorflow.org/tutorials/load_data/tfrecord and
     https://protobuf.dev/programming-guides/encoding
     """
@@ -178,7 +178,7 @@ class TFRecord(_Shards):
         with open(f"{file.name}.idx", "w", newline="\n") as index:
 
             def add(number: int, image: np.ndarray, label: int) -> int:
-                # A record is its length, that one's checksum, the example, and its checksum; the pixels end the example
+                # A record: length, checksum of the length, example, its checksum; the pixels end the example
                 numbers = _int64s("shape", *image.shape) + _int64s("label", label)
                 example = _field(1, numbers + _feature("image", _BYTES, image.tobytes()))
                 start, length = file.tell(), struct.pack("<Q", len(example))
@@ -202,7 +202,7 @@ def _npy_header(shape: tuple[int, ...]) -> bytes:
 
 
 def _masked_checksum(data: bytes) -> bytes:
-    """CRC-32C turned by 15 bits plus a constant, as in TensorFlow's core/lib/hash/crc32c.h."""
+    """CRC-32C rotated by 15 bits plus a constant, as in TensorFlow's core/lib/hash/crc32c.h."""
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 

@@ -46,12 +46,12 @@ class PackedDataset(Dataset):
     """The samples of a pack. Each format is a subclass, which says how its files are written and read.
 
     A DataLoader gets whole batches from it, through ``__getitems__``. Give it ``collate_fn=dataset.collate``,
-    which lets them through as they are: the usual function takes them apart and puts them together again.
+    which passes them on unchanged: the usual function takes them apart and puts them together again.
 
-    The files are opened when they are first needed, in each process anew, so that no handle crosses a fork. The
-    pickled dataset is little more than its path. What is read is compared with its checksum: all that is no image when
-    the files are opened, images with every read or, of npy, with the first. Whoever cuts off a file that is open and
-    mapped into memory ends the process: nobody can catch that.
+    Each process opens the files when it first needs them, so that no handle crosses a fork. The pickled dataset is
+    little more than its path. All data is compared with checksums: everything except images when the files are opened,
+    images at every read (npy: at the first). Truncating a file that is open and mapped into memory kills the process:
+    no error can be caught.
 
     Parameters
     ----------
@@ -116,17 +116,17 @@ class PackedDataset(Dataset):
         Returns
         -------
         dict
-            For each file that has images, in the order of their numbers: which of its other bytes to check when the
-            pack is opened, pairs of a begin and an end.
+            For each file that has images, in the order of their numbers: the ranges of other bytes to check when the
+            pack is opened, pairs of start and end.
         """
         raise NotImplementedError
 
     def _open(self) -> object:
-        """Open the files, of which all but the images has been checked; return what reading needs, as `_opened`."""
+        """Open the files, in which all but the images is checked; return what reading needs, as `_opened`."""
         raise NotImplementedError
 
     def _read(self, file: int, start: int, size: int) -> np.ndarray | memoryview | bytes:
-        """Return what is stored of an image of `size` bytes; it may be a view of a file."""
+        """Return the stored bytes of an image of `size` bytes; they may be a view of a file."""
         raise NotImplementedError
 
     def _read_batch(self, rows: np.ndarray, size: int) -> np.ndarray:
@@ -138,7 +138,7 @@ class PackedDataset(Dataset):
         return images
 
     def _image(self, stored: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Make the image of its stored bytes."""
+        """Make the image from its stored bytes."""
         return stored.reshape(shape)
 
     # For all formats
@@ -153,7 +153,7 @@ class PackedDataset(Dataset):
         return torch.from_numpy(self._image(stored, shape).copy()), label
 
     def _intact(self, numbers: np.ndarray, rows: np.ndarray, images: np.ndarray) -> bool:
-        """Whether images have their checksums; else they are read one by one, and the damaged one is named."""
+        """Whether images match their checksums; else they are read one by one, to name the damaged one."""
         return list(map(google_crc32c.value, images)) == rows["checksum"].tolist()
 
     def _rows_of(self, numbers: int | np.ndarray) -> np.ndarray:
@@ -165,7 +165,7 @@ class PackedDataset(Dataset):
             self._opened = self._open()
             _opened_here.add(self)
         try:
-            # Of an array, take needs a quarter of the time; of a number, 20 times as much
+            # For an array, take needs a quarter of the time; for a number, 20 times as much
             return self._rows[numbers] if isinstance(numbers, int) else self._rows.take(numbers)
         except IndexError as error:
             raise IndexError(f"{self.path}: {error}") from None
@@ -185,9 +185,9 @@ class ByItem(Dataset):
 
 
 class ShuffledBatches(Sampler):
-    """All indices in a random order, a batch at a time, each an array: for a DataLoader's ``batch_sampler``.
+    """Yields all indices in random order, an array for each batch: for a DataLoader's ``batch_sampler``.
 
-    What ``shuffle=True`` does, without a Python object for each index: a batch of 128 comes 13 µs sooner. The last
+    Like ``shuffle=True``, without a Python object for each index: a batch of 128 comes 13 µs sooner. The last
     batch may be smaller.
     """
 
@@ -210,7 +210,7 @@ _opened_here: weakref.WeakSet[PackedDataset] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """In a forked child: close all datasets, or HDF5 would give out the handle that it has of a file."""
+    """In a forked child: close all datasets, or HDF5 would use the inherited handle of a file."""
     for dataset in list(_opened_here):
         dataset.close()
     _opened_here.clear()
@@ -232,13 +232,13 @@ def _read_manifest(folder: Path, name: str) -> dict:
     if (manifest["format"], manifest["version"]) != (name, VERSION):
         raise ValueError(
             f"{folder}: expected a pack of format {name}, version {VERSION}, found {manifest['format']}, "
-            f"version {manifest['version']}. Open it as what it is, or pack anew."
+            f"version {manifest['version']}. Open it in that format, or pack anew."
         )
     return manifest
 
 
 def _check_file(folder: str, name: str, expected: dict) -> None:
-    """Compare the size of a file, and the checksum of what is no image in it, with the manifest."""
+    """Compare the size of a file, and the checksum of all but its images, with the manifest."""
     file = Path(folder, name)
     if not file.exists():
         raise damaged(folder, name, "it is missing")

@@ -1,12 +1,11 @@
 """Writes a pack: a folder that appears whole or not at all, with the same index and manifest for every format.
 
 A pack has the format's own file or files, ``index.npy`` and ``manifest.jsonl``. The index has a row for each image: the
-file and the place in it, the shape, the label, and the CRC-32C of the bytes that are stored. The manifest has the size
-of every file, and the checksum of all bytes that are no image; its second line is its own checksum.
+file and the place in it, the shape, the label, and the CRC-32C of the stored bytes. The manifest has the size of every
+file, and the checksum of all bytes except images; its second line is its own checksum.
 
 CRC-32C finds every change of up to 32 bits in a row (Koopman, "32-bit cyclic redundancy codes for internet
-applications", 2002). Of its packages for Python, for the 3 kB of a CIFAR-10 image: google-crc32c 0.17 µs, zlib.crc32
-1.26 µs, measured.
+applications", 2002). Measured with the 3 kB of a CIFAR-10 image: google-crc32c takes 0.17 µs, zlib.crc32 1.26 µs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 from stepscope.base import staging
 
-VERSION = 3  # of the folder's layout, for all formats: count up when it changes
+VERSION = 3  # of the folder's layout, for all formats: raise it when that changes
 MANIFEST, INDEX = "manifest.jsonl", "index.npy"
 ROW = np.dtype([("file", "<u4"), ("checksum", "<u4"), ("start", "<i8"), ("label", "<i8"), ("shape", "<i4", 3)])
 
@@ -31,7 +30,7 @@ _READ_BYTES = 4 * 2**20
 
 
 class Contents:
-    """Images and labels on their way into a pack: checked as they stream by, each with a row in the index."""
+    """Images and labels to pack: each is checked when it is read, and gets a row in the index."""
 
     def __init__(self, images: Iterable, labels: Iterable, path: str | Path):
         total = next((len(source) for source in (images, labels) if hasattr(source, "__len__")), None)
@@ -48,7 +47,7 @@ class Contents:
             raise ValueError("Expected at least one image to pack, found none.")
 
     def put(self, start: int, file: int = 0, stored: bytes | None = None) -> None:
-        """Record where the current image lies, and the bytes that are stored if these are not its pixels."""
+        """Record the place of the current image, and its stored bytes if these are not its pixels."""
         image, label = self._current
         crc = google_crc32c.value(image if stored is None else stored)
         self._rows += np.array((file, crc, start, label, image.shape), ROW).tobytes()
@@ -89,11 +88,11 @@ def pack(dataset_class: type, images: Iterable, labels: Iterable, path: str | Pa
     Raises
     ------
     ValueError
-        If there are no images, fewer or more labels, or one that is of another type.
+        If there are no images, fewer or more labels, or an image or label of another type.
     staging.TargetExists
         If there is something at `path`.
     staging.NotEnoughDisk
-        If the disk becomes full meanwhile. Nothing is forced to the disk: what a power cut takes, checksums show.
+        If the disk becomes full meanwhile. Nothing is forced to the disk: checksums show losses by a power cut.
     """
     contents = Contents(images, labels, path)
     with staging.folder(path) as folder:
@@ -114,7 +113,7 @@ def pack(dataset_class: type, images: Iterable, labels: Iterable, path: str | Pa
 def ranges_checksum(path: Path, ranges: Iterable[tuple[int, int]]) -> int:
     """CRC-32C of some ranges of a file.
 
-    They are read, not mapped: around each page of a map the system reads on, until it has the whole file.
+    They are read, not mapped: around each mapped page the system reads ahead, until it has the whole file.
     """
     crc = 0
     with open(path, "rb", buffering=0) as file:

@@ -1,10 +1,10 @@
-"""Parquet: a table in columns, cut into row groups; of all data tools, and of Hugging Face's hub.
+"""Parquet: a table in columns, cut into row groups; all data tools and Hugging Face's hub use it.
 
 The columns are ``image`` (the pixels), ``channels``, ``height``, ``width`` and ``label``. A row group can only be read
 as a whole. So random access is slow, and `RowGroupBatches` makes batches of the images of some row groups at a time.
 
-The footer is compared with its checksum when the file is opened, before Arrow sees it; Arrow compares each page that it
-reads with its own, and we each image with ours.
+The footer is compared with its checksum when the file is opened, before Arrow sees it. Arrow compares each page that it
+reads with the page's checksum, and we each image with ours.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Parquet(PackedDataset):
 
 
 def _row_group(folder: str, file: parquet.ParquetFile, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the images of a row group begin and end, and their pixels."""
+    """Return where the images of a row group begin and end, and their pixels."""
     try:
-        # No threads: those of Arrow do not survive a fork, and there are our own workers
+        # No threads: Arrow's do not survive a fork, and we have our own workers
         column = file.read_row_group(group, ["image"], use_threads=False)["image"].combine_chunks()
     except (OSError, pyarrow.ArrowException) as error:
         raise damaged(folder, _FILE, f"row group {group} cannot be read ({error})") from error
@@ -88,7 +88,7 @@ def _table(rows: list[tuple]) -> pyarrow.Table:
 class RowGroupBatches(ShuffledBatches):
     """Shuffles row groups, and the images of a few of them at a time, so that a row group is read once in an epoch.
 
-    What is near in the file stays near in the epoch: the file itself must be in a random order.
+    Neighbours in the file stay near each other in the epoch: the file itself must be in random order.
     """
 
     def __init__(self, dataset: Parquet, batch_size: int):

@@ -15,15 +15,15 @@ from helpers.data import buckets
 
 NAME = "index.json"
 VERSION = 2
-END = 1_024  # bytes of zeros after a shard's last piece, as a tar file ends
+END = 1_024  # bytes of zeros after a shard's last piece, the end of a tar file
 
 
 class ShardsError(ValueError):
-    """The shards are not as expected: without an index, unfinished, missing, damaged, or others than a state's."""
+    """The shards are not as expected: without an index, unfinished, missing, damaged, or not those of a state."""
 
 
 class Piece(NamedTuple):
-    """A range of a shard that holds some samples as a whole, and is read by one request.
+    """A range of a shard that holds some whole samples, and that one request reads.
 
     Its bytes are those from `start` up to `end`, without `end`; `crc32c` is their CRC32C (Castagnoli).
     """
@@ -43,7 +43,7 @@ class Index:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all pieces: two indexes with the same one hold the same samples."""
+        """A hash of all pieces: indexes with the same one hold the same samples."""
         return hashlib.sha256(orjson.dumps(self._rows)).hexdigest()[:16]
 
     @property
@@ -80,7 +80,7 @@ class Index:
 
     @classmethod
     def from_json(cls, content: bytes, name: str = NAME) -> Index:
-        """Return the index that `to_json` wrote; ShardsError if this is none, of another version, or damaged."""
+        """Return the index that `to_json` wrote; ShardsError if it is no index, of another version, or damaged."""
         try:
             table = orjson.loads(content)
             if table["version"] != VERSION:

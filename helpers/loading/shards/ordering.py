@@ -12,11 +12,11 @@ TURN = 32  # samples that come from one lane at a time; fewer suit more batch si
 def order(samples: np.ndarray, *, seed: int, epoch: int, lanes: int = 32, shuffle: int = 8_000) -> np.ndarray:
     """Return the order of an epoch's samples: the same for all ranks and workers, whatever their numbers are.
 
-    The pieces are shuffled, and the samples divided into `lanes`, which a piece may belong to two of. In its lane each
+    The pieces are shuffled, and the samples divided into `lanes`; a piece may belong to two lanes. In its lane each
     sample is late by a random number of places, exponentially distributed with a mean of ``shuffle / lanes``: as in a
     shuffle buffer of so many samples, but known before anything is read. Then the lanes take turns, 32 samples each,
-    and end with the same turn. So, if the batch is a multiple of 32, and ``lanes * 32`` one of readers (ranks times
-    workers) times batch, each reader has lanes of its own, and hardly any piece is read by two of them.
+    and end with the same turn. If the batch is a multiple of 32, and ``lanes * 32`` a multiple of readers (ranks times
+    workers) times batch, each reader has its own lanes, and hardly any piece is read twice.
 
     Parameters
     ----------
@@ -27,14 +27,14 @@ def order(samples: np.ndarray, *, seed: int, epoch: int, lanes: int = 32, shuffl
     lanes : int
         32 are right for batches of 32 to 128 and 1, 2, 4 or 8 readers; for 3 or 6 of them, take 48 or 96.
     shuffle : int
-        Samples in the buffers of all lanes together, which all readers together have in memory, and a piece more for
+        Samples in the buffers of all lanes together. All readers together have these in memory, and a piece more for
         each lane; 0 keeps the order within pieces. In 1.3 million places, at most 3% more were in a buffer of 8,000,
         7% more in one of 1,000, and 17% more in one of 250.
 
     Returns
     -------
     ndarray of int64, shape (sum of `samples`,)
-        The number of each sample, once. A new version of NumPy may permute otherwise: keep the one you began with.
+        The number of each sample, once. A new version of NumPy may permute differently: keep your first version.
     """
     if lanes < 1 or shuffle < 0:
         raise ValueError(f"Expected 1 lane or more and shuffle of 0 or more, found {lanes} and {shuffle}.")
@@ -75,7 +75,7 @@ def batches(total: int, batch: int, *, rank: int = 0, world: int = 1, start: int
     Returns
     -------
     list of range
-        Empty if nothing is left, or less than a position for each rank: there is no step that all ranks could take.
+        Empty if fewer positions are left than ranks: there is no step that all ranks could take.
     """
     if not (0 <= rank < world and batch > 0 and 0 <= start <= total):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Shards as tar files: written by one process or by many tasks of which each writes its part, and read by pieces."""
+"""Shards as tar files: written by one process, or by many tasks that each write a part, and read in pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.data import buckets
 from helpers.loading.shards.index import END, NAME, Index, Piece, ShardsError
 from stepscope.base.wording import counted
 
-_BLOCK = tarfile.BLOCKSIZE  # all in a tar file begins at a multiple of these bytes
+_BLOCK = tarfile.BLOCKSIZE  # bytes: everything in a tar file begins at a multiple
 _PART = "index-{:05d}-of-{:05d}.json"  # the index of a task
 
 
@@ -29,16 +29,16 @@ def pack(
     task: int = 0,
     tasks: int = 1,
 ) -> Index:
-    """Write samples as tar shards, and their index; of several tasks each writes its part of the samples.
+    """Write samples as tar shards, and their index; each of several tasks writes its part of the samples.
 
     One request writes one shard, so a shard is in the store as a whole or not at all. A task's index is written last.
-    The same samples give the same bytes: a task that was killed, or ran twice, is simply run again. A task needs memory
-    for one shard, and no disk.
+    The same samples give the same bytes, so a killed task is simply run again, even twice. A task needs memory for one
+    shard, and no disk.
 
     Parameters
     ----------
     samples : sequence of dict of str to bytes
-        A sample by the extensions of its files: ``{"png": ..., "cls": b"3"}``. Only those of this task are read.
+        Each sample's files by extension: ``{"png": ..., "cls": b"3"}``. Only those of this task are read.
     store : obstore store
     prefix : str
         Folder of the shards in the store, with a slash at its end.
@@ -56,7 +56,7 @@ def pack(
     Raises
     ------
     ValueError, StoreError
-        If there is no such task, or if a sample has no file or an extension that cannot be; as `buckets.request` says.
+        If there is no such task, or if a sample has no file or an impossible extension; as `buckets.request` says.
     """
     if not 0 <= task < tasks:
         raise ValueError(f"Expected a task from 0 to {tasks - 1} of {tasks}, found {task}.")
@@ -77,10 +77,10 @@ def pack(
 
 
 def join(store: Any, prefix: str = "") -> Index:
-    """Make one index of those of all tasks. Calling it again does no harm.
+    """Make one index from those of all tasks. Calling it again does no harm.
 
     Raises StoreError, as `buckets.request` says, and ShardsError, if a task has not written its index or a shard of it
-    is gone, or if the indexes are of several runs, with another number of tasks each.
+    is gone, or if the indexes are of several runs, with different numbers of tasks.
     """
     where = f"{prefix} in {store}"
     with buckets.request(where):
@@ -100,19 +100,19 @@ def join(store: Any, prefix: str = "") -> Index:
     index = Index(tuple(piece for part in parts for piece in part.pieces))
     lost = sorted(set(index.shard_bytes) - names)
     if lost:
-        raise ShardsError(f"{where}: {_some(lost)} in an index, but not there. Run their tasks again.")
+        raise ShardsError(f"{where}: {_some(lost)} in an index, but not in the store. Run their tasks again.")
     _put(store, prefix + NAME, index.to_json())
     return index
 
 
 def read_samples(piece: bytes) -> list[dict[str, Any]]:
-    """Return the samples of a piece: members of a tar file that follow each other and have the same stem.
+    """Return the samples of a piece: successive members of a tar file with the same stem.
 
-    A sample is a dict of its files by their extensions, each as bytes, and of its stem, a str, as ``__key__``. As in
+    A sample is a dict of its files, as bytes by their extensions, and of its stem, a str, as ``__key__``. As in
     WebDataset, a member's extension is what follows the first dot of its name: ``seg.png``. Names have less than 100
     bytes, as `pack` and WebDataset write them.
     """
-    # Files are copied: views of the piece take 6 µs a sample more, in which the garbage collector looks at them.
+    # Files are copied: views of the piece cost 6 µs a sample more, spent in the garbage collector.
     samples: list[dict[str, Any]] = []
     position, stem = 0, None
     while position < len(piece) and piece[position]:  # a name of no letters: the end of the tar file
@@ -133,7 +133,7 @@ def read_samples(piece: bytes) -> list[dict[str, Any]]:
 def _shards(
     samples: Sequence, mine: range, shard_bytes: float, piece_bytes: float
 ) -> Iterator[tuple[int, bytearray, list[tuple[int, int, int]]]]:
-    """Give each shard's number and content, and start, end and samples of its pieces."""
+    """Yield each shard's number and content, and start, end and samples of its pieces."""
     shard, content, cut, start, count = 0, bytearray(), [], 0, 0
     for number in mine:
         begin = len(content)
@@ -157,7 +157,7 @@ def _header(number: int, extension: str, size: int) -> bytes:
     name = f"{number:09d}.{extension}"
     if extension == "__key__" or "/" in name or name.endswith(".") or len(name.encode()) > 99:
         raise ValueError(f"{name!r}: expected a short extension without a slash, such as png.")
-    header = tarfile.TarInfo(name)  # of no user and no time: the same samples give the same bytes
+    header = tarfile.TarInfo(name)  # without user and time: the same samples give the same bytes
     header.size = size
     return header.tobuf(tarfile.USTAR_FORMAT)
 
@@ -167,7 +167,7 @@ def _some(names: Sequence[object]) -> str:
 
 
 def _put(store: Any, path: str, content: bytes | bytearray) -> None:
-    """Put an object in one request, whatever its size: of an upload in parts, a killed task would leave parts."""
+    """Put an object in one request, whatever its size: a killed task would leave the parts of an upload in parts."""
     if isinstance(store, LocalStore):  # it writes a file "#1" first, and a killed task leaves that
         file = Path(store.prefix or "/", path)
         for left in file.parent.glob(f"{file.name}#*"):

@@ -1,4 +1,4 @@
-"""The dataset: batches from an object store, in an order that neither ranks nor workers change."""
+"""The dataset: batches from an object store, in an order that does not depend on ranks or workers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SAID_AFTER = 10.0  # seconds without an answer until a warning says so
 class ShardStream(IterableDataset):
     """Batches of the samples of shards; use it with ``DataLoader(stream, batch_size=None, num_workers=…)``.
 
-    The loader gives the batches of this rank in the order that `batches` says, with any number of workers. Range
-    requests run ahead in threads, which wait without holding the GIL: workers are worth their start for decoding only.
-    A loop may be left at any time: no further request is sent.
+    The loader yields this rank's batches in the order of `batches`, with any number of workers. Range requests run
+    ahead in threads, which wait without holding the GIL, so workers pay off for decoding only.
+    A loop may end at any time: no further request is sent.
 
     Parameters
     ----------
@@ -40,26 +40,25 @@ class ShardStream(IterableDataset):
     batch : int
         Samples of a batch of one rank.
     decode : callable
-        Takes a sample, a dict of bytes by extension, with its ``__key__``; what it returns is collated to
-        batches, as a `DataLoader` does by default. To use spawned workers, it must be a function of a module.
+        Takes a sample, a dict of bytes by extension, with its ``__key__``; its results are collated to
+        batches, as a `DataLoader` does by default. For spawned workers, it must be a function of a module.
     prefix : str
         Folder of the shards, with a slash at its end.
     seed : int
     rank, world : int
         Those of `torch.distributed`, where it is used.
     lanes, shuffle : int
-        See `order`. They do not depend on the batch or on the ranks: whoever takes the defaults has the same order.
+        See `order`. They do not depend on the batch or on the ranks: the defaults always give the same order.
     threads : int
-        Requests at a time, in each worker. It asks for twice as many pieces before it needs them.
+        Requests at a time, in each worker, which asks for twice as many pieces ahead.
 
     Raises
     ------
     StoreError, ShardsError
-        While it is iterated: if the store does not answer or refuses (see `buckets.request`), if a shard is missing,
-        or is not as it was when its index was written. A store that is away for a while is waited for, with a warning
-        after 10 s.
+        During iteration: if the store does not answer or refuses (see `buckets.request`), if a shard is missing, or
+        does not match its index. While a store is away, the stream waits, with a warning after 10 s.
     RuntimeError
-        While it is iterated in a worker that was forked from a process that had used a store.
+        During iteration in a worker that was forked from a process that had used a store.
     """
 
     def __init__(
@@ -79,11 +78,11 @@ class ShardStream(IterableDataset):
     ):
         self.bucket, self.index, self.batch, self.decode, self.prefix = bucket, index, batch, decode, prefix
         self.rank, self.world, self.threads = rank, world, threads
-        # Epoch, first position, order; in memory that is shared with the workers: those that persist see what set_epoch
-        # and load_state change.
+        # Epoch, first position, order; in memory shared with the workers: persistent ones see what set_epoch and
+        # load_state change.
         self._now = torch.tensor([0, 0, seed, lanes, shuffle]).share_memory_()
         self._say_what_is_left_out()
-        ordering.order(index.samples[:0], epoch=0, **self.order)  # refuses what cannot be, here and not in a worker
+        ordering.order(index.samples[:0], epoch=0, **self.order)  # refuses impossible settings here, not in a worker
 
     @property
     def epoch(self) -> int:
@@ -95,7 +94,7 @@ class ShardStream(IterableDataset):
         return dict(zip(_ORDER, self._now[2:].tolist(), strict=True))
 
     def __len__(self) -> int:
-        """Batches of this rank from where the epoch goes on."""
+        """Batches of this rank from where the epoch begins or resumes."""
         return len(self._batches(self.rank))
 
     def set_epoch(self, epoch: int) -> None:
@@ -103,7 +102,7 @@ class ShardStream(IterableDataset):
         self._now[:2] = torch.tensor([epoch, 0])
 
     def state(self, steps: int) -> dict[str, Any]:
-        """Return what to keep with the weights: where all ranks are after `steps` batches each of this iteration.
+        """Return what to save with the weights: the position after `steps` batches of each rank in this iteration.
 
         The training loop counts the steps. The loader cannot: its workers are ahead of the loop.
         """
@@ -116,15 +115,15 @@ class ShardStream(IterableDataset):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on after the samples of a state, in its order, with any number of ranks and workers and any batch size.
 
-        Fewer samples than ranks, at the end of the epoch, are left out, with a warning: set_epoch begins the next one.
-        Raises ShardsError if the state is of other shards, or none.
+        If fewer samples than ranks remain, they are left out, with a warning: set_epoch begins the next epoch.
+        Raises ShardsError if the state is of other shards, or no state.
         """
         if missing := [name for name in ("epoch", "done", "shards", *_ORDER) if name not in state]:
             raise ShardsError(f"Expected a state of ShardStream.state, found one without {', '.join(missing)}.")
         if state["shards"] != self.index.fingerprint:
             raise ShardsError(
                 f"Expected a state of these shards ({self.index.fingerprint}), found one of others "
-                f"({state['shards']}): they were written anew, or the state is of another data set."
+                f"({state['shards']}): the shards were written anew, or the state is of another data set."
             )
         self._now[:] = torch.tensor([state["epoch"], state["done"], *(state[name] for name in _ORDER)])
         self._say_what_is_left_out()
@@ -158,7 +157,7 @@ class ShardStream(IterableDataset):
             raise
 
     def _samples(self, batches: list[range]) -> Iterator[dict[str, Any]]:
-        """Give the samples of batches, each of which is freed with that; its piece was asked for long before."""
+        """Yield the samples of batches and free each; its piece was requested long before."""
         if not batches:
             return
         order = ordering.order(self.index.samples, epoch=self.epoch, **self.order)
@@ -173,7 +172,7 @@ class ShardStream(IterableDataset):
         samples: dict[int, list] = {}
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="shards")
         try:
-            for piece, row in zip(pieces.data, rows.data, strict=True):  # .data: numbers of Python's, one by one
+            for piece, row in zip(pieces.data, rows.data, strict=True):  # .data: Python numbers, one by one
                 if piece not in samples:
                     for number in islice(to_ask, 2 * self.threads - len(asked)):
                         asked[number] = pool.submit(self._download, store, self.index.pieces[number])
@@ -183,7 +182,7 @@ class ShardStream(IterableDataset):
                 if not left[piece]:
                     del samples[piece], left[piece]
                 yield sample
-        finally:  # the loop was left: requests on their way end by themselves, and no new one is sent
+        finally:  # the loop has ended: requests under way end by themselves, and no new one is sent
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, asked: Future, piece: Piece) -> list[dict[str, Any]]:
@@ -200,7 +199,7 @@ class ShardStream(IterableDataset):
             return asked.result(_SAID_AFTER)
         except TimeoutError:
             warnings.warn(
-                f"{self._name(piece)}: no answer of the store for {_SAID_AFTER:g} s. It is asked again for up to "
+                f"{self._name(piece)}: no answer from the store for {_SAID_AFTER:g} s. It is asked again for up to "
                 f"{buckets.PATIENCE:g} s.",
                 stacklevel=2,
             )
@@ -210,7 +209,7 @@ class ShardStream(IterableDataset):
         return f"{self.bucket}/{self.prefix}{piece.shard}"
 
     def _download(self, store: Any, piece: Piece) -> bytes:
-        """Return the bytes of a piece, as they were written; one that arrives damaged is asked for once more."""
+        """Return the bytes of a piece as they were written; a damaged piece is requested once more."""
         path, name, size = f"{self.prefix}{piece.shard}", self._name(piece), self.index.shard_bytes[piece.shard]
         again = "Write it again, or load the index of what is there now."
         try:
