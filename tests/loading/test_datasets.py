@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from support.clock import Clock
 from torch.utils.data import DataLoader
 from torchvision import transforms
@@ -111,7 +111,7 @@ def test_jpeg_dataset_returns_what_torchvisions_image_folder_returns(class_folde
 
 
 def test_datasets_are_pickled_as_spawned_workers_need_them(class_folders, folder):
-    jpegs, pngs = datasets.JpegDataset(class_folders, decoder="torchvision"), datasets.PngDataset(folder)
+    jpegs, pngs = datasets.JpegDataset(class_folders, decoder="torchcodec"), datasets.PngDataset(folder)
     for images in (jpegs, pngs):
         assert np.array_equal(pickle.loads(pickle.dumps(images))[3][0], images[3][0])
 
@@ -123,10 +123,21 @@ def test_images_of_any_colours_become_rgb_as_torchvision_makes_them(tmp_path, mo
     (tmp_path / "cat").mkdir()
     photo(50, 40).convert(mode).save(tmp_path / "cat" / "a.png", kind)
     assert np.array_equal(datasets.JpegDataset(tmp_path)[0][0], ImageFolder(tmp_path)[0][0])
-    decoded = datasets.JpegDataset(tmp_path, decoder="torchvision")[0][0]
-    assert decoded.shape == (3, 40, 50) and decoded.dtype == torch.uint8
-    if mode == "RGB":  # of other colours the decoders may differ
-        assert torch.equal(transforms.PILToTensor()(datasets.JpegDataset(tmp_path)[0][0]), decoded)
+    decoded = datasets.JpegDataset(tmp_path, decoder="torchcodec")[0][0]
+    assert decoded.dtype == torch.uint8
+    assert torch.equal(transforms.PILToTensor()(datasets.JpegDataset(tmp_path)[0][0]), decoded)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_turned_upright_by_each_decoder(tmp_path, orientation):
+    (tmp_path / "cat").mkdir()
+    image = photo(50, 40)
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / "cat" / "a.jpg", exif=exif)
+    upright = transforms.PILToTensor()(ImageOps.exif_transpose(Image.open(tmp_path / "cat" / "a.jpg")))
+    for decoder, transform in (("pillow", transforms.PILToTensor()), ("torchcodec", None)):
+        assert torch.equal(datasets.JpegDataset(tmp_path, transform, decoder=decoder)[0][0], upright)
 
 
 @pytest.mark.parametrize(("draft", "width"), [(30, 45), (31, 90)])
@@ -135,7 +146,7 @@ def test_draft_mode_decodes_at_a_reduced_size_that_is_large_enough(class_folders
     assert image.width == width
 
 
-@pytest.mark.parametrize("options", [{}, {"draft": 16}, {"decoder": "torchvision"}])
+@pytest.mark.parametrize("options", [{}, {"draft": 16}, {"decoder": "torchcodec"}])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_jpeg_is_named(class_folders, damage, options):
     images = datasets.JpegDataset(class_folders, **options)
@@ -144,7 +155,7 @@ def test_a_damaged_jpeg_is_named(class_folders, damage, options):
         images[4]
 
 
-@pytest.mark.parametrize("options", [{"decoder": "nvjpeg"}, {"decoder": "torchvision", "draft": 32}])
+@pytest.mark.parametrize("options", [{"decoder": "nvjpeg"}, {"decoder": "torchcodec", "draft": 32}])
 def test_a_decoder_that_does_not_exist_or_cannot_draft_is_refused(class_folders, options):
     with pytest.raises(ValueError, match="decoder"):
         datasets.JpegDataset(class_folders, **options)
