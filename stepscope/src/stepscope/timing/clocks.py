@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TwoClocks:
-    """Interleaved times of loading alone, compute alone and the loop, and the prediction of the loop from the first two.
+    """Interleaved times of loading alone, compute alone and the loop, and the prediction from the first two.
 
     Attributes
     ----------

@@ -20,7 +20,7 @@ from stepscope.traces import files
 if TYPE_CHECKING:
     import pandas as pd
 
-# The level of the profiler's log, read when the first profile starts: without a GPU the log only says that there is none.
+# The profiler's log level, read when the first profile starts: without a GPU its log only says that there is none.
 if not torch.cuda.is_available():
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
