@@ -235,7 +235,7 @@ def _exposed(job: SimpleNamespace) -> str:
     sizes = "" if math.isnan(largest) else f", the largest of {largest:,.3g} MB"
     more = {
         "sharded": "",
-        "late": " It begins too late: after backward, by hand, or in buckets that are too large.",
+        "late": " It begins too late: by hand after backward, or in buckets that are too large.",
         "overlapped": " It overlaps already, so only less communication helps.",
     }
     return (

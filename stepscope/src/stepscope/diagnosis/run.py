@@ -150,7 +150,7 @@ def stopwatch(loop: loading.Loading, count: int) -> tuple[str, str]:
     clock = f"{milliseconds(loop.step)} a step ({which}), {milliseconds(loop.wait)} of it waiting"
     if loop.restart or loop.apart:
         parts = ["ending and starting workers"] * bool(loop.restart) + ["work between epochs"] * bool(loop.apart)
-        clock += f"; {milliseconds(loop.whole)} with {' and '.join(parts)}, to which the gains refer"
+        clock += f"; with {' and '.join(parts)} it is {milliseconds(loop.whole)}, to which the gains refer"
     return "stopwatch", clock
 
 

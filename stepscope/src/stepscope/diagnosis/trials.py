@@ -235,7 +235,7 @@ RULES = (
         lambda trials: trials.work * trials.larger.gain,
         _evidence(
             "larger",
-            f"A step of {{trials.batch}} took {{before}}; with {LARGER} times as many items, as many took {{after}}.",
+            f"A step of {{trials.batch}} took {{before}}; in one {LARGER} times as large, as many took {{after}}.",
         ),
         "DataLoader(…, batch_size=…)  # larger, with a learning rate for it; or accumulate fewer",
     ),
