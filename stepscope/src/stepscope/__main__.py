@@ -88,7 +88,7 @@ def run(command, options: argparse.Namespace, package: str) -> int:
             text = f"{place}: {error.strerror}. Name another path, or check the permissions of this one."
         else:
             raise  # a bug of ours: its traceback is needed
-        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)  # names in it are anyone's
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)  # anyone may have written the names in it
         return 1
 
 

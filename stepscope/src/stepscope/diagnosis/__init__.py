@@ -69,7 +69,7 @@ def diagnose(loader: Iterable, step: Callable, *, steps: int = 20, folder: str |
     --------
     >>> diagnosis.diagnose(loader, lambda images, labels: train(images, labels))  # doctest: +SKIP
     """
-    from stepscope.diagnosis import run  # here, because the shell needs no torch, which takes seconds
+    from stepscope.diagnosis import run  # here, since torch takes seconds, and the shell does not need it
 
     return run.diagnose(loader, step, steps, Path(folder))
 

@@ -34,7 +34,7 @@ ARRIVED = 3.0
 APART = 0.25  # of the time, between epochs: less is usual, for an evaluation after each epoch
 FULL = 0.9  # of the time of all cores: if a step and its workers use as much, the workers slow the step
 MANY_TENSORS = 16  # in a batch: a worker shares each separately, which took 0.2 to 0.4 ms
-# ms of an item, which costs less than the calls that load it, some tens of them in Python
+# ms: an item that takes less costs less than the calls that load it, some tens of them in Python
 TINY = 0.03
 PICKLED = 100_000  # bytes of NumPy arrays in a batch that count: fewer take a worker under 1 ms
 # Of the mean wait: if the median is less, a few steps wait for long and the others hardly.
@@ -232,7 +232,7 @@ class Loading:
 
     @cached_property
     def more(self) -> float:
-        """The gain of more workers; 0 if no workers gain more."""
+        """The gain of more workers; 0 if loading without workers gains more."""
         if self.items is None:  # then the gain of workers is unknown: at most the whole wait
             return self.wait / self.whole if self.workers == 0 else 0.0
         if self.better <= self.workers or self.slight:

@@ -49,7 +49,7 @@ class Finding:
     evidence : str
         What was measured, in sentences.
     change : str
-        The line of code to change, as it should be.
+        The line of code to change, in its new form.
     topic : str
         What to read about, in the words of the field, such as ``"mixed precision"``.
     line : str

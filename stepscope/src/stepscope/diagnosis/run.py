@@ -133,7 +133,7 @@ def _threads(recorded: profile.Profile, loop: loading.Loading) -> int | None:
 def load_items(
     loader: Iterable, dataloader: DataLoader | None, irregular: bool
 ) -> tuple[items.Items | None, list[str]]:
-    """Return how items are loaded, or what is unknown without that."""
+    """Return how items are loaded; or None, and texts on what is unknown."""
     if dataloader is None:
         kind = "there is no loader" if loader is None else f"the loader is a {type(loader).__name__}"
         return None, [f"how the batches are made: {kind}, and only a DataLoader shows its workers and dataset."]

@@ -218,7 +218,7 @@ def sample(loader: Iterable, call: Callable, steps: int, getting: CodeType) -> S
     workers, and the profiler starts up. One more step does not count either: the last step may end before it is
     sampled.
     """
-    from stepscope.timing import profiling  # here, because the shell needs no torch, which takes seconds
+    from stepscope.timing import profiling  # here, since torch takes seconds, and the shell does not need it
 
     begun = []
 
@@ -285,7 +285,7 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
 def _during(moments: pd.Series, events: pd.DataFrame) -> np.ndarray:
     """Return whether each moment is during one of these disjoint events."""
     inside = np.searchsorted(events["start"], moments, "right") - 1
-    return (moments < np.append(events["end"].to_numpy(), -np.inf)[inside]).to_numpy()  # the last: before all of them
+    return (moments < np.append(events["end"].to_numpy(), -np.inf)[inside]).to_numpy()  # −1: before all events
 
 
 def read(

@@ -111,7 +111,7 @@ class Comparison:
 
 
 def compare(before: str | Path, after: str | Path) -> Comparison:
-    """Compare what was found before a change with what was found after it.
+    """Compare the results before a change with the results after it.
 
     Parameters
     ----------

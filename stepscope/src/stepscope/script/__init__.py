@@ -32,7 +32,7 @@ def begin(steps: int, folder: str | Path) -> Watch | None:
         raise ValueError(f"Expected at least one step to time, found {steps=}.")
     if hooks.watched():
         return None
-    from stepscope.script.watch import Watch  # here, because the shell needs no torch, which takes seconds
+    from stepscope.script.watch import Watch  # here, since torch takes seconds, and the shell does not need it
 
     def report(found: dict) -> None:
         print(f"\n{found.get('text') or found['problem']}", file=sys.stderr, flush=True)
