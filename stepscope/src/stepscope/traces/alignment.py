@@ -2,8 +2,8 @@
 
 Each rank's trace has the clock of its machine. In an all-reduce no rank ends before the last rank has begun, so each
 all-reduce bounds the difference of two clocks from both sides. All ranks end at nearly the same moment, so the median
-difference of the ends estimates it. On a busy machine they end milliseconds apart; then ranks of one machine count as
-having one clock, if the bounds allow it.
+difference of the ends estimates it. On a busy machine they end milliseconds apart, so ranks of one machine keep its
+clock, if the bounds allow it.
 """
 
 from __future__ import annotations
