@@ -10,15 +10,15 @@ Batch = TypeVar("Batch")
 
 
 def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "diagnosis") -> Iterator[Batch]:
-    """Yield the batches of a loader, and diagnose the loop that takes them meanwhile.
+    """Yield the batches of a loader, and meanwhile diagnose the loop that takes them.
 
-    When some sixty of its steps have been seen, the diagnosis is printed to stderr, of each rank its own; the loop goes
-    on as without it. Called in each epoch, it goes on where it was. A step is what ``stepscope run`` takes for one.
+    After about sixty steps the diagnosis is printed to stderr, by each rank its own; the loop goes on. Called in each
+    epoch, `watch` goes on where it was. A step is defined as in ``stepscope run``.
 
     Parameters
     ----------
     loader : iterable
-        A DataLoader; or any other iterable, of which it is not known how it makes its batches.
+        A DataLoader; or any other iterable, but then it is unknown how it makes its batches.
     steps : int
         Steps to time; 1 or more.
     folder : str or Path
@@ -34,7 +34,7 @@ def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "dia
     >>> for images, labels in stepscope.watch(loader):  # doctest: +SKIP
     ...     train(images, labels)
     """
-    from stepscope import script  # here, so that to import stepscope takes no time
+    from stepscope import script  # here, so that importing stepscope takes no time
 
     script.begin(steps, folder)
     yield from loader

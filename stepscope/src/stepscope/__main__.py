@@ -24,15 +24,15 @@ def main(arguments: list[str] | None = None) -> int:
         "--steps", type=_count, default=20, metavar="N", help="steps to time; it needs some forty more (default: 20)"
     )
     script.add_argument(
-        "--then", choices=["stop", "continue"], default="continue", help="what the script does when it is diagnosed"
+        "--then", choices=["stop", "continue"], default="continue", help="what the script does after the diagnosis"
     )
     script.add_argument("--folder", type=Path, default="diagnosis", help="where the profile goes (default: diagnosis)")
-    script.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, for programs, too")
+    script.add_argument("--json", type=Path, metavar="FILE", help="also write the results here, for programs")
     script.add_argument(
         "script",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT ARGUMENTS …",
-        help="a file of Python, or -m and a module, or a program that starts such: torchrun, accelerate launch",
+        help="a Python file, or -m and a module, or a program that starts one: torchrun, accelerate launch",
     )
     script.set_defaults(command=_run, refuse=script.error)
     traces = commands.add_parser("traces", help="print traces as tables: steps, loading, accelerators, kernels, gaps")
@@ -45,20 +45,20 @@ def main(arguments: list[str] | None = None) -> int:
     compare = commands.add_parser("compare", help="say how much longer steps take after a change than before it")
     for side in ("before", "after"):
         compare.add_argument(
-            side, metavar=side.upper(), help="a file of `stepscope run --json`, or a folder of such, of alike runs"
+            side, metavar=side.upper(), help="a file of `stepscope run --json`, or a folder of them from repeated runs"
         )
     compare.add_argument(
-        "--fail-above", type=_share, metavar="PERCENT", help="end with 1 if they surely take so much longer, as 5%%"
+        "--fail-above", type=_share, metavar="PERCENT", help="exit with 1 if steps surely take this much longer, as 5%%"
     )
     compare.set_defaults(command=_compare)
-    page = commands.add_parser("page", help="show what was found as a page of HTML that needs nothing else")
+    page = commands.add_parser("page", help="write the results as a page of HTML that needs nothing else")
     page.add_argument("found", metavar="FOUND.json", type=Path, help="a file of run --json, or of diagnose --json")
     page.add_argument("page", metavar="PAGE.html", type=Path, nargs="?", help="default: beside the file")
     page.set_defaults(command=_page)
     tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
     logdir = tensorboard.add_mutually_exclusive_group(required=True)
     logdir.add_argument("logdir", metavar="LOGDIR", nargs="?", help="folder of the traces")
-    fixed = "instead, write corrected copies of the traces into the folder OUT, for a plain TensorBoard"
+    fixed = "write corrected copies of the traces into the folder OUT instead, for a plain TensorBoard"
     logdir.add_argument("--fix", metavar=("LOGDIR", "OUT"), nargs=2, help=fixed)
     tensorboard.set_defaults(command=_tensorboard)
     options = parser.parse_args(arguments)
@@ -68,8 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
 def run(command, options: argparse.Namespace, package: str) -> int:
     """Run a command with its options and return its exit status.
 
-    An error of `package`, or of stepscope, or of the system, such as a full disk, is for the reader: one line.
-    Any other is a fault: a traceback.
+    An error of `package`, of stepscope, or of the system, such as a full disk, is printed in one line. Any other error
+    is a bug, and is raised.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal can show all characters
@@ -85,10 +85,10 @@ def run(command, options: argparse.Namespace, package: str) -> int:
             text = f"{type(error).__name__}: {error}"
         elif isinstance(error, OSError) and error.strerror:
             place = "The system refuses to read or write" if error.filename is None else error.filename
-            text = f"{place}: {error.strerror}. Name another path, or see who may read and write this one."
+            text = f"{place}: {error.strerror}. Name another path, or check the permissions of this one."
         else:
-            raise  # a fault of ours: its traceback is needed
-        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)  # names in it are anyone's
+            raise  # a bug of ours: its traceback is needed
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)  # anyone may have written the names in it
         return 1
 
 
@@ -105,7 +105,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = float("nan")
     if not 0 <= share < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected percent, such as 5%, found {text}")
+        raise argparse.ArgumentTypeError(f"expected a percentage, such as 5%, found {text}")
     return share
 
 

@@ -18,7 +18,7 @@ FAULTS = {
         dict(operation="all_gather", by_hand=True), "exposed communication", "set_modules_to_forward_prefetch",
     ),
     "late in loading": (dict(loading={1: 50}), "a straggler", "rank 1: its data on node-local storage"),
-    "late in Python": (dict(python={0: 50}), "a straggler", "rank 0: what only this rank does"),
+    "late in Python": (dict(python={0: 50}), "a straggler", "rank 0: work that only this rank does"),
     "slower": (dict(slower={2: 1.4}, ranks=4), "a straggler", "rank 2: batches as large"),
     "small buckets": (
         dict(buckets=200, megabytes=10, milliseconds=1.5), "many small operations", "DDP(model, bucket_cap_mb=25)",
@@ -82,7 +82,7 @@ def test_a_job_that_hangs_is_named_before_all_that_costs_time(tmp_path, names):
 def test_ranks_that_wait_in_turns_have_no_straggler_and_make_a_verdict_impossible(tmp_path):
     found = diagnosis.of_ranks(ddp(tmp_path, late=lambda step, rank: 100 * (step % 2 == rank), milliseconds=1))
     assert (found.verdict, found.findings) == ("unknown", ())
-    assert "now for this one, now for that" in found.reason
+    assert "each time for another one" in found.reason
 
 
 def test_a_rank_that_is_late_behind_overlapped_buckets_makes_a_verdict_impossible_at_least(tmp_path):
@@ -107,7 +107,7 @@ def test_without_sizes_small_operations_are_unknown_and_not_accused(tmp_path, na
     [
         (dict(ranks=1), "the trace of one rank only"),
         (dict(steps=2), "The traces hold 2 steps"),
-        (dict(buckets=0), "no operation in which they exchange data"),
+        (dict(buckets=0), "no operation that exchanges data"),
     ],
 )
 def test_what_does_not_suffice_gives_no_verdict(options, reason, tmp_path):

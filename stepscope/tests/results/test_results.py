@@ -100,8 +100,8 @@ def test_runs_that_differ_more_than_their_steps_make_the_interval_wider(tmp_path
     one = results.compare(tmp_path / "before" / "0.json", tmp_path / "after" / "0.json")
     three = results.compare(tmp_path / "before", tmp_path / "after")
     assert one.change.lowest > 0.05 > three.change.lowest
-    assert "Of one run" in str(one)
-    assert "Of one run" not in str(three)
+    assert "One run" in str(one)
+    assert "One run" not in str(three)
 
 
 def test_what_is_gone_what_is_new_and_what_cannot_be_compared_is_said(tmp_path):
@@ -133,9 +133,9 @@ def test_what_is_between_epochs_counts_for_each_step(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("no JSON", "expected the JSON of results"),
+        ("no JSON", "expected results as JSON"),
         (results.document("run", [{"problem": "\x1b[2J nothing"}]), "[2J nothing"),
-        (results.document("run", [{"diagnosis": found(0, 5e-324).as_json()}]), "expected steps that were timed"),
+        (results.document("run", [{"diagnosis": found(0, 5e-324).as_json()}]), "expected timed steps"),
         (results.document("run", [{"problem": "It ended too early."}]), "It ended too early."),
         (results.document("diagnose", [{"trace": "a", "problem": "b"}] * 2), "expected one trace, found 2"),
     ],

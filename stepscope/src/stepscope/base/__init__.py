@@ -1,1 +1,1 @@
-"""What all of stepscope stands on: numbers as text, files that appear whole, how sure a mean is, this machine."""
+"""The base of stepscope: numbers as text, files that appear whole, confidence intervals of means, this machine."""

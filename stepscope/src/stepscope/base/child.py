@@ -1,7 +1,7 @@
-"""A child process that ends with its owner: when the owner stops it, drops it, or ends, however that happens.
+"""A child process that ends with its owner: when the owner stops it, drops it, or ends in any way.
 
-The child notices by a pipe, and on POSIX also by its parent's number: forks of the owner, such as the workers of a
-DataLoader, inherit the pipe and may hold it longer. It runs in a session of its own, without the owner's interrupts.
+The child watches a pipe, and on POSIX also its parent's process ID: forks of the owner, such as DataLoader workers,
+inherit the pipe and may keep it open longer. The child runs in its own session, without the owner's interrupts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_OWNER = "STEPSCOPE_OWNER"  # the variable with the number of the process that started a child
-_POLL = 0.2  # seconds between two looks whether the owner is still there
+_OWNER = "STEPSCOPE_OWNER"  # environment variable with the ID of the process that started a child
+_POLL = 0.2  # seconds between two checks whether the owner still exists
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -29,7 +29,7 @@ class Child:
     Parameters
     ----------
     arguments : sequence
-        Of Python: a script or ``-m`` and a module, and what they are given.
+        Of Python: a script or ``-m`` and a module, and their arguments.
     env : mapping, optional
         Environment variables, instead of those of this process.
     **options
@@ -49,7 +49,7 @@ class Child:
             start_new_session=True,
             **options,
         )
-        # It closes with this object; that of Popen would stay open
+        # This pipe closes with this object; Popen's would stay open
         self._pipe, self.process.stdin = self.process.stdin, None
 
     @property
@@ -63,7 +63,7 @@ class Child:
             return False
         if not self._pipe.closed:
             with self._pipe, suppress(OSError):
-                self._pipe.write(b"\n")  # to close it would not do: a fork may have it open
+                self._pipe.write(b"\n")  # closing it is not enough: a fork may have it open
         try:
             self.process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -75,7 +75,7 @@ class Child:
 
 
 def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Path | None = None) -> threading.Thread:
-    """Let this process, a `Child`, end with its owner, or by SIGTERM, and all processes that it has started with it.
+    """Let this process, a `Child`, and all processes that it has started end with its owner, or by SIGTERM.
 
     Call it in the main thread, once.
 
@@ -84,7 +84,7 @@ def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Pat
     clean : callable
         Called first, in another thread.
     folder : path, optional
-        Removed at last.
+        Removed at the end.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Pat
     owner, asked, ending = int(os.environ.pop(_OWNER)), threading.Event(), threading.Event()
 
     def wait_and_end() -> None:
-        if os.name == "nt":  # no fork can hold the pipe there, and nothing can wait for it and look around meanwhile
+        if os.name == "nt":  # no fork can hold the pipe there, and nothing can wait for it and poll meanwhile
             os.read(0, 1)
         else:
             while os.getppid() == owner and not asked.is_set() and not select.select([0], [], [], _POLL)[0]:
@@ -102,7 +102,7 @@ def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Pat
         ending.set()
         try:
             clean()
-            import psutil  # here, because a child starts without what takes time
+            import psutil  # here, so that a child starts quickly
 
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
@@ -110,14 +110,14 @@ def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Pat
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
-            if os.name != "nt" and os.getpgrp() == os.getpid():  # with whatever another thread has forked meanwhile
+            if os.name != "nt" and os.getpgrp() == os.getpid():  # including forks of other threads meanwhile
                 os.killpg(0, signal.SIGKILL)
-            os._exit(0)  # other threads may wait for what never comes
+            os._exit(0)  # other threads may wait for ever
 
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     thread = threading.Thread(target=wait_and_end, daemon=True)
     thread.start()
-    atexit.register(lambda: thread.join() if ending.is_set() else None)  # the main thread must not cut the end short
+    atexit.register(lambda: thread.join() if ending.is_set() else None)  # the main thread must not exit before it
     return thread
 
 

@@ -1,4 +1,4 @@
-"""How sure a mean of a few measurements is: Student's intervals, also of several means together."""
+"""Confidence intervals for means of a few measurements: Student's, also for several means together."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _SURE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95% confidence interval: in 19 of 20 cases it holds the mean that very many values would have.
+    """A mean and its 95% confidence interval: in 19 of 20 cases it holds the mean of very many values.
 
     Attributes
     ----------
     mean : float
     lowest, highest : float
-        The ends of the interval; the lowest and the highest possible value if there is one measurement only.
+        The ends of the interval; with one measurement only, the lowest and the highest possible value.
     count : int
-        How many values it is of.
+        The number of values.
     """
 
     mean: float
@@ -31,12 +31,12 @@ class Interval:
 
     @property
     def wide(self) -> bool:
-        """Of a value above 0: whether the ends are a factor of a hundred apart, so that to print them says nothing."""
+        """For values above 0: whether the ends are a factor of a hundred apart, and so not worth printing."""
         return self.highest >= 100 * self.lowest
 
 
 def geometric(values: Iterable[float], share: float = _SURE) -> Interval:
-    """Return the geometric mean of values above 0, such as ratios, and its interval: Student's, of their logarithms.
+    """Return the geometric mean of values above 0, such as ratios, and Student's interval of their logarithms.
 
     The interval holds the truth in this `share` of cases. Raises ValueError for other values, or none.
     """
@@ -58,12 +58,12 @@ def around(mean: float, logarithms: Sequence[float], share: float = _SURE) -> In
 
 
 def together(samples: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
-    """Return geometric means of samples that have one length, with intervals that hold together.
+    """Return geometric means of samples of equal length, with intervals that hold together.
 
-    In 19 of 20 cases not one interval of a sample whose truth is 1 leaves 1 out, however many samples there are: the
-    interval that is farthest from 1 is the widest, and each that leaves 1 out makes the next ones narrower. That is
-    Holm's method (Scandinavian Journal of Statistics 6, 1979). It asks for nothing but Student's intervals, while
-    Dunnett's takes all samples to scatter alike, which loaders and networks do not.
+    In 19 of 20 cases no interval of a sample whose truth is 1 excludes 1, however many samples there are. The interval
+    farthest from 1 is the widest, and each that excludes 1 makes the next ones narrower. This is Holm's method
+    (Scandinavian Journal of Statistics 6, 1979). It requires only Student's intervals, while Dunnett's method assumes
+    that all samples scatter alike, which loaders and networks do not.
     """
 
     def distance(name: str) -> float:  # in standard deviations
@@ -78,7 +78,7 @@ def together(samples: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
 
 
 def _scatter(values: Sequence[float]) -> float:
-    """Return the standard deviation of a sample; `statistics.stdev`, exact to the last bit, takes ten times as long."""
+    """Return the standard deviation of a sample; the exact `statistics.stdev` takes ten times as long."""
     mean = statistics.fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
 
@@ -86,7 +86,7 @@ def _scatter(values: Sequence[float]) -> float:
 def change(before: Sequence[float], after: Sequence[float]) -> Interval:
     """Return the difference of two arithmetic means, and its interval by Welch's formula.
 
-    The degrees of freedom are those of the smaller sample, which makes it a little too wide.
+    The degrees of freedom are those of the smaller sample, which makes the interval a little too wide.
     """
     mean, count = statistics.fmean(after) - statistics.fmean(before), min(len(before), len(after))
     if count < 2:
@@ -98,7 +98,7 @@ def change(before: Sequence[float], after: Sequence[float]) -> Interval:
 
 @cache
 def student(freedom: int, share: float = _SURE) -> float:
-    """Return the t between whose two signs this share of Student's distribution lies, for degrees of freedom."""
+    """Return t so that this share of Student's distribution lies between −t and t, for `freedom` degrees of freedom."""
     low, high = 0.0, math.pi / 2  # of the angle whose tangent is t / √freedom
     for _ in range(60):
         middle = (low + high) / 2
@@ -109,7 +109,7 @@ def student(freedom: int, share: float = _SURE) -> float:
 def _within(angle: float, freedom: int) -> float:
     """Return the share between −t and t, where t = √freedom × tan(angle).
 
-    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4: a series for odd and for even numbers.
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4: series for odd and even `freedom`.
     """
     odd, cosine = freedom % 2, math.cos(angle)
     term, series = cosine if odd else 1.0, 0.0
@@ -120,6 +120,6 @@ def _within(angle: float, freedom: int) -> float:
 
 
 def without_hiccup(values: Sequence[float]) -> list[float]:
-    """Return the values with the largest one as the second largest: what the machine does once is no one's fault."""
+    """Return the values with the largest set to the second largest: a single stall of the machine is no fault."""
     ordered = sorted(values)
     return [min(value, ordered[-2]) for value in values] if len(ordered) > 1 else list(values)

@@ -1,4 +1,4 @@
-"""This machine as a program may use it: its cores, and the address at which a reader's browser finds its ports."""
+"""This machine as a program may use it: its cores, and the address at which the user's browser finds its ports."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ CONTROL_GROUPS, OWN_CONTROL_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgr
 
 
 def cores() -> int:
-    """Processor cores that this process may use: a shared machine often grants fewer than it has.
+    """CPU cores that this process may use: a shared machine often grants fewer than it has.
 
-    A container may run on all cores and still be limited to the time of a few: then it is as many as that, rounded up.
+    A container may run on all cores but be limited to the CPU time of a few: then their number, rounded up.
     """
     try:
         runs_on = len(os.sched_getaffinity(0))
@@ -23,7 +23,7 @@ def cores() -> int:
 
 
 def cpu_quota() -> float | None:
-    """Return how many cores' time this process may use, or None without a limit."""
+    """Return the number of cores whose CPU time this process may use, or None without a limit."""
     quotas = [limit.split() for limit in control_group_limits("cpu.max")]
     return min((int(quota) / int(period) for quota, period in quotas if quota != "max"), default=None)
 
@@ -43,15 +43,15 @@ def control_group_limits(name: str) -> list[str]:
 
 
 def hub_base_url() -> str | None:
-    """URL path of this reader's server behind JupyterHub (``/user/ada/``), or None without a hub."""
+    """URL path of this user's server behind JupyterHub (``/user/ada/``), or None without a hub."""
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX")
     return None if not prefix else f"/{prefix.strip('/')}/"
 
 
 def address(port: int | str) -> str:
-    """URL at which a reader's browser finds a port of this machine, with ``/`` at its end.
+    """URL at which the user's browser finds a port of this machine, with ``/`` at its end.
 
-    It is a path if a proxy stands before this machine: JupyterHub's, or the one that ``TENSORBOARD_PROXY_URL`` names.
+    It is a path if this machine is behind a proxy: JupyterHub's, or the one in ``TENSORBOARD_PROXY_URL``.
     """
     hub = hub_base_url()
     proxy = os.environ.get("TENSORBOARD_PROXY_URL") or (None if hub is None else f"{hub}proxy/%PORT%/")

@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, and that one process makes for all that want them.
+"""Files and folders that appear whole or not at all, and that one process makes for all that need them.
 
-What is made lies in a staging folder or file beside its target, and gets its name by an atomic rename. The next process
-that stages something in the same folder removes what a killed one left: the system releases the lock of a process that
-ends, and a staging folder always has a lock file, made before it and removed after it.
+New content is written to a staging folder or file beside its target, and gets its name by an atomic rename. The next
+process that stages something in the same folder removes what a killed process left: the system releases the lock of a
+process that ends, and a staging folder always has a lock file, made before it and removed after it.
 
 On a network disk whose locks do not reach other machines (``local_lock`` of NFS, ``localflock`` of Lustre), prepare
 shared folders from one machine.
@@ -20,27 +20,27 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _STAGING = re.compile(r"\..+\.staging-[0-9a-f]{8}(\.lock)?")
-_SHOWN_CHARACTERS = 40  # of a target's name: with all of a long one, the staging folder's name could be too long
+_SHOWN_CHARACTERS = 40  # of a target's name: with a whole long name, the staging folder's name could be too long
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what rename reports, by system and by what is in the way
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # errors of rename, by system and by what exists at the target
 
 
 class DamagedFolder(ValueError):
-    """A folder of prepared images is not as it was made."""
+    """A folder of prepared images has changed since it was made."""
 
 
 class NotEnoughDisk(OSError):
-    """The disk has no room for what is to be made."""
+    """The disk has no room for the new files."""
 
 
 class TargetExists(FileExistsError):
-    """There is something already where a new folder should go."""
+    """The path of a new folder exists already."""
 
 
 @contextmanager
 def only_one_process(folder: Path) -> Iterator[None]:
-    """Let one process at a time make something in `folder`; the others say that they wait, and do."""
-    from filelock import FileLock, Timeout  # here, because most who import this never lock
+    """Let one process at a time make something in `folder`; the others print that they wait, and wait."""
+    from filelock import FileLock, Timeout  # here, because most importers of this module never lock
 
     lock = FileLock(folder / ".preparing.lock", mode=0o666)  # other users of a shared folder need it too
     try:
@@ -57,19 +57,19 @@ def only_one_process(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """Give a staging folder to fill, which becomes `path` when the block ends, and is gone if the block raises.
+    """Give a staging folder to fill, which becomes `path` when the block ends, and is removed if the block raises.
 
     Parameters
     ----------
     path : path
         Its parent folders are made.
     replace : bool
-        Replace what is there. A process that is killed between the two renames leaves nothing at `path`.
+        Replace an existing `path`. A process that is killed between the two renames leaves nothing at `path`.
 
     Raises
     ------
     TargetExists
-        If there is something at `path` that must not be replaced: before the block, or after it.
+        If `path` exists and must not be replaced: before the block, or after it.
     NotEnoughDisk
         If the disk becomes full meanwhile.
     """
@@ -79,7 +79,7 @@ def folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     with scratch(path) as staging:
         yield staging
         with scratch(path) as former:
-            while not _renamed(staging, path):  # something is in the way: what was there, or what others made meanwhile
+            while not _renamed(staging, path):  # `path` exists: from before, or made by others meanwhile
                 if replace:
                     with suppress(FileNotFoundError):
                         path.rename(former / uuid.uuid4().hex)
@@ -89,37 +89,37 @@ def folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def scratch(path: str | Path) -> Iterator[Path]:
-    """Give a new folder next to `path`, on the same disk; it is removed when the block ends, unless it was renamed."""
+    """Give a new folder next to `path`, on the same disk; it is removed when the block ends, unless renamed."""
     with _staged(path) as staging:
         staging.mkdir()
         yield staging
 
 
 def write(path: str | Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Write a file that appears whole or not at all; one that is there is replaced, and keeps its permissions.
+    """Write a file that appears whole or not at all; an existing file is replaced, and keeps its permissions.
 
     Parameters
     ----------
     path : path
-        Its parent folders are made. On Windows, nobody may have the file open that is replaced.
+        Its parent folders are made. On Windows, nobody may have an existing file open.
     content : str or bytes
         Text is written as UTF-8.
     durable : bool
-        Wait until the content is on the disk, so that after a power cut there is the old file or the new one.
+        Wait until the content is on the disk, so that a power cut leaves the old file or the new one.
 
     Raises
     ------
     NotEnoughDisk
         If the disk becomes full meanwhile.
     """
-    path = Path(os.path.realpath(path))  # a link stays a link, and the file that it leads to is replaced
+    path = Path(os.path.realpath(path))  # a link stays a link, and its target is replaced
     with _staged(path) as staging:
         with open(staging, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        with suppress(OSError):  # there is none yet, or it is another user's
+        with suppress(OSError):  # there is no file yet, or it is another user's
             shutil.copymode(path, staging)
         staging.replace(path)
 
@@ -130,17 +130,17 @@ def is_staging(path: Path) -> bool:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed processes have left in `folder`; where another user's files cannot be removed, they stay."""
+    """Remove what killed processes have left in `folder`, except another user's files if they cannot be removed."""
     from filelock import Timeout
 
     try:
         names = os.listdir(folder)
-    except OSError:  # it is not there, or its user may write to it but not list it
+    except OSError:  # it does not exist, or its user may write to it but not list it
         return
     for name in names:
         if _STAGING.fullmatch(name) and name.endswith(".lock"):
             with suppress(Timeout, OSError), _locked(folder / name.removesuffix(".lock"), timeout=0):
-                pass  # we have the lock, so its process has ended; all that it left is removed now
+                pass  # we have the lock, so its process has ended; `_locked` now removes all that it left
 
 
 def check_free(folder: Path, images: int, bytes_per_image: int) -> None:
@@ -151,7 +151,7 @@ def check_free(folder: Path, images: int, bytes_per_image: int) -> None:
             errno.ENOSPC, f"{folder}: {images:,} images need {needed / 1e6:,.0f} MB, found {free / 1e6:,.0f} MB free"
         )
     disk = os.statvfs(folder) if hasattr(os, "statvfs") else None
-    if disk and disk.f_files and disk.f_favail < images + 8:  # f_files is 0 where files are not counted
+    if disk and disk.f_files and disk.f_favail < images + 8:  # f_files is 0 if the system does not count files
         raise NotEnoughDisk(
             errno.ENOSPC, f"{folder}: {images:,} images need as many inodes, found {disk.f_favail:,} free"
         )
@@ -159,12 +159,12 @@ def check_free(folder: Path, images: int, bytes_per_image: int) -> None:
 
 @contextmanager
 def _staged(path: str | Path) -> Iterator[Path]:
-    """Give the path of a staging folder or file to make; what is there at the end of the block is removed."""
+    """Give the path of a staging folder or file to make; if it exists at the end of the block, it is removed."""
     path = Path(os.path.abspath(path))
     staging = path.with_name(f".{path.name[:_SHOWN_CHARACTERS]}.staging-{uuid.uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not is_staging(path.parent):  # what a killed process left in its staging folder goes with that
+        if not is_staging(path.parent):  # leftovers within a staging folder are removed with that folder
             clean(path.parent)
         with _locked(staging):
             yield staging
@@ -178,7 +178,7 @@ def _staged(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(staging: Path, timeout: float = -1) -> Iterator[None]:
-    """Hold the lock of a staging folder or file; at the end of the block remove what it protects, and its own file."""
+    """Hold the lock of a staging folder or file; at the end of the block remove both it and the lock file."""
     from filelock import FileLock
 
     file = staging.with_name(f"{staging.name}.lock")
@@ -191,15 +191,15 @@ def _locked(staging: Path, timeout: float = -1) -> Iterator[None]:
             else:
                 with suppress(OSError):
                     staging.unlink(missing_ok=True)
-            # Before the lock is released: a process that waited for it then sees that its file is gone, and takes a
-            # new one. Windows removes no open file; there FileLock does it a moment later.
+            # Before the lock is released: then a process that waited for it sees that the file is gone, and takes a new
+            # one. Windows removes no open file; there FileLock removes it a moment later.
             if not os.path.lexists(staging):
                 with suppress(PermissionError):
                     file.unlink(missing_ok=True)
 
 
 def _renamed(staging: Path, path: Path) -> bool:
-    """Give a staging folder its name, or return False if something is there; an empty folder may be replaced."""
+    """Give a staging folder its name, or return False if the name is taken; an empty folder may be replaced."""
     try:
         staging.rename(path)
     except OSError as error:

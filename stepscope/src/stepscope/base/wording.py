@@ -14,19 +14,19 @@ def counted(number: int, noun: str) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Return a duration in ms with two digits that matter: "0.85 ms", "8.5 ms", "85 ms"."""
+    """Return a duration in ms with two significant digits: "0.85 ms", "8.5 ms", "85 ms"."""
     decimals = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
     return f"{value:,.{decimals}f} ms"
 
 
 def digits(ratio: float) -> str:
-    """Return a ratio with two decimals, of a large one fewer: "0.98", "12.3", "1,230"."""
+    """Return a ratio with two decimals, a large one with fewer: "0.98", "12.3", "1,230"."""
     decimals = 2 if ratio < 9.995 else 1 if ratio < 99.95 else 0
     return f"{ratio:,.{decimals}f}"
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three digits, or all those before the point."""
+    """Return a number with three digits, or with all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -41,13 +41,13 @@ def percent(share: float) -> str:
 
 
 def signed_percent(change: float) -> str:
-    """Return a change of 1 as a whole number of percent with its sign: "+12%", "-3%"; "+0%" for what rounds to none."""
+    """Return a change as a whole number of percent with its sign: "+12%", "-3%"; "+0%" if it rounds to 0."""
     return f"{round(change * 100):+d}%" if math.isfinite(change) else f"{change:+.0%}"
 
 
 def printable(name: str) -> str:
-    """Return a name with each character replaced that a terminal would obey and not show.
+    """Return a name without the characters that a terminal would obey instead of showing; each becomes "?".
 
-    Names in a trace are anyone's text: escape sequences in them could clear the screen, or hide a line.
+    Anyone may have written the names in a trace: escape sequences in them could clear the screen, or hide a line.
     """
     return "".join("?" if unicodedata.category(each) in _OBEYED else each for each in name)

@@ -1,14 +1,13 @@
-"""Says where the bottleneck of a training loop is, and what to change: of any loop, or of a trace of one.
+"""Says where the bottleneck of a training loop is, and what to change: for a running loop, or for a trace of one.
 
 `diagnose` runs a loop: it looks at the loader, times some steps with the stopwatch and records some with the profiler.
-`of_trace` reads a trace that is there, `of_ranks` those of all processes that trained together; ``stepscope
-diagnose PATH`` prints that for each trace in a folder, and for all of its ranks together.
+`of_trace` reads a recorded trace, `of_ranks` the traces of all processes that trained together. ``stepscope diagnose
+PATH`` prints both for a folder.
 
-The verdict is that of the finding that can gain most. A gain is at most the share of the step that the finding takes
-(Amdahl's law): of a step of K ms with a share s it is s · K ms, or 1 / (1 − s) times the speed.
+The verdict is that of the finding with the largest gain. A gain is at most the share of the step that the finding takes
+(Amdahl's law): for a step of K ms and a share s it is s · K ms, or 1 / (1 − s) times the speed.
 
-Each finding names a topic, such as "mixed precision". Whoever knows where to read about the topics adds links to them:
-see `Diagnosis.linked`.
+Each finding names a topic, such as "mixed precision". `Diagnosis.linked` adds links to pages about the topics.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from stepscope.traces import report
 __all__ = ["Diagnosis", "Finding", "diagnose", "each", "of_ranks", "of_trace", "show"]
 
 NEEDS_THE_LOADER = (
-    "why the loading is slow. The workers are not in the trace, nor are the sizes of files and the times of decoding. "
+    "why loading is slow. The trace does not contain the workers, the sizes of files, or the times of decoding. "
     "In a notebook or script, stepscope.diagnosis.diagnose(loader, step) looks at them."
 )
 
@@ -33,21 +32,21 @@ NEEDS_THE_LOADER = (
 def diagnose(loader: Iterable, step: Callable, *, steps: int = 20, folder: str | Path = "diagnosis") -> Diagnosis:
     """Find the bottleneck of a training loop.
 
-    The loop runs as it is: first with the stopwatch, then with the profiler, then while a second thread notes each
+    The loop runs unchanged: first with the stopwatch, then with the profiler, then while a second thread notes each
     millisecond which line runs. So `step` is called some dozens of times, and trains. Some items of the dataset are
-    loaded in this process, to time them. Where a setting is one that slows steps, or a batch has less than eight items,
-    more steps try the setting the other way, or a batch that holds the same one eight times. Workers that were started
-    here have ended afterwards.
+    loaded in this process, to time them. If a setting is known to slow steps, more steps run with the other setting. If
+    a batch has fewer than eight items, more steps run with a batch that repeats it eight times. All workers started
+    here have ended on return.
 
-    The profiler's trace stays in `folder`, where it replaces that of the diagnosis before.
+    The profiler's trace stays in `folder`, where it replaces the trace of the previous diagnosis.
 
     Parameters
     ----------
     loader : iterable
-        A DataLoader; of another iterable, which yields batches again and again, no items are loaded.
+        A DataLoader, or another iterable that can be iterated over again; from the latter no items are loaded.
     step : callable
-        One training step. It is called as ``step(*batch)`` if the batch is a tuple or a list, as with images and
-        labels, and as ``step(batch)`` if it is anything else, such as a dict; see `timing.call`.
+        One training step. It is called as ``step(*batch)`` if the batch is a tuple or a list, such as images and
+        labels, otherwise, as with a dict, as ``step(batch)``; see `timing.call`.
     steps : int
         Steps to time; 1 or more.
     folder : str or Path
@@ -56,27 +55,27 @@ def diagnose(loader: Iterable, step: Callable, *, steps: int = 20, folder: str |
     Raises
     ------
     Exception
-        What the loader or the step raises; of a worker with the traceback there.
+        What the loader or the step raises; from a worker, with the worker's traceback.
     timing.WorkerDied
         If a worker is killed or exits.
     ValueError
-        If the loader yields no batches, or no more when it is started again; or if there is no step to time.
+        If the loader yields no batches, or none when it is started again; or if there is no step to time.
     RuntimeError
         If a profiler is active already.
     FileExistsError
-        If `folder` holds other files than a recording's.
+        If `folder` holds files that are not of a recording.
 
     Examples
     --------
     >>> diagnosis.diagnose(loader, lambda images, labels: train(images, labels))  # doctest: +SKIP
     """
-    from stepscope.diagnosis import run  # here, because the shell needs no torch, which takes seconds
+    from stepscope.diagnosis import run  # here, since torch takes seconds, and the shell does not need it
 
     return run.diagnose(loader, step, steps, Path(folder))
 
 
 def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
-    """Find the bottleneck of the training loop that a trace is of.
+    """Find the bottleneck of the training loop that a trace was recorded from.
 
     Parameters
     ----------
@@ -86,7 +85,7 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
     Raises
     ------
     traces.TraceError
-        If there is no trace, if it cannot be read, or if it is of several processes or recordings.
+        If there is no trace, if it cannot be read, or if it holds several processes or recordings.
     """
     try:
         recorded = profile.read(traces.load(path))
@@ -106,13 +105,13 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
 
 
 def show(path: str | Path) -> bool:
-    """Print the diagnosis of each trace at `path`, of the ranks of each folder together, and what cannot be read.
+    """Print the diagnosis of each trace at `path`, of all ranks in a folder together, and what cannot be read.
 
     Parameters
     ----------
     path : str or Path
-        A trace file, the folder of a run, or a folder of such folders. Of processes that trained together each is
-        diagnosed on its own, and then all together.
+        A trace file, the folder of a run, or a folder of such folders. Processes that trained together are diagnosed
+        one by one, and then together.
 
     Returns
     -------
@@ -130,8 +129,7 @@ def show(path: str | Path) -> bool:
 def each(path: str | Path) -> Iterator[dict]:
     """Yield for each trace at `path` what `show` prints, as `stepscope.results.document` takes it.
 
-    Of a job of several processes each is one result, and all together another one, as they are in `show`; so is what
-    is raised.
+    Each process of a job is one result, and all processes together are another. It raises what `show` raises.
     """
     for title, found in report.each(path, _of_any):
         if isinstance(found, Diagnosis):

@@ -1,6 +1,6 @@
-"""What costs time between the host and the accelerator, and on it, by a trace.
+"""What a trace shows of time lost between the host and the accelerator, and on the accelerator.
 
-`read` returns the facts, `RULES` and `RULES_OF_A_GPU` are the tables of findings; a new finding is a row of a table.
+`read` returns the facts; `RULES` and `RULES_OF_A_GPU` are the tables of findings. A new finding is a row of a table.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from stepscope.diagnosis.profile import Profile
 from stepscope.diagnosis.result import UNKNOWN, WORTH, Finding, Rule
 from stepscope.traces.idle_time import PAGEABLE, direction
 
-# Of the steps must do it, for it to be done in every step: what is printed every tenth step is no fault.
+# Share of the steps that counts as every step: a value printed every tenth step is no fault.
 EVERY = 0.8
-# A GPU that lacks a launch waits tens of µs for it. In public traces of ResNet-50 and DLRM gaps up to this length hold
-# nine tenths of what the GPU waits for launches; those of several ms are a group of their own.
+# A GPU waits tens of µs for a missing launch. In public traces of ResNet-50 and DLRM, gaps up to this length hold nine
+# tenths of the GPU's waits for launches; gaps of several ms are a separate group.
 LAUNCH_GAP = 500.0  # µs
 # Between two kernels that were launched long before, public traces show 1 to 2 µs: the GPU's own time.
 OWN_GAP = 5.0  # µs
-# Blocks for each multiprocessor, of 1. ResNet-50 with 32 photos fills a V100 to 0.98; the emptiest of ten public
-# training traces, with many small kernels, an A100 to 0.90.
+# Blocks for each multiprocessor, at most 1. ResNet-50 with 32 photos fills a V100 to 0.98; the emptiest of ten public
+# training traces, with many small kernels, fills an A100 to 0.90.
 LEAST_FILL = 0.5
 # µs that recording takes, measured on one core with torch 2.15: a lower bound, older versions and CUDA take more
 OPERATOR_COST, SHAPES_COST, FRAME_COST = 0.2, 0.15, 0.16
-# Of the time: a light profile of the smallest network takes 12% more CPU time, one with everything 69%.
+# Share of the time. On the smallest network a light profile takes 12% more CPU time, a full one 69%.
 PROFILER = 0.15
 
-# What Tensor Cores multiply, by the compute capability from which on GPUs have them; and their peak over that of
+# The type that Tensor Cores multiply, by the lowest compute capability that has them; and their peak over that of
 # float32, as NVIDIA states it: V100 and T4 8, A100 16, H100 15, others less.
 TENSOR_CORES = {(8, 0): ("bfloat16", 16), (7, 0): ("float16", 8)}
-WITHOUT_TENSOR_CORES = "GTX 16"  # in the names of those of 7.5 that have none
+WITHOUT_TENSOR_CORES = "GTX 16"  # in the names of GPUs of 7.5 without them
 
 TO_DEVICE, WITHIN_DEVICE = "to the device", "within the device"
 # What the host does in a gap of the GPU, by the columns of `traces.idle`.
 _DOING = {"launching": "calls of the runtime", "operators": "operators on the CPU", "other": "Python"}
-# What reads from the GPU, by the operator around it: how it looks in Python, and how to do without.
+# Operators around a read from the GPU: how the read looks in Python, and how to avoid it.
 _READS = {
     "item|_local_scalar|is_nonzero|equal": (
         ".item(), float(loss), print(loss), if loss > …",
@@ -51,14 +51,14 @@ _READS = {
     ),
     "^$": ("torch.cuda.synchronize() or an event's", "# remove torch.cuda.synchronize() from the loop"),
     "": (
-        "its result's size depends on the values, or a value is needed on the host",
-        "torch.where(mask, x, 0)  # in the place of x[mask]: keeps the size",
+        "the size of its result depends on the values, or the host needs a value",
+        "torch.where(mask, x, 0)  # instead of x[mask]: keeps the size",
     ),
 }
 
 
 def read(profile: Profile) -> SimpleNamespace:
-    """Return what a trace says of host and accelerator; shares are of the steps' time."""
+    """Return what a trace says about host and accelerator; shares are shares of the steps' time."""
     spans = profile.trace.spans
     operators = sum(int(span.events["operator"].sum()) for span in spans)
     frames = sum(span.counts["python_function"] for span in spans)
@@ -71,7 +71,7 @@ def read(profile: Profile) -> SimpleNamespace:
         "steps": profile.steps,
         "host": profile.host,
         "idle": profile.avoidable_idle,
-        "operators": operators,  # that the profiler wrote down, as the frames of Python
+        "operators": operators,  # recorded by the profiler, like the frames of Python
         "frames": frames,
         "settings": ", ".join(sorted(settings)) or "no options",
         "recording": recording,  # share
@@ -84,7 +84,7 @@ def read(profile: Profile) -> SimpleNamespace:
 
 
 def _communication(profile: Profile) -> float:
-    """Return the share in which the step exchanges data with other processes, and computes nothing."""
+    """Return the share of time in which the step exchanges data with other processes, and computes nothing."""
     share = float(profile.shares["Communication"])
     if share < WORTH or profile.on_device:
         return share
@@ -93,7 +93,7 @@ def _communication(profile: Profile) -> float:
 
 
 def _waits(profile: Profile) -> dict[str, object]:
-    """Return what the host waits for those calls that are made in every step: not of a checkpoint, or at the end."""
+    """Return how long the host waits in calls of every step: not in those for a checkpoint, or at the end."""
     waits = traces.waits(profile.trace)
     waits = waits.assign(length=(waits["end"] - waits["start"]).astype(float), operator=waits["operator"].fillna(""))
     groups = waits.fillna({"copy": "none"}).groupby(["call", "operator", "copy"])["step"]
@@ -105,7 +105,7 @@ def _waits(profile: Profile) -> dict[str, object]:
     return {
         "waiting": float(waits["length"].sum() / profile.total),  # share, as the next two
         "blocked": min(float(waits.loc[copied, "length"].sum() / profile.total), profile.avoidable_idle),
-        "synchronizing": float(lengths.sum() / profile.total),  # but for copies to the GPU
+        "synchronizing": float(lengths.sum() / profile.total),  # without copies to the GPU
         "synchronized": waits.loc[~copied, "step"].nunique(),  # steps
         "operator": printable(operator) or "a call of its own",  # in which the host waits most
         "looks": looks,
@@ -124,7 +124,7 @@ def _copies(profile: Profile) -> dict[str, object]:
 
 
 def _gaps(profile: Profile, waiting: float, recording: float) -> dict[str, object]:
-    """Return what the GPU waits for the host in its gaps, as far as neither waits nor the profiler explain it."""
+    """Return how long the GPU waits for the host in gaps that neither waits nor the profiler explain."""
     gaps = traces.idle(profile.trace)
     length, busy = gaps["end"] - gaps["start"], gaps[["waiting", *_DOING]].sum(axis="columns")
     short, long = (length > OWN_GAP) & (length <= LAUNCH_GAP), length > LAUNCH_GAP
@@ -140,13 +140,13 @@ def _gaps(profile: Profile, waiting: float, recording: float) -> dict[str, objec
         "launching": of_busy * float(busy[short].sum()),  # share of gaps in which the GPU waits for a launch
         "gaps": short.sum() / profile.steps,
         "gap_us": length[short].median(),
-        "long_gaps": of_busy * float(busy[long].sum()),  # share of those in which the host does something else
+        "long_gaps": of_busy * float(busy[long].sum()),  # share of gaps in which the host does other work
         "doing": doing,
     }
 
 
 def _kernels(profile: Profile) -> dict[str, object]:
-    """Return what is known of the kernels."""
+    """Return what the trace shows of the kernels."""
     share, number = float(profile.shares["Kernel"]), sum(span.kernels.height for span in profile.trace.spans)
 
     def of(chosen: Callable) -> float:
@@ -157,8 +157,8 @@ def _kernels(profile: Profile) -> dict[str, object]:
         "kernels": share,
         "launches": number / profile.steps,
         "kernel_us": share * profile.total / max(number, 1),
-        "fill": traces.fill(profile.trace),  # part of the multiprocessors that have work while kernels run
-        "float32": of(traces.multiplies_float32),  # share, as the next one
+        "fill": traces.fill(profile.trace),  # share of the multiprocessors that have work while kernels run
+        "float32": of(traces.multiplies_float32),  # share of the time, as the next one
         "layouts": of(traces.converts_layout),
         "precision": precision,
         "ratio": ratio,
@@ -166,12 +166,12 @@ def _kernels(profile: Profile) -> dict[str, object]:
 
 
 def _tensor_cores(profile: Profile) -> tuple[str, int]:
-    """Return what the Tensor Cores of the GPU multiply, and how many times as fast as float32; "" and 1 if unknown."""
+    """Return the type that the GPU's Tensor Cores multiply, and how much faster than float32; "" and 1 if unknown."""
     spans = profile.trace.spans
     used = {int(device) for span in spans for device in span.kernels["device"] if device >= 0}
     for device in (device for span in spans for device in span.devices if device.get("id") in used):
         numbers = device.get("computeMajor"), device.get("computeMinor"), device.get("warpSize", 32)
-        if all(isinstance(number, int) for number in numbers) and numbers[2] == 32:  # AMD's count otherwise
+        if all(isinstance(number, int) for number in numbers) and numbers[2] == 32:  # AMD's numbers mean other things
             known = WITHOUT_TENSOR_CORES not in str(device.get("name"))
             return next((cores for least, cores in TENSOR_CORES.items() if known and numbers[:2] >= least), ("", 1))
     return "", 1
@@ -189,8 +189,8 @@ def _copying(name: str, more: str, topic: str, change: str) -> Rule:
     return Rule(
         name, "copies", topic,
         lambda device: device.copying + device.blocked if _kind_of_copies(device) == name else None,
-        "Copies to the GPU take {copying:%} of the time while no kernel runs, and the host waits for them so that the "
-        f"GPU idles up to {{blocked:%}} of it{more}.",
+        "For {copying:%} of the time copies to the GPU run and no kernel does. The host waits for copies, so that the "
+        f"GPU idles for up to {{blocked:%}} of the time{more}.",
         change,
     )  # fmt: skip
 
@@ -199,27 +199,27 @@ RULES = (
     Rule(
         "the profiler itself in the way", UNKNOWN, "profiler overhead",
         lambda device: device.recording,
-        "Writing down {operators:operator} and {frames:Python frame} (with {settings}) took about {recording:%} of the "
-        "time: what the host seems to need is partly the profiler's.",
+        "Recording {operators:operator} and {frames:Python frame} (with {settings}) took about {recording:%} of the "
+        "time: part of the host's time is the profiler's.",
         "profile(activities=…, schedule=schedule(wait=5, warmup=1, active=8))  # no stacks, shapes or memory",
         least=PROFILER,
     ),
     Rule(
         "exposed communication", "communication", "overlapping communication with computation",
         lambda device: device.communication,
-        "In {communication:%} of the time the step exchanges data with other processes, and computes nothing "
-        "meanwhile. It may wait for a slower one: the diagnosis of all ranks together says whether it does.",
-        "DDP(model, bucket_cap_mb=…)  # buckets that travel during backward\n"
-        "with model.no_sync(): loss_of(model(images)).backward()  # but every n-th step; or a larger batch",
+        "For {communication:%} of the time the step exchanges data with other processes, and computes nothing "
+        "meanwhile. It may wait for a slower process: the diagnosis of all ranks together says whether it does.",
+        "DDP(model, bucket_cap_mb=…)  # buckets that are sent during backward\n"
+        "with model.no_sync(): loss_of(model(images)).backward()  # except every n-th step; or a larger batch",
     ),
 )  # fmt: skip
-# A host that waits cannot prepare: afterwards the GPU idles. Both the waiting and the idling bound the gain.
+# A waiting host cannot launch ahead, so the GPU idles afterwards. Both the wait and the idle time bound the gain.
 RULES_OF_A_GPU = (
     Rule(
         "a synchronization in every step", "synchronization", "fewer synchronizations",
         lambda device: min(device.synchronizing, device.idle),
         "In {synchronized} of {steps} steps the host waits for the GPU, {synchronizing:%} of the time, mostly in "
-        "{operator} ({looks}); in {host:%} of the time the GPU waits for the host.",
+        "{operator} ({looks}). For {host:%} of the time the GPU waits for the host.",
         "{instead}",
     ),
     _copying(
@@ -237,46 +237,46 @@ RULES_OF_A_GPU = (
     Rule(
         "copies within the GPU", "copies", "fewer copies",
         lambda device: device.within,
-        "They take {within:%} of the time, no kernel runs then.",
+        "They take {within:%} of the time while no kernel runs.",
         "# look for .contiguous(), .clone(), torch.cat\nDDP(…, gradient_as_bucket_view=True)",
     ),
     Rule(
         "launch-bound steps", "launches", "fewer launches",
         lambda device: device.launching,
         "{gaps:,.0f} times a step the GPU waits for its next kernel, {gap_us:.0f} µs in the median, {launching:%} of "
-        "the time; a step has {launches:,.0f} kernels of {kernel_us:.0f} µs on average.",
+        "the time. A step has {launches:,.0f} kernels of {kernel_us:.0f} µs on average.",
         'model = torch.compile(model, mode="reduce-overhead")\nSGD(…, fused=True)',
     ),
     Rule(
         "the host does something else", "launches", "less work between launches",
         lambda device: device.long_gaps,
-        f"In gaps of more than {LAUNCH_GAP:.0f} µs the GPU waits {{long_gaps:%}} of the time for the host, mostly for "
+        f"In gaps of more than {LAUNCH_GAP:.0f} µs the GPU waits for the host, {{long_gaps:%}} of the time, mostly for "
         "{doing}.",
         "# move it out of the loop, or do it every n-th step",
     ),
     Rule(
         "float32 without Tensor Cores", "compute", "mixed precision",
         lambda device: device.float32 * (1 - 1 / device.ratio),
-        "Products and convolutions in float32 take {float32:%} of the time; this GPU has Tensor Cores, which multiply "
-        "{precision} at most {ratio} times as fast.",
+        "Matrix products and convolutions in float32 take {float32:%} of the time. The Tensor Cores of this GPU "
+        "multiply {precision} at most {ratio} times as fast.",
         'with torch.autocast("cuda", torch.{precision}): …  # float16 also needs torch.amp.GradScaler()',
     ),
     Rule(
         "layout conversions", "compute", "channels-last memory format",
         lambda device: device.layouts,
-        "Kernels that turn NCHW into NHWC, or back, take {layouts:%} of the time.",
+        "Kernels that convert NCHW to NHWC, or back, take {layouts:%} of the time.",
         "model.to(memory_format=torch.channels_last)\nimages.to(memory_format=torch.channels_last)",
     ),
     Rule(
         "a batch too small to fill the GPU", "compute", "larger batches",
         lambda device: device.kernels * (1 - device.fill) if device.fill < LEAST_FILL else None,
-        "While kernels run, {kernels:%} of the time, on average {fill:%} of the multiprocessors have work. Counted for "
-        "each image; the step itself does not become shorter.",
+        "While kernels run, {kernels:%} of the time, on average {fill:%} of the multiprocessors have work. The gain is "
+        "per image; the step itself does not become shorter.",
         "DataLoader(…, batch_size=…)  # double it until the memory is full, and adapt the learning rate",
     ),
 )  # fmt: skip
 
 
 def findings(profile: Profile) -> Iterator[Finding]:
-    """Yield what costs time, loading left out."""
+    """Yield what costs time, without loading."""
     return result.findings((*RULES, *RULES_OF_A_GPU) if profile.on_device else RULES, read(profile))

@@ -1,4 +1,4 @@
-"""Loads some items in this process, and sees how long one takes and where: what no trace of the main process shows."""
+"""Loads some items in this process, to see how long one takes and where: no trace of the main process shows it."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from stepscope.diagnosis import stacks
 from stepscope.diagnosis.loading import ANY, IRREGULAR, REST, WAITING, Irregular, Items
 
 SECONDS = 1.0  # of loading with the stopwatch; then as many items again with cProfile, twice if they wait
-STARTED = 0.01  # of the time of items: what programs work that the dataset starts, if they work
-WAITS = 0.1  # of the time of an item, from which on it is asked what waits
-LONGER = 3  # times as long, to see more of items of which some take long
-SAMPLE = 0.002  # seconds from one look at the line that runs to the next
+STARTED = 0.01  # of the items' time: with this much CPU time in programs that the dataset starts, they count as working
+WAITS = 0.1  # of the time of an item: from this share of waiting on, the waiting parts are measured
+LONGER = 3  # times as long, to see more items if some take long
+SAMPLE = 0.002  # seconds between samples
 LEAST_ITEMS = 2
 THIRDS = 3
-GROUP_SECONDS = 0.1  # of items at a time: collating one alone would count for more than it does in a batch
-# An item is slow that takes so many times as long as most, and longer than most batches; the share of the time that
-# slow ones must take, and the share of the items that they may be.
+GROUP_SECONDS = 0.1  # of items at a time: collating a single item costs more per item than collating a batch
+# An item is slow if it takes so many times as long as most, and longer than most batches; the smallest share of the
+# time that slow items take, and the largest share of the items that they are.
 SLOW, SLOW_TIME, SLOW_ITEMS = 10, 0.1, 0.1
 
-# What a function does, by its file and name, or by its name alone if it is no Python: the first that matches. What
-# matches none of them counts to the functions that call it. Collected by running cProfile on Pillow, torchvision,
-# NumPy, h5py, LMDB and zipfile; the names of OpenCV, audio and augmentation libraries are from their documentation.
+# What a function does, by its file and name, or by its name alone if it is not Python: the first match counts. A
+# function without a match counts to its callers. Collected by running cProfile on Pillow, torchvision, NumPy, h5py,
+# LMDB and zipfile; the names of OpenCV, audio and augmentation libraries are from their documentation.
 PARTS = {
     "opening": r"(io|posix|nt|builtins)\.open\b|posix\.(stat|lstat)|method '__exit__' of '_io|h5py/_hl/files|lmdb\.open"
     r"|zipfile\.py:(open|__init__)|tarfile\.py:(open|next)",
@@ -54,16 +54,14 @@ PARTS = {
     "transforming": r"transforms/|albumentations|kornia|imgaug",
 }
 
-OPENS = (
-    r"(io|builtins)\.open\b|h5py/_hl/files\.py:__init__|lmdb\.open"  # opens a file, also one that is none of Python's
-)
+OPENS = r"(io|builtins)\.open\b|h5py/_hl/files\.py:__init__|lmdb\.open"  # opens a file, also outside of Python
 
 
 def load(loader: DataLoader, longer: bool = False) -> Items:
     """Load items of a loader's dataset here, as a worker would: with one thread, and in the loader's order.
 
-    The dataset is copied first, not deeply: what it opens is not left open in the reader's own. `longer` loads more of
-    them, since some are known to take long. Whatever the dataset raises is raised.
+    Items come from a shallow copy of the dataset, so that the user's dataset keeps no files open. `longer` loads more
+    items, for datasets in which some take long. Errors of the dataset are raised.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
@@ -74,7 +72,7 @@ def load(loader: DataLoader, longer: bool = False) -> Items:
 
 
 def _measured(source: _Source, seconds: float) -> Items:
-    alone = min(_seconds(source.take, 1) for _ in range(2))  # the first one imports, and opens files, once
+    alone = min(_seconds(source.take, 1) for _ in range(2))  # the first item imports, and opens files, once
     group, count = max(1, min(source.batch, int(GROUP_SECONDS / alone))), 0
     source.taken, source.collated = [], []
     with stacks.Sampler(SAMPLE, _Source.take.__code__) as sampler:
@@ -87,14 +85,14 @@ def _measured(source: _Source, seconds: float) -> Items:
     first, collated, source.taken = [_Taken(*each) for each in source.taken], source.collated, None
     _, elapsed, worked, started, queued = map(operator.sub, marks[-1], marks[0])
     taken = _again(source, first)
-    # The machine may have stood still once, or because others had the cores: then not always in the items
+    # The machine may have stalled once, or because others had the cores: then not always in the items
     spent = min(_total(first) + sum(collated), elapsed - queued, _total(taken) + sum(without_hiccup(collated)))
     worked = spent if started >= STARTED * spent else min(max(worked - sampler.worked, 0.0), spent)
     slow = [] if source.together else _slow(taken, source.batch)
     spent -= min(sampler.held, spent - worked)
     spent = min(spent, worked + _recurring(marks, sampler.worked, slow))
     ms, cpu_ms = spent / count * 1e3, worked / count * 1e3
-    held = queued if source.stream else 0.0  # perhaps all in its slow items; of other slow ones, it is left out
+    held = queued if source.stream else 0.0  # perhaps all in a stream's slow items; elsewhere they exclude it
     irregular = _irregular(taken, slow, held, spent, 1 - cpu_ms / ms)
     slow = slow if irregular.count else []
     before = _bytes_read()
@@ -116,9 +114,9 @@ def _measured(source: _Source, seconds: float) -> Items:
 
 
 def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[dict[str, float], float, int, str]:
-    """Load `count` items or a few more with cProfile; return seconds of each part and files opened, both for an item,
-    all files opened, and what function takes most by itself. The seconds are the median of thirds: the machine may
-    stand still once.
+    """Load `count` items or a few more with cProfile; return the seconds of each part and the files opened per item,
+    all files opened, and the function that takes most by itself. The seconds are the median of thirds, in case the
+    machine stalls once.
     """
     thirds, loaded, opened = [], 0, 0
     for _ in range(THIRDS):
@@ -133,10 +131,10 @@ def _profiled(source: _Source, group: int, count: int, *timer: object) -> tuple[
 
 
 def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
-    """Load the slowest items once more, and return all with the shorter time of both: the machine may have stood still.
+    """Load the slowest items once more, and return all with the shorter time of both: the machine may have stalled.
 
-    What of the second time others had the cores is left out. A stream gives no item twice: a single slow item of it
-    counts as a usual one.
+    The second time excludes time in which others had the cores. A stream gives no item twice: its only slow item counts
+    as a usual one.
     """
     usual = statistics.median(each.seconds for each in taken)
     least = min(SLOW * usual, usual + SLOW_TIME * _total(taken))
@@ -144,7 +142,7 @@ def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
     if source.stream and len(slow) > 1:
         return taken
     slow.sort(key=lambda number: -taken[number].seconds)
-    slow = set(slow[: max(1, int(SLOW_ITEMS * len(taken)))])  # where more are slow, to load all again takes too long
+    slow = set(slow[: max(1, int(SLOW_ITEMS * len(taken)))])  # loading more of them again takes too long
 
     def settled(each: _Taken) -> _Taken:
         if source.stream:
@@ -158,14 +156,14 @@ def _again(source: _Source, taken: list[_Taken]) -> list[_Taken]:
 
 
 def _slow(taken: list[_Taken], batch: int) -> list[_Taken]:
-    """Return the items that take far longer than most, and longer than most batches; none if they are many."""
+    """Return the items that take far longer than most items, and longer than most batches; none if there are many."""
     usual = statistics.median(each.seconds for each in taken)
     slow = [each for each in taken if each.seconds > max(SLOW, batch) * usual]
     return slow if len(slow) <= SLOW_ITEMS * len(taken) else []
 
 
 def _irregular(taken: list[_Taken], slow: list[_Taken], held: float, spent: float, waiting: float) -> Irregular:
-    """Return what is known of slow items, if they take enough of the time spent; others had the cores while `held`."""
+    """Return the facts about slow items, if they take enough of `spent`; others had the cores for `held` seconds."""
     usual = statistics.median(each.seconds for each in taken)
     share = min((_total(slow) - usual * len(slow) - held) / spent, 1.0)
     if not slow or share < SLOW_TIME:
@@ -175,9 +173,9 @@ def _irregular(taken: list[_Taken], slow: list[_Taken], held: float, spent: floa
 
 
 def _recurring(marks: list[_Mark], sampling: float, slow: list[_Taken]) -> float:
-    """Return the seconds that items waited: what slow ones take, and of the others as much as in the better half.
+    """Return the seconds that items waited: all the time of slow items, and for the others the rate of the better half.
 
-    In one half the machine may have stood still. A sampler worked for `sampling` seconds meanwhile.
+    In one half the machine may have stalled. A sampler worked for `sampling` seconds meanwhile.
     """
     waits = []
     for before, after in itertools.pairwise(marks):
@@ -189,8 +187,8 @@ def _recurring(marks: list[_Mark], sampling: float, slow: list[_Taken]) -> float
 
 
 def _lines(samples: list[stacks.Sample], slow: list[_Taken]) -> dict[str, str]:
-    """Return the reader's own line that takes most time, for each part of the work, for any, for waiting, and in slow
-    items. Opening counts to reading.
+    """Return the user's line that takes most time, for each part of the work (opening counts to reading), for any part,
+    for waiting, and for slow items.
     """
     weights = {}
     for each in samples:
@@ -204,7 +202,7 @@ def _lines(samples: list[stacks.Sample], slow: list[_Taken]) -> dict[str, str]:
 
 
 class _Taken(NamedTuple):
-    """An item, or batch, that was loaded: its index, or indices, and when it began and how long it took, in s."""
+    """A loaded item, or batch: its index, or indices, and when loading began and how long it took, in s."""
 
     index: object
     begin: float
@@ -212,8 +210,8 @@ class _Taken(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """A moment of loading, and until then: how many items were loaded, and, in s, what this process worked, what
-    programs worked that it had started, and for how long it was ready to work while others had the cores.
+    """A moment of loading, and until then: the number of loaded items, and, in s, the CPU time of this process, the CPU
+    time of programs that it had started, and how long it was ready to work while others had the cores.
     """
 
     count: int
@@ -244,7 +242,7 @@ class _Source:
         self.dataset, self.collate_fn = copy.copy(loader.dataset), loader.collate_fn
         self.stream, self.batched = isinstance(self.dataset, IterableDataset), loader.batch_sampler is not None
         self.together = not self.stream and self.batched and hasattr(self.dataset, "__getitems__")
-        self.taken: list[tuple] | None = None  # items, or batches, as of `_Taken`; None if they are not timed
+        self.taken: list[tuple] | None = None  # items, or batches, like `_Taken`; None if they are not timed
         self.collated: list[float] = []  # seconds of each call of `take`
         self.batch = loader.batch_size or 1
         if self.stream:
@@ -259,7 +257,7 @@ class _Source:
                 self.indices = itertools.chain.from_iterable(self.indices)
 
     def take(self, count: int) -> int:
-        """Load `count` items as a batch, or a whole one if the dataset loads only these; return how many."""
+        """Load `count` items as a batch, or a whole batch if the dataset loads only batches; return how many."""
         indices = list(itertools.islice(self.indices, 1 if self.together else count))
         items = self._timed(indices)
         begin = time.perf_counter()
@@ -269,7 +267,7 @@ class _Source:
         return len(indices[0]) if self.together else count
 
     def collate(self, batch: object) -> None:
-        """Put a batch together: by its name, what the reader's own function does counts to collating."""
+        """Collate a batch; because of this name, the time of the user's function counts to collating."""
         self.collate_fn(batch)
 
     def _timed(self, indices: Iterable) -> list:
@@ -279,7 +277,7 @@ class _Source:
         for index in indices:
             begin = time.perf_counter()
             loaded.append(self.load(index))
-            self.taken.append((index, begin, time.perf_counter() - begin))  # a _Taken takes longer than some items
+            self.taken.append((index, begin, time.perf_counter() - begin))  # a `_Taken` costs more than some items
         return loaded
 
 
@@ -300,7 +298,7 @@ def _parts(stats: dict) -> tuple[dict[str, float], int, str]:
 
 
 def _attributed(function: tuple, stats: dict, shares: dict, above: frozenset) -> dict[str, float]:
-    """Return the parts that a function's own time belongs to: its own one, or those of its callers by their time."""
+    """Return the parts that a function's own time belongs to: its part, or its callers' parts by their time."""
     if function in shares:
         return shares[function]
     callers = {caller: times[2] for caller, times in stats[function][4].items() if caller not in above | {function}}
@@ -323,12 +321,12 @@ def _text(function: tuple[str, int, str]) -> str:
 
 
 def _started() -> float:
-    """Return the CPU time of processes that this one started and that have ended, in s."""
+    """Return the CPU time of ended child processes, in s."""
     return sum(os.times()[2:4])
 
 
 def _bytes_read() -> float:
-    """Return the bytes that this process has read so far, from files or the page cache; NaN if it is unknown."""
+    """Return the bytes that this process has read so far, from files or the page cache; NaN if unknown."""
     try:
         counters = psutil.Process().io_counters()
     except (AttributeError, psutil.Error):  # macOS does not report it

@@ -1,6 +1,6 @@
-"""What the traces of all ranks of a job say together: what communication costs, and for whom the others wait.
+"""What the traces of all ranks of a job show together: the cost of communication, and the rank that others wait for.
 
-`read` returns the facts, `RULES` is the table of findings; a new finding is a row of the table.
+`read` returns the facts, `RULES` is the table of findings. A new finding is a row of the table.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from stepscope.traces.exposed_communication import NO_COMPUTATION
 if TYPE_CHECKING:
     import pandas as pd
 
-# MB of an operation: so few take 0.8 ms at 1 Gbit/s and 8 µs at 100, and mostly less than what each takes at least.
+# MB of an operation: these take 0.8 ms at 1 Gbit/s and 8 µs at 100 Gbit/s, mostly less than an operation's latency.
 # DistributedDataParallel's own buckets have 25 MiB, the first one 1 MiB, so that it begins early.
 SMALL = 0.1
 MANY = 10  # small operations in a step; a loss that is averaged over the ranks, or a counter, is one or two
-# Of the communication, the part behind computation from which on the bytes are too many, and do not come too late.
-# ResNet-50 at 1 Gbit/s overlaps none of one bucket, and half in buckets of 25 MB: those of 5 MB gain 9% of that step,
-# half of the bytes 44%.
+# Overlapped share of the communication: from here on the problem is too many bytes, below it they come too late.
+# ResNet-50 at 1 Gbit/s overlaps nothing with one bucket, and half with buckets of 25 MB: from there, buckets of 5 MB
+# gain 9% of the step, half of the bytes 44%.
 OVERLAPPED = 0.2
-BUCKETS = (25, 10, 5, 2, 1)  # MB; of which five or more should make up the gradients, so that few wait for the last one
-LISTED = 8  # ranks with a line of their own
-# What a rank does for longer than the others do; how to say it, and what to change.
+BUCKETS = (25, 10, 5, 2, 1)  # MB; five or more should hold the gradients, so that few wait for the last bucket
+LISTED = 8  # ranks with a separate line
+# What a rank does for longer than the others: the text, and what to change.
 _DOING = {
     "loading": (
         "waits for its batches",
@@ -45,13 +45,13 @@ _DOING = {
     ),
     "other": (
         "neither computes nor loads: Python, mostly",
-        "what only this rank does, such as logs and checkpoints, outside of the step or in a thread",
+        "work that only this rank does, such as logs and checkpoints, outside of the step or in a thread",
     ),
 }
 
 
 def read(ranks: Mapping[str, traces.Trace]) -> SimpleNamespace:
-    """Return the traces of all ranks in numbers, times in ms of a step; raises what `traces.communication` does."""
+    """Return the traces of all ranks in numbers, times in ms per step; raises what `traces.communication` raises."""
     table, steps = traces.communication(ranks), min(len(traces.steps(trace)) for trace in ranks.values())
     facts = SimpleNamespace(table=table, steps=steps, step_ms=float(table["step"].mean()))  # steps of each rank
     facts.unequal, facts.straggler, facts.late = (table.attrs[name] for name in ("unequal", "straggler", "late_ms"))
@@ -61,7 +61,7 @@ def read(ranks: Mapping[str, traces.Trace]) -> SimpleNamespace:
     facts.recorded = len(operations) > 0  # in the steps or outside of them
     rows = operations[operations["step"].notna()]
     groups = rows.groupby("number")
-    took = (rows["end"] - groups["start"].transform("max")).clip(lower=0)  # since the last rank had begun it
+    took = (rows["end"] - groups["start"].transform("max")).clip(lower=0)  # since the last rank began it
     facts.exchanges = groups[["operation", "bytes", "step"]].first()
     facts.exchanges["ms"] = took.groupby(rows["number"]).mean() / 1e3
     broadcasts = facts.exchanges["operation"] == "broadcast"
@@ -81,9 +81,9 @@ def read(ranks: Mapping[str, traces.Trace]) -> SimpleNamespace:
 
 
 def _transfers(job: SimpleNamespace) -> tuple[float, float, float]:
-    """Return the exposed transfer of small operations, of buffers, and of the rest.
+    """Return the exposed transfer time in ms of small operations, of buffers, and of the rest.
 
-    It is that of the rank that has least: on the others something else is in the way, too.
+    It is that of the rank with the least: on the others, it has further causes.
     """
     transfer = float(job.table["transfer"].min())
     buffers = min(float(job.buffers["ms"].sum()) / job.steps, transfer)
@@ -94,7 +94,7 @@ def _transfers(job: SimpleNamespace) -> tuple[float, float, float]:
 
 
 def _doing(ranks: Mapping[str, traces.Trace], late: str, ms: float) -> tuple[str, str]:
-    """Return what a late rank does for longer than the others, as the end of a sentence, and what to change."""
+    """Return what a late rank does for longer than the others, as the end of a sentence, and the change."""
     import pandas as pd
 
     table = pd.DataFrame.from_dict({name: _meanwhile(trace) for name, trace in ranks.items()}, orient="index")
@@ -106,7 +106,7 @@ def _doing(ranks: Mapping[str, traces.Trace], late: str, ms: float) -> tuple[str
 
 
 def _meanwhile(trace: traces.Trace) -> dict[str, float]:
-    """Return how long a rank waited for its batch, and how long operators, or kernels, computed; ms of a step."""
+    """Return how long a rank waited for its batch, and how long operators or kernels computed; in ms per step."""
     covered, steps = {"loading": 0.0, "computing": 0.0}, 0
     for span in trace.spans:
         events, table = span.events.table(), traces.steps(traces.Trace(trace.path, (span,)))
@@ -121,9 +121,9 @@ def _meanwhile(trace: traces.Trace) -> dict[str, float]:
 
 
 def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
-    """Find what the processes that trained together cost each other: communication, and waiting for a late one.
+    """Find the cost of training in several processes: communication, and waiting for a late process.
 
-    What each of them does by itself, `of_trace` says.
+    `of_trace` diagnoses each process by itself.
 
     Parameters
     ----------
@@ -133,12 +133,12 @@ def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
     Raises
     ------
     traces.TraceError
-        If there is no trace, if one cannot be read, or if two are of the same rank.
+        If there is no trace, if one cannot be read, or if two belong to the same rank.
     """
     ranks = path if isinstance(path, Mapping) else traces.ranks(path)
     if len(ranks) < 2:
         alone = (
-            "Here is the trace of one rank only. Let each rank record into the same folder: "
+            "There is the trace of one rank only. Let each rank record into the same folder: "
             'tensorboard_trace_handler(folder, worker_name=f"rank_{rank}").'
         )
         return conclude(math.nan, (), (), doubt=alone)
@@ -156,37 +156,37 @@ def doubt(job: SimpleNamespace) -> str | None:
     """Return why the traces allow no verdict, or None."""
     if not job.recorded:
         return (
-            f"The traces of {counted(len(job.table), 'rank')} hold no operation in which they exchange data. Were they "
-            "recorded inside of training, and do the processes train together?"
+            f"The traces of {counted(len(job.table), 'rank')} hold no operation that exchanges data. Were they "
+            "recorded during training, and do the processes train together?"
         )
     if job.steps < LEAST_STEPS and not job.unequal:
         return (
-            f"The traces hold {counted(job.steps, 'step')}; a rank may be late in one by chance, so a verdict takes "
+            f"The traces hold {counted(job.steps, 'step')}; a rank may be late in one by chance, so a verdict needs "
             f"{LEAST_STEPS} or more. Record them with schedule(…, active=8)."
         )
     return None
 
 
 def uneven(job: SimpleNamespace) -> str | None:
-    """Return why to find nothing does not mean that nothing is wrong, or None."""
+    """Return why something may be wrong even if nothing is found, or None."""
     exposed, waiting = job.table["exposed"], float(job.table["waiting"].max())
     more = float(exposed.max() - exposed.min())
     if max(more, waiting) < WORTH * job.step_ms:
         return None
     text = f"On average {exposed.idxmin()} is busy {milliseconds(more)} longer in a step than {exposed.idxmax()}"
     if more <= waiting:
-        text = f"In a step a rank waits up to {milliseconds(waiting)} for the others, now for this one, now for that"
-    return f"{text}: by chance, or because their batches differ. Record more steps, and see what each does on its own."
+        text = f"In a step a rank waits up to {milliseconds(waiting)} for the others, each time for another one"
+    return f"{text}: by chance, or because their batches differ. Record more steps, and diagnose each rank on its own."
 
 
 def evidence(job: SimpleNamespace) -> list[tuple[str, str]]:
-    """Return what the traces say, as names and values."""
+    """Return the evidence of the traces, as names and values."""
     table = job.table
     rows = [("ranks", f"{len(table)}, {counted(job.steps, 'step')} recorded, on average {milliseconds(job.step_ms)}")]
     for rank, row in table.sort_values("waiting").head(LISTED).sort_index(key=table.index.get_indexer).iterrows():
         rows.append((str(rank), _parts(row)))
     if len(table) > LISTED:
-        rows.append(("all ranks", f"{_parts(table.mean())}; above are the {LISTED} that wait least"))
+        rows.append(("all ranks", f"{_parts(table.mean())}; above are the {LISTED} ranks that wait least"))
     sizes = "" if math.isnan(table["megabytes"].mean()) else f", {table['megabytes'].mean():.3g} MB"
     kinds = ", ".join(job.exchanges["operation"].value_counts().index)
     exchanged = f"{_operations(table['collectives'].mean())}{sizes} a step{f': {kinds}' if kinds else ''}"
@@ -194,7 +194,7 @@ def evidence(job: SimpleNamespace) -> list[tuple[str, str]]:
 
 
 def _parts(row: pd.Series) -> str:
-    """Say what a rank does in a step."""
+    """Return the communication of a rank in a step as text."""
     exposed, waiting, overlapped = (
         milliseconds(row[name]) if row[name] >= 0.05 else "0 ms" for name in ("exposed", "waiting", "overlapped")
     )
@@ -210,7 +210,7 @@ def _buffers(job: SimpleNamespace) -> str:
     sizes = f" of {steps['sum']:,.0f} bytes" if steps["sum"] else ""
     return (
         f"In every step the ranks wait for {counted(round(steps['size']), 'broadcast')}{sizes} from one of them, "
-        f"{milliseconds(job.broadcasting)} beside the waiting for a late one: as DistributedDataParallel sends a "
+        f"{milliseconds(job.broadcasting)} in addition to waiting for a late rank. DistributedDataParallel sends a "
         "model's buffers before each forward, whether they have changed or not."
     )
 
@@ -219,13 +219,13 @@ def _small(job: SimpleNamespace) -> str:
     small = job.small
     return (
         f"In a step {len(small) / job.steps:,.0f} of the operations have less than {SMALL:g} MB, "
-        f"{small['bytes'].median() / 1e3:,.3g} kB in the median (mostly {small['operation'].mode()[0]}). What they "
-        f"take, {milliseconds(job.latency)} of it exposed, is latency, and one large operation has it once."
+        f"{small['bytes'].median() / 1e3:,.3g} kB in the median (mostly {small['operation'].mode()[0]}). Their time, "
+        f"{milliseconds(job.latency)} of it exposed, is latency, which one large operation has only once."
     )
 
 
 def _bucket(job: SimpleNamespace) -> int:
-    """Return the largest size of buckets in MB of which five or more make up the gradients of a step."""
+    """Return the largest bucket size in MB with which the gradients of a step fill five or more buckets."""
     total = job.gradients["bytes"].sum() / job.steps / 1e6
     return next((size for size in BUCKETS if size <= total / 5), BUCKETS[-1])
 
@@ -235,12 +235,12 @@ def _exposed(job: SimpleNamespace) -> str:
     sizes = "" if math.isnan(largest) else f", the largest of {largest:,.3g} MB"
     more = {
         "sharded": "",
-        "late": " It begins too late: after backward by hand, or in buckets that are too large.",
-        "overlapped": " It overlaps already, so only less of it helps.",
+        "late": " It begins too late: by hand after backward, or in buckets that are too large.",
+        "overlapped": " It overlaps already, so only less communication helps.",
     }
     return (
-        f"In {percent(job.transfer / job.step_ms)} of a step the ranks transfer data and compute nothing "
-        f"meanwhile; {percent(job.behind)} of the communication is behind computation "
+        f"For {percent(job.transfer / job.step_ms)} of a step the ranks transfer data and compute nothing "
+        f"meanwhile; {percent(job.behind)} of the communication overlaps with computation "
         f"({_operations(len(job.gradients) / job.steps)} a step{sizes}).{more[job.kind]}"
     )
 
@@ -250,11 +250,11 @@ RULES = (
         "unequal numbers of operations", "communication", "uneven inputs",
         lambda job: math.inf if job.unequal else None,
         lambda job: (
-            f"{' '.join(job.unequal)} An operation waits for all ranks: this job hangs, or adds up what "
-            "does not belong together. Most often one rank has more batches than another."
+            f"{' '.join(job.unequal)} An operation waits for all ranks: this job hangs, or adds up values that "
+            "do not belong together. Most often one rank has more batches than another."
         ),
         "DistributedSampler(dataset, drop_last=True)  # shards and files: as many batches for each rank\n"
-        "with Join([model]): …  # or let those that have ended answer the others",
+        "with Join([model]): …  # or let ranks that have ended answer the others",
     ),
     Rule(
         "a straggler", "communication", "stragglers",
@@ -266,7 +266,7 @@ RULES = (
     Rule(
         "buffers broadcast in every forward", "communication", "buffers of a distributed model",
         lambda job: job.broadcasting / job.step_ms if len(job.buffers) else None, _buffers,
-        "DDP(model, broadcast_buffers=False)  # if nothing changes them, or if it is rank 0's that you save",
+        "DDP(model, broadcast_buffers=False)  # if nothing changes them, or if you save those of rank 0",
         least=0.0,
     ),
     Rule(
@@ -275,7 +275,7 @@ RULES = (
         lambda job: (
             "DDP(model, bucket_cap_mb=25)  # not one all_reduce for each weight"
             if job.small["operation"].mode()[0] == "all_reduce"
-            else "# gather what belongs together into one tensor; SyncBatchNorm: BatchNorm, if batches are large enough"
+            else "# combine small tensors into one; SyncBatchNorm: use BatchNorm, if batches are large enough"
         ),
     ),
     *(
@@ -292,16 +292,16 @@ RULES = (
             (
                 "late", "overlapping communication with computation",
                 lambda job: (
-                    f"DDP(model, bucket_cap_mb={_bucket(job)})  # sends a bucket when its gradients are there, during "
+                    f"DDP(model, bucket_cap_mb={_bucket(job)})  # sends a bucket when its gradients are ready, during "
                     "backward"
                 ),
             ),
             (
                 "overlapped", "less communication",
                 "model.register_comm_hook(None, default_hooks.bf16_compress_hook)  # half of the bytes\n"
-                "with model.no_sync(): loss_of(model(images)).backward()  # but every n-th step; or a larger batch\n"
-                "DDP(…, gradient_as_bucket_view=True, bucket_cap_mb=…)  # saves copies; each bucket has its latency, "
-                "and the last one nothing to hide behind",
+                "with model.no_sync(): loss_of(model(images)).backward()  # except every n-th step; or a larger batch\n"
+                "DDP(…, gradient_as_bucket_view=True, bucket_cap_mb=…)  # saves copies; each bucket has a latency, "
+                "and the last bucket overlaps with nothing",
             ),
         )
     ),

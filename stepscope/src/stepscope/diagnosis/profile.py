@@ -1,4 +1,4 @@
-"""What a recorded profile says of a training loop as a whole: where its time goes, and whether that is enough."""
+"""What a recorded profile shows of a whole training loop: where its time goes, and whether it allows a verdict."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stepscope.traces.events import CLASSIFIERS
 if TYPE_CHECKING:
     import pandas as pd
 
-# With n workers every n-th step waits, so fewer steps may show the one that waits, or all but that.
+# With n workers every n-th step waits, so fewer steps may show only the waiting step, or only the others.
 LEAST_STEPS = 3
-# Times as long as most a single step must take, loading left out, so that the machine seems to have stood still.
+# Times the median: if a single step takes longer, without loading, the machine probably stalled.
 STALL = 3
 # Of a step without operators and without loading, on a machine without an accelerator: too much to judge the rest.
 UNEXPLAINED = 1 / 3
-_OF_A_GPU = "cudnn_(?!is_acceptable)|miopen_|_cuda"  # operators; the one left out is asked on the CPU, too
+_OF_A_GPU = "cudnn_(?!is_acceptable)|miopen_|_cuda"  # operators; the excluded one is called on the CPU, too
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Profile:
     trace: traces.Trace
     steps: int  # recorded
     step_ms: float  # mean
-    shares: pd.Series  # of the steps' time, of each category of `traces.breakdown`
+    shares: pd.Series  # of the steps' time, for each category of `traces.breakdown`
     devices: int  # accelerators that ran kernels
     in_process: bool  # whether the loop itself made the batches, without workers
-    stall_ms: float = 0.0  # of the one step that took far longer than the others, and counts as their mean
-    timed: tuple[tuple[float, float], ...] = ()  # of each step the time for loading, and all of it, in ms
+    stall_ms: float = 0.0  # duration of the one step that took far longer than the others, and counts as their mean
+    timed: tuple[tuple[float, float], ...] = ()  # for each step its loading time and its whole duration, in ms
 
     @property
     def on_device(self) -> bool:
@@ -55,20 +55,20 @@ class Profile:
 
     @property
     def host(self) -> float:
-        """Share of the time in which the accelerator had nothing to do and the host did something else than loading."""
+        """Share of the time in which the accelerator had nothing to do and the host did other work than loading."""
         return float(self.shares[["Runtime", "CPU Exec", "Other"]].sum())
 
     @property
     def avoidable_idle(self) -> float:
         """Share of the time in which the accelerator would not idle if the host were ahead of it.
 
-        All that the host does counts, and loading, unless it is the workers who set the pace.
+        All work of the host counts, and loading counts unless the workers limit the speed.
         """
         return self.host + (self.loading if self.in_process or self.loading < WORTH else 0.0)
 
 
 def read(trace: traces.Trace) -> Profile:
-    """Return a trace in numbers; raises NoSteps and SeveralRecordings as `traces.breakdown` does."""
+    """Return a trace in numbers; raises NoSteps and SeveralRecordings like `traces.breakdown`."""
     table = traces.breakdown(trace)
     work = table.sum(axis="columns") - table["DataLoader"]  # with n workers every n-th step waits
     timed = zip(table["DataLoader"] / 1e3, table.sum(axis="columns") / 1e3, strict=True)
@@ -98,9 +98,9 @@ def _names(trace: traces.Trace, chosen) -> set[str]:
 
 
 def evidence(profile: Profile) -> list[tuple[str, str]]:
-    """Return what a profile says, as names and values."""
+    """Return the evidence of a profile, as names and values."""
     parts = [f"{traces.PLAIN_NAMES[name]} {percent(share)}" for name, share in profile.shares.items() if share >= 5e-4]
-    stall = f"; one of {milliseconds(profile.stall_ms)} counts as the others do" if profile.stall_ms else ""
+    stall = f"; one of {milliseconds(profile.stall_ms)} counts as the others' mean" if profile.stall_ms else ""
     rows = [
         ("steps", f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}{stall}"),
         ("in a step", ", ".join(parts)),
@@ -121,14 +121,14 @@ def doubt(profile: Profile) -> str | None:
     if profile.steps < LEAST_STEPS:
         return (
             f"The trace holds {counted(profile.steps, 'step')}; with n workers every n-th step waits, so a verdict "
-            f"takes {LEAST_STEPS} or more. Record it with schedule(…, active=8)."
+            f"needs {LEAST_STEPS} or more. Record it with schedule(…, active=8)."
         )
     if profile.on_device:
         return None
     categories = {category for span in profile.trace.spans for category in span.counts}
     unknown = sorted(name for name in categories if name.endswith(("_runtime", "_driver")) and name not in CLASSIFIERS)
     if unknown:
-        return f"The trace is of an accelerator whose events are unknown here: {', '.join(unknown)}."
+        return f"The trace has events of an accelerator that stepscope does not know: {', '.join(unknown)}."
     operators = _names(profile.trace, lambda events: events["operator"])
     if any(span.kernels.height for span in profile.trace.spans) or any(
         re.search(_OF_A_GPU, name) for name in operators
@@ -141,10 +141,10 @@ def doubt(profile: Profile) -> str | None:
 
 
 def unexplained(profile: Profile) -> str | None:
-    """Return why to find nothing does not mean that nothing is wrong, or None."""
+    """Return why something may be wrong even if nothing is found, or None."""
     if profile.on_device or profile.shares["Other"] < UNEXPLAINED:
         return None
     return (
-        f"In {percent(profile.shares['Other'])} of the time the trace shows neither operators nor loading: Python, "
+        f"For {percent(profile.shares['Other'])} of the time the trace shows neither operators nor loading: Python, "
         "other libraries, or an accelerator that PyTorch's profiler does not see. Look there with py-spy or cProfile."
     )

@@ -1,4 +1,4 @@
-"""What a diagnosis says: verdict, evidence, and what to change, as text and as HTML."""
+"""The result of a diagnosis: verdict, evidence, and what to change, as text and as HTML."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from stepscope.base.wording import counted, digits, milliseconds, percent, printable
 
-WIDTH = 98  # of a line, in characters: two more may stand before it, and a terminal has 100
-# Share of a step. TensorBoard's profiler tab advises from the same share on; two traces of one loop differ by 2%.
+WIDTH = 98  # characters in a line: two more may stand before it, and a terminal has 100
+# Share of a step. TensorBoard's profiler tab uses the same threshold; two traces of one loop differ by 2%.
 WORTH = 0.05
-ABOUT = 0.75  # of the largest gain, that counts as about as much: then what can be pointed at comes first
+ABOUT = 0.75  # a gain of at least this part of the largest counts as equal: then findings with a line come first
 
 NOTHING, UNKNOWN = "nothing wrong", "unknown"
 VERDICTS = {
@@ -26,7 +26,7 @@ VERDICTS = {
     "compute": "the operators, on a GPU its kernels, take the time, and could take less",
     "synchronization": "the host waits for the GPU in every step, and then the GPU for the host",
     "communication": "the step waits for the other processes",
-    "host": "in the steps or between them other things are done than to train, or very many small operators called",
+    "host": "the host does other work than training, in or between the steps, or calls very many small operators",
     "settings": "the step is slower than it would be with another setting, or with a larger batch",
     NOTHING: "no change that is known here would gain 5% of a step",
     UNKNOWN: "the evidence does not suffice",
@@ -42,18 +42,18 @@ class Finding:
     name : str
         What it is, in a few words.
     verdict : str
-        The verdict if this is the finding that can gain most, one of `VERDICTS`.
+        The verdict if this finding has the largest gain; one of `VERDICTS`.
     gain : float
         The most that fixing it can gain, as a share of the step (Amdahl: at most the time that it takes); infinite if
-        the job hangs as it is.
+        the job hangs.
     evidence : str
         What was measured, in sentences.
     change : str
-        The line of code to change, as it should be.
+        The line of code to change, in its new form.
     topic : str
         What to read about, in the words of the field, such as ``"mixed precision"``.
     line : str
-        The line of the reader's own that it is about; "" where none is known. It is in the evidence, too.
+        The line of the user's code that causes it, also part of the evidence; "" if none is known.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Finding:
     line: str = ""
 
     def bound(self, step_ms: float) -> str:
-        """Say how much can be gained of a step of `step_ms` milliseconds."""
+        """Return as text how much of a step of `step_ms` milliseconds can be saved."""
         if self.gain < WORTH:
             return f"less than {percent(WORTH)} of a step"
         if math.isinf(self.gain):
@@ -77,24 +77,24 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """A row of a table of findings: the attributes of a `Finding`, computed from the facts that the table is about.
+    """A row of a table of findings: the attributes of a `Finding`, computed from facts.
 
-    In a text stand names of the facts' attributes, with their units: ``"{wait:ms}"``, ``"{share:%}"``, and
-    ``"{cores:core}"`` for a number of cores. A text may be a function of the facts, too.
+    A text names attributes of the facts, with their units: ``"{wait:ms}"``, ``"{share:%}"``, and ``"{cores:core}"`` for
+    a number of cores. A text may also be a function of the facts.
     """
 
     name: str
     verdict: str
     topic: str
-    gain: Callable[[Any], float | None]  # None where it is no fault
+    gain: Callable[[Any], float | None]  # None if the rule does not apply
     evidence: str | Callable[[Any], str]
     change: str | Callable[[Any], str]
-    least: float = WORTH  # gain of a finding
+    least: float = WORTH  # smallest gain that makes a finding
     line: Callable[[Any], str] = lambda facts: ""
 
 
 class _Text(string.Formatter):
-    """Puts attributes of an object into a text."""
+    """Fills a text with attributes of an object."""
 
     def get_value(self, name: int | str, arguments: Sequence[object], more: Mapping[str, object]) -> object:
         return getattr(arguments[0], str(name))
@@ -107,7 +107,7 @@ class _Text(string.Formatter):
 
 
 def findings(rules: Iterable[Rule], facts: object) -> Iterator[Finding]:
-    """Yield the findings of those rules that hold for these facts."""
+    """Yield the findings of the rules that apply to these facts."""
 
     def filled(text: str | Callable[[Any], str]) -> str:
         return _Text().format(text, facts) if isinstance(text, str) else text(facts)
@@ -121,7 +121,7 @@ def findings(rules: Iterable[Rule], facts: object) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found. Printed, it is text for a terminal; in a notebook it shows as a table.
+    """What `diagnose` found: printed, text for a terminal; in a notebook, a table.
 
     Attributes
     ----------
@@ -134,17 +134,17 @@ class Diagnosis:
     evidence : tuple of (str, str)
         What was measured: name and value.
     findings : tuple of Finding
-        What to change, the largest possible gain first; before it those that gain about as much and name the reader's
-        line. Several gains do not add up.
+        What to change, the largest possible gain first, except that findings with a line precede it if they gain about
+        as much. Several gains do not add up.
     unknown : tuple of str
-        What could not be looked at, and how to get it.
+        What could not be examined, and how to examine it.
     links : mapping of str to str
-        For topics of the findings, the address or the path of a page about it; see `linked`.
+        For topics of the findings, the address or the path of a page; see `linked`.
     steps : tuple of (float, float)
-        Of each step that was timed, or recorded, for how long it waited for its batch, and how long it took with that;
-        in ms by the clock on the wall.
+        For each timed or recorded step, how long it waited for its batch, and how long it took including that wait;
+        wall-clock time in ms.
     apart_ms : float
-        What is done between two epochs, such as to evaluate, for each step of an epoch: part of `step_ms`, but not of
+        Work between two epochs, such as evaluation, divided by the steps of an epoch: part of `step_ms`, but not of
         `steps`.
     """
 
@@ -159,7 +159,7 @@ class Diagnosis:
     apart_ms: float = 0.0
 
     def as_json(self) -> dict:
-        """Return it as JSON can hold it, without links: what is unknown or infinite is None."""
+        """Return the diagnosis in types of JSON, without links: unknown or infinite numbers are None."""
 
         def number(value: float) -> float | None:
             return value if math.isfinite(value) else None
@@ -178,7 +178,7 @@ class Diagnosis:
 
     @classmethod
     def of_json(cls, content: dict) -> Diagnosis:
-        """Return the diagnosis that `as_json` returned as this; raises ValueError, TypeError or LookupError if none."""
+        """Return the diagnosis that `as_json` turned into this; raises ValueError, TypeError or LookupError."""
         if content["verdict"] not in VERDICTS:
             raise ValueError(f"the verdict {content['verdict']!r}")
         gains = [math.inf if each["gain"] is None else float(each["gain"]) for each in content["findings"]]
@@ -202,7 +202,7 @@ class Diagnosis:
         )
 
     def linked(self, links: Mapping[str, str]) -> Diagnosis:
-        """Return the same diagnosis, shown with links: for a topic, the address or the path of a page about it."""
+        """Return the same diagnosis with links: for a topic, the address or the path of a page."""
         return dataclasses.replace(self, links=links)
 
     def __str__(self) -> str:
@@ -257,10 +257,10 @@ def conclude(
     steps: Iterable[tuple[float, float]] = (),
     apart_ms: float = 0.0,
 ) -> Diagnosis:
-    """Return the diagnosis that the findings, in any order, amount to.
+    """Return the diagnosis that follows from the findings, given in any order.
 
-    `steps` and `apart_ms` are those of the `Diagnosis`. `doubt` is why there can be no verdict, whatever else;
-    `otherwise` why there can be none if nothing was found.
+    `steps` and `apart_ms` are those of the `Diagnosis`. `doubt` is a reason to give no verdict at all; `otherwise` is a
+    reason to give none if nothing was found.
     """
     ranked = _ranked([*findings])
     worth = [finding for finding in ranked if finding.gain >= WORTH]
@@ -277,7 +277,7 @@ def conclude(
 
 
 def _ranked(findings: list[Finding]) -> list[Finding]:
-    """Return findings, the largest gain first; of those that gain about as much as that those with a line before."""
+    """Return findings, the largest gain first; among those that gain about as much, those with a line come first."""
     most = max((finding.gain for finding in findings), default=0.0)
     return sorted(findings, key=lambda finding: (-bool(finding.line and finding.gain >= ABOUT * most), -finding.gain))
 
@@ -287,7 +287,7 @@ def _sentence(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Return a text as HTML that is shown as it is."""
+    """Escape a text for HTML."""
     return html.escape(text).replace("\n", "<br>")
 
 
@@ -298,7 +298,7 @@ def _table(rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _wrapped(text: str, head: str = "") -> list[str]:
-    """Return printable lines of a text that begin below each other, the first one after `head`."""
+    """Return the printable lines of a text, the first one after `head`, the others indented to match."""
     lines, indent = [], " " * len(head)
     for paragraph in text.split("\n"):
         lines += textwrap.wrap(

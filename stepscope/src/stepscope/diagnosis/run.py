@@ -1,4 +1,4 @@
-"""Diagnoses a loop that is there to run: measures it, and puts the facts together, from which the findings follow."""
+"""Diagnoses a loop by running it: measures it, and collects the facts from which the findings follow."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from stepscope.timing import profiling
 from stepscope.timing.comparison import progress
 from stepscope.timing.stopwatch import TimedStep, timed, warm_up
 
-PROFILED = 8  # steps; or as many as there are workers, of which one may make every n-th step wait
-LONGEST_PAUSE = 2.0  # seconds, in which the workers make batches that are then asked for
-READY = 3  # batches that are asked for then
-BUSY = 0.1  # of the time, in which others have the cores: then they may have turned the verdict,
-MOST = 0.6  # unless the first finding takes so much of the step: what others slow makes findings seem smaller
-# Of its mean time, the least that the rest of a step takes without a fault: a gain is stated as 1 / 0.7 times the share
-# of the fault, at most
+PROFILED = 8  # steps; or one for each worker if that is more, since one worker may make every n-th step wait
+LONGEST_PAUSE = 2.0  # seconds in which the workers prepare the next batches
+READY = 3  # batches that are requested after this pause
+BUSY = 0.1  # share of the time in which other processes have the cores, from which on the verdict may be wrong,
+MOST = 0.6  # unless the first finding takes this share of the step: a busy machine makes findings seem smaller
+# Without a fault, the rest of a step takes at least this part of its mean time: so a stated gain is at most 1 / 0.7
+# times the share of the fault
 FASTEST = 0.7
 
 
 def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
-    """Find the bottleneck of a training loop of which `count` steps are timed; see `stepscope.diagnosis.diagnose`."""
+    """Find the bottleneck of a training loop, timing `count` steps; see `stepscope.diagnosis.diagnose`."""
     if count < 1:
         raise ValueError(f"Expected at least one step to time, found steps={count}.")
     contention = stacks.Contention()
@@ -58,12 +58,12 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
 def of_batches(
     loop: loading.Loading, recorded: profile.Profile, sample: items.Items | None, sampled: steps.Sampled | None
 ) -> loading.Loading:
-    """Return a loop with how its items are loaded, and without waiting that is none for a batch to be made."""
-    if recorded.on_device:  # only what the GPU waits, too, can be gained
+    """Return a loop with how its items are loaded, and only with waits for batches that are being made."""
+    if recorded.on_device:  # only waits during which the GPU waits as well can be gained
         wait = min(loop.wait, recorded.loading * loop.step)
         loop = replace(loop, wait=wait, usual_wait=min(wait, loop.usual_wait))
     loop = replace(loop, items=sample, line=sampled.getting() if sampled else "")
-    if loop.epoch == 1:  # each wait has a start of the workers
+    if loop.epoch == 1:  # each wait includes a start of the workers
         restart = min(loop.restart, loop.wait)
         wait = loop.wait - restart
         loop = replace(loop, step=loop.step - restart, wait=wait, usual_wait=min(wait, loop.usual_wait))
@@ -79,9 +79,9 @@ def concluded(
     rows: list[tuple[str, str]],
     unknown: list[str],
 ) -> Diagnosis:
-    """Return the diagnosis of a loop; others had the cores for the share `held` of the time.
+    """Return the diagnosis of a loop; other processes had the cores for the share `held` of the time.
 
-    `rows` is what was measured, and `unknown` what could not be looked at.
+    `rows` is the evidence, and `unknown` what could not be examined.
     """
     findings, loop = _found(loop, recorded, sampled, tried)
     doubt = None
@@ -89,7 +89,7 @@ def concluded(
         fastest, _ = _found(replace(loop, step=loop.wait + loop.least), recorded, sampled, tried)
         first, other = conclude(0, (), findings), conclude(0, (), fastest)
         if first.verdict != other.verdict or not first.findings or first.findings[0].gain < MOST:
-            doubt = f"Others had the cores for {percent(held)} of the time. Diagnose again on a quiet machine."
+            doubt = f"Other processes had the cores for {percent(held)} of the time. Diagnose again on a quiet machine."
     if torch.cuda.is_available() and not recorded.on_device:
         unknown.append("what the GPU of this machine does: no kernel ran on it. Is the model on it?")
     unexplained = loading.doubt(loop)
@@ -102,13 +102,13 @@ def concluded(
 def _found(
     loop: loading.Loading, recorded: profile.Profile, sampled: steps.Sampled | None, tried: trials.Trials
 ) -> tuple[list[Finding], loading.Loading]:
-    """Return what is found in a loop, and the loop without what it waits for other things than its batches.
+    """Return the findings of a loop, and the loop without waits for other things than its batches.
 
-    A gain is at most what a fault takes of a step whose rest is as short as it may be: a fault slows it, too, and the
-    same loop timed twice differs.
+    A gain is at most the share of the fault in a step whose rest is as short as possible: a fault may slow the rest as
+    well, and two timings of the same loop differ.
     """
     host = steps.read(recorded, loop.work / loop.whole, loop.whole, sampled)
-    around = min(loop.wait, host.around.share * loop.whole)  # workers change nothing about that
+    around = min(loop.wait, host.around.share * loop.whole)  # workers cannot reduce it
     loop = replace(loop, wait=loop.wait - around, usual_wait=max(0.0, loop.usual_wait - around))
     found = [
         *(each for each in device.findings(recorded) if each.verdict != result.UNKNOWN),  # the profiler's own time
@@ -123,7 +123,7 @@ def _found(
 
 
 def _threads(recorded: profile.Profile, loop: loading.Loading) -> int | None:
-    """Return as many threads as there are cores that no worker keeps busy; None where a GPU computes."""
+    """Return the number of cores that no worker keeps busy, as a number of threads; None if a GPU computes."""
     if recorded.on_device:
         return None
     busy = loop.items.batch * loop.items.cpu_ms / loop.step if loop.workers and loop.items else 0.0
@@ -133,13 +133,13 @@ def _threads(recorded: profile.Profile, loop: loading.Loading) -> int | None:
 def load_items(
     loader: Iterable, dataloader: DataLoader | None, irregular: bool
 ) -> tuple[items.Items | None, list[str]]:
-    """Return how items are loaded, or what is unknown without that."""
+    """Return how items are loaded; or None, and texts on what is unknown."""
     if dataloader is None:
         kind = "there is no loader" if loader is None else f"the loader is a {type(loader).__name__}"
-        return None, [f"how the batches are made: {kind}, and only of a DataLoader are workers and dataset known."]
+        return None, [f"how the batches are made: {kind}, and only a DataLoader shows its workers and dataset."]
     try:
         return items.load(dataloader, irregular), []
-    except Exception as error:  # the workers could load them, so that it is no fault of the loop
+    except Exception as error:  # the workers could load them, so this is no fault of the loop
         why = f"{type(error).__name__}: {error}"
         return None, [f"how long an item takes: loading some in this process failed. {why}"]
 
@@ -149,13 +149,13 @@ def stopwatch(loop: loading.Loading, count: int) -> tuple[str, str]:
     which = f"mean of {count} without each epoch's first"
     clock = f"{milliseconds(loop.step)} a step ({which}), {milliseconds(loop.wait)} of it waiting"
     if loop.restart or loop.apart:
-        parts = ["ending and starting workers"] * bool(loop.restart) + ["what is between epochs"] * bool(loop.apart)
-        clock += f"; with {' and '.join(parts)} {milliseconds(loop.whole)}, of which gains are"
+        parts = ["ending and starting workers"] * bool(loop.restart) + ["work between epochs"] * bool(loop.apart)
+        clock += f"; with {' and '.join(parts)} it is {milliseconds(loop.whole)}, to which the gains refer"
     return "stopwatch", clock
 
 
 def of_the_loader(loader: DataLoader | None, sample: items.Items | None) -> list[tuple[str, str]]:
-    """Return the loader's settings, and how it loads, as evidence."""
+    """Return the loader's settings, and the time of an item, as evidence."""
     rows = []
     if loader is not None:
         names = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
@@ -170,8 +170,8 @@ def of_the_loader(loader: DataLoader | None, sample: items.Items | None) -> list
 
 
 class _Watched(NamedTuple):
-    loop: loading.Loading  # how items are loaded is left out
-    dataloader: DataLoader | None  # that makes the batches: the loader, or the one that it goes through
+    loop: loading.Loading  # without its items
+    dataloader: DataLoader | None  # that makes the batches: the loader, or the DataLoader that it wraps
     batch: object
     double: bool  # whether weights have 64 bits
 
@@ -182,16 +182,16 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
     No worker of the loader is left when it returns or raises.
     """
     if torch.autograd._profiler_enabled():
-        raise RuntimeError("A profiler is running here already. Leave its `with` block, and call diagnose then.")
+        raise RuntimeError("A profiler is already running here. Leave its `with` block before you call diagnose.")
     epochs = Epochs(loader)
     with progress(None, "diagnosing", "step", delay=10) as bar:
         call = _noted(step, bar.update)
-        first, others = [], []  # steps of an epoch, each with what of its wait, and of the rest, others had the cores
+        first, others = [], []  # steps of an epoch, as `Held`
         with timing.batches(epochs) as batches, trials.double_weights() as double:
             if epochs.dataloader is None:
-                timing.call(call, next(batches))  # then it is known how many workers there are
+                timing.call(call, next(batches))  # then the number of workers is known
             warm_up(lambda: timing.call(call, next(batches)), timing.warmup_steps(epochs))
-            count = max(count, 2 * epochs.num_workers)  # each of the workers may make a step wait, twice
+            count = max(count, 2 * epochs.num_workers)  # two steps for each worker, which may make a step wait
             active = max(PROFILED, epochs.num_workers)
             bar.total = bar.n + count + 1 + active + timing.warmup_steps(epochs)
             begin, cpu, begun = time.perf_counter(), time.process_time(), len(epochs.starts)
@@ -218,10 +218,10 @@ def of_steps(
     queued: float,
     cpu: float,
 ) -> loading.Loading:
-    """Return what steps that took so many seconds in all say of a loop, the first ones of epochs apart.
+    """Return the loop, without its items, that these steps show; `first` are the first steps of epochs.
 
-    It takes `transfer` seconds to get a batch that is ready, for `queued` seconds a batch its worker waited for a core,
-    and for `cpu` seconds a step cores worked for this process. How items are loaded is left out.
+    The steps took `seconds` in all. A ready batch takes `transfer` seconds to arrive, a worker waits `queued` seconds
+    for a core for each batch, and this process uses `cpu` seconds of CPU time for each step.
     """
     waits = without_hiccup([each.wait - min(each.wait, held) for each, held, _ in others or first])
     work, wait = _work(seconds, first, others), statistics.mean(waits)
@@ -248,17 +248,17 @@ def of_steps(
 
 
 def _has_more(dataloader: DataLoader | None) -> bool:
-    """Return whether a loader has workers and an epoch of it several batches, as far as it is known."""
+    """Return whether a loader has workers, and several batches in an epoch; False if that is unknown."""
     with suppress(TypeError, NotImplementedError):
         return dataloader is not None and dataloader.num_workers > 0 and len(dataloader) > 1
     return False
 
 
 def _work(seconds: float, first: list[Held], others: list[Held]) -> float:
-    """Return the mean time of a step but for its wait, of steps that took so many seconds in all."""
+    """Return the mean time of a step without its wait, in s; the steps took `seconds` in all."""
     if not others:  # each epoch has one step
         first, others = [], first
-    if torch.cuda.is_available():  # most steps only launch, and one waits for what all have launched
+    if torch.cuda.is_available():  # most steps only launch kernels, and one waits for the kernels of all
         waits = sum(each.wait for each, *_ in others)
         return (seconds - sum(each.duration for each, *_ in first) - waits) / len(others)
     works = ((each.duration - each.wait, held) for each, _, held in others)
@@ -266,21 +266,21 @@ def _work(seconds: float, first: list[Held], others: list[Held]) -> float:
 
 
 def _pickled(batch: object) -> float:
-    """Return the bytes of a batch's NumPy arrays; 0 if they are few."""
+    """Return the bytes of a batch's NumPy arrays; 0 if fewer than `loading.PICKLED`."""
     size = sum(leaf.nbytes for leaf in tree_iter(batch) if isinstance(leaf, np.ndarray))
     return size if size >= loading.PICKLED else 0.0
 
 
 def _least(steps: list[Held]) -> float:
-    """Return the time of the fastest step but for its wait, in s."""
+    """Return the time of the fastest step without its wait, in s."""
     return max(0.0, min(each.duration - each.wait - held for each, _, held in steps))
 
 
 def _transfer(batches: Iterator, epochs: Epochs, step: float) -> float:
-    """Return how long it takes to get a batch that a worker has ready, in s; a step takes `step` seconds."""
+    """Return how long a ready batch takes to arrive from a worker, in s; a step takes `step` seconds."""
     if not epochs.num_workers:
         return 0.0
-    time.sleep(min(LONGEST_PAUSE, 2 * epochs.num_workers * step))  # in a step, one of them makes a batch at least
+    time.sleep(min(LONGEST_PAUSE, 2 * epochs.num_workers * step))  # in each step, at least one batch is made
     took = []
     for _ in range(READY):
         begin = time.perf_counter()
@@ -290,18 +290,18 @@ def _transfer(batches: Iterator, epochs: Epochs, step: float) -> float:
 
 
 class Epochs:
-    """A loader, and what was seen of its epochs; iterating over it sees them."""
+    """A loader, and what was observed of its epochs while iterating over this."""
 
     def __init__(self, loader: Iterable):
         self.loader, self.latest = loader, None
         self.dataloader: DataLoader | None = loader if isinstance(loader, DataLoader) else None  # that makes batches
         self.begun = 0  # how often a wrapper began a DataLoader
-        self.remade = False  # whether that was another one than before
+        self.remade = False  # whether that was another DataLoader than before
         self.starts: list[float] = []  # seconds from starting each epoch to its first batch
         self.ends: list[float] = []  # seconds from asking for a batch after the last one to the end of the epoch
-        self.ready = 0.0  # seconds that this thread had been ready to go on in all when the latest batch was there
-        self.held = 0.0  # seconds that this thread was ready to go on while others had the cores, of the latest wait
-        self.length: int | None = None  # batches of an epoch, as far as it is known
+        self.ready = 0.0  # `stacks.queued()` when the latest batch arrived, in s
+        self.held = 0.0  # seconds of the latest wait for which this thread was ready, but others had the cores
+        self.length: int | None = None  # batches of an epoch; None if unknown
         with suppress(TypeError, NotImplementedError):  # an iterable dataset without a length
             self.length = len(loader)
 
@@ -311,7 +311,7 @@ class Epochs:
 
     @property
     def num_workers(self) -> int:
-        """Workers of the DataLoader, or of whatever else has as many."""
+        """Workers of what makes the batches; 0 if unknown."""
         return getattr(self.source, "num_workers", 0)
 
     @property
@@ -321,7 +321,7 @@ class Epochs:
 
     @property
     def source(self) -> Iterable:
-        """What makes the batches, as far as it is known."""
+        """The DataLoader that makes the batches, otherwise the loader."""
         return self.loader if self.dataloader is None else self.dataloader
 
     @property
@@ -331,12 +331,12 @@ class Epochs:
 
 
 class _Epoch:
-    """One pass over a loader, of which `timing.batches` can see and end the workers as of the loader's own."""
+    """One pass over a loader; `timing.batches` can see and end its workers as with a DataLoader's own iterator."""
 
     def __init__(self, epochs: Epochs):
         self.epochs, self.count, self.begin = epochs, 0, time.perf_counter()
-        self.before = 0.0  # what the workers had queued at the first batch, in s
-        self.making = None  # the iterator of the DataLoader that a wrapper goes through
+        self.before = 0.0  # how long the workers had waited for cores at the first batch, in s
+        self.making = None  # the iterator of the DataLoader that a wrapper uses
         with self._noticing():
             self.iterator = iter(epochs.loader)
         self.making = self.iterator if self.making is None else self.making
@@ -359,7 +359,7 @@ class _Epoch:
         if not self.count:
             epochs.starts.append(time.perf_counter() - self.begin)
             self.before = self._queued()
-        elif epochs.begun > begun:  # an epoch of the DataLoader that a wrapper goes through for ever
+        elif epochs.begun > begun:  # a new epoch of the DataLoader in an endless wrapper
             epochs.starts.append(time.perf_counter() - asked)
             epochs.length = self.count
             self.count = 0
@@ -369,7 +369,7 @@ class _Epoch:
 
     @contextmanager
     def _noticing(self) -> Iterator:
-        """Notice within the block, in which a batch is asked for, when a DataLoader is begun."""
+        """Notice whether a DataLoader's iteration begins within the block, which asks for a batch."""
         original, epochs = DataLoader.__iter__, self.epochs
 
         def begin(dataloader: DataLoader) -> Iterator:
@@ -391,7 +391,7 @@ class _Epoch:
         return getattr(self.making, "_workers", [])
 
     def queued(self) -> float:
-        """Return for how many seconds a worker was ready to work while others had the cores, for each batch since."""
+        """Return for how many seconds a worker was ready while others had the cores, per batch after the first."""
         return max(0.0, self._queued() - self.before) / max(1, self.count - 1)
 
     def _queued(self) -> float:
@@ -400,22 +400,22 @@ class _Epoch:
     def _shutdown_workers(self) -> None:
         getattr(self.making, "_shutdown_workers", lambda: None)()
         if self.epochs.dataloader is not None:
-            self.epochs.dataloader._iterator = None  # persistent workers have ended, too: new ones in the next epoch
+            self.epochs.dataloader._iterator = None  # persistent workers have ended: the next epoch starts new ones
 
 
-Held = tuple[TimedStep, float, float]  # a step, and the seconds of its wait and of the rest that others had the cores
+Held = tuple[TimedStep, float, float]  # a step; seconds in which others had the cores, of its wait and of its rest
 
 
 def _noted(step: timing.Step, done: Callable[[], object] = lambda: None) -> timing.Step:
-    """Return a step that calls this one, adds to what it raises how it was called, and reports when it is done."""
+    """Return a step that calls this one, notes in its errors how it was called, and calls `done` afterwards."""
 
     def noted(*batch: object) -> None:
         try:
             step(*batch)
         except Exception as error:
             error.add_note(
-                f"The step was called with {counted(len(batch), 'argument')}: a batch that is a tuple or a list is "
-                "unpacked, step(*batch), any other is not, step(batch)."
+                f"The step was called with {counted(len(batch), 'argument')}: a tuple or list as batch is unpacked, "
+                "step(*batch); any other batch is not, step(batch)."
             )
             raise
         done()

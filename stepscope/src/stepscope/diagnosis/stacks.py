@@ -1,4 +1,4 @@
-"""Samples where a thread is: at which line of the reader's own, every few ms, and whether it works or waits."""
+"""Samples every few ms at which line of the user's code a thread is, and whether it works or waits."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ import psutil
 import stepscope
 from stepscope.base.confidence import without_hiccup
 
-# Seconds. With Python's own 5 ms, the sampler would mostly see where the thread releases the GIL: in operators.
+# Seconds. With Python's 5 ms, the sampler would mostly see the thread where it releases the GIL: in operators.
 SWITCH = 1e-4
 LEAST_SAMPLES = 2  # to name a line
-MOSTLY = 0.6  # of a function's time, that one line must take so that what it calls is looked at
+MOSTLY = 0.6  # of a function's time: if one line takes this share, the function that it calls is examined
 LONGEST = 70  # characters of a line that are shown
 
-_COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # functions of their own in Python 3.11
+_COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # separate functions in Python 3.11
 _PATHS = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _FOREIGN = tuple(f"{Path(path).resolve()}{os.sep}" for path in [*_PATHS, Path(stepscope.__file__).parent])
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A function that was running: `file`, `line` and `name`; `first` is the line at which the function begins."""
+    """A running function: `file`, `line` and `name`; `first` is the line at which the function begins."""
 
     file: str
     line: int
@@ -45,7 +45,7 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """Whether the reader wrote it: it is in no installed package, not in the standard library, and not here."""
+        """Whether it is the user's code: in no installed package, not in the standard library, and not here."""
         return not (
             self.file.startswith((*_FOREIGN, "<frozen", "<string>"))
             or re.search(r"[/\\](site|dist)-packages[/\\]", self.file)
@@ -60,51 +60,51 @@ class Frame:
 
 @dataclass(frozen=True)
 class Sample:
-    """Where a thread was, and what it did since the sample before. Times in s, of ``time.perf_counter()``."""
+    """Where a thread was, and what it did since the previous sample. Times in s of ``time.perf_counter()``."""
 
-    begin: float  # when the sample before was taken
+    begin: float  # when the previous sample was taken
     end: float
     # Time in which the thread neither worked nor was ready to; 0 where the system does not report it. Only sums are
-    # right: while a thread waits for a core this seems to be more, and less once it has one.
+    # right: the value is too large while the thread waits for a core, and too small once it has one.
     waited: float
-    frames: tuple[Frame, ...]  # the functions it was in, the innermost first; none outside of what is looked at
-    within: CodeType | None = None  # the function that is looked at and that called them
+    frames: tuple[Frame, ...]  # the functions it was in, the innermost first; none outside of the watched functions
+    within: CodeType | None = None  # the watched function that called them
 
     @property
     def seconds(self) -> float:
-        """Time since the sample before."""
+        """Time since the previous sample."""
         return self.end - self.begin
 
     @property
     def own(self) -> Frame | None:
-        """The innermost function that the reader wrote; for a comprehension the one around it."""
+        """The innermost function of the user's code; for a comprehension the one around it."""
         return next((frame for frame in self.frames if frame.own and frame.name not in _COMPREHENSIONS), None)
 
     @property
     def path(self) -> tuple[Frame, ...]:
-        """The functions that the reader wrote, the outermost first."""
+        """The functions of the user's code, the outermost first."""
         frames = reversed(self.frames)
         return tuple(frame for frame in frames if frame.own and frame.name not in _COMPREHENSIONS)
 
     @property
     def to_network(self) -> tuple[Frame, ...]:
-        """As `path`, but without what `torch.nn` calls: no ``forward``."""
+        """As `path`, but without functions that `torch.nn` calls: no ``forward``."""
         frames = list(self.frames)
         called = [number for number, frame in enumerate(frames) if re.search(r"[/\\]torch[/\\]nn[/\\]", frame.file)]
         return replace(self, frames=tuple(frames[called[-1] :] if called else frames)).path
 
     @property
     def inside(self) -> tuple[Frame, ...]:
-        """The functions that the reader's own one was in, the innermost first."""
+        """The functions that `own` called, the innermost first."""
         return self.frames if self.own is None else self.frames[: self.frames.index(self.own)]
 
 
 class Sampler:
-    """Samples the thread that enters it, until that leaves it.
+    """Samples the thread that enters it, until the thread leaves it.
 
-    What is outside of the functions whose codes are `within` has no frames, or counts to `rest`. After `most` samples
-    it looks no more. Afterwards `worked` and `held` are the seconds for which the sampler itself worked, and for which
-    others had the cores meanwhile: it may have held the GIL then, and the thread that it samples waited for it.
+    `within` are the codes of the watched functions: outside of them a sample has no frames, or counts to `rest`. It
+    stops after `most` samples. Afterwards `worked` is the CPU time of the sampler in s, and `held` the seconds in which
+    others had the cores meanwhile: then the sampler may have held the GIL, and the sampled thread waited for it.
     """
 
     def __init__(self, interval: float, *within: CodeType, rest: CodeType | None = None, most: float = math.inf):
@@ -128,8 +128,8 @@ class Sampler:
 
     def _run(self, thread: int, waited: Callable[[], float], begin: float) -> None:
         before, late = waited(), False
-        # While a call holds the GIL, nothing is seen. This thread gets it as soon as the call is over, and looks at
-        # once: later, another line would have the time of the call.
+        # No sample is possible while a call holds the GIL. This thread gets the GIL when the call is over, and samples
+        # at once: later, another line would get the time of the call.
         while len(self.samples) < self.most and not self._end.wait(0 if late else self.interval):
             start, worked = time.perf_counter(), time.thread_time()
             frames = _frames(_stack(thread), self.within, self.rest)
@@ -144,10 +144,10 @@ class Sampler:
 
 
 def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
-    """Return the reader's own line with the largest sum of weights, as text; "" if too few samples show one.
+    """Return the user's line with the largest sum of weights, as text; "" if too few samples show one.
 
-    A second line that has at least half as much is named, too. The largest weight counts as the second largest: where
-    the machine stood still once, one sample has all of that time.
+    A second line is named if it has at least half as much. The largest weight counts as the second largest: if the
+    machine stalled once, one sample has all of that time.
     """
     weights, lines = list(weights), {}
     for (frame, _), weight in zip(weights, without_hiccup([weight for _, weight in weights]), strict=True):
@@ -162,11 +162,11 @@ def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
 
 
 def hottest(weights: Iterable[tuple[tuple[Frame, ...], float]]) -> str:
-    """Return the line that most of the weight is at, as text; "" if too few samples show one.
+    """Return the line with most of the weight, as text; "" if too few samples show one.
 
-    The weights are those of stacks, the outermost function first. From the outermost on it is the line of the function
-    that is called, as long as most of the weight is at one line there. With it are the line that calls that, and the
-    outermost one.
+    The weights belong to stacks, the outermost function first. The search starts at the outermost function and goes on
+    to the called one as long as one line has most of the weight. The text also has the line that calls the result, and
+    the outermost line.
     """
     weights, lines = [(stack, weight) for stack, weight in weights if stack and weight > 0], []
     settled = without_hiccup([weight for _, weight in weights])
@@ -186,16 +186,16 @@ def hottest(weights: Iterable[tuple[tuple[Frame, ...], float]]) -> str:
     return ", called at ".join(dict.fromkeys([*lines[:2], *lines[-1:]]))
 
 
-_reading = False  # whether a stack is being read, and no garbage collected
+_reading = False  # whether a stack is being read, with garbage collection off
 
 
 def _stack(thread: int) -> list[tuple[CodeType, int]]:
     """Return the code and the line of each function that a thread is in, the innermost first.
 
     In Python 3.11 garbage may be collected while `sys._current_frames` holds the lock that every thread needs at its
-    start and end (CPython issue 106883): a finalizer that gives the GIL to one of those then stops the process for
-    ever. So nothing is collected meanwhile. And frames are read at once, because those that the thread has left by then
-    may be read as anything; such a stack is none.
+    start and end (CPython issue 106883): a finalizer that gives the GIL to such a thread then stops the process for
+    ever. So garbage collection is off meanwhile. Frames are read at once, because a frame that the thread has left may
+    contain anything; such a stack is discarded.
     """
     global _reading
     stack, collects = [], gc.isenabled()
@@ -214,7 +214,7 @@ def _stack(thread: int) -> list[tuple[CodeType, int]]:
     return stack if all(isinstance(code, CodeType) for code, _ in stack) else []
 
 
-if hasattr(os, "register_at_fork"):  # the thread that would do it is not in the child
+if hasattr(os, "register_at_fork"):  # the thread that would enable it is not in the child
     os.register_at_fork(after_in_child=lambda: gc.enable() if _reading else None)
 
 
@@ -230,10 +230,10 @@ def _frames(
 
 
 def _waited(files: ExitStack) -> Callable[[], float]:
-    """Return a function that says for how many seconds this thread has neither worked nor been ready to.
+    """Return a function that returns for how many seconds this thread has neither worked nor been ready to.
 
-    It lets go of the GIL once only, and reads a file that `files` closes. Where the system does not report both (only
-    Linux does), the thread has always worked.
+    It releases the GIL only once, and reads a file that `files` closes. Where the system does not report both times
+    (only Linux does), it returns 0.
     """
     path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
     if not path.exists():
@@ -250,7 +250,7 @@ def _waited(files: ExitStack) -> Callable[[], float]:
 def queued(process: int | str = "thread-self") -> float:
     """Return for how many seconds this thread, or a process's first one, was ready to work while others had the cores.
 
-    It is 0 where that is unknown, and for a process that has ended.
+    It is 0 if unknown, and for a process that has ended.
     """
     try:
         return int(Path("/proc", str(process), "schedstat").read_text().split()[1]) / 1e9  # see proc_pid_schedstat(5)
@@ -259,7 +259,7 @@ def queued(process: int | str = "thread-self") -> float:
 
 
 def queue_clock() -> Callable[[], float]:
-    """Return what says as `queued`, of the thread that calls this, but in a microsecond or two: its file stays open."""
+    """Return a function like `queued` for this thread that takes a microsecond or two, as its file stays open."""
     path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
     if not path.exists():
         return lambda: 0.0
@@ -268,22 +268,22 @@ def queue_clock() -> Callable[[], float]:
 
 
 class Contention:
-    """Whether other processes have the cores while this thread is ready to work: from when this is made."""
+    """Measures, from its creation on, whether others have the cores while this thread is ready to work."""
 
     def __init__(self):
         self.begin, self.queued, self.others = time.perf_counter(), queued(), _others()
 
     def share(self) -> float:
-        """Return the share of the time in which others had the cores, workers of this process left out."""
+        """Return the share of the time in which others than this process and its workers had the cores."""
         held, others = queued() - self.queued, _others() - self.others
         return max(0.0, min(held, others)) / (time.perf_counter() - self.begin)
 
 
 def _others() -> float:
-    """Return for how many seconds the machine's cores have worked for others than this process and its children."""
+    """Return the CPU time of all others than this process and its children, in s."""
     all_ = psutil.cpu_times()
     idle = sum(getattr(all_, name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
-    own = sum(os.times()[:4])  # with those of children that have ended
+    own = sum(os.times()[:4])  # with children that have ended
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             own += sum(child.cpu_times()[:2])

@@ -1,6 +1,6 @@
-"""What a step costs the host: short operators that are called very often, and what it does beside its operators.
+"""What a step costs the host: short operators that are called very often, and work outside of operators.
 
-The operators are in the trace. What runs between them is sampled line by line, while the profiler says when one runs.
+The operators are in the trace. Code between them is sampled line by line while the profiler records the operators.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ from stepscope.diagnosis.result import Finding, Rule
 if TYPE_CHECKING:
     import pandas as pd
 
-# Calls of one operator, in a step by itself and in a call of an optimizer. A ResNet-50 has 161 tensors of weights, and
-# 53 convolutions with as many batch norms.
+# Calls of one operator, in a step and in a call of an optimizer. A ResNet-50 has 161 tensors of weights, and 53
+# convolutions with as many batch norms.
 MANY, MANY_WEIGHTS = 60, 16
-# µs in the median. Of a tensor of a few numbers an operator takes 2 to 10 µs on the CPU, one that calls others some 40.
+# Median µs. On a tensor of a few numbers an operator takes 2 to 10 µs on the CPU, one that calls others some 40.
 SHORT = 60.0
 
-SAMPLE = 0.001  # seconds from one look at the line that runs to the next
+SAMPLE = 0.001  # seconds between samples
 SECONDS, LEAST_STEPS, MOST_STEPS = 0.5, 3, 50  # of sampling
-MOST_OPERATORS = 20_000  # of all steps: reading so many takes a second
-TOO_MANY_OPERATORS = 300_000  # of the fewest steps: then none is sampled
-MORE = 1.5  # times as long as most steps: then it may do something that they do not
-LEAST_MS = 1.0  # of a step: a shorter one is mostly calls, and samples say little of it
-# Seconds without an operator that count: from one operator to the next, PyTorch's own code takes some 10 µs.
+MOST_OPERATORS = 20_000  # in all steps: reading so many takes a second
+TOO_MANY_OPERATORS = 300_000  # in the fewest steps: then no step is sampled
+MORE = 1.5  # times the median: a step that takes longer may do work that others do not
+LEAST_MS = 1.0  # of a step: a shorter step is mostly calls, and samples say little about it
+# Shortest gap between operators that counts, in seconds: PyTorch's own code between two operators takes some 10 µs.
 GAP = 1e-4
 _FUSED_ON_CPU = r"Optimizer\.step#(SGD|Adam|AdamW|Adagrad)\.step"  # foreach gains nothing there
-SHARE = 0.1  # of a step, of one function: with 200 samples it is 8 to 12%
-LARGE = 0.3  # of a step, of large elementwise operators that the reader's lines call: any network has some
-UPDATES = 0.5  # of a step, of an optimizer's
-EVALUATED = 0.5  # of a step, of networks without gradients: one that teaches takes as long as another's forward pass
-SLOWED = 1.5  # times as long as without the profiler, that a sampled step may take
+SHARE = 0.1  # of a step, for one function: with 200 samples it is 8 to 12%
+LARGE = 0.3  # of a step, for large elementwise operators that the user's lines call: any network has some
+UPDATES = 0.5  # of a step, for the optimizer
+EVALUATED = 0.5  # of a step, for networks without gradients: a teacher takes as long as a forward pass
+SLOWED = 1.5  # a sampled step may take this many times as long as one without the profiler
 _BACKWARD = "autograd::engine::evaluate_function"  # the operator that runs a part of the backward pass
-# Operators that read and write each number and compute little with it
+# Memory-bound operators: they read and write each number and compute little with it
 _ELEMENTWISE = (
     r"aten::(add|sub|rsub|mul|div|neg|abs|pow|square|sqrt|rsqrt|exp|log|sin|cos|clamp|where|maximum|minimum|masked_fill"
     r"|sum|mean|var|std|norm|amax|amin|cat|stack|repeat|clone|contiguous)_?"
 )
-_CELL = r"aten::(lstm|gru|rnn_tanh|rnn_relu)_cell"  # of a recurrent network, which has one operator for all of them
+_CELL = r"aten::(lstm|gru|rnn_tanh|rnn_relu)_cell"  # one call of a recurrent network can replace all its cells
 
-# What a line may call so that it counts to the training itself: between the operators this is PyTorch's own work. In
-# a network that runs without gradients, its operators do not.
+# A line that calls these counts as training: between operators they are PyTorch's own work. The operators of a network
+# that runs without gradients do not count as training.
 _OF_TRAINING = (
     r"nn[/\\]utils|optim|autograd|amp|distributed|compiler|_dynamo|_inductor|_functorch|_tensor\.py.*backward"
 )
 _TRAINING, _NETWORK = rf"[/\\]torch[/\\]({_OF_TRAINING})", r"[/\\]torch[/\\]nn[/\\]"
-# Where a DataLoader makes a batch in the loop itself, waits for one of a worker, or starts and ends them: `loading`
-# looks at that
+# Where a DataLoader makes a batch in the loop itself, waits for a worker's batch, or starts and ends workers: `loading`
+# covers these
 _LOADING = (
     r"[/\\]torch[/\\]utils[/\\]data[/\\]"
     r"(_utils[/\\]fetch\.py|dataloader\.py:(_get_data|_try_get_data|_get_iterator|_shutdown_workers)$)"
@@ -74,24 +74,24 @@ _LOADING = (
 
 @dataclass(frozen=True)
 class Outside:
-    """What lines of the reader's do that is none of the training."""
+    """Work of the user's lines that is not training."""
 
     share: float = 0.0  # of the time
     ms: float = 0.0  # a step
-    waited: float = 0.0  # what of that they wait
-    line: str = ""  # that takes most of it; "" if it is unknown
+    waited: float = 0.0  # the part of `share` spent waiting
+    line: str = ""  # that takes most of it; "" if unknown
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Steps that were sampled; times in s as those of the samples."""
+    """Steps that were sampled; times in s on the clock of the samples."""
 
     samples: list[stacks.Sample]  # those within steps, and within getting their batches
-    operators: np.ndarray  # begin and end of each operator that no other one calls, in order; shape (operators, 2)
+    operators: np.ndarray  # begin and end of each operator that no other calls, in order; shape (operators, 2)
     names: list[str]  # of the operators
     kinds: list[str]  # of each operator: "training", "tracked" by autograd for nothing, or "untracked"
     starts: list[float]  # when each step began, after it had its batch
-    step: CodeType | None  # the function of a step; samples within another one are of getting a batch
+    step: CodeType | None  # the function of a step; samples within another function belong to getting a batch
 
     @property
     def step_ms(self) -> float:
@@ -104,13 +104,13 @@ class Sampled:
         return [each for each in self.samples if each.within is self.step]
 
     def outside(self, often: frozenset[str]) -> Outside:
-        """Return what the reader's lines do in steps that is no training, as a share of the steps.
+        """Return the work of the user's lines in steps that is not training, as a share of the steps.
 
-        It is what they do while no operator runs, and operators that no backward pass calls back. Those that are called
-        `often` do not count, nor does the time between two of them: it belongs to calling them.
+        It includes the time without operators, and operators that the backward pass does not call back. Operators in
+        `often` do not count, nor does the time between two of them, which belongs to calling them.
         """
         gaps, kinds, seldom = self._gaps(often), np.array(self.kinds, object), ~np.isin(self.names, list(often))
-        calls = self.operators.copy()  # with the short time until the next one, which belongs to calling it
+        calls = self.operators.copy()  # with the short time until the next operator, which belongs to the call
         calls[:-1, 1] = np.where(calls[1:, 0] - calls[:-1, 1] <= GAP, calls[1:, 0], calls[:-1, 1])
         tracked, untracked = (calls[seldom & (kinds == kind)] for kind in ("tracked", "untracked"))
         trains, rows, evaluated = self._calls_that_train(tracked, untracked), [], []
@@ -129,7 +129,7 @@ class Sampled:
         return self._summed(rows, total)
 
     def _calls_that_train(self, tracked: np.ndarray, untracked: np.ndarray) -> dict[tuple[stacks.Frame, ...], bool]:
-        """Return of each stack that calls a network whether it is one to train: it may prepare its images, too."""
+        """Return for each stack that calls a network whether it trains it: a network may also prepare images."""
         training = self.operators[np.array(self.kinds, object) == "training"]
         times: dict[tuple[stacks.Frame, ...], float] = defaultdict(float)
         for sample in self.in_steps:
@@ -138,7 +138,7 @@ class Sampled:
         return {stack: seconds > 0 for stack, seconds in times.items()}
 
     def around(self) -> Outside:
-        """Return what the reader's lines do between steps, but for what is loaded, as a share of all the time."""
+        """Return the work of the user's lines between steps, without loading, as a share of all the time."""
         rows = [
             (sample, sample.path, sample.seconds)
             for sample in self.samples
@@ -147,7 +147,7 @@ class Sampled:
         return self._summed(rows, sum(sample.seconds for sample in self.samples))
 
     def _summed(self, rows: list[tuple[stacks.Sample, tuple[stacks.Frame, ...], float]], total: float) -> Outside:
-        """Return what samples show, each with the stack to look at and what of its time counts."""
+        """Sum up rows of a sample, the stack to look at, and the part of the sample's time that counts, in s."""
         if not rows or not total:
             return Outside()
         steps = [bisect.bisect(self.starts, sample.begin) for sample, *_ in rows]
@@ -160,8 +160,8 @@ class Sampled:
         return Outside(share, outside / len(self.starts) * 1e3, waited, line)
 
     def calling(self, names: frozenset[str]) -> tuple[str, float]:
-        """Return the reader's own line that calls most of the operators with these names, "" if it is unknown; and the
-        share of the steps in samples with a call.
+        """Return the user's line that calls most of the operators with these names, "" if unknown; and the share of the
+        steps in samples with a call.
         """
         starts = self.operators[np.isin(self.names, list(names)), 0]
         counts = [float(np.diff(np.searchsorted(starts, [each.begin, each.end]))[0]) for each in self.in_steps]
@@ -171,8 +171,8 @@ class Sampled:
         return stacks.hottest((each.path, count) for each, count in pairs), share
 
     def elementwise(self) -> tuple[float, str]:
-        """Return what of the time of elementwise operators that train is of those that the reader's lines call without
-        a function of `torch.nn`; and the line that takes most of it, "" if it is unknown.
+        """Return which share of the time of elementwise training operators the user's lines call without a function of
+        `torch.nn`; and the line that takes most of it, "" if unknown.
         """
         chosen = [bool(re.fullmatch(_ELEMENTWISE, name)) for name in self.names]
         calls = self.operators[np.array(chosen, bool) & (np.array(self.kinds, object) == "training")]
@@ -182,19 +182,19 @@ class Sampled:
         return sum(seconds for _, seconds in own) / total if total else 0.0, stacks.hottest(own)
 
     def updating(self) -> str:
-        """Return the line that calls an optimizer, "" if it is unknown."""
+        """Return the line that calls an optimizer, "" if unknown."""
         return stacks.hottest(
             (sample.path, sample.seconds) for sample in self.in_steps if _any(r"[/\\]torch[/\\]optim", sample.inside)
         )
 
     def getting(self) -> str:
-        """Return the line that a batch is got at, "" if it is unknown."""
+        """Return the line that gets a batch, "" if unknown."""
         return stacks.hottest(
             (sample.path, sample.seconds) for sample in self.samples if sample.within is not self.step
         )
 
     def _gaps(self, often: frozenset[str]) -> np.ndarray:
-        """Return begin and end of each time without an operator; shape (gaps, 2). Those in `often` have none inside."""
+        """Return begin and end of each gap, shape (gaps, 2); gaps between two operators in `often` do not count."""
         begins, ends = np.r_[-np.inf, self.operators[:, 1]], np.r_[self.operators[:, 0], np.inf]
         chosen = np.isin(self.names, list(often))
         within = np.r_[False, chosen[:-1] & chosen[1:], False][: len(begins)]
@@ -202,7 +202,7 @@ class Sampled:
 
 
 def _within(intervals: np.ndarray, sample: stacks.Sample) -> float:
-    """Return for how many seconds of a sample these intervals last, of which none overlap."""
+    """Return how many seconds of a sample these disjoint intervals cover."""
     return float(np.diff(intervals.clip(sample.begin, sample.end)).sum())
 
 
@@ -212,13 +212,13 @@ def _any(pattern: str, frames: Iterable[stacks.Frame]) -> bool:
 
 
 def sample(loader: Iterable, call: Callable, steps: int, getting: CodeType) -> Sampled:
-    """Record so many steps with the profiler while they are sampled; no worker of the loader is left.
+    """Record `steps` steps with the profiler while they are sampled; no worker of the loader is left.
 
-    `getting` is the code of the function that gets a batch of the loader. Steps before them do not count: the first
-    ones wait for the workers, and the profiler makes itself ready. Nor does one more: the end of the last step may come
-    before a look at it.
+    `getting` is the code of the function that gets a batch of the loader. Earlier steps do not count: they wait for the
+    workers, and the profiler starts up. One more step does not count either: the last step may end before it is
+    sampled.
     """
-    from stepscope.timing import profiling  # here, because the shell needs no torch, which takes seconds
+    from stepscope.timing import profiling  # here, since torch takes seconds, and the shell does not need it
 
     begun = []
 
@@ -232,7 +232,7 @@ def sample(loader: Iterable, call: Callable, steps: int, getting: CodeType) -> S
 
 
 def of_samples(trace: traces.Trace, samples: list[stacks.Sample], begun: list[float], step: CodeType) -> Sampled:
-    """Return what a profile and samples of the same steps say, which `begun` then; the last of them does not count.
+    """Combine a profile and samples of the same steps. `begun` is when each step began; the last step does not count.
 
     `step` is the code of the function of a step.
     """
@@ -244,11 +244,11 @@ def of_samples(trace: traces.Trace, samples: list[stacks.Sample], begun: list[fl
 
 
 def _outermost(trace: traces.Trace) -> pd.DataFrame:
-    """Return the operators of the thread that takes the steps, in order, without those that others call.
+    """Return the operators of the thread that runs the steps, in order, without those that other operators call.
 
-    Its columns are `name`, `start` and `end` in µs, `length`, `gap` to the next one, `backward`: what the backward pass
-    takes for it, `optimizer`: whether an optimizer calls it, `faster`: whether that one has a faster way on a CPU, too,
-    and `kind`, as of `Sampled`.
+    The columns, with times in µs: `name`, `start`, `end`, `length`, `gap` to the next operator; `backward`, its time in
+    the backward pass; `optimizer`, whether an optimizer calls it; `faster`, whether that optimizer has a faster way on
+    a CPU, too; and `kind`, as of `Sampled`.
     """
     import pandas as pd
 
@@ -267,7 +267,7 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
         backward = table["name"].str.startswith("autograd::")
         optimizer = _during(table["start"], events[events["name"].str.startswith("Optimizer.")]) & ~backward
         faster = _during(table["start"], events[events["name"].str.fullmatch(_FUSED_ON_CPU)])
-        # The last operator that has a number is the one that is called back: autograd counts on then
+        # Of operators with the same number, the last is the one that is called back: then autograd counts on
         trained = operators.assign(row=np.searchsorted(table["start"], operators["start"], "right") - 1)
         trained = trained[~backward.to_numpy()[trained["row"]] & trained["sequence"].isin(called_back.index)]
         trained = trained.drop_duplicates("sequence", keep="last")
@@ -283,33 +283,33 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
 
 
 def _during(moments: pd.Series, events: pd.DataFrame) -> np.ndarray:
-    """Return whether each moment is during one of these events, of which none overlap."""
+    """Return whether each moment is during one of these disjoint events."""
     inside = np.searchsorted(events["start"], moments, "right") - 1
-    return (moments < np.append(events["end"].to_numpy(), -np.inf)[inside]).to_numpy()  # the last: before all of them
+    return (moments < np.append(events["end"].to_numpy(), -np.inf)[inside]).to_numpy()  # −1: before all events
 
 
 def read(
     profile: Profile, work: float = 1.0, step_ms: float = math.inf, sampled: Sampled | None = None
 ) -> SimpleNamespace:
-    """Return what a step asks of the host beside the work of its operators.
+    """Return what a step costs the host beside the work of its operators.
 
-    `work` is the share of a step in which it does not wait for its batch; `step_ms` is the time of a step, and
-    `sampled` are steps of the loop, if it is there to run.
+    `work` is the share of a step in which it does not wait for its batch, `step_ms` the time of a step, and `sampled`
+    are sampled steps, if the loop could run.
     """
-    # The share that can be gained at most: while a GPU is busy, the host's calls cost nothing
+    # The largest share that can be gained: while a GPU is busy, the host's calls cost nothing
     limit = min(work, profile.host) if profile.on_device else work
     operators = _outermost(profile.trace)
     operators = operators[~operators["name"].str.startswith("autograd::")]  # their calls are PyTorch's own choice
     optimizer = operators["optimizer"]
-    many = math.inf if profile.on_device else MANY  # a GPU that waits for them is found by its gaps
+    many = math.inf if profile.on_device else MANY  # on a GPU, gaps show whether it waits for launches
     calls = {
         "optimizer": _often(
             operators[optimizer & (operators["faster"] | profile.on_device)], MANY_WEIGHTS * profile.steps
         ),
         "others": _often(operators[~optimizer], many * profile.steps),
     }
-    # What a call takes beyond that is the work on a large tensor, or the machine stood still. What the backward pass
-    # does for it may be several operators
+    # Time beyond the usual is work on a large tensor, or a stall of the machine. The backward pass of a call may be
+    # several operators
     times = {}
     for name, table in calls.items():
         usual = table.groupby("name")["length"].transform("median").clip(lower=SHORT)
@@ -321,13 +321,13 @@ def read(
     for name, table in calls.items():
         if sampled and shares[name] >= SHARE:
             lines[name], most = sampled.calling(frozenset(table["name"]))
-            # More than the calls: Python, and operators between them; not of an optimizer, which has a faster one.
-            # The rest of a sampled step takes no less time than without the profiler
+            # More than the calls: Python, and operators between them; not in an optimizer, which has a faster version.
+            # The profiler makes the rest of a sampled step no shorter
             if name == "others":
                 rest = (1 - most) * sampled.step_ms / step_ms
                 with_python = max(min(most * work, SLOWED * shares[name]), work - rest)
                 shares[name] = min(limit, max(shares[name], with_python))
-    on_cpu = sampled is not None and not profile.on_device  # of a GPU, `device` looks at the kernels
+    on_cpu = sampled is not None and not profile.on_device  # for a GPU, `device` examines the kernels
     large = operators["name"].str.fullmatch(_ELEMENTWISE) & (operators["kind"] == "training")
     large = operators[large & ~optimizer & ~operators["name"].isin(often)]
     own, lines["large"] = sampled.elementwise() if on_cpu else (0.0, "")
@@ -343,18 +343,18 @@ def read(
 
 
 def _of_the_loop(outside: Outside, work: float, step_ms: float, limit: float) -> Outside:
-    """Return what was sampled as a share of a step of the loop as it is, at most the limit.
+    """Return sampled work as a share of a step without the profiler, at most the limit.
 
-    The profiler slows operators, but hardly what is between them, so it may be more than of the sampled steps.
+    The profiler slows operators, but hardly the code between them, so this share may exceed that of the sampled steps.
     """
     share = min(limit, max(outside.share * work, min(outside.ms / step_ms, SLOWED * outside.share * work)))
     return replace(outside, share=share, waited=outside.waited * share / (outside.share or 1.0))
 
 
 def steps_to_sample(profile: Profile, step_ms: float, works: Sequence[float] = ()) -> int:
-    """Return how many steps of so many ms to sample: for some time, and no more operators than can be read.
+    """Return how many steps of `step_ms` to sample, limited by time and by the number of operators.
 
-    `works` are the times of the steps before, in any unit: where some do far more than most, as every tenth that
+    `works` are the times of earlier steps, in any unit: if some do far more than most, such as every tenth that
     evaluates, two of these are sampled. It is 0 if a step is too short, or has too many operators.
     """
     operators = sum(int(span.events["operator"].sum()) for span in profile.trace.spans) / profile.steps
@@ -367,24 +367,23 @@ def steps_to_sample(profile: Profile, step_ms: float, works: Sequence[float] = (
 
 
 def _calls(host: SimpleNamespace, name: str) -> str:
-    """Say which operators are called how often, the three that take most time, and what line calls them."""
+    """Return a text with the three operators that take most time, how often they are called, and by which line."""
     calls = host.calls[name]
     table = calls.groupby("name")["length"].agg(["size", "sum"]).sort_values("sum", ascending=False)
     names = [f"{printable(name)} {round(row['size'] / host.steps):,} times" for name, row in table.head(3).iterrows()]
     others = f" and {counted(len(table) - 3, 'other')}" if len(table) > 3 else ""
     return (
-        f"{', '.join(names)}{others}, {calls['length'].median():.0f} µs each in the median; with what is between "
-        f"them that takes {percent(host.shares[name])} of the time.{_mostly(host.lines[name])}"
+        f"{', '.join(names)}{others}, {calls['length'].median():.0f} µs each in the median. With the code between "
+        f"them, that takes {percent(host.shares[name])} of the time.{_mostly(host.lines[name])}"
     )
 
 
 def _mostly(line: str) -> str:
-    """Return a sentence on where it is, if that is known."""
     return f" Mostly at {line}" if line else ""
 
 
 def _often(table: pd.DataFrame, least: float) -> pd.DataFrame:
-    """Return the calls of those operators that are called so often, and are short, or cells."""
+    """Return the calls of operators that are called at least so often, and are short, or cells."""
     calls = table.groupby("name")["length"]
     short = (calls.transform("median") <= SHORT) | table["name"].str.fullmatch(_CELL)
     return table[(calls.transform("size") >= least) & short]
@@ -403,7 +402,7 @@ RULES = (
         "many small operators", "host", "fewer launches",
         lambda host: host.shares["others"],
         lambda host: f"A step calls {_calls(host, 'others')}",
-        "# one call for the whole batch, or the whole sequence, in the place of a loop in Python",
+        "# one call for the whole batch, or the whole sequence, instead of a loop in Python",
         least=SHARE,
         line=lambda host: host.lines["others"],
     ),
@@ -414,7 +413,7 @@ RULES = (
             f"Memory-bound operators, which read and write each number and compute little with it, take "
             f"{percent(host.shares['large'])} of the time with their backward pass.{_mostly(host.lines['large'])}"
         ),
-        "torch.compile(…)  # makes one loop of several; or a product of matrices, as torch.cdist has for distances",
+        "torch.compile(…)  # fuses several loops into one; or a matrix product, as torch.cdist uses for distances",
         least=LARGE,
         line=lambda host: host.lines["large"],
     ),
@@ -422,7 +421,7 @@ RULES = (
         "an optimizer that takes most of the step", "compute", "larger batches",
         lambda host: host.shares["updates"],
         lambda host: (
-            f"Changing the weights takes {percent(host.shares['updates'])} of the time, however small the batch is."
+            f"Updating the weights takes {percent(host.shares['updates'])} of the time, however small the batch is."
             f"{_mostly(host.lines['updates'])}"
         ),
         "Adam(…, fused=True)  # and fewer updates: a larger batch, or SparseAdam for a large nn.Embedding(sparse=True)",
@@ -432,7 +431,7 @@ RULES = (
     Rule(
         "the step does something else", "host", "work between the operators",
         lambda host: host.outside.share,
-        lambda host: f"In {percent(host.outside.share)} of the time a step does not train{_where(host.outside)}",
+        lambda host: f"For {percent(host.outside.share)} of the time a step does not train{_where(host.outside)}",
         "# move it out of the step, or do it every n-th step",
         least=SHARE,
         line=lambda host: host.outside.line,
@@ -441,10 +440,10 @@ RULES = (
         "work between the steps", "host", "work between the operators",
         lambda host: host.around.share,
         lambda host: (
-            f"In {percent(host.around.share)} of the time the loop waits for its batch, but not for the dataset: "
-            f"something is done between the steps{_where(host.around)}"
+            f"For {percent(host.around.share)} of the time the loop waits for its batch, but not for the dataset: "
+            f"it does other work between the steps{_where(host.around)}"
         ),
-        "# do it once, ahead of time, or in the dataset, whose workers do it beside the steps",
+        "# do it once, ahead of time, or in the dataset, whose workers run in parallel with the steps",
         least=SHARE,
         line=lambda host: host.around.line,
     ),
@@ -452,11 +451,11 @@ RULES = (
 
 
 def _where(outside: Outside) -> str:
-    """Return the end of a sentence on what else is done: whether it waits, and where it is mostly."""
+    """Return the end of a sentence: whether the other work waits, and its line."""
     waits = ", and mostly waits" if outside.waited >= outside.share / 2 else ""
     return f"{waits}{f': mostly at {outside.line}' if outside.line else '.'}"
 
 
 def findings(host: SimpleNamespace) -> Iterator[Finding]:
-    """Yield what the step asks of the host."""
+    """Yield what the step costs the host."""
     yield from result.findings(RULES, host)

@@ -1,7 +1,7 @@
-"""Tries a step the other way, in turn with how it is: settings of PyTorch, 32-bit numbers, and a larger batch.
+"""Compares a step with its alternatives in interleaved runs: settings of PyTorch, 32-bit numbers, and a larger batch.
 
-No trace shows what another setting would take. A trial takes only steps of a batch that is there already, and only
-where a setting is one that is known to slow steps.
+No trace shows how long a step takes with another setting. A trial runs steps on a batch that is already loaded, and
+only if a setting is known to slow steps.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from stepscope.diagnosis.result import Finding, Rule
 from stepscope.timing.loaders import batch_size
 from stepscope.timing.stopwatch import synchronize
 
-ROUNDS, SECONDS, MOST_STEPS = 5, 0.05, 20  # rounds, what a step is repeated for in each, and how often at most
-LEAST_BATCH, LARGER = 8, 8  # smaller ones are tried at so many times the size, which may take as much more memory
+ROUNDS, SECONDS, MOST_STEPS = 5, 0.05, 20  # rounds; seconds to repeat a step in each; most repetitions in each
+LEAST_BATCH, LARGER = 8, 8  # smaller batches are tried at so many times the size, and up to as much more memory
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A step as it is and the other way; times in ms of the fastest round, in which others had the cores least."""
+    """A step as it is, and changed: ms in the fastest round, in which other processes had the cores least."""
 
     before: float = 0.0
     after: float = 0.0
-    sure: bool = False  # whether it took less in each round but one
+    sure: bool = False  # whether it was faster in all rounds but one at most
 
     @property
     def gain(self) -> float:
-        """The share of the step that it takes less."""
+        """The share of the step that the change saves."""
         return max(0.0, 1 - self.after / self.before) if self.sure else 0.0
 
 
 @dataclass(frozen=True)
 class Trials:
-    """What was tried of a step; a `Trial` without times is none."""
+    """What was tried with a step; a `Trial` without times was not tried."""
 
     work: float = 1.0  # the share of the step in which it does not wait for its batch
     threads: int = 0
-    other_threads: int = 0  # as many as cores that no worker keeps busy
+    other_threads: int = 0  # the number of cores that no worker keeps busy
     batch: int = 0  # items
-    other: Trial = Trial()  # with so many threads
+    other: Trial = Trial()  # with `other_threads`
     anomaly: Trial = Trial()
     deterministic: Trial = Trial()
     single: Trial = Trial()  # a forward and a backward pass with float64, and with float32
-    larger: Trial = Trial()  # a batch, and a part as large of a larger one
+    larger: Trial = Trial()  # a batch, and an equal part of a larger one
 
 
 @contextmanager
 def double_weights() -> Iterator[list[bool]]:
-    """Notice within the block whether optimizers change weights of 64 bits: then the list is not empty."""
+    """Notice within the block whether optimizers change 64-bit weights: if so, the list is not empty."""
     found: list[bool] = []
 
     def notice(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -77,10 +77,9 @@ def double_weights() -> Iterator[list[bool]]:
 
 
 def run(step: timing.Step, batch: object, *, threads: int | None, double: bool) -> Trials:
-    """Try all that may gain, with a batch of the loop.
+    """Try all changes that may gain, with a batch of the loop.
 
-    `threads` are as many as there are cores for them, None if the CPU does not matter; `double` is whether weights have
-    64 bits.
+    `threads` is the number of free cores, None if the CPU does not matter; `double` is whether weights have 64 bits.
     """
 
     def call(batch: object = batch) -> None:
@@ -105,8 +104,8 @@ def run(step: timing.Step, batch: object, *, threads: int | None, double: bool) 
 
 
 def _compare(before: Callable, after: Callable, setting: Callable = nullcontext, parts: int = 1) -> Trial:
-    """Call two functions in turn, the second within a `setting`, and return how long a call of each takes; of the
-    second one of so many parts.
+    """Call two functions in interleaved rounds, the second within a `setting`, and return how long a call of each
+    takes; for the second, divided by `parts`.
     """
     begin = time.perf_counter()
     before()
@@ -119,7 +118,7 @@ def _compare(before: Callable, after: Callable, setting: Callable = nullcontext,
                 (after if taken % 2 else before)()
             synchronize()
             times[taken % 2].append((time.perf_counter() - begin) / repeat * 1e3)
-    as_it_is = times[0][1:]  # without the first, which compiles or starts threads
+    as_it_is = times[0][1:]  # without the first round, which compiles or starts threads
     other = [each / parts for each in times[1][1:]]
     less = sum(least < most for most, least in zip(as_it_is, other, strict=True))
     return Trial(min(as_it_is), min(other), less >= ROUNDS - 1)
@@ -146,7 +145,7 @@ def _any_algorithm() -> Iterator:
 
 
 def _repeated(batch: object) -> object:
-    """Return a batch several times in one."""
+    """Return a batch that repeats this one `LARGER` times."""
 
     def repeated(leaf: object) -> object:
         return torch.cat([leaf] * LARGER) if isinstance(leaf, torch.Tensor) and leaf.ndim else leaf
@@ -155,12 +154,12 @@ def _repeated(batch: object) -> object:
 
 
 def _network(call: Callable) -> tuple[nn.Module, tuple] | None:
-    """Return the network of 64 bits that a step trains, a copy, and what it is called with; None if there is none."""
+    """Return a copy of the 64-bit network that a step trains, and its arguments; None if there is none."""
     found = []
 
     def notice(module: nn.Module, arguments: tuple) -> None:
         double = any(weight.dtype == torch.float64 for weight in module.parameters())
-        if double and module.training and not found:  # the first is the one that calls all others
+        if double and module.training and not found:  # the first module calls all others
             found.append((copy.deepcopy(module), tree_map(_detached, arguments)))
 
     hook = nn.modules.module.register_module_forward_pre_hook(notice)
@@ -176,7 +175,7 @@ def _detached(leaf: object) -> object:
 
 
 def _pass(module: nn.Module, arguments: tuple, dtype: torch.dtype) -> Callable:
-    """Return a function that calls a copy of a network forward and backward with numbers of this type."""
+    """Return a function that runs a copy of a network forward and backward with numbers of this type."""
     module = copy.deepcopy(module).to(dtype)
     arguments = tree_map(
         lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, arguments
@@ -203,8 +202,8 @@ def _threads_rule(name: str, too_many: bool) -> Rule:
     def gain(trials: Trials) -> float | None:
         return trials.work * trials.other.gain if (trials.threads > trials.other_threads) is too_many else None
 
-    text = "PyTorch computes with {trials.threads} threads: a step took {before}, with {trials.other_threads} {after}."
-    change = "torch.set_num_threads({other_threads})  # the environment may set OMP_NUM_THREADS, too"
+    text = "A step took {before} with PyTorch's {trials.threads} threads, and {after} with {trials.other_threads}."
+    change = "torch.set_num_threads({other_threads})  # OMP_NUM_THREADS in the environment may set it, too"
     return Rule(name, "settings", "number of threads", gain, _evidence("other", text), change)
 
 
@@ -214,14 +213,14 @@ RULES = (
     Rule(
         "anomaly detection", "settings", "debugging settings",
         lambda trials: trials.work * trials.anomaly.gain,
-        _evidence("anomaly", "Autograd looks for NaN after each operator: a step took {before}, without it {after}."),
+        _evidence("anomaly", "Autograd checks each operator for NaN: a step took {before}, without checks {after}."),
         "torch.autograd.set_detect_anomaly(False)  # only to look for a NaN",
     ),
     Rule(
         "deterministic algorithms", "settings", "debugging settings",
         lambda trials: trials.work * trials.deterministic.gain,
-        _evidence("deterministic", "A step took {before}, with any algorithms {after}."),
-        "torch.use_deterministic_algorithms(False)  # seeds alone repeat a run about as well",
+        _evidence("deterministic", "A step took {before}, with the default algorithms {after}."),
+        "torch.use_deterministic_algorithms(False)  # seeds alone reproduce a run about as well",
     ),
     Rule(
         "numbers of 64 bits", "settings", "mixed precision",
@@ -229,14 +228,14 @@ RULES = (
         _evidence(
             "single", "The weights are float64: a forward and a backward pass took {before}, with float32 {after}."
         ),
-        "model.float()  # and the batches: NumPy makes float64 of what it computes",
+        "model.float()  # and the batches: NumPy computes in float64",
     ),
     Rule(
         "a small batch", "settings", "larger batches",
         lambda trials: trials.work * trials.larger.gain,
         _evidence(
             "larger",
-            f"A step of {{trials.batch}} took {{before}}; in one of {LARGER} times as many, as many took {{after}}.",
+            f"A step of {{trials.batch}} took {{before}}; in one {LARGER} times as large, as many took {{after}}.",
         ),
         "DataLoader(…, batch_size=…)  # larger, with a learning rate for it; or accumulate fewer",
     ),
@@ -244,5 +243,5 @@ RULES = (
 
 
 def findings(trials: Trials) -> Iterator[Finding]:
-    """Yield what was gained in a trial."""
+    """Yield what gained in a trial."""
     yield from result.findings(RULES, trials)

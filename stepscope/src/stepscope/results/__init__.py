@@ -1,4 +1,4 @@
-"""What was found, as a file for programs: written, read again, compared, and shown as a page."""
+"""Results as a file for programs: written, read again, compared, and shown as a page."""
 
 from stepscope.results.compare import Comparison, compare
 from stepscope.results.documents import SCHEMA, ResultError, document, read

@@ -12,27 +12,27 @@ from stepscope.base.wording import counted, milliseconds, printable
 from stepscope.diagnosis.result import WORTH, Diagnosis
 from stepscope.results.documents import WANTED, ResultError, read
 
-LEAST = 1e-6  # ms, that a step takes: no clock measures less
+LEAST = 1e-6  # ms of a step: no clock measures less
 
 
 @dataclass(frozen=True)
 class Side:
-    """What was found before a change, or after it: in one run, or in several that are alike.
+    """The results before a change, or after it: of one run, or of several repeated runs.
 
     Attributes
     ----------
     path : Path
-        Of the file, or of the folder of files.
+        The file, or the folder of files.
     diagnosis : Diagnosis
-        The first run's: of several ranks that of the slowest, since the others wait for it.
+        The first run's; with several ranks, that of the slowest rank, since the others wait for it.
     found : frozenset of str
-        Names of what was found worth changing, in any rank of any run.
+        Names of the findings worth changing, in any rank of any run.
     values : tuple of float
-        What the mean is of, in ms: the steps of one run, or the means of several; with what is between epochs.
+        The values to average, in ms: the steps of one run, or the means of several; including work between epochs.
     several : bool
-        Whether these are means of runs.
+        Whether `values` are means of runs.
     machines : frozenset of str
-        What it ran on, as far as it is known.
+        The machines, as far as they are known.
     """
 
     path: Path
@@ -44,11 +44,11 @@ class Side:
 
     @classmethod
     def read(cls, path: Path) -> Side:
-        """Return what is in a file of results, or in a folder of such; raises ResultError and OSError."""
+        """Read a file of results, or a folder of such files; raises ResultError and OSError."""
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not files:
             raise ResultError(
-                f"{path}: expected a file of results, or a folder of such, found no *.json in it. {WANTED}"
+                f"{path}: expected a file of results, or a folder of such files, found no *.json in it. {WANTED}"
             )
         slowest, found, machines = [], set(), set()
         for file in files:
@@ -77,17 +77,17 @@ class Comparison:
 
     @property
     def change(self) -> Interval:
-        """By which share steps take longer now: 0.1 is 10% longer, −0.5 half as long.
+        """The share by which steps take longer now: 0.1 is 10% longer, −0.5 half as long.
 
-        With the 95% interval of a difference of means by Welch. Of one run each it holds the scatter of its steps only;
-        two runs on a shared machine may differ by more than that, which the means of several runs show.
+        The 95% interval is Welch's for a difference of means. With one run each, it holds only the scatter of steps;
+        two runs on a shared machine may differ by more, which the means of several runs show.
         """
         mean = statistics.fmean(self.before.values)
         change = confidence.change(self.before.values, self.after.values)
         return Interval(change.mean / mean, max(-1.0, change.lowest / mean), change.highest / mean, change.count)
 
     def slower_than(self, share: float) -> bool:
-        """Return whether steps take longer by more than this share, surely: the whole interval does."""
+        """Return whether steps surely take longer by more than this share: the whole interval lies above."""
         return self.change.lowest > share
 
     def __str__(self) -> str:
@@ -104,32 +104,32 @@ class Comparison:
             *(f"new     {name}" for name in sorted(self.after.found - self.before.found)),
         ]
         if not (self.before.several and self.after.several):
-            lines.append("Of one run: what differs from run to run is not in the interval. Give folders of several.")
+            lines.append("One run: the interval does not include differences between runs. Give folders of several.")
         if len(machines := sorted(self.before.machines | self.after.machines)) > 1:
-            lines.append(f"Not of one machine: {'; '.join(machines)}.")
+            lines.append(f"Not from one machine: {'; '.join(machines)}.")
         return "\n".join(map(printable, lines))
 
 
 def compare(before: str | Path, after: str | Path) -> Comparison:
-    """Compare what was found before a change with what was found after it.
+    """Compare the results before a change with the results after it.
 
     Parameters
     ----------
     before, after : str or Path
-        A file that ``stepscope run --json FILE`` wrote, or a folder of such files, of runs that are alike.
+        A file that ``stepscope run --json FILE`` wrote, or a folder of such files from repeated runs.
 
     Raises
     ------
     ResultError
         If a file holds no results, or no steps.
     OSError
-        If one cannot be read.
+        If a file cannot be read.
     """
     return Comparison(Side.read(Path(before)), Side.read(Path(after)))
 
 
 def _timed(file: Path) -> list[dict]:
-    """Return the results of one run of which steps were timed, one for each rank."""
+    """Return the results with timed steps of one run, one for each rank."""
     results = read(file)
     if sum("trace" in each for each in results) > 1:
         raise ResultError(f"{file}: expected one trace, found {len(results)}. Diagnose the folder of one run.")
@@ -137,12 +137,12 @@ def _timed(file: Path) -> list[dict]:
     timed = [each for each in timed if _mean(each["diagnosis"]) >= LEAST]
     if not timed:
         why = next((each["problem"] for each in results if "problem" in each), WANTED)
-        raise ResultError(f"{file}: expected steps that were timed, found none. {why}")
+        raise ResultError(f"{file}: expected timed steps, found none. {why}")
     return timed
 
 
 def _values(diagnosis: Diagnosis) -> list[float]:
-    """Return the duration of each step with its part of what is between epochs, in ms."""
+    """Return the duration of each step with its part of the work between epochs, in ms."""
     return [step + diagnosis.apart_ms for _, step in diagnosis.steps]
 
 

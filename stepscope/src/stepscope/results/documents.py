@@ -8,13 +8,13 @@ from pathlib import Path
 
 from stepscope.diagnosis.result import Diagnosis
 
-VERSION = 1  # of the file; a reader of another one must refuse it
+VERSION = 1  # of the file; programs for other versions must refuse it
 SCHEMA = Path(__file__).with_name("results.schema.json")
 WANTED = "Name a file that `stepscope run --json FILE` or `stepscope diagnose --json` wrote."
 
 
 class ResultError(ValueError):
-    """A file is none of results, or does not hold what was asked for. The message says which, and what to do."""
+    """A file does not hold results, or not the requested ones. The message says which, and what to do."""
 
 
 def document(command: str, results: Sequence[dict]) -> str:
@@ -25,7 +25,7 @@ def document(command: str, results: Sequence[dict]) -> str:
     command : str
         ``"run"`` or ``"diagnose"``.
     results : sequence of dict
-        For each process or trace a ``"diagnosis"``, of `Diagnosis.as_json`, or the ``"problem"`` why there is none.
+        For each process or trace a ``"diagnosis"``, from `Diagnosis.as_json`, or the ``"problem"`` why there is none.
     """
     return json.dumps({"version": VERSION, "command": command, "results": list(results)}, indent=1) + "\n"
 
@@ -36,7 +36,7 @@ def read(path: str | Path) -> list[dict]:
     Raises
     ------
     ResultError
-        If it is no such file, or one of another version.
+        If it is no such file, or has another version.
     OSError
         If it cannot be read.
     """
@@ -52,11 +52,11 @@ def read(path: str | Path) -> list[dict]:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         why = f"{type(error).__name__} {error}"
-        raise ResultError(f"{path}: expected the JSON of results, found none or damaged ({why}). {WANTED}") from error
+        raise ResultError(f"{path}: expected results as JSON, found none or damaged ones ({why}). {WANTED}") from error
 
 
 def _result(content: dict) -> dict:
-    """Return a result with its parts as they are used here; raises ValueError, TypeError or LookupError if none."""
+    """Return a result with its parts as Python objects; raises ValueError, TypeError or LookupError if it is none."""
     if ("problem" in content) == ("diagnosis" in content):
         raise ValueError("a result has a problem or a diagnosis")
     result = {name: str(content[name]) for name in ("problem", "trace") if name in content}

@@ -24,19 +24,18 @@ KEY = (
 
 
 def page(results: Sequence[dict], title: str) -> str:
-    """Return results as a page: for each its verdict, a bar for each step, and what to change; the ranks of a job.
+    """Return results as a page: for each the verdict, a bar for each step, and what to change; the ranks of a job.
 
     Parameters
     ----------
     results : sequence of dict
-        As `stepscope.results.read` returns them, one at least.
+        From `stepscope.results.read`, at least one.
     title : str
-        Of the page.
 
     Raises
     ------
     ResultError
-        If there is none.
+        If there is no result.
     """
     if not results:
         raise ResultError(f"Expected a result for the page {title!r}, found none. {WANTED}")
@@ -65,7 +64,7 @@ def _name(result: dict) -> str:
 
 
 def _ranks(results: Iterable[dict]) -> str:
-    """Return a chart with the mean step of each rank; "" for one process."""
+    """Return a chart of the mean step of each rank; "" for one process."""
     means = {}
     for result in results:
         if "rank" in result and "diagnosis" in result and (steps := result["diagnosis"].steps):
@@ -74,7 +73,7 @@ def _ranks(results: Iterable[dict]) -> str:
 
 
 def _chart(bars: Mapping[str, tuple[float, float]], what: str) -> str:
-    """Return a chart with a bar for each duration in ms, with its name; the waiting stands below the rest."""
+    """Return a chart with a named bar for each wait and duration in ms; the wait is below the rest of the step."""
     longest = max(step for _, step in bars.values()) or 1.0
     scale, bottom, wide = (HEIGHT - 40) / longest, HEIGHT - 20, WIDTH / len(bars)
     parts = []
@@ -93,5 +92,5 @@ def _chart(bars: Mapping[str, tuple[float, float]], what: str) -> str:
         f'<text x="{WIDTH}" y="{HEIGHT - 4}" text-anchor="end">{last}</text>'
     )
     share = sum(wait for wait, _ in bars.values()) / (sum(step for _, step in bars.values()) or 1.0)
-    label = f"{what}, {first} to {last}: the longest {milliseconds(longest)}, {share:.0%} of all waiting"
+    label = f"{what}, {first} to {last}: the longest {milliseconds(longest)}, {share:.0%} of the time waiting"
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}{texts}</svg>{KEY}'

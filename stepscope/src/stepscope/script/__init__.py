@@ -1,14 +1,14 @@
-"""Diagnoses a training script as it is: ``stepscope run train.py ARGS…``, and nothing of it is edited.
+"""Diagnoses an unedited training script: ``stepscope run train.py ARGS…``.
 
-The command starts the script with a folder before its PYTHONPATH, whose ``sitecustomize`` Python imports as it starts.
-That lets a `Watch` see each batch that a DataLoader gives and each step of an optimizer. The modules:
+The command puts a folder first in the script's PYTHONPATH, and Python imports its ``sitecustomize`` at the start. That
+lets a `Watch` see each batch of a DataLoader and each step of an optimizer. The modules:
 
 - `start`: the command. It starts the script, waits for it, and prints what its processes found.
-- `hooks`: what is put into the script's process, before it imports anything.
+- `hooks`: the code put into the script's process before the script imports anything.
 - `watch`: what a step is, and the diagnosis of some of them, one after the other.
 
-Where a script may be edited, `stepscope.watch` does the same for its loop, and the callbacks in `stepscope.lightning`
-and `stepscope.transformers` for that of a Trainer.
+If you may edit a script, `stepscope.watch` does the same for its loop, and the callbacks in `stepscope.lightning` and
+`stepscope.transformers` do it for a Trainer.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 def begin(steps: int, folder: str | Path) -> Watch | None:
-    """Let the loops of this process be watched from now on, and print the diagnosis to stderr when it is there.
+    """Watch the loops of this process from now on, and print the diagnosis to stderr when it is ready.
 
-    Returns what watches it; None if something did already. Raises ValueError if there is no step to time.
+    Returns the `Watch`; None if the process is watched already. Raises ValueError if there is no step to time.
     """
     if steps < 1:
         raise ValueError(f"Expected at least one step to time, found {steps=}.")
     if hooks.watched():
         return None
-    from stepscope.script.watch import Watch  # here, because the shell needs no torch, which takes seconds
+    from stepscope.script.watch import Watch  # here, since torch takes seconds, and the shell does not need it
 
     def report(found: dict) -> None:
         print(f"\n{found.get('text') or found['problem']}", file=sys.stderr, flush=True)

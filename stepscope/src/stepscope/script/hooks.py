@@ -1,7 +1,7 @@
-"""What lets a `Watch` see the training loop of a script: functions of PyTorch's are replaced as it is imported.
+"""Lets a `Watch` see the training loop of a script: replaces functions of PyTorch when it is imported.
 
-This is imported as Python starts, in each process of the script: it must be quick, and import neither PyTorch nor much
-else. Workers of a DataLoader are left alone.
+Python imports this module at the start of each process of the script: it must be quick, and import neither PyTorch nor
+much else. Workers of a DataLoader are not watched.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-OPTIONS = "STEPSCOPE_RUN"  # the environment variable that `start` sets: how to diagnose, as JSON
+OPTIONS = "STEPSCOPE_RUN"  # environment variable that `start` sets: options as JSON
 
 
 def install() -> None:
-    """Watch this process, if it begins to train."""
+    """Watch this process if it begins to train."""
     if OPTIONS in os.environ:
         sys.meta_path.insert(0, _Finder({"torch.utils.data.dataloader": _loading, "torch.optim.optimizer": _updating}))
 
@@ -38,7 +38,7 @@ def watched() -> bool:
 
 
 class _Finder:
-    """Calls a function with a module as soon as that is imported, before anything uses it."""
+    """Calls a function with a module when the module is imported, before anything uses it."""
 
     def __init__(self, wanted: dict[str, Callable[[ModuleType], None]]):
         self.wanted = wanted
@@ -46,7 +46,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return what finds the module otherwise, with the function at its end; None if it is none of these."""
+        """Return the module's usual spec, which also calls the function; None for other modules."""
         if name not in self.wanted:
             return None
         spec, then = importlib.machinery.PathFinder.find_spec(name, path, target), self.wanted.pop(name)
@@ -62,7 +62,7 @@ class _Finder:
 
 
 def _loading(module: ModuleType) -> None:
-    """Let the watch see each epoch that is begun and each batch that is asked for."""
+    """Let the watch see the start of each epoch and each request for a batch."""
     begin, following = module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__
 
     def __iter__(loader: object) -> object:
@@ -87,14 +87,14 @@ def _updating(module: ModuleType) -> None:
     module.register_optimizer_step_post_hook(updated)
 
 
-_watches: dict[int, object] = {}  # by process: what forks one that trains has none
+_watches: dict[int, object] = {}  # by process: forks of a training process have none
 
 
 def _watch() -> object | None:
-    """Return what watches this process; None if nothing does, or no more."""
+    """Return the watch of this process; None if there is none, or if it is over."""
     process = os.getpid()
     if process not in _watches:
-        from torch.utils.data import get_worker_info  # here: PyTorch is there by now
+        from torch.utils.data import get_worker_info  # here: PyTorch is imported by now
 
         if _watches or get_worker_info() is not None:
             return None

@@ -18,37 +18,37 @@ from stepscope.script import hooks
 from stepscope.traces import files
 
 HOOK = Path(__file__).parent / "hook"
-LOOK = 0.2  # seconds between two looks for what was found
+LOOK = 0.2  # seconds between two looks for results
 NOTHING = "Nothing was seen: no batch of a torch DataLoader, and no step of an optimizer of torch.optim."
 
 
 def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_file: Path | None) -> int:
-    """Run a script with its arguments, print its diagnosis to stderr as soon as it is there, and return its status.
+    """Run a script with its arguments, print its diagnosis to stderr as soon as it is ready, and return its status.
 
     Parameters
     ----------
     command : sequence of str
-        A file of Python or ``-m`` and a module, with arguments; or a program that starts such, such as ``torchrun``.
+        A Python file or ``-m`` and a module, with arguments; or a program that starts one, such as ``torchrun``.
     steps : int
         Steps to time.
     folder : Path
         Where the profile goes.
     stop : bool
-        Whether the script ends, with the status 0, when it is diagnosed.
+        Whether the script ends after its diagnosis, with the status 0.
     json_file : Path, optional
-        Where to write what was found, too.
+        Also write the results here.
 
     Returns
     -------
     int
-        The script's exit status; of one that a signal ended 128 and its number, as in a shell.
+        The script's exit status; if a signal ended it, 128 plus the signal's number, as in a shell.
 
     Raises
     ------
     FileNotFoundError
         If there is no such program.
     FileExistsError
-        If `folder` holds other files than a recording's.
+        If `folder` holds files that are not of a recording.
     """
     files.refuse_others(folder)
     with tempfile.TemporaryDirectory(prefix="stepscope-") as reports:
@@ -87,18 +87,18 @@ def _command(command: Sequence[str]) -> list[str]:
 
 
 def _reports(folder: Path) -> list[dict]:
-    """Return what the processes of the script have reported so far, by their rank."""
+    """Return the reports of the script's processes so far, in the order of ranks."""
     return sorted((json.loads(path.read_text()) for path in folder.glob("*.json")), key=lambda report: report["rank"])
 
 
 def _complete(folder: Path) -> list[dict]:
-    """Return what was found in all ranks of the script; nothing as long as there are not all."""
+    """Return the diagnoses of all ranks; an empty list as long as one is missing."""
     reports = [report for report in _reports(folder) if "diagnosis" in report]
     return reports if reports and len(reports) >= reports[0]["ranks"] else []
 
 
 def _show(found: list[dict], reports: Path, folder: Path, json_file: Path | None) -> None:
-    """Print what the processes of a script found, and leave their traces and the file that was asked for."""
+    """Print the results of a script's processes, and write their traces and the requested file."""
     with staging.folder(folder, replace=True) as staged:
         for trace in reports.glob("traces/**/*.pt.trace.json*"):
             shutil.copy(trace, staged)

@@ -1,9 +1,9 @@
-"""Watches the training loop of a script from within: what a step is, and the diagnosis of some of them.
+"""Watches the training loop of a script from within: what a step is, and the diagnosis of some steps.
 
-A step ends when a batch to train on is asked for after an optimizer has changed the weights. So several batches whose
-gradients are accumulated are one step, as are those of two optimizers that take one batch; batches of a validation set
-are the work of the step that they are in. Where no DataLoader gives batches, a step ends as the first optimizer's does.
-What is done between two epochs is in no step.
+A step ends at the request for a training batch after an optimizer has changed the weights. So several batches whose
+gradients are accumulated are one step, and so are the updates of two optimizers for one batch. Batches of a validation
+set belong to the step that they are in. Where no DataLoader gives batches, a step ends with the first optimizer's step.
+Work between two epochs is in no step.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from stepscope.timing import profiling
 from stepscope.timing.stopwatch import TimedStep
 from stepscope.traces import files
 
-LEAST_STEPS = 36  # beside those that are timed, and two warm-ups: for the profiles
-ITEMS_SECONDS = 60  # that loading some items may take, in a process of its own
-SAMPLED_TOGETHER = 10  # steps of each rank: all must stop after the same one
-_Steps = Generator[None, tuple["run.Held", bool], object]  # gets each step that ends, and whether it began an epoch
+LEAST_STEPS = 36  # for the profiles, in addition to the timed steps and two warm-ups
+ITEMS_SECONDS = 60  # that loading some items in another process may take
+SAMPLED_TOGETHER = 10  # steps of each rank: all must stop after the same step
+_Steps = Generator[None, tuple["run.Held", bool], object]  # receives each finished step, and whether it began an epoch
 
 
 class Watch:
-    """What a process of the script has done so far, and what is to be looked at next.
+    """What a process of the script has done so far, and what to examine next.
 
     Attributes
     ----------
     over : bool
-        Whether there is nothing more to see: the script is then as if nobody watched.
+        Whether the diagnosis is over: then the script runs as if nobody watched.
     """
 
     def __init__(
@@ -67,31 +67,31 @@ class Watch:
         stop: bool = False,
     ):
         self.count, self.folder, self.report, self.stop, self.over = count, folder, report, stop, False
-        self.traces = traces or folder  # where they are recorded, if they are moved to the folder later
+        self.traces = traces or folder  # where traces are recorded, if they move to the folder later
         self.rank, self.ranks = 0, 1  # of processes that train together
         self.process, self.thread = os.getpid(), threading.main_thread().ident
-        self.loader: DataLoader | None = None  # that trains
+        self.loader: DataLoader | None = None  # that gives the training batches
         self.latest: DataLoader | None = None  # that gave the latest batch
         self.updated_after: DataLoader | None = None  # that gave the latest batch before the last update
-        self.optimizer: int | None = None  # whose steps end those of a loop without a DataLoader, its `id`
-        self.remade = False  # whether another loader trains than before
+        self.optimizer: int | None = None  # `id` of the optimizer that ends steps in a loop without a DataLoader
+        self.remade = False  # whether the training loader changed
         self.seen, self.queued = Counter(), stacks.queue_clock()
         self.updates, self.wait, self.held, self.ready, self.new = 0, 0.0, 0.0, 0.0, False
         self.start = time.perf_counter()  # of the step
-        self.passes, self.latest_pass = 0, 0  # over any loader: how many, and which gave the latest batch
+        self.passes, self.latest_pass = 0, 0  # over any loader: their number, and which gave the latest batch
         self.begun: dict[int, float] = {}  # when an epoch of each loader began, until its first batch
-        self.starts, self.ends, self.received = [], [], []  # seconds of epochs; moments at which steps had a batch
-        self.pauses, self.taken, self.sizes = Pauses(), 0, []  # batches of this step so far, and of those before
+        self.starts, self.ends, self.received = [], [], []  # seconds of epochs; moments at which steps got a batch
+        self.pauses, self.taken, self.sizes = Pauses(), 0, []  # batches of this step so far, and of earlier steps
         self.first = True  # whether the step has no batch yet
         self.kept: object | None = None  # a batch, if one is to be kept
-        self.iterator: Iterator | None = None  # of the latest batch to train on
+        self.iterator: Iterator | None = None  # of the latest training batch
         self.phases = self._diagnose()
         next(self.phases)
         atexit.register(self.end)
 
     @classmethod
     def of_environment(cls, options: str) -> Watch:
-        """Return what watches this process, by the options that `start` has left in the environment."""
+        """Return the watch of this process, with the options that `start` put into the environment."""
         options = json.loads(options)
         reports = Path(options["reports"])
 
@@ -107,7 +107,7 @@ class Watch:
             self.pauses.begun(now, None if self.loader is None else loader is self.loader, int(self.updates > 0))
             if self.pauses.since is not None and self.updates and loader is not self.loader:
                 self._stepped()
-            if self.pauses.since is not None and not self.updates:  # what was done since then is in no step
+            if self.pauses.since is not None and not self.updates:  # work since then is in no step
                 self.start, self.taken, self.wait, self.held = now, 0, 0.0, 0.0
                 del self.received[len(self.received) - (not self.first) :]
                 self.first = True
@@ -134,13 +134,13 @@ class Watch:
         return batch
 
     def next_batch(self, iterator: Iterator, loader: DataLoader, following: Callable) -> object:
-        """Return the next batch to train on: what runs in here is getting it, and all else is the step."""
+        """Return the next training batch: code that runs in here gets the batch, and all else is the step."""
         asked, before = time.perf_counter(), self.queued()
         try:
             batch = following(iterator)
         except StopIteration:
             self.ends.append(time.perf_counter() - asked)
-            if torch.cuda.is_initialized():  # what it has to compute yet belongs to the steps
+            if torch.cuda.is_initialized():  # its unfinished work belongs to the steps
                 torch.cuda.synchronize()
             self.pauses.ended(time.perf_counter())
             raise
@@ -172,11 +172,11 @@ class Watch:
             self.pauses.updated(time.perf_counter(), self.latest_pass)
         if self.latest is not self.loader and self.latest is self.updated_after:
             self.remade |= self.loader is not None
-            self.loader = self.latest  # that gave a batch before two updates in a row
+            self.loader = self.latest  # it gave the batch before two updates in a row
         self.updated_after = self.latest
 
     def end(self) -> None:
-        """Report what was seen, where the script ends before it was diagnosed."""
+        """Report what was seen if the script ends before its diagnosis."""
         if self.over or os.getpid() != self.process:
             return
         self.over = True
@@ -189,9 +189,9 @@ class Watch:
         self._report(problem=f"The script ended before enough of its steps were seen: {saw or 'none'}. {needs}")
 
     def _stepped(self) -> None:
-        """End a step, and do what is next."""
+        """End a step, and go on with the diagnosis."""
         now, held = time.perf_counter(), (self.held, max(0.0, self.queued() - self.ready))
-        if self.pauses.until is not None:  # it ended before the pause, and what it waited for a core is unknown
+        if self.pauses.until is not None:  # it ended before the pause, and its wait for a core is unknown
             self.pauses.look_away()
             now, held = self.pauses.since, (self.held, 0.0)
         step, new = TimedStep(self.start, self.wait, now - self.start, 0), self.new
@@ -247,17 +247,17 @@ class Watch:
         return None
 
     def _of_one_epoch(self, count: int) -> int:
-        """Return how many of so many steps can be profiled within an epoch, with what is before and after them."""
+        """Return how many of `count` steps can be profiled within an epoch, with the steps before and after."""
         fit = (self.length or 0) - 3
         return min(count, fit) if self.ranks == 1 and fit >= 2 else count
 
     def _warm_up(self) -> _Steps:
-        """Go on until the workers give batches evenly again."""
+        """Wait until the workers give batches evenly again."""
         for _ in range(timing.warmup_steps(self.loader)):
             yield
 
     def _timed(self) -> _Steps:
-        """Time steps with nothing else on; return what they say of the loop."""
+        """Time steps without profiling; return the loop that they show."""
         first, others, count = [], [], max(self.count, 2 * self.workers)
         workers = getattr(self.iterator, "_workers", [])  # processes
         before, cpu = sum(stacks.queued(worker.pid) for worker in workers), time.process_time()
@@ -275,7 +275,7 @@ class Watch:
         return run.of_steps(epochs, seconds, first, others, batch, transfer, queued, cpu)
 
     def _recorded(self) -> _Steps:
-        """Profile some steps, and return what the trace says."""
+        """Profile some steps, and return the profile."""
         active = self._of_one_epoch(max(run.PROFILED, self.workers))
         folder = self.traces if self.ranks == 1 else self.traces / f"rank_{self.rank}"
         files.refuse_others(folder)
@@ -284,7 +284,7 @@ class Watch:
         return profiles.read(traces.load(folder))
 
     def _sampled(self, count: int) -> _Steps:
-        """Profile so many steps while they are sampled, and return both."""
+        """Profile `count` steps while they are sampled, and return both."""
         if not count:
             return None
         count = self._of_one_epoch(count + 1) - 1
@@ -293,19 +293,19 @@ class Watch:
             tempfile.TemporaryDirectory() as folder,
             stacks.Sampler(steps.SAMPLE, getting, rest=step) as sampler,
         ):
-            yield from self._profiled(Path(folder), count + 1)  # one more than are looked at
+            yield from self._profiled(Path(folder), count + 1)  # one more than are used
             trace = traces.load(folder)
         return steps.of_samples(trace, sampler.samples, self.received[-count - 1 :], step)
 
     def _profiled(self, folder: Path, active: int) -> _Steps:
-        """Profile so many steps and one before them, into a folder: of one epoch, if it has so many."""
+        """Profile `active` steps and one before them into a folder, all in one epoch if it is long enough."""
         if self.ranks == 1 and active + 2 < (self.length or 0):
             for _ in range(active + 2):
                 if self.length - self.pauses.steps > active + 1:
                     break
                 yield
         if torch.autograd._profiler_enabled():
-            raise RuntimeError("A profiler is running in the script already. Run it without that.")
+            raise RuntimeError("A profiler is running in the script already. Run the script without it.")
         worker = f"rank_{self.rank}" if self.ranks > 1 else None
         with profile(
             activities=profiling.activities(),
@@ -317,7 +317,7 @@ class Watch:
                 profiler.step()
 
     def _report(self, diagnosis: Diagnosis | None = None, **others: str) -> None:
-        """Report what was found, or why nothing was."""
+        """Report the diagnosis, or why there is none."""
         device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "CPU"
         where = {"device": device, "cores": machine.cores(), "torch": str(torch.__version__)}
         content = {"rank": self.rank, "ranks": self.ranks, "machine": where, **others}
@@ -327,12 +327,12 @@ class Watch:
 
 
 def _in_child(call: Callable) -> object:
-    """Return what a function returns in a process of its own, so that this one stays as it is."""
+    """Return what a function returns in another process, so that this process does not change."""
     if not hasattr(os, "fork"):
         return None, ["how long an item takes: this system has no fork, and loading some here would change the script."]
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # this process has threads: the other one calls none of them
+        warnings.simplefilter("ignore")  # this process has threads, but the other process uses none of them
         process = os.fork()
     if not process:
         try:

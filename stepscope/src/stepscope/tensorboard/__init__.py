@@ -1,8 +1,8 @@
-"""Starts, shows and stops this reader's own TensorBoard, with its profiler tab corrected.
+"""Starts, shows and stops a TensorBoard of this user, with its profiler tab corrected.
 
-TensorBoard runs in a process of its own, listens on 127.0.0.1 on a port that the operating system has found free, and
-ends with the process that started it. It asks for no password, so its pages lie below a random path, without which it
-answers 404: other users of the machine can ask its port. `corrections` has what is corrected and why.
+TensorBoard runs in its own process, listens on 127.0.0.1 on a port that the operating system has found free, and ends
+with the process that started it. Other users of the machine can reach this port, and TensorBoard asks for no password.
+So its pages lie below a random path, without which it answers 404. `corrections` lists the corrections and why.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from stepscope.base.wording import counted
 from stepscope.tensorboard import corrections
 from stepscope.tensorboard.corrections import PackageMissing
 
-TIMEOUT = 120  # seconds: thirty readers may start theirs at once, each taking 2 s of the machine's cores
-SCALE = 0.72  # the Overview needs 1,200 pixels, and a notebook has about 880: narrower, its panels overlap
+TIMEOUT = 120  # seconds: thirty users may start theirs at once, each taking 2 s of the machine's cores
+SCALE = 0.72  # the Overview needs 1,200 pixels, or its panels overlap; a notebook has about 880
 PLUGIN = "data/plugin/pytorch_profiler"
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy for the internet cannot see 127.0.0.1
@@ -56,7 +56,7 @@ class Server:
     child : Child
         Its process.
     folder : Path
-        Its address, log and temporary files, for this user only; goes when it ends.
+        Its address, log and temporary files, for this user only; removed when it ends.
     """
 
     logdir: Path
@@ -67,7 +67,7 @@ class Server:
 
     @property
     def link(self) -> str:
-        """Where a browser finds the profiler tab: behind a proxy, such as JupyterHub's, a path."""
+        """URL of the profiler tab for a browser: a path behind a proxy, such as JupyterHub's."""
         url = urlsplit(self.url)
         return f"{machine.address(url.port)}{url.path[1:]}#pytorch_profiler"
 
@@ -80,16 +80,16 @@ class Server:
     def stop(self) -> None:
         """End this TensorBoard. Does nothing in a fork of the process that started it."""
         if self.child.stop(5):
-            shutil.rmtree(self.folder, ignore_errors=True)  # of a child that did not start, or had to be killed
+            shutil.rmtree(self.folder, ignore_errors=True)  # if the child did not start, or had to be killed
 
     def wait(self) -> None:
-        """Wait until it has an address, and the profiler tab all runs."""
+        """Wait until it has an address, and the profiler tab lists all runs."""
         deadline = time.monotonic() + TIMEOUT
         while not (self.folder / "address").exists():
             self._check(deadline, "did not start")
             time.sleep(0.02)
         self.url = (self.folder / "address").read_text()
-        until = math.inf  # a run is out of loading a moment before it is listed, and before loading has begun
+        until = math.inf  # "loading" lacks a run before its loading begins, and a moment before it is listed
         while (answer := self.get("runs"))["loading"] or not set(self.runs) <= set(answer["runs"]):
             names = ", ".join(sorted(set(self.runs) - set(answer["runs"])) or self.runs)
             until = math.inf if answer["loading"] or not answer["runs"] else min(until, time.monotonic() + 5)
@@ -100,10 +100,10 @@ class Server:
         if self.child.runs and time.monotonic() <= deadline:
             return
         if self.child.runs:
-            problem = f"{fault} in time. Show fewer or smaller traces, or try again when this machine has less to do."
+            problem = f"{fault} in time. Show fewer or smaller traces, or try again when this machine is less busy."
         else:
             problem = f"ended with code {self.child.process.returncode}."
-        log = self.folder / "log"  # gone if it was ended while it started
+        log = self.folder / "log"  # missing if TensorBoard was ended while it started
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         raise TensorBoardFailed("\n".join([f"TensorBoard {problem} Its last words:", *lines[-20:]]))
 
@@ -117,18 +117,18 @@ def show(logdir: str | Path, *, height: int = 800) -> None:
     Parameters
     ----------
     logdir : str or Path
-        Folder with the traces of one run, or of several in folders of their own.
+        Folder with the traces of one run, or with a folder for each of several runs.
     height : int
         Height of the embedded page in pixels.
 
-    Errors are those of `start`.
+    It raises the errors of `start`.
     """
     global _shown
     server = start(logdir)
     stop()
     _shown = server
     _announce(server)
-    if machine.in_colab():  # by its own function: nobody else reaches its machine, and a link fails for lack of cookies
+    if machine.in_colab():  # by Colab's function: only Colab reaches its machine, and links fail for lack of cookies
         from google.colab import output
 
         url = urlsplit(server.url)
@@ -156,7 +156,7 @@ def stop() -> None:
 
 
 def serve(logdir: str | Path) -> None:
-    """Run TensorBoard over `logdir` in the foreground, until Ctrl-C. Errors are those of `start`."""
+    """Run TensorBoard over `logdir` in the foreground, until Ctrl-C. It raises the errors of `start`."""
     server = start(logdir)
     try:
         _announce(server)
@@ -184,7 +184,7 @@ def start(logdir: str | Path) -> Server:
     logdir = Path(logdir).resolve()
     names = {str(folder.relative_to(logdir)) for folder in traces.runs(logdir)}
     runs = {logdir.name if name == "." else name for name in names}  # as the plugin calls them
-    # The plugin's sockets lie below it: their paths may have 104 bytes (macOS; Linux: 108), of which 53 are added here.
+    # The plugin's sockets are in this folder: their paths may have 104 bytes (macOS; Linux: 108); 53 are added here.
     short = os.name == "nt" or len(os.fsencode(tempfile.gettempdir())) <= 50
     folder = Path(tempfile.mkdtemp(prefix="tensorboard-", dir=None if short else "/tmp"))
     with (folder / "log").open("wb") as log:
@@ -192,7 +192,7 @@ def start(logdir: str | Path) -> Server:
     server = Server(logdir, tuple(sorted(runs)), "", child, folder)
     try:
         server.wait()
-    except BaseException:  # a KeyboardInterrupt, too, must not leave it behind
+    except BaseException:  # a KeyboardInterrupt must not leave it running either
         server.stop()
         raise
     return server
@@ -201,9 +201,9 @@ def start(logdir: str | Path) -> Server:
 def load_ipython_extension(shell) -> None:
     """Give a notebook the magic ``%tensorboard``: IPython calls this at ``%load_ext stepscope.tensorboard``.
 
-    It takes the place of TensorBoard's own of that name: ``%tensorboard LOGDIR`` or ``%tensorboard --logdir LOGDIR``.
+    It replaces TensorBoard's magic of that name: ``%tensorboard LOGDIR`` or ``%tensorboard --logdir LOGDIR``.
     """
-    from IPython.core.error import UsageError  # here, because a shell has no need of IPython
+    from IPython.core.error import UsageError  # here, because a shell does not need IPython
     from IPython.core.magic_arguments import MagicArgumentParser
 
     parser = MagicArgumentParser(prog="%tensorboard")
@@ -227,4 +227,4 @@ def _announce(server: Server) -> None:
     print(f"TensorBoard shows {counted(len(server.runs), 'run')} of {server.logdir} {where}", flush=True)
     for run in server.runs:
         if not server.get("views", run=run):
-            print(f"It could not read the trace of {run}: stepscope.traces.load({str(server.logdir)!r}) says why.")
+            print(f"It could not read the trace of {run}: stepscope.traces.load({str(server.logdir)!r}) shows why.")

@@ -1,10 +1,10 @@
 """Corrects TensorBoard's profiler tab in memory, so that it is right on today's traces and draws without internet.
 
-The plugin, torch-tb-profiler, has left its repository; 0.4.3 is its last release, and what is corrected here. Files
-stay as they are: those of the plugin, and the traces. Each correction has the fault it fixes in its docstring. One of
-`CORRECTIONS` is called in the place of one of the plugin's functions, with that as its first argument. One of
-`OF_TRACES` takes a trace, parsed from its JSON, and returns its corrected events; `write_copies` writes traces so
-corrected for people with a plain TensorBoard.
+The plugin, torch-tb-profiler, was removed from its repository; this module corrects 0.4.3, its last release. Neither
+the plugin's files nor the traces change. The docstring of each correction states the fault that it fixes. A function in
+`CORRECTIONS` replaces one of the plugin's functions, which it gets as its first argument. A function in `OF_TRACES`
+takes a trace, parsed from its JSON, and returns its corrected events; `write_copies` writes such corrected traces for a
+plain TensorBoard.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from stepscope.tensorboard import distributed, pages
 from stepscope.traces import TraceError, columns, files, kernel_properties
 from stepscope.traces.memory import shared_with_workers
 
-Event = dict  # as it stands in the JSON
+Event = dict  # as in the JSON
 
 PLUGIN, CORRECTED_VERSION = "torch-tb-profiler", "0.4.3"
 
 
 class PackageMissing(ModuleNotFoundError):
-    """This Python lacks a package that the profiler tab needs, or has it in another version than the corrected one."""
+    """This Python lacks a package that the profiler tab needs, or has another version than the corrected one."""
 
 
 def check_packages() -> None:
@@ -58,7 +58,7 @@ def apply() -> None:
 
 
 def replace(place: str, correction: Callable) -> None:
-    """Put a correction in the place of a function of the plugin, ``module:name`` or ``module:Class.name``."""
+    """Replace a function of the plugin, ``module:name`` or ``module:Class.name``, by a correction."""
     module, _, names = place.partition(":")
     *owners, name = names.split(".")
     owner = importlib.import_module(f"torch_tb_profiler.{module}")
@@ -74,28 +74,28 @@ def correct_the_data(stock: Callable, self, worker: str, span: str, trace: dict)
 
 
 def leave_out_what_is_being_recorded(stock: Callable, self) -> list[str]:
-    """Runs: a recording that is not whole yet appears as a run of its own, which then stays."""
+    """Runs: an unfinished recording appears as a separate run, which then stays."""
     return [folder for folder in stock(self) if not staging.is_staging(Path(folder))]
 
 
 def end_loading_for_certain(stock: Callable, self, run_dir: str) -> None:
-    """Runs: the page loads for ever if a thread that loads a run is done before the plugin has listed it."""
+    """Runs: the page loads for ever if a thread that loads a run ends before the plugin has listed the thread."""
     while threading.current_thread() not in self._load_threads:
         time.sleep(0.001)
     stock(self, run_dir)
 
 
 def know_tensor_core_kernels(stock: Callable, kernel: str) -> bool:
-    """GPU Summary, Operator, Kernel: the Tensor-Core kernels of Hopper, and many of Ampere, count as others."""
+    """GPU Summary, Operator, Kernel: Hopper's Tensor-Core kernels, and many of Ampere's, do not count as such."""
     return kernel_properties.uses_tensor_cores(kernel)
 
 
 def know_todays_operators(stock: Callable, operator: str) -> bool:
-    """Operator, recommendations, CUDA: convolutions' backward pass, and attention, count as not for Tensor Cores."""
+    """Operator, recommendations, CUDA: convolutions' backward pass, and attention, do not count for Tensor Cores."""
     return operator.removeprefix("aten::") in TENSOR_CORE_OPERATORS or stock(operator)
 
 
-# Of autocast's list in `ATen/autocast_mode.h` of torch 2.15, and what they call
+# From autocast's list in `ATen/autocast_mode.h` of torch 2.15, with the operators that these call
 TENSOR_CORE_OPERATORS = """
     convolution_backward einsum linalg_vecdot scaled_dot_product_attention _scaled_mm _grouped_mm _scaled_grouped_mm
     _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
@@ -106,7 +106,7 @@ TENSOR_CORE_OPERATORS = """
 
 
 def count_all_kernels_for_tensor_cores(stock: Callable, self) -> None:
-    """GPU Summary: the share of Tensor-Core time leaves out kernels of no operator, such as those of a CUDA graph."""
+    """GPU Summary: the share of Tensor-Core time excludes kernels of no operator, such as those of a CUDA graph."""
     stock(self)
     for gpu in self.gpu_metrics_parser.gpu_ids:
         kernels = [event for event in self.events if event.type == "Kernel" and event.device_id == gpu]
@@ -116,7 +116,7 @@ def count_all_kernels_for_tensor_cores(stock: Callable, self) -> None:
 
 
 def count_communication_kernels(stock: Callable, self, event, comm_nodes: dict) -> None:
-    """Overview, CUDA: NCCL's kernels count as computation, for they no longer name the operation that launched them."""
+    """Overview, CUDA: NCCL's kernels count as computation, as they no longer name the operation that launched them."""
     from torch_tb_profiler.profiler.event_parser import ProfileRole
 
     stock(self, event, comm_nodes)
@@ -125,44 +125,44 @@ def count_communication_kernels(stock: Callable, self, event, comm_nodes: dict) 
 
 
 def name_no_operator_where_none_is_known(stock: Callable, kernels: list) -> list:
-    """Kernel: kernels whose launch belongs to no operator are said to be launched by CallTreeRoot."""
+    """Kernel: CallTreeRoot appears as the operator of kernels that no operator launched."""
     for kernel in kernels:
         kernel.op_name = None if kernel.op_name == "CallTreeRoot" else kernel.op_name  # shown as N/A
     return stock(kernels)
 
 
 def compare_only_memory_of_gpus_with_theirs(stock: Callable, self) -> dict:
-    """Overview, CUDA with memory: the CPU's peak is compared with the last GPU's memory, and found at its limit."""
+    """Overview, CUDA with memory: the CPU's peak is compared with the last GPU's memory, and reported at its limit."""
     from torch_tb_profiler.profiler.trace import DeviceType
 
     return {device: peak for device, peak in stock(self).items() if device[0] == DeviceType.CUDA}
 
 
 def say_that_no_steps_are_marked(stock: Callable, self) -> None:
-    """Overview: of a trace without steps, the whole recording is shown as one step, number 0."""
+    """Overview: the whole recording of a trace without steps is shown as one step, number 0."""
     stock(self)
     if all(event.type != "ProfilerStep" for event in self.events):
         self.recommendations.insert(0, NO_STEPS)
 
 
 NO_STEPS = (
-    "This trace marks no training steps. What is shown as step 0 is the whole recording. "
+    "This trace marks no training steps. Step 0 shows the whole recording. "
     "Call profiler.step() after every step and record it again."
 )
 
 
 def correct_the_parsing_processes(stock: Callable, target: Callable, args: tuple):
-    """All views: the plugin parses each trace in a process of its own, and a spawned one has the stock plugin."""
+    """All views: the plugin parses each trace in a separate process, and a spawned process has the stock plugin."""
     return stock(target=_parse_corrected, args=(target, *args))
 
 
 def _parse_corrected(target: Callable, *args) -> None:
     apply()
-    gc.disable()  # takes a fifth of the time; the process ends right after
+    gc.disable()  # garbage collection takes a fifth of the time, and the process ends right after
     target(*args)
 
 
-CORRECTIONS = {  # by the plugin's function that each stands in for
+CORRECTIONS = {  # by the plugin's function that each replaces
     "plugin:TorchProfilerPlugin._get_run_dirs": leave_out_what_is_being_recorded,
     "plugin:TorchProfilerPlugin._load_run": end_loading_for_certain,
     "plugin:TorchProfilerPlugin.get_plugin_apps": pages.draw_without_internet,
@@ -183,20 +183,20 @@ CORRECTIONS = {  # by the plugin's function that each stands in for
 }
 
 
-# Of traces as data.
+# Corrections of the traces' data.
 
 COUNTED = re.compile(r"enumerate\(DataLoader\)#.*\.__next__$|enumerate\(DataPipe\)#|Optimizer\.", re.DOTALL)
 
 
 def correct(trace: dict) -> dict:
-    """Return a trace, parsed from its JSON, with all corrections; the one given stays as it is."""
+    """Return a corrected copy of a trace that was parsed from its JSON."""
     for correction in OF_TRACES:
         trace = trace | {"traceEvents": list(correction(trace))}
     return trace
 
 
 def ignore_steps_without_a_number(trace: dict) -> Iterator[Event]:
-    """All views: a `record_function` of the reader's own, named like a step, makes the plugin refuse the trace."""
+    """All views: a user's `record_function` with a name like a step's makes the plugin refuse the trace."""
     for event in trace["traceEvents"]:
         name = event.get("name", "")
         if not (name.startswith("ProfilerStep#") and not re.fullmatch(r"ProfilerStep#\d+", name)):
@@ -204,14 +204,14 @@ def ignore_steps_without_a_number(trace: dict) -> Iterator[Event]:
 
 
 def rename_categories(trace: dict) -> Iterator[Event]:
-    """Overview, Operator, Kernel: today's categories are not those that the plugin knows.
+    """Overview, Operator, Kernel: the plugin does not know today's categories.
 
     - The DataLoader's time is 0, and added to others: the plugin expects waiting for a batch and the optimizer's step
-      among the operators, and drops annotations. The reader's own `record_function` stay out.
-    - CUDA: every step is there twice, once more for its copy on the GPU's time line. In a category that the plugin does
-      not know, the copies stay in the Trace view alone.
-    - CUDA: Runtime is 0, device times are 0, kernels have lost their operators. The plugin expects runtime calls in the
-      category `runtime`; today they are `cuda_runtime`, and `cuda_driver` where Triton or nvjet launch.
+      among the operators, and drops annotations. The user's `record_function` annotations stay out.
+    - CUDA: every step is there twice, once as its copy on the GPU's time line. In a category that the plugin does not
+      know, the copies remain only in the Trace view.
+    - CUDA: Runtime is 0, device times are 0, kernels have no operators. The plugin expects runtime calls in the
+      category `runtime`; today they are `cuda_runtime`, and `cuda_driver` for launches by Triton or nvjet.
     """
     renamed = {"gpu_user_annotation": "annotation_on_gpu", "cuda_runtime": "runtime", "cuda_driver": "runtime"}
     for event in trace["traceEvents"]:
@@ -222,11 +222,11 @@ def rename_categories(trace: dict) -> Iterator[Event]:
 
 
 def link_calls_to_their_operators(trace: dict) -> Iterator[Event]:
-    """Operator, Kernel, Module, CUDA: operators are charged with calls of others, down to negative times.
+    """Operator, Kernel, Module, CUDA: operators are charged with the calls of others, down to negative times.
 
-    In some traces a runtime call's `External id` is but its own number, which an operator happens to have, too. A call
-    belongs to an operator only if that was running. Calls of no operator come without an `External id`, as modules do,
-    and the plugin charges the first module with them. 0 says: linked to nobody.
+    In some traces a runtime call's `External id` is only its own number, which an operator may have by chance. A call
+    belongs to an operator only if the operator was running. Calls without an operator have no `External id`, like
+    modules, and the plugin charges the first module with them. 0 means: linked to nothing.
     """
     events = trace["traceEvents"]
     operators = [event for event in events if event.get("cat") in ("cpu_op", "user_annotation") and "dur" in event]
@@ -251,7 +251,7 @@ def _external_ids(events: list[Event]) -> np.ndarray:
 def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
     """Memory, CPU: with workers the curve drops to 0 again and again.
 
-    To map and unmap batches that workers share is recorded like allocations and releases: see `shared_with_workers`.
+    Mapping and unmapping shared batches is recorded like allocations and releases: see `shared_with_workers`.
     """
     events = [event for event in trace["traceEvents"] if event.get("name") == "[memory]"]
     events = [event for event in events if (event.get("args") or {}).get("Device Type") == 0]
@@ -265,7 +265,7 @@ def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
 def estimate_missing_occupancy(trace: dict) -> Iterator[Event]:
     """GPU Summary, Kernel: the occupancy is 0 for every kernel with more than 48 KiB of shared memory.
 
-    PyTorch's profiler writes it so; `kernel_properties.estimated_occupancy` adds what it left out.
+    PyTorch's profiler writes this 0; `kernel_properties.estimated_occupancy` replaces it.
     """
     name = "est. achieved occupancy %"
     devices = {device.get("id"): device for device in trace.get("deviceProperties") or []}
@@ -274,15 +274,15 @@ def estimate_missing_occupancy(trace: dict) -> Iterator[Event]:
         if launch.get(name) == 0:
             needed = (launch.get(key) for key in ("grid", "block", "registers per thread", "shared memory"))
             estimated = kernel_properties.estimated_occupancy(*needed, devices.get(launch.get("device")))
-            if estimated >= 0.5:  # else the writer rounded to 0, or it is unknown
+            if estimated >= 0.5:  # otherwise the profiler rounded to 0, or it is unknown
                 event = event | {"args": launch | {name: estimated}}
         yield event
 
 
 def add_call_stacks(trace: dict) -> Iterator[Event]:
-    """Operator: the call stacks stay empty, though they were recorded.
+    """Operator: the call stacks stay empty, although they were recorded.
 
-    With `with_stack` the Python frames are events of their own; the plugin expects them as text in each operator.
+    With `with_stack` the Python frames are separate events; the plugin expects them as text in each operator.
     """
     events = trace["traceEvents"]
     frames = {event["args"]["Python id"]: event for event in events if _is_frame(event)}
@@ -292,12 +292,12 @@ def add_call_stacks(trace: dict) -> Iterator[Event]:
         if frame is None or "Call stack" in event["args"]:
             yield event
         else:
-            stack = sys.intern(_call_stack(frame, frames))  # each step calls the same: keep one copy
+            stack = sys.intern(_call_stack(frame, frames))  # each step has the same stacks: keep one copy
             yield event | {"args": event["args"] | {"Call stack": stack}}
 
 
 def _call_stack(number: int, frames: dict[int, Event]) -> str:
-    """Return the names of the frame and of those that called it, innermost first, as torch writes them."""
+    """Return the names of a frame and of its callers, innermost first, in torch's format."""
     names = []
     while (frame := frames.get(number)) is not None:
         names.append(f"{frame['name']};")
@@ -337,7 +337,7 @@ OF_TRACES = (
 
 
 def write_copies(logdir: str | Path, out: str | Path) -> tuple[list[Path], list[TraceError]]:
-    """Write a corrected copy of every trace in `logdir` into `out`, in folders of the same names, as gzip files.
+    """Write a corrected gzip copy of every trace in `logdir` into `out`, in folders of the same names.
 
     Returns
     -------
@@ -351,7 +351,7 @@ def write_copies(logdir: str | Path, out: str | Path) -> tuple[list[Path], list[
     NoTraces
         If there are no traces in `logdir`.
     TargetExists
-        If `out` lies in `logdir`, where TensorBoard would show both, or a file of a copy's name is there.
+        If `out` lies in `logdir`, where TensorBoard would show both, or if a file with a copy's name exists.
     """
     logdir, out = Path(logdir).resolve(), Path(out).resolve()
     originals = [file for run in files.runs(logdir) for file in files.of_run(run)]
@@ -360,7 +360,7 @@ def write_copies(logdir: str | Path, out: str | Path) -> tuple[list[Path], list[
     names = {file: f"{file.name.removesuffix('.gz')}.gz" for file in originals}
     targets = {file: out / file.relative_to(logdir).with_name(name) for file, name in names.items()}
     for target in filter(Path.exists, targets.values()):
-        raise TargetExists(f"There is a file {target} already. Name another folder, or remove that one.")
+        raise TargetExists(f"The file {target} exists already. Name another folder, or remove this file.")
     written, refused = [], []
     for file, target in targets.items():
         try:

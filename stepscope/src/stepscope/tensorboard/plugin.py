@@ -1,7 +1,7 @@
-"""TensorBoard with its profiler tab corrected: as a process of its own, and as every TensorBoard of an environment.
+"""TensorBoard with its profiler tab corrected: as a separate process, or as every TensorBoard of an environment.
 
 ``python -m stepscope.tensorboard.plugin LOGDIR FOLDER``, started as a `child.Child`, runs it on a port that the
-operating system chooses, as long as its owner lives. Its address, its log and its temporary files are in FOLDER.
+operating system chooses, as long as its owner lives. FOLDER holds its address, its log and its temporary files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from stepscope.tensorboard import corrections
 
 
 class Corrections(base_plugin.TBLoader):
-    """Corrects the profiler tab of every TensorBoard that starts in an environment, by ``tensorboard`` in a shell, too.
+    """Corrects the profiler tab of every TensorBoard that starts in an environment, also by ``tensorboard`` in a shell.
 
     TensorBoard finds it by an entry point of the group ``tensorboard_plugins``, which stepscope itself does not have:
-    an environment that wants it declares ``stepscope.tensorboard.plugin:Corrections``. It has no tab of its own.
+    an environment that wants it declares ``stepscope.tensorboard.plugin:Corrections``. It adds no tab.
     """
 
     def fix_flags(self, flags: argparse.Namespace) -> None:
-        """Apply the corrections when TensorBoard has read its options, before it loads any plugin, and say so."""
+        """Apply the corrections when TensorBoard has read its options, before it loads any plugin, and print that."""
         try:
             corrections.check_packages()
         except corrections.PackageMissing as error:
@@ -42,18 +42,18 @@ class Corrections(base_plugin.TBLoader):
 
 def main(logdir: str, folder: Path) -> None:
     """Run TensorBoard over `logdir` until the process that started this one ends it, or ends."""
-    tempfile.tempdir = str(folder)  # so that what the plugin leaves behind goes with the folder
+    tempfile.tempdir = str(folder)  # so that the plugin's leftovers are removed with the folder
     thread = child.end_with_owner(folder=folder)
-    # The traces are parsed in processes of their own. To fork them saves 7 s, but is safe on Linux only.
+    # The traces are parsed in separate processes. Forking them saves 7 s, but is safe only on Linux.
     os.environ["TORCH_PROFILER_START_METHOD"] = "fork" if sys.platform == "linux" else "spawn"
     from tensorboard.plugins.core.core_plugin import CorePluginLoader
     from tensorboard.program import TensorBoard
     from torch_tb_profiler.plugin import TorchProfilerPlugin
 
     corrections.apply()
-    # Only the profiler's plugin, and no data server, which is for scalars: ready 0.5 s earlier, one process less.
+    # Only the profiler's plugin, and no data server, which is for scalars: 0.5 s faster, and one process less.
     board = TensorBoard(plugins=[CorePluginLoader(), TorchProfilerPlugin])
-    # Made here, since all users can read what a process was started with
+    # Made here, since all users can read the arguments of a process
     secret = f"/{secrets.token_urlsafe()}"
     board.configure(logdir=logdir, host="127.0.0.1", port=0, path_prefix=secret, load_fast="false", reload_interval=0)
     staging.write(folder / "address", board.launch())

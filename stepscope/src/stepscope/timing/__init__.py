@@ -1,6 +1,6 @@
 """Times training loops: the stopwatch, interleaved comparison, two clocks, a monitor, and recording a profile.
 
-Works on any loader and any step; see `loop` for what they are.
+Works with any loader and any step, as `loop` defines them.
 """
 
 from stepscope.timing.clocks import TwoClocks, two_clocks

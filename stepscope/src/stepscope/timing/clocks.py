@@ -1,4 +1,4 @@
-"""Two clocks: loading alone and compute alone predict the loop of both."""
+"""Two clocks: loading alone and compute alone predict the time of the loop."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TwoClocks:
-    """Loading alone and compute alone, what they predict for the loop of both, and the loop, all timed interleaved.
+    """Interleaved times of loading alone, compute alone and the loop, and the prediction from the first two.
 
     Attributes
     ----------
     loading, compute, loop : tuple of Timing
         One a round.
     workers : int
-        Worker processes of the loader; with some it loads in the background.
+        Worker processes of the loader; with workers it loads in the background.
     host_ms : float or None
-        On a GPU, the milliseconds that a step keeps this process, to launch its work; None without a GPU.
+        With a GPU, the milliseconds in which this process launches a step's work; None without a GPU.
     """
 
     loading: tuple[Timing, ...]
@@ -42,27 +42,27 @@ class TwoClocks:
 
     @property
     def loading_ms(self) -> float:
-        """Milliseconds of loading a batch: the geometric mean of the rounds, as all times here."""
+        """Milliseconds of loading a batch: the geometric mean of the rounds, like all times here."""
         return _mean_ms(self.loading)
 
     @property
     def compute_ms(self) -> float:
-        """Milliseconds of a step on a batch that is there already."""
+        """Milliseconds of a step on a batch that is already loaded."""
         return _mean_ms(self.compute)
 
     @property
     def loop_ms(self) -> float:
-        """Milliseconds of a batch in the loop of both."""
+        """Milliseconds of a batch in the loop."""
         return _mean_ms(self.loop)
 
     @property
     def predicted_ms(self) -> float:
-        """Milliseconds of a batch in the loop as the two clocks predict them."""
+        """Milliseconds of a batch in the loop, predicted from the two clocks."""
         return self.predict(self.loading_ms, self.compute_ms)
 
     @property
     def ratio(self) -> Interval:
-        """The loop's time over the predicted one; its interval follows from how the rounds differ in it."""
+        """The loop's time divided by the predicted time; its interval follows from the scatter of the rounds."""
         rounds = zip(self.loading, self.compute, self.loop, strict=True)
         times = ([clock.step_ms for clock in clocks] for clocks in rounds)
         logarithms = [math.log(loop / self.predict(loading, compute)) for loading, compute, loop in times]
@@ -70,7 +70,7 @@ class TwoClocks:
 
     @property
     def error(self) -> float:
-        """By how much the loop took longer than predicted, as a share of that; below 0 if shorter."""
+        """By how much the loop took longer than predicted, as a share of the prediction; below 0 if shorter."""
         return self.ratio.mean - 1
 
     @property
@@ -79,17 +79,17 @@ class TwoClocks:
         return self.loop_ms / self.compute_ms
 
     def predict(self, loading: float, compute: float) -> float:
-        """Return what the loop takes if loading and compute, in ms, do not disturb each other.
+        """Return the loop's time, if loading and compute do not disturb each other; all in ms.
 
-        With workers it is the larger of the two: loading goes on during a step. Without, it is their sum; but a GPU
-        computes while this process loads, so there it is compute, or else loading and what a step keeps the host.
+        With workers it is the larger of the two: loading goes on during a step. Without workers it is their sum. But a
+        GPU computes while this process loads: there it is the larger of compute, and loading plus `host_ms`.
         """
         if self.workers:
             return max(loading, compute)
         return max(loading + (self.host_ms or compute), compute)
 
     def table(self) -> pd.DataFrame:
-        """Return the clocks, the prediction from them and the loop, a row each, with their 95% intervals."""
+        """Return the clocks, their prediction and the loop, a row each, with 95% intervals."""
         import pandas as pd
 
         times = [geometric(run.step_ms for run in runs) for runs in (self.loading, self.compute, self.loop)]
@@ -99,7 +99,7 @@ class TwoClocks:
         return pd.DataFrame(rows, index=names, columns=["ms a batch", "95% interval"])
 
     def verdict(self) -> str:
-        """Say in one sentence what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""
+        """Return a sentence: what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""
         ratio, result = self.ratio, outcome(self.ratio)
         words = {FASTER: "longer", SLOWER: "shorter", SAME: f"equal within {EQUAL:.0%}"}
         ends = f"{signed_percent(ratio.lowest - 1)} to {signed_percent(ratio.highest - 1)}"
@@ -116,18 +116,18 @@ def _mean_ms(runs: Iterable[Timing]) -> float:
 
 
 def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) -> TwoClocks:
-    """Time loading alone, compute alone on one batch that is kept, and the loop of both, interleaved, after warm-ups.
+    """Time loading alone, compute alone on one kept batch, and the loop, interleaved, after warm-ups.
 
     A loader with fewer batches than `steps` starts anew; that belongs to its loading.
 
     Parameters
     ----------
     loader : iterable
-        A DataLoader, or anything that yields batches each time it is gone through.
+        A DataLoader, or anything that can be iterated over repeatedly and yields batches.
     step : callable
         Called with a batch as `call` does, in all about 2 × `rounds` × `steps` times.
     steps : int
-        Batches in one timed run; rounded up to a multiple of the workers, which deliver theirs in bursts.
+        Batches in one timed run; rounded up to a multiple of the workers, which deliver batches in bursts.
     rounds : int
         How often each is timed.
 

@@ -1,4 +1,4 @@
-"""Variants timed interleaved, in an order that is balanced over two rounds, by one process or all ranks of a job."""
+"""Interleaved timing of variants, in an order balanced over two rounds, by one process or all ranks of a job."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FASTER, SLOWER, SAME, NOISY = "faster", "slower", "equal", "too noisy to say"
 
 
 def outcome(ratio: Interval) -> str:
-    """Return what a ratio shows: that a variant is `FASTER` or `SLOWER` than the other, the `SAME`, or `NOISY`.
+    """Return what a ratio shows of a variant: it is `FASTER` or `SLOWER` than the other, the `SAME`, or `NOISY`.
 
-    They are the same if the whole interval lies between 1 / (1 + `EQUAL`) and 1 + `EQUAL`. Else one of them is faster
-    if 1 lies outside of the interval.
+    It is the same if the whole interval lies between 1 / (1 + `EQUAL`) and 1 + `EQUAL`. Otherwise it is faster or
+    slower if 1 lies outside of the interval.
     """
     if ratio.lowest >= 1 / (1 + EQUAL) and ratio.highest <= 1 + EQUAL:
         return SAME
@@ -45,7 +45,7 @@ def outcome(ratio: Interval) -> str:
 
 @dataclass(frozen=True)
 class Mean:
-    """Geometric means of a variant's rounds; of `loading_share`, from 0 to 1, the arithmetic mean."""
+    """Geometric means of a variant's rounds; for `loading_share`, from 0 to 1, the arithmetic mean."""
 
     images_per_second: float
     step_ms: float
@@ -54,20 +54,20 @@ class Mean:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants timed interleaved: one `Timing` a round for each. The first variant is what it is about.
+    """Interleaved timings of variants: one `Timing` a round for each. The first variant is the baseline.
 
-    A ratio is taken within each round, so that a machine that is slower for a while slows both of its sides.
+    Ratios are taken within each round, so that a machine that is slower for a while slows both sides.
     """
 
     timings: Mapping[str, tuple[Timing, ...]]
 
     @property
     def names(self) -> list[str]:
-        """The variants, in the order they were given."""
+        """The variants in the given order."""
         return list(self.timings)
 
     def mean(self, name: str) -> Mean:
-        """Return what variant `name` took on average."""
+        """Return the means of variant `name`."""
         runs = self.timings[name]
         return Mean(
             statistics.geometric_mean(run.images_per_second for run in runs),
@@ -76,7 +76,7 @@ class Comparison:
         )
 
     def throughputs(self, name: str) -> list[float]:
-        """Return the images per second of every round of variant `name`."""
+        """Return the images per second of variant `name` in each round."""
         return [timing.images_per_second for timing in self.timings[name]]
 
     def throughput(self, name: str) -> Interval:
@@ -84,10 +84,10 @@ class Comparison:
         return geometric(self.throughputs(name))
 
     def ratio(self, name: str, to: str | None = None) -> Interval:
-        """Return the throughput of variant `name` over that of variant `to`, the first by default, round by round.
+        """Return the throughput of variant `name` divided by that of `to`, the first by default, round by round.
 
-        Among more than two variants one may seem faster by chance: their intervals are wider, so that in 19 of 20
-        comparisons none that equals `to` is called faster or slower, see `confidence.together`.
+        Among more than two variants one may seem faster by chance. Their intervals are wider, so that in 19 of 20
+        comparisons no variant equal to `to` is called faster or slower, see `confidence.together`.
         """
         to = to or self.names[0]
         if name == to:
@@ -99,15 +99,15 @@ class Comparison:
         return together(ratios)[name]
 
     def fastest(self, names: Iterable[str] | None = None) -> str:
-        """Return which variant had the highest throughput: of `names`, or of all.
+        """Return the variant with the highest throughput, among `names` or all.
 
-        It was partly lucky: time it again before you say by how much it is faster.
+        It was partly lucky: time it again before you state its gain.
         """
         return max(names or self.names, key=lambda name: self.mean(name).images_per_second)
 
     def table(self) -> pd.DataFrame:
         """Return means, ratios to the first variant and their intervals, one variant a row."""
-        import pandas as pd  # here, because it takes half a second, and a stopwatch has no need of it
+        import pandas as pd  # here, because it takes half a second, and a stopwatch does not need it
 
         rows = {}
         for name in self.names:
@@ -124,19 +124,19 @@ class Comparison:
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def verdict(self, name: str, to: str | None = None) -> str:
-        """Say in one sentence what variant `name` gained over variant `to`, the first by default."""
+        """Return a sentence on the gain of variant `name` over variant `to`, the first by default."""
         to = to or self.names[0]
         ratio = self.ratio(name, to)
         return f"{name} against {to}: {digits(ratio.mean)}× the throughput, {conclusion(ratio)}."
 
 
 def limits(interval: Interval, write: Callable[[float], str] = digits) -> str:
-    """Return the ends of an interval: "1.31 – 1.58"; "unknown" if it is so wide that it says nothing."""
+    """Return the ends of an interval: "1.31 – 1.58"; "unknown" if the interval is too wide to be useful."""
     return "unknown" if interval.wide else f"{write(interval.lowest)} – {write(interval.highest)}"
 
 
 def conclusion(ratio: Interval, of: str = "round") -> str:
-    """Return the outcome of a ratio in words, with its interval, which is `of` rounds or of processes.
+    """Return the outcome of a ratio in words, with its interval, which is `of` rounds or processes.
 
     For example "faster (1.31 to 1.58 in 5 rounds)".
     """
@@ -149,20 +149,20 @@ def conclusion(ratio: Interval, of: str = "round") -> str:
         ends = f"{rounds}, too different for an interval" if ratio.wide else ends
         return f"{found} ({ends}); take more rounds, or a quieter machine"
     lowest, highest = (f"{end:.3f}" if digits(end) == "1.00" else digits(end) for end in (ratio.lowest, ratio.highest))
-    return f"{found} ({lowest} to {highest} in {rounds})"  # neither end is 1, or it would not be sure
+    return f"{found} ({lowest} to {highest} in {rounds})"  # neither end is 1: the outcome is sure
 
 
 def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Comparison:
-    """Time variants in rounds of one run each, in a random order that each second round reverses.
+    """Time variants in rounds of one run each, in a random order that every second round reverses.
 
-    A limit of `timing.limit` ends it after a round, once there are two; then that is printed.
+    A limit of `timing.limit` may end it after two rounds or more; then it prints a line.
 
     Parameters
     ----------
     variants : mapping of str to callable
         Each times one run, such as a `loop`.
     rounds : int
-        How often to go through them, at most; once or more.
+        Most rounds; 1 or more.
     """
     if rounds < 1 or not variants:
         raise ValueError(f"Expected a variant and a round or more, found {len(variants)} and {rounds}.")
@@ -176,14 +176,14 @@ def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Co
                 bar.update()
     done = min(map(len, timings.values()))
     if done < rounds:
-        print(f"{done} rounds instead of {rounds}: they are slow here, and {longest:g} s were up.")
+        print(f"{done} rounds instead of {rounds}: they are slow here, and the limit is {longest:g} s.")
     return Comparison({name: tuple(runs) for name, runs in timings.items()})
 
 
 def shuffled(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
-    """Yield the names in a random order for every other round, and in its reverse for the next one.
+    """Yield the names in a random order for every other round, and in the reverse order for the next one.
 
-    So in two rounds each variant is as often before another as after it. The orders are the same each time.
+    So in two rounds each variant comes before every other once, and after it once. All calls yield the same orders.
     """
     order, chance = list(names), random.Random(SEED)
     for number in range(rounds):
@@ -210,26 +210,26 @@ def interleaved_ranks(
     """Time variants in rounds of one run each, on all ranks of a job at the same time.
 
     All ranks must call this with the same variants; the order is that of `interleaved`. A run begins when all ranks are
-    ready, and takes as long as on the slowest one. No limit of `timing.limit` holds: one rank alone must not stop.
+    ready, and its time is that of the slowest rank. `timing.limit` does not apply: one rank alone must not stop.
 
     Parameters
     ----------
     variants : mapping of str to callable
         One call is one step, such as forward, backward and optimizer.
     rounds, steps : int
-        How often to go through the variants, and steps of a run; each 1 or more.
+        Rounds, and steps of a run; each 1 or more.
     images : int
         Images of a step, on all ranks together.
     warmup : int
-        Steps before a variant's first run that are not timed: DDP has its final buckets from the third step on. Before
-        each later run it is one, if it is any.
+        Untimed steps before a variant's first run: DDP has its final buckets from the third step on. If not 0, there is
+        one before each later run.
     path : str or Path, optional
         Where rank 0 writes the result as JSON, for `read_comparison`.
 
     Returns
     -------
     Comparison
-        The same on all ranks. Of each timing, `durations` are the longest of all ranks for each step, `waits` are 0
+        The same on all ranks. In each timing, `durations` are the longest of all ranks for each step, `waits` are 0
         since loading is part of the step, and `begin` is 0 since ranks may have different clocks.
 
     Raises
@@ -237,7 +237,7 @@ def interleaved_ranks(
     RuntimeError
         If the process is no rank of a job.
     ValueError
-        If ranks were called differently, or without a variant, a round or a step.
+        If the ranks' calls differ, or without a variant, a round or a step.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
@@ -248,7 +248,7 @@ def interleaved_ranks(
     for rank, other in enumerate(_of_all_ranks(call)):
         if other != call:
             raise ValueError(f"Expected the same call on all ranks, found {call} here, and {other} on rank {rank}.")
-    if min(rounds, steps, len(variants)) < 1:  # on all ranks: here none waits for another
+    if min(rounds, steps, len(variants)) < 1:  # on all ranks, so none waits for another
         found = f"{len(variants)}, {rounds} and {steps}"
         raise ValueError(f"Expected a variant, a round and a step or more, found {found}.")
     timings = {name: [] for name in variants}
@@ -263,7 +263,7 @@ def interleaved_ranks(
 
 
 def read_comparison(path: str | Path) -> Comparison:
-    """Return what `interleaved_ranks` has written; raise ValueError if it is another file."""
+    """Return what `interleaved_ranks` wrote to a file; raise ValueError for any other file."""
     path = Path(path)
     try:
         timings = json.loads(path.read_text(encoding="utf-8"))["timings"].items()
@@ -302,7 +302,7 @@ def _run(step: Callable[[], object], steps: int, images: int, warmup: int) -> Ti
 
 
 def _of_all_ranks(mine: object) -> list:
-    """Return what each rank gave, in the order of ranks; all of them must call this, and wait for each other."""
+    """Return the object of each rank, in the order of ranks; all ranks must call this, and wait for each other."""
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, mine)
     return gathered

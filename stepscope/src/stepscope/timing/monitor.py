@@ -1,4 +1,4 @@
-"""Watches the machine while a loop runs: processor, GPU, what is read and from where, the workers' memory."""
+"""Watches the machine while a loop runs: CPU, GPU, what is read and from where, the workers' memory."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 INTERVAL = 0.1  # seconds between samples: Linux counts CPU time in hundredths of a second
-_PSS_EVERY = 10  # samples: to add it up, the system goes through all pages, 10 ms for a worker of 400 MB
+_PSS_EVERY = 10  # samples: for this sum the system visits all pages, 10 ms for a worker of 400 MB
 
 _Sample = dict[str, float]
 
 
 class Monitor:
-    """A context manager that samples ten times a second, in a thread of its own, until its block ends or raises.
+    """A context manager that samples ten times a second, in its own thread, until its block ends or raises.
 
-    No GPU is woken: its memory is sampled only while something else uses it.
+    It wakes no GPU: GPU memory is sampled only while something else uses the GPU.
 
     Attributes
     ----------
     absent : tuple of str
-        What is unknown on this machine, a line each; `table` lacks the columns for it.
+        What is unknown on this machine, a line each; `table` lacks these columns.
 
     Examples
     --------
@@ -58,22 +58,22 @@ class Monitor:
         self._thread.join()
 
     def table(self) -> pd.DataFrame:
-        """Return what was seen: a row a sample, by its second of ``time.perf_counter()``; rates since the last.
+        """Return the samples: one a row, by its second of ``time.perf_counter()``; rates since the previous sample.
 
         ============================= ===========================================================================
         column                        meaning
         ============================= ===========================================================================
-        core N in %                   use of a core, by whatever runs on this machine
+        core N in %                   use of a core, by all programs
         main process, CPU in %        CPU time of this process; above 100 if several of its threads work
         workers, CPU in %             CPU time of a worker, the mean of all; while there are any
-        read in MB/s                  what this process and its workers read, from wherever; 10⁶ bytes
-        from disk in MB/s             what storage delivered for that, in pages of 4 KiB
-        page-cache hits in %          the share that it did not deliver, or more: files do not fill their last page
-        all disks in MB/s             where the above is unknown: what all programs read from all disks
+        read in MB/s                  what this process and its workers read, from anywhere; 10⁶ bytes
+        from disk in MB/s             the part of it that storage delivered, in pages of 4 KiB
+        page-cache hits in %          the other part, or a lower bound: files do not fill their last page
+        all disks in MB/s             if the above are unknown: what all programs read from all disks
         GPU N in %                    share of the time that any kernel ran, over up to a second before
-        GPU N memory in MB            in use, by whatever runs there
-        workers, RSS in MB            memory of all workers; pages that they share are counted for each of them
-        workers, PSS in MB            the same, but with such pages in equal parts; once a second and when one starts
+        GPU N memory in MB            memory in use, by all programs
+        workers, RSS in MB            memory of all workers; shared pages count for each of them
+        workers, PSS in MB            the same, but shared pages in equal parts; once a second and when one starts
         ============================= ===========================================================================
         """
         import pandas as pd
@@ -90,7 +90,7 @@ class Monitor:
         if "read" in samples:
             delivered = (per_second["from disk"] / per_second["read"]).where(per_second["read"] > 0)
             table["page-cache hits in %"] = (1 - delivered).clip(lower=0) * 100
-        return table.iloc[1:]  # the first sample is what the first rates count from
+        return table.iloc[1:]  # the first sample has no rates
 
     def _run(self) -> None:
         ended = False
@@ -106,12 +106,12 @@ def _sources() -> tuple[list[Callable[[], _Sample]], tuple[str, ...]]:
     sources, absent = [_cores, _Processes()], []
     if sys.platform != "linux":
         sources.append(_disks)
-        absent.append("Page cache: only Linux reports what it delivered. Disk reads are those of all programs.")
+        absent.append("Page cache: only Linux reports what it delivered. Disk reads include all programs.")
         absent.append("PSS: only Linux reports which pages processes share.")
     for gpu in range(torch.cuda.device_count()):
         try:
             _gpu(gpu)
-        except Exception as error:  # torch, NVIDIA's library and its driver raise types of their own
+        except Exception as error:  # torch, NVIDIA's library and its driver raise different types
             absent.append(f"GPU {gpu}: its driver does not report how it is used ({error}).")
         else:
             sources.append(partial(_gpu, gpu))
@@ -121,7 +121,7 @@ def _sources() -> tuple[list[Callable[[], _Sample]], tuple[str, ...]]:
 
 
 def _cores() -> _Sample:
-    used = psutil.cpu_percent(percpu=True)  # since this thread asked last
+    used = psutil.cpu_percent(percpu=True)  # since this thread's last call
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(len(used))
     return {f"core {core} in %": used[core] for core in allowed if core < len(used)}
 
@@ -133,7 +133,7 @@ def _disks() -> _Sample:
 
 def _gpu(gpu: int) -> _Sample:
     sample = {f"GPU {gpu} in %": torch.cuda.utilization(gpu)}
-    if torch.cuda.is_initialized():  # otherwise this question would initialize it
+    if torch.cuda.is_initialized():  # otherwise the call would initialize it
         sample[f"GPU {gpu} memory in MB"] = torch.cuda.device_memory_used(gpu) / 1e6
     return sample
 
@@ -143,11 +143,11 @@ class _Processes:
 
     def __init__(self):
         self._count = 0  # of samples
-        self._seconds: dict[int, float] = {}  # of CPU time, by worker; also of those that have ended
+        self._seconds: dict[int, float] = {}  # of CPU time, by worker; including ended workers
 
     def __call__(self) -> _Sample:
         total, main = Counter(), psutil.Process()
-        # Only what multiprocessing started here: other children, such as TensorBoard, are no workers.
+        # Only processes that multiprocessing started here: other children, such as TensorBoard, are no workers.
         workers = [child.pid for child in multiprocessing.active_children()]
         with_pss = self._count % _PSS_EVERY == 0 or not self._seconds.keys() >= set(workers)
         for pid in workers:
@@ -158,7 +158,7 @@ class _Processes:
                 total["workers, RSS in MB"] += worker.memory_info().rss / 1e6
                 if with_pss and sys.platform == "linux":
                     total["workers, PSS in MB"] += worker.memory_full_info().pss / 1e6
-        total.update(_read(main))  # has what its ended workers read, as Linux counts
+        total.update(_read(main))  # Linux includes what ended workers read
         self._count += 1
         seconds = {"main seconds": _seconds(main), "worker seconds": sum(self._seconds.values())}
         return {"workers": len(workers), **seconds, **total}

@@ -1,4 +1,4 @@
-"""Looks into a step, an item's stages, a function or a worker: by the stopwatch, the operating system, or oneDNN."""
+"""Measures inside a step, an item's stages, a function or a worker: by stopwatch, operating system, or oneDNN."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> dict[str, float]:
     """Split a training step: mean milliseconds for loading, copy, forward, backward and optimizer.
 
-    The device is waited for between the phases, since otherwise a GPU would do the work of one in the time of the
-    next. That costs a little: the phases together are no throughput. Of slow steps fewer are taken, as in `loop`.
+    Host and device synchronize between phases; otherwise a GPU would do the work of one phase in the time of the next.
+    This costs a little, so the phases give no throughput. Fewer steps are taken if they are slow, as in `loop`.
     """
     device, longest = next(model.parameters()).device, longest_of("run")
 
@@ -64,15 +64,15 @@ def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, float]:
-    """Split what is done to an item: mean microseconds of each function, called with what the one before returned.
+    """Split the work for an item: mean microseconds of each function, called with the result of the previous one.
 
     Parameters
     ----------
     functions : mapping of str to callable
         The stages in their order; the first is called with an item.
     items : iterable
-        Such as the paths of images. They are gone through twice, and timed the second time, when files are read from
-        the page cache. Of slow ones only the first are taken, as in `loop`.
+        Such as the paths of images. Two passes run over the items; the second is timed, with files in the page cache.
+        If items are slow only the first ones are taken, as in `loop`.
     """
     items, longest = list(items), longest_of("run")
     for _ in range(2):
@@ -88,13 +88,13 @@ def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, floa
 
 
 def system_calls(function: Callable[[], object]) -> pd.Series:
-    """Count what this thread asks of the operating system while `function` runs.
+    """Count the system calls of this thread while `function` runs.
 
     Returns
     -------
     Series of int
-        Its name says who counted: ``"strace"``, where that is installed and may watch this process (Linux): calls by
-        their name. Otherwise ``"psutil"``: ``read`` and ``write`` alone, together of all threads (Linux, Windows); or
+        Its name is the source: ``"strace"``, if that is installed and may watch this process (Linux), with calls by
+        name; otherwise ``"psutil"``, with only ``read`` and ``write`` of all threads together (Linux, Windows), or
         nothing (macOS).
     """
     import pandas as pd
@@ -111,14 +111,14 @@ def system_calls(function: Callable[[], object]) -> pd.Series:
 
 
 def onednn(function: Callable[[], object]) -> pd.DataFrame:
-    """Count what oneDNN, PyTorch's library for networks on the CPU, does while `function` runs, by its own log.
+    """Count the work of oneDNN, PyTorch's library for networks on the CPU, while `function` runs, by oneDNN's log.
 
-    It also shows what is done inside an operator, such as ``reorder``, which writes a tensor anew in another order.
+    This includes work inside an operator, such as ``reorder``, which rewrites a tensor in another memory format.
 
     Returns
     -------
     DataFrame
-        Index `primitive`, such as ``"convolution"``; columns `calls`, int, and `ms`, all of them together. Empty where
+        Index `primitive`, such as ``"convolution"``; columns `calls`, int, and `ms` of all calls together. Empty if
         PyTorch has no oneDNN.
     """
     import pandas as pd
@@ -146,12 +146,12 @@ def onednn(function: Callable[[], object]) -> pd.DataFrame:
 def forget(folder: Path) -> bool:
     """Ask the system to drop the files in `folder` from its page cache, so that they are read from the disk again.
 
-    Neither pages that a process has mapped nor what the disk itself keeps are dropped. Returns whether the system can
-    be asked: Linux, without special rights.
+    Pages that a process has mapped and the disk's own cache stay. Returns whether the system can be asked: Linux can,
+    without special rights.
     """
     if not hasattr(os, "posix_fadvise"):
         return False
-    os.sync()  # what is not yet on the disk would stay
+    os.sync()  # pages not yet written to the disk would stay
     for path in Path(folder).rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -160,7 +160,7 @@ def forget(folder: Path) -> bool:
 
 
 def warm(folder: Path) -> None:
-    """Read all files in `folder` once, so that they lie in the page cache, as far as the memory has room for them."""
+    """Read all files in `folder` once, so that they are in the page cache, as far as they fit in memory."""
     for path in Path(folder).rglob("*"):
         if path.is_file():
             with open(path, "rb", buffering=0) as file:
@@ -169,10 +169,10 @@ def warm(folder: Path) -> None:
 
 
 def worker_memory_mb() -> list[float]:
-    """Memory of each worker that runs now, in MB (10⁶ bytes).
+    """Memory of each running worker, in MB (10⁶ bytes).
 
-    On Linux, pages that several processes share are charged to each in equal parts (PSS); elsewhere only the pages that
-    a process has alone count (USS).
+    On Linux, pages that several processes share count for each in equal parts (PSS); elsewhere only pages of a single
+    process count (USS).
     """
     return [getattr(info, "pss", info.uss) / 1e6 for info in _workers()]
 
@@ -180,8 +180,8 @@ def worker_memory_mb() -> list[float]:
 def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
     """Memory that one forked worker gains in a pass over `dataset`, in MB (10⁶ bytes).
 
-    Counts the pages that the worker has for itself alone (USS), from its first batch of 1,000 items to the end
-    of the pass. For Linux: elsewhere processes cannot be forked safely, or not at all.
+    Counts the pages that only the worker has (USS), from its first batch of 1,000 items to the end of the pass. For
+    Linux: elsewhere processes cannot be forked safely, or not at all.
     """
     loader = torch.utils.data.DataLoader(
         dataset, 1_000, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
@@ -195,7 +195,7 @@ def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
 
 
 def _by_strace(function: Callable[[], object]) -> dict[str, int] | None:
-    """Let strace watch this thread meanwhile; None if it cannot."""
+    """Count the system calls of this thread with strace; None if strace cannot watch it."""
     if not shutil.which("strace"):
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -214,9 +214,9 @@ def _by_strace(function: Callable[[], object]) -> dict[str, int] | None:
         # % time, seconds, µs a call, calls, errors if any, name; between two rulers
         _, rows, _ = re.split(r"\n?[- ]*-{6}[- ]*\n", table.read_text())
         calls = {row[-1]: int(row[3]) for row in map(str.split, rows.splitlines())}
-        return {name: count for name, count in calls.items() if name not in ("kill", "wait4")}  # those end strace
+        return {name: count for name, count in calls.items() if name not in ("kill", "wait4")}  # these end strace
 
 
 def _workers() -> list:
-    # Only what multiprocessing started here: other children, such as TensorBoard, are no workers.
+    # Only processes that multiprocessing started here: other children, such as TensorBoard, are no workers.
     return [psutil.Process(child.pid).memory_full_info() for child in multiprocessing.active_children()]

@@ -20,7 +20,7 @@ from stepscope.traces import files
 if TYPE_CHECKING:
     import pandas as pd
 
-# The profiler's own log, read when the first profile starts: without a GPU it only says that there is none.
+# The profiler's log level, read when the first profile starts: without a GPU its log only says that there is none.
 if not torch.cuda.is_available():
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
@@ -36,9 +36,9 @@ def record(
 ) -> Path:
     """Profile `active` training steps, `spans` times, and return the folder of the traces.
 
-    Each span waits until the loader runs evenly, profiles one step as a warm-up whose events are thrown away, and
-    then records. The traces are gzip files, one a span, and replace those of an earlier recording of the same run. A
-    stopwatch runs along; see `stopwatch`.
+    Each span waits until the loader runs evenly, profiles one step as a warm-up whose events are discarded, and then
+    records. The traces are gzip files, one a span, and replace those of an earlier recording of the same run. A
+    stopwatch also runs; see `stopwatch`.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def record(
     Raises
     ------
     FileExistsError
-        If the folder holds other files than a recording's.
+        If the folder holds files that are not of a recording.
     ValueError
         If there is no step or no span to record.
     """
@@ -79,7 +79,7 @@ def record(
                 **options,
             ) as profiler,
         ):
-            # The profiler itself keeps only the last span; the others are in their traces by then.
+            # The profiler keeps only the last span; by then the other spans are in their traces.
             warnings.filterwarnings("ignore", "Warning: Profiler clears events")
             for timed_step in timed(batches, step, spans * (wait + 1 + active)):
                 if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
@@ -90,7 +90,7 @@ def record(
 
 
 def stopwatch(folder: Path) -> pd.DataFrame:
-    """Return what a stopwatch saw while `record` recorded the traces in `folder`: they must agree.
+    """Return the stopwatch's times while `record` recorded the traces in `folder`, which the traces must match.
 
     A row for each recorded step, by its number; columns ``wait`` for the batch and ``step`` as a whole, in µs.
     """
@@ -101,7 +101,7 @@ def stopwatch(folder: Path) -> pd.DataFrame:
 
 
 def activities() -> list[ProfilerActivity]:
-    """What there is to profile here: the CPU, and CUDA where there is a GPU."""
+    """What can be profiled here: the CPU, and CUDA if there is a GPU."""
     cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
     return [ProfilerActivity.CPU, *cuda]
 

@@ -17,10 +17,10 @@ from stepscope.timing import loaders
 if TYPE_CHECKING:
     import pandas as pd
 
-_limits = {"run": math.inf, "comparison": math.inf}  # in seconds, where a call names none: see `limit`
+_limits = {"run": math.inf, "comparison": math.inf}  # in seconds, for calls without their own limit: see `limit`
 LEAST = 2  # steps, rounds and calls, however long they take
-_LONG_ENOUGH = 5.0  # milliseconds: what launching, waiting and reading the clock add is some tens of microseconds
-_MOST_CALLS = 1024  # in a row, of calls that take next to nothing
+_LONG_ENOUGH = 5.0  # milliseconds: launching, waiting and reading the clock add some tens of microseconds
+_MOST_CALLS = 1024  # in a row, of very short calls
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Timing:
     Attributes
     ----------
     images : int
-        Images that went through, all steps together.
+        Images of all steps together.
     seconds : float
-        Wall-clock time of all steps; the device had finished its work before either end was read.
+        Wall-clock time of all steps; the device had finished its work at both ends.
     waits, durations : tuple of float
-        For each step, in seconds: the time that the loop waited for its batch, and the whole step with it. On
-        a GPU a step's own duration is the host's: the device may still be at work when the next one begins.
+        For each step, in seconds: the time that the loop waited for its batch, and the whole step including the wait.
+        With a GPU a step's duration is the host's: the device may still work when the next step begins.
     begin : float
-        When the first of these steps began, in seconds of ``time.perf_counter()``.
+        When the first step began, in seconds of ``time.perf_counter()``.
     """
 
     images: int
@@ -66,13 +66,13 @@ class TimedStep(NamedTuple):
     """One step of a timed loop; times in seconds. (A tuple, because a dataclass takes three times as long to make.)"""
 
     begin: float  # when the loop asked for the batch, of ``time.perf_counter()``
-    wait: float  # from then until the batch was there
-    duration: float  # from then until the step returned and the batch was freed
+    wait: float  # from `begin` until the batch arrived
+    duration: float  # from `begin` until the step returned and the batch was freed
     images: int  # as `loaders.batch_size` counts them
 
 
 def limit(run: float = math.inf, comparison: float = math.inf) -> None:
-    """Limit what is timed in this process from now on, unless a call names its own limit; without arguments no more.
+    """Limit all timing in this process from now on, unless a call has its own limit; without arguments, remove limits.
 
     Parameters
     ----------
@@ -83,18 +83,18 @@ def limit(run: float = math.inf, comparison: float = math.inf) -> None:
 
 
 def longest_of(what: str) -> float:
-    """Return the seconds after which a ``"run"`` or a ``"comparison"`` ends by `limit`."""
+    """Return the limit of a ``"run"`` or a ``"comparison"`` in seconds; see `limit`."""
     return _limits[what]
 
 
 def warmup_steps(loader: Iterable) -> int:
-    """Steps until a loader runs evenly: its workers are up and what they had prefetched at the start is used up."""
+    """Steps until a loader runs evenly: the workers have started, and their first prefetched batches are used up."""
     workers = getattr(loader, "num_workers", 0)
     return 2 + workers * (getattr(loader, "prefetch_factor", None) or 0)
 
 
 def limited(items: Iterable, longest: float, least: int = LEAST) -> Iterator:
-    """Yield items until there are no more, or after `longest` seconds; `least` of them however long they take."""
+    """Yield items until there are no more or `longest` seconds have passed, but at least `least` items."""
     begin = time.perf_counter()
     for done, item in enumerate(items):
         if done >= least and time.perf_counter() - begin >= longest:
@@ -103,16 +103,16 @@ def limited(items: Iterable, longest: float, least: int = LEAST) -> Iterator:
 
 
 def warm_up(take_step: Callable[[], object], steps: int, longest: float = math.inf) -> None:
-    """Take so many steps before the clock runs, or fewer if they take `longest` seconds; the device finishes them."""
+    """Take `steps` untimed steps, or fewer if they take `longest` seconds; the device finishes them."""
     for _ in limited(range(steps), longest, least=1):
         take_step()
     synchronize()
 
 
 def timed(batches: Iterator, step: loaders.Step, steps: int, longest: float = math.inf) -> Iterator[TimedStep]:
-    """Run a training loop on endless batches, and yield what each step took, without what is done between two steps.
+    """Run a training loop on endless batches, and yield the time of each step, without the caller's work between steps.
 
-    The device has finished its work before the first step begins, and when the last one has been asked for.
+    The device has finished its work before the first step, and at the end of the iteration.
     """
     synchronize()
     for _ in limited(range(steps), longest):
@@ -121,7 +121,7 @@ def timed(batches: Iterator, step: loaders.Step, steps: int, longest: float = ma
         wait = time.perf_counter() - begin
         loaders.call(step, batch)
         images = loaders.batch_size(batch)
-        del batch  # before the clock is read: to free a batch of photos takes a millisecond, which is no waiting
+        del batch  # before the clock is read: freeing a batch of photos takes a millisecond, which is not waiting
         yield TimedStep(begin, wait, time.perf_counter() - begin, images)
     synchronize()
 
@@ -136,14 +136,14 @@ def loop(
     loader : iterable
         A DataLoader, or anything that yields batches; the length of the first tensor in a batch counts as its images.
     step : callable
-        Called with a batch as `call` does: with images and labels, if it is a pair of them.
+        Called with a batch as `call` does: with images and labels, if the batch is a pair of them.
     steps : int
         Steps to time, at most.
     warmup : int, optional
         Steps before that, at most; `warmup_steps` by default.
     longest : float, optional
-        Seconds after which no further step begins, once two are timed, and no further one of the warm-up; by default
-        there is no limit, or that of `limit`.
+        Seconds after which no further step begins, once two are timed; also of the warm-up. The default is that of
+        `limit`, otherwise unlimited.
     """
     if steps < 1:
         raise ValueError(f"Expected at least one step to time, found steps={steps}.")
@@ -158,25 +158,25 @@ def loop(
 
 
 def loading(loader: Iterable, seconds: float) -> Timing:
-    """Time loading alone, for so many `seconds`, after a warm-up no longer; the loader starts anew when an epoch ends.
+    """Time loading alone for `seconds`, after a warm-up of at most as long; the loader starts anew after an epoch.
 
-    For loaders that need less than a millisecond for a batch: some steps of them would be too short to time.
+    For loaders that take less than a millisecond for a batch: a few steps would be too short to time.
     """
     return loop(loader, lambda *batch: None, sys.maxsize, longest=seconds)
 
 
 def call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) -> float:
-    """Median milliseconds of one call, the device's work included; see `each_call_ms`."""
+    """Median milliseconds of one call, including the device's work; see `each_call_ms`."""
     return statistics.median(each_call_ms(function, repeats, warmup))
 
 
 def each_call_ms(
     function: Callable[[], object], repeats: int = 20, warmup: int = 1, longest: float | None = None
 ) -> list[float]:
-    """Milliseconds of a call, the device's work included, measured so often, after some calls as warm-up.
+    """Milliseconds of a call, including the device's work, measured `repeats` times after `warmup` calls.
 
-    Short calls are made many in a row, and their time is divided by their number: to launch a kernel, wait for it and
-    read the clock takes longer than a short kernel runs. `longest` is that of `loop`.
+    Short calls run many in a row, and their time is divided by their number: launching a kernel, waiting for it and
+    reading the clock takes longer than a short kernel. `longest` is that of `loop`.
     """
     if repeats < 1:
         raise ValueError(f"Expected at least one call to time, found repeats={repeats}.")
@@ -193,7 +193,7 @@ def each_call_ms(
 
 
 def _in_a_row_ms(function: Callable[[], object], calls: int) -> float:
-    """Milliseconds of so many calls, until the device has finished them; on a GPU by its own clock."""
+    """Milliseconds of `calls` calls until the device has finished them; on a GPU by the GPU's clock."""
     synchronize()
     begin, start = _now(), time.perf_counter()
     for _ in range(calls):
@@ -204,9 +204,9 @@ def _in_a_row_ms(function: Callable[[], object], calls: int) -> float:
 
 
 def run_ahead(step: loaders.Step, batch: object, steps: int = 20) -> pd.DataFrame:
-    """Show how far the host runs ahead of a GPU: when it returned from each step, and when the GPU had done it.
+    """Show how far the host runs ahead of a GPU: when each step returned, and when the GPU had finished it.
 
-    `step` is called with `batch` as `call` does, three times before that as a warm-up.
+    `step` is called with `batch` as `call` does, with three more calls as a warm-up.
 
     Returns
     -------
@@ -228,7 +228,7 @@ def run_ahead(step: loaders.Step, batch: object, steps: int = 20) -> pd.DataFram
 
 
 def _now() -> torch.cuda.Event | None:
-    """Let the GPU note the time when it has done all that was launched so far; None without a GPU."""
+    """Let the GPU record the time when it has finished all work launched so far; None without a GPU."""
     if not _uses_gpu():
         return None
     event = torch.cuda.Event(enable_timing=True)
@@ -243,4 +243,4 @@ def synchronize() -> None:
 
 
 def _uses_gpu() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_available()  # in this order: the second takes 2 µs to answer
+    return torch.cuda.is_initialized() and torch.cuda.is_available()  # in this order: the second call takes 2 µs

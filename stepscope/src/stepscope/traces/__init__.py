@@ -1,11 +1,11 @@
 """Reads a profiler trace into tables: where each step's time went, the top operators, what accelerators did, two runs.
 
-It needs no torch and no TensorBoard, and reads the traces of torch 1.12 and newer as they are. All definitions are
-those of TensorBoard's profiler tab (torch-tb-profiler 0.4.3, with the corrections of `stepscope.tensorboard`), so that
-a table here and the page there show the same numbers.
+It needs neither torch nor TensorBoard, and reads the traces of torch 1.12 and newer. All definitions are those of
+TensorBoard's profiler tab (torch-tb-profiler 0.4.3, with the corrections of `stepscope.tensorboard`), so that a table
+here and the page there show the same numbers.
 
 ==============  =======================================================================================
-category        what the step did, while it did nothing of a line further up
+category        what the step did, while no category further up applied
 ==============  =======================================================================================
 Kernel          ran kernels on an accelerator
 Memcpy          copied memory to, from or on an accelerator
@@ -40,9 +40,9 @@ __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    """Import a function's module when the function is first asked for.
+    """Import a function's module at the first access to the function.
 
-    Tables need NumPy and pandas, which take longer to import than this package; what makes no table needs neither.
+    Tables need NumPy and pandas, which take longer to import than this package; code without tables needs neither.
     """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

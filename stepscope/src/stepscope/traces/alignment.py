@@ -1,8 +1,9 @@
-"""The traces of processes that trained together, on one clock: each operation in which they all take part ties them.
+"""The traces of processes that trained together, on one clock: collective operations tie the clocks together.
 
-Each rank's trace has the clock of its machine. In an all-reduce nobody ends before the last one has begun, so each
-bounds the difference of two clocks from both sides; and all end at nearly the same moment, so the median difference of
-the ends estimates it. On a busy machine they end milliseconds apart, but there is one clock, if the bounds allow it.
+Each rank's trace has the clock of its machine. In an all-reduce no rank ends before the last rank has begun, so each
+all-reduce bounds the difference of two clocks from both sides. All ranks end at nearly the same moment, so the median
+difference of the ends estimates it. On a busy machine they end milliseconds apart, so ranks of one machine keep its
+clock, if the bounds allow it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stepscope.traces.events import Span, Trace, of_worker
 from stepscope.traces.files import SeveralRecordings
 from stepscope.traces.step_times import step_at
 
-OPERATIONS = {  # by what a name holds, its letters only: the first that fits; the names of c10d, NCCL and gloo differ
+OPERATIONS = {  # by a part of a name, letters only: the first match; the names of c10d, NCCL and gloo differ
     "barrier": "barrier",
     "sendrecv": "send_recv",  # NCCL's kernel for both, and for an all-to-all
     "alltoall": "all_to_all",
@@ -39,9 +40,9 @@ OPERATIONS = {  # by what a name holds, its letters only: the first that fits; t
 }
 SYMMETRIC = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"]  # none ends before all have begun
 BETWEEN_TWO = ["send", "recv", "send_recv"]  # not the same operation on all ranks of the group
-SAME_SIZE = ["all_reduce", "reduce", "broadcast"]  # all ranks put in as many bytes
-BLOCK = ["group", "operation", "counted", "size"]  # in one of these, operations are the same by their order
-TOLERANCE = 1000  # µs that one operation may seem to end before its counterpart begins, as clocks are not exact
+SAME_SIZE = ["all_reduce", "reduce", "broadcast"]  # the inputs of all ranks have equally many bytes
+BLOCK = ["group", "operation", "counted", "size"]  # within equal values of these, operations match by their order
+TOLERANCE = 1000  # µs that an operation may seem to end before its counterpart begins, as clocks are not exact
 
 
 class Ranks(dict[str, Trace]):
@@ -49,9 +50,9 @@ class Ranks(dict[str, Trace]):
 
     @cached_property
     def clock(self) -> dict[str, float]:
-        """µs to add to the times of a rank's trace, to have them on the clock of the first one.
+        """µs to add to the times of each rank's trace, to convert them to the clock of the first rank.
 
-        By their collective operations, or as recorded, if the ranks are on one machine or share no operation.
+        From collective operations, or as recorded, if the ranks are on one machine or share no operation.
         """
         return dict(zip(self, _aligned(self.operations, *self._machines).tolist(), strict=True))
 
@@ -59,14 +60,14 @@ class Ranks(dict[str, Trace]):
     def operations(self) -> pd.DataFrame:
         """A row for each operation on each rank, times as in the rank's own trace, columns as in `operations`.
 
-        Also `rank` and `span`, int, the places of the rank and of its span; `number`, int, the same for the same
-        operation on all ranks; `size`, the bytes of those that must have as many on all ranks, or −1.
+        Also `rank` and `span`, int, the positions of the rank and of its span; `number`, int, the same for the same
+        operation on all ranks; `size`, the bytes of operations that must have equally many on all ranks, or −1.
         """
         return _matched(_of_all(self), *self._machines)
 
     @property
     def _machines(self) -> tuple[np.ndarray, list[str | None]]:
-        """When each trace begins by the clock of its machine, and which machine that is."""
+        """When each trace begins on the clock of its machine, and the machine's name."""
         first = [trace.spans[0] for trace in self.values()]
         return np.array([span.origin - first[0].origin for span in first]), [span.host for span in first]
 
@@ -74,10 +75,10 @@ class Ranks(dict[str, Trace]):
 def ranks(path: str | Path) -> Ranks:
     """Read the traces of processes that trained together: one trace a rank, or a worker.
 
-    `path` is the folder of a run, or a trace file. First come the ranks as recorded in the traces, in order, then those
-    without a number, by the first part of the file's name. Times count from the first event of each trace.
+    `path` is the folder of a run, or a trace file. First come the ranks recorded in the traces, in order, then traces
+    without a rank, by the first part of the file's name. Times count from the first event of each trace.
 
-    Raises NoTraces and TraceError as `load`, SeveralRecordings if two workers say that they are the same rank.
+    Raises NoTraces and TraceError like `load`, SeveralRecordings if two workers have the same rank.
     """
     path, traces = Path(path), {}
     for worker, of_it in files.by_worker(path).items():
@@ -87,17 +88,17 @@ def ranks(path: str | Path) -> Ranks:
         if key in traces:
             raise SeveralRecordings(
                 f"In {path} both {traces[key].path.name} and {worker} say that they are rank {rank}: "
-                "these are several recordings. Remove the older ones, or move them to a folder of their own."
+                "these are several recordings. Remove the older ones, or move them to another folder."
             )
         traces[key] = trace
     return Ranks({name: traces[_, number, name] for _, number, name in sorted(traces)})
 
 
-# Which operation of one rank is which of another.
+# Matching the operations of the ranks.
 
 
 def _of_all(ranks: Ranks) -> pd.DataFrame:
-    """Return the operations of all ranks, with `size` and `counted`: in what they must agree to be the same."""
+    """Return the operations of all ranks, with `size` and `counted`, which the same operation has on all ranks."""
     tables = [
         operations(span).assign(rank=rank, span=place)
         for rank, trace in enumerate(ranks.values())
@@ -113,17 +114,17 @@ def _of_all(ranks: Ranks) -> pd.DataFrame:
 
 
 def _matched(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None]) -> pd.DataFrame:
-    """Number the operations: by their order in each step, or by when they ran where the ranks disagree.
+    """Number the operations: by their order in each step, or by their times if the ranks disagree.
 
-    A rank may lack one in the middle, or two may lack different ones, if a recording is incomplete.
+    If a recording is incomplete, a rank may lack an operation in the middle, or two ranks may lack different ones.
     """
     table["place"] = table.groupby([*BLOCK, "rank"]).cumcount()
     between_two = table["operation"].isin(BETWEEN_TWO)
-    table.loc[between_two, "place"] = -1 - np.arange(between_two.sum())  # each is one by itself
+    table.loc[between_two, "place"] = -1 - np.arange(between_two.sum())  # each matches no other
     table["number"] = table.groupby([*BLOCK, "place"], sort=False).ngroup()
     blocks = table.groupby(BLOCK)
     largest, ranks = (blocks[name].transform(how) for name, how in (("place", "max"), ("rank", "nunique")))
-    certain = (ranks > 1) & (blocks["place"].transform("size") == ranks * (largest + 1))  # all have as many
+    certain = (ranks > 1) & (blocks["place"].transform("size") == ranks * (largest + 1))  # all have equally many
     shift = _aligned(table[certain] if certain.any() else table, recorded, hosts)[table["rank"].to_numpy(int)]
     table = table.assign(begun=table["start"] + shift, ended=table["end"] + shift)
     numbers = table.groupby("number")
@@ -133,7 +134,7 @@ def _matched(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None])
     for _, block in table[~fitting & table["operation"].isin(SYMMETRIC)].groupby(BLOCK):
         ranks, until = set(), -math.inf
         for row in block.sort_values("ended").itertuples():
-            if row.rank in ranks or row.begun > until + TOLERANCE:  # the same operation runs on all ranks at one time
+            if row.rank in ranks or row.begun > until + TOLERANCE:  # an operation runs on all ranks at the same time
                 following, ranks, until = following + 1, set(), row.ended
             ranks.add(row.rank)
             table.loc[row.Index, "number"] = following
@@ -144,7 +145,7 @@ def _matched(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None])
 
 
 def _aligned(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None]) -> np.ndarray:
-    """Return what to add to the times of each rank, one rank after the other; by the machines' clocks `recorded`."""
+    """Return the µs to add to the times of each rank, in order; `recorded` are the starts on the machines' clocks."""
     starts, ends = (_by_rank(table, column, len(recorded)) for column in ("start", "end"))
     clock = np.zeros(len(recorded))
     for rank in range(1, len(recorded)):
@@ -164,29 +165,29 @@ def _aligned(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None])
 
 
 def _by_rank(table: pd.DataFrame, column: str, ranks: int) -> np.ndarray:
-    """Return a column of the operations that tie clocks, float [operations, ranks], NaN where a rank has none."""
+    """Return a column of the operations that tie clocks, float [operations, ranks], NaN if a rank has none."""
     table = table[table["operation"].isin(SYMMETRIC)]
     wide = table.pivot_table(index="number", columns="rank", values=column, aggfunc="first")
     return wide.reindex(columns=range(ranks)).to_numpy(float)
 
 
-# The operations of one rank, from `Span.exchanges`. An operation leaves several events: on the host its issue,
-# c10d::allreduce_, in it record_param_comms and nccl:all_reduce, whose arguments describe it, and the launch of a
+# The operations of one rank, from `Span.exchanges`. An operation has several events. On the host: its issue,
+# c10d::allreduce_; inside that record_param_comms and nccl:all_reduce, whose arguments describe it; and the launch of a
 # kernel, which is the exchange itself. With gloo the exchange is gloo:all_reduce, on one of gloo's own threads, and its
-# issue is on the thread that computes.
+# issue is on the computing thread.
 
 
 def operation(name: str) -> str:
-    """Return the operation, as `torch.distributed` calls it, that an event's or a collective's name stands for."""
+    """Return the `torch.distributed` name of the operation in the name of an event or a collective."""
     letters = re.sub("[^a-z]", "", re.sub(r"\(.*|.*:", "", name).lower())
     return next((operation for part, operation in OPERATIONS.items() if part in letters), name)
 
 
 def operations(span: Span) -> pd.DataFrame:
-    """Return the operations in which the rank of a span exchanged data, in the order in which it issued them.
+    """Return the operations in which the rank of a span exchanged data, in the order of their issue.
 
     Columns: `operation` and `backend`, "nccl" or "gloo"; `group`, the name of the process group and its ranks, or "";
-    `sequence`, the number of the operation in its group, or NaN; `bytes`, what the rank puts in, NaN if unknown;
+    `sequence`, the number of the operation in its group, or NaN; `bytes` of the rank's input, NaN if unknown;
     `step`, the number of the step that issued it, or NaN; `issued`, `start` and `end` in µs since the first event.
     """
     rows = [*_by_nccl(span, span.exchanges), *_by_gloo(span.exchanges, span.world or 1)]
@@ -199,7 +200,7 @@ def operations(span: Span) -> pd.DataFrame:
 
 
 def _by_nccl(span: Span, events: Columns) -> list[dict]:
-    """Return NCCL's kernels, each with what the events around its launch say of it."""
+    """Return NCCL's kernels, each with its description from the events around its launch."""
     kernels, host = events.rows(events["kernel"]).records(), events.rows(~events["kernel"])
     calls = span.events.rows(span.events["kind"] == "Runtime")
     numbered = numbers([kernel["arguments"].get("correlation") for kernel in kernels])
@@ -227,14 +228,14 @@ def _by_nccl(span: Span, events: Columns) -> list[dict]:
 
 
 def _around(host: Columns, thread: int, moment: float) -> list[dict]:
-    """Return the events of an exchange that a thread is in, the innermost first; there are four at most."""
+    """Return the events of an exchange around a moment in a thread, the innermost first; at most four."""
     last = int(np.searchsorted(host["start"], moment, side="right"))
     near = np.flatnonzero((host["thread"][:last] == thread) & (host["end"][:last] >= moment))[-4:]
     return host.rows(near[::-1]).records()
 
 
 def _by_gloo(events: Columns, world: int) -> list[dict]:
-    """Return gloo's operations, each with its issue: gloo begins them in the order in which they were issued."""
+    """Return gloo's operations, each with its issue: gloo begins them in the order of their issue."""
     waiting = defaultdict(deque)
     for issue in events.rows(np.array([name.startswith("c10d::") for name in events["name"]], bool)).records():
         # gloo has no reduce-scatter of a list: an all-reduce for each rank
@@ -265,9 +266,9 @@ def _first_known(values: Iterable[float]) -> float:
     return next((value for value in values if not math.isnan(value)), math.nan)
 
 
-# What the arguments of an event say of the operation.
+# The operation from the arguments of an event.
 
-WIDTHS = {  # bytes of an element, by the names that stand in traces: those of C++ and of c10::ScalarType
+WIDTHS = {  # bytes of an element, by the names in traces: those of C++ and of c10::ScalarType
     **dict.fromkeys(["double", "long", "long int", "unsigned long", "c10::complex<float>", "complexfloat"], 8),
     **dict.fromkeys(["float", "int", "unsigned int", "uint32"], 4),
     **dict.fromkeys(["c10::half", "half", "c10::bfloat16", "bfloat16", "short", "short int", "unsigned short"], 2),
@@ -277,13 +278,13 @@ WIDTHS = {  # bytes of an element, by the names that stand in traces: those of C
 
 
 def _group(arguments: dict) -> str:
-    """Return a name for the process group that no other one has; that in the trace is not always its own."""
+    """Return a unique name for the process group; the name in the trace is not always unique."""
     name = arguments.get("Process Group Name", arguments.get("Process Group ID", ""))
     return f"{name} {arguments.get('Process Group Ranks', '')}".strip()
 
 
 def _bytes(arguments: dict) -> float:
-    """Return how many bytes of tensors the rank puts in; with ``record_shapes`` only, unless NCCL has noted it."""
+    """Return the bytes of the rank's input tensors; known only with ``record_shapes``, or if NCCL has recorded it."""
     elements = arguments.get("In msg nelems") or arguments.get("Out msg nelems")
     if isinstance(elements, int):
         return elements * WIDTHS.get(str(arguments.get("dtype")).lower(), math.nan)

@@ -1,8 +1,8 @@
-"""Tables as plain arrays, and what is computed of them: unions of intervals, and rows of one table by those of another.
+"""Tables as plain arrays, and computations on them: unions of intervals, and matching the rows of two tables.
 
-Events are `Columns`, and so is all that is computed of one trace; what is returned to a reader, and what is grouped by
-rank, is a DataFrame. To make a DataFrame, to cut it or to add a column takes 0.1 to 0.5 ms, however few its rows are:
-with the dozens of steps from a trace to a table, more than parsing a trace of a few MB.
+Events, and all tables computed from one trace, are `Columns`; tables for users, and tables grouped by rank, are
+DataFrames. Creating a DataFrame, cutting it or adding a column takes 0.1 to 0.5 ms, however few rows it has: for the
+dozens of operations from a trace to a table, that is more than parsing a trace of a few MB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Columns(dict):
-    """Columns of the same length by name: arrays, or Categoricals. Tables share them, so nobody writes to them."""
+    """Columns of the same length by name: arrays, or Categoricals. Tables share them, so never write to them."""
 
     @property
     def height(self) -> int:
@@ -26,16 +26,16 @@ class Columns(dict):
         return len(next(iter(self.values())))
 
     def rows(self, chosen: np.ndarray) -> Columns:
-        """Return some of the rows: `chosen` are their places, or a mask."""
+        """Return some of the rows: `chosen` are their positions, or a mask."""
         return Columns({name: values[chosen] for name, values in self.items()})
 
     def records(self) -> list[dict]:
-        """Return the rows, a dict each."""
+        """Return the rows as dicts."""
         return [dict(zip(self, row, strict=True)) for row in zip(*self.values(), strict=True)]
 
     def table(self, index: str | None = None) -> pd.DataFrame:
-        """Return a DataFrame of its own, one column its `index`. Text stays the object that it is."""
-        import pandas as pd  # half a second: not before the first table is made
+        """Return a new DataFrame, with one column as its `index`. Text keeps the dtype object."""
+        import pandas as pd  # takes half a second: only for the first table
 
         def series(values: np.ndarray) -> pd.Series:
             return pd.Series(values, dtype=object if values.dtype == object else None, copy=True)
@@ -55,15 +55,15 @@ def objects(values: list) -> np.ndarray:
 
 
 def numbers(values: list) -> np.ndarray:
-    """Return what stands in a trace as float, NaN for what is no number."""
+    """Return values of a trace as float, NaN for those that are not numbers."""
     with suppress(TypeError, ValueError):
-        if (found := np.array(values, float)).ndim == 1:  # not where each is a list
+        if (found := np.array(values, float)).ndim == 1:  # not if each is a list
             return found
     return np.array([value if isinstance(value, (int, float)) else math.nan for value in values], float)
 
 
 def places(sought: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Return for each number the place of the first that equals it among others, or −1. NaN equals none."""
+    """Return for each sought number the position of its first equal `among` others, or −1. NaN equals none."""
     if not len(among):
         return np.full(len(sought), -1)
     order = np.argsort(among, kind="stable")
@@ -74,12 +74,12 @@ def places(sought: np.ndarray, among: np.ndarray) -> np.ndarray:
 def callers(
     ids: np.ndarray, moments: np.ndarray, of_operators: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> np.ndarray:
-    """Return for each call of an accelerator's runtime the place of the operator that made it, or −1 if unknown.
+    """Return for each call of an accelerator's runtime the position of the operator that made it, or −1 if unknown.
 
-    `ids` and `of_operators` are External ids, NaN where there is none; `moments`, `starts` and `ends` are in µs. Call
-    and operator share their External id, which is not 0. The operator must also have been running: recorders of 2023
-    gave runtime calls numbers of their own, which are those of operators by chance. Of several operators with one
-    number the first to start counts.
+    `ids` and `of_operators` are External ids, NaN if there is none; `moments`, `starts` and `ends` are in µs. Call and
+    operator share their External id, which is not 0. The operator must also have been running: recorders of 2023 gave
+    runtime calls separate numbers, which equal those of operators by chance. Of several operators with one number the
+    first to start counts.
     """
     order = np.argsort(starts, kind="stable")
     place = np.r_[order, -1][places(ids, of_operators[order])]
@@ -88,20 +88,20 @@ def callers(
 
 
 def union(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the starts and ends of the fewest disjoint intervals that cover the same moments, in their order."""
+    """Return the starts and ends of the fewest disjoint intervals that cover the same moments, in order."""
     if not len(starts):
         return starts, ends
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], ends[order]
     reach = np.maximum.accumulate(ends)
-    first = np.r_[True, starts[1:] > reach[:-1]]  # where an interval touches none of those before it
+    first = np.r_[True, starts[1:] > reach[:-1]]  # intervals that touch no earlier interval
     return starts[first], reach[np.r_[first[1:], True]]
 
 
 def coverage(starts: np.ndarray, ends: np.ndarray, spans: pd.DataFrame | Columns) -> np.ndarray:
-    """Return how much of each span, with its `start` and `end`, lies in at least one of the intervals."""
+    """Return how much of each span, from its `start` to its `end`, lies in at least one of the intervals."""
     starts, ends = union(starts, ends)
-    before = np.r_[0.0, np.cumsum(ends - starts)]  # covered before each of the now disjoint intervals
+    before = np.r_[0.0, np.cumsum(ends - starts)]  # covered time before each of the now disjoint intervals
 
     def covered_until(moment: np.ndarray) -> np.ndarray:
         index = np.searchsorted(starts, moment, side="right")
@@ -112,10 +112,10 @@ def coverage(starts: np.ndarray, ends: np.ndarray, spans: pd.DataFrame | Columns
 
 
 def shares(starts: np.ndarray, ends: np.ndarray, kinds: np.ndarray, count: int, spans: Columns) -> list[np.ndarray]:
-    """Return how much of each span the intervals of each kind cover that those of lower kinds do not.
+    """Return how much of each span the intervals of each kind cover that intervals of lower kinds do not.
 
-    `kinds` are numbers, of which those from `count` on do not count. The last array is what is left of the spans. All
-    are rounded to 0.001: the profiler counts in ns.
+    `kinds` are numbers; kinds from `count` on do not count. The last array is the uncovered part of the spans. All are
+    rounded to 0.001: the profiler counts in ns.
     """
     parts, before = [], np.zeros(len(spans["start"]))
     for kind in range(count):

@@ -23,7 +23,7 @@ KINDS = [*CATEGORIES, "step", "dropped"]
 
 @dataclass(frozen=True)
 class Span:
-    """What one trace file holds. Times are in µs since the trace's first event, numbers NaN where there is none.
+    """The content of one trace file. Times are in µs since the trace's first event, missing numbers are NaN.
 
     Attributes
     ----------
@@ -31,33 +31,33 @@ class Span:
         The events in the order of their start: `name`; `kind`, a Categorical of `KINDS`; `host`, whether it ran on the
         CPU and is no call of the accelerator's runtime; `operator`, whether it is an operator of PyTorch; `start`;
         `end`; `thread`, a Categorical; `sequence`, a number that an operator shares with the part of the backward pass
-        that calls it back, and with operators before it that none calls back. With an accelerator also `external`, a
-        number that an operator shares with the runtime calls it makes, and `correlation`, one that a runtime call
-        shares with what it launches.
+        that calls it back, and with earlier operators that are not called back. With an accelerator also `external`, a
+        number that an operator shares with the runtime calls it makes, and `correlation`, a number that a runtime call
+        shares with the work it launches.
     kernels : Columns
-        The kernels among them, in the order of their start: `name`, `kind` ("Kernel" or "Communication"), `start`,
-        `end`, `external` and `correlation` as above; `device` and `stream`, numbers; and of their launch `grid` and
-        `block`, lists of three int or None; `registers` per thread; `shared_memory` per block in bytes;
+        The kernels among the events, in the order of their start: `name`, `kind` ("Kernel" or "Communication"),
+        `start`, `end`, `external` and `correlation` as above; `device` and `stream`, numbers; and for the launch `grid`
+        and `block`, lists of three int or None; `registers` per thread; `shared_memory` per block in bytes;
         `blocks_per_sm`; `occupancy` in %, as estimated by the profiler.
     memory : Columns
         Each allocation and release, in the order of time: `start`; `device_type` and `device`, the profiler's numbers;
-        `address`; `change` in bytes, negative for a release; `allocated` and `reserved`, bytes in all afterwards.
-        Empty unless the profile was recorded with ``profile_memory=True``.
+        `address`; `change` in bytes, negative for a release; `allocated` and `reserved`, total bytes afterwards. Empty
+        unless the profile was recorded with ``profile_memory=True``.
     exchanges : Columns
         Each event of an exchange with other processes, on the host and on accelerators, in the order of their start:
         `name`; `start`; `end`; `thread`, a number; `kernel`, whether it ran on an accelerator; `arguments`, a dict.
     devices : tuple of dict
-        Properties of each accelerator as they stand in the trace: name, computeMajor, numSms, and so on.
+        Properties of each accelerator in the trace: name, computeMajor, numSms, and so on.
     rank, world : int or None
-        Rank of the process among those that train together, and how many they are.
+        Rank of the process among those that train together, and their number.
     host : str or None
         Name of the machine.
     origin : float
-        When the trace's first event was, in µs on the clock of its machine.
+        Time of the trace's first event, in µs on the clock of its machine.
     settings : frozenset of str
-        Which of `SETTINGS` were on.
+        The `SETTINGS` that were on.
     counts : Counter
-        How many events of each category the file has, those that are not in `events` as well.
+        Number of events of each category in the file, including those not in `events`.
     """
 
     events: Columns
@@ -76,7 +76,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Trace:
-    """What the profiler recorded: the file or folder it was read from, and its spans in the order of their start."""
+    """A recording of the profiler: the file or folder it was read from, and its spans in the order of their start."""
 
     path: Path
     spans: tuple[Span, ...]
@@ -84,10 +84,10 @@ class Trace:
 
 
 def load(path: str | Path | Trace) -> Trace:
-    """Read a trace. The spans of the last few are kept: a trace that has not changed since is not parsed again.
+    """Read a trace. The last few traces are cached: an unchanged trace is not parsed again.
 
-    `path` is a trace file, plain or gzip, or the folder of a run, whose spans are then put one after the other. A
-    `Trace` is returned as it is, so that every function here takes either.
+    `path` is a trace file, plain or gzip, or the folder of a run, whose spans then follow one another. A `Trace` is
+    returned unchanged, so that every function here takes either.
 
     Raises NoTraces if there is none, TraceError if it cannot be read, and SeveralRecordings if the folder holds the
     traces of more than one worker, or a file has steps that overlap or repeat.
@@ -99,23 +99,22 @@ def load(path: str | Path | Trace) -> Trace:
     if len(workers) > 1:
         raise SeveralRecordings(
             f"The folder {path} holds traces of {len(workers)} workers or recordings: {', '.join(workers)}. "
-            "Which one do you mean? Name one file, remove the older ones, or read them all with traces.ranks, if they "
-            "trained together."
+            "Name one file, remove the older ones, or read them all with traces.ranks, if they trained together."
         )
     (found,) = workers.values()
     return of_worker(path, found)
 
 
-# Traces used last, by the path, size and time of change of their files: their spans, and what `once` computed of them.
+# The traces used last, by the path, size and modification time of their files: spans, and results of `once`.
 _cache: dict[tuple, tuple[tuple[Span, ...], dict]] = {}
-EVENTS = 1_000_000  # in all of them, at 64 to 200 bytes, and as much for tables of them; a larger trace is kept alone
+EVENTS = 1_000_000  # in the cache, at 64 to 200 bytes, and as much for their tables; a larger trace is kept alone
 
 
 def of_worker(path: Path, files_of_it: list[Path]) -> Trace:
     """Read the files of one worker: its spans, in the order of their start."""
     key = tuple((file.resolve(), (status := file.stat()).st_size, status.st_mtime_ns) for file in files_of_it)
     entry = _cache.pop(key, None) or (_spans(files_of_it), {})
-    _cache[key] = entry  # the last of them: a dict keeps the order
+    _cache[key] = entry  # at the end: a dict keeps the order
     while len(_cache) > 1 and sum(map(_size, [*_cache.values()])) > EVENTS:
         _cache.pop(next(iter(_cache)), None)
     return Trace(path, *entry)
@@ -126,12 +125,12 @@ def _size(entry: tuple[tuple[Span, ...], dict]) -> int:
 
 
 def clear() -> None:
-    """Forget the traces that were read."""
+    """Clear the cache of traces."""
     _cache.clear()
 
 
 def once(compute: Callable[[Span | Trace], Columns]) -> Callable[[Span | Trace], Columns]:
-    """Let `compute` compute its table of a span or trace only once. Nobody writes to it."""
+    """Let `compute` compute the table of a span or trace only once. Callers must not write to it."""
 
     @functools.wraps(compute)
     def computed(recorded: Span | Trace) -> Columns:
@@ -143,7 +142,7 @@ def once(compute: Callable[[Span | Trace], Columns]) -> Callable[[Span | Trace],
 
 
 def _spans(files_of_worker: list[Path]) -> tuple[Span, ...]:
-    """Parse the files of one worker, in the order of their start; times count from the first event of all."""
+    """Parse the files of one worker, in the order of their start; times count from their first event."""
     spans = [_checked(files.read(file, parsed), file) for file in files_of_worker]
     spans.sort(key=lambda span: span.events["start"][0])
     origin = float(spans[0].events["start"][0])
@@ -160,7 +159,7 @@ OPERATORS = ["cpu_op", "operator", "Operator"]
 KERNELS = ["kernel", "Kernel"]
 SETTINGS = ["record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"]  # 1 in the head if on
 HEAD = ["deviceProperties", "distributedInfo", "baseTimeNanoseconds", "host_name", *SETTINGS]
-LAUNCH = {  # columns of a kernel's launch, and where they stand in its arguments
+LAUNCH = {  # columns of a kernel's launch, and their names in its arguments
     "device": "device",
     "stream": "stream",
     "grid": "grid",
@@ -170,7 +169,7 @@ LAUNCH = {  # columns of a kernel's launch, and where they stand in its argument
     "blocks_per_sm": "blocks per SM",
     "occupancy": "est. achieved occupancy %",
 }
-MEMORY = {  # columns of an allocation or release, and where they stand in its arguments
+MEMORY = {  # columns of an allocation or release, and their names in its arguments
     "device_type": "Device Type",
     "device": "Device Id",
     "address": "Addr",
@@ -181,7 +180,7 @@ MEMORY = {  # columns of an allocation or release, and where they stand in its a
 
 
 def parsed(parts: Iterable[dict]) -> Span:
-    """Turn events as they stand in the file into tables with categories; drops the annotations that have none."""
+    """Convert the events of a file into tables with categories, without annotations that have no category."""
     reader = _Reader()
     for part in parts:
         reader.add(part)
@@ -189,10 +188,10 @@ def parsed(parts: Iterable[dict]) -> Span:
 
 
 class _Reader:
-    """Collects what a span holds of the parts of its file, one after the other."""
+    """Collects the content of a span from the parts of its file, one after the other."""
 
     def __init__(self) -> None:
-        self.keys, self.threads = _Numbering(), _Numbering()  # few different names: classify each of them once
+        self.keys, self.threads = _Numbering(), _Numbering()  # few different names: classify each name once
         self.columns, self.launches, self.memory = defaultdict(list), defaultdict(list), defaultdict(list)
         self.head: dict = {}
         self.counts: Counter = Counter()
@@ -206,7 +205,7 @@ class _Reader:
         events = [each for each in everything if each.get("ph") == "X" and each.get("cat") in CLASSIFIERS]
         try:
             arrays = _arrays(events, self.keys, self.threads)
-        except KeyError:  # an event was still open when the profiler stopped, or others than PyTorch wrote it
+        except KeyError:  # an event was still open when the profiler stopped, or PyTorch did not write it
             events = [event for event in events if {"name", "ts", "dur", "tid"} <= event.keys()]
             arrays = _arrays(events, self.keys, self.threads)
         for name, values in arrays.items():
@@ -221,16 +220,16 @@ class _Reader:
 
     def span(self) -> Span:
         if not all(isinstance(name, str) for _, name in self.keys):
-            raise TypeError("the name of an event is no text")
+            raise TypeError("the name of an event is not text")
         events, launch = self._events()
         memory = Columns({name: numbers(self.memory[name]) for name in ("start", *MEMORY)})
         job, head = self.head.get("distributedInfo") or {}, self.head
         rank, world, host = job.get("rank"), job.get("world_size"), head.get("host_name")
         if not (isinstance(rank, int | None) and isinstance(world, int | None) and isinstance(host, str | None)):
-            raise TypeError("a rank or a number of ranks is no whole number, or a host's name no text")
+            raise TypeError("a rank or number of ranks is not a whole number, or a host's name is not text")
         devices = tuple(head.get("deviceProperties") or ())
         if not all(isinstance(device.get("name"), str | None) for device in devices):
-            raise TypeError("the name of a device is no text")
+            raise TypeError("the name of a device is not text")
         return Span(
             events,
             self._kernels(events, launch),
@@ -246,7 +245,7 @@ class _Reader:
         )
 
     def _events(self) -> tuple[Columns, np.ndarray]:
-        """Return the columns of `Span.events`, and which one of the file's kernels each event is, or −1."""
+        """Return the columns of `Span.events`, and for each event its number among the file's kernels, or −1."""
         import pandas as pd
 
         keys = list(self.keys)
@@ -256,7 +255,7 @@ class _Reader:
         kinds = np.array([KINDS.index(CLASSIFIERS[category](name)) for category, name in keys], np.int8)
         order = np.argsort(read["start"], kind="stable")
         order = order[kinds[read["code"][order]] != KINDS.index("dropped")]
-        order = order[~(read["duration"][order] < 0)]  # Kineto writes that now and then, if it saw no end of an event
+        order = order[~(read["duration"][order] < 0)]  # Kineto sometimes writes this if it saw no end of an event
         read = read.rows(order)
         code, kind, external = read["code"], kinds[read["code"]], read["external"]
         exchanging = external[kind == KINDS.index("Communication")]
@@ -301,7 +300,7 @@ class _Reader:
 
 
 def _collect(columns: dict[str, list], events: list[dict], keys: dict[str, str]) -> None:
-    """Append to each column what stands in the events' arguments, None where a version or a device has none."""
+    """Append to each column the values in the events' arguments, None if a version or a device has none."""
     arguments = [event.get("args") or {} for event in events]
     for name, key in keys.items():
         columns[name] += [each.get(key) for each in arguments]
@@ -337,12 +336,12 @@ EXCHANGES = re.compile(r"(nccl|gloo):.+|c10d::\w+|record_param_comms")
 
 
 def _of_kernel(name: str) -> str:
-    """Know NCCL's kernels by their name: today they do not carry the number of the operation that launched them."""
+    """Recognize NCCL's kernels by name: today they lack the number of the operation that launched them."""
     return "Communication" if name.startswith("nccl") else "Kernel"
 
 
 def _of_host(name: str) -> str:
-    """Classify what ran on the CPU by its name."""
+    """Classify an event of the CPU by its name."""
     if re.fullmatch(r"ProfilerStep#\d+", name):
         return "step"
     if re.fullmatch(r"enumerate\(DataLoader\)#.*\.__next__|enumerate\(DataPipe\)#.*", name):
@@ -353,12 +352,12 @@ def _of_host(name: str) -> str:
 
 
 def _of_annotation(name: str) -> str:
-    """Classify a `record_function`: the profiler's and the optimizer's own count, those of the reader do not."""
+    """Classify a `record_function`: the profiler's and the optimizer's count, the user's do not."""
     kind = _of_host(name)
     return "dropped" if kind == "CPU Exec" and not name.startswith("Optimizer.") else kind
 
 
-# What a trace calls its events, and how to find the category of each name; those in capitals are of torch 1.12.
+# The kinds of events in a trace, and how to find the category of each name; kinds in capitals are of torch 1.12.
 CLASSIFIERS: dict[str, Callable[[str], str]] = {
     **dict.fromkeys([*OPERATORS, "python", "Python"], _of_host),
     "user_annotation": _of_annotation,
@@ -371,36 +370,36 @@ CLASSIFIERS: dict[str, Callable[[str], str]] = {
 
 
 class _Numbering(dict):
-    """Numbers its keys in the order in which they are first asked for."""
+    """Numbers its keys in the order of their first access."""
 
     def __missing__(self, key: object) -> int:
         self[key] = len(self)
         return self[key]
 
 
-# What is wrong with a file, though it can be parsed.
+# Faults of a file that can be parsed.
 
 
 def _checked(span: Span, path: Path) -> Span:
-    """Return `span` if its times and steps can be right."""
+    """Return `span` if its times and steps are plausible."""
     events = span.events
     if not events.height:
         raise TraceError(f"{path} holds no operator, kernel or step. Record it again, with at least one active step.")
     if not (np.isfinite(events["start"]) & np.isfinite(events["end"])).all():
-        raise TraceError(f"{path} is damaged: a time in it is no number. Copy it or record it again.")
+        raise TraceError(f"{path} is damaged: a time in it is not a number. Copy it or record it again.")
     steps = marks(span)
-    # Older versions of PyTorch write whole µs, so that a step may seem to end one after the start of the next.
+    # Older versions of PyTorch write whole µs, so a step may seem to end 1 µs after the start of the next.
     again = (steps["start"][1:] < steps["end"][:-1] - 2) | (np.diff(steps["step"]) <= 0)
     if again.any():
         twice = steps["name"][1:][again][0]
         raise SeveralRecordings(
-            f"{path} holds steps that repeat or overlap, such as {twice}: those of several recordings, processes or "
+            f"{path} holds steps that repeat or overlap, such as {twice}: steps of several recordings, processes or "
             "threads in one file. Name the trace of one of them, and call profiler.step() in one thread only."
         )
     return span
 
 
-# The steps as the host marked them.
+# The host's marks of the steps.
 
 
 def marks(span: Span) -> Columns:

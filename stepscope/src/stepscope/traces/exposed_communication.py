@@ -1,4 +1,4 @@
-"""What the exchange of data costs: how much of it nothing hides, and for which rank the others wait."""
+"""The cost of communication: how much of it is exposed, and for which rank the others wait."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from stepscope.traces.columns import Columns, union
 from stepscope.traces.events import Span, Trace
 from stepscope.traces.step_times import by_step, steps_of
 
-LATE = 0.05  # of the step: from here on a rank for which the others wait is named
-# Operators that wait for an exchange, or that hold whatever else ran, a wait included.
+LATE = 0.05  # of the step: if the others wait this long for a rank, it is named
+# Operators that wait for an exchange, or that contain other work, including waits.
 NO_COMPUTATION = re.compile(r"c10d::|_?c10d_functional::|record_param_comms|(gloo|nccl):|autograd::engine::")
 
 
 def collectives(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
     """Return the operations in which the ranks exchanged data, on one clock.
 
-    `path` is the folder of a run, or what `ranks` returned. An operation of NCCL is its kernel, one of gloo what gloo's
-    own thread did. Errors as those of `ranks`.
+    `path` is the folder of a run, or the result of `ranks`. An operation of NCCL is its kernel; an operation of gloo is
+    the work of gloo's own thread. Raises the errors of `ranks`.
 
     Returns
     -------
     DataFrame
         A row for each operation on each rank, in the order of `issued`: `rank`, "rank 0"; `step`, the number of the
         step that issued it, NaN outside of the steps; `number`, int, the same for the same operation on all ranks;
-        `operation`, "all_reduce", "broadcast" and so on; `backend`, "gloo" or "nccl"; `bytes` that the rank put in,
-        NaN where they were not recorded; `issued`, `start` and `end` in µs on the clock of the first rank, since the
-        first event of its trace; `transfer`, the µs from the moment at which the last of the other ranks had begun the
-        operation to its end: the rest of its time the rank waited; `group`, a name of the process group and its ranks,
-        "" where it is not recorded, as with gloo.
+        `operation`, "all_reduce", "broadcast" and so on; `backend`, "gloo" or "nccl"; `bytes` of the rank's input, NaN
+        if not recorded; `issued`, `start` and `end` in µs on the clock of the first rank, since the first event of its
+        trace; `transfer`, the µs from the moment at which the last of the other ranks had begun the operation to its
+        end: before that, the rank waited; `group`, a name of the process group and its ranks, "" if not recorded, as
+        with gloo.
     """
     job = _ranks(path)
     table = _on_one_clock(job)
@@ -49,30 +49,30 @@ def collectives(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
 
 
 def communication(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
-    """Return what the exchange of data costs each rank in a step, on average.
+    """Return the mean cost of communication for each rank in a step.
 
     Returns
     -------
     DataFrame
-        Index `rank`; float columns. In ms a step: `step`, its length, which is the sum of `compute`, in which nothing
-        was exchanged, `overlapped`, in which data was exchanged while the rank went on, and `exposed`, in which it did
-        nothing else. `exposed` is the sum of `waiting`, until the last of the other ranks had begun the operation, and
-        `transfer`, the rest. `collectives`, operations a step; `megabytes` that the rank put in, 1e6 bytes a step, NaN
-        where sizes were not recorded; `efficiency`, 1 − exposed / step.
+        Index `rank`; float columns. In ms a step: `step`, its length, is the sum of `compute`, without communication,
+        `overlapped`, communication while the rank did other work, and `exposed`, communication while it did nothing
+        else. `exposed` is the sum of `waiting`, until the last of the other ranks had begun the operation, and
+        `transfer`, the rest. `collectives`, operations a step; `megabytes` of the rank's input, 1e6 bytes a step, NaN
+        if sizes were not recorded; `efficiency`, 1 − exposed / step.
 
-        ``attrs["straggler"]`` is the rank that the others are slowed down by, and ``attrs["late_ms"]`` by how many ms a
-        step: what they have more of exposed communication on average than that rank itself. (That is more than
-        `waiting` where operations overlap: while a late rank still computes, its transfers hide behind that, and on
-        the others they are exposed.) None and 0.0 unless it is 5% of the step or more, and so much more than for any
+        ``attrs["straggler"]`` is the rank that slows the others down, and ``attrs["late_ms"]`` by how many ms a step:
+        how much more exposed communication the others have on average than that rank itself. (This is more than
+        `waiting` if operations overlap: while a late rank still computes, its transfers overlap with computation, and
+        on the others they are exposed.) None and 0.0 unless it is 5% of the step or more, and so much more than for any
         other rank that over the steps the 95% interval of the difference is above 0.
-        ``attrs["unequal"]`` is a list of sentences, one for each kind of operation of which not all ranks have equally
-        many in each step.
+        ``attrs["unequal"]`` is a list of sentences, one for each kind of operation whose number in a step differs
+        between ranks.
 
-        On an accelerator data is exchanged while a kernel of NCCL runs, and the rank goes on if another kernel does.
-        With gloo it is exchanged from the issue of an operation to its end, and the rank does nothing else from its
-        last operator until the operation has ended, if it goes on then.
+        On an accelerator, communication lasts while a kernel of NCCL runs, and overlaps if another kernel runs. With
+        gloo it lasts from the issue of an operation to its end, and is exposed from the rank's last operator until the
+        operation has ended, if the rank goes on then.
 
-    Raises NoSteps and SeveralRecordings as `steps` does.
+    Raises NoSteps and SeveralRecordings like `steps`.
     """
     job = _ranks(path)
     table, operations, names = communication_by_step(job), collectives(job), list(job)
@@ -97,12 +97,12 @@ def communication_by_step(path: str | Path | Mapping[str, Trace]) -> pd.DataFram
     Returns
     -------
     DataFrame
-        Index `rank`, as in `ranks`, and `step`, the profiler's number. Columns in µs: `length`, which is the sum of
-        `compute`, in which the rank computed and nothing was exchanged, `overlapped`, `exposed` and `other`, in which
-        it did none of these; `waiting` and `transfer`, the parts of `exposed`, as in `communication`. A rank computes
-        while a kernel runs that exchanges nothing; without any kernel, while a thread runs such an operator.
+        Index `rank`, as in `ranks`, and `step`, the profiler's number. Columns in µs: `length` is the sum of `compute`,
+        computation without communication, `overlapped`, `exposed` and `other`, neither computation nor communication;
+        `waiting` and `transfer` are the parts of `exposed`, as in `communication`. A rank computes while a kernel runs
+        that exchanges nothing; in a trace without kernels, while a thread runs such an operator.
 
-    Raises NoSteps and SeveralRecordings as `steps` does.
+    Raises NoSteps and SeveralRecordings like `steps`.
     """
     job = _ranks(path)
     operations, tables = _on_one_clock(job), {}
@@ -121,7 +121,7 @@ def _ranks(path: str | Path | Mapping[str, Trace]) -> Ranks:
 
 
 def _on_one_clock(job: Ranks) -> pd.DataFrame:
-    """Return the operations in the order of `issued`, and when the `late` one of the other ranks began, or −inf."""
+    """Return the operations in the order of `issued`, with `late`: when the last of the other ranks began, or −inf."""
     table = job.operations.copy()
     clock = np.array(list(job.clock.values()))[table["rank"].to_numpy(int)]
     for column in ("issued", "start", "end"):
@@ -153,7 +153,7 @@ def _of_span(span: Span, operations: pd.DataFrame) -> Columns:
     }
     moments = np.unique(np.concatenate([*map(np.concatenate, sets.values()), table["start"], table["end"]]))
     begins, lengths = moments[:-1], np.diff(moments)
-    # Whether each moment is in a set: its intervals are disjoint, and hold their starts and not their ends.
+    # Whether each moment is in a set, whose intervals are disjoint, and contain their starts but not their ends.
     masks = {
         name: np.searchsorted(starts, begins, side="right") > np.searchsorted(ends, begins, side="right")
         for name, (starts, ends) in sets.items()
@@ -181,11 +181,12 @@ def _of_span(span: Span, operations: pd.DataFrame) -> Columns:
 
 
 def _idle(span: Span, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return when the rank did nothing but wait for an operation of gloo.
+    """Return when the rank only waited for an operation of gloo.
 
-    No thread ran an operator, and then one goes on as an operation has ended: what it did after that it did by itself,
-    and without such an end it did something else all the time, Python for example. gloo wakes who waits before it
-    notes the end itself, which on a busy machine takes milliseconds: so the end may be as much later as they waited.
+    No thread ran an operator, and a thread goes on when an operation has ended. Time after the end of the operation is
+    the rank's own; without such an end the rank did other work all the time, Python for example. gloo wakes waiting
+    threads before it records the end, which on a busy machine takes milliseconds: so the end may be as much later as
+    they waited.
     """
     starts, stops = _computing(span, "CPU Exec", "DataLoader", "Kernel")
     gap_starts, gap_ends = np.r_[-math.inf, stops], np.r_[starts, math.inf]
@@ -197,9 +198,9 @@ def _idle(span: Span, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _computing(span: Span, *kinds: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the intervals in which something of these kinds ran that exchanges nothing.
+    """Return the intervals in which events of these kinds ran that exchange nothing.
 
-    An operator in which an exchange is issued may wait for it as well: what it does counts by the operators inside.
+    An operator that issues an exchange may also wait for it: only the operators inside it count.
     """
     events, exchanges = span.events, span.exchanges
     other = {name: NO_COMPUTATION.match(name) is None for name in set(events["name"])}
@@ -215,15 +216,15 @@ def _computing(span: Span, *kinds: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _straggler(exposed: pd.DataFrame, step_ms: float) -> tuple[str | None, float]:
-    """Return the rank for which the others wait, and the ms a step they do; None, 0.0 if by chance.
+    """Return the rank that the others wait for, and for how many ms a step; None, 0.0 if by chance.
 
-    `exposed` has the ms of exposed communication, a row a step and a column a rank, NaN where a rank lacks the step.
+    `exposed` has the ms of exposed communication, a row a step and a column a rank, NaN if a rank lacks the step.
     """
     exposed = exposed.dropna()
     if min(exposed.shape) < 2:
         return None, 0.0
     count = exposed.shape[1]
-    late = exposed.mul(-count).add(exposed.sum(axis=1), axis=0) / (count - 1)  # the mean of the others, less its own
+    late = exposed.mul(-count).add(exposed.sum(axis=1), axis=0) / (count - 1)  # the mean of the others minus its own
     second, first = late.mean().sort_values(kind="stable").index[-2:]
     more = late[first] - late[second]
     reach = student(len(more) - 1) * more.std() / math.sqrt(len(more))
@@ -233,7 +234,7 @@ def _straggler(exposed: pd.DataFrame, step_ms: float) -> tuple[str | None, float
 
 
 def _unequal(job: Ranks) -> list[str]:
-    """Return a sentence for each operation of which not all ranks of its group have equally many in each step."""
+    """Return a sentence for each operation whose number in a step differs between the ranks of its group."""
     names, table = list(job), job.operations
     table = table[~table["operation"].isin(BETWEEN_TWO)]
     if table["step"].notna().any():
@@ -250,7 +251,7 @@ def _unequal(job: Ranks) -> list[str]:
 
 
 def _sentence(operation: str, counts: pd.DataFrame) -> str:
-    """Return in words that the ranks have not as many of an operation: a row a step and size, a column a rank."""
+    """Return in words how the ranks' numbers of an operation differ: a row a step and size, a column a rank."""
     (step, size), first = counts.index[0], counts.iloc[0]
     usual = first.mode().iloc[-1]
     other = [f"{rank} has {number}" for rank, number in first.items() if number != usual]
@@ -258,5 +259,5 @@ def _sentence(operation: str, counts: pd.DataFrame) -> str:
     sizes = f" of {size / 1e6:.3g} MB" if size >= 0 else ""
     steps = f" in step {step:.0f}" if step >= 0 else ""
     further = counts.index.get_level_values("step").nunique() - 1
-    so_on = f"; so it is in {counted(further, 'more step')}" if further else ""
+    so_on = f"; the same in {counted(further, 'more step')}" if further else ""
     return f"Of {operation}{sizes}{steps} {' and '.join(other)}, the others have {usual}{so_on}."

@@ -1,6 +1,6 @@
-"""Finds trace files, and parses them a piece at a time: the text of a file is never in memory as a whole.
+"""Finds trace files, and parses them piece by piece: the whole text of a file is never in memory.
 
-It needs neither NumPy nor pandas, so that what makes no tables, such as `stepscope.tensorboard`, starts without them.
+It needs neither NumPy nor pandas, so that code without tables, such as `stepscope.tensorboard`, starts without them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from stepscope.base import staging
 
 Result = TypeVar("Result")
 
-TRACE_FILE = re.compile(r"(?P<worker>.*?)(?P<span>\.\d+)?\.pt\.trace\.json(\.gz)?")  # as TensorBoard recognizes them
+TRACE_FILE = re.compile(r"(?P<worker>.*?)(?P<span>\.\d+)?\.pt\.trace\.json(\.gz)?")  # as in TensorBoard
 STOPWATCH = "stopwatch.json"  # beside the traces
 PERFETTO = (
     "Perfetto's own format, which PyTorch 2.15 and newer write to a path that ends with .pftrace: ui.perfetto.dev "
-    "shows it, but its events cannot be read here. Record it as JSON: with tensorboard_trace_handler(…), or "
+    "shows it, but stepscope cannot read it. Record JSON: with tensorboard_trace_handler(…), or "
     "export_chrome_trace(…) to a path that ends with .pt.trace.json.gz."
 )
 
 
 class TraceError(ValueError):
-    """A trace cannot be read, or does not hold what was asked for. The message says which, and what to do."""
+    """A trace cannot be read, or lacks the requested data. The message says which, and what to do."""
 
 
 class NoTraces(TraceError):
-    """There is no trace at this place."""
+    """There is no trace at this path."""
 
 
 class NoSteps(TraceError):
@@ -55,7 +55,7 @@ class SeveralRecordings(TraceError):
 
 
 def runs(path: str | Path) -> list[Path]:
-    """Return the folders that hold traces, at or below a folder; staging folders and what lies in them do not count.
+    """Return the folders that hold traces, at or below a folder; staging folders and their content do not count.
 
     Raises NoTraces if there are none.
     """
@@ -71,7 +71,7 @@ def runs(path: str | Path) -> list[Path]:
 
 
 def of_run(folder: Path) -> list[Path]:
-    """Return the trace files in a folder, without those in folders below, by name."""
+    """Return the trace files directly in a folder, by name."""
     return [file for file in sorted(folder.iterdir()) if _is_trace(file)]
 
 
@@ -102,26 +102,26 @@ def _is_trace(file: Path) -> bool:
 
 
 def refuse_others(folder: Path) -> None:
-    """Raise a `staging.TargetExists` if a folder holds other files than a recording's, which a new one replaces."""
-    names = sorted(file.name for file in folder.glob("[!.]*"))  # without what systems leave everywhere
+    """Raise `staging.TargetExists` if a folder holds other files than an earlier recording, which may be replaced."""
+    names = sorted(file.name for file in folder.glob("[!.]*"))  # without hidden files of the system
     others = [name for name in names if name != STOPWATCH and not TRACE_FILE.fullmatch(name)]
     if others:
         raise staging.TargetExists(
-            f"{folder}: expected a new folder for the recording, or one that holds an earlier recording and nothing "
-            f"else, and found {', '.join(others[:3])} in it. Name another one, or move that."
+            f"{folder}: expected a new folder for the recording, or one with only an earlier recording, "
+            f"found {', '.join(others[:3])} in it. Name another folder, or move these files."
         )
 
 
 # From a file to pieces of JSON.
 
-PIECE = 1 << 16  # bytes: its objects fit the processor's cache; 256 KiB take up to 1.4 × the time, all 2.3 ×
-_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # surrogates: both are a character
+PIECE = 1 << 16  # bytes: its objects fit the CPU's cache; 256 KiB take up to 1.4 × the time, a whole file 2.3 ×
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # surrogates: a pair is a character
 _LONE_SURROGATE = re.compile(f"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}")
 _BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*:)')
 
 
 def joined(parts: Iterable[dict]) -> dict:
-    """Return the parts of a trace as one, as it stands: the metadata and, in "traceEvents", all events."""
+    """Return the parts of a trace as one dict: the metadata and, in "traceEvents", all events."""
     trace, events = {}, []
     for part in parts:
         events += part["traceEvents"]
@@ -130,11 +130,11 @@ def joined(parts: Iterable[dict]) -> dict:
 
 
 class _CannotBeCut(Exception):
-    """What looks like the end of an event is none."""
+    """A piece was not cut at the end of an event."""
 
 
 def read(path: Path, build: Callable[[Iterable[dict]], Result]) -> Result:
-    """Return what `build` makes of the parts of a trace file. May raise TraceError."""
+    """Return what `build` returns for the parts of a trace file. May raise TraceError."""
     try:
         with _no_garbage_collection():
             try:
@@ -151,7 +151,7 @@ def read(path: Path, build: Callable[[Iterable[dict]], Result]) -> Result:
         raise _unreadable(path, error) from error
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise TraceError(
-            f"{path} is JSON, but no trace of PyTorch's profiler, or it is damaged: {type(error).__name__} {error}. "
+            f"{path} is JSON, but not a trace of PyTorch's profiler, or damaged: {type(error).__name__} {error}. "
             "Name a file that torch.profiler wrote."
         ) from error
 
@@ -169,12 +169,12 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def parts(path: Path, size: int | None) -> Iterator[dict]:
-    """Parse a trace file; yield it as traces with a part of the events each, the metadata in the first or last."""
+    """Parse a trace file; yield traces with a part of the events each, the metadata in the first or last."""
     pieces = _pieces(path, size)
     piece = next(pieces, b"")
     if not piece or piece.isspace():
         raise TraceError(f"{path} is empty. Did the profiler's process end while it wrote? Record it again.")
-    bare = piece.lstrip().startswith(b"[")  # a list of events, as Chrome once wrote
+    bare = piece.lstrip().startswith(b"[")  # a list of events, the old format of Chrome
     if not bare and not piece.lstrip().startswith(b"{"):
         if path.suffix == ".pftrace":
             raise TraceError(f"{path} is in {PERFETTO}")
@@ -186,7 +186,7 @@ def parts(path: Path, size: int | None) -> Iterator[dict]:
         part = _parse(before + piece + (closing if following else b""), path, last=not following)
         part = {"traceEvents": part} if bare else part
         if following and next(reversed(part), None) != "traceEvents":
-            raise _CannotBeCut  # what was cut is another list
+            raise _CannotBeCut  # the cut is in another list
         yield part
         before, piece = opening, following
 
@@ -194,8 +194,8 @@ def parts(path: Path, size: int | None) -> Iterator[dict]:
 def _pieces(path: Path, size: int | None) -> Iterator[bytes]:
     """Cut JSON between two events, into pieces of about `size` bytes; leave it whole if `size` is None.
 
-    Parsing needs no more memory than a piece does, and half the time: the objects of one piece take the place, in the
-    processor's cache, of those before them.
+    Parsing then needs only the memory of a piece, and half the time: the objects of a piece replace the previous ones
+    in the CPU's cache.
     """
     text = bytearray()
     with path.open("rb") as file:
@@ -203,7 +203,7 @@ def _pieces(path: Path, size: int | None) -> Iterator[bytes]:
         file.seek(0)
         content = gzip.GzipFile(fileobj=file) if packed else file
         while chunk := content.read(PIECE):
-            unsearched = max(0, len(text) - 100)  # what stands between two events may lie in two chunks
+            unsearched = max(0, len(text) - 100)  # the text between two events may span two chunks
             text += chunk
             cut = _BETWEEN_EVENTS.search(text, unsearched) if size and len(text) >= size else None
             if cut:
@@ -218,8 +218,8 @@ def _parse(piece: bytes, path: Path, last: bool) -> dict | list:
         return orjson.loads(piece)
     except orjson.JSONDecodeError:
         pass
-    # Kineto now and then writes what is no JSON: raw control characters, bytes that are no UTF-8, a bare N/A. And a
-    # lone surrogate could not be written again.
+    # Kineto sometimes writes invalid JSON: raw control characters, bytes that are not UTF-8, a bare N/A. And a lone
+    # surrogate could not be written again.
     text = re.sub(r"([:\[,]\s*)N/A(?=\s*[,\]}])", r'\1"N/A"', piece.decode("utf-8", errors="replace"))
     text = _LONE_SURROGATE.sub(r"\\ufffd", text)
     try:
@@ -228,21 +228,21 @@ def _parse(piece: bytes, path: Path, last: bool) -> dict | list:
         if not last:
             raise _CannotBeCut from error
         raise TraceError(
-            f"{path} ends too early or is damaged: {error.msg}. Was the profiler's process ended while it wrote, "
-            "or the copy broken off? Copy it or record it again."
+            f"{path} ends too early or is damaged: {error.msg}. Did the profiler's process end while it wrote, "
+            "or was copying interrupted? Copy it or record it again."
         ) from error
 
 
 def _number(text: str) -> int | float:
-    """Return a whole number as `orjson` does: one of more than 64 bits as a float."""
+    """Return a whole number like `orjson`: as a float if it has more than 64 bits."""
     return int(text) if len(text) < 19 else float(text)
 
 
 def _unreadable(path: Path, error: OSError) -> TraceError:
-    return TraceError(f"{path} cannot be read: {error.strerror or error}. May you read it, and is the disk there?")
+    return TraceError(f"{path} cannot be read: {error.strerror or error}. Check its permissions and its disk.")
 
 
 def external_id(event: dict) -> int | None:
-    """Return the number that an operator shares with the calls of an accelerator's runtime that it makes."""
+    """Return the number that an operator shares with its calls of an accelerator's runtime."""
     arguments = event.get("args") or {}
     return arguments.get("External id", arguments.get("external id"))

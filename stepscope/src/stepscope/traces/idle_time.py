@@ -14,17 +14,17 @@ from stepscope.traces.operators import host_events, parents
 from stepscope.traces.step_times import by_step, step_at, steps, steps_of
 from stepscope.traces.utilization import in_steps, kernels_of, of_each_device, time_of_steps
 
-# Runtime calls that return when the accelerator has done its work; the last one is AMD's blocking copy
+# Runtime calls that return when the accelerator has finished its work; the last one is AMD's blocking copy
 WAITS = r"Synchronize|^(?:cuda|hip)Memcpy$|^hipMemcpyWithStream$"
 MEANWHILE = ["copying", "waiting", "launching", "loading", "operators", "other"]
-# In the name of a copy; AMD's say Host for any memory. Copies from and to pageable memory wait for the accelerator
-# whatever they are called: "API synchronization behavior" in the documentation of the CUDA Runtime API.
+# In the name of a copy; AMD's names have Host for any memory. Copies from and to pageable memory wait for the
+# accelerator whatever their call: "API synchronization behavior" in the documentation of the CUDA Runtime API.
 PAGEABLE = "Pageable"
 DIRECTIONS = {"HtoD": "to the device", "DtoH": "from the device", "DtoD": "within the device"}
 
 
 def idle(path: str | Path | Trace) -> pd.DataFrame:
-    """Return each gap between kernels, as `gaps` counts them: `device`, `start`, `end`, and its parts, all in µs.
+    """Return each gap between kernels that `gaps` counts: `device`, `start`, `end`, and its parts, all in µs.
 
     Raises NoAccelerator if the trace has no kernels.
     """
@@ -33,7 +33,7 @@ def idle(path: str | Path | Trace) -> pd.DataFrame:
 
 @once
 def _idle(trace: Trace) -> Columns:
-    """Return the rows of `idle`, with the place of their `span`."""
+    """Return the rows of `idle`, with the position of their `span`."""
     inside = in_steps(trace)
     return stacked([_between(kernels, trace) for kernels in of_each_device(inside) or [inside]])
 
@@ -51,25 +51,25 @@ def _between(kernels: Columns, trace: Trace) -> Columns:
 def gaps(path: str | Path | Trace) -> pd.DataFrame:
     """Return the times in which no kernel ran on an accelerator, and what happened meanwhile.
 
-    A gap lies between two kernels of the steps, whichever their streams. While memory is copied or filled there may be
-    a gap, too: the multiprocessors are idle. Many short gaps, filled with launching, operators and other, say that the
-    host cannot launch as fast as the accelerator computes.
+    A gap lies between two kernels of the steps, in any streams. It may include copies and memory fills, during which
+    the multiprocessors are idle. Many short gaps, filled with launching, operators and other, show that the host cannot
+    launch as fast as the accelerator computes.
 
     Returns
     -------
     DataFrame
         Index `device`; columns `count`; `total`, `median` and `longest` in µs; `share` of the time as in
-        `accelerators`, NaN if that is unknown; and the parts of `total` in µs, in which moment by moment the first
-        that applies was going on:
+        `accelerators`, NaN if the time is unknown; and the parts of `total` in µs. Each moment counts for the first
+        part that applies:
 
         - `copying`: an accelerator copied or filled memory
         - `waiting`: the host waited for the accelerator
-        - `launching`: it made another call of the accelerator's runtime
-        - `loading`: it waited for the next batch
-        - `operators`: it ran operators
+        - `launching`: the host made another call of the accelerator's runtime
+        - `loading`: the host waited for the next batch
+        - `operators`: the host ran operators
         - `other`: anything else; Python, mostly
 
-        `in_longest` names what took most of the longest gap: the call or operator, or one of the words above.
+        `in_longest` names what took most of the longest gap: the call or operator, or one of the parts above.
 
     Raises NoAccelerator if the trace has no kernels.
     """
@@ -92,18 +92,18 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
 
 
 def waits(path: str | Path | Trace) -> pd.DataFrame:
-    """Return the calls of the accelerator's runtime in which the host waited for it, in the steps.
+    """Return the runtime calls in which the host waited for the accelerator, in the steps.
 
-    Only threads that run operators count: the one that pins memory may wait without holding up the training.
+    Only threads that run operators count: the thread that pins memory may wait without delaying the training.
 
     Returns
     -------
     DataFrame
         A row a call: `step`, the profiler's number; `call`, its name; `operator`, the outermost operator of PyTorch
-        around it (``aten::item``), None if there is none; `copy`, "to the device", "from the device" or "within the
-        device" if the innermost one copies so, or None; `start` and `end` in µs.
+        around it (``aten::item``), None if there is none; `copy`, the direction if the innermost operator copies: "to
+        the device", "from the device" or "within the device", or None; `start` and `end` in µs.
 
-    Raises NoSteps and SeveralRecordings as `steps` does.
+    Raises NoSteps and SeveralRecordings like `steps`.
     """
     trace = load(path)
     marked = steps(trace).index
@@ -112,28 +112,28 @@ def waits(path: str | Path | Trace) -> pd.DataFrame:
 
 
 def exposed_copies(path: str | Path | Trace) -> pd.DataFrame:
-    """Return in each step how long the accelerator copied and ran no kernel, by the kind of copy.
+    """Return for each step how long the accelerator copied and ran no kernel, by the kind of copy.
 
     Returns
     -------
     DataFrame
-        Index `step`; a column for each name of a copy ("Memcpy HtoD (Pageable -> Device)"), in µs. Of two at the same
-        time the first by name counts.
+        Index `step`; a column for each name of a copy ("Memcpy HtoD (Pageable -> Device)"), in µs. Of two copies at the
+        same time the first by name counts.
 
-    Raises NoSteps and SeveralRecordings as `steps` does.
+    Raises NoSteps and SeveralRecordings like `steps`.
     """
     trace = load(path)
     return by_step(trace, map(_exposed_copies, trace.spans)).fillna(0.0)
 
 
 def direction(copy: str) -> str | None:
-    """Return which way a copy goes by its name, one of `DIRECTIONS`, or None."""
+    """Return the direction in the name of a copy, one of `DIRECTIONS`, or None."""
     match = re.search("HtoD|DtoH|DtoD", copy)
     return DIRECTIONS[match[0]] if match else None
 
 
 def _waits(span: Span) -> Columns:
-    """Return the `waits` of one span, those outside of the steps as well, which have step −1."""
+    """Return the `waits` of one span, including those outside of the steps, with step −1."""
     calls, host = _waiting_or_copying(span), host_events(span)
     own = Columns({name: host[name] for name in ("name", "start", "end")}, thread=host["thread"].codes)
     own |= {"waits": np.zeros(host.height, bool), "copy": np.full(host.height, None)}
@@ -156,9 +156,9 @@ def _waits(span: Span) -> Columns:
 
 
 def _waiting_or_copying(span: Span) -> Columns:
-    """Return the runtime calls that wait for the accelerator or copy, of the threads that run operators.
+    """Return the runtime calls that wait for the accelerator or copy, in threads that run operators.
 
-    They have the columns `waits`, bool, and `copy`, the direction of the copy that the call made, or None.
+    Columns `waits`, bool, and `copy`, the direction of the call's copy, or None, are added.
     """
     events = span.events
     threads = events["thread"].codes
@@ -175,13 +175,13 @@ def _waiting_or_copying(span: Span) -> Columns:
 
 
 def _matching(pattern: str, names: np.ndarray) -> np.ndarray:
-    """Return a mask of the names in which a pattern occurs."""
+    """Return a mask of the names that contain a pattern."""
     matches = {name: re.search(pattern, name) is not None for name in set(names)}
     return np.array([matches[name] for name in names], bool)
 
 
 def _outermost(names: np.ndarray, around: np.ndarray, row: int) -> str | None:
-    """Return the name of the outermost operator of PyTorch's own around a row, the row included."""
+    """Return the name of the outermost operator of PyTorch around a row, including the row."""
     outermost = None
     while row >= 0:
         if names[row].startswith("aten::"):
@@ -191,7 +191,7 @@ def _outermost(names: np.ndarray, around: np.ndarray, row: int) -> str | None:
 
 
 def _exposed_copies(span: Span) -> Columns:
-    """Return the `exposed_copies` of one span: each name is charged what it adds to the kernels and those before it."""
+    """Return the `exposed_copies` of one span: each name counts time not covered by kernels and earlier names."""
     table, events = steps_of(span), span.events
     names = sorted(set(events["name"][events["kind"] == "Memcpy"]))
     kinds = np.where(events["kind"] == "Kernel", 0, len(names) + 1)
@@ -203,7 +203,7 @@ def _exposed_copies(span: Span) -> Columns:
 
 @once
 def _ways(span: Span) -> np.ndarray:
-    """Return the place in `MEANWHILE` of what each event does, or 99 for what does not count."""
+    """Return for each event its position in `MEANWHILE`, or 99 if it does not count."""
     events = span.events
     kind, names = events["kind"], events["name"]
     runtime = kind == "Runtime"
@@ -216,7 +216,7 @@ def _ways(span: Span) -> np.ndarray:
 
 
 def _filling(trace: Trace, table: Columns, row: int) -> str:
-    """Name what took most of a gap, a row of `_idle`."""
+    """Return the name of what took most of a gap, a row of `_idle`."""
     gap = {name: values[row] for name, values in table.items()}
     span, way = trace.spans[gap["span"]], int(np.argmax([gap[name] for name in MEANWHILE]))
     events = span.events
@@ -225,4 +225,4 @@ def _filling(trace: Trace, table: Columns, row: int) -> str:
         return MEANWHILE[way]
     inside = np.minimum(events["end"], gap["end"]) - np.maximum(events["start"], gap["start"])
     length = events["end"] - events["start"]
-    return str(events["name"][np.lexsort((length, -inside))[0]])  # the innermost of those that took most of it
+    return str(events["name"][np.lexsort((length, -inside))[0]])  # the innermost event that took most of it

@@ -1,7 +1,7 @@
-"""What a kernel is known by: its kind of work by its name, its occupancy by its launch.
+"""Properties of a kernel: its kind of work from its name, its occupancy from its launch.
 
-NVIDIA's libraries name their kernels after the instruction that they multiply with. The families below were collected
-from these sources, and are tested on names that real profiles show:
+NVIDIA's libraries name their kernels after the instruction that multiplies. The families below were collected from
+these sources, and are tested on names from real profiles:
 
 - PyProf, `prof/tc.py`, NVIDIA's own list, which TensorBoard's profiler tab copied; XProf's `kernel_stats_utils.cc` has
   the same one. Both end with Turing and count every `xmma_gemm`, even those that multiply with `ffma`.
@@ -55,15 +55,15 @@ _TENSOR_CORES = re.compile(
     re.IGNORECASE,
 )
 
-# What names a CUDA core's instruction, or multiplies nothing, though it belongs to one of these families.
+# Names with a CUDA core's instruction, or of kernels that multiply nothing, although they match one of these families.
 _OTHERS = re.compile(
     "|".join(
         (
             r"(?<![a-z])simt(?![a-z])|MmaSimt|OpClassSimt",
             r"(?<![a-z])[dfhi]fma2?(?![a-z])",  # fused multiply-add: …_ffma_aligna4_alignc4_…
-            # All of float32, with the instruction left out of the name or cut off. TF32 says so: tf32f32.
+            # All float32, without the instruction in the name, or with it cut off. TF32 has tf32f32 in its name.
             r"xmma_\w*?_f32f32_f32f32_f32(?!\w*(tensor|warpgroup|mma))",
-            # Adds the parts of a sum: runs after the kernel whose name it bears, in 6 µs after 92 µs on an A100.
+            # Adds partial sums: runs after the kernel whose name it has, in 6 µs after 92 µs on an A100.
             r"execute_split_k_kernel|splitK_?reduce|ReduceSplitK",
             r"^(void )?triton_",
         )
@@ -72,7 +72,7 @@ _OTHERS = re.compile(
 )
 
 
-# Matrix products and convolutions of cuBLAS, cuDNN, CUTLASS and MAGMA on numbers of 32 bits. BLAS calls them s, for
+# Matrix products and convolutions of cuBLAS, cuDNN, CUTLASS and MAGMA on 32-bit numbers. In BLAS names, s stands for
 # single: volta_sgemm_128x64_nn, cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1, cutlass_80_simt_sgemm_…. Today's
 # names hold the types of both factors, the sum and the result: f32f32_f32f32_f32.
 _FLOAT32_PRODUCT = re.compile(
@@ -84,8 +84,8 @@ _FLOAT32_PRODUCT = re.compile(
     re.IGNORECASE,
 )
 
-# cuDNN converts an image batch from NCHW to NHWC and back by kernels of their own; MIOpen transposes it. A
-# convolution's own name may say nhwc2nchw; then the conversion is a part of it.
+# cuDNN converts an image batch from NCHW to NHWC and back by separate kernels; MIOpen transposes it. If a convolution's
+# own name has nhwc2nchw, the conversion is a part of it.
 _LAYOUT_CONVERSION = re.compile(
     r"(?<![a-z0-9])(nchw|ncdhw|nhwc|ndhwc)To(folded)?(nchw|ncdhw|nhwc|ndhwc)\w*kernel"
     r"|(?<![a-z0-9])batched_transpose_\d+x\d+",
@@ -95,24 +95,24 @@ _LAYOUT_CONVERSION = re.compile(
 
 @functools.lru_cache(maxsize=100_000)
 def uses_tensor_cores(kernel: str) -> bool:
-    """Return whether a kernel's name says that it computes on Tensor Cores.
+    """Return whether a kernel's name shows that it computes on Tensor Cores.
 
-    False also where the name does not show it: Triton's kernels (``triton_…``, or named as the reader's own function)
-    use them for ``tl.dot``, and are named alike whether they do or not. So a share of Tensor-Core time is a lower bound
-    for code that went through ``torch.compile``. The name may be demangled or not.
+    False also if the name does not show it: Triton's kernels (``triton_…``, or named like the user's function) use
+    Tensor Cores for ``tl.dot``, but their names do not differ. So for code compiled with ``torch.compile``, a share of
+    Tensor-Core time is a lower bound. The name may be demangled or not.
     """
     return _TENSOR_CORES.search(kernel) is not None and _OTHERS.search(kernel) is None
 
 
 @functools.lru_cache(maxsize=100_000)
 def multiplies_float32(kernel: str) -> bool:
-    """Return whether a kernel's name says that it multiplies or convolves in float32, and not on Tensor Cores."""
+    """Return whether a kernel's name shows that it multiplies or convolves in float32, and not on Tensor Cores."""
     return _FLOAT32_PRODUCT.search(kernel) is not None and not uses_tensor_cores(kernel)
 
 
 @functools.lru_cache(maxsize=100_000)
 def converts_layout(kernel: str) -> bool:
-    """Return whether a kernel's name says that all it does is to change the memory format of images."""
+    """Return whether a kernel's name shows that it only changes the memory format of images."""
     return _LAYOUT_CONVERSION.search(kernel) is not None
 
 
@@ -131,7 +131,7 @@ MAX_BLOCKS = {
     **dict.fromkeys([(11, 0), (12, 0), (12, 1)], 24),
 }
 
-# How registers and shared memory are given out, from compute capability 5.0 to 12.1: `cuda_occupancy.h` of CUDA.
+# How registers and shared memory are allocated, from compute capability 5.0 to 12.1: `cuda_occupancy.h` of CUDA.
 _REGISTERS_AT_ONCE = 256  # per warp
 _PARTITIONS = 4  # of a multiprocessor, each with its part of the registers
 _SHARED_MEMORY_AT_ONCE = {7: 256}  # bytes, by major compute capability; 128 on others
@@ -148,19 +148,19 @@ def estimated_occupancy(
     shared_memory: float | None,
     device: dict | None,
 ) -> float:
-    """Return the share of a multiprocessor's threads that a kernel keeps resident in %, or NaN if it is unknown.
+    """Return the share of a multiprocessor's threads that a kernel keeps resident in %, or NaN if unknown.
 
     PyTorch's profiler writes its own estimate into the trace. It is 0 for every kernel with more than 48 KiB of shared
-    memory, which such a kernel must ask for: the profiler leaves out the asking, and finds that the kernel cannot run.
+    memory. Such a kernel must request the memory: the profiler ignores this, and finds that the kernel cannot run.
 
-    As many blocks are resident on a multiprocessor as there are for it, or as its threads, its registers, its shared
-    memory and its limit of blocks allow, whichever is least. The estimate takes the grid as evenly spread.
+    The number of blocks resident on a multiprocessor is limited by its part of the grid, its threads, its registers,
+    its shared memory and its limit of blocks. The estimate assumes that the grid is evenly spread.
 
-    `grid` and `block` are the blocks of the grid and the threads of a block, three int each; `registers` those per
-    thread; `shared_memory` that per block, static and dynamic, in bytes; `device` the device's entry of the trace's
+    `grid` and `block` are the blocks of the grid and the threads of a block, three int each; `registers` are per
+    thread; `shared_memory` is per block, static and dynamic, in bytes; `device` is the device's entry of the trace's
     ``deviceProperties``.
 
-    NaN if a parameter is None or no number, if the entry lacks a property (AMD's do), if the compute capability is
+    NaN if a parameter is None or not a number, if the entry lacks a property (AMD's do), if the compute capability is
     unknown, or if the device could not run such a kernel.
     """
     try:

@@ -1,4 +1,4 @@
-"""How much memory tensors took, moment by moment."""
+"""The memory of tensors over time."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def memory_curve(path: str | Path | Trace) -> pd.DataFrame:
     """Return the memory of tensors after each allocation and release: the curve of the Memory view.
 
     On a GPU that is all memory that PyTorch has given to tensors. On the CPU it counts from the recording's start, and
-    so begins lower than the view's, which counts from the process's first recording: what had been allocated before
-    is missing, and its release lets the curve fall below 0. Batches that workers share with this process do not count.
+    so begins lower than in the view, which counts from the process's first recording. Earlier allocations are missing,
+    and their release lets the curve fall below 0. Batches that workers share with this process do not count.
 
     The profile must be recorded with ``profile_memory=True``.
 
     Returns
     -------
     DataFrame
-        A row an event, in their order: `time` in ms since the start of the first step; `device`, "CPU" or "GPU 0" and
-        so on; `allocated` in MB (10⁶ bytes).
+        A row an event, in order: `time` in ms since the start of the first step; `device`, "CPU", "GPU 0" and so on;
+        `allocated` in MB (10⁶ bytes).
 
     Raises TraceError if the trace has no such events, NoSteps if it marks no steps.
     """
@@ -62,12 +62,12 @@ def memory_curve(path: str | Path | Trace) -> pd.DataFrame:
 def shared_with_workers(events: Iterable[tuple[int, int, int, int]]) -> list[bool]:
     """Return for each memory event of the CPU whether it maps or unmaps memory that is shared with a worker.
 
-    To map a batch that a worker has put into shared memory is recorded like an allocation, but with 0 as the total
-    allocated and its own size as the total reserved; to unmap it, with 0 as both. What the CPU's allocator does always
-    has 0 reserved, and a total allocated that follows from the one before. So to unmap what had been mapped before the
-    recording is known by a total of 0 that does not follow.
+    Mapping a batch from a worker's shared memory is recorded like an allocation, but with 0 as the total allocated and
+    the batch's size as the total reserved; unmapping is recorded with 0 as both. Events of the CPU's allocator always
+    have 0 reserved, and a total allocated that follows from the previous one. So if a batch was mapped before the
+    recording, its unmapping has a total of 0 that does not follow.
 
-    An event is its address, by how many bytes, and the bytes allocated and reserved in all afterwards; in their order.
+    An event is its address, its change in bytes, and the total bytes allocated and reserved afterwards; in order.
     """
     shared, mapped, before = [], set(), 0
     for address, change, allocated, reserved in events:

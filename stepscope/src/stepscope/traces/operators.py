@@ -11,8 +11,8 @@ import pandas as pd
 from stepscope.traces.columns import Columns, callers, places
 from stepscope.traces.events import Span, Trace, load, once
 
-NO_ROW = r"Optimizer\.|(Distributed)?DataParallel\.forward$"  # what the Operator view leaves out
-ON_DEVICE = ["Kernel", "Memcpy", "Memset", "Communication"]  # kinds of events there; Communication is also on the host
+NO_ROW = r"Optimizer\.|(Distributed)?DataParallel\.forward$"  # the Operator view has no row for these
+ON_DEVICE = ["Kernel", "Memcpy", "Memset", "Communication"]  # kinds on a device; Communication is also on the host
 DEVICE_COLUMNS = ["Device Self Duration (us)", "Device Total Duration (us)"]
 
 
@@ -25,8 +25,8 @@ def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
         Index `Name`, the operator's; columns `Calls`, int; `Host Self Duration (us)`, without the operators and
         runtime calls inside it, and `Host Total Duration (us)`, with them, float. If the trace has work of an
         accelerator also `Device Self Duration (us)`, of the kernels, copies and memory fills that the operator itself
-        launched, and `Device Total Duration (us)`, with those of the operators inside it. Sorted by the host's self
-        duration. Operators outside the steps and in all threads count, too.
+        launched, and `Device Total Duration (us)`, including those of the operators inside it. Sorted by the host's
+        self duration. Operators outside the steps and in all threads count, too.
     """
     trace = load(path)
     table = pd.concat([_calls(span) for span in trace.spans]).groupby("Name").sum()
@@ -38,14 +38,14 @@ def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
 
 @once
 def host_events(span: Span) -> Columns:
-    """Return what ran on the CPU, thread by thread, each event after those around it."""
+    """Return the events of the CPU, thread by thread, outer events before inner ones."""
     events = span.events
     host = events.rows(events["host"])
     return host.rows(np.lexsort((-host["end"], host["start"], host["thread"].codes)))
 
 
 def parents(nested: Columns) -> np.ndarray:
-    """Return for each event, in the order of `host_events`, the place of the innermost one around it, or −1."""
+    """Return for each event, in the order of `host_events`, the position of the innermost event around it, or −1."""
     parents = np.full(len(nested["start"]), -1)
     around: list[int] = []  # the outermost first
     threads, starts, ends = (nested[column].tolist() for column in ("thread", "start", "end"))
@@ -60,9 +60,9 @@ def parents(nested: Columns) -> np.ndarray:
 
 @once
 def linked_calls(span: Span) -> Columns:
-    """Return the calls of the accelerator's runtime that are known to be made by an operator; see `callers`.
+    """Return the calls of the accelerator's runtime whose operator is known; see `callers`.
 
-    Columns: `operator`, int, its place in `host_events`; `correlation`; and `duration` in µs.
+    Columns: `operator`, int, its position in `host_events`; `correlation`; and `duration` in µs.
     """
     events, host = span.events, host_events(span)
     if "external" not in events:
@@ -104,22 +104,22 @@ def _calls(span: Span) -> pd.DataFrame:
 
 
 def _counted_as(names: np.ndarray, is_operator: np.ndarray, innermost: np.ndarray) -> np.ndarray:
-    """Return for each event the row that it counts as: its own, or that of the operator which it repeats.
+    """Return for each event the row that it counts for: its own, or that of the operator that it repeats.
 
-    An operator whose only child has its own name is one call, not two: a dispatcher that calls itself.
+    An operator and its only child of the same name are one call, not two: a dispatcher that calls itself.
     """
     inner = np.flatnonzero(innermost >= 0)
     around = innermost[inner]
     only_child = np.bincount(around, minlength=len(names))[around] == 1
     repeats = only_child & is_operator[inner] & is_operator[around] & (names[inner] == names[around])
     counted_as = np.arange(len(names))
-    for row in inner[repeats]:  # the outer ones come first, so theirs are final
+    for row in inner[repeats]:  # outer rows come first, so their values are final
         counted_as[row] = counted_as[innermost[row]]
     return counted_as
 
 
 def _with_inner(amounts: np.ndarray, around: np.ndarray, inner: np.ndarray) -> np.ndarray:
-    """Return the amount of each row with those of the rows inside it."""
+    """Return the amount of each row plus the amounts of the rows inside it."""
     if not amounts.any():
         return amounts
     total, outer = amounts.tolist(), around.tolist()
@@ -129,7 +129,7 @@ def _with_inner(amounts: np.ndarray, around: np.ndarray, inner: np.ndarray) -> n
 
 
 def _launched(events: Columns, correlations: np.ndarray) -> np.ndarray:
-    """Return the µs on the device of what each call launched, by its correlation."""
+    """Return the device time in µs of the work that each call launched, by its correlation."""
     if not len(correlations):
         return np.zeros(0)
     work = events.rows(_on_device(events))

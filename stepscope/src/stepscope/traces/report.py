@@ -1,4 +1,4 @@
-"""What is recorded in traces, as text for a shell: ``stepscope traces PATH``."""
+"""The content of traces as text for a shell: ``stepscope traces PATH``."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from stepscope.traces.utilization import accelerators, kernels
 
 Result = TypeVar("Result")
 
-WIDTH = 110  # of a line, in characters
+WIDTH = 110  # characters in a line
 TOP = 5  # kernels or operators
 
 
 def show(path: str | Path, describe: Callable[[Trace | Ranks], str] | None = None) -> bool:
-    """Print what is recorded in each trace at `path`, and what each that cannot be read has wrong.
+    """Print the content of each trace at `path`, and why others cannot be read.
 
-    `path` is a trace file, the folder of a run, or a folder of such folders. Each of several processes that trained
-    together is printed on its own, and then what they cost each other. `describe` returns what to print of a trace, or
-    of all ranks, `text` and `together` by default, and may raise a TraceError.
+    `path` is a trace file, the folder of a run, or a folder of such folders. Processes that trained together are
+    printed one by one, and then the cost of their communication. `describe` returns the text for a trace, or for all
+    ranks, by default `text` and `together`, and may raise a TraceError.
 
-    Returns whether all of them could be read. Raises NoTraces if there are none.
+    Returns whether all traces could be read. Raises NoTraces if there are none.
     """
     readable = True
     for title, described in each(
@@ -46,9 +46,9 @@ def show(path: str | Path, describe: Callable[[Trace | Ranks], str] | None = Non
 
 
 def each(path: str | Path, describe: Callable[[Trace | Ranks], Result]) -> Iterator[tuple[str, Result | TraceError]]:
-    """Yield a title of each trace at `path` and what `describe` returns of it, or the TraceError that it raises.
+    """Yield a title for each trace at `path` and what `describe` returns for it, or the TraceError that it raises.
 
-    `path` is as in `show`, and so is what is raised.
+    `path` is that of `show`, and it raises the same errors.
     """
     path = Path(path)
     for place in runs(path) if path.is_dir() else [path]:
@@ -62,19 +62,19 @@ def each(path: str | Path, describe: Callable[[Trace | Ranks], Result]) -> Itera
 
 
 def text(trace: Trace) -> str:
-    """Return what is recorded in a trace, in lines of text that a terminal can show as they are."""
+    """Return the content of a trace in lines of text that are safe for a terminal."""
     lines = "\n".join([*_steps(trace), *_accelerators(trace)]).splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
 def together(job: Ranks) -> str:
-    """Return what exchanging data costs each rank in a step, and for which rank the others wait, in lines of text."""
+    """Return the cost of communication for each rank in a step, and the rank that others wait for, in lines of text."""
     try:
         table = communication(job)
     except NoSteps as error:
         return _paragraph(str(error))
     if not table["collectives"].any():
-        return _paragraph("No exchange of data is recorded in their steps, so what it costs is unknown.")
+        return _paragraph("The steps hold no record of communication, so its cost is unknown.")
     times = ["step", "compute", "overlapped", "transfer", "waiting"]
     shown = table[times].map(lambda ms: _time(ms * 1e3) if ms > 5e-4 else "0")
     shown = shown.set_axis(["all of it", "computing", *times[2:]], axis="columns")
@@ -82,7 +82,7 @@ def together(job: Ranks) -> str:
     shown["operations"] = table["collectives"].map("{:,.3g}".format)
     shown["MB"] = table["megabytes"].map(lambda size: "–" if math.isnan(size) else f"{size:,.3g}")
     late, waits = table.attrs["straggler"], milliseconds(table.attrs["late_ms"])
-    said = [f"The other ranks lose {waits} of each step to {late}, which is late: look at its part above."]
+    said = [f"The other ranks lose {waits} of each step to {late}, which is late: see its part above."]
     if late is None:
         said = ["No rank is late by more than chance."] if len(table) > 1 else []
     said += [f"Not all ranks took part in the same operations. {sentence}" for sentence in table.attrs["unequal"]]
@@ -119,7 +119,7 @@ def _steps(trace: Trace) -> list[str]:
     try:
         table = breakdown(trace)
     except NoSteps:
-        return ["It marks no training steps, so what each step did is unknown: profiler.step() was not called."]
+        return ["The trace marks no training steps, so their content is unknown: profiler.step() was not called."]
     except SeveralRecordings as error:
         return [_paragraph(f"{type(error).__name__}: {error}")]
     total = table.attrs["total"]
@@ -134,7 +134,7 @@ def _steps(trace: Trace) -> list[str]:
 
 
 def _accelerators(trace: Trace) -> list[str]:
-    """Return the paragraphs on the accelerators; without any, on the operators."""
+    """Return the paragraphs on the accelerators; without accelerators, on the operators."""
     try:
         used = accelerators(trace)
     except NoAccelerator as error:
@@ -191,12 +191,12 @@ def _unknown(reasons: Iterable[str]) -> list[str]:
 
 
 def _table(head: str, shown: pd.DataFrame) -> str:
-    """Return a table of text, whose index has the title `head`."""
+    """Return a table as text; its index has the title `head`."""
     return shown.rename(columns=" {}".format).rename_axis(index=None, columns=head).to_string()
 
 
 def _name(name: str, width: int = 44) -> str:
-    """Return a printable name, a long one cut in the middle: kernels differ at both ends."""
+    """Return a printable name; a long name is cut in the middle, since kernels differ at both ends."""
     name = printable(name)
     if len(name) <= width:
         return name

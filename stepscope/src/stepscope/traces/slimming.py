@@ -1,4 +1,4 @@
-"""Writes copies of traces without what the views of this course do not show."""
+"""Writes copies of traces without the events that the views of this course do not show."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _PRIVATE = {"host_name", "traceName"}
 
 
 def slim(path: str | Path, out: str | Path) -> Path:
-    """Write a copy of a trace without what happened inside loading.
+    """Write a copy of a trace without the events inside loading.
 
-    What is left shows the same Overview, Kernel view and Trace view, and the same operators and modules outside of
-    loading. What is dropped:
+    The copy shows the same Overview, Kernel view and Trace view, and the same operators and modules outside of loading.
+    It lacks:
 
     - inside the calls of the DataLoader's ``__next__``, in the same thread: operators, annotations and Python frames.
-      Calls of an accelerator's runtime stay, and operators that made some.
-    - the names of the machine, of the file and of files with compiled kernels: a copy may be for others to see
+      Calls of an accelerator's runtime stay, and so do the operators that made them.
+    - the names of the machine, of the file and of files with compiled kernels: others may see the copy
 
-    `path` is a trace file, plain or gzip, and stays as it is, unless it is `out`, too. `out` is a gzip file, whose name
+    `path` is a trace file, plain or gzip; it does not change, unless it equals `out`. `out` is a gzip file, whose name
     must end with ".json.gz"; it appears whole, or not at all, replaces a file of this name, and is returned.
 
-    Raises ValueError if `out` is named otherwise, TraceError if the trace cannot be read.
+    Raises ValueError if `out` has another ending, TraceError if the trace cannot be read.
     """
     path, out = Path(path), Path(out)
     if not out.name.endswith(".json.gz"):
-        raise ValueError(f"A slim trace is a gzip file, and {out} is not named like one. Let it end with .json.gz.")
+        raise ValueError(f"A slim trace is a gzip file, and {out} is not named like one. It must end with .json.gz.")
     content = files.read(path, lambda parts: _slimmed(files.joined(parts)))
     staging.write(out, gzip.compress(content, 6))
     return out
@@ -48,7 +48,7 @@ def _slimmed(trace: dict) -> bytes:
 
 
 def _outside_of_loading(everything: list[dict]) -> Iterator[dict]:
-    """Yield the events but for those inside loading, in the same thread, that called no accelerator's runtime."""
+    """Yield the events, except those inside loading, in the same thread, that called no accelerator's runtime."""
     calls, launching = defaultdict(list), {None}
     for event in everything:
         if (kind := _kind(event)) == "DataLoader":
@@ -69,7 +69,7 @@ def _outside_of_loading(everything: list[dict]) -> Iterator[dict]:
 
 
 def _unnamed(event: dict) -> dict:
-    """Return the event without the names of files."""
+    """Return the event without names of files."""
     arguments = event.get("args") or {}
     if "kernel_file" not in arguments:
         return event

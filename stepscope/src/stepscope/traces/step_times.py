@@ -1,4 +1,4 @@
-"""Where the time of each training step went; and in two runs, compared as a table and in words."""
+"""Where the time of each training step went; and a comparison of two runs as a table and in words."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ PLAIN_NAMES = {
 def steps(path: str | Path | Trace) -> pd.DataFrame:
     """Return when each training step started and ended.
 
-    With an accelerator a step ends when all that it launched has ended, and the next one starts no earlier.
+    With an accelerator a step ends when all the work that it launched has ended, and the next step starts no earlier.
 
     Returns
     -------
     DataFrame
         Index `step`, the profiler's number of the step; columns `start` and `end` in µs since the first event.
 
-    Raises NoSteps if no steps are marked, ``profiler.step()`` was not called, and SeveralRecordings if two spans hold
-    the same step.
+    Raises NoSteps if no steps are marked, since ``profiler.step()`` was not called, and SeveralRecordings if two spans
+    hold the same step.
     """
     trace = load(path)
     return by_step(trace, map(steps_of, trace.spans))
@@ -50,10 +50,10 @@ def breakdown(path: str | Path | Trace) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Index `step`; one column a category (see the table at the top), float, in µs. The columns sum to the length
-        of the step. ``attrs["total"]`` is the length of all steps in µs.
+        Index `step`; one column a category (see the table in `stepscope.traces`), float, in µs. The columns sum to the
+        length of the step. ``attrs["total"]`` is the length of all steps in µs.
 
-    Raises NoSteps and SeveralRecordings as `steps` does.
+    Raises NoSteps and SeveralRecordings like `steps`.
     """
     trace = load(path)
     table = by_step(trace, map(breakdown_of, trace.spans))
@@ -62,10 +62,10 @@ def breakdown(path: str | Path | Trace) -> pd.DataFrame:
 
 
 def window(span: Span) -> tuple[float, float]:
-    """Return the time that shares are of: from the first step's start to the last one's end, in µs.
+    """Return the time that shares refer to: from the first step's start to the last step's end, in µs.
 
-    Without steps: from the first operator's start to the end of the last one or of what they launched, as the plugin
-    has it; all the time, −inf to inf, if there are no operators either.
+    Without steps: from the first operator's start to the end of the last operator or of the work they launched, as in
+    the plugin; all the time, −inf to inf, if there are no operators either.
     """
     table = steps_of(span)
     starts, ends = table["start"], table["end"]
@@ -78,33 +78,33 @@ def window(span: Span) -> tuple[float, float]:
 
 
 def by_step(trace: Trace, tables: Iterable[Columns]) -> pd.DataFrame:
-    """Return the tables of all spans as one, their column `step` as index; errors as those of `steps`."""
+    """Return the tables of all spans as one, with `step` as index; raises the errors of `steps`."""
     tables = [each.table("step") for each in tables]
     table = pd.concat([each for each in tables if len(each)] or tables)
     if not len(table):
         raise NoSteps(
-            f"{trace.path} marks no training steps, so what each step did is unknown. "
+            f"{trace.path} marks no training steps, so their content is unknown. "
             "Call profiler.step() after every step, inside `with torch.profiler.profile(...)`, and record it again."
         )
     if table.index.has_duplicates:
         twice = table.index[table.index.duplicated()][0]
         raise SeveralRecordings(
-            f"{trace.path} holds step {twice} more than once: traces of several recordings. Name one file, or remove "
-            "the older ones."
+            f"{trace.path} holds step {twice} more than once: it has several recordings. Name one file, or remove the "
+            "older ones."
         )
     return table
 
 
 @once
 def steps_of(span: Span) -> Columns:
-    """Return the `steps` of one span, with the column `step`; none if it marks none."""
+    """Return the `steps` of one span, with the column `step`; empty if it marks none."""
     marked = marks(span)
     starts, ends = _with_device_work(marked["start"], marked["end"], span.events)
     return Columns(step=marked["step"][: len(starts)], start=starts, end=ends)
 
 
 def step_at(span: Span, moments: np.ndarray) -> np.ndarray:
-    """Return the number of the step on the host in which each moment lies, −1 outside of all."""
+    """Return for each moment the number of the host's step around it, or −1."""
     steps = marks(span)
     place = np.searchsorted(steps["start"], moments, side="right") - 1
     inside = (place >= 0) & (moments <= np.r_[steps["end"], -math.inf][place])
@@ -112,17 +112,17 @@ def step_at(span: Span, moments: np.ndarray) -> np.ndarray:
 
 
 def breakdown_of(span: Span) -> Columns:
-    """Cover the steps with one category after the other: each is charged what it adds to those before it."""
+    """Cover the steps with one category after the other: each counts the time not covered by earlier ones."""
     steps, events = steps_of(span), span.events
     parts = shares(events["start"], events["end"], events["kind"].codes, len(CATEGORIES) - 1, steps)
     return Columns(zip(CATEGORIES, parts, strict=True), step=steps["step"])
 
 
 def _with_device_work(starts: np.ndarray, ends: np.ndarray, events: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Let each step end when what it launched on an accelerator has ended, and the next one start no earlier.
+    """Let each step end when its work on an accelerator has ended, and the next step start no earlier.
 
-    As in TensorBoard, the last step is dropped if it launched less than 80% of what the one before it did: the
-    profiler may have ended before its kernels did.
+    As in TensorBoard, the last step is dropped if it launched less than 80% as much as the step before: the profiler
+    may have ended before its kernels did.
     """
     if not len(starts) or "correlation" not in events:
         return starts, ends
@@ -138,7 +138,7 @@ def _with_device_work(starts: np.ndarray, ends: np.ndarray, events: Columns) -> 
     count = np.bincount(owner[owned], minlength=len(starts))
     ends = ends.copy()
     np.maximum.at(ends, owner[owned], device["end"][owned])
-    # What was launched before the first step may delay it.
+    # Work launched before the first step may delay it.
     first = device["start"][owner == 0].min() if count[0] else -math.inf
     earlier = device["end"][~owned & (device["end"] < first)]
     ends = np.maximum.accumulate(np.r_[earlier.max(initial=starts[0]), ends])
@@ -152,14 +152,14 @@ def _with_device_work(starts: np.ndarray, ends: np.ndarray, events: Columns) -> 
 
 
 def difference(before: str | Path | Trace, after: str | Path | Trace) -> pd.DataFrame:
-    """Compare two runs: the mean step of each, category by category.
+    """Compare the mean steps of two runs, category by category.
 
     Returns
     -------
     DataFrame
         Index `category`; columns `before`, `after` and `change` in ms a step, and the 95% interval of the change,
-        `lowest` and `highest`, which follows from how much the recorded steps differ. How much two recordings of the
-        same code differ it does not include.
+        `lowest` and `highest`. The interval follows from the scatter of the recorded steps; it does not include
+        differences between two recordings of the same code.
     """
     steps = breakdown(before) / 1e3, breakdown(after) / 1e3
     rows = {}
@@ -172,11 +172,11 @@ def difference(before: str | Path | Trace, after: str | Path | Trace) -> pd.Data
 
 
 def sentence(change: pd.DataFrame) -> str:
-    """Say a `difference` in words: "loading −61 ms (−70 to −52), copies +2.0 ms (+1.5 to +2.5)".
+    """Return a `difference` in words: "loading −61 ms (−70 to −52), copies +2.0 ms (+1.5 to +2.5)".
 
-    The largest change comes first. Left out are changes below 2% of the longer mean step, since two traces of the same
-    code differ by as much, and those whose interval holds 0: the steps differ too much to say. But if one of those is
-    the largest of all, that is said.
+    The largest change comes first. Changes below 2% of the longer mean step are left out, since two traces of the same
+    code differ by as much. Changes whose interval holds 0 are left out, too, since the steps differ too much to be
+    sure; if such a change is the largest, the text says so.
     """
     least = 0.02 * max(change["before"].sum(), change["after"].sum())
     large = change[change["change"].abs() >= least].sort_values("change", key=abs, ascending=False, kind="stable")

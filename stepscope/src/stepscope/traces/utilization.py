@@ -1,4 +1,4 @@
-"""How much of an accelerator was used, and by which kernels."""
+"""How much of an accelerator was used, and which kernels used it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ AMD_WARP = 64  # threads; NVIDIA's are 32
 def accelerators(path: str | Path | Trace) -> pd.DataFrame:
     """Return how much of each accelerator was used: the GPU Summary of TensorBoard's Overview.
 
-    All shares are of the time from the start of the first step to the end of the last one. If the trace marks no
-    steps, they are of the time from its first operator to the end of the last one and what they launched.
+    All shares are of the time from the start of the first step to the end of the last step. If the trace marks no
+    steps, they are of the time from its first operator to the end of the last operator and the launched work.
 
     Returns
     -------
@@ -34,14 +34,14 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
         - `name`, None if unknown
         - `utilization`, the share of the time in which at least one kernel ran; copies do not count
         - `sm_efficiency`, the share of the multiprocessors that had a block to run, on average over the time,
-          estimated: ∫ min(1, blocks per multiprocessor of the kernels running) dt, by the time
+          estimated: ∫ min(1, blocks per multiprocessor of the running kernels) dt, divided by the time
         - `occupancy`, the share of a multiprocessor's threads that a kernel keeps resident, on average over the
           kernels weighted with their durations; where the profiler falsely says 0, estimated from the launch
         - `tensor_core_share`, the share of all kernels' durations that is spent in kernels known to use Tensor Cores
-        - `kernels`, int, how many the trace holds, and `kernel_time`, the sum of their durations in µs
+        - `kernels`, int, their number in the trace, and `kernel_time`, the sum of their durations in µs
 
-        Shares are floats from 0 to 1, NaN where unknown; ``attrs["unknown"]`` says why, as a list
-        of sentences.
+        Shares are floats from 0 to 1, NaN if unknown; ``attrs["unknown"]`` is a list of sentences
+        that say why.
 
     Raises NoAccelerator if the trace has no kernels.
     """
@@ -64,10 +64,10 @@ def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Index `Name`, the kernel's; columns `Operator`, the innermost one that launched it, NaN where unknown;
+        Index `Name`, the kernel's; columns `Operator`, the innermost one that launched it, NaN if unknown;
         `Calls`, int; `Total Duration (us)`, `Mean Duration (us)`, `Min Duration (us)`, `Max Duration (us)`;
         `Share` of all kernels' durations, 0 to 1; `Mean Blocks Per SM` and `Mean Est. Achieved Occupancy (%)`,
-        weighted with the durations, NaN where not recorded; and `Tensor Cores Used`, whether its name says so (see
+        weighted with the durations, NaN if not recorded; and `Tensor Cores Used`, whether its name shows that (see
         `uses_tensor_cores`). Sorted by total duration.
 
     Raises NoAccelerator if the trace has no kernels.
@@ -90,9 +90,9 @@ def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
 
 
 def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> float:
-    """Return how long at least one of the kernels ran in the steps whose name `chosen` accepts, in µs.
+    """Return how long at least one kernel whose name `chosen` accepts ran in the steps, in µs.
 
-    Those that exchange data with other processes do not count. On several devices the times are added. Raises
+    Kernels that exchange data with other processes do not count. The times of several devices are added. Raises
     NoAccelerator if the trace has no kernels.
     """
     table = _computing(load(path))
@@ -102,10 +102,10 @@ def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> floa
 def fill(path: str | Path | Trace) -> float:
     """Return the share of the multiprocessors that have a block to run, on average while kernels run in the steps.
 
-    It is SM efficiency by utilization, without the kernels that exchange data: those take few blocks on purpose. Near
-    1 for large batches; small where a kernel has fewer blocks than the device has multiprocessors.
+    It is SM efficiency divided by utilization, without the kernels that exchange data: these use few blocks on purpose.
+    Near 1 for large batches; small if a kernel has fewer blocks than the device has multiprocessors.
 
-    From 0 to 1; NaN where the trace does not say how many blocks a kernel has. Raises NoAccelerator if the trace has no
+    From 0 to 1; NaN if the trace does not record how many blocks a kernel has. Raises NoAccelerator if the trace has no
     kernels.
     """
     table = _computing(load(path))
@@ -127,14 +127,14 @@ def of_each_device(table: Columns) -> list[Columns]:
 
 
 def time_of_steps(trace: Trace) -> float:
-    """Return the length of all spans' steps, NaN if it is unknown."""
+    """Return the length of all spans' steps, NaN if unknown."""
     length = sum(end - start for start, end in map(window, trace.spans))
     return length if 0 < length < math.inf else math.nan
 
 
 @once
 def in_steps(trace: Trace) -> Columns:
-    """Return what of `kernels_of` lies in the `window` of its span."""
+    """Return the parts of `kernels_of` within the `window` of their spans."""
     rows = kernels_of(trace)
     begins, closes = np.array([window(span) for span in trace.spans])[rows["span"]].T
     starts, ends = np.maximum(rows["start"], begins), np.minimum(rows["end"], closes)
@@ -143,21 +143,21 @@ def in_steps(trace: Trace) -> Columns:
 
 @once
 def kernels_of(trace: Trace) -> Columns:
-    """Return the kernels of all spans, with their `span`, `operator`, `duration`, `tensor_cores`; `occupancy` right."""
+    """Return the kernels of all spans, with `span`, `operator`, `duration`, `tensor_cores`; `occupancy` corrected."""
     table = stacked([_of_span(number, span) for number, span in enumerate(trace.spans)])
     if not table.height:
         names = sorted({str(device["name"]) for span in trace.spans for device in span.devices if "name" in device})
         raise NoAccelerator(
             f"{trace.path} has no kernels: it was recorded without a GPU, or without ProfilerActivity.CUDA"
-            + (f", or on an accelerator whose events are unknown here ({', '.join(names)})" if names else "")
-            + ". What an accelerator did is unknown. Record it with activities=[ProfilerActivity.CPU, "
+            + (f", or on an accelerator that stepscope does not know ({', '.join(names)})" if names else "")
+            + ". The work of an accelerator is unknown. Record it with activities=[ProfilerActivity.CPU, "
             "ProfilerActivity.CUDA] on a machine with a GPU."
         )
     return table
 
 
 def _of_span(number: int, span: Span) -> Columns:
-    """Return the kernels of one span that ran on a device, with what is computed of each."""
+    """Return the kernels of one span that ran on a device, with the computed columns."""
     kernels = span.kernels
     table = Columns(
         {name: kernels[name] for name in ("name", "start", "end", "blocks_per_sm", "device")},
@@ -180,7 +180,7 @@ def _operators(span: Span) -> np.ndarray:
 
 
 def _occupancy(span: Span) -> np.ndarray:
-    """Return the occupancy of each kernel in %, estimated where it is falsely 0: a kernel that ran was resident."""
+    """Return the occupancy of each kernel in %, estimated if it is falsely 0: a kernel that ran was resident."""
     kernels = span.kernels
     occupancies = np.where(kernels["occupancy"] < 0, math.nan, kernels["occupancy"])
     doubtful = np.flatnonzero(occupancies == 0)
@@ -193,7 +193,7 @@ def _occupancy(span: Span) -> np.ndarray:
 
 
 def _use(trace: Trace, rows: Columns, inside: Columns, length: float) -> dict:
-    """Return a row of `accelerators`, of the kernels of one device, and of those in the steps."""
+    """Return a row of `accelerators` from the kernels of one device, and those `inside` the steps."""
     device = rows["device"][0]
     properties = [each for span in trace.spans for each in span.devices if each.get("id") == device]
     of_amd = any(each.get("warpSize") == AMD_WARP for each in properties)
@@ -215,13 +215,13 @@ def _busy_time(table: Columns) -> float:
 
 
 def _working_time(table: Columns) -> float:
-    """Return ∫ min(1, blocks per multiprocessor of the kernels running) dt, added over the devices."""
+    """Return ∫ min(1, blocks per multiprocessor of the running kernels) dt, added over the devices."""
     known = table.rows(table["blocks_per_sm"] > 0)
     return sum(capped_sum(each["start"], each["end"], each["blocks_per_sm"]) for each in of_each_device(known))
 
 
 def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
-    """Return the weighted mean of the values that are known."""
+    """Return the weighted mean of the known values."""
     known = ~np.isnan(values)
     if not weights[known].sum():
         return math.nan
@@ -229,22 +229,22 @@ def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
 
 
 def _unknown(trace: Trace, table: Columns, result: pd.DataFrame, length: float) -> list[str]:
-    """Say what of `accelerators` is unknown, and why."""
+    """Return sentences on which values of `accelerators` are unknown, and why."""
     reasons = []
     if math.isnan(length):
         reasons.append("Utilization and SM efficiency: the trace has neither steps nor operators, so no total time.")
     elif not any((span.events["kind"] == "step").any() for span in trace.spans):
         reasons.append("Which part was training: the trace marks no steps, so shares are of the whole recording.")
     if result["sm_efficiency"].isna().any() and not math.isnan(length):
-        reasons.append("SM efficiency: the trace does not say how many blocks a kernel has. Only CUDA's profiler does.")
+        reasons.append("SM efficiency: the trace lacks the kernels' numbers of blocks. Only CUDA's profiler has them.")
     missing = _weighted_mean(np.isnan(table["occupancy"]), table["duration"])
     if missing == 1:
-        reasons.append("Occupancy: the trace does not state it. Only CUDA's profiler does.")
+        reasons.append("Occupancy: the trace lacks it. Only CUDA's profiler records it.")
     elif missing > 0:
         reasons.append(
-            f"Occupancy of {percent(missing)} of the kernels' time: stated as 0, which is false, and without the "
+            f"Occupancy of {percent(missing)} of the kernels' time: recorded as 0, which is false, and without the "
             "device's properties it cannot be estimated. The mean is that of the other kernels."
         )
     if result["tensor_core_share"].isna().any():
-        reasons.append("Tensor Cores: the kernels of AMD's libraries are not known by name here.")
+        reasons.append("Tensor Cores: stepscope does not know the names of AMD's kernels.")
     return reasons

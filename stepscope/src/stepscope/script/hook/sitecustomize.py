@@ -1,6 +1,6 @@
-"""Imported by Python as it starts, in a script that ``stepscope run`` diagnoses, to hook it.
+"""Python imports this at the start of a script that ``stepscope run`` diagnoses; it installs the hooks.
 
-A `sitecustomize` of the reader's or of the system's has the same name, and must still run.
+The user or the system may have another `sitecustomize`, which must still run.
 """
 
 import sys
@@ -10,7 +10,7 @@ _own = str(Path(__file__).parent)
 _module = sys.modules.pop(__name__)
 sys.path[:] = [folder for folder in sys.path if folder != _own]
 try:
-    import sitecustomize  # noqa: F401  the other one
+    import sitecustomize  # noqa: F401  the other module
 except ModuleNotFoundError as error:
     if error.name != __name__:
         raise

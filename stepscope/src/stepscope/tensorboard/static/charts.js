@@ -1,27 +1,27 @@
-// Draws the charts and tables of the profiler tab, in the place of Google's chart loader: without internet.
+// Draws the charts and tables of the profiler tab without internet, instead of Google's chart loader.
 //
-// The page asks for six kinds of chart and one of table through `google.visualization`; here they are as SVG and
-// HTML, with no more of that interface than the page uses. All text is set as text, never as HTML: names in a trace
-// may be anyone's. look.css has how they look.
+// The page uses six kinds of chart and one kind of table of `google.visualization`; this file draws them as SVG and
+// HTML, with only the part of that interface that the page uses. All text is set as text, never as HTML, since anyone
+// may have written the names in a trace. look.css has the styles.
 (() => {
   "use strict";
 
-  // A category has the colour that it has in the notebooks' figures (Okabe and Ito's palette).
+  // Each category has its colour of the notebooks' figures (Okabe and Ito's palette).
   const CATEGORIES = {
     Kernel: "#009E73", Memcpy: "#F0E442", Memset: "#CC79A7", Communication: "currentColor", Runtime: "#56B4E9",
     DataLoader: "#D55E00", "CPU Exec": "#0072B2", Other: "#BBBBBB",
   };
-  // Okabe and Ito's again, and two of Tol's: a pie has ten slices.
+  // Okabe and Ito's palette again, and two colours of Tol's: a pie has ten slices.
   const PALETTE = [
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C9BA5", "#AA4499", "#999933",
   ];
-  const CHARACTER = 6.5; // pixels: about the width of one at 12 pixels
+  const CHARACTER = 6.5; // pixels: about the width of a character at 12 pixels
 
   const number = (cell) => (cell?.v ?? cell) || 0;
   const format = (amount) => amount.toLocaleString("en", { maximumFractionDigits: 2 });
   const shown = (cell) => cell?.f ?? (typeof cell === "number" ? format(cell) : String(cell ?? ""));
   const short = (text, room) => (text.length > room ? `${text.slice(0, Math.max(room - 1, 1))}…` : text);
-  // The plugin's own markup goes, and all but two decimals; what else looks like markup is part of a name.
+  // Removes the plugin's own markup, and all but two decimals; other markup is part of a name.
   const plain = (text) =>
     String(text ?? "").replace(/<br>/g, "\n").replace(/<\/?b>|<\/?div( [^<>]*)?>/g, "").replace(/(\.\d\d)\d+/g, "$1");
 
@@ -30,10 +30,10 @@
     addColumn(column) { this.columns.push({ ...column }); }
     addRow(row) { this.rows.push(row); }
     addRows(rows) { this.rows = this.rows.concat(rows); }
-    // The one style that the page asks for is a grey background.
+    // The only style that the page sets is a grey background.
     setProperty(row, column) { this.shaded.add(`${row},${column}`); }
 
-    // The columns that hold values, each with the tooltip that follows it, if one does.
+    // The columns of values, each with the tooltip that follows it, if there is one.
     get series() {
       const series = [];
       this.columns.forEach((column, index) => {
@@ -144,7 +144,7 @@
       let angle = -Math.PI / 2;
       rows.forEach((row, index) => {
         const [from, share] = [angle, number(row[1]) / total];
-        angle += Math.min(share, 0.999999) * 2 * Math.PI; // an arc over the whole circle would be none
+        angle += Math.min(share, 0.999999) * 2 * Math.PI; // an arc of a full circle would be empty
         const large = share > 0.5 ? 1 : 0;
         const d = `M${point(radius, from)} A${radius} ${radius} 0 ${large} 1 ${point(radius, angle)} ` +
           `L${point(inner, angle)} A${inner} ${inner} 0 ${large} 0 ${point(inner, from)} Z`;
@@ -216,7 +216,7 @@
     }
   }
 
-  // A category of the first column has bars beside or on top of each other; series of the type `line` join points.
+  // Each category of the first column has bars beside or on top of each other; series of type `line` join points.
   class BarChart extends AxisChart {
     body(series) {
       const { rows } = this.table;
@@ -224,7 +224,7 @@
       const isLine = (index) => this.options.series?.[index]?.type === "line";
       const wide = (slot * 0.7) / (this.stacked ? 1 : series.filter((_, index) => !isLine(index)).length);
       const middle = (at) => this.area.left + slot * (at + 0.5);
-      const every = Math.ceil(60 / slot); // label as many as there is room for
+      const every = Math.ceil(60 / slot); // label as many bars as there is room for
       rows.forEach((row, at) => {
         let base = 0;
         series.forEach((column, index) => {
@@ -251,7 +251,7 @@
     }
   }
 
-  // The first column is a time. Dragging zooms in on what was dragged over, a right click shows the whole again.
+  // The first column is a time. Dragging zooms in on the dragged range, a right click shows the whole range again.
   class LineChart extends AxisChart {
     get stacked() { return false; }
 
@@ -267,7 +267,7 @@
       for (const mark of ticks(start, end).filter((each) => each >= start && each <= end)) {
         label(this.canvas, this.x(mark), top + height + 18, format(mark), { "text-anchor": "middle" });
       }
-      // Those within the span, and one to each side of it: the curve runs on to the edge, where it is cut.
+      // The rows within the span, and one on each side: the curve reaches the edge, where it is cut.
       const first = Math.max(rows.findIndex((row) => time(row) >= start) - 1, 0);
       const inside = rows.slice(first, rows.findLastIndex((row) => time(row) <= end) + 2);
       add(add(this.canvas, "clipPath", { id: "area" }), "rect", { x: left, y: top - 2, width, height: height + 4 });
@@ -313,7 +313,7 @@
 
     zoom(span) { this.span = span; this.redraw(); this.mark(); }
 
-    // What the curves are at the place of the mouse: what they were at the last row before it.
+    // The values of the curves at the mouse: those of the last row before it.
     describe(event, time) {
       const { columns, rows, series } = this.table;
       const row = rows.findLast((each) => number(each[0]) <= time) ?? rows[0];
@@ -338,7 +338,7 @@
   class Timeline extends Chart {
     paint() {
       const { rows } = this.table;
-      const edges = []; // of each layer, where its last bar ends: those too thin to be seen beside it are left out
+      const edges = []; // where the last bar of each layer ends: bars too thin to be seen beside it are left out
       const start = rows.reduce((least, row) => Math.min(least, row[3]), Infinity);
       const scale = this.width / (rows.reduce((largest, row) => Math.max(largest, row[4]), -Infinity) - start || 1);
       rows.forEach(([layer, name, text, begin, end], index) => {
@@ -354,7 +354,7 @@
     }
   }
 
-  // All rows at once, in the order that they come in: the tables drawn here have a row for each kind of operation.
+  // All rows at once, in the given order: the tables drawn here have a row for each kind of operation.
   class Table extends Chart {
     redraw() {
       const { columns, rows, shaded } = this.table;
