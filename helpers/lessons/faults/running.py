@@ -93,9 +93,9 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
 def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run:
     """Run a training script in its own process, and time it without the script's own clock.
 
-    The steps of its ``main`` are timed after `warmup` others. If `simulated`, and there is no GPU, the model is the one
-    of `simulating`. If not `simulated`, the calls of each fault's mark are counted in ``main``; marks of loading, which
-    other processes call there, are counted in a first batch without workers. Raises `ScriptFailed`.
+    So many steps of its ``main`` are timed, after those of the warm-up. If `simulated`, and there is no GPU, the model
+    is the one of `simulating`. If not `simulated`, the calls of each fault's mark are counted in ``main``; marks of
+    loading, which other processes call there, are counted in a first batch without workers. Raises `ScriptFailed`.
     """
     path = Path(path).resolve()
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
