@@ -145,7 +145,7 @@ class _Enough(BaseException):  # not an Exception, which a script may catch
 
 def _answer(connection: Connection, start_method: str | None, path: Path, *arguments: object) -> None:
     """Run a script, and send its `Run`, or what is wrong with it."""
-    # Or workers would start in the way of this process, unlike those of a script started by hand
+    # Or workers would be started like this process, unlike those of a script that you start yourself
     multiprocessing.set_start_method(start_method, force=True)
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # what the script prints would end up between the lines of the notebook
