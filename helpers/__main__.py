@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     command(_ladder, "print the results so far")
     option = command(_exercise, "write a training script with six faults, as in notebook 18")
     option("--seed", type=int, required=True, help="any number; it determines the faults")
-    groups = "write a script with different faults for each of 1 to 99 groups"
+    groups = "write N scripts with different faults, for 1 to 99 groups"
     option("--groups", type=int, choices=range(1, 100), metavar="N", help=groups)
     option("--out", metavar="PATH", required=True, help="the script to write; with --groups a folder")
     option = command(_grade, "check whether a fixed script of `exercise` trains the same, and which faults are gone")

@@ -165,7 +165,7 @@ def _photo(random: _Random, labels: np.ndarray) -> np.ndarray:
     contrast = random.between(90, 230)
     colours = [behind, _mixed(behind, _COLOURS[labels] + _colour_shift(random), contrast)]
 
-    # First each pixel's choice of a colour, then all colours at once: half the time of painting in turn
+    # First choose each pixel's colour, then paint all at once: half the time of painting one by one
     chosen = _figures(random, labels, height, width)[0].astype(np.uint8)
     for _ in range(6):
         chosen[_spots(random, height, width)[0]] = len(colours)

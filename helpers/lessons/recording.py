@@ -109,7 +109,7 @@ def _keep_trace(result: Result, runs: Path, out: Path) -> None:
 
 
 def _by_rung(out: Path) -> dict[str, list[Result]]:
-    """Return the results of each rung, one a process, in the order of the rungs."""
+    """Return the results of each rung, one per process, in the order of the rungs."""
     results: dict[str, list[Result]] = {}
     for result in sorted(scoreboard.read(out / _ALL), key=lambda result: scoreboard.place(result.rung)):
         results.setdefault(result.rung, []).append(result)

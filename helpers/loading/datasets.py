@@ -49,7 +49,7 @@ class PngDataset(Dataset):
         self.folder = str(folder)
         self.transform = transform
         self.storage = storage
-        # Arrays, not lists of Python objects: workers never copy their memory (measured in notebook 03).
+        # Arrays, not lists of Python objects: workers keep sharing them with us (measured in notebook 03).
         self.files, self.labels = _read_labels(Path(folder))
 
     def __len__(self) -> int:

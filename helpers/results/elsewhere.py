@@ -96,7 +96,7 @@ def published(number: str | None = None) -> pd.DataFrame:
 _HALF = {"autocast": torch.bfloat16}
 _LAST = {"channels_last": True}
 # Published changes that can be calculated: network, GPU, and the step before and after. The constants of `calculated`
-# were chosen by the first three, ResNet-50's.
+# were fitted to the first three, ResNet-50's.
 _STEPS = {
     "F11 ResNet-50": ("resnet50", "RTX 3090", _HALF, _HALF | _LAST),
     "F12 A100": ("resnet50", "A100", {}, _HALF | _LAST),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PROCESS, THREAD, DEVICE = 1, 1, 0
-LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # the name by which readers of traces know it
+LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # readers of traces know this name
 WITHIN = 0.3  # a share of a launch: where in its operator the runtime's call begins
 
 

@@ -50,7 +50,7 @@ class Format:
 FORMATS = (Format("float32", 8, 23), Format("TF32", 8, 10), Format("bfloat16", 8, 7), Format("float16", 5, 10))
 FLOAT16 = FORMATS[-1]
 
-_TOO_SLOW = 3.0  # times as long as usual: then nobody trains that way
+_TOO_SLOW = 3.0  # times as long as usual: too slow to train in
 _FIRST_PART = 16  # of a batch, or two images: batch normalization needs more than one
 
 

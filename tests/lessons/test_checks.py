@@ -90,10 +90,10 @@ WRONG = {
         ("as large in high", ("scale * left, scale * size", "scale * left, size"), "8, 8"),
     ],
     "08": [
-        ("not ahead", (AHEAD, "        yield finish_copy(following)"), "if any, found 0"),
+        ("not ahead", (AHEAD, "        yield finish_copy(following)"), "is left, found 0"),
         ("the last one is lost", (LAST, ""), "loader of 6, found 5"),
         ("all at once", ("for batch in loader:\n        following = start_copy(batch)",
-            "for following in [start_copy(batch) for batch in loader]:"), "if any, found 5"),
+            "for following in [start_copy(batch) for batch in loader]:"), "is left, found 5"),
         ("no first one", ("started = None\n    for batch in loader:",
             "batches = iter(loader)\n    started = start_copy(next(batches))\n    for batch in batches:"),
             "no batch left"),

@@ -43,7 +43,7 @@ def one_ahead(written: Callable) -> str:
             case, ahead = f"when batch {number} was yielded", len(started) - number - 1
             expect(batch == ("copied", number), "the batch as finish_copy returns it", str(batch)[:60], case)
             hint = "The device's memory holds two batches, not all; without one ahead, the device waits for each copy."
-            expect(ahead == (number + 1 < count), "one later copy started, if any", ahead, case, hint)
+            expect(ahead == (number + 1 < count), "one copy started ahead, if a batch is left", ahead, case, hint)
             hint = "The device then waits for a copy that should overlap with computing."
             expect(len(finished) == number + 1, f"{number + 1} calls of finish_copy", len(finished), case, hint)
         expect(number + 1 == count, f"{count} batches from a loader of {count}", number + 1)
@@ -113,7 +113,7 @@ def accumulated_step(written: Callable) -> str:
         moved, difference = _largest_difference(right, before), _largest_difference(mine, right)
         expected = f"the step of the whole batch, which changes a weight by up to {moved:.2g}"
         mine_moved = f"a change by up to {_largest_difference(mine, before):.2g}"
-        expect(difference <= moved / 10, expected, f"{mine_moved}, and {difference:.2g} of difference", case, hint)
+        expect(difference <= moved / 10, expected, f"{mine_moved}, which differs by {difference:.2g}", case, hint)
         updated = scaler.state_dict() != scaling
         expect(updated, "a call of the scaler's update()", "none", case)
     return "the step of the whole batch, clipped or not, and a skipped step does no harm."

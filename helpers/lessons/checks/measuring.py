@@ -136,7 +136,7 @@ class _Machine:
     ms : dict of int to float
         Duration of a step of the loop, for each number of workers.
     slower : range
-        Batches, numbered over all loaders, with three times as long a wait because of others' work.
+        Batches, numbered over all loaders, whose wait is three times as long because of others' work.
     """
 
     START, STEP, AHEAD = 0.3, 1.0, 2  # seconds to start a worker; ms of a step; batches ready per worker

@@ -198,7 +198,7 @@ def _check_steps(written: type) -> list[tuple[str, list[int]]]:
 
 
 def _expect_means(case: str, model: nn.Module, alone: nn.Module, order: list[str]) -> None:
-    """Expect means over the ranks; of the first wrong gradient to become ready, say what it is instead."""
+    """Expect means over the ranks; say what the gradient that was ready first is instead."""
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name in gradients.keys() - set(order):
         unused = gradients[name] is None or not gradients[name].any()

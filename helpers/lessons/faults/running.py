@@ -93,9 +93,9 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
 def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run:
     """Run a training script in its own process, and time it without the script's own clock.
 
-    The steps of its ``main`` are timed after `warmup` others. If `simulated`, and there is no GPU, the model is the one
-    of `simulating`. If not `simulated`, the calls of each fault's mark are counted in ``main``; marks of loading, which
-    other processes call there, are counted in a first batch without workers. Raises `ScriptFailed`.
+    So many steps of its ``main`` are timed, after those of the warm-up. If `simulated`, and there is no GPU, the model
+    is the one of `simulating`. If not `simulated`, the calls of each fault's mark are counted in ``main``; marks of
+    loading, which other processes call there, are counted in a first batch without workers. Raises `ScriptFailed`.
     """
     path = Path(path).resolve()
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
@@ -145,7 +145,7 @@ class _Enough(BaseException):  # not an Exception, which a script may catch
 
 def _answer(connection: Connection, start_method: str | None, path: Path, *arguments: object) -> None:
     """Run a script, and send its `Run`, or what is wrong with it."""
-    # Or workers would start in the way of this process, unlike those of a script started by hand
+    # Or workers would be started like this process, unlike those of a script that you start yourself
     multiprocessing.set_start_method(start_method, force=True)
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # what the script prints would end up between the lines of the notebook
