@@ -183,13 +183,13 @@ def _gpu() -> Iterator[Row]:
         yield Row("GPU", "unknown", f"its driver does not answer: {error}", "restart the machine, or ask who runs it")
         return
     value = f"{', '.join(names)}, driver {driver}"
-    other_build = "make -B lab TORCH_BACKEND=cu126  (see notebooks/anywhere.md)"
+    other_build = "rm -rf .venv; make lab TORCH_BACKEND=cu126  (see notebooks/anywhere.md)"
     if torch.cuda.is_available():
         yield _usable_gpu(f"driver {driver or 'unknown'}, CUDA {torch.version.cuda or torch.version.hip}", other_build)
     elif not names:
         yield Row("GPU", "none; every notebook runs without one, with a simulated accelerator where it needs one")
     elif torch.version.cuda is None:
-        yield Row("GPU", value, "this PyTorch was built without CUDA", "make -B lab")
+        yield Row("GPU", value, "this PyTorch was built without CUDA", "rm -rf .venv; make lab")
     elif driver_cuda < int(torch.version.cuda.split(".")[0]):
         problem = f"this PyTorch needs a driver for CUDA {torch.version.cuda}, this one is for CUDA {driver_cuda}"
         yield Row("GPU", value, problem, f"update the driver, or  {other_build}")
