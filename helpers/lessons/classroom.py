@@ -16,8 +16,8 @@ from helpers.lessons.preflight import GB, Report, Row, room
 from stepscope.base import machine
 
 # The most that one reader needs. Measured on two cores with the preset ci: all processes of a notebook took 1.5 GB
-# (03), 2.6 GB (14 and 15 in one) and 3.0 GB (16 and 17 in one). Readers share the part of it that holds libraries: thirty at once in 00 and 01
-# took 32 GB, one alone takes 1.5. 16 processes with 79 threads (14 and 15).
+# (03), 2.6 GB (14 and 15 in one) and 3.0 GB (16 and 17 in one). Readers share the part of it that holds libraries:
+# thirty at once in 00 and 01 took 32 GB, one alone takes 1.5. 16 processes with 79 threads (14 and 15).
 READER_MEMORY = 3 * GB
 READER_SHARED_MEMORY = 0.1 * GB  # batches of workers: 8 workers, 2 batches each, 4.8 MB in 05
 READER_PROCESSES = 16
