@@ -9,19 +9,3 @@ from helpers.simulate.sleeping import DEMANDS, SimulatedAccelerator, SleepingLay
 from helpers.simulate.slow_link import Link
 from helpers.simulate.slow_network import SlowNetwork
 from helpers.simulate.slow_storage import SHARED_FILE_SYSTEM, SlowStorage, SlowStore, far_away
-
-__all__ = [
-    "DEMANDS",
-    "SHARED_FILE_SYSTEM",
-    "Link",
-    "SimulatedAccelerator",
-    "SimulatedDevice",
-    "SimulatedRun",
-    "SleepingLayer",
-    "SlowNetwork",
-    "SlowStorage",
-    "SlowStore",
-    "far_away",
-    "feeds",
-    "wait_until",
-]

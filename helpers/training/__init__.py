@@ -12,18 +12,3 @@ from helpers.training.training_step import (
     seed_everything,
     set_tf32,
 )
-
-__all__ = [
-    "Augmented",
-    "OutOfMemory",
-    "TrainingStep",
-    "WithTF32",
-    "Workload",
-    "accelerator_step",
-    "crop_and_flip",
-    "graphed",
-    "launch_bound_workload",
-    "resnet_workload",
-    "seed_everything",
-    "set_tf32",
-]

@@ -25,8 +25,6 @@ from pathlib import Path
 from helpers.loading.formats import packing
 from helpers.loading.formats.packed_dataset import Batch, ByItem, DamagedPack, PackedDataset, ShuffledBatches
 
-__all__ = ["FORMATS", "Batch", "ByItem", "DamagedPack", "Format", "PackedDataset", "ShuffledBatches"]
-
 
 @dataclass(frozen=True)
 class Format:

@@ -11,5 +11,3 @@ from helpers.loading.shards.index import Index, ShardsError
 from helpers.loading.shards.ordering import batches, order
 from helpers.loading.shards.sharding import join, pack, read_samples
 from helpers.loading.shards.stream import ShardStream
-
-__all__ = ["Index", "ShardStream", "ShardsError", "batches", "join", "order", "pack", "read_samples"]
