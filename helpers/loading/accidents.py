@@ -1,10 +1,10 @@
-"""Three classic accidents with worker processes, made to happen every time. Never write a dataset like these.
+"""Two classic accidents with worker processes, made to happen every time. Never write a dataset like this one.
 
-Two come from opening a file in ``__init__``. Forked workers share such a file's *position* with each other, since they
-inherited it: one worker's seek moves the other worker's next read. The system does not say which files cannot be
-shared so. For spawned workers the open file must be pickled, which most files refuse.
+The first comes from opening a file in ``__init__``. Forked workers share such a file's *position* with each other, since
+they inherited it: one worker's seek moves the other worker's next read. The system does not say which files cannot be
+shared so.
 
-The third comes from a library with its own threads: a fork copies the process, but only the thread that forks. The
+The second comes from a library with its own threads: a fork copies the process, but only the thread that forks. The
 other threads never answer in the copy.
 """
 
@@ -17,13 +17,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import zipfile
 from contextlib import suppress
 from pathlib import Path
 from threading import BrokenBarrierError
 
 import h5py
-import lmdb
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -50,20 +48,6 @@ class SharedFile(io.FileIO):
         return position
 
 
-class ZipOpenedTooEarly(Dataset):
-    """The images of a zip archive in our format, opened before the workers are forked."""
-
-    def __init__(self, path: str | Path):
-        self.archive = zipfile.ZipFile(SharedFile(path))
-        self.names = sorted(self.archive.namelist())
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return np.load(io.BytesIO(self.archive.read(self.names[index])))
-
-
 class Hdf5OpenedTooEarly(Dataset):
     """The images of a packed HDF5 file, opened as a Python file before the workers are forked."""
 
@@ -75,17 +59,6 @@ class Hdf5OpenedTooEarly(Dataset):
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self.images[index]
-
-
-class LmdbOpenedTooEarly(Dataset):
-    """A packed LMDB file, opened before the workers are spawned: it cannot be pickled for them."""
-
-    def __init__(self, path: str | Path):
-        self.environment = lmdb.open(str(path), subdir=False, readonly=True, lock=False)
-
-    def __getitem__(self, index: int) -> bytes:
-        with self.environment.begin() as transaction:
-            return transaction.get(index.to_bytes(8, "big"))
 
 
 def load_with_two_workers(dataset: Dataset) -> np.ndarray | str:

@@ -7,8 +7,6 @@ in `FORMATS`   what it is                                                       
 ``lmdb``       a key-value store in one mapped file: pixels or PNG                 a search in a tree each
 ``hdf5``       named arrays in one file                                            a call of its library each
 ``tar``        shards for WebDataset, to stream                                    by an index of offsets beside it
-``zip``        archives that any system opens, not compressed                      by an index of offsets beside it
-``tfrecord``   records for TensorFlow and DALI, to stream                          by an index of offsets beside it
 ``parquet``    a table, for all data tools                                         a row group of images each
 =============  ==================================================================  =============================
 
@@ -51,7 +49,5 @@ FORMATS = {
     "lmdb": Format("lmdb", "Lmdb"),
     "hdf5": Format("hdf5", "Hdf5"),
     "tar": Format("mapped", "Tar"),
-    "tfrecord": Format("mapped", "TFRecord"),
     "parquet": Format("parquet", "Parquet"),
-    "zip": Format("mapped", "Zip"),
 }

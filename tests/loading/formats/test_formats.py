@@ -221,8 +221,8 @@ def test_folders_that_are_no_packs_of_this_format_say_what_they_are(tmp_path):
     with pytest.raises(formats.DamagedPack, match="manifest.jsonl: no such file"):
         NPY.PackedDataset(tmp_path)
     formats.FORMATS["tar"].pack([IMAGE], [1], tmp_path / "pack")
-    with pytest.raises(ValueError, match=r"format zip.*found tar"):
-        formats.FORMATS["zip"].PackedDataset(tmp_path / "pack")
+    with pytest.raises(ValueError, match=r"format npy.*found tar"):
+        formats.FORMATS["npy"].PackedDataset(tmp_path / "pack")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

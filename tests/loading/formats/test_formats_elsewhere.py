@@ -3,18 +3,12 @@
 import io
 import struct
 import tarfile
-import zipfile
 
 import h5py
 import lmdb
 import numpy as np
 import pandas as pd
-from google.protobuf.descriptor_pb2 import SourceCodeInfo
-from google.protobuf.empty_pb2 import Empty
-from google.protobuf.unknown_fields import UnknownFieldSet
 from support import packs
-from tensorboard.compat.tensorflow_stub import errors
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 
 COUNT = 20
 IMAGES = packs.images(*[(3, 5, 4)] * COUNT)
@@ -49,61 +43,6 @@ def test_tar_shards_have_the_members_that_webdataset_wants(tmp_path):
     assert [name for name, _ in members] == names
     assert all(np.array_equal(np.load(io.BytesIO(data)), IMAGES[i]) for i, (_, data) in enumerate(members[::2]))
     assert [int(data) for _, data in members[1::2]] == LABELS
-
-
-def test_any_zip_program_and_numpy_read_zip(tmp_path):
-    shards = sorted(packed(tmp_path, "zip", IMAGES, LABELS).glob("*.zip"))
-    arrays = {}
-    for shard in shards:
-        with zipfile.ZipFile(shard) as archive:
-            assert archive.testzip() is None
-            assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_STORED}
-        arrays |= np.load(shard)
-    assert all(np.array_equal(arrays[f"{index:08d}"], image) for index, image in enumerate(IMAGES))
-
-
-def records(path):
-    """The records of a TFRecord file as TensorBoard reads them, which checks their checksums."""
-    reader = PyRecordReader_New(str(path))
-    while True:
-        try:
-            reader.GetNext()
-        except errors.OutOfRangeError:
-            return
-        yield reader.record()
-
-
-Integers = SourceCodeInfo.Location  # a message of protobuf's own that begins with a list of integers, too
-
-
-def fields(message):
-    """The numbers and contents of the fields of a protobuf message of any type."""
-    return [(field.field_number, field.data) for field in UnknownFieldSet(Empty.FromString(message))]
-
-
-def example(record):
-    """A tf.train.Example, as TensorFlow's example.proto has it: names, and lists of bytes (1) or of integers (3)."""
-    ((_, features),) = fields(record)
-    found = {}
-    for _, feature in fields(features):
-        (_, name), (_, values) = fields(feature)
-        ((kind, values),) = fields(values)
-        found[name.decode()] = fields(values)[0][1] if kind == 1 else list(Integers.FromString(values).path)
-    return found
-
-
-def test_tfrecords_are_examples_with_image_shape_and_label_and_an_index_beside_them(tmp_path):
-    """The index has begin and length of each record, as DALI's tfrecord2idx writes it."""
-    folder, samples = packed(tmp_path, "tfrecord", VARYING, LABELS), []
-    for shard in sorted(folder.glob("*.tfrecord")):
-        stored = list(records(shard))
-        lengths = [len(record) + 16 for record in stored]
-        places = [tuple(map(int, line.split())) for line in open(f"{shard}.idx")]
-        assert places == list(zip(np.cumsum([0, *lengths])[:-1].tolist(), lengths, strict=True))
-        samples += map(example, stored)
-    for sample, image, label in zip(samples, VARYING, LABELS, strict=True):
-        assert np.array_equal(np.frombuffer(sample["image"], np.uint8).reshape(sample["shape"]), image)
-        assert sample["label"] == [label]
 
 
 def test_pandas_reads_parquet(tmp_path):
