@@ -43,26 +43,16 @@ _Parts = dict[str, tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Images ready to train on.
+    """Images ready to train on."""
 
-    Attributes
-    ----------
-    train, test : Path
-        Folders of ``00000.png``, ``00001.png``, … and ``labels.csv`` with the columns ``file`` and ``label``.
-    source : str
-        What the images are: "CIFAR-10", "CIFAR-10 subset (5,080 + 1,016 images)" or "drawn images (5,000 + 1,000)".
-        Every figure and every result says so.
-    classes : tuple of str
-        Names of the classes 0 to 9.
-    train_images, test_images : int
-        Number of images.
-    """
-
+    #: Folders of ``00000.png``, ``00001.png``, … and ``labels.csv`` with the columns ``file`` and ``label``.
     train: Path
     test: Path
+    #: What the images are: "CIFAR-10", "CIFAR-10 subset (5,080 + 1,016 images)" or "drawn images (5,000 + 1,000)".
+    #: Every figure and every result says so.
     source: str
-    classes: tuple[str, ...]
-    train_images: int
+    classes: tuple[str, ...]  #: Names of the classes 0 to 9
+    train_images: int  #: Number of images
     test_images: int
 
 

@@ -22,24 +22,13 @@ _FILE_BYTES = 80_000  # most have less: 45 kB in the median
 
 @dataclass(frozen=True)
 class Photos:
-    """Photos ready to load.
+    """Photos ready to load."""
 
-    Attributes
-    ----------
-    folder : Path
-        Holds a folder of images for each class.
-    source : str
-        What they are: "drawn photos (600)" or "photos in 256_ObjectCategories (30,607)". Every figure says so.
-    classes : tuple of str
-        Names of the classes, sorted: those of their folders.
-    images : int
-        Number of photos.
-    """
-
-    folder: Path
+    folder: Path  #: Holds a folder of images for each class
+    #: What they are: "drawn photos (600)" or "photos in 256_ObjectCategories (30,607)". Every figure says so.
     source: str
-    classes: tuple[str, ...]
-    images: int
+    classes: tuple[str, ...]  #: Names of the classes, sorted: those of their folders
+    images: int  #: Number of photos
 
 
 def prepare(*, data_dir: Path | None = None, drawn: int | None = None) -> Photos:

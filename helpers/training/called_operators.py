@@ -33,40 +33,22 @@ _NEARLY_ELEMENTWISE = {
 
 @dataclass(frozen=True)
 class Operator:
-    """A call of an operator.
+    """A call of an operator."""
 
-    Attributes
-    ----------
-    name : str
-        ATen's, such as ``"convolution_backward"``.
-    flops : int
-        Floating-point operations of a convolution or a matrix product; an addition and a multiplication are two.
-    read, written : tuple of (int, int, int)
-        For each tensor: the number of the operator that wrote it, −1 for none; its own number; its bytes. The first two
-        are right only if nothing was computed: memory is used again.
-    dtype : torch.dtype
-        The type it computes with.
-    kernels : int
-        How many a GPU starts for it.
-    again : int
-        Bytes that it reads a second time: batch normalization does for the mean and the variance of a batch.
-    elementwise : bool
-        Whether a compiler can fuse it with operators before or after it.
-    grouped : bool
-        Whether it is a convolution of groups of channels, such as a depthwise one.
-    contiguous : bool
-        Whether it is a convolution of images whose channels lie apart in memory: not in ``channels_last``.
-    """
-
-    name: str
+    name: str  #: ATen's, such as ``"convolution_backward"``
+    #: Floating-point operations of a convolution or a matrix product; an addition and a multiplication are two.
     flops: int
+    #: For each tensor: the number of the operator that wrote it, −1 for none; its own number; its bytes. The first two
+    #: are right only if nothing was computed: memory is used again.
     read: tuple[tuple[int, int, int], ...]
     written: tuple[tuple[int, int, int], ...]
-    dtype: torch.dtype
-    kernels: int = 1
+    dtype: torch.dtype  #: The type it computes with
+    kernels: int = 1  #: How many a GPU starts for it
+    #: Bytes that it reads a second time: batch normalization does for the mean and the variance of a batch.
     again: int = 0
-    elementwise: bool = False
-    grouped: bool = False
+    elementwise: bool = False  #: Whether a compiler can fuse it with operators before or after it
+    grouped: bool = False  #: Whether it is a convolution of groups of channels, such as a depthwise one
+    #: Whether it is a convolution of images whose channels lie apart in memory: not in ``channels_last``.
     contiguous: bool = False
 
     @property

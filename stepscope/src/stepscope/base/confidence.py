@@ -13,21 +13,12 @@ _SURE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95% confidence interval: in 19 of 20 cases it holds the mean of very many values.
-
-    Attributes
-    ----------
-    mean : float
-    lowest, highest : float
-        The ends of the interval; with one measurement only, the lowest and the highest possible value.
-    count : int
-        The number of values.
-    """
+    """A mean and its 95% confidence interval: in 19 of 20 cases it holds the mean of very many values."""
 
     mean: float
-    lowest: float
+    lowest: float  #: The ends of the interval; with one measurement only, the lowest and the highest possible value
     highest: float
-    count: int
+    count: int  #: The number of values
 
     @property
     def wide(self) -> bool:

@@ -35,34 +35,17 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that costs time, and what to do about it.
+    """Something that costs time, and what to do about it."""
 
-    Attributes
-    ----------
-    name : str
-        What it is, in a few words.
-    verdict : str
-        The verdict if this finding has the largest gain; one of `VERDICTS`.
-    gain : float
-        The most that fixing it can gain, as a share of the step (Amdahl: at most the time that it takes); infinite if
-        the job hangs.
-    evidence : str
-        What was measured, in sentences.
-    change : str
-        The line of code to change, in its new form.
-    topic : str
-        What to read about, in the words of the field, such as ``"mixed precision"``.
-    line : str
-        The line of the user's code that causes it, also part of the evidence; "" if none is known.
-    """
-
-    name: str
-    verdict: str
+    name: str  #: What it is, in a few words
+    verdict: str  #: The verdict if this finding has the largest gain; one of `VERDICTS`
+    #: The most that fixing it can gain, as a share of the step (Amdahl: at most the time that it takes); infinite if
+    #: the job hangs.
     gain: float
-    evidence: str
-    change: str
-    topic: str
-    line: str = ""
+    evidence: str  #: What was measured, in sentences
+    change: str  #: The line of code to change, in its new form
+    topic: str  #: What to read about, in the words of the field, such as ``"mixed precision"``
+    line: str = ""  #: The line of the user's code that causes it, also part of the evidence; "" if none is known
 
     def bound(self, step_ms: float) -> str:
         """Return as text how much of a step of `step_ms` milliseconds can be saved."""
@@ -121,41 +104,23 @@ def findings(rules: Iterable[Rule], facts: object) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found: printed, text for a terminal; in a notebook, a table.
+    """What `diagnose` found: printed, text for a terminal; in a notebook, a table."""
 
-    Attributes
-    ----------
-    verdict : str
-        One of `VERDICTS`.
-    reason : str
-        Why, in a sentence.
-    step_ms : float
-        Mean duration of a step in milliseconds; NaN if it is unknown.
-    evidence : tuple of (str, str)
-        What was measured: name and value.
-    findings : tuple of Finding
-        What to change, the largest possible gain first, except that findings with a line precede it if they gain about
-        as much. Several gains do not add up.
-    unknown : tuple of str
-        What could not be examined, and how to examine it.
-    links : mapping of str to str
-        For topics of the findings, the address or the path of a page; see `linked`.
-    steps : tuple of (float, float)
-        For each timed or recorded step, how long it waited for its batch, and how long it took including that wait;
-        wall-clock time in ms.
-    apart_ms : float
-        Work between two epochs, such as evaluation, divided by the steps of an epoch: part of `step_ms`, but not of
-        `steps`.
-    """
-
-    verdict: str
-    reason: str
-    step_ms: float
-    evidence: tuple[tuple[str, str], ...]
+    verdict: str  #: One of `VERDICTS`
+    reason: str  #: Why, in a sentence
+    step_ms: float  #: Mean duration of a step in milliseconds; NaN if it is unknown
+    evidence: tuple[tuple[str, str], ...]  #: What was measured: name and value
+    #: What to change, the largest possible gain first, except that findings with a line precede it if they gain about
+    #: as much. Several gains do not add up.
     findings: tuple[Finding, ...]
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  #: What could not be examined, and how to examine it
+    #: For topics of the findings, the address or the path of a page; see `linked`.
     links: Mapping[str, str] = field(default_factory=dict)
+    #: For each timed or recorded step, how long it waited for its batch, and how long it took including that wait;
+    #: wall-clock time in ms.
     steps: tuple[tuple[float, float], ...] = ()
+    #: Work between two epochs, such as evaluation, divided by the steps of an epoch: part of `step_ms`, but not of
+    #: `steps`.
     apart_ms: float = 0.0
 
     def as_json(self) -> dict:

@@ -17,30 +17,15 @@ LEAST = 1e-6  # ms of a step: no clock measures less
 
 @dataclass(frozen=True)
 class Side:
-    """The results before a change, or after it: of one run, or of several repeated runs.
+    """The results before a change, or after it: of one run, or of several repeated runs."""
 
-    Attributes
-    ----------
-    path : Path
-        The file, or the folder of files.
-    diagnosis : Diagnosis
-        The first run's; with several ranks, that of the slowest rank, since the others wait for it.
-    found : frozenset of str
-        Names of the findings worth changing, in any rank of any run.
-    values : tuple of float
-        The values to average, in ms: the steps of one run, or the means of several; including work between epochs.
-    several : bool
-        Whether `values` are means of runs.
-    machines : frozenset of str
-        The machines, as far as they are known.
-    """
-
-    path: Path
-    diagnosis: Diagnosis
-    found: frozenset[str]
+    path: Path  #: The file, or the folder of files
+    diagnosis: Diagnosis  #: The first run's; with several ranks, that of the slowest rank, since the others wait for it
+    found: frozenset[str]  #: Names of the findings worth changing, in any rank of any run
+    #: The values to average, in ms: the steps of one run, or the means of several; including work between epochs.
     values: tuple[float, ...]
-    several: bool
-    machines: frozenset[str]
+    several: bool  #: Whether `values` are means of runs
+    machines: frozenset[str]  #: The machines, as far as they are known
 
     @classmethod
     def read(cls, path: Path) -> Side:

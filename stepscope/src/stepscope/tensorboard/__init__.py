@@ -44,26 +44,14 @@ class TensorBoardFailed(RuntimeError):
 
 @dataclass
 class Server:
-    """A running TensorBoard.
-
-    Attributes
-    ----------
-    logdir : Path
-    runs : tuple of str
-        The runs it shows, as the profiler tab names them.
-    url : str
-        Its address on this machine, such as ``http://127.0.0.1:40123/SECRET/``: whoever has it can read the traces.
-    child : Child
-        Its process.
-    folder : Path
-        Its address, log and temporary files, for this user only; removed when it ends.
-    """
+    """A running TensorBoard."""
 
     logdir: Path
-    runs: tuple[str, ...]
+    runs: tuple[str, ...]  #: The runs it shows, as the profiler tab names them
+    #: Its address on this machine, such as ``http://127.0.0.1:40123/SECRET/``: whoever has it can read the traces.
     url: str
-    child: Child
-    folder: Path
+    child: Child  #: Its process
+    folder: Path  #: Its address, log and temporary files, for this user only; removed when it ends
 
     @property
     def link(self) -> str:

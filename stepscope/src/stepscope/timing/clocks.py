@@ -22,22 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TwoClocks:
-    """Interleaved times of loading alone, compute alone and the loop, and the prediction from the first two.
+    """Interleaved times of loading alone, compute alone and the loop, and the prediction from the first two."""
 
-    Attributes
-    ----------
-    loading, compute, loop : tuple of Timing
-        One a round.
-    workers : int
-        Worker processes of the loader; with workers it loads in the background.
-    host_ms : float or None
-        With a GPU, the milliseconds in which this process launches a step's work; None without a GPU.
-    """
-
-    loading: tuple[Timing, ...]
+    loading: tuple[Timing, ...]  #: One a round
     compute: tuple[Timing, ...]
     loop: tuple[Timing, ...]
-    workers: int
+    workers: int  #: Worker processes of the loader; with workers it loads in the background
+    #: With a GPU, the milliseconds in which this process launches a step's work; None without a GPU.
     host_ms: float | None = None
 
     @property

@@ -25,26 +25,15 @@ _MOST_CALLS = 1024  # in a row, of very short calls
 
 @dataclass(frozen=True)
 class Timing:
-    """One timed run of a training loop.
+    """One timed run of a training loop."""
 
-    Attributes
-    ----------
-    images : int
-        Images of all steps together.
-    seconds : float
-        Wall-clock time of all steps; the device had finished its work at both ends.
-    waits, durations : tuple of float
-        For each step, in seconds: the time that the loop waited for its batch, and the whole step including the wait.
-        With a GPU a step's duration is the host's: the device may still work when the next step begins.
-    begin : float
-        When the first step began, in seconds of ``time.perf_counter()``.
-    """
-
-    images: int
-    seconds: float
+    images: int  #: Images of all steps together
+    seconds: float  #: Wall-clock time of all steps; the device had finished its work at both ends
+    #: For each step, in seconds: the time that the loop waited for its batch, and the whole step including the wait.
+    #: With a GPU a step's duration is the host's: the device may still work when the next step begins.
     waits: tuple[float, ...]
     durations: tuple[float, ...]
-    begin: float = 0.0
+    begin: float = 0.0  #: When the first step began, in seconds of ``time.perf_counter()``
 
     @property
     def images_per_second(self) -> float:
