@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     option("--verify", action="store_true", help="also read every byte of the images")
     option = command(_run, "execute all notebooks and write them as HTML pages")
     option("--core", action="store_true", help="only the core of each, not what goes further")
-    option("--record-times", action="store_true", help="store their run times, for the estimates of `check`")
+    option("--record-times", action="store_true", help="store their run times, which `check` prints")
     option = command(_site, "build the course as web pages; execute the notebooks that have no outputs")
     option("--out", metavar="DIR", type=Path, help="folder of the site (default: site); an earlier site is replaced")
     option = command(_record, "execute the notebooks several times, as a reference for others")

@@ -125,4 +125,4 @@ def _time(people: int, cores: float) -> Row:
     longer = max(1, people / cores)  # in practice more, where a notebook keeps several cores busy
     problem = f"{longer:.1f} times as long if all run everything at once" if longer > 1.5 else ""
     remedy = "COURSE_PRESET=ci; fewer at a time (see Cores); start long cells before a break"
-    return Row("Machine's time", f"for one person alone: {execute.estimate_text()}", problem, remedy)
+    return Row("Machine's time", f"for one person alone: {execute.times_text()}", problem, remedy)

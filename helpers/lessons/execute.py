@@ -1,10 +1,9 @@
-"""Executes the notebooks in order, without a browser, and estimates how long that takes on this machine."""
+"""Executes the notebooks in order, without a browser, and says how long that takes."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-import io
 import json
 import math
 import signal
@@ -15,24 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import nbformat
-import numpy as np
-import psutil
-import torch
 from jinja2 import DictLoader
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
-from PIL import Image
 from tqdm import tqdm
 
-from helpers import config, training
-from helpers.data import synthetic
+from helpers import config
 from helpers.results import hardware, scoreboard
-from helpers.training import models
-from stepscope import timing
-from stepscope.base import machine, staging
+from stepscope.base import machine, staging, wording
 
 NOTEBOOKS = config.PROJECT / "notebooks"
 RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
@@ -60,11 +52,11 @@ class NotebookFailed(RuntimeError):
 def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core: bool = False) -> dict[str, float]:
     """Execute notebooks in order, by default all, each in its own kernel; print the ladder, return the seconds.
 
-    With `core` only the core of each is executed. Its time is not kept, since the estimates are for whole notebooks.
+    With `core` only the core of each is executed. Its time is not kept, since times are of whole notebooks.
 
     Each notebook, also one that fails, is written as an HTML page into ``html`` below ``COURSE_RUNS``. For the site, a
     notebook that does not fail is kept there, too, with its outputs and what they were measured on: `images` says
-    where the images come from. The time of each notebook is kept for `estimate_text`.
+    where the images come from. The time of each notebook is kept for `times_text`.
 
     Raises
     ------
@@ -183,67 +175,28 @@ def own_times() -> Path:
 
 
 def record_times(seconds: dict[str, float], data: str) -> None:
-    """Store the notebooks' run times and this machine's calibration, for estimates on other machines."""
+    """Store the notebooks' run times, and what they were measured on, for `times_text` on other machines."""
     times = _read(RUN_TIMES)
     times[config.preset().name] = {
         "seconds": seconds,
-        "calibration": {kind: min(each) for kind, each in calibrate().items()},
-        "machine": config.describe(),
+        "machine": f"{wording.counted(machine.cores(), 'core')}, {hardware.describe()['device']}",
         "data": data,
         "date": datetime.date.today().isoformat(),
     }
     staging.write(RUN_TIMES, json.dumps(times, indent=2) + "\n")
 
 
-def calibrate() -> dict[str, list[float]]:
-    """Time two pieces of the course's work, three times each, in seconds: the speed of this machine.
+def times_text() -> str:
+    """Return in words how many minutes all notebooks take: as timed here those that have run here, others as recorded.
 
-    ``"loading"`` decodes 400 small PNGs, ``"compute"`` is a training step of ResNet-50 with 32 images.
+    Raises `config.CourseError` if the file of this machine's times is damaged.
     """
-    files = []
-    for image in synthetic.draw(50, config.SEED)[0]:
-        Image.fromarray(image).save(buffer := io.BytesIO(), "png")
-        files.append(buffer.getvalue())
-    workload = training.resnet_workload(batch=32)
-    model = models.resnet50(workload.side).to(config.device())
-    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    batch = torch.zeros(workload.batch, 3, 32, 32, dtype=torch.uint8), torch.zeros(workload.batch, dtype=torch.long)
-
-    def loading() -> None:
-        for file in files * 8:
-            np.asarray(Image.open(io.BytesIO(file)).convert("RGB"), dtype=np.float32) / 255
-
-    work = {"loading": loading, "compute": lambda: step(*batch)}
-    times = {kind: timing.each_call_ms(function, repeats=3, longest=5.0) for kind, function in work.items()}
-    return {kind: [ms / 1e3 for ms in each] for kind, each in times.items()}
-
-
-def estimate_text() -> str:
-    """Return in words how many minutes this machine needs to execute all notebooks, for each preset.
-
-    A notebook that has run here counts with its time here. For the others, times recorded on another machine are
-    scaled by the two machines' calibrations: of loading for notebooks 00 to 07, of compute from 08 on.
-    The estimate is a range, since the times in `calibrate` vary.
-    """
-    here, recorded, own = calibrate(), _read(RUN_TIMES), _own()
-    texts = []
-    for preset in config.PRESETS:
-        if preset not in recorded:
-            texts.append(f"{preset} unknown")
-            continue
-        there, timed = recorded[preset], own.get(preset, {})
-        minutes = []
-        for end in (min, max):
-            slower = {kind: end(here[kind]) / seconds for kind, seconds in there["calibration"].items()}
-            seconds = {
-                name: seconds * slower["loading" if name < FIRST_COMPUTING else "compute"]
-                for name, seconds in there["seconds"].items()
-            }
-            minutes.append(f"{max(sum((seconds | timed).values()) / 60, 1):.0f}")
-        text = f"{preset} about {minutes[0]}" if minutes[0] == minutes[1] else f"{preset} {' to '.join(minutes)}"
-        texts.append(f"{text} min" + (f" ({len(timed)} of the notebooks timed here)" if timed else ""))
-    busy = psutil.getloadavg()[0] > machine.cores()
-    return ", ".join(texts) + busy * ". Other programs keep the cores busy now: check again when it is quiet"
+    texts, own = [], _own()
+    for preset, recorded in _read(RUN_TIMES).items():
+        timed = own.get(preset, {})
+        text = f"{preset} {sum((recorded['seconds'] | timed).values()) / 60:.0f} min, recorded on {recorded['machine']}"
+        texts.append(text + (f" ({len(timed)} of the notebooks timed here)" if timed else ""))
+    return "; ".join(texts)
 
 
 def _own() -> dict[str, dict[str, float]]:

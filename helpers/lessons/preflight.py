@@ -252,7 +252,7 @@ def _preset() -> Iterator[Row]:
 def _times() -> Iterator[Row]:
     from helpers.lessons import execute
 
-    yield Row("Machine's time for all notebooks", execute.estimate_text())
+    yield Row("Machine's time for all notebooks", execute.times_text())
 
 
 def _nvidia() -> tuple[str | None, int, list[str]]:

@@ -23,7 +23,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(base, "control_group_limits", lambda name: {"pids.max": ["max", "4096"]}[name])
     monkeypatch.setattr(preflight, "available_memory", lambda: 16 * preflight.GB)
     monkeypatch.setattr(classroom.shutil, "disk_usage", lambda path: mock.Mock(free=10e9))
-    monkeypatch.setattr(execute, "estimate_text", lambda: "ci about 6 min")
+    monkeypatch.setattr(execute, "times_text", lambda: "ci about 6 min")
     cifar10.prepare(drawn=(20, 10), download=False)
     return tmp_path
 

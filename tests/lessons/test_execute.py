@@ -107,13 +107,11 @@ def test_ctrl_c_ends_the_run_and_the_kernel_and_is_called_nothing_else(tmp_path)
     kernel.wait(120)
 
 
-def test_the_estimate_scales_recorded_times_and_takes_those_that_were_measured_here(tmp_path, monkeypatch):
+def test_times_are_those_that_were_measured_here_and_for_the_others_the_recorded_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(execute, "RUN_TIMES", tmp_path / "reference" / "run-times.json")
-    monkeypatch.setattr(execute, "calibrate", lambda: {"loading": [0.1, 0.2], "compute": [0.2]})
-    execute.record_times({"03-a": 60.0, "08-b": 120.0}, "drawn images")
     monkeypatch.setenv("COURSE_PRESET", "workshop")
     execute.record_times({"03-a": 60.0, "08-b": 120.0}, "drawn images")
-    assert execute.estimate_text().startswith("ci 3 to 4 min, workshop 3 to 4 min, full unknown")
+    assert execute.times_text().startswith("workshop 3 min, recorded on ")
     execute.own_times().parent.mkdir()
     execute.own_times().write_text('{"workshop": {"08-b": 60.0}}')
-    assert "workshop 2 to 3 min (1 of the notebooks timed here)" in execute.estimate_text()
+    assert execute.times_text().startswith("workshop 2 min, ") and "1 of the notebooks" in execute.times_text()

@@ -10,7 +10,7 @@ import torch
 from helpers import __main__ as shell
 from helpers import config
 from helpers.data import cifar10
-from helpers.lessons import execute, preflight
+from helpers.lessons import preflight
 from stepscope.base import machine
 
 
@@ -19,7 +19,6 @@ def folders(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path / "runs"))
     monkeypatch.delenv("JUPYTERHUB_SERVICE_PREFIX", raising=False)
-    monkeypatch.setattr(execute, "calibrate", lambda: {"loading": [0.02], "compute": [0.2]})  # it takes seconds
     return tmp_path
 
 

@@ -59,7 +59,7 @@ READERS = {  # the file, what stands in it, who reads it, and the error that may
     "times": (
         "run-times.json",
         lambda folder: [{"ci": {"00-start-here": 3.5}}],
-        lambda path: execute.estimate_text(),
+        lambda path: execute.times_text(),
         CourseError,
     ),
     "manifest": ("cifar10-drawn-2/manifest.json", manifest, images, DamagedFolder),
@@ -78,7 +78,6 @@ def folders(tmp_path, monkeypatch):
     for name in ("COURSE_DATA", "COURSE_RUNS"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("COURSE_PRESET", "ci")
-    monkeypatch.setattr(execute, "calibrate", lambda: {"loading": [0.1, 0.2], "compute": [1.0, 1.1]})
     for name in ("ladder", "waiting", "ratios"):  # pictures take a second
         monkeypatch.setattr(figures, name, mock.Mock(return_value=mock.Mock(_repr_html_=str)))
     monkeypatch.setattr(recording, "hardware", mock.Mock(**{"describe.return_value": hardware.describe()}))
