@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     option("--out", metavar="DIR", type=Path, required=True, help="folder to write; an interrupted recording goes on")
     option("--processes", type=int, default=3, metavar="N", help="how often each is executed (default: 3)")
     option = command(_tour, "record the trace of the guided tour in notebook 01")
-    option("--out", metavar="DIR", required=True, help="folder to write; an earlier tour is replaced")
+    option("--out", metavar="DIR", required=True, help="folder to make")
     command(_ladder, "print the results so far")
     option = command(_exercise, "write a training script with six faults, as in notebook 18")
     option("--seed", type=int, required=True, help="any number; it determines the faults")

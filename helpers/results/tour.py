@@ -63,15 +63,9 @@ def count_confusions(guesses, labels, table) -> None:
 def record(out: str | Path) -> Path:
     """Profile the steps on this machine, write the trace and its page into the folder `out`, and return it.
 
-    An earlier tour there is replaced. Raises `config.CourseError` if the folder holds something else.
+    Raises `staging.TargetExists` if there is something at `out`.
     """
     out = Path(out)
-    names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-    if others := [name for name in names if name not in (TRACE, PAGE)]:
-        raise config.CourseError(
-            f"{out}: expected a new folder, or one with {TRACE} and {PAGE} alone, and found {', '.join(others[:3])} "
-            "in it. Name another folder."
-        )
     torch.manual_seed(config.SEED)
     device = config.device()
     model = nn.Sequential(
@@ -93,7 +87,7 @@ def record(out: str | Path) -> Path:
             model.eval()
             evaluation_step(model, images, labels, table)
 
-    with staging.folder(out, replace=True) as staged:
+    with staging.folder(out) as staged:
         recorded = profiling.record(loader, step, staged / "steps", active=TRAINING + EVALUATION, record_shapes=True)
         (written,) = recorded.glob("*.pt.trace.json.gz")
         traces.slim(written, staged / TRACE)

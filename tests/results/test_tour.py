@@ -66,20 +66,6 @@ def test_it_names_neither_the_machine_nor_its_folders(folder):
     assert re.findall(r'(?:"|\s)(?:/\w|[A-Z]:\\)[^"\s]*', text) == []
 
 
-@pytest.mark.processes
-def test_an_earlier_tour_is_replaced_and_nothing_else(recorded, tmp_path):
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / tour.PAGE).write_text("an earlier tour")
-    (own / "thesis.txt").write_text("mine")
-    with pytest.raises(config.CourseError, match=r"thesis\.txt"):
-        tour.record(own)
-    assert (own / "thesis.txt").read_text() == "mine"
-    before = (recorded / tour.TRACE).read_bytes()
-    tour.record(recorded)
-    assert (recorded / tour.TRACE).read_bytes() != before
-
-
 def test_notebook_01_searches_for_what_is_in_the_trace_that_ships():
     text = (config.PROJECT / "notebooks" / "01-first-profile.ipynb").read_text(encoding="utf-8")
     words = re.findall(r"(?:Search for|Type) `([^`]+)`", text)
