@@ -42,10 +42,7 @@ class Bucket:
     def connect(self) -> S3Store:
         """Return a client for this process: call it after a fork, never before.
 
-        Raises
-        ------
-        RuntimeError
-            If this process is a fork of one that had used a client.
+        Raises `RuntimeError` if this process is a fork of one that had used a client.
         """
         _check_fork(self)
         pauses = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}

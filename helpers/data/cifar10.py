@@ -67,7 +67,9 @@ def prepare(
 
     The first of these that exists is used: real images prepared before; the archive or folder that `archive` names, or
     else one with its official name in `data_dir`; images drawn before; a download; images drawn now. The folder of
-    images appears whole or not at all. Many processes may call this at once: one does the work, the others wait.
+    images appears whole or not at all. Many processes may call this at once: one does the work, the others wait. Raises
+    `config.CourseError` if the archive is damaged or of another kind; `staging.DamagedFolder` if prepared images are
+    missing, were altered or added; `staging.NotEnoughDisk` if the disk has no room.
 
     Parameters
     ----------
@@ -79,15 +81,6 @@ def prepare(
         Training and test images to draw if there are no real ones, by default those of `config.preset`.
     download : bool
         Try to download.
-
-    Raises
-    ------
-    config.CourseError
-        If the archive is damaged or of another kind.
-    staging.DamagedFolder
-        If prepared images are missing, were altered or added.
-    staging.NotEnoughDisk
-        If the disk has no room.
     """
     data_dir = config.data_dir() if data_dir is None else Path(data_dir)
     official = (data_dir / name for name in (_OFFICIAL_ARCHIVE, _OFFICIAL_FOLDER))

@@ -34,7 +34,9 @@ class Photos:
 def prepare(*, data_dir: Path | None = None, drawn: int | None = None) -> Photos:
     """Get the photos, once: later calls only check them. Prints one line that says where they come from.
 
-    Drawn photos appear whole or not at all. Many processes may call this at once: one draws, the others wait.
+    Drawn photos appear whole or not at all. Many processes may call this at once: one draws, the others wait. Raises
+    `config.CourseError` if the reader's own folder does not hold images in class folders; `staging.DamagedFolder` if
+    drawn photos are missing, were altered or added; `staging.NotEnoughDisk` if the disk has no room.
 
     Parameters
     ----------
@@ -43,15 +45,6 @@ def prepare(*, data_dir: Path | None = None, drawn: int | None = None) -> Photos
     drawn : int, optional
         How many to draw if `config.photos` names no folder of the reader's own, by default those of `config.preset`.
         The reader's photos are only read.
-
-    Raises
-    ------
-    config.CourseError
-        If the reader's own folder does not hold images in class folders.
-    staging.DamagedFolder
-        If drawn photos are missing, were altered or added.
-    staging.NotEnoughDisk
-        If the disk has no room.
     """
     folder, hint = config.photos(), ""
     if folder is None:
@@ -75,7 +68,8 @@ def prepare(*, data_dir: Path | None = None, drawn: int | None = None) -> Photos
 def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """List the images in class folders, as torchvision's ImageFolder does and in its order.
 
-    Names that begin with a dot are skipped: file browsers and Jupyter make such files.
+    Names that begin with a dot are skipped: file browsers and Jupyter make such files. Raises `config.CourseError` if
+    there is no class folder, or no image in one of them.
 
     Parameters
     ----------
@@ -90,11 +84,6 @@ def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.nda
         Paths below `folder`, as `os.fsencode` encodes them.
     labels : ndarray of int64, shape (images,)
         Index in `classes`.
-
-    Raises
-    ------
-    config.CourseError
-        If there is no class folder, or no image in one of them.
     """
     from torchvision.datasets.folder import find_classes, is_image_file, make_dataset  # here: it imports torch
 

@@ -55,13 +55,9 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core
     With `core` only the core of each is executed. Its time is not kept, since times are of whole notebooks.
 
     Each notebook, also one that fails, is written as an HTML page into ``html`` below ``COURSE_RUNS``. For the site, a
-    notebook that does not fail is kept there, too, with its outputs and what they were measured on: `images` says
-    where the images come from. The time of each notebook is kept for `times_text`.
-
-    Raises
-    ------
-    NotebookFailed
-        If a cell raises an error or its kernel dies: no later notebook is executed then.
+    notebook that does not fail is kept there, too, with its outputs and what they were measured on: `images` says where
+    the images come from. The time of each notebook is kept for `times_text`. Raises `NotebookFailed` if a cell raises
+    an error or its kernel dies: no later notebook is executed then.
     """
     notebooks = all_notebooks() if notebooks is None else notebooks
     folder = pages()
@@ -91,14 +87,10 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core
 def execute(notebook: Path, page: Path, core: bool = False) -> nbformat.NotebookNode:
     """Execute one notebook with a progress bar over its cells, write it to `page`, and return it with its outputs.
 
-    With `core` the part after the core is neither executed nor written.
-    The kernel's output to the terminal goes into a file beside the page, with the ending ``log``. TensorBoard ends
-    with the kernel, so a note replaces it where the notebook embeds it.
-
-    Raises
-    ------
-    NotebookFailed
-        If a cell raises an error or its kernel dies; the page is written all the same, up to that cell.
+    With `core` the part after the core is neither executed nor written. The kernel's output to the terminal goes into a
+    file beside the page, with the ending ``log``. TensorBoard ends with the kernel, so a note replaces it where the
+    notebook embeds it. Raises `NotebookFailed` if a cell raises an error or its kernel dies; the page is written all
+    the same, up to that cell.
     """
     content = nbformat.read(notebook, as_version=4)
     if core:

@@ -42,12 +42,8 @@ hosted.prepare()"""
 def prepare() -> None:
     """Install the packages that the notebooks need and this environment lacks, and say so; replace no package.
 
-    Afterwards programs that the notebooks start find the course, too.
-
-    Raises
-    ------
-    config.CourseError
-        If pip cannot install a package beside the installed ones, or an installed one is too old for the course.
+    Afterwards programs that the notebooks start find the course, too. Raises `config.CourseError` if pip cannot install
+    a package beside the installed ones, or an installed one is too old for the course.
     """
     folders = [str(config.PROJECT), str(config.PROJECT / "stepscope" / "src"), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
@@ -79,15 +75,12 @@ def _install(lacking: Sequence[Requirement]) -> None:
 def write_copies(folder: str | Path) -> list[Path]:
     """Write a copy of each notebook that begins with the cell that gets the course.
 
+    Raises `config.CourseError` if ``config.REPOSITORY``, the address to clone the course from, is empty.
+
     Parameters
     ----------
     folder : str or Path
         Notebooks of the same names there are replaced.
-
-    Raises
-    ------
-    config.CourseError
-        If ``config.REPOSITORY``, the address to clone the course from, is empty.
     """
     if not config.REPOSITORY:
         raise config.CourseError(

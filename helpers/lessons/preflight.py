@@ -258,10 +258,8 @@ def _times() -> Iterator[Row]:
 def _nvidia() -> tuple[str | None, int, list[str]]:
     """Ask the driver, without PyTorch, for its version, the major version of its CUDA, and the names of the GPUs.
 
-    Raises
-    ------
-    pynvml.NVMLError
-        If there is a driver that does not work, such as one that was updated and not yet reloaded.
+    Raises `pynvml.NVMLError` if there is a driver that does not work, such as one that was updated and not yet
+    reloaded.
     """
     import pynvml
 

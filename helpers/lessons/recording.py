@@ -41,6 +41,9 @@ _CHANGES = {"date", "clocks"}  # may change on the same machine
 def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = PROCESSES) -> list[str]:
     """Execute the notebooks that add a rung, each several times, and write the reference.
 
+    Raises `config.CourseError` if the folder holds a recording of another machine or with other settings, or its file
+    is damaged.
+
     Parameters
     ----------
     out : Path
@@ -55,11 +58,6 @@ def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = 
     -------
     list of str
         What could not be recorded, and why: a cell of the notebook raised an error.
-
-    Raises
-    ------
-    config.CourseError
-        If the folder holds a recording of another machine or with other settings, or its file is damaged.
     """
     if processes < 1:
         raise config.CourseError(f"Expected to execute each notebook once or more, found {processes} processes.")

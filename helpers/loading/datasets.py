@@ -30,6 +30,9 @@ class UnreadableImage(OSError):
 class PngDataset(Dataset):
     """One PNG per image, opened and decoded at every read: simple, and slow.
 
+    Raises `staging.DamagedFolder` if a label is missing or not a number, or if the files in the folder are not those in
+    the table.
+
     Parameters
     ----------
     folder : path
@@ -38,11 +41,6 @@ class PngDataset(Dataset):
         Takes the decoded `PIL.Image.Image` (RGB); its result becomes the item's image.
     storage : simulate.SlowStorage, optional
         Reads the files as late as a slow disk would.
-
-    Raises
-    ------
-    staging.DamagedFolder
-        If a label is missing or not a number, or if the files in the folder are not those in the table.
     """
 
     def __init__(self, folder: str | Path, transform: Callable | None = None, storage=None):
@@ -69,7 +67,7 @@ class JpegDataset(Dataset):
     """Images in class folders, opened and decoded at every read, like torchvision's ImageFolder.
 
     Whatever colours a file has (grey, palette, CMYK, transparent), its image is RGB. It is turned upright, as its EXIF
-    orientation says.
+    orientation says. Raises `config.CourseError` if there is no class folder, or no image in one of them.
 
     Parameters
     ----------
@@ -83,11 +81,6 @@ class JpegDataset(Dataset):
         It saves time, since a JPEG's 8 × 8 blocks are not computed in full; a photo too small for 1/2 is decoded whole.
     decoder : {"pillow", "torchcodec"}
         Pillow, or TorchCodec, which gives a uint8 tensor of shape (3, H, W). Both use libjpeg-turbo.
-
-    Raises
-    ------
-    config.CourseError
-        If there is no class folder, or no image in one of them.
     """
 
     def __init__(

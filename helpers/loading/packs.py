@@ -23,14 +23,8 @@ def prepare(data: cifar10.Prepared) -> mapped.Npy:
     """Return the training images as bytes in one file; the first call packs them, later ones only open the pack.
 
     The pack lies beside the images, below ``COURSE_DATA``, and appears whole or not at all. Many processes may call
-    this at once: one packs, the others wait. If the images have changed, they are packed again.
-
-    Raises
-    ------
-    datasets.UnreadableImage
-        If an image is damaged.
-    staging.NotEnoughDisk
-        If the disk has no room.
+    this at once: one packs, the others wait. If the images have changed, they are packed again. Raises
+    `datasets.UnreadableImage` if an image is damaged; `staging.NotEnoughDisk` if the disk has no room.
     """
     source = data.train.parent
     made_of = f"{(source / 'manifest.json').read_text()} version {packing.VERSION}"

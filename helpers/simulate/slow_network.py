@@ -79,14 +79,9 @@ class SlowNetwork:
         """Begin to sum a tensor over all ranks in place; they must ask for the same tensors in the same order.
 
         The tensor may have any shape and type. By default all ranks take part; each `group` has its own link. The
-        future has the tensor when this network would have transferred it, or the all-reduce's error at once.
-
-        Raises
-        ------
-        ValueError
-            If the tensor is not on the CPU.
-        RuntimeError
-            If there is no process group, or if its ranks are not all on one machine.
+        future has the tensor when this network would have transferred it, or the all-reduce's error at once. Raises
+        `ValueError` if the tensor is not on the CPU; `RuntimeError` if there is no process group, or if its ranks are
+        not all on one machine.
         """
         if tensor.device.type != "cpu":
             raise ValueError(

@@ -145,6 +145,8 @@ def calculate(
 ) -> Calculated:
     """Calculate a step.
 
+    Raises `ValueError` if the GPU is not known.
+
     Parameters
     ----------
     operators : sequence of Operator
@@ -158,11 +160,6 @@ def calculate(
         Whether elementwise operators that follow each other are one kernel, as `torch.compile` makes them; see `fused`.
     graph : bool
         Whether all kernels are started by one launch, as a CUDA graph.
-
-    Raises
-    ------
-    ValueError
-        If the GPU is not known.
     """
     if isinstance(gpu, str) and gpu not in GPUS:
         raise ValueError(f"Expected one of {', '.join(GPUS)}, found {gpu!r}.")

@@ -43,12 +43,8 @@ def empty_cache() -> Iterator[None]:
 def first_step(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) -> float:
     """Run a compiled step for the first time, and return the seconds that it took, its compilation included.
 
-    Earlier compilations in this process are forgotten; the cache on disk is used.
-
-    Raises
-    ------
-    CannotCompile
-        If there is no compiler, or none for this GPU.
+    Earlier compilations in this process are forgotten; the cache on disk is used. Raises `CannotCompile` if there is no
+    compiler, or none for this GPU.
     """
     from torch._dynamo.exc import BackendCompilerFailed
     from torch._inductor.exc import CppCompileError, GPUTooOldForTriton, InvalidCxxCompiler, TritonMissing

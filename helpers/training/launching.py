@@ -60,7 +60,8 @@ def torchrun(
 
     The command is printed as one would type it, and the ranks' output as it comes, without that of ``torchrun`` itself.
     Each rank has one thread, can import `helpers`, and talks to the others on this machine only. When this returns or
-    raises, and when this process ends in any way, no process of the job is left.
+    raises, and when this process ends in any way, no process of the job is left. Raises `FileNotFoundError` if there is
+    no such script; `JobFailed` if a rank failed, with no restart left, or if the time was over.
 
     Parameters
     ----------
@@ -81,13 +82,6 @@ def torchrun(
     -------
     str
         The output of all ranks, errors included; lines of different ranks come in any order.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such script.
-    JobFailed
-        If a rank failed, with no restart left, or if the time was over.
     """
     script = Path(script)
     if not script.is_file():

@@ -47,8 +47,8 @@ def _set_tf32(matmul: str, convolutions: bool) -> None:
 class TrainingStep:
     """Trains `model` on one batch whenever it is called with images and labels, as a loader yields them.
 
-    They are copied to the model's device. The loss comes back as a tensor without gradient on that device: only
-    reading its value makes the host wait.
+    They are copied to the model's device. The loss comes back as a tensor without gradient on that device: only reading
+    its value makes the host wait. Raises `OutOfMemory` if the batch is too large for the GPU's memory.
 
     Parameters
     ----------
@@ -60,11 +60,6 @@ class TrainingStep:
         Multiplies the loss, so that no gradient becomes 0 in float16, and divides the gradients again.
     memory_format : torch.memory_format
         The images' layout in the device's memory; by default unchanged.
-
-    Raises
-    ------
-    OutOfMemory
-        If the batch is too large for the GPU's memory.
     """
 
     model: nn.Module

@@ -81,12 +81,8 @@ def kept(notebook: Path) -> nbformat.NotebookNode | None:
 def build(out: Path, notebooks: Sequence[Path] | None = None) -> None:
     """Build the site from the notebooks, by default all, each with its kept outputs, if any.
 
-    An earlier site in `out` is replaced when the new one is complete.
-
-    Raises
-    ------
-    config.CourseError
-        If Sphinx warns of anything, such as a broken link (an earlier site stays then); or if `out` holds other files.
+    An earlier site in `out` is replaced when the new one is complete. Raises `config.CourseError` if Sphinx warns of
+    anything, such as a broken link (an earlier site stays then); or if `out` holds other files.
     """
     if out.exists() and any(out.iterdir()) and not (out / MADE_BY_SPHINX).exists():
         raise config.CourseError(

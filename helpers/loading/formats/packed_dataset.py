@@ -51,19 +51,13 @@ class PackedDataset(Dataset):
     Each process opens the files when it first needs them, so that no handle crosses a fork. The pickled dataset is
     little more than its path. All data is compared with checksums: everything except images when the files are opened,
     images at every read (npy: at the first). Truncating a file that is open and mapped into memory kills the process:
-    no error can be caught.
+    no error can be caught. Raises `DamagedPack` if a file is missing or is not as it was written; here, or when the
+    damaged part is read; `ValueError` if the pack has another format, or is of another version of the course.
 
     Parameters
     ----------
     path : path
         The folder that ``pack`` made, or a copy of it.
-
-    Raises
-    ------
-    DamagedPack
-        If a file is missing or is not as it was written; here, or when the damaged part is read.
-    ValueError
-        If the pack has another format, or is of another version of the course.
     """
 
     format: ClassVar[str]
