@@ -28,7 +28,9 @@ COLUMNS = [
 
 
 def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
-    """Write the page of a class.
+    """Write the page of a class, and return what was left out, and why: an entry for each unreadable file or line.
+
+    The page says only how many. Raises `config.CourseError` if there is no scoreboard.
 
     Parameters
     ----------
@@ -38,15 +40,6 @@ def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
         The page; an existing one is replaced.
     anonymous : bool
         Call the readers by numbers, in a new random order each time.
-
-    Returns
-    -------
-    list of str
-        What was left out, and why: an entry for each unreadable file or line. The page says only how many.
-
-    Raises
-    ------
-    config.CourseError
     """
     folder = Path(folder)
     paths = sorted(path for path in folder.rglob(FILE) if not staging.is_staging(path))

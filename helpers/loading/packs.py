@@ -43,13 +43,8 @@ def loader(images: mapped.Npy, batch: int) -> DataLoader:
 
     A last batch that is not full is left out, so that all steps cost the same. There are no workers, because the
     transfer of a batch from a worker to the main process takes longer than reading it from a pack: about 2 ms against
-    0.1 ms for 128 images.
-
-    Returns
-    -------
-    DataLoader
-        Of images, uint8 of shape (batch, 3, 32, 32), and labels, int64 of shape (batch,); in pinned memory if there is
-        a GPU.
+    0.1 ms for 128 images. A batch is images, uint8 of shape (batch, 3, 32, 32), and labels, int64 of shape (batch,); in
+    pinned memory if there is a GPU.
     """
     return DataLoader(
         images,

@@ -56,7 +56,7 @@ def torchrun(
     quiet: bool = False,
     max_restarts: int = 0,
 ) -> str:
-    """Run a script in several processes of this machine by ``torchrun``, and return their output.
+    """Run a script in several processes of this machine by ``torchrun``, and return the output of all ranks, errors too.
 
     The command is printed as one would type it, and the ranks' output as it comes, without that of ``torchrun`` itself.
     Each rank has one thread, can import `helpers`, and talks to the others on this machine only. When this returns or
@@ -77,11 +77,6 @@ def torchrun(
         Whether nothing is printed.
     max_restarts : int
         How often ``torchrun`` may start all ranks again after one has failed.
-
-    Returns
-    -------
-    str
-        The output of all ranks, errors included; lines of different ranks come in any order.
     """
     script = Path(script)
     if not script.is_file():

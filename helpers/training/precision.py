@@ -158,7 +158,8 @@ class _Types(TorchDispatchMode):
 def gradients(model: nn.Module, loss: Callable[[], torch.Tensor], every: int = 7) -> dict[str, torch.Tensor]:
     """Return gradients of a loss: those of the weights, and those that flow back from layer to layer.
 
-    The weights of `model` and their own gradients stay as they are.
+    The weights of `model` and their own gradients stay as they are. Returns ``"weights"`` and ``"activations"``, each
+    float32, shape (elements,), on the CPU.
 
     Parameters
     ----------
@@ -167,11 +168,6 @@ def gradients(model: nn.Module, loss: Callable[[], torch.Tensor], every: int = 7
         Runs `model` forward and returns the loss, of shape ().
     every : int
         Keep one of so many elements; a ResNet-50 has too many.
-
-    Returns
-    -------
-    dict of str to Tensor
-        ``"weights"`` and ``"activations"``, each float32, shape (elements,), on the CPU.
     """
     flowing = []
 
@@ -203,12 +199,8 @@ def lost(gradients: torch.Tensor, scale: float) -> tuple[float, float]:
 def round_layers(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
     """From now on, round to `dtype` what each layer of `model` returns, and all gradients.
 
-    The layers go on computing as before, so this shows the effect of the *format* on training, on any device.
-
-    Returns
-    -------
-    list of RemovableHandle
-        ``handle.remove()`` ends it.
+    The layers go on computing as before, so this shows the effect of the *format* on training, on any device. Call
+    ``remove()`` of each returned handle to end it.
     """
 
     def rounded(tensor: torch.Tensor) -> torch.Tensor:

@@ -137,7 +137,7 @@ def device_of(model: nn.Module) -> torch.device:
 def crop_and_flip(images: torch.Tensor, padding: int = 4) -> torch.Tensor:
     """Shift each image by its own random offset, and mirror half of them: notebook 07 explains it line by line.
 
-    The distribution is that of torchvision's ``RandomCrop(size, padding=padding)`` and ``RandomHorizontalFlip()``,
+    Returns a tensor of the same shape and dtype, on the same device. The distribution is that of torchvision's ``RandomCrop(size, padding=padding)`` and ``RandomHorizontalFlip()``,
     applied image by image: 2 · `padding` + 1 offsets each way, all equally likely.
 
     Parameters
@@ -146,11 +146,6 @@ def crop_and_flip(images: torch.Tensor, padding: int = 4) -> torch.Tensor:
         Of shape (N, C, H, W), any dtype, on any device. Pixels shifted in from outside are 0.
     padding : int
         Pixels on each side.
-
-    Returns
-    -------
-    Tensor
-        Of the same shape and dtype, on the same device.
     """
     count, channels, height, width = images.shape
     device = images.device
