@@ -56,7 +56,7 @@ def torchrun(
     quiet: bool = False,
     max_restarts: int = 0,
 ) -> str:
-    """Run a script in several processes of this machine by ``torchrun``, and return the output of all ranks, errors too.
+    """Run a script in several processes of this machine by ``torchrun``, and return all that the ranks print.
 
     The command is printed as one would type it, and the ranks' output as it comes, without that of ``torchrun`` itself.
     Each rank has one thread, can import `helpers`, and talks to the others on this machine only. When this returns or

@@ -137,8 +137,9 @@ def device_of(model: nn.Module) -> torch.device:
 def crop_and_flip(images: torch.Tensor, padding: int = 4) -> torch.Tensor:
     """Shift each image by its own random offset, and mirror half of them: notebook 07 explains it line by line.
 
-    Returns a tensor of the same shape and dtype, on the same device. The distribution is that of torchvision's ``RandomCrop(size, padding=padding)`` and ``RandomHorizontalFlip()``,
-    applied image by image: 2 · `padding` + 1 offsets each way, all equally likely.
+    Returns a tensor of the same shape and dtype, on the same device. The distribution is that of torchvision's
+    ``RandomCrop(size, padding=padding)`` and ``RandomHorizontalFlip()``, applied image by image: 2 · `padding` + 1
+    offsets each way, all equally likely.
 
     Parameters
     ----------
