@@ -19,4 +19,4 @@ from helpers.figures.networks import (
 )
 from helpers.figures.pipelines import access, image_grid, item_timeline, memory, monitored, throughput
 from helpers.figures.profiles import accelerator, breakdown, kernels, memory_curves, utilization_and_efficiency
-from helpers.figures.timings import comparison, phases, run_ahead, seconds, time_lines, two_clocks
+from helpers.figures.timings import comparison, phases, run_ahead, time_lines, two_clocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from helpers import simulate
-from helpers.figures.drawing import Picture, finish, legend, lines, listed, make_room, panel, panels, patches
+from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, patches
 from helpers.figures.palette import BLUE, COLOURS, GREEN, NEUTRAL, ORANGE, PALE
 from stepscope import timing
 from stepscope.base.wording import counted, signed_percent
@@ -83,30 +83,16 @@ def phases(table: pd.DataFrame, source: str) -> Picture:
     return stacked_bars(table, "time per image in µs", f"Stacked bars of microseconds per image. {words}", source)
 
 
-def seconds(table: pd.DataFrame, source: str) -> Picture:
-    """Draw how many seconds a training takes: a bar per setting, waiting and step stacked, the sum beside it.
-
-    `table` has a row per setting, named by the index; in seconds, ``waiting`` for batches and the rest of the ``step``.
-    """
-    sums = table.sum(axis=1).map("{:,.3g} s".format)
-    words = f"Stacked bars of the step and of waiting for data; {listed({'in all': sums})}"
-    return stacked_bars(table[["step", "waiting"]], "seconds", words, source, sums)
-
-
-def stacked_bars(table: pd.DataFrame, unit: str, words: str, source: str, texts: Sequence[str] = ()) -> Picture:
-    """Draw a horizontal bar per row of `table`, its columns stacked, with a text beside each bar."""
+def stacked_bars(table: pd.DataFrame, unit: str, words: str, source: str) -> Picture:
+    """Draw a horizontal bar per row of `table`, its columns stacked."""
     figure, axes = panel(8, 0.38 * len(table) + 1.4)
     left = np.zeros(len(table))
     for name in table:
         axes.barh(table.index, table[name], 0.7, left, color=COLOURS[name], label=name)
         left += table[name].to_numpy()
-    for row, text in enumerate(texts):
-        axes.text(left[row], row, f" {text}", va="center", fontsize=9, in_layout=False)
     axes.set(xlabel=unit)
     axes.invert_yaxis()
     legend(figure, "right center")
-    if len(texts):
-        make_room(figure)
     return finish(figure, words, source, "x")
 
 

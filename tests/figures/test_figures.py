@@ -116,7 +116,6 @@ PICTURES = {
     "phases": lambda: figures.phases(pd.DataFrame({"loading": [5.0], "forward": [7.0]}, ["batch 32"]), SOURCE),
     "accuracies": lambda: figures.accuracies({"in batches": np.array([[0.3, 0.4], [0.2, 0.5]])}, SOURCE),
     "time_to_accuracy": lambda: figures.time_to_accuracy(trained(), SOURCE),
-    "seconds": lambda: figures.seconds(pd.DataFrame({"waiting": [9.0], "step": [4.0]}, ["naive"]), SOURCE),
     "throughput": lambda: figures.throughput(
         pd.DataFrame({"MB": [0.1, 0.1, 8.0], "connections": [1, 1, 4], "seconds": [0.03, 0.04, 0.4]}),
         lambda requests, size, connections: 0.03 + size / connections / 25e6,
