@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from helpers import simulate
-from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, patches
+from helpers.figures.drawing import Picture, finish, legend, lines, listed, make_room, panel, panels, patches
 from helpers.figures.palette import BLUE, COLOURS, GREEN, NEUTRAL, ORANGE, PALE
 from stepscope import timing
 from stepscope.base.wording import counted, signed_percent
@@ -83,16 +83,20 @@ def phases(table: pd.DataFrame, source: str) -> Picture:
     return stacked_bars(table, "time per image in µs", f"Stacked bars of microseconds per image. {words}", source)
 
 
-def stacked_bars(table: pd.DataFrame, unit: str, words: str, source: str) -> Picture:
-    """Draw a horizontal bar per row of `table`, its columns stacked."""
+def stacked_bars(table: pd.DataFrame, unit: str, words: str, source: str, texts: Sequence[str] = ()) -> Picture:
+    """Draw a horizontal bar per row of `table`, its columns stacked, with a text beside each bar."""
     figure, axes = panel(8, 0.38 * len(table) + 1.4)
     left = np.zeros(len(table))
     for name in table:
         axes.barh(table.index, table[name], 0.7, left, color=COLOURS[name], label=name)
         left += table[name].to_numpy()
+    for row, text in enumerate(texts):
+        axes.text(left[row], row, f" {text}", va="center", fontsize=9, in_layout=False)
     axes.set(xlabel=unit)
     axes.invert_yaxis()
     legend(figure, "right center")
+    if len(texts):
+        make_room(figure)
     return finish(figure, words, source, "x")
 
 
