@@ -1,8 +1,10 @@
 """Each check answers the placeholder, the solution, and typical wrong answers: the solution with a mistake."""
 
+import os
 import re
 import sys
 import time
+import zipfile
 
 import nbformat
 import numpy as np
@@ -18,7 +20,8 @@ from helpers.lessons.checks import answering
 
 NAMES = {  # what the cells have imported
     "DataLoader": DataLoader, "Image": Image, "ImageOps": ImageOps, "cross_entropy": nn.functional.cross_entropy,
-    "nn": nn, "np": np, "time": time, "torch": torch,
+    "nn": nn, "np": np, "os": os, "time": time, "torch": torch,
+    "zipfile": zipfile,
 }  # fmt: skip
 KEPT = '        if self.images is None:\n            self.images = np.load(self.path, mmap_mode="r")\n'
 WITHOUT_STATE = '    def __getstate__(self):\n        return self.__dict__ | {"images": None}\n\n'
@@ -29,6 +32,8 @@ AHEAD = "        if started is not None:\n            yield finish_copy(started)
 ONE_BY_ONE = """return tuple(torch.stack([take(images[n:n + 1], scale * top[n:n + 1], scale * left[n:n + 1],
         scale * size)[0] for n in range(len(low))]) for images, scale in ((low, 1), (high, scale)))"""
 START, EMPTY = "self.started.append(self.all_reduce(flat))", "self.bucket = []"
+FLUSHED = "        os.fsync(file.fileno())  # on the disk, before it takes the old one's place\n"
+RENAMED = '    path.with_suffix(".new").replace(path)\n'
 FULL, WAIT = "self.start(at_least=self.bucket_bytes)", "while self.started:\n            self.started.pop().wait()"
 
 
@@ -119,6 +124,12 @@ WRONG = {
         ("copies of the weights", ("layer.weight for", "layer.weight.detach() for"), "without one"),
         ("another order", ("query, key, value\n", "key, query, value\n"), "layer 2"),
     ],
+    "14": [
+        ("one byte less", ("<= gap:", "< gap:"), r"\(20, 25\)\], gap 2"),
+        ("one byte more", ("<= gap:", "<= gap + 1:"), r"\(20, 25\)\], gap 1"),
+        ("the last end", ("max(end, requests[-1][1])", "end"), r"\(2, 5\)"),
+        ("no first one", ("if requests and start", "if start"), "IndexError"),
+    ],
     "15": [
         ("as far as each rank gets", ("total - step + rank * batch + 1", "total - batch + 1"), "batches on each rank"),
         ("from the beginning", ("range(done + rank", "range(rank"), "done already"),
@@ -139,6 +150,12 @@ WRONG = {
         ("does not wait", (WAIT, "self.started.clear()"), "that had not"),
         ("waits again", (WAIT, "for future in self.started:\n            future.wait()"), "of earlier steps"),
     ],
+    "17": [
+        ("written over", ('path.with_suffix(".new")', "path"), "written over"),
+        ("not on the disk", (FLUSHED, ""), "found none"),
+        ("renamed first", (FLUSHED + RENAMED, RENAMED + "    with path.open() as file:\n" + FLUSHED), "it later"),
+        ("not looked at", ("    assert zipfile", "    zipfile"), "one bit flipped"),
+    ],
 }  # fmt: skip
 
 
@@ -156,14 +173,14 @@ def code_of(number, tag):
 def checked(number, code, folder):
     """Give what the code defines, or a file of it, to the notebook's check."""
     text = "\n".join(cell.source for cell in cells_of(number))
-    check, name = re.search(r"^assert checks\.(\w+)\((\w+)", text, re.MULTILINE).groups()
+    check, names = re.search(r"^assert checks\.(\w+)\((\w+(?:, \w+)*)", text, re.MULTILINE).groups()
     path = folder / f"written_{number}.py"
     path.write_text(code, encoding="utf-8")
     if number == "06":  # a worker imports it
         return getattr(checks, check)(path)
     scope = dict(NAMES)
     exec(compile(code, path, "exec"), scope)
-    return getattr(checks, check)(scope[name])
+    return getattr(checks, check)(*(scope[name] for name in names.split(", ")))
 
 
 @pytest.fixture(autouse=True)

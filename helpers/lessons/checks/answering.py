@@ -42,14 +42,14 @@ def slip(found: object, slips: Mapping[str, object], otherwise: str = "") -> str
     return next((said for said, value in alike.items() if np.allclose(found, value, 1e-3)), otherwise)
 
 
-def answered(check: Callable[..., str]) -> Callable[[object], bool]:
+def answered(check: Callable[..., str]) -> Callable[..., bool]:
     """Make a check, which returns praise or raises `Wrong`, print its answer and return whether the code is right."""
 
     @functools.wraps(check)
-    def answer(written: object) -> bool:
+    def answer(*written: object) -> bool:
         try:
             with _limited(LIMIT):
-                print(f"Right: {check(expect_written(written))}")
+                print(f"Right: {check(*map(expect_written, written))}")
             return True
         except _Unwritten:
             print("Nothing to check yet: write the code in the cell above, run it, then run this cell again.")
@@ -109,9 +109,10 @@ def _functions(written: object) -> list[Callable]:
     return [each for each in functions if hasattr(each, "__code__")]
 
 
-def _line_of(error: Exception, written: object) -> str:
+def _line_of(error: Exception, written: tuple) -> str:
     """Return the line of the reader's file or cell that raised the error, "" if it came from elsewhere."""
-    files = {str(written), *(function.__code__.co_filename for function in _functions(written))}
+    functions = [function for each in written for function in _functions(each)]
+    files = {*map(str, written), *(function.__code__.co_filename for function in functions)}
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     if isinstance(error, SyntaxError) and error.filename in files:
         lines.append(error.lineno)
