@@ -245,12 +245,14 @@ def mixed_step(model, optimizer, scaler, images, labels):  # scaler: torch.amp.G
 def fastest(steps, *batch, rounds=3):  # by name: such as steps in float32 and bfloat16, since not every device gains
     few = [each[:2] for each in batch]  # some processors take a hundred times as long in bfloat16: ask with two images
     first = {
-        name: min(milliseconds(lambda: steps[name](*few), repeats=1, warmup=1) for _ in range(2)) for name in steps
+        name: min(milliseconds(lambda: step(*few), repeats=1, warmup=1) for _ in range(2))
+        for name, step in steps.items()
     }
     times = {name: [] for name in steps if first[name] < 3 * min(first.values())}
     for _ in range(rounds):
         for name in random.sample(list(times), len(times)):  # in turns, not one after the other
-            times[name].append(milliseconds(lambda: steps[name](*batch), repeats=5, warmup=1))
+            step = steps[name]
+            times[name].append(milliseconds(lambda: step(*batch), repeats=5, warmup=1))
     return min(times, key=lambda name: statistics.geometric_mean(times[name]))
 
 
