@@ -162,9 +162,9 @@ def test_showing_another_folder_replaces_the_one_before_and_no_other(logdir, ser
     assert server.get("runs")["runs"] == RUNS
 
 
-def test_in_a_notebook_the_magic_embeds_it_and_it_ends_with_the_kernel(logdir):
-    magic = f"%load_ext stepscope.tensorboard\n%tensorboard --logdir {logdir} --height 500"
-    cell = nbformat.v4.new_code_cell(f"{magic}\nfrom stepscope import tensorboard\nprint(tensorboard._shown.url)")
+def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir):
+    shown = f"from stepscope import tensorboard\ntensorboard.show({str(logdir)!r}, height=500)"
+    cell = nbformat.v4.new_code_cell(f"{shown}\nprint(tensorboard._shown.url)")
     notebook = nbformat.v4.new_notebook(cells=[cell])
     NotebookClient(notebook, timeout=280, startup_timeout=280).execute()
     outputs = notebook.cells[0].outputs
@@ -173,18 +173,6 @@ def test_in_a_notebook_the_magic_embeds_it_and_it_ends_with_the_kernel(logdir):
     assert f"{url}#pytorch_profiler" in line
     assert f'<iframe src="{url}#pytorch_profiler"' in page
     assert ends(url)
-
-
-@pytest.mark.parametrize("line", ["", "nowhere", "--height x"])
-def test_the_magic_says_what_is_wrong_in_one_line(line, tmp_path, monkeypatch):
-    from IPython.core.error import UsageError
-
-    magics = {}
-    shell = types.SimpleNamespace(register_magic_function=lambda magic, kind, name: magics.update({name: magic}))
-    tensorboard.load_ipython_extension(shell)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=line.split()[-1] if line else "LOGDIR"):
-        magics["tensorboard"](line)
 
 
 def test_from_the_shell_it_runs_until_ctrl_c(logdir):

@@ -12,7 +12,6 @@ import html
 import json
 import math
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from stepscope.base import machine
 from stepscope.base.child import Child
 from stepscope.base.wording import counted
 from stepscope.tensorboard import corrections
-from stepscope.tensorboard.corrections import PackageMissing
 
 TIMEOUT = 120  # seconds: thirty users may start theirs at once, each taking 2 s of the machine's cores
 SCALE = 0.72  # the Overview needs 1,200 pixels, or its panels overlap; a notebook has about 880
@@ -165,7 +163,7 @@ def start(logdir: str | Path) -> Server:
         If there are no traces in `logdir`.
     TensorBoardFailed
         If TensorBoard does not start, or does not read the traces within two minutes.
-    PackageMissing
+    corrections.PackageMissing
         If a package of stepscope's extra `tab` is not installed, or the plugin in another version.
     """
     corrections.check_packages()
@@ -184,30 +182,6 @@ def start(logdir: str | Path) -> Server:
         server.stop()
         raise
     return server
-
-
-def load_ipython_extension(shell) -> None:
-    """Give a notebook the magic ``%tensorboard``: IPython calls this at ``%load_ext stepscope.tensorboard``.
-
-    It replaces TensorBoard's magic of that name: ``%tensorboard LOGDIR`` or ``%tensorboard --logdir LOGDIR``.
-    """
-    from IPython.core.error import UsageError  # here, because a shell does not need IPython
-    from IPython.core.magic_arguments import MagicArgumentParser
-
-    parser = MagicArgumentParser(prog="%tensorboard")
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("folder", nargs="?", metavar="LOGDIR")
-    place.add_argument("--logdir")
-    parser.add_argument("--height", type=int, default=800)
-
-    def magic(line: str) -> None:
-        options = parser.parse_args(shlex.split(line))
-        try:
-            show(options.folder or options.logdir, height=options.height)
-        except (traces.NoTraces, TensorBoardFailed, PackageMissing) as error:
-            raise UsageError(str(error)) from None
-
-    shell.register_magic_function(magic, "line", "tensorboard")
 
 
 def _announce(server: Server) -> None:
