@@ -165,6 +165,7 @@ def main():
     if kept["settings"] != settings:
         parser.error(f"{checkpoint}: expected {kept['settings']}, found {settings}. Delete it to begin anew")
     if "way" not in kept:
+        print("Trying number types and memory formats, then workers: seconds on a GPU, minutes on a CPU", flush=True)
         trials, images = {way: new_training(way) for way in WAYS}, next(iter(loader(0)))
         kept["way"] = recipes.fastest(trials, *images)
         some = options.workers
@@ -174,14 +175,16 @@ def main():
     for name in training.state().keys() & kept.keys():
         getattr(training, name).load_state_dict(kept[name])
     training.forward = torch.compile(training.model) if options.compile else training.model
-    print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers")
+    print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers", flush=True)
     train, val = loader(kept["workers"]), loader(kept["workers"], "val")
     for epoch in range(kept["epoch"], options.epochs):
         torch.manual_seed(SEED + epoch)  # so that an epoch is the same whether or not the run was stopped before it
         start = time.perf_counter()
         loss = recipes.train(train, training, DEVICE)
         speed = len(train) * options.batch / (time.perf_counter() - start)
-        print(f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} images/s, {training.accuracy(val):.1%} right")
+        print(
+            f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} images/s, {training.accuracy(val):.1%} right", flush=True
+        )
         recipes.save_whole(checkpoint, kept | training.state() | {"epoch": epoch + 1})
     recipes.record(train, training, options.packed / "trace")  # last: a profiler may leave something attached
 
