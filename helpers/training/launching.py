@@ -209,9 +209,10 @@ def _ended(code: int) -> str:
 
 
 def _ranks(folder: Path) -> list[Path]:
-    """Return the folder of each rank in the last attempt; one has `stdout.log` and `stderr.log`."""
+    """Return the folder of each rank that has begun in the last attempt; one has `stdout.log` and `stderr.log`."""
     attempts = sorted(folder.glob("*/attempt_*"), key=lambda path: int(path.name.rpartition("_")[2]))
-    return sorted(attempts[-1].iterdir(), key=lambda path: int(path.name)) if attempts else []
+    begun = (path.parent for path in attempts[-1].glob("*/stderr.log")) if attempts else ()
+    return sorted(begun, key=lambda path: int(path.name))
 
 
 def _errors(rank: Path) -> str:

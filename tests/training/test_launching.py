@@ -116,7 +116,7 @@ def test_of_a_rank_that_is_stopped_the_wait_for_it_is_quoted_and_it_is_woken_to_
 
 
 @pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.slow)])  # 30: on a busy machine, too
-def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(script, seconds):
+def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(script, seconds, tmp_path):
     path = script(
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=True)\n"
         "if rank == 0:\n    time.sleep(1000)  # as a barrier\n"
@@ -127,6 +127,8 @@ def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(scr
     if seconds == 30 and os.name != "nt":
         assert "rank 0 was at job.py, line 5: time.sleep(1000)  # as a barrier; " in str(raised.value)
         assert "rank 1 was stopped by a signal, and was at job.py, line 7: os.kill(os" in str(raised.value)
+    (tmp_path / "run" / "attempt_0" / "0").mkdir(parents=True)  # as torchrun leaves it before it starts a rank
+    assert "no rank had begun" in launching._reason(path, launching._LATE, "", tmp_path, seconds)
 
 
 @posix
