@@ -29,9 +29,9 @@ def peak_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callabl
         Takes no argument: forward, backward, the optimizer's step, and ``zero_grad()`` at its end.
     """
     step()
-    held = [*model.parameters(), *model.buffers(), *tree_leaves([state.values() for state in optimizer.state.values()])]
     with _Counter() as counter:
-        counter.add(held)
+        counter.add([*model.parameters(), *model.buffers(), *(weight.grad for weight in model.parameters())])
+        counter.add([list(state.values()) for state in optimizer.state.values()])
         step()
     return counter.peak
 
