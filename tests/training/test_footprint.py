@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helpers.training import memory
+from helpers.training import footprint
 
 MB = 10**6
 
@@ -20,7 +20,7 @@ def peak(features=250, wrapper=lambda each: each, batch=1_000, to_none=True):
         optimizer.step()
         optimizer.zero_grad(set_to_none=to_none)
 
-    return memory.peak_bytes(model, optimizer, step)
+    return footprint.peak_bytes(model, optimizer, step)
 
 
 def test_weights_momentum_the_batch_and_what_forward_and_backward_make_count_once():
@@ -51,4 +51,4 @@ def test_a_tensor_that_was_freed_counts_no_more(size):
         for _ in range(5):
             torch.zeros(size * MB // 4).sum()
 
-    assert size * MB <= memory.peak_bytes(model, optimizer, one_after_the_other) < size * MB + 100
+    assert size * MB <= footprint.peak_bytes(model, optimizer, one_after_the_other) < size * MB + 100
