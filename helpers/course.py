@@ -9,13 +9,13 @@ from helpers.lessons import checks, exercises, faults, topics
 from helpers.lessons.faults import grading, running
 from helpers.loading import accidents, datasets, formats, packs, resizing, shards
 from helpers.results import elsewhere, scoreboard, tour
-from helpers.training import calculated, compiling, launching, models, precision, roofline
+from helpers.training import calculated, compiling, footprint, launching, models, precision, roofline
 from stepscope.timing import monitor, profiling
 
 __all__ = [
     "accidents", "buckets", "calculated", "checks", "cifar10", "compiling", "datasets", "elsewhere", "exercises",
-    "faults", "formats", "grading", "launching", "models", "monitor", "packs", "photos", "precision", "profiling",
-    "resizing", "roofline", "running", "s3_server", "scoreboard", "shards", "source_of", "topics", "tour",
+    "faults", "footprint", "formats", "grading", "launching", "models", "monitor", "packs", "photos", "precision",
+    "profiling", "resizing", "roofline", "running", "s3_server", "scoreboard", "shards", "source_of", "topics", "tour",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 ``python recipes.py`` runs them all on noise. They all together make `train_photos.py`.
 """
 
+import contextlib
 import itertools
 import os
 import random
@@ -21,6 +22,7 @@ import torch.distributed.nn  # before the process group: else DDP imports it, an
 from PIL import Image, ImageOps
 from torch import nn
 from torch.profiler import profile, schedule, tensorboard_trace_handler
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -265,6 +267,48 @@ def with_fewer_launches(model, lr):
     return torch.compile(model), optimizer  # the first step compiles: it can take a minute
 
 
+# 13 · Memory: activations that are recomputed instead of kept, and how many bytes forward keeps
+
+
+class Recomputed(nn.Module):  # keeps the input of a module only; backward runs the module's forward again
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs):
+        return checkpoint(self.module, *inputs, use_reentrant=False, context_fn=self.contexts)
+
+    def contexts(self):  # one for each of the two passes
+        return contextlib.nullcontext(), self.again()
+
+    @contextlib.contextmanager
+    def again(self):  # the second time, batch normalization must not update its statistics
+        norms = [each for each in self.module.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        before = [norm.momentum for norm in norms]  # with None, an average over all batches, it still counts each twice
+        for norm in norms:
+            norm.momentum = 0.0
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(norms, before, strict=True):
+                norm.momentum = momentum
+
+
+def kept_bytes(model, *inputs):  # what forward keeps for backward, without weights and buffers
+    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
+    kept = {}  # by storage: two tensors that look at the same memory count once
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = model(*inputs)  # noqa: F841, it holds what is kept, until all is counted
+    return sum(kept.values())
+
+
 # 14 · Requests and shards: requests that run ahead
 
 
@@ -367,6 +411,9 @@ def main():
         print(f"loss {train(loader, channels_last(model, step), device):.3f} nats")
         compiled, optimizer = with_fewer_launches(model, lr=0.01)
         images, labels = (each.to(device) for each in next(iter(loader)))
+        ways = {"kept": model, "recomputed": Recomputed(model)}
+        ways = {name: kept_bytes(each, images) / 1e6 for name, each in ways.items()}
+        print("MB that forward keeps: {kept:.2f}, recomputed {recomputed:.2f}".format(**ways))
         scaler = torch.amp.GradScaler(enabled=False)
         order = epoch_order([8] * 8, seed=0, epoch=0)
         mine = list(batches_of_rank(order, 8, rank=1, world=2))

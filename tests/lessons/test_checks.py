@@ -34,6 +34,12 @@ ONE_BY_ONE = """return tuple(torch.stack([take(images[n:n + 1], scale * top[n:n 
 START, EMPTY = "self.started.append(self.all_reduce(flat))", "self.bucket = []"
 FLUSHED = "        os.fsync(file.fileno())  # on the disk, before it takes the old one's place\n"
 RENAMED = '    path.with_suffix(".new").replace(path)\n'
+BEST_FIRST = """kept, chosen = fixed + sum(mb for mb, ms in stages), set()
+    for index in sorted(range(len(stages)), key=lambda index: stages[index][1] / stages[index][0]):
+        if kept > budget:
+            kept, chosen = kept - stages[index][0], chosen | {index}
+    return chosen if kept <= budget else None
+    """
 FULL, WAIT = "self.start(at_least=self.bucket_bytes)", "while self.started:\n            self.started.pop().wait()"
 
 
@@ -123,6 +129,15 @@ WRONG = {
         ("no bias", ("(x, weight, bias)", "(x, weight)"), "without the bias"),
         ("copies of the weights", ("layer.weight for", "layer.weight.detach() for"), "without one"),
         ("another order", ("query, key, value\n", "key, query, value\n"), "layer 2"),
+    ],
+    "13": [
+        ("exactly", ("kept <= budget", "kept < budget"), "exactly the budget"),
+        ("what is fixed", ("if fixed + kept", "if kept"), "takes room, too"),
+        ("what is chosen", ("not in chosen", "in chosen"), "those are kept"),
+        ("the fewest", ("sum(stages[index][1] for index in chosen)", "len(chosen)"), "Fewer stages"),
+        ("the best first", ("best, least = None", BEST_FIRST + "best, least = None"), "one after the other"),
+        ("an empty set", ("best, least = None", "best, least = set()"), "None, since nothing fits"),
+        ("a list", ("set(chosen)", "list(chosen)"), "a set of indices"),
     ],
     "14": [
         ("one byte less", ("<= gap:", "< gap:"), r"\(20, 25\)\], gap 2"),

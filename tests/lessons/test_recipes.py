@@ -142,6 +142,21 @@ def test_batches_come_in_order_and_whole_from_one_ahead(recipes):
     assert list(recipes.one_ahead([], torch.device("cpu"))) == []
 
 
+def test_what_is_recomputed_keeps_its_input_only_and_has_the_same_gradients_and_statistics(recipes):
+    kept, found = [], []
+    for wrapper in (lambda module: module, recipes.Recomputed):
+        torch.manual_seed(0)
+        images = torch.rand(16, 3, 8, 8)
+        layers = [(torch.nn.Conv2d(3, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.ReLU()) for _ in range(2)]
+        model = torch.nn.Sequential(*(wrapper(torch.nn.Sequential(*each)) for each in layers))
+        kept.append(recipes.kept_bytes(model, images))
+        model(images).sum().backward()
+        statistics = [each for name, each in model.named_buffers() if "running" in name]
+        found.append([*(weight.grad for weight in model.parameters()), *statistics])
+    assert kept[1] == images.nbytes + 4 * 16 * 3 * 6 * 6 < kept[0]  # the second stage's input has 6 × 6 pixels
+    assert all(map(torch.equal, *found))
+
+
 def test_photos_of_class_folders_alone_are_divided_by_their_names(script, tmp_path):
     for name in ("ant", "bee"):
         (tmp_path / name).mkdir()

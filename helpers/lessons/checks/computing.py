@@ -1,4 +1,4 @@
-"""Checks of notebooks 08 to 12: copies to the device, memory formats, mixed precision, launches."""
+"""Checks of notebooks 08 to 13: copies to the device, memory formats, mixed precision, launches, memory."""
 
 from __future__ import annotations
 
@@ -168,3 +168,28 @@ def three_in_one(written: Callable) -> str:
     products = sum(name in PRODUCTS for name, _ in operators.calls)
     expect(products == 1, "one matrix product", products)
     return "the same results and gradients, with one product instead of three."
+
+
+@answered
+def choose(written: Callable) -> str:
+    """Notebook 13: ``written(stages, fixed, budget)`` returns the stages to recompute, at the least time, or None."""
+    stages = [(60.0, 9.0), (50.0, 5.0), (40.0, 5.0), (10.0, 2.0)]  # MB that each keeps, ms to recompute it
+    fewest = "Fewer stages may take more time."
+    ratio = "The most MB for a ms, one after the other, may take more time."
+    kept = "Count the stages that are not recomputed: those are kept."
+    dropped = "What cannot be dropped takes room, too."
+    for fixed, budget, right, slips in (
+        (100, 261, set(), {}),
+        (100, 155, {0, 1}, {(): kept, (3,): dropped, (0, 1, 2): ratio}),
+        (100, 205, {1, 3}, {(0,): fewest, (1, 2): ratio}),
+        (100, 260, set(), {(3,): "What needs exactly the budget fits."}),
+        (100, 100, {0, 1, 2, 3}, {}),
+        (300, 250, None, {}),
+    ):
+        case, found = f"{fixed} MB fixed, a budget of {budget} MB", written(list(stages), fixed, budget)
+        if right is None:
+            expect(found is None, "None, since nothing fits", found, case)
+        else:
+            expect(isinstance(found, (set, frozenset)), "a set of indices", repr(found), case)
+            expect(found == right, right or "no stage", found or "no stage", case, slips.get(tuple(sorted(found)), ""))
+    return "what is kept fits, at the least time."
