@@ -26,6 +26,7 @@ from torchvision.transforms import v2
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # of this job
 AS_IT_COMES = (torch.float32, torch.contiguous_format)
 WAYS = list(product((torch.float32, torch.bfloat16), (torch.contiguous_format, torch.channels_last)))
 
@@ -60,7 +61,7 @@ def decoded(paths):
 def on_device(files):
     """Decode each file once, in as many processes as there are cores, and keep the bytes where the network is."""
     # Processes: for files of 2 kB, threads wait for each other's Python
-    workers = min(os.cpu_count(), len(files) // 1000)
+    workers = min(CORES, len(files) // 1000)
     images = torch.cat(list(DataLoader(files.paths, 500, collate_fn=decoded, num_workers=workers)))
     return images.to(DEVICE).permute(0, 3, 1, 2).contiguous(), torch.tensor(files.labels).to(DEVICE)
 
@@ -178,7 +179,7 @@ def main():
     step, epoch, test = way(options, options.epochs * (count // options.batch))
     settings = {name: value for name, value in vars(options).items() if name not in ("images", "log")}
     settings["device"] = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    settings |= {"cores": os.cpu_count(), "torch": torch.__version__, "images": options.images.name}
+    settings |= {"cores": CORES, "torch": torch.__version__, "images": options.images.name}
     settings |= {"train_images": count, "started": started, "chosen": step.chosen}
     for number in range(1, options.epochs + 1):
         losses = list(epoch())

@@ -26,6 +26,7 @@ from torch.utils.data import Subset
 
 STORED, SIDE, SEED = 256, 224, 2021  # pixels of a packed photo, pixels of what is cut out of it, any number
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # of this job
 WAYS = {
     "float32": (torch.float32, torch.contiguous_format),
     "float32, channels_last": (torch.float32, torch.channels_last),
@@ -121,7 +122,7 @@ def main():
     parser.add_argument("packed", type=Path)
     for name, default in (("--epochs", 10), ("--batch", 64), ("--lr", 0.1)):
         parser.add_argument(name, type=type(default), default=default)
-    few = [number for number in (0, 1, 2, 4, 8) if number <= os.cpu_count()]
+    few = [number for number in (0, 1, 2, 4, 8) if number <= CORES]
     parser.add_argument("--workers", type=int, nargs="+", default=few, help="to try; one is taken as it is")
     parser.add_argument("--compile", action="store_true", help="the first step then takes a minute or more")
     options = parser.parse_args()

@@ -34,7 +34,12 @@ def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
     panel, with its own scale. `results` are by default those of this reader's `scoreboard.ladder`.
     """
     results = scoreboard.ladder() if results is None else results
-    parts = scoreboard.panels(results) or [[]]
+    if not results:  # axes without a bar would say nothing
+        figure, axes = panel(8, 0.5)
+        axes.set_axis_off()
+        axes.text(0, 0.5, words := "No result yet: run a notebook that measures, such as 01.", va="center")
+        return Picture(figure, words)
+    parts = scoreboard.panels(results)
     height = 0.5 * len(results) + 0.6 * len(parts) + 0.9
     figure, rows = panels(8, height, [len(part) + 0.3 for part in parts])
     for axes, part in zip(rows, parts, strict=True):

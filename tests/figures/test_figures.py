@@ -235,6 +235,8 @@ def test_a_ladder_has_a_panel_for_what_can_be_compared_and_its_words_end_within_
     assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("a step: a step", "a step: ResNet-50")
     assert "noisy" in second.texts[1].get_text() and "noisy" not in first.texts[0].get_text()
     assert [bar.get_hatch() for bar in second.patches] == [None, None if torch.cuda.is_available() else "///"]
+    (empty,) = figures.ladder([]).figure.axes
+    assert "No result yet" in empty.texts[0].get_text() and not empty.axison
 
 
 def test_the_time_of_a_step_is_waiting_and_the_rest_in_the_rungs_of_the_first_panel(rungs):

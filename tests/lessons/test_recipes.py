@@ -9,7 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
-import time
+import types
 
 import nbformat
 import numpy as np
@@ -121,12 +121,13 @@ def test_a_crop_may_be_smaller_than_the_image(recipes):
     assert len(corners) > 30 and (corners % 40).max() <= 8 and (corners // 40).max() <= 8  # of 9 × 9
 
 
-def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_only(recipes):
-    asked = {"slow": [], "fast": [], "hopeless": []}
+def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_only(recipes, monkeypatch):
+    asked, clock = {"slow": [], "fast": [], "hopeless": []}, [0.0]
+    monkeypatch.setattr(recipes, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
 
     def step(name, milliseconds, images):
         asked[name].append(len(images))
-        time.sleep(milliseconds / 1e3)
+        clock[0] += milliseconds / 1e3
 
     steps = {name: functools.partial(step, name, wait) for name, wait in (("slow", 6), ("fast", 4), ("hopeless", 60))}
     assert recipes.fastest(steps, torch.zeros(8)) == "fast"
