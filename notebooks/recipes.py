@@ -87,7 +87,7 @@ def two_clocks(loader, step):
     return loading, compute
 
 
-# 03 · More workers: a loader with every setting, and how many workers are best: in turns, not one after the other
+# 03 · More workers: a loader with every setting, and how many workers are best, in interleaved runs
 
 
 def loader_of(dataset, batch, workers, train=True, **others):
@@ -253,7 +253,7 @@ def fastest(steps, *batch, rounds=3):  # by name: such as steps in float32 and b
     times = {name: [] for name in steps if first[name] < 3 * min(first.values())}
     repeats = 5 if min(first.values()) < 100 else 1  # ms: where a step is long, one says enough
     for _ in range(rounds):
-        for name in random.sample(list(times), len(times)):  # in turns, not one after the other
+        for name in random.sample(list(times), len(times)):  # interleaved, not one after the other
             step = steps[name]
             times[name].append(milliseconds(lambda: step(*batch), repeats, warmup=1))
     return min(times, key=lambda name: statistics.geometric_mean(times[name]))
