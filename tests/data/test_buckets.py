@@ -91,7 +91,7 @@ def test_a_store_that_is_busy_cut_off_or_hangs_is_asked_again(failing, trouble):
     server.troubles += [trouble] * 2
     with buckets.request("an object"):
         assert bytes(bucket.connect().get_range("a", start=1_000, end=9_000)) == CONTENT[1_000:9_000]
-    assert server.requests == 3
+    assert server.requests >= 3
 
 
 def test_a_store_that_goes_on_failing_is_an_error(failing, monkeypatch):

@@ -69,6 +69,7 @@ def script(monkeypatch, tmp_path):
     hooks.install_here(script.watch)
     yield script
     script.watch.over = True
+    script.watch.pauses.look_away()
 
 
 def all_kinds(script):
@@ -217,12 +218,16 @@ def test_what_a_pause_waits_for_a_core_is_not_taken_from_a_step(script):
 
 
 def test_a_sampler_looks_no_more_after_so_many_samples():
-    interval = sys.getswitchinterval()
-    with pauses.stacks.Sampler(0.001, most=3) as sampler:
-        while sampler._thread.is_alive():
-            time.sleep(0.01)
-        assert sys.getswitchinterval() == interval
-    assert len(sampler.samples) == 3
+    before = sys.getswitchinterval()
+    for interval in (before, 1e-4):
+        sys.setswitchinterval(interval)
+        interval = sys.getswitchinterval()
+        with pauses.stacks.Sampler(0.001, most=3) as sampler:
+            while sampler._thread.is_alive():
+                time.sleep(0.01)
+            assert sys.getswitchinterval() == interval
+        assert len(sampler.samples) == 3
+    sys.setswitchinterval(before)
 
 
 def test_without_another_thread_a_pause_has_no_line(script, monkeypatch):

@@ -113,21 +113,19 @@ class Sampler:
         self._end, self._files = threading.Event(), ExitStack()
 
     def __enter__(self) -> Sampler:
-        self._switch = sys.getswitchinterval()
         arguments = threading.get_ident(), _waited(self._files), time.perf_counter()
         self._thread = threading.Thread(target=self._run, args=arguments, name="sampler", daemon=True)
         self._thread.start()
-        sys.setswitchinterval(SWITCH)
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._end.set()
         self._thread.join()
         self._files.close()
-        sys.setswitchinterval(self._switch)
 
     def _run(self, thread: int, waited: Callable[[], float], begin: float) -> None:
-        before, late = waited(), False
+        before, late, switch = waited(), False, sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH)
         # No sample is possible while a call holds the GIL. This thread gets the GIL when the call is over, and samples
         # at once: later, another line would get the time of the call.
         while len(self.samples) < self.most and not self._end.wait(0 if late else self.interval):
@@ -139,8 +137,7 @@ class Sampler:
             begin, before = end, now
             self.held += max(0.0, time.perf_counter() - start - (time.thread_time() - worked))
         self.worked = time.thread_time()
-        if len(self.samples) >= self.most:
-            sys.setswitchinterval(self._switch)
+        sys.setswitchinterval(switch + 5e-7)  # Python keeps whole µs and rounds down: 100 µs would come back as 99
 
 
 def place(weights: Iterable[tuple[Frame | None, float]]) -> str:

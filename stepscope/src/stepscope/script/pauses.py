@@ -42,6 +42,7 @@ class Pauses:
     def ended(self, now: float) -> None:
         """Note that the training loader has no more batches."""
         if self.steps > 1 and self.since is None:
+            self.look_away()
             self.since = now
             sampler = stacks.Sampler(INTERVAL, rest=Pauses.ended.__code__, most=MOST)
             with suppress(RuntimeError, OSError):  # no more threads or files: then no line is known
