@@ -1,5 +1,7 @@
 import contextlib
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from helpers.simulate import namespaces
 REFUSED = namespaces.why_not()
 possible = pytest.mark.skipif(REFUSED is not None, reason=str(REFUSED))
 pytestmark = pytest.mark.processes
+SHOWN = "readlink /proc/self/ns/net /proc/self/ns/pid; "
 
 
 def inside(number):
@@ -26,31 +29,30 @@ def inside(number):
 @possible
 def test_each_node_has_a_limited_network_of_its_own_and_the_same_files(tmp_path):
     before = sorted(path.name for path in Path("/sys/class/net").iterdir())
-    (tmp_path / "file").write_text("the same")
-    script = f"readlink /proc/self/ns/net; echo $RANK of $WORLD_SIZE; cat {tmp_path}/file; echo; tc qdisc show dev eth0"
-    outputs = [output.splitlines() for output in namespaces.run(["sh", "-c", script], 25)]
-    assert [lines[1:3] for lines in outputs] == [["0 of 2", "the same"], ["1 of 2", "the same"]]
-    assert len({outputs[0][0], outputs[1][0], str(Path("/proc/self/ns/net").readlink())}) == 3
-    assert all("tbf" in lines[3] and "rate 200Mbit" in lines[3] for lines in outputs)
+    (tmp_path / "file").write_text("the same\n")
+    script = f"{SHOWN} echo rank $RANK of $WORLD_SIZE; cat {tmp_path}/file; tc qdisc show dev eth0"
+    output = namespaces.run(["sh", "-c", script], 25)
+    assert {"rank 0 of 2", "rank 1 of 2"} <= set(output.splitlines())
+    assert output.count("the same\n") == len(re.findall("tbf.* rate 200Mbit", output)) == 2
+    assert len({*re.findall(r"net:\[\d+\]", output), str(Path("/proc/self/ns/net").readlink())}) == 3
     assert sorted(path.name for path in Path("/sys/class/net").iterdir()) == before
 
 
 @possible
-def test_a_node_that_fails_or_takes_too_long_is_named_and_all_that_was_started_is_ended():
-    shown, fails = "readlink /proc/self/ns/pid; ", "[ $RANK = 0 ] && sleep 1000; echo it is broken; exit 3"
-    with pytest.raises(RuntimeError, match="node 1 .*exit code 3(.*\n)*it is broken") as failed:
-        namespaces.run(["sh", "-c", shown + fails])
-    with pytest.raises(TimeoutError) as late:
-        namespaces.run(["sh", "-c", f"(setsid sleep 1000 &); {shown} sleep 1000"], timeout=2)
-    lines = f"{failed.value}\n{late.value}".splitlines()
-    for number in {line for line in lines if line.startswith("pid:")}:
+def test_when_a_node_fails_or_takes_too_long_all_that_was_started_is_ended():
+    with pytest.raises(RuntimeError, match="exit code 3(.*\n)*it is broken") as failed:
+        namespaces.run(["sh", "-c", f"{SHOWN} [ $RANK = 0 ] && sleep 1000; echo it is broken; exit 3"])
+    with pytest.raises(subprocess.TimeoutExpired) as late:
+        namespaces.run(["sh", "-c", f"(setsid sleep 1000 &); {SHOWN} sleep 1000"], timeout=2)
+    numbers = {*re.findall(r"\w+:\[\d+\]", f"{failed.value}\n{late.value.stdout.decode()}")}
+    assert sum(number.startswith("pid:") for number in numbers) == 2
+    for number in numbers:
         wait_until(lambda number=number: not inside(number))
 
 
 @possible
 def test_nothing_is_left_when_the_process_is_killed(tmp_path):
-    shown = f"readlink /proc/self/ns/net /proc/self/ns/pid > {tmp_path}/$RANK; sleep 1000"
-    process = forked(namespaces.run, ["sh", "-c", shown])
+    process = forked(namespaces.run, ["sh", "-c", f"({SHOWN}) > {tmp_path}/$RANK; sleep 1000"])
     seen = [tmp_path / "0", tmp_path / "1"]
     try:
         wait_until(lambda: all(path.exists() and path.read_text().count("\n") == 2 for path in seen))

@@ -532,7 +532,7 @@ def true_gain(loop):
 def diagnosed(loop):
     said = diagnose(*loop.make(False))
     findings = [vars(finding) for finding in said.findings if finding.gain >= WORTH]
-    return {"verdict": said.verdict, "step_ms": said.step_ms, "findings": findings}
+    return {"verdict": said.verdict, "step_ms": said.step_ms, "findings": findings, "reason": said.reason}
 
 
 def in_own_process(part, name, busy=0):
