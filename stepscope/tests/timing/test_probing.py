@@ -9,7 +9,6 @@ from support import loops
 from torch.utils.data import DataLoader, Dataset
 
 from stepscope import timing
-from stepscope.timing import probing
 
 
 class Late:
@@ -64,38 +63,6 @@ class Names(Dataset):
 
     def __getitem__(self, index):
         return len(self.names[index])
-
-
-@pytest.mark.parametrize("counter", ["strace", "psutil"])
-def test_system_calls_are_counted(counter, tmp_path, monkeypatch):
-    if counter == "psutil":
-        monkeypatch.setattr(probing.shutil, "which", lambda name: None)
-    elif timing.system_calls(lambda: None).name != "strace":
-        pytest.skip("no strace (`apt install strace`), or it may not watch this process")
-    path = tmp_path / "file"
-    path.write_bytes(b"content")
-
-    def read_often():
-        for _ in range(200):
-            file = os.open(path, os.O_RDONLY)
-            os.read(file, 7)
-            os.close(file)
-
-    calls = timing.system_calls(read_often)
-    assert calls.name == counter
-    if calls.empty:
-        pytest.skip("this system counts no reads")
-    assert 200 <= calls["read"] < 300
-    if counter == "strace":
-        assert calls["openat"] == 200 <= calls["close"] < 300  # the garbage collector may close another
-        assert not {"kill", "wait4"} & set(calls.index)
-
-
-def test_where_nothing_counts_there_is_nothing_counted(monkeypatch):
-    monkeypatch.setattr(probing.shutil, "which", lambda name: None)
-    monkeypatch.delattr(probing.psutil.Process, "io_counters", raising=False)
-    called = []
-    assert timing.system_calls(lambda: called.append(1)).empty and called == [1]
 
 
 def from_disk_mb(function):

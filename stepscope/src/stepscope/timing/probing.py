@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
-import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -85,29 +80,6 @@ def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, floa
             done += 1
         items = items[:done]
     return {name: seconds / len(items) * 1e6 for name, seconds in spent.items()}
-
-
-def system_calls(function: Callable[[], object]) -> pd.Series:
-    """Count the system calls of this thread while `function` runs.
-
-    Returns
-    -------
-    Series of int
-        Its name is the source: ``"strace"``, if that is installed and may watch this process (Linux), with calls by
-        name; otherwise ``"psutil"``, with only ``read`` and ``write`` of all threads together (Linux, Windows), or
-        nothing (macOS).
-    """
-    import pandas as pd
-
-    if (counted := _by_strace(function)) is not None:
-        return pd.Series(counted, name="strace", dtype=int)
-    count = getattr(psutil.Process(), "io_counters", dict)
-    before = count()
-    function()
-    names = {"read": "read_count", "write": "write_count"} if before else {}
-    after = count()
-    calls = {name: getattr(after, field) - getattr(before, field) for name, field in names.items()}
-    return pd.Series(calls, name="psutil", dtype=int)
 
 
 def onednn(function: Callable[[], object]) -> pd.DataFrame:
@@ -192,29 +164,6 @@ def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
     for _ in batches:
         pass
     return (max(info.uss for info in _workers()) - before) / 1e6
-
-
-def _by_strace(function: Callable[[], object]) -> dict[str, int] | None:
-    """Count the system calls of this thread with strace; None if strace cannot watch it."""
-    if not shutil.which("strace"):
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder, "calls")
-        command = ["strace", "-c", "-o", str(table), "-p", str(threading.get_native_id())]
-        strace = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        if "attached" not in strace.stderr.readline():
-            strace.kill()
-            strace.communicate()
-            return None
-        try:
-            function()
-        finally:
-            strace.send_signal(signal.SIGINT)  # detaches from this process and writes the table
-            strace.communicate()
-        # % time, seconds, µs a call, calls, errors if any, name; between two rulers
-        _, rows, _ = re.split(r"\n?[- ]*-{6}[- ]*\n", table.read_text())
-        calls = {row[-1]: int(row[3]) for row in map(str.split, rows.splitlines())}
-        return {name: count for name, count in calls.items() if name not in ("kill", "wait4")}  # these end strace
 
 
 def _workers() -> list:
