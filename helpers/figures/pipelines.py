@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels
-from helpers.figures.palette import BLUE, COLOURS, GREEN, GREY, LOOKS, PALE, PURPLE, VERMILION
-from stepscope import timing
+from helpers.figures.palette import LOOKS, PALE
 from stepscope.base.wording import counted, three_digits
 
 
@@ -29,46 +28,6 @@ def image_grid(images: Sequence, labels: Sequence[int], classes: Sequence[str], 
     figure.suptitle(source, fontsize=10)
     words = listed({f"{len(images)} images from {source}": Counter(classes[label] for label in labels)})
     return Picture(figure, f"{words}.")
-
-
-def monitored(table: pd.DataFrame, loop: timing.Timing, source: str) -> Picture:
-    """Draw `monitor.Monitor.table` during a loop, below the loop's steps; time 0 is when the first step began."""
-    table = table.loc[loop.begin : loop.begin + loop.seconds]
-    if len(table):  # memory is sampled once a second, so a short loop may have no sample
-        table = table.dropna(axis="columns", how="all")
-    columns = {
-        "CPU in %": [name for name in table if "core" in name or "CPU" in name],
-        "GPU in %": [name for name in table if name.startswith("GPU") and name.endswith("%")],
-        "MB/s": [name for name in table if name.endswith("MB/s")],
-        "memory in MB": [name for name in table if name.endswith(" in MB")],
-    }
-    columns = {unit: names for unit, names in columns.items() if names}
-    heights = [0.5, *[1.4] * len(columns)]
-    figure, (steps, *others) = panels(8, 1.4 * len(columns) + 1.6, heights, sharex=True)
-    starts = np.cumsum([0, *loop.durations[:-1]])
-    waits, durations = np.array(loop.waits), np.array(loop.durations)
-    own = np.c_[starts + waits, durations - waits]
-    steps.broken_barh(np.c_[starts, waits], (0, 1), color=COLOURS["loading"], label="waiting for data")
-    steps.broken_barh(own, (0, 1), color=COLOURS["compute"], label="the step itself")
-    steps.set(yticks=[], ylabel="steps", ylim=(0, 1))
-    steps.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8, borderaxespad=0)
-    for axes, (unit, names) in zip(others, columns.items(), strict=True):
-        colours = iter((VERMILION, BLUE, GREEN, PURPLE))
-        for name in names:
-            values = table[name].dropna()
-            if name.startswith("core"):
-                axes.plot(values.index - loop.begin, values, color=GREY, linewidth=1)
-            else:
-                label = name.partition(" in ")[0].removesuffix(", CPU")
-                axes.plot(values.index - loop.begin, values, "o-", color=next(colours), markersize=3, label=label)
-        if unit == "CPU in %":
-            axes.plot([], [], color=GREY, label="each core")
-        axes.set(ylabel=unit, ylim=(0, None))
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-    others[-1].set_xlabel("time in s")
-    means = {name: f"{table[name].mean():.0f}" for names in columns.values() for name in names}
-    words = f"Lines over {loop.seconds:.1f} s of a loop of {len(durations)} steps, which waits {loop.loading_share:.0%}"
-    return finish(figure, f"{words} of it; {listed({'their means': means})}", source)
 
 
 def access(table: pd.DataFrame, limits: Mapping[str, float], source: str) -> Picture:

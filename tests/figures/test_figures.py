@@ -37,12 +37,6 @@ def clocks(workers):
     return timing.TwoClocks(rounds(3300, 3100), rounds(9000, 9100), rounds(2300, 2200), workers)
 
 
-def watched():
-    columns = ["core 0 in %", "core 1 in %", "workers, CPU in %", "GPU 0 in %", "read in MB/s", "workers, PSS in MB"]
-    table = pd.DataFrame(50.0, index=[99.9, 100.1, 100.2, 100.3, 101.0], columns=columns)
-    return table, timing.Timing(384, 0.35, (0.2, 0.02, 0.08), (0.21, 0.05, 0.09), begin=100.0)
-
-
 @pytest.fixture
 def rungs(tmp_path, monkeypatch):
     """The ladder: one rung of a simulated step, and two of a network."""
@@ -107,7 +101,6 @@ PICTURES = {
     "breakdown": lambda: figures.breakdown({"one": steps(8000, 5000), "two": steps(2000, 5000)}, SOURCE),
     "comparison": lambda: figures.comparison(COMPARED, SOURCE),
     "two_clocks": lambda: figures.two_clocks({"no workers": clocks(0), "2 workers": clocks(2)}, SOURCE),
-    "monitored": lambda: figures.monitored(*watched(), SOURCE),
     "access": lambda: figures.access(
         pd.DataFrame({"by item": [1e4, 2e4], "cold": [5e3, np.nan]}, ["npy", "tar"]), {"PNG files": 3e3}, SOURCE
     ),

@@ -7,10 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import torch
-from support import loops
 from support.clock import Clock
-from torch.utils.data import DataLoader
 
 from stepscope import timing
 from stepscope.timing import monitor
@@ -27,12 +24,6 @@ class Process:
 
     def io_counters(self):
         return SimpleNamespace(read_chars=0, read_bytes=0)
-
-    def memory_info(self):
-        return SimpleNamespace(rss=5e6)
-
-    def memory_full_info(self):
-        return SimpleNamespace(pss=2e6)
 
 
 @pytest.fixture
@@ -82,14 +73,6 @@ def amount(table, rate):
     return table[rate].sum() * monitor.INTERVAL
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot restrict a process to some cores")
-def test_the_use_of_a_core_is_under_its_own_number(clock, monkeypatch):
-    monkeypatch.setattr(monitor.os, "sched_getaffinity", lambda process: {6, 1, 3})
-    monkeypatch.setattr(monitor.psutil, "cpu_percent", lambda percpu: [0, 10, 20, 30, 40])
-    (row,) = sampled(clock, nothing).table().filter(like="core ").to_dict("records")
-    assert row == {"core 1 in %": 10, "core 3 in %": 30}  # there is no core 6
-
-
 def test_cpu_time_is_reported_of_this_process_and_of_its_workers_on_average(clock, processes):
     processes.update({7: Process(3), 8: Process(5)})
 
@@ -119,18 +102,6 @@ def test_reading_from_the_disk_is_distinguished_from_reading_from_memory(tmp_pat
     assert amount(cold, "read in MB/s") == pytest.approx(80, rel=0.1)
     assert amount(warm, "from disk in MB/s") < 2
     assert amount(cold, "from disk in MB/s") == pytest.approx(20, rel=0.1)
-    assert warm["page-cache hits in %"].min() > 90
-    assert cold["page-cache hits in %"].tolist() == pytest.approx([0, 100, 100, 100], abs=10)
-
-
-def test_the_memory_of_workers_counts_shared_pages_once_in_pss_only(clock):
-    batches = iter(DataLoader(loops.SleepDataset(40, 0.0), 2, num_workers=2))
-    next(batches)
-    table = sampled(clock, *[nothing] * 12).table()
-    assert table["workers, RSS in MB"].max() > 2
-    if sys.platform == "linux":
-        assert table["workers, PSS in MB"].max() < table["workers, RSS in MB"].max()
-        assert table["workers, PSS in MB"].notna().sum() == 1  # dear, so only in every tenth sample
 
 
 def test_samples_are_taken_while_the_block_runs_also_when_that_raises():
@@ -140,38 +111,3 @@ def test_samples_are_taken_while_the_block_runs_also_when_that_raises():
         1 / 0
     assert len(watched.table()) >= 3
     assert not watched._thread.is_alive()
-
-
-@pytest.mark.parametrize("awake", [False, True])
-def test_a_gpu_is_watched_but_not_woken(clock, monkeypatch, awake):
-    asked = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: awake)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda gpu: 42)
-    monkeypatch.setattr(torch.cuda, "device_memory_used", lambda gpu: asked.append(gpu) or 3e9)
-    table = sampled(clock, nothing, nothing).table()
-    assert table["GPU 0 in %"].tolist() == [42, 42]
-    assert ("GPU 0 memory in MB" in table) == bool(asked) == awake
-
-
-def test_a_gpu_whose_use_is_not_reported_has_a_line_and_no_column(clock, monkeypatch):
-    def refuse(gpu):
-        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")  # as torch says it
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "utilization", refuse)
-    watched = sampled(clock, nothing)
-    assert watched.table().filter(like="GPU").empty
-    assert any("GPU 0" in line and "nvidia-ml-py" in line for line in watched.absent)
-
-
-def test_elsewhere_than_on_linux_the_disks_of_the_whole_machine_are_watched(clock, processes, monkeypatch):
-    monkeypatch.setattr(monitor.sys, "platform", "darwin")
-    monkeypatch.setattr(monitor.psutil, "disk_io_counters", lambda: SimpleNamespace(read_bytes=clock.now * 7e6))
-    processes[7] = Process()
-    watched = sampled(clock, nothing, nothing)
-    table = watched.table()
-    assert table["all disks in MB/s"].tolist() == pytest.approx([7, 7])
-    assert table["workers, RSS in MB"].tolist() == [5, 5]
-    assert not {"read in MB/s", "page-cache hits in %", "workers, PSS in MB"} & set(table)
-    assert sum("Linux" in line for line in watched.absent) == 2
