@@ -15,6 +15,8 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from PIL import Image
 
 from helpers import config, training
@@ -75,6 +77,28 @@ def test_a_data_set_on_the_device_gives_each_image_once(recipes):
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     assert [len(batch) for batch, _ in batches] == [4, 4]
     assert len(images.unique()) == 8 and torch.equal(labels, images * 2)
+
+
+@functools.cache
+def function_of_06(name):
+    """A function as a cell has it."""
+    cells = nbformat.read(NOTEBOOKS / "06-packed-formats.ipynb", 4).cells
+    (source,) = (cell.source for cell in cells if cell.cell_type == "code" and f"\ndef {name}(" in cell.source)
+    (function,) = (each for each in ast.parse(source).body if getattr(each, "name", "") == name)
+    exec(ast.unparse(function), names := {"np": np})
+    return names[name]
+
+
+@given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 400))
+@example([0, 3, 0, 0, 2, 0], 1)
+@example([0], 400)
+def test_tokens_packed_as_in_06_come_once_each_and_in_order(lengths, block):
+    starts, tokens = np.cumsum([0, *lengths]), np.arange(sum(lengths), dtype=np.uint16)
+    blocks, padding = function_of_06("in_blocks")(tokens, starts, block, end=999)
+    documents = np.split(tokens, starts[1:-1]) if lengths else []
+    row = [token for document in documents for token in (*document, 999)]
+    assert blocks.shape[1] == block and blocks.dtype == np.uint16 and 0 <= padding < block
+    assert blocks.ravel().tolist() == row + [999] * padding
 
 
 @pytest.mark.slow
