@@ -19,7 +19,7 @@ from stepscope import timing, traces
 from stepscope.base import machine
 from stepscope.base.confidence import without_hiccup
 from stepscope.base.wording import counted, milliseconds, percent
-from stepscope.diagnosis import device, items, loading, profile, result, stacks, trials
+from stepscope.diagnosis import device, items, loading, profile, remarks, result, stacks, trials
 from stepscope.diagnosis import step as steps
 from stepscope.diagnosis.result import Diagnosis, Finding, conclude
 from stepscope.timing import profiling
@@ -41,7 +41,7 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     if count < 1:
         raise ValueError(f"Expected at least one step to time, found steps={count}.")
     contention = stacks.Contention()
-    loop, dataloader, batch, double = watch(loader, step, count, folder)
+    loop, dataloader, batch, double, grown = watch(loader, step, count, folder)
     recorded = profile.read(traces.load(folder))
     sample, unknown = load_items(loader, dataloader, loop.irregular)
     to_sample, sampled = steps.steps_to_sample(recorded, loop.whole, loop.works), None
@@ -51,7 +51,7 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     if loop.work >= steps.LEAST_MS:
         tried = trials.run(_noted(step), batch, threads=_threads(recorded, loop), double=double)
     rows = [stopwatch(loop, count), *profile.evidence(recorded), *of_the_loader(dataloader, sample)]
-    rows.append(("profile", str(folder)))
+    rows += [*grown, *remarks.compiled(), ("profile", str(folder))]
     return concluded(loop, recorded, sampled, tried, contention.share(), rows, unknown)
 
 
@@ -166,7 +166,7 @@ def of_the_loader(loader: DataLoader | None, sample: items.Items | None) -> list
         shares = ", ".join(f"{name} {percent(share)}" for name, share in parts if share >= 0.005)
         took = f"{milliseconds(sample.ms)} in one process, {milliseconds(sample.cpu_ms)} of it on a core"
         rows.append(("an item", f"{took}; {shares} (mean of {sample.count})"))
-    return rows
+    return rows + remarks.equal_numbers(loader)
 
 
 class _Watched(NamedTuple):
@@ -174,6 +174,7 @@ class _Watched(NamedTuple):
     dataloader: DataLoader | None  # that makes the batches: the loader, or the DataLoader that it wraps
     batch: object
     double: bool  # whether weights have 64 bits
+    grown: list[tuple[str, str]]  # evidence on the workers' memory
 
 
 def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Watched:
@@ -194,6 +195,7 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
             count = max(count, 2 * epochs.num_workers)  # two steps for each worker, which may make a step wait
             active = max(PROFILED, epochs.num_workers)
             bar.total = bar.n + count + 1 + active + timing.warmup_steps(epochs)
+            memory = remarks.memory(epochs.workers)
             begin, cpu, begun = time.perf_counter(), time.process_time(), len(epochs.starts)
             for timed_step in timed(batches, call, count):
                 held = epochs.held, stacks.queued() - epochs.ready
@@ -201,11 +203,12 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
                 begun = len(epochs.starts)
             seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
             queued = epochs.latest.queued()
+            grown = remarks.growth(epochs.dataloader, memory, remarks.memory(epochs.workers), count)
             transfer = _transfer(batches, epochs, seconds / count)
             batch = next(batches)
         profiling.record(epochs, call, folder, active=active)
     loop = of_steps(epochs, seconds, first, others, batch, transfer, queued, cpu / count)
-    return _Watched(loop, epochs.dataloader, batch, bool(double))
+    return _Watched(loop, epochs.dataloader, batch, bool(double), grown)
 
 
 def of_steps(
@@ -313,6 +316,11 @@ class Epochs:
     def num_workers(self) -> int:
         """Workers of what makes the batches; 0 if unknown."""
         return getattr(self.source, "num_workers", 0)
+
+    @property
+    def workers(self) -> list:
+        """The processes of the latest epoch."""
+        return self.latest._workers if self.latest else []
 
     @property
     def prefetch_factor(self) -> int:

@@ -34,7 +34,7 @@ from stepscope import timing, traces
 from stepscope.base import machine, staging
 from stepscope.base.wording import counted
 from stepscope.diagnosis import profile as profiles
-from stepscope.diagnosis import run, stacks, trials
+from stepscope.diagnosis import remarks, run, stacks, trials
 from stepscope.diagnosis import step as steps
 from stepscope.diagnosis.result import Diagnosis
 from stepscope.script.pauses import Pauses
@@ -217,7 +217,7 @@ class Watch:
             self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         yield from self._warm_up()
         contention = stacks.Contention()
-        loop = yield from self._timed()
+        loop, grown = yield from self._timed()
         recorded = yield from self._recorded()
         yield from self._warm_up()
         count = steps.steps_to_sample(recorded, loop.whole, loop.works)
@@ -229,7 +229,7 @@ class Watch:
             loop = replace(loop, epoch=self.length, pauses=pauses, between=between, apart=apart, busy=self.pauses.line)
         loop = run.of_batches(loop, recorded, sample, sampled)
         rows = [run.stopwatch(loop, self.count), *profiles.evidence(recorded), *run.of_the_loader(self.loader, sample)]
-        rows.append(("profile", str(self.folder)))
+        rows += [*grown, *remarks.compiled(), ("profile", str(self.folder))]
         self._report(run.concluded(loop, recorded, sampled, trials.Trials(), held, rows, unknown))
 
     @property
@@ -257,22 +257,24 @@ class Watch:
             yield
 
     def _timed(self) -> _Steps:
-        """Time steps without profiling; return the loop that they show."""
+        """Time steps without profiling; return the loop that they show, and evidence on the workers' memory."""
         first, others, count = [], [], max(self.count, 2 * self.workers)
         workers = getattr(self.iterator, "_workers", [])  # processes
+        memory = remarks.memory(workers)
         before, cpu = sum(stacks.queued(worker.pid) for worker in workers), time.process_time()
         for number in range(count):
             self.kept = () if number == count - 1 else None
             held, new = yield
             (first if new else others).append(held)
         cpu, batch, self.kept = (time.process_time() - cpu) / count, self.kept, None
+        grown = remarks.growth(self.loader, memory, remarks.memory(workers), count)
         queued = max(0.0, sum(stacks.queued(worker.pid) for worker in workers) - before) / count
         epochs = run.Epochs(self.loader)
         epochs.starts, epochs.ends, epochs.remade = self.starts, self.ends, self.remade
         epochs.length = self.length
         seconds = sum(step.duration for step, *_ in [*first, *others])
         transfer = min(step.wait for step, *_ in others or first) if self.workers else 0.0
-        return run.of_steps(epochs, seconds, first, others, batch, transfer, queued, cpu)
+        return run.of_steps(epochs, seconds, first, others, batch, transfer, queued, cpu), grown
 
     def _recorded(self) -> _Steps:
         """Profile some steps, and return the profile."""
