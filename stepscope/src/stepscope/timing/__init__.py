@@ -8,7 +8,6 @@ from stepscope.timing.comparison import Comparison, conclusion, interleaved, int
 from stepscope.timing.loaders import Step, WorkerDied, batches, call, endless
 from stepscope.timing.probing import (
     forget,
-    onednn,
     phases,
     stages,
     warm,
@@ -35,7 +34,6 @@ __all__ = [
     "limit",
     "loading",
     "loop",
-    "onednn",
     "outcome",
     "phases",
     "read_comparison",

@@ -1,18 +1,14 @@
-"""Measures inside a step, an item's stages, a function or a worker: by stopwatch, operating system, or oneDNN."""
+"""Measures inside a step, an item's stages, or a worker: by stopwatch and operating system."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -20,9 +16,6 @@ from torch import nn
 
 from stepscope.timing import loaders
 from stepscope.timing.stopwatch import limited, longest_of, synchronize, warm_up, warmup_steps
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> dict[str, float]:
@@ -80,39 +73,6 @@ def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, floa
             done += 1
         items = items[:done]
     return {name: seconds / len(items) * 1e6 for name, seconds in spent.items()}
-
-
-def onednn(function: Callable[[], object]) -> pd.DataFrame:
-    """Count the work of oneDNN, PyTorch's library for networks on the CPU, while `function` runs, by oneDNN's log.
-
-    This includes work inside an operator, such as ``reorder``, which rewrites a tensor in another memory format.
-
-    Returns
-    -------
-    DataFrame
-        Index `primitive`, such as ``"convolution"``; columns `calls`, int, and `ms` of all calls together. Empty if
-        PyTorch has no oneDNN.
-    """
-    import pandas as pd
-
-    level = torch.backends.mkldnn.VERBOSE_ON
-    with tempfile.TemporaryFile() as log:
-        sys.stdout.flush()
-        terminal = os.dup(1)  # the library writes to the file descriptor, past Python
-        os.dup2(log.fileno(), 1)
-        try:
-            with torch.backends.mkldnn.verbose(level) if torch.backends.mkldnn.is_available() else nullcontext():
-                function()
-        finally:
-            os.dup2(terminal, 1)
-            os.close(terminal)
-        log.seek(0)
-        lines = [line.decode(errors="replace").strip().split(",") for line in log]
-    # onednn_verbose,v1,primitive,exec,cpu,reorder,…,milliseconds
-    executed = [line for line in lines if line[0] == "onednn_verbose" and line[2:4] == ["primitive", "exec"]]
-    calls = [(line[5], float(line[-1])) for line in executed]
-    table = pd.DataFrame(calls, columns=["primitive", "ms"]).groupby("primitive")["ms"].agg(["size", "sum"])
-    return table.set_axis(["calls", "ms"], axis=1)
 
 
 def forget(folder: Path) -> bool:
