@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # now, or DDP imports it, and then the group's threads outlive destroy_process_group
 from torch import nn
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
@@ -31,7 +33,7 @@ def network():
 
 def main(args, rank, world, device, profiler):
     torch.manual_seed(args.seed)
-    model, step = network().to(device), 0
+    model, step, writing = network().to(device), 0, [ThreadPoolExecutor(1).submit(int)]  # so far it writes nothing
     rate = args.lr * args.batch / 256  # the linear rule: twice the images in a step, twice the learning rate
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
     arrays = (np.load(args.data / f"{name}.npy", mmap_mode="c") for name in ("images", "labels"))  # read when indexed
@@ -61,11 +63,12 @@ def main(args, rank, world, device, profiler):
             optimizer.zero_grad()
             loss.backward()  # when it returns, each gradient is the mean over all ranks
             optimizer.step()
-            keep(args, rank, step, model, optimizer, loss.detach() / world)
+            keep(args, rank, step, model, optimizer, loss.detach() / world, writing)
             if profiler:
                 profiler.step()
         if rank == 0:  # .item() waits for the device, so it comes before the time
             print(f"epoch {epoch}: loss {loss.item():.3f}, {count / (perf_counter() - begin):,.0f} images/s, {device}")
+    writing[0].result()  # the last one is whole
 
 
 def recording(folder, rank):
@@ -73,21 +76,30 @@ def recording(folder, rank):
     return profile(schedule=schedule(wait=4, warmup=2, active=6, repeat=1), on_trace_ready=handler, record_shapes=True)
 
 
-def keep(args, rank, step, model, optimizer, loss):
+def keep(args, rank, step, model, optimizer, loss, writing):
     if args.losses:
         dist.all_reduce(loss)  # by all ranks; to read it makes the host wait in each step: for tests only
         if rank == 0:
             print(step, loss.item(), sep=",", file=args.losses.open("a"))
     if args.checkpoint and rank == 0 and step % args.every == 0:
-        new = args.checkpoint.with_suffix(".new")
-        torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, new)
-        new.replace(args.checkpoint)  # whole, or still the older one
+        state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        if args.async_checkpoint:  # a thread writes a copy, since training goes on and changes the state
+            writing[0].result()  # one at a time; here the last one's error is raised
+            writing[0] = ThreadPoolExecutor(1).submit(write, BlockingAsyncStager().stage(state), args.checkpoint)
+        else:
+            write(state, args.checkpoint)
+
+
+def write(state, path):
+    torch.save(state, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)  # whole, or still the older one
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("data", "--checkpoint", "--trace", "--losses"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("--async-checkpoint", action="store_true", help="write in a thread while training goes on")
     defaults = {"epochs": 2, "batch": 256, "workers": 0, "every": 100, "warmup": 20, "seed": 0, "timeout": 600}
     for name, default in (defaults | {"lr": 0.05}).items():
         parser.add_argument(f"--{name}", type=type(default), default=default)

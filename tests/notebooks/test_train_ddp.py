@@ -2,8 +2,11 @@
 
 import os
 import runpy
+import subprocess
+import sys
 import uuid
 
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -26,6 +29,30 @@ def half(kept, path):
 
 
 def keep("""
+KILLED_AT_RANDOM = """
+import argparse, itertools, os, pathlib, random, runpy, sys, time
+import torch, torch.distributed.checkpoint as dcp
+state, folder, (script, cell) = {name: torch.zeros(99_999) for name in "abc"}, pathlib.Path(), sys.argv[1:]
+torch.set_num_threads(1), exec(cell)
+keep, module = runpy.run_path(script)["keep"], argparse.Namespace(state_dict=lambda: state)
+model, optimizer = argparse.Namespace(module=module), torch.optim.SGD([state["a"]])
+args = argparse.Namespace(losses=None, checkpoint=folder / "kept.pt", every=1, async_checkpoint=True)
+for begin in range(0, 12_000, 1000):
+    (read, write), writing = os.pipe(), [] if cell else [argparse.Namespace(result=int)]
+    if not (child := os.fork()):
+        for step in itertools.count(begin):
+            [each.fill_(step) for each in state.values()]
+            last = (state, folder, step, writing) if cell else (args, 0, step, model, optimizer, None, writing)
+            (begin_saving if cell else keep)(*last)
+            step == begin or os.write(write, b"%d " % (step - 1))  # whole, now that the next one is being written
+    reported = os.close(write), os.read(read, 99), time.sleep(random.uniform(0, 0.1)), os.kill(child, 9)
+    (_, code), reported = os.waitpid(child, 0), reported[1] + os.read(read, 99_999)
+    newest = max(folder.glob("*.whole"), key=lambda path: int(path.stem), default=None)
+    kept = {"model": state, "step": int(newest.stem)} if cell else torch.load(args.checkpoint)
+    dcp.load(state, checkpoint_id=newest) if cell else None
+    (step,), last = torch.cat(list(kept["model"].values())).unique().tolist(), int(reported.split()[-1])
+    assert code == 9 and last <= step == kept["step"] <= last + 2, (code, last, step, kept["step"])
+"""
 LIMIT = 250  # seconds for a job, on a very busy machine
 
 
@@ -104,12 +131,20 @@ def test_a_job_killed_while_it_saves_goes_on_by_itself_and_all_is_as_without_to_
 
 
 def test_it_goes_on_with_the_very_next_batch_on_other_ranks_but_not_from_what_is_damaged(uninterrupted, data, tmp_path):
-    run(SCRIPT, data, tmp_path, "--epochs", 1)
+    run(SCRIPT, data, tmp_path, "--epochs", 1, "--async-checkpoint")
     kept = (tmp_path / "kept.pt").read_bytes()
     weights = torch.load(tmp_path / "kept.pt", weights_only=True)["model"]["4.bias"].numpy().tobytes()
     (tmp_path / "kept.pt").write_bytes(kept.replace(weights, bytes([weights[0] ^ 1]) + weights[1:]))
     with pytest.raises(launching.JobFailed, match="is damaged"):
         run(SCRIPT, data, tmp_path, ranks=1)
     (tmp_path / "kept.pt").write_bytes(kept)
-    run(SCRIPT, data, tmp_path, ranks=1)
+    run(SCRIPT, data, tmp_path, "--async-checkpoint", ranks=1)
     np.testing.assert_allclose(losses(tmp_path), losses(uninterrupted), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("cell", ["", "17-async-4"])
+def test_a_process_killed_while_it_saves_in_a_thread_leaves_a_whole_state_as_new_as_it_reported(cell, tmp_path):
+    cells = nbformat.read(next(SCRIPT.parent.glob("17-*.ipynb")), 4).cells
+    source = "".join(each.source for each in cells if each.id == cell)
+    command = [sys.executable, "-W", "ignore", "-c", KILLED_AT_RANDOM, SCRIPT, source]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=LIMIT)
