@@ -33,7 +33,7 @@ def network():
 
 def main(args, rank, world, device, profiler):
     torch.manual_seed(args.seed)
-    model, step, writing = network().to(device), 0, [ThreadPoolExecutor(1).submit(int)]  # so far it writes nothing
+    model, step, writer, writing = network().to(device), 0, ThreadPoolExecutor(1), []  # what the thread writes now
     rate = args.lr * args.batch / 256  # the linear rule: twice the images in a step, twice the learning rate
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
     arrays = (np.load(args.data / f"{name}.npy", mmap_mode="c") for name in ("images", "labels"))  # read when indexed
@@ -63,12 +63,12 @@ def main(args, rank, world, device, profiler):
             optimizer.zero_grad()
             loss.backward()  # when it returns, each gradient is the mean over all ranks
             optimizer.step()
-            keep(args, rank, step, model, optimizer, loss.detach() / world, writing)
+            keep(args, rank, step, model, optimizer, loss.detach() / world, writer, writing)
             if profiler:
                 profiler.step()
         if rank == 0:  # .item() waits for the device, so it comes before the time
             print(f"epoch {epoch}: loss {loss.item():.3f}, {count / (perf_counter() - begin):,.0f} images/s, {device}")
-    writing[0].result()  # the last one is whole
+    finish(writing)  # the last one is whole
 
 
 def recording(folder, rank):
@@ -76,7 +76,7 @@ def recording(folder, rank):
     return profile(schedule=schedule(wait=4, warmup=2, active=6, repeat=1), on_trace_ready=handler, record_shapes=True)
 
 
-def keep(args, rank, step, model, optimizer, loss, writing):
+def keep(args, rank, step, model, optimizer, loss, writer, writing):
     if args.losses:
         dist.all_reduce(loss)  # by all ranks; to read it makes the host wait in each step: for tests only
         if rank == 0:
@@ -84,10 +84,16 @@ def keep(args, rank, step, model, optimizer, loss, writing):
     if args.checkpoint and rank == 0 and step % args.every == 0:
         state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         if args.async_checkpoint:  # a thread writes a copy, since training goes on and changes the state
-            writing[0].result()  # one at a time; here the last one's error is raised
-            writing[0] = ThreadPoolExecutor(1).submit(write, BlockingAsyncStager().stage(state), args.checkpoint)
+            finish(writing)  # one at a time
+            writing.append(writer.submit(write, BlockingAsyncStager().stage(state), args.checkpoint))
         else:
             write(state, args.checkpoint)
+
+
+def finish(writing):
+    for future in writing:
+        future.result()  # waits; raises what went wrong in the thread
+    writing.clear()
 
 
 def write(state, path):

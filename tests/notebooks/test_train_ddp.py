@@ -32,17 +32,18 @@ def keep("""
 KILLED_AT_RANDOM = """
 import argparse, itertools, os, pathlib, random, runpy, sys, time
 import torch, torch.distributed.checkpoint as dcp
+from concurrent.futures import ThreadPoolExecutor
 state, folder, (script, cell) = {name: torch.zeros(99_999) for name in "abc"}, pathlib.Path(), sys.argv[1:]
 torch.set_num_threads(1), exec(cell)
 keep, module = runpy.run_path(script)["keep"], argparse.Namespace(state_dict=lambda: state)
 model, optimizer = argparse.Namespace(module=module), torch.optim.SGD([state["a"]])
 args = argparse.Namespace(losses=None, checkpoint=folder / "kept.pt", every=1, async_checkpoint=True)
 for begin in range(0, 12_000, 1000):
-    (read, write), writing = os.pipe(), [] if cell else [argparse.Namespace(result=int)]
+    (read, write), writer, writing = os.pipe(), ThreadPoolExecutor(1), []
     if not (child := os.fork()):
         for step in itertools.count(begin):
             [each.fill_(step) for each in state.values()]
-            last = (state, folder, step, writing) if cell else (args, 0, step, model, optimizer, None, writing)
+            last = (state, folder, step, writing) if cell else (args, 0, step, model, optimizer, None, writer, writing)
             (begin_saving if cell else keep)(*last)
             step == begin or os.write(write, b"%d " % (step - 1))  # whole, now that the next one is being written
     reported = os.close(write), os.read(read, 99), time.sleep(random.uniform(0, 0.1)), os.kill(child, 9)
