@@ -458,7 +458,7 @@ RULES = (
         "irregular items", "loading", "prefetching",
         lambda loading: loading.gain_of(lambda items: items.irregular.share),
         "{items.slow_ones}",
-        "# find out what these items do; a larger prefetch_factor bridges them, if they are rare",
+        "# find out what these items do; if they are rare, a larger prefetch_factor or in_order=False bridges them",
         line=_line(IRREGULAR),
     ),
     Rule(
@@ -508,7 +508,7 @@ RULES = (
         "irregular loading", "loading", "prefetching", _irregularly,
         "{speed} They are fast enough, but the loop waits {wait:ms} a step on average, and at most {usual_wait:ms} in "
         "half of the steps. {items.slow_ones}",
-        "DataLoader(…, prefetch_factor=8)",
+        "DataLoader(…, prefetch_factor=8)  # or in_order=False, if any order will do",
     ),
     Rule(
         "batches through a pipe", "loading", "loading whole batches",
