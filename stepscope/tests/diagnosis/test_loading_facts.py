@@ -52,6 +52,9 @@ NUMBERS_OF_WORKERS = {
     "busy": (dict(step=170, wait=160, workers=0, cores=2), "loading in the loop itself", 90 / 170, 2),
     "first": (dict(step=8, wait=1.3, workers=0, **QUICK), "loading in the loop itself", 1.3 / 8, 1),
     "too many": (dict(step=40, wait=0.5, workers=17), "too many workers", 0.5 / 40, 8),
+    # Each of them starts in each epoch, too
+    "restarted": (dict(step=40, wait=0.5, workers=17, restart=20), "too many workers", (0.5 + 20 * 9 / 17) / 60, 8),
+    "fewer": (dict(step=40, wait=0.5, workers=17, restart=20), "workers restarted every epoch", 20 / 60, 8),
     "none": (dict(step=12, wait=2, workers=4, ms=0.01, cpu_ms=0.01, transfer=2), "workers slower than none", 0.054, 0),
 }
 

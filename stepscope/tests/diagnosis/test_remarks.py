@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from support import loops
+from torch.utils.data import DataLoader, Subset
 
 from stepscope.diagnosis import remarks
 
@@ -17,38 +18,21 @@ class Noise:
         self.numbers = np.random.default_rng(0)
 
 
-class Names(Dataset):
-    """Reads the length of a name; the names are a list, or an array."""
-
-    def __init__(self, kind, transform=None):
-        self.names, self.transform = kind(f"train/{index:08d}.png" for index in range(200_000)), transform
-
-    def __len__(self):
-        return len(self.names)
-
-    def __getitem__(self, index):
-        return len(self.names[index])
-
-
-def array(names):
-    return np.array([*names], dtype="S")
-
-
 def test_generators_that_workers_copy_are_named():
-    within = DataLoader(Subset(Names(array, [Noise()]), range(9)), num_workers=2)
+    within = DataLoader(Subset(loops.Names(loops.array, [Noise()]), range(9)), num_workers=2)
     ((_, text),) = remarks.equal_numbers(within)
     assert "Subset.dataset.transform[0].numbers" in text
     alone = DataLoader(within.dataset, num_workers=1)
     seeded = DataLoader(within.dataset, num_workers=2, worker_init_fn=print)
-    for loader in (alone, seeded, DataLoader(Names(array), num_workers=2), None):
+    for loader in (alone, seeded, DataLoader(loops.Names(loops.array), num_workers=2), None):
         assert remarks.equal_numbers(loader) == []
 
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks safely")
-@pytest.mark.parametrize("kind", [list, array])
+@pytest.mark.parametrize("kind", [list, loops.array])
 def test_lists_whose_pages_workers_copy_by_reading_are_named(kind):
-    loader = DataLoader(Names(kind), 100, shuffle=True, num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(loops.Names(kind), 100, shuffle=True, num_workers=2, multiprocessing_context="fork")
     batches = iter(loader)
     next(batches)
     before = remarks.memory(batches._workers)

@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 
 from stepscope import diagnosis, timing
 from stepscope.base import machine
-from stepscope.diagnosis import items, loading, run, stacks, trials
+from stepscope.diagnosis import items, run, stacks, trials
 from stepscope.timing import stopwatch
 
 
@@ -195,7 +195,7 @@ def test_a_step_that_takes_long_once_is_accused_of_nothing(clock, at):
 
 def at_most(fault, rest):
     """Return the gain stated for a fault of a step whose rest takes always the same time."""
-    return fault / (fault + (1 - loading.MARGIN) * rest)
+    return fault / (fault + run.LESS * rest)
 
 
 def test_what_others_take_of_the_core_is_not_blamed_on_loading(clock, held):

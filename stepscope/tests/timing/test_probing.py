@@ -1,12 +1,11 @@
 import os
 import sys
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from support import loops
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from stepscope import timing
 
@@ -50,21 +49,6 @@ def test_stages_are_timed_in_the_second_pass(clock):
     assert spent == pytest.approx({"read": 2_000, "sleep": 3_000, "look": 0})  # µs an item
 
 
-class Names(Dataset):
-    """File names, of which a worker reads each: a list of strings, or one array."""
-
-    def __init__(self, count, kind):
-        self.names = [f"train/{index:08d}.png" for index in range(count)]
-        if kind == "array":
-            self.names = np.array(self.names, dtype="S")
-
-    def __len__(self):
-        return len(self.names)
-
-    def __getitem__(self, index):
-        return len(self.names[index])
-
-
 def from_disk_mb(function):
     """Megabytes that the disk delivers to this process while `function` runs."""
     before = psutil.Process().io_counters().read_bytes
@@ -98,6 +82,6 @@ def test_each_worker_is_counted_in_the_memory():
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks safely")
 def test_a_list_of_names_grows_in_a_worker_and_an_array_does_not():
-    growth = {kind: timing.worker_growth_mb(Names(300_000, kind)) for kind in ("list", "array")}
-    assert growth["list"] > 10
-    assert growth["array"] < growth["list"] / 3
+    growth = {kind: timing.worker_growth_mb(loops.Names(kind)) for kind in (list, loops.array)}
+    assert growth[list] > 8
+    assert growth[loops.array] < growth[list] / 3

@@ -403,7 +403,9 @@ RULES = (
         "workers restarted every epoch", "loading", "persistent workers",
         lambda loading: None if loading.only_first else loading.restart / loading.whole,
         "Each epoch ends its workers and starts new ones: on average {restart:ms} more a step.",
-        "DataLoader(…, persistent_workers=True)",
+        lambda loading: (
+            f"DataLoader(…, persistent_workers=True{f', num_workers={loading.useful}' if loading.too_many else ''})"
+        ),
     ),
     Rule(
         "work between the epochs", "host", "work between the operators",
@@ -427,7 +429,10 @@ RULES = (
     Rule(
         "too many workers", "loading", "number of workers",
         lambda loading: (
-            loading.gained(max(loading.work, loading.pace(loading.useful))) if loading.too_many else None
+            loading.gained(max(loading.work, loading.pace(loading.useful)))
+            + (1 - loading.useful / loading.workers) * loading.restart / loading.whole
+            if loading.too_many
+            else None
         ),
         "{cores:core} keep {useful} of {workers} workers busy; the others take memory, and more time to start.",
         "DataLoader(…, num_workers={useful})",

@@ -31,9 +31,9 @@ LONGEST_PAUSE = 2.0  # seconds in which the workers prepare the next batches
 READY = 3  # batches that are requested after this pause
 BUSY = 0.1  # share of the time in which other processes have the cores, from which on the verdict may be wrong,
 MOST = 0.6  # unless the first finding takes this share of the step: a busy machine makes findings seem smaller
-# Without a fault, the rest of a step takes at least this part of its mean time: so a stated gain is at most 1 / 0.7
-# times the share of the fault
-FASTEST = 0.7
+# Without a fault, the rest of a step takes at least this part of the time that it takes in the fastest step, as in nine
+# of ten loops of the examination: a fault also slows what is around it. And at least this part of its mean time
+LESS, FASTEST = 0.72, 0.56
 
 
 def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
@@ -118,8 +118,11 @@ def _found(
     ]
     if not loop.least:  # a GPU computes beside the host
         return found, loop
-    rest = max(FASTEST, (1 - loading.MARGIN) * min(1.0, loop.least / loop.work))
-    return [replace(each, gain=each.gain / (each.gain + (1 - each.gain) * rest)) for each in found], loop
+    rest = max(FASTEST, LESS * min(1.0, loop.least / loop.work))
+    bounds = (
+        each.gain / (each.gain + (1 - each.gain) * rest) if each.gain >= result.WORTH else each.gain for each in found
+    )
+    return [replace(each, gain=gain) for each, gain in zip(found, bounds, strict=True)], loop
 
 
 def _threads(recorded: profile.Profile, loop: loading.Loading) -> int | None:
