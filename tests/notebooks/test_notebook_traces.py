@@ -45,10 +45,7 @@ def test_the_profiler_tab_shows_the_same_breakdown_of_every_trace(executed, writ
 
 
 def test_every_trace_agrees_with_the_stopwatch_that_ran_along(executed, written):
-    """The stopwatch looks before and after what the trace holds; in the best step hardly anything comes between.
-
-    Recordings of a single step count together: a busy machine may stand still in one of them.
-    """
+    """The stopwatch looks before and after what the trace holds; in the best step hardly anything comes between."""
     clocks = {folder for folder in written if (folder / files.STOPWATCH).exists()}
     without = {folder for folder in written - clocks if not list(folder.glob("rank_*"))}  # ranks run no stopwatch
     assert {folder.name for folder in without} <= {"plain-profiler"}
@@ -58,7 +55,7 @@ def test_every_trace_agrees_with_the_stopwatch_that_ran_along(executed, written)
         assert ours.index.tolist() == clock.index.tolist()
         waits, steps = clock["wait"] - ours["DataLoader"], clock["step"] - ours[traces.CATEGORIES].sum(axis=1)
         best = max(abs(waits).min(), abs(steps).min())
-        key = folder if len(clock) > 1 else "single steps"
+        key = folder if len(clock) > 1 else "single steps"  # together: a busy machine may stand still in one
         apart[key] = min(best, apart.get(key, best))
     assert all(best < 1000 for best in apart.values()), apart
 
