@@ -6,6 +6,7 @@ as they read.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import sys
 from collections import Counter, deque
@@ -96,7 +97,7 @@ def memory(workers: Iterable) -> dict[int, int]:
 def growth(loader: DataLoader | None, before: Mapping[int, int], after: Mapping[int, int], steps: int) -> list:
     """Return whether the memory of the workers that are in both has grown in so many steps, and by which objects."""
     both = before.keys() & after.keys()
-    if loader is None or not both:
+    if loader is None or not both or (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
         return []
     grown = sum(after[worker] - before[worker] for worker in both)
     large = [
@@ -108,8 +109,8 @@ def growth(loader: DataLoader | None, before: Mapping[int, int], after: Mapping[
         return []
     return [(
         "workers' memory",
-        f"grew by {grown / 1e6:.0f} MB in {counted(steps, 'step')}. A page that a fork shares is copied when a counter "
-        f"of references in it changes, as by reading {', '.join(large)}. Keep them in an array.",
+        f"grew by {grown / 1e6:.0f} MB in {counted(steps, 'step')}, probably by reading {', '.join(large)}: a page "
+        "that a fork shares is copied when a counter of references in it changes. An array has no such counters.",
     )]  # fmt: skip
 
 

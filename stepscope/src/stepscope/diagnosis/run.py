@@ -31,8 +31,8 @@ LONGEST_PAUSE = 2.0  # seconds in which the workers prepare the next batches
 READY = 3  # batches that are requested after this pause
 BUSY = 0.1  # share of the time in which other processes have the cores, from which on the verdict may be wrong,
 MOST = 0.6  # unless the first finding takes this share of the step: a busy machine makes findings seem smaller
-# Without a fault, the rest of a step takes at least this part of the time that it takes in the fastest step, as in nine
-# of ten loops of the examination: a fault also slows what is around it. And at least this part of its mean time
+# Without a fault, the rest of a step takes at least this part of the time that it takes in the fastest step, as in four
+# of five loops of the examination: a fault also slows what is around it. And at least this part of its mean time
 LESS, FASTEST = 0.72, 0.56
 
 
