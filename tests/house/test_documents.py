@@ -9,7 +9,7 @@ from helpers import config
 
 PAGES = [
     *sorted(config.PROJECT.glob("*.md")),
-    config.PROJECT / "stepscope" / "README.md",
+    *sorted((config.PROJECT / "stepscope").glob("*.md")),
     *sorted((config.PROJECT / "notebooks").glob("*.md")),
 ]
 

@@ -42,8 +42,11 @@ def test_each_node_has_a_limited_network_of_its_own_and_the_same_files(tmp_path)
 def test_when_a_node_fails_or_takes_too_long_all_that_was_started_is_ended():
     with pytest.raises(RuntimeError, match="exit code 3(.*\n)*it is broken") as failed:
         namespaces.run(["sh", "-c", f"{SHOWN} [ $RANK = 0 ] && sleep 1000; echo it is broken; exit 3"])
-    with pytest.raises(subprocess.TimeoutExpired) as late:
-        namespaces.run(["sh", "-c", f"(setsid sleep 1000 &); {SHOWN} sleep 1000"], timeout=2)
+    for seconds in (1, 4, 16, 64):  # a busy machine may have started nothing by then
+        with pytest.raises(subprocess.TimeoutExpired) as late:
+            namespaces.run(["sh", "-c", f"(setsid sleep 1000 &); {SHOWN} sleep 1000"], timeout=seconds)
+        if late.value.stdout:
+            break
     numbers = {*re.findall(r"\w+:\[\d+\]", f"{failed.value}\n{late.value.stdout.decode()}")}
     assert sum(number.startswith("pid:") for number in numbers) == 2
     for number in numbers:

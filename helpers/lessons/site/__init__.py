@@ -30,7 +30,7 @@ FILES = (
     "data/reference/*/*.png",
     "notebooks/*.*",
     "notebooks/slurm/*.*",
-    "stepscope/README.md",
+    "stepscope/*.md",
     "stepscope/docs/*.*",
     "stepscope/src/stepscope/*/*.py",
     "stepscope/src/stepscope/*/*.json",
