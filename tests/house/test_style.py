@@ -1,7 +1,9 @@
-"""Ruff finds nothing: its rules, and why some are left out, are in pyproject.toml."""
+"""Ruff and git find nothing: the rules of ruff, and why some are left out, are in pyproject.toml."""
 
 import subprocess
 import sys
+
+import pytest
 
 from helpers import config
 
@@ -24,3 +26,10 @@ def test_the_code_is_formatted():
 def test_no_function_is_too_complex():
     process = ruff("check", "--select=C901", "--config=lint.mccabe.max-complexity=15", "helpers", "stepscope/src")
     assert process.returncode == 0, process.stdout
+
+
+@pytest.mark.skipif(not (config.PROJECT / ".git").exists(), reason="not a clone")
+def test_no_file_has_leftovers_of_a_merge():
+    nothing = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # git's number for a tree without files
+    process = subprocess.run(["git", "diff", "--check", nothing], cwd=config.PROJECT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
