@@ -13,7 +13,9 @@ import numpy as np
 from helpers.lessons.checks.answering import Wrong, answered, expect, slip
 from helpers.simulate import SlowStorage
 from helpers.training.precision import FLOAT16
+from stepscope.base.confidence import Interval
 from stepscope.base.wording import digits
+from stepscope.timing.comparison import limits
 
 TOLERANCE = 1e-3  # a share: more than a rounded answer is off, less than any term of a formula contributes
 
@@ -83,9 +85,15 @@ QUESTIONS = {
 }  # fmt: skip
 
 
-def prediction(mine: float | None, measured: float | None, unit: str = "×") -> None:
-    """Print a prediction (``...`` or None: there is none) beside the measurement (None: not possible here)."""
-    found = "here it could not be measured" if measured is None else f"it is {_shown(measured)}{unit}"
+def prediction(mine: float | None, measured: float | Interval | None, unit: str = "×") -> None:
+    """Print a prediction (``...`` or None: there is none) beside the measurement (None: not possible here).
+
+    Of a measurement with a confidence interval, the interval is printed, too.
+    """
+    ends = ""
+    if isinstance(measured, Interval):
+        measured, ends = measured.mean, f" (interval: {limits(measured)})"
+    found = "here it could not be measured" if measured is None else f"it is {_shown(measured)}{unit}{ends}"
     if mine is None or mine is ...:
         print(f"You made no prediction, and {found}. A guess first helps you to remember: try it next time.")
     elif not isinstance(mine, (int, float)):

@@ -8,6 +8,7 @@ from helpers import config, simulate
 from helpers.course import source_of
 from helpers.lessons import exercises, topics
 from helpers.simulate import slow_storage
+from stepscope.base.confidence import Interval
 from stepscope.diagnosis import device, job, loading, step, trials
 
 # Of each question what was measured, the answer, and plausible wrong ones
@@ -55,6 +56,8 @@ def test_each_name_is_checked(answers, right, said, capsys):
 @pytest.mark.parametrize(("mine", "measured", "numbers"), [
     (2, 3.0, ["2", "3.00", "1.50"]), (3, 3.0, ["3", "3.00"]), (4, 0, ["4", "0"]), (..., 3.0, ["3.00"]),
     (None, None, []), (2, None, ["2"]), ("two", 3.0, ["3.00"]),
+    (2, Interval(3.0, 2.5, 3.6, 5), ["2", "3.00", "2.50", "3.60", "1.50"]),
+    (2, Interval(3.0, 0, 9, 1), ["2", "3.00", "1.50"]),
 ])  # fmt: skip
 def test_a_prediction_is_answered_with_the_numbers(mine, measured, numbers, capsys):
     exercises.prediction(mine, measured)
