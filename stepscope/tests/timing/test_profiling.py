@@ -64,3 +64,10 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path):
     with pytest.raises(FileExistsError, match="thesis.txt"):
         profiling.record(loader(), loops.SleepStep(1), tmp_path / "thesis", active=1)
     assert (tmp_path / "thesis" / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_gpu_has_done_the_earlier_steps_before_the_first_is_recorded(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(profiling, "synchronize", lambda: done.append("waited"))
+    profiling.record(loader(), lambda *_: done.append("step"), tmp_path / "run", active=2)
+    assert done[-4:] == ["step", "waited", "step", "step"]

@@ -39,7 +39,7 @@ from stepscope.diagnosis import step as steps
 from stepscope.diagnosis.result import Diagnosis
 from stepscope.script.pauses import Pauses
 from stepscope.timing import profiling
-from stepscope.timing.stopwatch import TimedStep
+from stepscope.timing.stopwatch import TimedStep, synchronize
 from stepscope.traces import files
 
 LEAST_STEPS = 36  # for the profiles, in addition to the timed steps and two warm-ups
@@ -314,8 +314,10 @@ class Watch:
             schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
             on_trace_ready=tensorboard_trace_handler(str(folder), worker, use_gzip=True),
         ) as profiler:
-            for _ in range(active + 1):
+            for number in range(active + 1):
                 yield
+                if number == 0:
+                    synchronize()  # what earlier steps launched must not be in the recording
                 profiler.step()
 
     def _report(self, diagnosis: Diagnosis | None = None, **others: str) -> None:

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule, 
 
 from stepscope.base import staging
 from stepscope.timing import loaders
-from stepscope.timing.stopwatch import timed, warmup_steps
+from stepscope.timing.stopwatch import synchronize, timed, warmup_steps
 from stepscope.traces import files
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def record(
             for timed_step in timed(batches, step, spans * (wait + 1 + active)):
                 if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
                     clock[profiler.step_num] = {"wait": timed_step.wait * 1e6, "step": timed_step.duration * 1e6}
+                elif profiler.current_action is ProfilerAction.WARMUP:
+                    synchronize()  # what earlier steps launched must not be in the recording
                 profiler.step()
         (staged / files.STOPWATCH).write_text(json.dumps(clock))
     return folder
