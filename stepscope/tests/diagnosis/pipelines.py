@@ -526,7 +526,8 @@ def mean_step(loader, step, warm_s=0.5, least_s=1.2, most_s=3.0):
 def true_gain(loop):
     rounds = [[mean_step(*loop.make(fixed)) for fixed in (False, True)] for _ in range(3)]
     wrong, right = np.min(rounds, axis=0)  # what else the machine does can only add to it
-    return {"true_ms": wrong * 1000, "true": 1 - right / wrong}
+    each = [1 - right / wrong for wrong, right in rounds]
+    return {"true_ms": wrong * 1000, "true": 1 - right / wrong, "scatter": [min(each), max(each)]}
 
 
 def diagnosed(loop):
@@ -568,17 +569,20 @@ def judged(record):
     if findings:
         record |= {"finding": findings[0]["name"], "stated": findings[0]["gain"]}
         record["ratio"] = record["stated"] / record.get("true", math.nan)
+        least, most = record.get("scatter", [math.nan] * 2)
+        record["within"] = least <= record["stated"] <= 1.5 * most
     return record
 
 
 def table(records):
     """Return how many loops of each kind are right, in Markdown."""
-    lines = ["| kind | loops | right | unknown | wrong | line | gain of 1 to 1.5 times |", "|---|" + "---:|" * 6]
-    data = pd.DataFrame(records, columns="kind right wrong line ratio verdict".split())
+    heads = [*"kind loops right unknown wrong line".split(), "gain of 1 to 1.5 times the true one", "or its scatter"]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * 7]
+    data = pd.DataFrame(records, columns="kind right wrong line ratio within verdict".split())
     for kind, some in [*data.groupby("kind", sort=False), ("all", data)]:
         unknown = (some.verdict.eq("unknown") & ~some.right.eq(True)).sum()
-        right, wrong, line = (some[key].eq(True).sum() for key in ("right", "wrong", "line"))
-        gains = f"{some.ratio.between(1, 1.5).sum()} of {some.ratio.count()}"
+        right, wrong, line, within = (some[key].eq(True).sum() for key in ("right", "wrong", "line", "within"))
+        gains = f"{some.ratio.between(1, 1.5).sum()} of {some.ratio.count()} | {within}"
         lines += [f"| {kind} | {len(some)} | {right} | {unknown} | {wrong} | {line} of {some.line.count()} | {gains} |"]
     return "\n".join(lines)
 
@@ -598,7 +602,7 @@ def main():
         Path("result.json").write_text(json.dumps(examine(LOOPS[options.loops[0]])))
         return
     known = map(json.loads, options.truth.read_text().splitlines()) if options.truth else ()
-    known = {record["name"]: {"true": record["true"]} for record in known if "true" in record}
+    known = {record["name"]: {key: record[key] for key in ("true", "scatter")} for record in known if "true" in record}
     records = []
     for name, loop in LOOPS.items():
         if options.loops and not {name, loop.kind} & set(options.loops):
