@@ -50,7 +50,7 @@ def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
     rows[-1].set_xlabel(f"throughput in images per second{scales}")
     make_room(figure)
     words = (f"{result.rung}: {result.rate.mean:,.0f} {scoreboard.ratio_text(result)}".strip() for result in results)
-    source = scoreboard.provenance(results)
+    source = ["line: 95% interval; ▶: it goes on", *scoreboard.provenance(results)]
     if any(result.for_another_device for result in results):
         source.append(
             "hatched: a change that is made for a GPU, measured on a CPU; its notebook calculates it for a GPU"
@@ -136,11 +136,12 @@ def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:
     for bar, result in zip(bars, results.values(), strict=True):
         bar.set(hatch="///" if result.for_another_device else None, edgecolor="white")
     for row, (result, rate) in enumerate(zip(results.values(), rates, strict=True)):
-        text = f" {rate.mean:,.0f}/s, host waits {result.loading_share:.0%}"
+        gap = "   " if rate.highest > end else " "  # beside the arrow
+        text = f"{gap}{rate.mean:,.0f}/s, host waits {result.loading_share:.0%}"
         if result.device_idle is not None:
             text += f", device idle {result.device_idle:.0%}"
         if result.ratio:
-            text += f"\n {scoreboard.ratio_text(result, short=True)}"
+            text += f"\n{gap}{scoreboard.ratio_text(result, short=True)}"
         highest = min(rate.highest, end)
         axes.text(highest, row, text, va="center", fontsize=9, parse_math=False, in_layout=False)
         errors = [[rate.mean - rate.lowest], [highest - rate.mean]]
