@@ -80,13 +80,12 @@ def rank_timeline(path: str | Path | traces.Ranks, source: str = "") -> Picture:
                 words[rank][name] = f"{share:.0%}"
                 handles[name] = Patch(label=name, linewidth=0, **looks)
         start = (marks[rank].loc[step, "start"] - window[0]) / 1e3
-        looks = {"color": "0.5", "linestyle": ":", "linewidth": 2, "label": "start of the step"}
-        (start_line,) = axes.plot([start, start], [place - 0.46, place + 0.46], **looks)
+        begin = axes.vlines(start, place - 0.46, place + 0.46, color="0.5", linestyle=":", label="start of the step")
     length = (window[1] - window[0]) / 1e3
     axes.set(xlabel="time in ms, on one clock for all ranks", xlim=(-0.01 * length, length))
     axes.set_yticks(range(len(ranks)), list(ranks))
     axes.set_ylim(len(ranks) - 0.5, -0.5)
-    legend(figure, columns=2, handles=[*handles.values(), start_line])
+    legend(figure, columns=2, handles=[*handles.values(), begin])
     words = f"in step {step}, {length:.0f} ms; shares of that time. {listed(words)}"
     return finish(figure, f"Time lines of the ranks, each above its communication, {words}", source, "x")
 
@@ -112,13 +111,12 @@ def scaling(table: pd.DataFrame, source: str) -> Picture:
     """Draw throughput by the number of ranks, and the ideal, in which each rank brings as much as the first.
 
     `table` has a row per measurement: `kind`, such as "weak" or "strong", `ranks`, `images/s` of all ranks together,
-    and a prediction, if any, in `predicted`. NaN where nothing was measured, or predicted.
+    and a prediction in `predicted`. NaN where nothing was measured, or predicted.
     """
     figure, axes = panel(7, 3.8)
     words, ideals = {}, {}
     for (kind, rows), (colour, _, marker) in zip(table.groupby("kind", sort=False), LOOKS, strict=False):
         rows = rows.set_index("ranks").sort_index().rename(columns={"images/s": "measured"})
-        rows = rows.reindex(columns=["measured", "predicted"])
         rates = rows["measured"].fillna(rows["predicted"])
         ideals |= {ranks: rates.iloc[0] / rates.index[0] * ranks for ranks in rates.index}
         shares = rates / rates.iloc[0] * rates.index[0] / rates.index

@@ -151,10 +151,10 @@ def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
     if len(job.exchanges) and job.exchanges["bytes"].isna().all():
         unknown = ["how many bytes each operation has. Record the traces with profile(…, record_shapes=True)."]
     found = conclude(job.step_ms, evidence(job), result.findings(RULES, job), unknown, doubt(job), uneven(job))
-    if found.verdict != "communication" or job.unequal:
-        return found
-    exposed = percent(1 - float(job.table["efficiency"].mean()))
-    return replace(found, reason=f"Communication is exposed for {exposed} of a step: a rank does nothing else.")
+    if found.verdict == "communication" and not job.unequal:
+        exposed = percent(1 - float(job.table["efficiency"].mean()))
+        found = replace(found, reason=f"Communication is exposed for {exposed} of a step: a rank does nothing else.")
+    return found
 
 
 def doubt(job: SimpleNamespace) -> str | None:
