@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before the process group: else DDP imports it, and gloo's threads outlive the group
+import torch.distributed.nn  # only for a clean exit with gloo, on CPUs: else its threads outlive the group
 from PIL import Image, ImageOps
 from torch import nn
 from torch.profiler import profile, schedule, tensorboard_trace_handler

@@ -18,7 +18,7 @@ from time import perf_counter
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # now, or DDP imports it, and then the group's threads outlive destroy_process_group
+import torch.distributed.nn  # only for a clean exit with gloo: else its threads outlive destroy_process_group
 from torch import nn
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.profiler import profile, schedule, tensorboard_trace_handler
@@ -96,9 +96,12 @@ def finish(writing):
     writing.clear()
 
 
-def write(state, path):
-    torch.save(state, path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)  # whole, or still the older one
+def write(state, path):  # whole, or still the older one
+    with path.with_suffix(".new").open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())  # on the disk, before it takes the older one's place
+    path.with_suffix(".new").replace(path)
 
 
 if __name__ == "__main__":

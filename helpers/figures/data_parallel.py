@@ -22,7 +22,7 @@ _TRANSFER = {"facecolor": COLOURS["Communication"]}
 # Parts that add up to a step: columns of `traces.communication`, from the left, with their labels and looks.
 _OVERLAPPED = {"facecolor": COLOURS["compute"], "hatch": "xxxx", "edgecolor": "white"}
 _PARTS = {
-    "compute": ("computing", {"facecolor": COLOURS["compute"]}),
+    "compute": ("computing, loading, other", {"facecolor": COLOURS["compute"]}),
     "overlapped": ("computing, overlapped with communication", _OVERLAPPED),
     "transfer": ("exposed communication: transfer", _TRANSFER),
     "waiting": ("exposed communication: waiting for the last rank", _WAITING),
@@ -30,12 +30,11 @@ _PARTS = {
 _TALLEST = 11  # inches of a figure, for any number of ranks
 
 
-def communication(tables: pd.DataFrame | Mapping[str, pd.DataFrame], source: str) -> Picture:
+def communication(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     """Draw what each rank does in a step: stacked bars of computing, overlapped and exposed communication.
 
-    A table is as `traces.communication` returns it, in ms a step; pass several by the titles of their panels.
+    `tables`, by the titles of their panels, are as `traces.communication` returns them, in ms a step.
     """
-    tables = {"": tables} if isinstance(tables, pd.DataFrame) else tables
     heights = [len(table) + 0.6 for table in tables.values()]
     figure, rows = panels(8, min(0.42 * sum(heights) + 1.6, _TALLEST), heights, sharex=True)
     words = {}
@@ -47,7 +46,7 @@ def communication(tables: pd.DataFrame | Mapping[str, pd.DataFrame], source: str
         texts = table[["step", "overlapped", "transfer", "waiting"]].map("{:.0f} ms".format)
         texts["efficiency"] = table["efficiency"].map("{:.0%}".format)
         axes.bar_label(bars, " " + texts["efficiency"], fontsize=9)
-        words |= {f"{title} {rank}".strip(): row for rank, row in texts.iterrows()}
+        words |= {f"{title} {rank}": row for rank, row in texts.iterrows()}
         axes.set_title(title, loc="left", fontsize=10)
         axes.invert_yaxis()
     rows[-1].set(xlabel="time of a step in ms; at the end of each bar the share without exposed communication")
@@ -81,12 +80,12 @@ def rank_timeline(path: str | Path | traces.Ranks, source: str = "") -> Picture:
                 words[rank][name] = f"{share:.0%}"
                 handles[name] = Patch(label=name, linewidth=0, **looks)
         start = (marks[rank].loc[step, "start"] - window[0]) / 1e3
-        axes.plot([start, start], [place - 0.42, place + 0.42], color="black")
+        begin = axes.vlines(start, place - 0.46, place + 0.46, color="0.5", linestyle=":", label="start of the step")
     length = (window[1] - window[0]) / 1e3
     axes.set(xlabel="time in ms, on one clock for all ranks", xlim=(-0.01 * length, length))
     axes.set_yticks(range(len(ranks)), list(ranks))
     axes.set_ylim(len(ranks) - 0.5, -0.5)
-    legend(figure, columns=2, handles=list(handles.values()))
+    legend(figure, columns=2, handles=[*handles.values(), begin])
     words = f"in step {step}, {length:.0f} ms; shares of that time. {listed(words)}"
     return finish(figure, f"Time lines of the ranks, each above its communication, {words}", source, "x")
 
@@ -112,13 +111,12 @@ def scaling(table: pd.DataFrame, source: str) -> Picture:
     """Draw throughput by the number of ranks, and the ideal, in which each rank brings as much as the first.
 
     `table` has a row per measurement: `kind`, such as "weak" or "strong", `ranks`, `images/s` of all ranks together,
-    and a prediction, if any, in `predicted`. NaN where nothing was measured, or predicted.
+    and a prediction in `predicted`. NaN where nothing was measured, or predicted.
     """
     figure, axes = panel(7, 3.8)
     words, ideals = {}, {}
     for (kind, rows), (colour, _, marker) in zip(table.groupby("kind", sort=False), LOOKS, strict=False):
         rows = rows.set_index("ranks").sort_index().rename(columns={"images/s": "measured"})
-        rows = rows.reindex(columns=["measured", "predicted"])
         rates = rows["measured"].fillna(rows["predicted"])
         ideals |= {ranks: rates.iloc[0] / rates.index[0] * ranks for ranks in rates.index}
         shares = rates / rates.iloc[0] * rates.index[0] / rates.index
@@ -133,7 +131,7 @@ def scaling(table: pd.DataFrame, source: str) -> Picture:
         words[kind] = {counted(n, "rank"): f"{three_digits(rates[n])} ({shares[n]:.0%})" for n in rates.index}
     ideal = pd.Series(ideals).sort_index()
     axes.plot(ideal.index, ideal, color="0.5", linestyle=":", label="ideal", zorder=1.5)
-    axes.set(xscale="log", yscale="log", xlabel="number of ranks", ylabel="images per second")
+    axes.set(xscale="log", yscale="log", xlabel="number of ranks (%: efficiency)", ylabel="images per second")
     axes.set_xticks(ideal.index, [f"{ranks:,}" for ranks in ideal.index])
     axes.minorticks_off()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -50,11 +50,9 @@ def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
     rows[-1].set_xlabel(f"throughput in images per second{scales}")
     make_room(figure)
     words = (f"{result.rung}: {result.rate.mean:,.0f} {scoreboard.ratio_text(result)}".strip() for result in results)
-    source = scoreboard.provenance(results)
+    source = ["line: 95% interval; ▶: it goes on", *scoreboard.provenance(results)]
     if any(result.for_another_device for result in results):
-        source.append(
-            "hatched: a change that is made for a GPU, measured on a CPU; its notebook calculates it for a GPU"
-        )
+        source.append("hatched: a change made for a GPU, measured on a CPU; its notebook calculates it for a GPU")
     return finish(figure, f"Bars of images per second, one per rung. {'; '.join(words)}", "\n".join(source), "x")
 
 
@@ -131,16 +129,17 @@ def calculated(table: pd.DataFrame) -> Picture:
 def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:
     """Draw a bar for each result, under its name."""
     rates = [result.rate for result in results.values()]
-    end = _LONGEST_INTERVAL * max((rate.mean for rate in rates), default=1)
-    bars = axes.barh(list(results), [rate.mean for rate in rates], color=NEUTRAL, height=0.6)
-    for bar, result in zip(bars, results.values(), strict=True):
-        bar.set(hatch="///" if result.for_another_device else None, edgecolor="white")
+    means = [rate.mean for rate in rates]
+    end = _LONGEST_INTERVAL * max(means, default=1)
+    hatches = ["///" if result.for_another_device else None for result in results.values()]
+    axes.barh(list(results), means, 0.6, color=NEUTRAL, edgecolor="white", hatch=hatches)
     for row, (result, rate) in enumerate(zip(results.values(), rates, strict=True)):
-        text = f" {rate.mean:,.0f}/s, host waits {result.loading_share:.0%}"
+        gap = "   " if rate.highest > end else " "  # beside the arrow
+        text = f"{gap}{rate.mean:,.0f}/s, host waits {result.loading_share:.0%}"
         if result.device_idle is not None:
             text += f", device idle {result.device_idle:.0%}"
         if result.ratio:
-            text += f"\n {scoreboard.ratio_text(result, short=True)}"
+            text += f"\n{gap}{scoreboard.ratio_text(result, short=True)}"
         highest = min(rate.highest, end)
         axes.text(highest, row, text, va="center", fontsize=9, parse_math=False, in_layout=False)
         errors = [[rate.mean - rate.lowest], [highest - rate.mean]]

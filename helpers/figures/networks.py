@@ -55,10 +55,8 @@ def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
     """
     figure, axes = panel(7, 3.2)
     ends = []
-    for naive, name, colour, style in (
-        (True, "naive", GREY, ":"),
-        (False, "as the course has it", BLUE, "-"),
-    ):
+    looks = {True: ("naive", GREY, ":"), False: ("as the course has it", BLUE, "-")}
+    for naive, (name, colour, style) in looks.items():
         own = epochs[epochs["naive"] == naive]
         for number, (_, training) in enumerate(own.groupby("started")):
             label = None if number else name

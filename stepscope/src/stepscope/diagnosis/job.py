@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -149,7 +150,11 @@ def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
     unknown = []
     if len(job.exchanges) and job.exchanges["bytes"].isna().all():
         unknown = ["how many bytes each operation has. Record the traces with profile(…, record_shapes=True)."]
-    return conclude(job.step_ms, evidence(job), result.findings(RULES, job), unknown, doubt(job), uneven(job))
+    found = conclude(job.step_ms, evidence(job), result.findings(RULES, job), unknown, doubt(job), uneven(job))
+    if found.verdict == "communication" and not job.unequal:
+        exposed = percent(1 - float(job.table["efficiency"].mean()))
+        found = replace(found, reason=f"Communication is exposed for {exposed} of a step: a rank does nothing else.")
+    return found
 
 
 def doubt(job: SimpleNamespace) -> str | None:
