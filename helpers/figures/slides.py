@@ -102,7 +102,8 @@ def _slides() -> Iterator[Slide]:
     }
     troubled = {name: traces.communication(path) for name, path in troubled.items() if path.is_dir()}
     if troubled:
-        said = "Your own run of notebook 17. Which rank is late with a straggler? The one whose communication is hardly exposed."
+        said = "Your own run of notebook 17. Which rank is late with a straggler? The one with the least exposed "
+        said += "communication."
         yield "Who waits for whom", said, communication(troubled, "sleeping layers, simulated network, this machine")
 
 
