@@ -96,7 +96,7 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
         return conclude(recorded.step_ms, evidence, (), doubt=doubt, steps=recorded.timed)
     findings = [
         *device.findings(recorded),
-        *step.findings(step.read(recorded)),
+        *result.findings(step.RULES, step.read(recorded)),
         *result.findings(loading.RULES, loading.of_profile(recorded)),
     ]
     unknown = [NEEDS_THE_LOADER] if any(finding.verdict == "loading" for finding in findings) else []
