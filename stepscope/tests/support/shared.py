@@ -56,8 +56,7 @@ def _notebook(nodeid: str) -> str:
 def pytest_xdist_make_scheduler(config, log):
     """Side by side run files of tests, each in one process, and notebooks, each with all that is tested of it.
 
-    The files of the site are one: else two processes would only wait while the third builds it. Of the long tests of
-    pipelines, each is one.
+    The files of the site are one: else two processes would only wait while the third builds it.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -65,8 +64,6 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             if nodeid.startswith("tests/site/"):
                 return "site"
-            if "tests/diagnosis/test_pipelines.py" in nodeid:
-                return nodeid
             return _notebook(nodeid) or nodeid.partition("::")[0]
 
     config.option.loadscopereorder = False  # keep the order

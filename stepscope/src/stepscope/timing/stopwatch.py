@@ -163,7 +163,7 @@ def each_call_ms(function: Callable[[], object], repeats: int = 20, warmup: int 
     """Milliseconds of a call, including the device's work, measured `repeats` times after `warmup` calls.
 
     Short calls run many in a row, and their time is divided by their number: launching a kernel, waiting for it and
-    reading the clock takes longer than a short kernel. After the seconds of `limit`, no further one of them begins.
+    reading the clock takes longer than a short kernel. After the seconds of `limit` no further measurement begins.
     """
     if repeats < 1:
         raise ValueError(f"Expected at least one call to time, found repeats={repeats}.")
