@@ -24,10 +24,7 @@ def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "dia
     folder : str or Path
         Where the profile goes: by default ``diagnosis`` in the current folder.
 
-    Raises
-    ------
-    ValueError
-        If there is no step to time.
+    It raises ValueError if there is no step to time.
 
     Examples
     --------

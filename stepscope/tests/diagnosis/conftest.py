@@ -21,6 +21,16 @@ def quick(tmp_path, monkeypatch):
 
 
 @fixture
+def one_thread(quick, monkeypatch):
+    """Two would wait for each other on a busy machine, for longer than a small step takes."""
+    monkeypatch.setattr(run, "_threads", lambda *_: None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@fixture
 def names():
     """Return the names of a diagnosis's findings."""
     return lambda found: [finding.name for finding in found.findings]

@@ -120,13 +120,6 @@ def test_traces_without_steps_give_no_verdict(tmp_path):
     assert diagnosis.of_ranks(ddp(tmp_path, marked=False)).verdict == "unknown"
 
 
-def test_the_shell_shows_each_rank_and_then_all_together(tmp_path, capsys):
-    ddp(tmp_path / "job", by_hand=True)
-    assert main(["diagnose", str(tmp_path)]) == 0
-    heads = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
-    assert heads == ["job, rank 0", "job, rank 1", "job, 2 ranks together"]
-
-
 def test_the_shell_shows_what_did_not_train_together_one_by_one(tmp_path, capsys):
     for name in ("a", "b"):
         cuda_trace.Loop().write(tmp_path / f"{name}.1.pt.trace.json")

@@ -9,24 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from stepscope import diagnosis
-from stepscope.diagnosis import run
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]  # each diagnosis takes seconds
+# Each diagnosis takes seconds
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 CLASSES, WIDTH = 10, 64
-
-
-@pytest.fixture(autouse=True)
-def one_thread(quick, monkeypatch):
-    """Two would wait for each other on a busy machine, for longer than a small step takes."""
-    monkeypatch.setattr(run, "_threads", lambda *_: None)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def line(mark):
@@ -84,53 +74,31 @@ def test_items_that_seldom_take_longer_are_named_with_their_line(names):
 class Network(nn.Module):
     """Large enough that the rest of its step is small beside it, but for a fault."""
 
-    def __init__(self, width=WIDTH, layers=3):
+    def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)))
-        self.last = nn.Linear(width, CLASSES)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3)))
+        self.last = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, numbers):
         return self.last(self.layers(numbers))
 
 
 class Step:
-    """A step that trains, and does something else besides."""
+    """A step that trains."""
 
-    def __init__(self, folder, model=None):
-        self.folder, self.model, self.taken = folder, Network() if model is None else model, 0
+    def __init__(self, model=None):
+        self.model = Network() if model is None else model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
 
     def __call__(self, numbers, labels):
-        logits = self.model(numbers)
-        nn.functional.cross_entropy(logits, labels).backward()
+        nn.functional.cross_entropy(self.model(numbers), labels).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.taken += 1
-        self.besides(numbers, labels, logits.detach())
-
-    def besides(self, numbers, labels, logits):
-        """Do what a training does besides."""
-
-
-class Reports(Step):
-    """Sends its loss to a server, and waits until it has it."""
-
-    def besides(self, numbers, labels, logits):
-        self.send(float(logits.mean()))
-
-    def send(self, value):
-        time.sleep(0.05)  # fault: reports
 
 
 def batches(size):
     """Whole batches that are there already, so that there is nothing to load."""
     return [(torch.rand(size, WIDTH), torch.arange(size) % CLASSES)] * 8
-
-
-def test_a_step_that_waits_for_a_server_is_named_with_its_line(quick, names):
-    found = diagnosis.diagnose(batches(128), Reports(quick), steps=10)
-    assert (found.verdict, names(found)[0]) == ("host", "the step does something else"), str(found)
-    assert line("reports") in found.findings[0].evidence, str(found)
 
 
 class ManyWeights(nn.Module):
@@ -144,8 +112,8 @@ class ManyWeights(nn.Module):
         return numbers @ torch.stack([*self.weights]).sum(0)
 
 
-def test_an_optimizer_that_goes_weight_by_weight_is_found(quick, names):
-    step = Step(quick, ManyWeights())
+def test_an_optimizer_that_goes_weight_by_weight_is_found(names):
+    step = Step(ManyWeights())
     step.optimizer = torch.optim.Adam(step.model.parameters(), foreach=False)
     found = diagnosis.diagnose(batches(8), step, steps=5)
     assert names(found)[0] == "an optimizer that goes weight by weight", str(found)
@@ -163,8 +131,8 @@ class Table(Network):
         return super().forward(numbers + self.rows[: len(numbers)])
 
 
-def test_an_optimizer_of_a_table_of_which_a_batch_needs_little_is_found(quick, names):
-    step = Step(quick, Table())
+def test_an_optimizer_of_a_table_of_which_a_batch_needs_little_is_found(names):
+    step = Step(Table())
     step.optimizer = torch.optim.Adam(step.model.parameters())
     found = diagnosis.diagnose(batches(8), step, steps=5)  # of fewer, a larger batch is tried, too
     assert names(found)[0] == "an optimizer that takes most of the step", str(found)
@@ -185,37 +153,17 @@ class Remade:
             yield from DataLoader(self.dataset, 64, num_workers=2, persistent_workers=True)
 
 
-def test_workers_that_a_wrapper_starts_again_are_seen(quick, names):
-    found = diagnosis.diagnose(Remade(Subset(Items(), range(512))), Step(quick), steps=24)
+def test_workers_that_a_wrapper_starts_again_are_seen(names):
+    found = diagnosis.diagnose(Remade(Subset(Items(), range(512))), Step(), steps=24)
     assert names(found)[0] == "workers restarted every epoch", str(found)
     assert multiprocessing.active_children() == []
-
-
-# ---------------------------------------------------------------- without any fault
-
-
-class Seldom(Step):
-    """Counts what is right with tensors, and writes a checkpoint now and then."""
-
-    def besides(self, numbers, labels, logits):
-        self.right = (logits.argmax(1) == labels).sum()
-        if self.taken % 20 == 0:
-            torch.save(self.model.state_dict(), self.folder / "checkpoint.pt")
-
-
-def test_a_checkpoint_now_and_then_is_no_fault(quick):
-    numbers = TensorDataset(torch.rand(2048, 1024), torch.arange(2048) % CLASSES)
-    loader = DataLoader(numbers, batch_size=None, sampler=torch.arange(2048).view(-1, 128).tolist())
-    found = diagnosis.diagnose(loader, Seldom(quick, Network(1024, 4)), steps=8)
-    assert (found.verdict, found.findings) == ("nothing wrong", ()), str(found)
 
 
 # ---------------------------------------------------------------- loops of the examination
 
 EXAMINED = (
-    "zip_opened_for_each_item", "text_tokenised_for_each_item", "remote_store_tried_again", "concatenated_one_by_one",
-    "arrays_through_the_queue", "confusion_counted_one_by_one", "validated_in_each_step", "loss_of_each_sample",
-    "words_as_one_hot_vectors", "distances_by_broadcasting", "first_batch_of_a_new_iterator",
+    "zip_opened_for_each_item", "concatenated_one_by_one", "arrays_through_the_queue", "confusion_counted_one_by_one",
+    "validated_in_each_step", "words_as_one_hot_vectors", "distances_by_broadcasting", "first_batch_of_a_new_iterator",
     "curve_drawn_after_each_batch", "network_in_float64", "copies_and_histograms", "cells_and_text_files",
     "plain_mlp", "checkpointing",
 )  # fmt: skip

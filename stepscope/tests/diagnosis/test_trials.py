@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from stepscope import diagnosis
-from stepscope.diagnosis import run, trials
+from stepscope.diagnosis import result, trials
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("one_thread")]
 
 
 class Step:
@@ -23,51 +23,36 @@ class Step:
         self.optimizer.zero_grad()
 
 
-@pytest.fixture(autouse=True)
-def one_thread(quick, monkeypatch):
-    """As many as there are cores for them, or so it seems."""
-    monkeypatch.setattr(run, "_threads", lambda *_: 1)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def tried(monkeypatch, step, batch):
-    """Return what a diagnosis tries of a step; how much faster it is, depends on the machine."""
-    seen, run_trials = [], trials.run
-    monkeypatch.setattr(trials, "run", lambda *given, **facts: seen.append(run_trials(*given, **facts)) or seen[0])
-    diagnosis.diagnose([batch] * 4, step, steps=5)
-    return seen[0]
-
-
-def test_anomaly_detection_is_tried_without_and_stays_on(monkeypatch):
+def test_anomaly_detection_is_tried_without_and_stays_on():
     with torch.autograd.set_detect_anomaly(True):
-        assert tried(monkeypatch, Step(32, 60), torch.rand(16, 32)).anomaly.after > 0
+        tried = trials.run(Step(32, 60), torch.rand(16, 32), threads=1, double=False)
+        assert tried.anomaly.after > 0
         assert torch.is_anomaly_enabled()
 
 
-def test_weights_of_64_bits_are_tried_with_32_and_stay_as_they_are(monkeypatch):
+def test_a_diagnosis_tries_weights_of_64_bits_with_32_and_they_stay_as_they_are(monkeypatch):
+    seen, run_trials = [], trials.run
+    monkeypatch.setattr(trials, "run", lambda *given, **facts: seen.append(run_trials(*given, **facts)) or seen[0])
     step = Step(1024, 4, torch.float64)
-    found = tried(monkeypatch, step, torch.rand(128, 1024, dtype=torch.float64))
-    assert found.single.after > 0
+    diagnosis.diagnose([torch.rand(128, 1024, dtype=torch.float64)] * 4, step, steps=5)
+    assert seen[0].single.after > 0
     assert {weight.dtype for weight in step.model.parameters()} == {torch.float64}
 
 
-def test_a_small_batch_is_tried_in_a_larger_one_of_which_a_part_counts(monkeypatch):
+def test_a_small_batch_is_tried_in_a_larger_one_of_which_a_part_counts():
     sizes, step = set(), Step(1024, 4)
-    found = tried(monkeypatch, lambda batch: (sizes.add(len(batch)), step(batch)), torch.rand(2, 1024))
-    assert found.larger.after > 0
+    counted = lambda batch: (sizes.add(len(batch)), step(batch))  # noqa: E731
+    tried = trials.run(counted, torch.rand(2, 1024), threads=1, double=False)
+    assert tried.larger.after > 0
     assert sizes == {2, 16}
 
 
-def test_what_is_set_as_it_should_be_is_not_tried(monkeypatch):
-    assert tried(monkeypatch, Step(1024, 4), torch.rand(16, 1024)) == trials.Trials(
-        threads=1, other_threads=1, batch=16
-    )
+def test_what_is_set_as_it_should_be_is_not_tried():
+    tried = trials.run(Step(1024, 4), torch.rand(16, 1024), threads=1, double=False)
+    assert tried == trials.Trials(threads=1, other_threads=1, batch=16)
 
 
-def test_a_trial_leaves_threads_and_deterministic_algorithms_as_they_were(quick):
+def test_a_trial_leaves_threads_and_deterministic_algorithms_as_they_were():
     torch.use_deterministic_algorithms(True, warn_only=True)
     tried = trials.run(Step(8, 1), torch.rand(16, 8), threads=2, double=False)
     assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
@@ -88,9 +73,9 @@ def test_a_trial_leaves_threads_and_deterministic_algorithms_as_they_were(quick)
     ],
 )
 def test_a_setting_is_named_only_if_the_other_way_took_less_in_most_rounds(name, facts):
-    (found,) = trials.findings(trials.Trials(work=0.5, **facts))
+    (found,) = result.findings(trials.RULES, trials.Trials(work=0.5, **facts))
     assert (found.name, found.gain) == (name, pytest.approx(0.3))
     unsure = {
         key: trials.Trial(10, 4, False) if isinstance(fact, trials.Trial) else fact for key, fact in facts.items()
     }
-    assert not [*trials.findings(trials.Trials(**unsure))]
+    assert not [*result.findings(trials.RULES, trials.Trials(**unsure))]

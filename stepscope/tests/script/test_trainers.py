@@ -22,11 +22,18 @@ def environment(tmp_path_factory):
     return os.environ | {"PYTHONPATH": str(folder / "site"), "HF_HUB_OFFLINE": "1"}
 
 
-@pytest.mark.parametrize("script", ["of_lightning.py", "of_transformers.py"])
-@pytest.mark.parametrize("arguments", [[], ["callback"]], ids=["run", "callback"])
-def test_the_line_that_is_slow_is_named_and_the_training_goes_on_to_its_end(environment, tmp_path, script, arguments):
-    watcher = [] if arguments else ["-m", "stepscope", "run", "--steps", "5"]
-    command = [sys.executable, *watcher, HERE / script, *arguments]
+@pytest.mark.parametrize(
+    ("watcher", "script"),
+    [
+        ([], ["of_lightning.py"]),
+        ([], ["of_transformers.py", "callback"]),
+        (["-m", "stepscope", "run", "--steps", "5"], ["of_transformers.py"]),
+    ],
+    ids=["callback of Lightning", "callback of Transformers", "run"],
+)
+def test_the_line_that_is_slow_is_named_and_the_training_goes_on_to_its_end(environment, tmp_path, watcher, script):
+    name, *arguments = script
+    command = [sys.executable, *watcher, HERE / name, *arguments]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "updates: 80"), ended.stderr
     assert ended.stderr.count("Verdict: ") == 1

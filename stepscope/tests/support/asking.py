@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,13 +27,9 @@ def stock_tensorboard(logdir, runs):
     """Run TensorBoard over the `runs` in `logdir`, with the profiler's plugin as it is installed."""
     folder = Path(tempfile.mkdtemp())  # not pytest's: the plugin's sockets want a short path
     child = Child(["-c", STOCK, logdir, folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = tensorboard.Server(logdir, tuple(runs), "", child, folder)
     try:
-        while not (folder / "address").exists():
-            assert child.runs
-            time.sleep(0.1)
-        server = tensorboard.Server(logdir, tuple(runs), (folder / "address").read_text(), child, folder)
-        while (answer := server.get("runs"))["loading"] or len(answer["runs"]) < len(runs):
-            time.sleep(0.1)
+        server.wait()
         yield server
     finally:
         child.stop()  # it removes the folder
@@ -73,13 +69,15 @@ from stepscope.tensorboard import corrections
 corrections.apply()
 from torch_tb_profiler.profiler.data import RunProfileData
 from torch_tb_profiler.profiler.run_generator import RunGenerator
-data = RunProfileData.parse("worker", None, sys.argv[1], tempfile.gettempdir())
-page = RunGenerator("worker", None, data).generate_run_profile()
-pickle.dump(eval(sys.argv[2]), sys.stdout.buffer)
+for file in sys.argv[2:]:
+    data = RunProfileData.parse("worker", None, file, tempfile.gettempdir())
+    page = RunGenerator("worker", None, data).generate_run_profile()
+    pickle.dump(eval(sys.argv[1]), sys.stdout.buffer)
 """
 
 
-def parsed_by_the_plugin(file, wanted):
-    """Return what the corrected plugin makes of a file, an expression of its `data` and `page`; without a server."""
-    command = [sys.executable, "-c", PARSE, str(file), wanted]
-    return pickle.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+def parsed_by_the_plugin(files, wanted):
+    """Return what the corrected plugin makes of each file, an expression of its `data` and `page`; without a server."""
+    command = [sys.executable, "-c", PARSE, wanted, *files]
+    output = io.BytesIO(subprocess.run(command, capture_output=True, check=True).stdout)
+    return [pickle.load(output) for _ in files]

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support import processes
 from support.written import event
 from support.written import loading as load
 
@@ -263,16 +261,15 @@ def _work_of_nccl(rank: Rank, operations: list[tuple], shapes: bool) -> list[dic
 # Real ones.
 
 SCRIPT = """
-import sys, time
+import os, sys, time
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # before the process group: else DDP imports it, and gloo's threads outlive the group
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-folder, late = sys.argv[1], float(sys.argv[2])
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+folder, rank = sys.argv[1], int(os.environ["RANK"])
+dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 300))
 model = DistributedDataParallel(model)
@@ -280,7 +277,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 def step():
     if rank == 1:
-        time.sleep(late)
+        time.sleep(0.3)
     optimizer.zero_grad()
     model(torch.ones(8, 300)).sum().backward()
     optimizer.step()
@@ -298,7 +295,7 @@ def step():
 with profile(
     activities=[ProfilerActivity.CPU],
     schedule=schedule(wait=1, warmup=1, active=4, repeat=1),
-    on_trace_ready=tensorboard_trace_handler(folder, worker_name=f"rank_{rank}", use_gzip=True),
+    on_trace_ready=tensorboard_trace_handler(f"{folder}/run", worker_name=f"rank_{rank}", use_gzip=True),
     record_shapes=True,
 ) as profiler:
     for _ in range(6):
@@ -309,17 +306,10 @@ dist.destroy_process_group()
 """
 
 
-def record(folder: Path, late: float) -> Path:
-    """Train on two ranks with gloo, and record both; `late` seconds of each step rank 1 sleeps."""
-    folder.mkdir(parents=True, exist_ok=True)
+def record(folder: Path) -> Path:
+    """Train on two ranks with gloo, and record both; rank 1 sleeps 0.3 s in each step. Return where the traces are."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run(
-        [*torchrun, str(script), str(folder), str(late)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"},
-        check=True,
-        capture_output=True,
-        timeout=250,
-    )
-    return folder
+    for code, written in processes.run(script, folder, 2):
+        assert code == 0, written
+    return folder / "run"

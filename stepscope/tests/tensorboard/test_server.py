@@ -19,25 +19,23 @@ import nbformat
 import psutil
 import pytest
 from nbclient import NotebookClient
-from support import recordings
 from support.asking import overview
-from support.written import on_a_gpu, write
+from support.written import on_a_gpu, two_steps, write
 
 from stepscope import tensorboard
 
 pytestmark = pytest.mark.processes
 
 NOBODY = 65534  # the number of a user who owns nothing
-RUNS = ["gpu", "two-workers", "zero-workers"]
+RUNS = ["gpu", "one", "other"]
 
 
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    recordings.record(root / "zero-workers", 0, spans=2)
-    recordings.record(root / "two-workers", 2)
-    (root / "gpu").mkdir()
-    write(root / "gpu" / "host_1.10.pt.trace.json", on_a_gpu())
+    for run, events in zip(RUNS, (on_a_gpu(), two_steps(), two_steps()), strict=True):
+        (root / run).mkdir()
+        write(root / run / "host_1.10.pt.trace.json", events)
     return root
 
 
@@ -67,7 +65,7 @@ ASKED_FOR = metadata.entry_points(group="tensorboard_plugins", name="corrected_p
 def test_a_tensorboard_that_is_started_otherwise_is_corrected_where_the_environment_asks_for_it(logdir, tmp_path):
     own = {"TMPDIR": str(tmp_path)}  # it ends where it may not write into the one that all users share
     plain = subprocess.Popen(
-        [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir / "two-workers"), "--port", "0"],
+        [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir / "one"), "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=os.environ | own | {"TORCH_PROFILER_START_METHOD": "spawn", "PYTHONUNBUFFERED": "1"},
@@ -75,10 +73,10 @@ def test_a_tensorboard_that_is_started_otherwise_is_corrected_where_the_environm
     )
     try:
         url = next(re.search(r"http://\S+", line)[0] for line in plain.stdout if " at http://" in line)
-        server = tensorboard.Server(logdir, ("two-workers",), url, None, logdir)
+        server = tensorboard.Server(logdir, ("one",), url, None, logdir)
         while not server.get("runs")["runs"]:
             time.sleep(0.1)
-        assert all(categories["DataLoader"] > 0 for _, categories in overview(server, "two-workers"))
+        assert [categories["DataLoader"] for _, categories in overview(server, "one")] == [300, 0]
     finally:
         plain.terminate()
         plain.wait(120)
@@ -147,15 +145,15 @@ def test_it_starts_where_the_path_of_temporary_files_is_too_long_for_sockets(log
 
 
 def test_showing_another_folder_replaces_the_one_before_and_no_other(logdir, server):
-    tensorboard.show(logdir / "zero-workers")
+    tensorboard.show(logdir / "other")
     before = tensorboard._shown
-    tensorboard.show(logdir / "two-workers")
+    tensorboard.show(logdir / "one")
     after = tensorboard._shown
     try:
         assert len({each.url for each in (server, before, after)}) == 3
         assert ends(before.url)
         assert not before.folder.exists()
-        assert after.get("runs")["runs"] == ["two-workers"]
+        assert after.get("runs")["runs"] == ["one"]
     finally:
         tensorboard.stop()
     assert ends(after.url)
@@ -163,7 +161,7 @@ def test_showing_another_folder_replaces_the_one_before_and_no_other(logdir, ser
 
 
 def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir):
-    shown = f"from stepscope import tensorboard\ntensorboard.show({str(logdir)!r}, height=500)"
+    shown = f"from stepscope import tensorboard\ntensorboard.show({str(logdir)!r})"
     cell = nbformat.v4.new_code_cell(f"{shown}\nprint(tensorboard._shown.url)")
     notebook = nbformat.v4.new_notebook(cells=[cell])
     NotebookClient(notebook, timeout=280, startup_timeout=280).execute()
@@ -201,17 +199,18 @@ def test_behind_a_proxy_the_link_goes_through_it(server, hub, monkeypatch, varia
     assert RUNS[0] in runs
 
 
-def test_in_colab_its_own_function_shows_the_tab_and_no_address_is_named(logdir, monkeypatch, capsys):
+def test_in_colab_its_own_function_shows_the_tab_and_no_address_is_named(logdir, server, monkeypatch, capsys):
     shown = []
     output = types.ModuleType("google.colab.output")  # a stand-in for Colab's module, which exists nowhere else
     output.serve_kernel_port_as_iframe = lambda port, path="/", **options: shown.append((port, path, options))
     package = types.ModuleType("google.colab")
     package.output = output
+    monkeypatch.setattr(tensorboard, "start", lambda logdir: server)
+    monkeypatch.setattr(tensorboard, "_shown", None)
     monkeypatch.setitem(sys.modules, "google.colab", package)
     monkeypatch.setitem(sys.modules, "google.colab.output", output)
-    tensorboard.show(logdir, height=500)
-    url = tensorboard._shown.url
-    tensorboard.stop()
-    assert shown == [(urlsplit(url).port, f"{urlsplit(url).path}#pytorch_profiler", {"height": "500"})]
+    tensorboard.show(logdir)
+    url = urlsplit(server.url)
+    assert shown == [(url.port, f"{url.path}#pytorch_profiler", {"height": "800"})]
     printed = capsys.readouterr().out
     assert "Colab" in printed and "http" not in printed

@@ -64,7 +64,6 @@ def test_a_comparison_ends_in_one_of_four_ways(rates, outcome):
     lambda: timing.interleaved({}, 3), lambda: timing.interleaved({"a": int}, 0), lambda: timing.call_ms(int, 0),
     lambda: confidence.geometric([]), lambda: confidence.geometric([1, math.nan]), lambda: timing.loop([[]], print, 0),
     lambda: diagnosis.diagnose([[]], print, steps=0), lambda: profiling.record([[]], print, os.devnull, active=0),
-    lambda: profiling.record([[]], print, os.devnull, spans=0),
 ])  # fmt: skip
 def test_what_cannot_be_timed_or_averaged_is_refused(call):
     with pytest.raises(ValueError, match="Expected .*, found"):

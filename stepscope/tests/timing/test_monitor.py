@@ -1,29 +1,25 @@
 """The monitor sees what a loop does to the machine, and leaves with it."""
 
-import os
-import sys
 import time
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from support.clock import Clock
 
-from stepscope import timing
 from stepscope.timing import monitor
 
 
 class Process:
-    """Stands in for a process of psutil, which has had so many seconds of a processor."""
+    """Stands in for a process of psutil: what it has had of a processor, in seconds, and what it has read, in bytes."""
 
     def __init__(self, seconds=0.0):
-        self.seconds = seconds
+        self.seconds, self.read, self.from_disk = seconds, 0, 0
 
     def cpu_times(self):
         return SimpleNamespace(user=self.seconds / 4, system=self.seconds * 3 / 4)
 
     def io_counters(self):
-        return SimpleNamespace(read_chars=0, read_bytes=0)
+        return SimpleNamespace(read_chars=self.read, read_bytes=self.from_disk)
 
 
 @pytest.fixture
@@ -68,11 +64,6 @@ def nothing():
     pass
 
 
-def amount(table, rate):
-    """What a rate comes to over the whole table."""
-    return table[rate].sum() * monitor.INTERVAL
-
-
 def test_cpu_time_is_reported_of_this_process_and_of_its_workers_on_average(clock, processes):
     processes.update({7: Process(3), 8: Process(5)})
 
@@ -86,22 +77,17 @@ def test_cpu_time_is_reported_of_this_process_and_of_its_workers_on_average(cloc
     assert table["workers, CPU in %"].tolist() == pytest.approx([65, 0, 65, 0, float("nan")], nan_ok=True)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")
-def test_reading_from_the_disk_is_distinguished_from_reading_from_memory(tmp_path, clock):
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(20_000_000))
-    timing.forget(tmp_path)
-    before = psutil.Process().io_counters().read_bytes
-    path.read_bytes()
-    if psutil.Process().io_counters().read_bytes == before:
-        pytest.skip(f"{tmp_path} is not on a disk: `--basetemp=FOLDER` names another")
-    warm = sampled(clock, *[path.read_bytes] * 4).table()
-    timing.forget(tmp_path)
-    cold = sampled(clock, *[path.read_bytes] * 4).table()
-    assert amount(warm, "read in MB/s") == pytest.approx(80, rel=0.1)
-    assert amount(cold, "read in MB/s") == pytest.approx(80, rel=0.1)
-    assert amount(warm, "from disk in MB/s") < 2
-    assert amount(cold, "from disk in MB/s") == pytest.approx(20, rel=0.1)
+def test_reading_from_the_disk_is_distinguished_from_reading_from_memory(clock, processes):
+    processes[7] = Process()
+
+    def read():
+        processes[None].read += 20_000_000
+        processes[None].from_disk += 5_000_000
+        processes[7].read += 10_000_000
+
+    table = sampled(clock, read, nothing).table()
+    assert table["read in MB/s"].tolist() == pytest.approx([30 / monitor.INTERVAL, 0])
+    assert table["from disk in MB/s"].tolist() == pytest.approx([5 / monitor.INTERVAL, 0])
 
 
 def test_samples_are_taken_while_the_block_runs_also_when_that_raises():

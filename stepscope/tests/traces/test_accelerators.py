@@ -175,18 +175,6 @@ def test_without_device_properties_a_false_0_is_left_out_and_said_so(tmp_path):
     assert "Occupancy of 34% of the kernels' time" in table.attrs["unknown"][0]
 
 
-@pytest.mark.parametrize("odd", [None, "N/A"])
-@pytest.mark.parametrize("key", ["grid", "registers per thread", "blocks per SM", "est. achieved occupancy %"])
-def test_what_is_no_number_is_unknown(tmp_path, key, odd):
-    events = cuda_trace.events()
-    odd_one = next(each for each in events if each["name"] == cuda_trace.CONVOLUTION)
-    odd_one["args"][key] = odd
-    used = traces.accelerators(written(tmp_path / "trace.json", events)).loc[0]
-    assert used["utilization"] == pytest.approx(cuda_trace.UTILIZATION)
-    assert used["sm_efficiency"] <= cuda_trace.SM_EFFICIENCY + 1e-9
-    assert used["occupancy"] == pytest.approx(cuda_trace.OCCUPANCY, abs=0.01)
-
-
 def test_without_steps_shares_are_of_the_whole_recording_or_unknown(tmp_path):
     table = traces.accelerators(written(tmp_path / "a.json", [event("cpu_op", "a", 0, 100), kernel(0, 50)]))
     assert table.loc[0, "utilization"] == 0.5 and "marks no steps" in table.attrs["unknown"][0]
@@ -254,6 +242,8 @@ def test_a_bad_trace_or_rank_is_named_and_the_others_are_printed(tmp_path, capsy
     good = ["a, rank 0", "a, rank 1", "a, 2 ranks together"]
     assert printed == [*good, "b/host0.1.pt.trace.json", " TraceError", "b/host1.1.pt.trace.json, rank 1"]
     assert status == 1
+    status, output = shown(capsys, tmp_path / "none")
+    assert status == 1 and "NoTraces" in output
 
 
 def test_no_name_in_a_trace_can_control_the_terminal(tmp_path, capsys):

@@ -81,7 +81,7 @@ def test_a_damaged_file_is_read_or_refused_by_an_error_of_ours(tmp_path, reader)
     damage.each([make(path.parent)], test)
 
 
-@pytest.mark.parametrize("odd", [7, 1e308, "x", [7], [[None]], {"a": 1}])
+@pytest.mark.parametrize("odd", [1e308, [[None]]])
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_odd_arguments_of_an_exchange_are_unknown(tmp_path, backend, odd):
     content, path = of_a_rank(tmp_path, backend), tmp_path / "rank_1.1.pt.trace.json"

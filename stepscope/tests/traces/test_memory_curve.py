@@ -61,25 +61,21 @@ def test_a_gpus_memory_is_what_it_states(tmp_path):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("source", ["recorded", "hand-made"])
-def test_the_curve_is_that_of_the_tab(tmp_path, source):
-    if source == "recorded":
-        recordings.record(tmp_path / "run", 2, profile_memory=True)
-        (path,) = (tmp_path / "run").iterdir()
-    else:
-        path = cuda_trace.write(tmp_path / "trace.json")
+def test_the_curve_is_that_of_the_tab(tmp_path):
+    recordings.record(tmp_path / "run", 2, profile_memory=True)
+    files = [*(tmp_path / "run").iterdir(), cuda_trace.write(tmp_path / "trace.json")]
     wanted = "page.get_memory_curve(memory_metric='B', patch_for_step_plot=False)['rows']"
-    tab = parsed_by_the_plugin(path, wanted)
-    curve = traces.memory_curve(path)
-    assert {device.replace("GPU", "GPU ") for device in tab} == set(curve["device"])
-    for device, rows in tab.items():
-        times, allocated, _ = zip(*rows, strict=True)
-        ours = curve[curve["device"] == device.replace("GPU", "GPU ")]
-        # The tab counts time from the recording's first event, and the CPU's memory from the process's first recording
-        before = allocated[0] - round(ours["allocated"].iat[0] * 1e6) if device == "CPU" else 0
-        assert [round(each * 1e6) + before for each in ours["allocated"]] == list(allocated)
-        since_first = ours["time"] - ours["time"].iat[0]
-        assert since_first.tolist() == pytest.approx([time - times[0] for time in times], abs=2e-3)
+    for file, tab in zip(files, parsed_by_the_plugin(files, wanted), strict=True):
+        curve = traces.memory_curve(file)
+        assert {device.replace("GPU", "GPU ") for device in tab} == set(curve["device"])
+        for device, rows in tab.items():
+            times, allocated, _ = zip(*rows, strict=True)
+            ours = curve[curve["device"] == device.replace("GPU", "GPU ")]
+            # The tab counts time from the first event, and the CPU's memory from the process's first recording
+            before = allocated[0] - round(ours["allocated"].iat[0] * 1e6) if device == "CPU" else 0
+            assert [round(each * 1e6) + before for each in ours["allocated"]] == list(allocated)
+            since_first = ours["time"] - ours["time"].iat[0]
+            assert since_first.tolist() == pytest.approx([time - times[0] for time in times], abs=2e-3)
 
 
 def test_a_profile_without_memory_says_so(trace):

@@ -222,7 +222,7 @@ def test_the_shell_prints_what_the_ranks_cost_each_other(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    return rank_traces.record(tmp_path_factory.mktemp("recorded") / "run", late=0.3)
+    return rank_traces.record(tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.mark.slow

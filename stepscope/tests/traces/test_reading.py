@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-import subprocess
-import sys
 import tracemalloc
 
 import numpy as np
@@ -261,18 +259,12 @@ def test_what_ends_before_it_starts_does_not_count(tmp_path):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("damage", ["cut", "cut while packed", "one byte"])
-def test_a_damaged_trace_is_refused_by_name_or_read(recorded, tmp_path, damage):
-    content = recorded.read_bytes() if damage == "cut while packed" else recordings.read(recorded)
-    path, random, refused = tmp_path / "damaged.json", np.random.default_rng(0), 0
-    for place, byte in zip(random.integers(len(content), size=40), random.bytes(40), strict=True):
-        path.write_bytes(content[:place] + (bytes([byte]) + content[place + 1 :] if damage == "one byte" else b""))
-        try:
+def test_a_packed_trace_that_is_cut_off_is_refused_by_name(recorded, tmp_path):
+    content, path = recorded.read_bytes(), tmp_path / "damaged.json"
+    for end in np.random.default_rng(0).integers(len(content), size=40):
+        path.write_bytes(content[:end])
+        with pytest.raises(traces.TraceError, match=r"damaged\.json"):
             traces.breakdown(path)
-        except traces.TraceError as error:
-            assert str(path) in str(error)
-            refused += 1
-    assert refused > 4 if damage == "one byte" else refused == 40
 
 
 @pytest.mark.parametrize("events", [[step(1, 0, 10), step(1, 20, 30)], [step(1, 0, 10), step(2, 5, 15)]])
@@ -325,8 +317,3 @@ def test_ranks_are_those_recorded_in_the_traces_and_sorted_by_number(tmp_path):
     ranked(tmp_path / "old.1.pt.trace.json", 2)
     with pytest.raises(traces.SeveralRecordings, match="b and old .* rank 2"):
         traces.ranks(tmp_path)
-
-
-def test_importing_traces_does_not_import_torch():
-    code = "import sys, stepscope.traces; sys.exit('torch' in sys.modules or 'tensorboard' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

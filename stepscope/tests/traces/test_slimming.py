@@ -48,9 +48,7 @@ def test_a_slim_trace_has_the_same_tables_and_metadata(trace, slimmed):
 
 @pytest.mark.processes
 def test_a_slim_trace_has_the_same_overview_and_modules_in_tensorboard(trace, slimmed):
-    before, after = (
-        parsed_by_the_plugin(file, "(page.overview, repr(page.module_stats))") for file in (trace, slimmed)
-    )
+    before, after = parsed_by_the_plugin([trace, slimmed], "(page.overview, repr(page.module_stats))")
     assert len(before[0]["steps"]["rows"]) == 4
     assert after == before
 

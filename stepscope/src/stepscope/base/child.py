@@ -86,10 +86,7 @@ def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Pat
     folder : path, optional
         Removed at the end.
 
-    Returns
-    -------
-    Thread
-        It ends with this process: join it if there is nothing else to do.
+    It returns a thread that ends with this process: join it if there is nothing else to do.
     """
     owner, asked, ending = int(os.environ.pop(_OWNER)), threading.Event(), threading.Event()
 

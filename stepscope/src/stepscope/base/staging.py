@@ -107,10 +107,7 @@ def write(path: str | Path, content: str | bytes, *, durable: bool = False) -> N
     durable : bool
         Wait until the content is on the disk, so that a power cut leaves the old file or the new one.
 
-    Raises
-    ------
-    NotEnoughDisk
-        If the disk becomes full meanwhile.
+    It raises NotEnoughDisk if the disk becomes full meanwhile.
     """
     path = Path(os.path.realpath(path))  # a link stays a link, and its target is replaced
     with _staged(path) as staging:

@@ -82,10 +82,7 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
     path : str, Path or Trace
         A trace of PyTorch 1.12 or newer, or the folder of a run.
 
-    Raises
-    ------
-    traces.TraceError
-        If there is no trace, if it cannot be read, or if it holds several processes or recordings.
+    It raises TraceError if there is no trace, if it cannot be read, or if it holds several processes or recordings.
     """
     try:
         recorded = profile.read(traces.load(path))
@@ -96,7 +93,7 @@ def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
         return conclude(recorded.step_ms, evidence, (), doubt=doubt, steps=recorded.timed)
     findings = [
         *device.findings(recorded),
-        *step.findings(step.read(recorded)),
+        *result.findings(step.RULES, step.read(recorded)),
         *result.findings(loading.RULES, loading.of_profile(recorded)),
     ]
     unknown = [NEEDS_THE_LOADER] if any(finding.verdict == "loading" for finding in findings) else []
@@ -113,15 +110,7 @@ def show(path: str | Path) -> bool:
         A trace file, the folder of a run, or a folder of such folders. Processes that trained together are diagnosed
         one by one, and then together.
 
-    Returns
-    -------
-    bool
-        Whether all of them could be read.
-
-    Raises
-    ------
-    traces.NoTraces
-        If there are none.
+    It returns whether all of them could be read, and raises NoTraces if there are none.
     """
     return report.show(path, lambda trace: str(_of_any(trace)))
 

@@ -131,10 +131,7 @@ def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
     path : str, Path or mapping of str to Trace
         The folder with the traces of all ranks, or what `traces.ranks` returns.
 
-    Raises
-    ------
-    traces.TraceError
-        If there is no trace, if one cannot be read, or if two belong to the same rank.
+    It raises TraceError if there is no trace, if one cannot be read, or if two belong to the same rank.
     """
     ranks = path if isinstance(path, Mapping) else traces.ranks(path)
     if len(ranks) < 2:

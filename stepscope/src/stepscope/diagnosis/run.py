@@ -112,9 +112,9 @@ def _found(
     loop = replace(loop, wait=loop.wait - around, usual_wait=max(0.0, loop.usual_wait - around))
     found = [
         *(each for each in device.findings(recorded) if each.verdict != result.UNKNOWN),  # the profiler's own time
-        *steps.findings(host),
+        *result.findings(steps.RULES, host),
         *result.findings(loading.RULES, loop),
-        *trials.findings(replace(tried, work=loop.work / loop.whole)),
+        *result.findings(trials.RULES, replace(tried, work=loop.work / loop.whole)),
     ]
     if not loop.least:  # a GPU computes beside the host
         return found, loop

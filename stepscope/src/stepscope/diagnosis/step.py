@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, SimpleNamespace
@@ -23,9 +23,9 @@ import numpy as np
 from stepscope import traces
 from stepscope.base.confidence import without_hiccup
 from stepscope.base.wording import counted, percent, printable
-from stepscope.diagnosis import result, stacks
+from stepscope.diagnosis import stacks
 from stepscope.diagnosis.profile import Profile
-from stepscope.diagnosis.result import Finding, Rule
+from stepscope.diagnosis.result import Rule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -454,8 +454,3 @@ def _where(outside: Outside) -> str:
     """Return the end of a sentence: whether the other work waits, and its line."""
     waits = ", and mostly waits" if outside.waited >= outside.share / 2 else ""
     return f"{waits}{f': mostly at {outside.line}' if outside.line else '.'}"
-
-
-def findings(host: SimpleNamespace) -> Iterator[Finding]:
-    """Yield what the step costs the host."""
-    yield from result.findings(RULES, host)

@@ -20,9 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map
 
 from stepscope import timing
-from stepscope.base.wording import milliseconds
-from stepscope.diagnosis import result
-from stepscope.diagnosis.result import Finding, Rule
+from stepscope.diagnosis.result import Rule
 from stepscope.timing.loaders import batch_size
 from stepscope.timing.stopwatch import synchronize
 
@@ -188,23 +186,15 @@ def _pass(module: nn.Module, arguments: tuple, dtype: torch.dtype) -> Callable:
     return call
 
 
-def _evidence(name: str, text: str) -> Callable[[Trials], str]:
-    def evidence(trials: Trials) -> str:
-        trial = getattr(trials, name)
-        return text.format(before=milliseconds(trial.before), after=milliseconds(trial.after), trials=trials)
-
-    return evidence
-
-
 def _threads_rule(name: str, too_many: bool) -> Rule:
     """Return the row for too few or too many threads."""
 
     def gain(trials: Trials) -> float | None:
         return trials.work * trials.other.gain if (trials.threads > trials.other_threads) is too_many else None
 
-    text = "A step took {before} with PyTorch's {trials.threads} threads, and {after} with {trials.other_threads}."
+    text = "A step took {other.before:ms} with PyTorch's {threads:thread}, and {other.after:ms} with {other_threads}."
     change = "torch.set_num_threads({other_threads})  # OMP_NUM_THREADS in the environment may set it, too"
-    return Rule(name, "settings", "number of threads", gain, _evidence("other", text), change)
+    return Rule(name, "settings", "number of threads", gain, text, change)
 
 
 RULES = (
@@ -213,35 +203,27 @@ RULES = (
     Rule(
         "anomaly detection", "settings", "debugging settings",
         lambda trials: trials.work * trials.anomaly.gain,
-        _evidence("anomaly", "Autograd checks each operator for NaN: a step took {before}, without checks {after}."),
+        "Autograd checks each operator for NaN: a step took {anomaly.before:ms}, without checks {anomaly.after:ms}.",
         "torch.autograd.set_detect_anomaly(False)  # only to look for a NaN",
     ),
     Rule(
         "deterministic algorithms", "settings", "debugging settings",
         lambda trials: trials.work * trials.deterministic.gain,
-        _evidence("deterministic", "A step took {before}, with the default algorithms {after}."),
+        "A step took {deterministic.before:ms}, with the default algorithms {deterministic.after:ms}.",
         "torch.use_deterministic_algorithms(False)  # seeds alone reproduce a run about as well",
     ),
     Rule(
         "numbers of 64 bits", "settings", "mixed precision",
         lambda trials: trials.work * trials.single.gain,
-        _evidence(
-            "single", "The weights are float64: a forward and a backward pass took {before}, with float32 {after}."
-        ),
+        "The weights are float64: a forward and a backward pass took {single.before:ms}, with float32 "
+        "{single.after:ms}.",
         "model.float()  # and the batches: NumPy computes in float64",
     ),
     Rule(
         "a small batch", "settings", "larger batches",
         lambda trials: trials.work * trials.larger.gain,
-        _evidence(
-            "larger",
-            f"A step of {{trials.batch}} took {{before}}; in one {LARGER} times as large, as many took {{after}}.",
-        ),
+        f"A step of {{batch}} took {{larger.before:ms}}; in one {LARGER} times as large, as many took "
+        "{larger.after:ms}.",
         "DataLoader(…, batch_size=…)  # larger, with a learning rate for it; or accumulate fewer",
     ),
 )  # fmt: skip
-
-
-def findings(trials: Trials) -> Iterator[Finding]:
-    """Yield what gained in a trial."""
-    yield from result.findings(RULES, trials)

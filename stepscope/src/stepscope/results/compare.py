@@ -19,7 +19,6 @@ LEAST = 1e-6  # ms of a step: no clock measures less
 class Side:
     """The results before a change, or after it: of one run, or of several repeated runs."""
 
-    path: Path  #: The file, or the folder of files
     diagnosis: Diagnosis  #: The first run's; with several ranks, that of the slowest rank, since the others wait for it
     found: frozenset[str]  #: Names of the findings worth changing, in any rank of any run
     #: The values to average, in ms: the steps of one run, or the means of several; including work between epochs.
@@ -43,7 +42,7 @@ class Side:
             machines |= {each["machine"] for each in results if "machine" in each}
         one = len(slowest) == 1
         values = _values(slowest[0]) if one else map(_mean, slowest)
-        return cls(path, slowest[0], frozenset(found), tuple(values), not one, frozenset(machines))
+        return cls(slowest[0], frozenset(found), tuple(values), not one, frozenset(machines))
 
     def __str__(self) -> str:
         of = counted(len(self.values), "run" if self.several else "step")

@@ -32,10 +32,7 @@ def page(results: Sequence[dict], title: str) -> str:
         From `stepscope.results.read`, at least one.
     title : str
 
-    Raises
-    ------
-    ResultError
-        If there is no result.
+    It raises ResultError if there is no result.
     """
     if not results:
         raise ResultError(f"Expected a result for the page {title!r}, found none. {WANTED}")

@@ -29,6 +29,7 @@ from stepscope.base.wording import counted
 from stepscope.tensorboard import corrections
 
 TIMEOUT = 120  # seconds: thirty users may start theirs at once, each taking 2 s of the machine's cores
+HEIGHT = 800  # pixels of the embedded page
 SCALE = 0.72  # the Overview needs 1,200 pixels, or its panels overlap; a notebook has about 880
 PLUGIN = "data/plugin/pytorch_profiler"
 
@@ -94,7 +95,7 @@ class Server:
         raise TensorBoardFailed("\n".join([f"TensorBoard {problem} Its last words:", *lines[-20:]]))
 
 
-def show(logdir: str | Path, *, height: int = 800) -> None:
+def show(logdir: str | Path) -> None:
     """Start TensorBoard over `logdir`, wait until the profiler tab has all runs, print the link and embed the page.
 
     It replaces the one shown before: a running TensorBoard does not notice traces added to a run it knows. It ends
@@ -104,8 +105,6 @@ def show(logdir: str | Path, *, height: int = 800) -> None:
     ----------
     logdir : str or Path
         Folder with the traces of one run, or with a folder for each of several runs.
-    height : int
-        Height of the embedded page in pixels.
 
     It raises the errors of `start`.
     """
@@ -118,7 +117,7 @@ def show(logdir: str | Path, *, height: int = 800) -> None:
         from google.colab import output
 
         url = urlsplit(server.url)
-        output.serve_kernel_port_as_iframe(url.port, path=f"{url.path}#pytorch_profiler", height=str(height))
+        output.serve_kernel_port_as_iframe(url.port, path=f"{url.path}#pytorch_profiler", height=str(HEIGHT))
     elif "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
         from IPython.display import HTML, display
 
@@ -126,8 +125,8 @@ def show(logdir: str | Path, *, height: int = 800) -> None:
         display(
             HTML(
                 f'<p><a href="{link}" target="_blank">Open TensorBoard in a tab of its own</a></p>'
-                f'<div style="height: {height}px; overflow: hidden"><iframe src="{link}" title="TensorBoard" '
-                f'style="border: 0; width: {1 / SCALE:.2%}; height: {height / SCALE:.0f}px; '
+                f'<div style="height: {HEIGHT}px; overflow: hidden"><iframe src="{link}" title="TensorBoard" '
+                f'style="border: 0; width: {1 / SCALE:.2%}; height: {HEIGHT / SCALE:.0f}px; '
                 f'transform: scale({SCALE}); transform-origin: 0 0"></iframe></div>'
             )
         )

@@ -122,10 +122,7 @@ def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) ->
     rounds : int
         How often each is timed.
 
-    Raises
-    ------
-    WorkerDied
-        If a worker is killed or exits.
+    It raises WorkerDied if a worker is killed or exits.
     """
     workers = getattr(loader, "num_workers", 0)
     burst = max(workers, 1)

@@ -60,10 +60,7 @@ def batches(loader: Iterable) -> Iterator[Iterator]:
 def endless(loader: Iterable) -> Iterator:
     """Yield batches endlessly, epoch after epoch. When it is closed or raises, no worker of the loader is left.
 
-    Raises
-    ------
-    WorkerDied, ValueError
-        As `batches`.
+    It raises what `batches` raises.
     """
     epoch = None
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,14 +30,13 @@ def record(
     folder: str | Path,
     *,
     active: int = 6,
-    spans: int = 1,
     **options: bool,
 ) -> Path:
-    """Profile `active` training steps, `spans` times, and return the folder of the traces.
+    """Profile `active` training steps, and return the folder of the trace.
 
-    Each span waits until the loader runs evenly, profiles one step as a warm-up whose events are discarded, and then
-    records. The traces are gzip files, one a span, and replace those of an earlier recording of the same run. A
-    stopwatch also runs; see `stopwatch`.
+    It waits until the loader runs evenly, profiles one step as a warm-up whose events are discarded, and then records.
+    The trace is a gzip file, and replaces that of an earlier recording of the same run. A stopwatch also runs; see
+    `stopwatch`.
 
     Parameters
     ----------
@@ -46,11 +44,9 @@ def record(
     step : callable
         Called with a batch as `call` does.
     folder : str or Path
-        Where the traces go: a new folder, an empty one, or one with an earlier recording, which is replaced.
+        Where the trace goes: a new folder, an empty one, or one with an earlier recording, which is replaced.
     active : int
-        Steps to record in each span; 1 or more.
-    spans : int
-        How often to wait, warm up and record; once or more.
+        Steps to record; 1 or more.
     **options : bool
         Of `torch.profiler.profile`, such as ``record_shapes=True``. Each adds to the time and the size of every step.
 
@@ -59,19 +55,18 @@ def record(
     FileExistsError
         If the folder holds files that are not of a recording.
     ValueError
-        If there is no step or no span to record.
+        If there is no step to record.
     """
-    if min(active, spans) < 1:
-        raise ValueError(f"Expected at least one step and one span to record, found {active=} and {spans=}.")
+    if active < 1:
+        raise ValueError(f"Expected at least one step to record, found {active=}.")
     folder = Path(folder)
     files.refuse_others(folder)
     wait = warmup_steps(loader)
-    plan = schedule(wait=wait, warmup=1, active=active, repeat=spans)
+    plan = schedule(wait=wait, warmup=1, active=active, repeat=1)
     clock = {}
     with staging.folder(folder, replace=True) as staged:
         with (
             loaders.batches(loader) as batches,
-            warnings.catch_warnings(),
             profile(
                 activities=activities(),
                 schedule=plan,
@@ -79,9 +74,7 @@ def record(
                 **options,
             ) as profiler,
         ):
-            # The profiler keeps only the last span; by then the other spans are in their traces.
-            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
-            for timed_step in timed(batches, step, spans * (wait + 1 + active)):
+            for timed_step in timed(batches, step, wait + 1 + active):
                 if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
                     clock[profiler.step_num] = {"wait": timed_step.wait * 1e6, "step": timed_step.duration * 1e6}
                 elif profiler.current_action is ProfilerAction.WARMUP:
@@ -92,7 +85,7 @@ def record(
 
 
 def stopwatch(folder: Path) -> pd.DataFrame:
-    """Return the stopwatch's times while `record` recorded the traces in `folder`, which the traces must match.
+    """Return the stopwatch's times while `record` recorded the trace in `folder`, which the trace must match.
 
     A row for each recorded step, by its number; columns ``wait`` for the batch and ``step`` as a whole, in µs.
     """

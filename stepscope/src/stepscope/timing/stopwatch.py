@@ -159,20 +159,17 @@ def call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) 
     return statistics.median(each_call_ms(function, repeats, warmup))
 
 
-def each_call_ms(
-    function: Callable[[], object], repeats: int = 20, warmup: int = 1, longest: float | None = None
-) -> list[float]:
+def each_call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) -> list[float]:
     """Milliseconds of a call, including the device's work, measured `repeats` times after `warmup` calls.
 
     Short calls run many in a row, and their time is divided by their number: launching a kernel, waiting for it and
-    reading the clock takes longer than a short kernel. `longest` is that of `loop`.
+    reading the clock takes longer than a short kernel. After the seconds of `limit` no further measurement begins.
     """
     if repeats < 1:
         raise ValueError(f"Expected at least one call to time, found repeats={repeats}.")
-    longest = longest_of("run") if longest is None else longest
     warm_up(function, warmup)
     times, calls = [], 1
-    for _ in limited(range(repeats), longest):
+    for _ in limited(range(repeats), longest_of("run")):
         ms = _in_a_row_ms(function, calls)
         while ms < _LONG_ENOUGH and calls < _MOST_CALLS:
             calls *= 2
