@@ -61,7 +61,7 @@ def _calculated(number: str) -> Iterator[tuple]:
             f"{digits(before.step_ms / after.step_ms)}×",
             f"{' → '.join(rates)} images/s; decided by {after.limit}",
             after.gpu.name,
-            f"ResNet-50, {images} images a step",
+            f"ResNet-50{', bfloat16' if number == '12' else ''}, {images} images a step",
             after.gpu.source,
         )
 
