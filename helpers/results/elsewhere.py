@@ -59,7 +59,7 @@ def _calculated(number: str) -> Iterator[tuple]:
             "calculated",
             change,
             f"{digits(before.steady_ms / after.steady_ms)}×",
-            f"{' → '.join(rates)} images/s; decided by {after.limit}",
+            f"{' → '.join(rates)} images/s; decided by {' → '.join(dict.fromkeys([before.limit, after.limit]))}",
             after.gpu.name,
             f"ResNet-50{', bfloat16' if number == '12' else ''}, {images} images a step",
             after.gpu.source,
