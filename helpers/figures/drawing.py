@@ -100,7 +100,7 @@ def lines(series: Mapping[str, tuple[Sequence, Sequence]], **style: object) -> t
         own = {"color": colour, "linestyle": dashes, "marker": marker if marked else None}
         axes.plot(x, y, label=name, **own | style)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False)
+    legend(figure, columns=2)
     return figure, axes
 
 

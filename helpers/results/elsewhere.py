@@ -54,14 +54,14 @@ def _measured(rung: str) -> Iterator[tuple]:
 
 def _calculated(number: str) -> Iterator[tuple]:
     for change, before, after, images in calculated.changes(number):
-        rates = (f"{images / each.step_ms * 1e3:,.0f}" for each in (before, after))
+        rates = (f"{images / each.steady_ms * 1e3:,.0f}" for each in (before, after))
         yield (
             "calculated",
             change,
-            f"{digits(before.step_ms / after.step_ms)}×",
-            f"{' → '.join(rates)} images/s; decided by {after.limit}",
+            f"{digits(before.steady_ms / after.steady_ms)}×",
+            f"{' → '.join(rates)} images/s; decided by {' → '.join(dict.fromkeys([before.limit, after.limit]))}",
             after.gpu.name,
-            f"ResNet-50, {images} images a step",
+            f"ResNet-50{', bfloat16' if number == '12' else ''}, {images} images a step",
             after.gpu.source,
         )
 
