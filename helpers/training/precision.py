@@ -136,8 +136,8 @@ def operator_types(call: Callable[[], object]) -> pd.DataFrame:
     """
     with Calls() as seen:
         call()
-    floating = [(name, result.dtype) for name, result in seen.calls if result is not None and result.is_floating_point()]
-    counts = Counter((name, str(dtype).removeprefix("torch.")) for name, dtype in floating)
+    given = [(name, result.dtype) for name, result in seen.calls if result is not None]
+    counts = Counter((name, str(dtype).removeprefix("torch.")) for name, dtype in given if dtype.is_floating_point)
     table = pd.Series(counts, dtype=int).rename_axis(["operator", "type"]).unstack(fill_value=0)
     return table.loc[table.sum(axis="columns").sort_values(ascending=False, kind="stable").index]
 
