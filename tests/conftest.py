@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import os
 import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from support.notebooks import NOTEBOOKS, environment, nbval
@@ -34,13 +36,15 @@ class Executed:
 @pytest.fixture(scope="session")
 def drawn_images(tmp_path_factory):
     """Environment variables for a folder with drawn images, and for empty runs."""
-    return prepared(tmp_path_factory, None)
+    return prepared(tmp_path_factory, "drawn")
 
 
 @pytest.fixture(scope="session")
 def any_images(tmp_path_factory):
     """Environment variables for a folder with real images if there are such, or else with drawn ones."""
-    return prepared(tmp_path_factory, REAL_IMAGES if REAL_IMAGES.exists() else None)
+    if not REAL_IMAGES.exists():
+        return prepared(tmp_path_factory, "drawn")
+    return prepared(tmp_path_factory, "images", CIFAR10_ARCHIVE=str(REAL_IMAGES))
 
 
 # These start many jobs of several processes, each of which imports PyTorch
@@ -72,7 +76,11 @@ def leave_results_before(notebook: Path, runs: Path) -> None:
         shutil.copytree(REFERENCE / "traces" / "03-more-workers", runs / "03-more-workers" / "best-number")
 
 
-def prepared(tmp_path_factory: pytest.TempPathFactory, archive: Path | None) -> dict[str, str]:
-    data = tmp_path_factory.mktemp("images")
-    cifar10.prepare(data_dir=data, archive=archive, drawn=(5_000, 1_000), download=False)
-    return environment(data, tmp_path_factory.mktemp("runs"))
+def prepared(tmp_path_factory: pytest.TempPathFactory, name: str, **archive: str) -> dict[str, str]:
+    """Prepare images in a folder of that name, which all processes of these tests use."""
+    base = tmp_path_factory.getbasetemp()
+    data = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    variables = environment(data, tmp_path_factory.mktemp("runs"))
+    with mock.patch.dict(os.environ, variables | archive):
+        cifar10.prepare(download=False)
+    return variables

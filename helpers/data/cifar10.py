@@ -56,35 +56,27 @@ class Prepared:
     test_images: int
 
 
-def prepare(
-    *,
-    data_dir: Path | None = None,
-    archive: Path | None = None,
-    drawn: tuple[int, int] | None = None,
-    download: bool = True,
-) -> Prepared:
+def prepare(*, drawn: tuple[int, int] | None = None, download: bool = True) -> Prepared:
     """Get the images, once: later calls only check them. Prints one line that says where they come from.
 
-    The first of these that exists is used: real images prepared before; the archive or folder that `archive` names, or
-    else one with its official name in `data_dir`; images drawn before; a download; images drawn now. The folder of
-    images appears whole or not at all. Many processes may call this at once: one does the work, the others wait. Raises
-    `config.CourseError` if the archive is damaged or of another kind; `staging.DamagedFolder` if prepared images are
-    missing, were altered or added; `staging.NotEnoughDisk` if the disk has no room.
+    They lie in `config.data_dir`, which may be read-only when they are there. The first of these that exists is used:
+    real images prepared before; the archive that `config.cifar10_archive` names, a tar file or folder in CIFAR-10's
+    layout for Python, or a part of it; one with its official name in `config.data_dir`; images drawn before; a
+    download; images drawn now. The folder of images appears whole or not at all. Many processes may call this at once:
+    one does the work, the others wait. Raises `config.CourseError` if the archive is damaged or of another kind;
+    `staging.DamagedFolder` if prepared images are missing, were altered or added; `staging.NotEnoughDisk` if the disk
+    has no room.
 
     Parameters
     ----------
-    data_dir : Path, optional
-        Where to keep the images, by default `config.data_dir`. May be read-only when they are there.
-    archive : Path, optional
-        A tar file or folder in CIFAR-10's layout for Python, or a part of it; by default `config.cifar10_archive`.
     drawn : tuple of int, optional
         Training and test images to draw if there are no real ones, by default those of `config.preset`.
     download : bool
         Try to download.
     """
-    data_dir = config.data_dir() if data_dir is None else Path(data_dir)
+    data_dir = config.data_dir()
     official = (data_dir / name for name in (_OFFICIAL_ARCHIVE, _OFFICIAL_FOLDER))
-    archive = archive or config.cifar10_archive() or next((path for path in official if path.exists()), None)
+    archive = config.cifar10_archive() or next((path for path in official if path.exists()), None)
     drawn = config.preset().drawn_images if drawn is None else drawn
     real, stand_in = data_dir / "cifar10", data_dir / f"cifar10-drawn-{drawn[0]}"
 
@@ -100,7 +92,7 @@ def prepare(
                 archive = archive or (_download(data_dir) if download else None)
                 if archive:
                     folder = real
-                    _from_archive(Path(archive), folder)
+                    _from_archive(archive, folder)
                 else:
                     folder = stand_in
                     _draw(drawn, folder)

@@ -31,25 +31,18 @@ class Photos:
     images: int  #: Number of photos
 
 
-def prepare(*, data_dir: Path | None = None, drawn: int | None = None) -> Photos:
+def prepare() -> Photos:
     """Get the photos, once: later calls only check them. Prints one line that says where they come from.
 
-    Drawn photos appear whole or not at all. Many processes may call this at once: one draws, the others wait. Raises
-    `config.CourseError` if the reader's own folder does not hold images in class folders; `staging.DamagedFolder` if
-    drawn photos are missing, were altered or added; `staging.NotEnoughDisk` if the disk has no room.
-
-    Parameters
-    ----------
-    data_dir : Path, optional
-        Where to keep drawn photos, by default `config.data_dir`. May be read-only when they are there.
-    drawn : int, optional
-        How many to draw if `config.photos` names no folder of the reader's own, by default those of `config.preset`.
-        The reader's photos are only read.
+    The reader's own photos, in the folder that `config.photos` names, are only read. If it names none, as many are
+    drawn as `config.preset` says, in `config.data_dir`, which may be read-only when they are there. Drawn photos appear
+    whole or not at all. Many processes may call this at once: one draws, the others wait. Raises `config.CourseError`
+    if the reader's own folder does not hold images in class folders; `staging.DamagedFolder` if drawn photos are
+    missing, were altered or added; `staging.NotEnoughDisk` if the disk has no room.
     """
     folder, hint = config.photos(), ""
     if folder is None:
-        data_dir = config.data_dir() if data_dir is None else Path(data_dir)
-        drawn = config.preset().drawn_photos if drawn is None else drawn
+        data_dir, drawn = config.data_dir(), config.preset().drawn_photos
         folder, source = data_dir / f"photos-drawn-{drawn}", f"drawn photos ({drawn:,})"
         hint = " For real ones, set COURSE_PHOTOS to a folder that holds a folder of images for each class."
         if not folder.exists():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-import math
 import signal
 import sys
 import time
@@ -52,12 +51,12 @@ class NotebookFailed(RuntimeError):
 def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core: bool = False) -> dict[str, float]:
     """Execute notebooks in order, by default all, each in its own kernel; print the ladder, return the seconds.
 
-    With `core` only the core of each is executed. Its time is not kept, since times are of whole notebooks.
+    With `core` only the core of each is executed.
 
     Each notebook, also one that fails, is written as an HTML page into ``html`` below ``COURSE_RUNS``. For the site, a
     notebook that does not fail is kept there, too, with its outputs and what they were measured on: `images` says where
-    the images come from. The time of each notebook is kept for `times_text`. Raises `NotebookFailed` if a cell raises
-    an error or its kernel dies: no later notebook is executed then.
+    the images come from. Raises `NotebookFailed` if a cell raises an error or its kernel dies: no later notebook is
+    executed then.
     """
     notebooks = all_notebooks() if notebooks is None else notebooks
     folder = pages()
@@ -76,10 +75,6 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core
             "date": datetime.date.today().isoformat(),
         }
         staging.write(folder / notebook.name, nbformat.writes(executed))
-        if not core:
-            own = _own()
-            own.setdefault(config.preset().name, {}).update(seconds)
-            staging.write(own_times(), json.dumps(own, indent=2) + "\n")
     print(f"\n{scoreboard.ladder_text()}")
     return seconds
 
@@ -161,14 +156,9 @@ def _forget_tensorboard(notebook: nbformat.NotebookNode) -> None:
 # How long it will take
 
 
-def own_times() -> Path:
-    """The file with the notebooks' run times on this machine."""
-    return config.runs_dir() / "run-times.json"
-
-
 def record_times(seconds: dict[str, float], data: str) -> None:
     """Store the notebooks' run times, and what they were measured on, for `times_text` on other machines."""
-    times = _read(RUN_TIMES)
+    times = _recorded()
     times[config.preset().name] = {
         "seconds": seconds,
         "machine": f"{wording.counted(machine.cores(), 'core')}, {hardware.describe()['device']}",
@@ -179,31 +169,12 @@ def record_times(seconds: dict[str, float], data: str) -> None:
 
 
 def times_text() -> str:
-    """Return in words how many minutes all notebooks take: as timed here those that have run here, others as recorded.
-
-    Raises `config.CourseError` if the file of this machine's times is damaged.
-    """
-    texts, own = [], _own()
-    for preset, recorded in _read(RUN_TIMES).items():
-        timed = own.get(preset, {})
-        text = f"{preset} {sum((recorded['seconds'] | timed).values()) / 60:.0f} min, recorded on {recorded['machine']}"
-        texts.append(text + (f" ({len(timed)} of the notebooks timed here)" if timed else ""))
-    return "; ".join(texts)
+    """Return in words how many minutes all notebooks take, as recorded."""
+    return "; ".join(
+        f"{preset} {sum(recorded['seconds'].values()) / 60:.0f} min, recorded on {recorded['machine']}"
+        for preset, recorded in _recorded().items()
+    )
 
 
-def _own() -> dict[str, dict[str, float]]:
-    """Return the seconds of `own_times`, by preset and notebook; raise `config.CourseError` if the file is damaged."""
-    path = own_times()
-    try:
-        own = _read(path)
-        if not all(math.isfinite(seconds) and seconds >= 0 for timed in own.values() for seconds in timed.values()):
-            raise ValueError("impossible seconds")
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise config.CourseError(
-            f"{path}: expected the notebooks' times in seconds, found something else ({error!r}). Delete it."
-        ) from error
-    return own
-
-
-def _read(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+def _recorded() -> dict[str, dict]:
+    return json.loads(RUN_TIMES.read_text(encoding="utf-8")) if RUN_TIMES.exists() else {}

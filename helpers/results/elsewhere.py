@@ -113,14 +113,10 @@ def calculated_and_published(batch: int = 128) -> pd.DataFrame:
     Returns a row per change: ``change`` in words, and the ratios of calculated to published figures, for the images per
     second ``before`` and ``after``, and for the ``gain``.
     """
-    rows, recorded, public = [], {}, published()
+    rows, public = [], published()
     for number, (network, gpu, *steps) in _STEPS.items():
-        for step in steps:
-            key = network, *step.items()
-            recorded[key] = recorded.get(key) or calculated.record_without_computing(
-                calculated.training_step(network, batch, **step)
-            )
-        milliseconds = [calculated.calculate(recorded[network, *step.items()], gpu).step_ms for step in steps]
+        recorded = (calculated.recorded(network, batch, **step) for step in steps)
+        milliseconds = [calculated.calculate(operators, gpu).step_ms for operators in recorded]
         before, after = (batch / each * 1e3 for each in milliseconds)
         said = public.loc[number]
         rows.append((f"{said.change}, {gpu}", before / said.before, after / said.after, after / before / said.gain))

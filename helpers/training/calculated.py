@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import pandas as pd
 import torch
@@ -24,7 +24,8 @@ from helpers.simulate import SimulatedDevice
 from helpers.training.called_operators import Operator, record, record_without_computing
 
 __all__ = [
-    "GPUS", "Calculated", "Gpu", "calculate", "changes", "fused", "record", "record_without_computing", "training_step",
+    "GPUS", "Calculated", "Gpu", "calculate", "changes", "fused", "record", "record_without_computing", "recorded",
+    "training_step",
 ]  # fmt: skip
 
 # Shares of a data sheet's figures that kernels reach, the same for all GPUs. These fit six published speeds of
@@ -265,6 +266,12 @@ def training_step(
     return build
 
 
+@cache
+def recorded(*arguments: object, **options: object) -> list[Operator]:
+    """Return the operators of the `training_step` with these arguments; the same step is recorded once."""
+    return record_without_computing(training_step(*arguments, **options))
+
+
 def changes(rung: str, gpus: Sequence[str] = ("A100", "H100")) -> Iterator[tuple[str, Calculated, Calculated, int]]:
     """Calculate what the changes of a rung, ``"09"`` to ``"12"``, do to a training step of ResNet-50 on photos.
 
@@ -281,17 +288,14 @@ def _changes(rung: str) -> Iterator[tuple[str, tuple, tuple, int]]:
     """Yield the changes of a rung, with the operators and the options of `calculate` before and after."""
     last, half = {"channels_last": True}, {"channels_last": True, "autocast": torch.bfloat16}
     if rung == "09":
-        float32 = record_without_computing(training_step())
-        yield "TF32", (float32, {"tf32": False}), (float32, {}), 256
+        yield "TF32", (recorded(), {"tf32": False}), (recorded(), {}), 256
     elif rung == "10":
-        contiguous, other = (record_without_computing(training_step(**layout)) for layout in ({}, last))
-        yield "channels_last, with TF32", (contiguous, {}), (other, {}), 256
+        yield "channels_last, with TF32", (recorded(), {}), (recorded(**last), {}), 256
     elif rung == "11":
-        usual, mixed = (record_without_computing(training_step(**each)) for each in (last, half))
-        yield "TF32 to bfloat16", (usual, {}), (mixed, {}), 256
+        yield "TF32 to bfloat16", (recorded(**last), {}), (recorded(**half), {}), 256
     elif rung == "12":
-        usual, fused_ = (record_without_computing(training_step(**half, fused=each)) for each in (False, True))
-        yield "fused optimizer", (usual, {}), (fused_, {}), 256
+        fused_ = recorded(**half, fused=True)
+        yield "fused optimizer", (recorded(**half), {}), (fused_, {}), 256
         yield "compiled, too", (fused_, {}), (fused_, {"compiled": True}), 256
-        small = record_without_computing(training_step("resnet50", 16, 32, **half, fused=True))
+        small = recorded("resnet50", 16, 32, **half, fused=True)
         yield "CUDA graph, with a fused optimizer, of 16 images of 32 × 32", (small, {}), (small, {"graph": True}), 16

@@ -103,6 +103,23 @@ def _shapes_only() -> Iterator[None]:
         hook.remove()
 
 
+class Calls(TorchDispatchMode):
+    """Lists the operators called in a ``with`` statement, after autograd and autocast have done their part.
+
+    `calls` has for each its name, and the first tensor that it returns, without values; None if it returns none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, torch.Tensor | None]] = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        first = next((each.to("meta") for each in _tensors(result)), None)
+        self.calls.append((operator._overloadpacket.__name__, first))
+        return result
+
+
 class _Recorder(TorchDispatchMode):
     def __init__(self, keep: bool):
         super().__init__()

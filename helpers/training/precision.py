@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import pandas as pd
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from helpers import config
+from helpers.training.called_operators import Calls
 from stepscope import timing
 
 
@@ -134,25 +134,12 @@ def operator_types(call: Callable[[], object]) -> pd.DataFrame:
 
     Forward and backward count, if `call` runs them. Operators that give no floating-point tensor are left out.
     """
-    with _Types() as seen:
+    with Calls() as seen:
         call()
-    table = pd.Series(seen.counts, dtype=int).rename_axis(["operator", "type"]).unstack(fill_value=0)
+    given = [(name, result.dtype) for name, result in seen.calls if result is not None]
+    counts = Counter((name, str(dtype).removeprefix("torch.")) for name, dtype in given if dtype.is_floating_point)
+    table = pd.Series(counts, dtype=int).rename_axis(["operator", "type"]).unstack(fill_value=0)
     return table.loc[table.sum(axis="columns").sort_values(ascending=False, kind="stable").index]
-
-
-class _Types(TorchDispatchMode):
-    """Sees every operator after autograd and autocast have done their part."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        first = result[0] if isinstance(result, tuple | list) and result else result
-        if isinstance(first, torch.Tensor) and first.is_floating_point():
-            self.counts[operator.overloadpacket.__name__, str(first.dtype).removeprefix("torch.")] += 1
-        return result
 
 
 def gradients(model: nn.Module, loss: Callable[[], torch.Tensor], every: int = 7) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import shutil
 import socket
 import tarfile
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from stepscope.base import staging
 DRAWN = (300, 100)
 
 
-def prepare(data_dir, **options):
-    return cifar10.prepare(**{"data_dir": data_dir, "drawn": DRAWN, "download": False, **options})
+def prepare(data_dir, archive="", **options):
+    with mock.patch.dict(os.environ, COURSE_DATA=str(data_dir), **{"CIFAR10_ARCHIVE": str(archive)} if archive else {}):
+        return cifar10.prepare(**{"drawn": DRAWN, "download": False} | options)
 
 
 @pytest.fixture(autouse=True)

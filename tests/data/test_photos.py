@@ -1,5 +1,7 @@
 """Photos in class folders: the reader's own, or drawn once for all processes, whole or not at all."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,17 +13,16 @@ from stepscope.base import staging
 COUNT = 20
 
 
-def prepare(data_dir, **options):
-    return photos.prepare(**{"data_dir": data_dir, "drawn": COUNT, **options})
-
-
 @pytest.fixture(autouse=True)
-def no_photos_named_from_outside(monkeypatch):
+def few_photos_and_none_named_from_outside(tmp_path, monkeypatch):
     monkeypatch.delenv("COURSE_PHOTOS", raising=False)
+    monkeypatch.setenv("COURSE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COURSE_PRESET", "ci")
+    monkeypatch.setitem(config.PRESETS, "ci", replace(config.PRESETS["ci"], drawn_photos=COUNT))
 
 
-def test_drawn_photos_lie_in_the_folders_of_their_classes_and_are_used_again(tmp_path, capsys):
-    prepared = prepare(tmp_path)
+def test_drawn_photos_lie_in_the_folders_of_their_classes_and_are_used_again(capsys):
+    prepared = photos.prepare()
     assert (prepared.images, prepared.source) == (COUNT, f"drawn photos ({COUNT})")
     for number in range(COUNT):
         drawn, label = synthetic.draw_photo(number, config.SEED)
@@ -32,29 +33,29 @@ def test_drawn_photos_lie_in_the_folders_of_their_classes_and_are_used_again(tmp
         assert abs(stored - drawn).mean() < 6  # of 255: what a JPEG changes
     moment = (prepared.folder / "manifest.json").stat().st_mtime_ns
     capsys.readouterr()
-    assert prepare(tmp_path) == prepared
+    assert photos.prepare() == prepared
     assert (prepared.folder / "manifest.json").stat().st_mtime_ns == moment
     (line,) = capsys.readouterr().out.splitlines()
     assert str(prepared.folder) in line and "COURSE_PHOTOS" in line
 
 
-def test_a_drawn_set_that_is_not_as_it_was_made_is_named(tmp_path):
-    photo = sorted(prepare(tmp_path).folder.glob("*/*.jpg"))[7]
+def test_a_drawn_set_that_is_not_as_it_was_made_is_named():
+    photo = sorted(photos.prepare().folder.glob("*/*.jpg"))[7]
     photo.unlink()
     with pytest.raises(staging.DamagedFolder, match=photo.name):
-        prepare(tmp_path)
+        photos.prepare()
 
 
 def test_the_readers_own_photos_are_named_by_the_environment_and_only_read(tmp_path, monkeypatch, capsys):
     own = tmp_path / "Holiday"
     monkeypatch.setenv("COURSE_PHOTOS", str(own))
     with pytest.raises(config.CourseError, match="Holiday.*COURSE_PHOTOS"):
-        prepare(tmp_path)
+        photos.prepare()
     for name in ("sea/1.jpg", "sea/2.png", "hills/3.jpg"):
         (own / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (30, 20)).save(own / name)
     before = sorted(own.rglob("*"))
-    prepared = prepare(tmp_path / "data")
+    prepared = photos.prepare()
     assert prepared == photos.Photos(own, "photos in Holiday (3)", ("hills", "sea"), 3)
     assert prepared.source in capsys.readouterr().out
     assert sorted(own.rglob("*")) == before and not (tmp_path / "data").exists()

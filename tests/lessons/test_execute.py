@@ -1,4 +1,3 @@
-import json
 import os
 import re
 import signal
@@ -44,7 +43,6 @@ def test_notebooks_are_executed_in_order_by_this_interpreter_and_written_as_page
     for page in pages:  # they ask for nothing elsewhere
         assert re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(?!data:)[^"]*"', page) == []
     assert "No result yet" in capsys.readouterr().out  # the ladder comes last
-    assert json.loads(execute.own_times().read_text())["ci"].keys() == {"00-a", "01-b"}  # for the estimate
 
 
 def test_only_the_core_is_executed_if_asked_for(tmp_path, own_runs):
@@ -54,7 +52,6 @@ def test_only_the_core_is_executed_if_asked_for(tmp_path, own_runs):
     nbformat.write(content, path)
     execute.run([path], core=True)
     assert "Divided" not in (own_runs / "html" / "00-a.html").read_text()
-    assert not execute.own_times().exists()  # it would be taken for the time of the whole
     with pytest.raises(execute.NotebookFailed):
         execute.run([path])
 
@@ -107,11 +104,8 @@ def test_ctrl_c_ends_the_run_and_the_kernel_and_is_called_nothing_else(tmp_path)
     kernel.wait(120)
 
 
-def test_times_are_those_that_were_measured_here_and_for_the_others_the_recorded_ones(tmp_path, monkeypatch):
+def test_the_time_of_all_notebooks_is_the_sum_of_the_recorded_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(execute, "RUN_TIMES", tmp_path / "reference" / "run-times.json")
     monkeypatch.setenv("COURSE_PRESET", "workshop")
     execute.record_times({"03-a": 60.0, "08-b": 120.0}, "drawn images")
     assert execute.times_text().startswith("workshop 3 min, recorded on ")
-    execute.own_times().parent.mkdir()
-    execute.own_times().write_text('{"workshop": {"08-b": 60.0}}')
-    assert execute.times_text().startswith("workshop 2 min, ") and "1 of the notebooks" in execute.times_text()

@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from helpers import config, training
+from helpers import config
 
 NOTEBOOKS = config.PROJECT / "notebooks"
 ALLOWED = {"numpy", "torch", "torchvision", "PIL", "recipes"} | sys.stdlib_module_names
@@ -62,14 +62,6 @@ def test_nothing_of_the_course_is_imported(name):
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {module.split(".")[0] for module in imported} <= ALLOWED
-
-
-def test_a_batch_is_augmented_as_in_the_course(recipes):
-    images = torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8)
-    torch.manual_seed(0)
-    expected = training.crop_and_flip(images)
-    torch.manual_seed(0)
-    assert torch.equal(recipes.crop_and_flip(images), expected)
 
 
 def test_a_data_set_on_the_device_gives_each_image_once(recipes):

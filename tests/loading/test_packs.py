@@ -12,8 +12,9 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def data(tmp_path):
-    return cifar10.prepare(data_dir=tmp_path, drawn=(300, 10), download=False)
+def data(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_DATA", str(tmp_path))
+    return cifar10.prepare(drawn=(300, 10), download=False)
 
 
 def pack_names(data):

@@ -15,6 +15,7 @@ FIRST = {  # of their kind: there is nothing to compare them with
     "01 naive PNG files", "05 photos as they are", "07 augmented image by image", "09 ResNet-50",
     "14 an object an image", "16 exchange after backward",
 }  # fmt: skip
+IN_TENSORBOARD = {"01", "09", "14", "16", "17"}  # one of each kind of trace; each start of TensorBoard takes seconds
 BORROWED = {path.name for path in scoreboard.REFERENCE.iterdir()}
 
 
@@ -27,8 +28,8 @@ def written(executed):
 
 
 def test_the_profiler_tab_shows_the_same_breakdown_of_every_trace(executed, written):
-    if not written:
-        pytest.skip("this notebook records no trace")
+    if executed.notebook.stem[:2] not in IN_TENSORBOARD:
+        pytest.skip("this notebook records no trace, or none of another kind")
     server = tensorboard.start(executed.runs)
     try:
         shown_runs = set(server.get("runs")["runs"])

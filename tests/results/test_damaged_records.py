@@ -10,7 +10,7 @@ from support.timed import compared
 from helpers import figures
 from helpers.config import CourseError
 from helpers.data import cifar10
-from helpers.lessons import class_page, execute, preflight, recording
+from helpers.lessons import class_page, preflight, recording
 from helpers.loading.shards.index import Index, ShardsError
 from helpers.results import hardware, scoreboard
 from stepscope.base.staging import DamagedFolder
@@ -56,12 +56,6 @@ READERS = {  # the file, what stands in it, who reads it, and the error that may
     "class": ("scoreboard.jsonl", results, page, ()),
     "results of processes": ("processes.jsonl", results, recorded, CourseError),
     "machine": ("machine.json", lambda folder: [hardware.describe() | {"clocks": {"SM": 1980}}], recorded, CourseError),
-    "times": (
-        "run-times.json",
-        lambda folder: [{"ci": {"00-start-here": 3.5}}],
-        lambda path: execute.times_text(),
-        CourseError,
-    ),
     "manifest": ("cifar10-drawn-2/manifest.json", manifest, images, DamagedFolder),
     "manifest at a glance": ("cifar10-drawn-2/manifest.json", manifest, images_at_a_glance, ()),
     "shards": (
@@ -78,7 +72,7 @@ def folders(tmp_path, monkeypatch):
     for name in ("COURSE_DATA", "COURSE_RUNS"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("COURSE_PRESET", "ci")
-    for name in ("ladder", "waiting", "ratios"):  # pictures take a second
+    for name in ("ladder", "waiting", "ratios", "on_a_gpu"):  # pictures take seconds
         monkeypatch.setattr(figures, name, mock.Mock(return_value=mock.Mock(_repr_html_=str)))
     monkeypatch.setattr(recording, "hardware", mock.Mock(**{"describe.return_value": hardware.describe()}))
 

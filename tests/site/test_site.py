@@ -82,7 +82,7 @@ def test_a_link_to_nothing_is_an_error_and_leaves_the_earlier_site(tmp_path):
     (out / site.MADE_BY_SPHINX).touch()
     nbformat.write(v4.new_notebook(cells=[v4.new_markdown_cell("# 99\n\n[nowhere](nothing.md)")]), broken)
     with pytest.raises(config.CourseError, match=r"nothing\.md"):
-        site.build(out, [*execute.all_notebooks(), broken])
+        site.build(out, [broken])
     assert [path.name for path in out.iterdir()] == [site.MADE_BY_SPHINX]
 
 
@@ -114,7 +114,7 @@ def test_outputs_are_kept_until_the_code_or_the_preset_is_another(tmp_path, monk
 
 
 @pytest.mark.browser
-def test_pages_can_be_read_by_all_on_a_phone_in_light_and_dark_and_ask_for_nothing_elsewhere(chromium, built_site):
+def test_pages_can_be_read_by_all_on_a_phone_in_light_and_dark_and_ask_for_nothing_elsewhere(built_site, chromium):
     faults, requests = [], []
     for scheme in ("light", "dark"):
         context = chromium.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)

@@ -1,5 +1,4 @@
 import os
-import shutil
 
 import pytest
 import torch
@@ -29,17 +28,10 @@ def test_an_error_of_the_step_itself_stays_as_it_is(step):
     assert not isinstance(raised.value, compiling.CannotCompile)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler: `apt install g++`")
-def test_with_an_empty_cache_everything_is_compiled_and_what_was_compiled_can_be_called_afterwards(step):
+def test_an_empty_cache_takes_the_place_of_the_compilers_own_for_a_while():
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    images = torch.rand(2, 4)
     with compiling.empty_cache():
         cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
         assert cache != before and not os.listdir(cache)
-        assert compiling.first_step(step, images, None) > 0
-        assert os.listdir(cache)
-        result = step(images, None)
     assert not os.path.exists(cache)
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
-    torch.testing.assert_close(step(images, None), result)

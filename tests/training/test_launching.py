@@ -40,40 +40,32 @@ def script(tmp_path):
     return write
 
 
-def test_ranks_get_arguments_and_settings_and_their_output_comes_back_without_that_of_torchrun(
-    script, capfd, monkeypatch
+def test_ranks_get_arguments_and_settings_and_their_whole_lines_are_shown_at_once_without_those_of_torchrun(
+    script, tmp_path, capfd, monkeypatch
 ):
     monkeypatch.setenv("PET_NNODES", "2")  # an option of torchrun, as some clusters set it
     path = script(
         "import stepscope.base.wording, other\n"
-        "print(rank, os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], os.environ['ADA'], *sys.argv[1:])\n"
+        "print(rank, os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], end=''); time.sleep(0.5)\n"
+        "print('', os.environ['ADA'], *sys.argv[1:])\n"
         "print('an error', file=sys.stderr)\n"
+        "while not pathlib.Path(__file__).with_name(str(rank)).exists(): time.sleep(0.02)\n"
     )
     path.with_name("other.py").touch()
-    arguments = ["--log", "--r", "x y", "--", "--role=z", 3, "--max-restarts"]
-    output = launching.torchrun(path, *arguments, env={"ADA": "1815"}, timeout=100)
-    printed = [f"{rank} 2 1 1815 --log --r x y -- --role=z 3 --max-restarts" for rank in range(2)]
-    assert sorted(output.splitlines()) == [*printed, "an error", "an error"]
-    command = f"torchrun --standalone --nproc-per-node=2 {path} --log --r 'x y' -- --role=z 3 --max-restarts"
-    assert capfd.readouterr() == (f"$ {command}\n{output}\n", "")
-
-
-def test_output_is_shown_while_the_job_runs_and_lines_of_two_ranks_stay_whole(script, tmp_path):
-    path = script(
-        "folder = pathlib.Path(sys.argv[1])\n"
-        "print('begun', end=''); time.sleep(0.5); print(f' by {rank}')\n"
-        "while not (folder / str(rank)).exists(): time.sleep(0.02)\n"
-    )
 
     class Notebook(io.StringIO):
         def write(self, text):
-            if text.startswith("begun"):  # else the job waits until its time is over
-                (tmp_path / text[-1]).touch()
+            if text[:2] in ("0 ", "1 "):  # else the job waits until its time is over
+                (tmp_path / text[0]).touch()
             return super().write(text)
 
+    arguments = ["--log", "--r", "x y", "--", "--role=z", 3, "--max-restarts"]
     with contextlib.redirect_stdout(Notebook()) as shown:
-        launching.torchrun(path, tmp_path, timeout=100)
-    assert sorted(shown.getvalue().splitlines()[1:]) == ["begun by 0", "begun by 1"]
+        output = launching.torchrun(path, *arguments, env={"ADA": "1815"}, timeout=100)
+    printed = [f"{rank} 2 1 1815 --log --r x y -- --role=z 3 --max-restarts" for rank in range(2)]
+    assert sorted(output.splitlines()) == [*printed, "an error", "an error"]
+    command = f"torchrun --standalone --nproc-per-node=2 {path} --log --r 'x y' -- --role=z 3 --max-restarts"
+    assert shown.getvalue() == f"$ {command}\n{output}\n" and capfd.readouterr() == ("", "")
 
 
 def test_an_error_in_one_rank_ends_the_job_and_is_quoted(script, capsys):
@@ -115,20 +107,20 @@ def test_of_a_rank_that_is_stopped_the_wait_for_it_is_quoted_and_it_is_woken_to_
     assert (tmp_path / "by SIGTERM").exists()  # SIGKILL, 30 s later, would not have left it
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.slow)])  # 30: on a busy machine, too
-def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(script, seconds, tmp_path):
+@pytest.mark.slow  # so that on a busy machine, too, each rank has begun when the time is over
+def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(script, tmp_path):
     path = script(
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=True)\n"
         "if rank == 0:\n    time.sleep(1000)  # as a barrier\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getpid(), signal.SIGSTOP)\n"
     )
-    with pytest.raises(launching.JobFailed, match=f"within {seconds} s") as raised:
-        launching.torchrun(path, timeout=seconds, quiet=True)
-    if seconds == 30 and os.name != "nt":
+    with pytest.raises(launching.JobFailed, match="within 30 s") as raised:
+        launching.torchrun(path, timeout=30, quiet=True)
+    if os.name != "nt":
         assert "rank 0 was at job.py, line 5: time.sleep(1000)  # as a barrier; " in str(raised.value)
         assert "rank 1 was stopped by a signal, and was at job.py, line 7: os.kill(os" in str(raised.value)
     (tmp_path / "run" / "attempt_0" / "0").mkdir(parents=True)  # as torchrun leaves it before it starts a rank
-    assert "no rank had begun" in launching._reason(path, launching._LATE, "", tmp_path, seconds)
+    assert "no rank had begun" in launching._reason(path, launching._LATE, "", tmp_path, 30)
 
 
 @posix

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from torch.utils._python_dispatch import TorchDispatchMode
 
 LIMIT = 120.0  # seconds for a check; the slowest right answer took 2 on two cores busy with tests
 
@@ -126,16 +125,3 @@ def imported(file: Path, name: str) -> object:
     module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return expect_written(getattr(module, name))
-
-
-class Operators(TorchDispatchMode):
-    """Lists the PyTorch operators called in a ``with`` statement: their names and what they return."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, object]] = []
-
-    def __torch_dispatch__(self, function: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None):
-        result = function(*args, **(kwargs or {}))
-        self.calls.append((str(function).split(".")[1], result))
-        return result

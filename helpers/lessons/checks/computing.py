@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from helpers.lessons.checks.answering import Operators, answered, expect, slip
+from helpers.lessons.checks.answering import answered, expect, slip
+from helpers.training.called_operators import Calls
 from stepscope.base.wording import counted
 
 
@@ -60,7 +61,7 @@ def channel_norm(written: Callable) -> str:
     scaled = (images - mean) / (variance + 1e-5).sqrt()
     expected = scaled * weight.detach().view(1, -1, 1, 1) + bias.detach().view(1, -1, 1, 1)
     last = images.contiguous(memory_format=torch.channels_last)
-    with Operators() as operators:
+    with Calls() as operators:
         found = written(last, weight, bias)
     for case, result in (("images in channels_last", found), ("contiguous images", written(images, weight, bias))):
         expect(isinstance(result, torch.Tensor), "a tensor", type(result).__name__, case)
@@ -152,7 +153,7 @@ def three_in_one(written: Callable) -> str:
         torch.manual_seed(0)
         layers = [nn.Linear(16, size) for size in (16, 16, 24)]
         x = torch.rand(32, 16)
-    with Operators() as operators:
+    with Calls() as operators:
         found = written(x, *layers)
     expect(isinstance(found, Sequence) and len(found) == 3, "three tensors", type(found).__name__)
     for number, (mine, layer) in enumerate(zip(found, layers, strict=True), 1):

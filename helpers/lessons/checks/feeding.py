@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from helpers.lessons.checks.answering import Operators, Wrong, answered, expect, imported, slip
+from helpers.lessons.checks.answering import Wrong, answered, expect, imported, slip
+from helpers.training.called_operators import Calls
 from stepscope.base.wording import counted
 
 
@@ -152,7 +153,7 @@ def crop_pairs(written: Callable) -> str:
             torch.arange(count * pixels**2).view(count, 1, pixels, pixels).repeat(1, 3, 1, 1)
             for pixels in (side, scale * side)
         )
-        with Operators() as operators:
+        with Calls() as operators:
             small, large = written(low, high, size)
         for name, found, crop in (("low", small, size), ("high", large, scale * size)):
             case, expected = f"the crops of {name}", (count, 3, crop, crop)
