@@ -50,7 +50,7 @@ def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]], so
     figure, axes = panel(7, 2.6)
     for start, end, share in kernels:
         axes.bar(start, share * 100, width=end - start, align="edge", color=COLOURS["Kernel"], edgecolor="black")
-    axes.set(xlabel="time in ms", ylabel="multiprocessors with a block in %", ylim=(0, 105))
+    axes.set(xlabel="time in ms", ylabel="SMs with a block in %", ylim=(0, 105))
     words = ", ".join(f"{start:g} to {end:g} ms at {share:.0%}" for start, end, share in kernels)
     return finish(figure, f"Blocks, one per kernel, over time; multiprocessors with a block: {words}", source)
 

@@ -129,7 +129,7 @@ def _pairs(board: Path) -> Iterator[Slide]:
 
 def _concepts() -> Iterator[Slide]:
     said = "Kernels run for 80% of these 10 ms. Is the GPU used well? Mostly nine tenths of it have no work."
-    kernels = [(0.0, 6.0, 0.1), (7.0, 9.0, 1.0)]
+    kernels = [(0.0, 6.0, 0.1), (8.0, 10.0, 1.0)]
     yield "Utilization is not efficiency", said, utilization_and_efficiency(kernels, "an example, not measured")
     image = torch.zeros(1, 3, 2, 4)
     formats = {"contiguous, NCHW": image, "channels_last, NHWC": image.contiguous(memory_format=torch.channels_last)}
