@@ -1,4 +1,4 @@
-"""Two classic accidents with worker processes, made to happen every time. Never write a dataset like this one.
+"""Classic accidents with worker processes, made to happen every time. Never write a dataset like this one.
 
 The first comes from opening a file in ``__init__``. Forked workers share such a file's *position*, since they inherited
 it: one worker's seek moves the other worker's next read. The system does not say which files cannot be shared so.
