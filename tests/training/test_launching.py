@@ -48,8 +48,8 @@ def test_ranks_get_arguments_and_settings_and_their_whole_lines_are_shown_at_onc
         "import stepscope.base.wording, other\n"
         "print(rank, os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], end=''); time.sleep(0.5)\n"
         "print('', os.environ['ADA'], *sys.argv[1:])\n"
-        "print('an error', file=sys.stderr)\n"
         "while not pathlib.Path(__file__).with_name(str(rank)).exists(): time.sleep(0.02)\n"
+        "print('an error', file=sys.stderr)\n"  # only now: it could come between the parts of the line
     )
     path.with_name("other.py").touch()
 
