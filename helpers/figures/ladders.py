@@ -30,8 +30,8 @@ _BEYOND = 1.6  # times the outermost mark: intervals end there
 def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
     """Draw the ladder so far: a bar per rung, with the share of its time spent waiting, and the ratio to its baseline.
 
-    A rung without a ratio cannot be compared with those above it, such as one with another network. It begins a new
-    panel, with its own scale. `results` are by default those of this reader's `scoreboard.ladder`.
+    A rung without a ratio, or with another network, cannot be compared with those above it. It begins a new panel, with
+    its own scale. `results` are by default those of this reader's `scoreboard.ladder`.
     """
     results = scoreboard.ladder() if results is None else results
     if not results:  # axes without a bar would say nothing

@@ -247,10 +247,10 @@ def place(rung: str) -> str:
 
 
 def panels(results: Iterable[Result]) -> list[list[Result]]:
-    """Split a ladder where a rung has no ratio: from there on rungs cannot be compared with earlier ones."""
+    """Split a ladder where a rung has no ratio, or another network: from there on rungs do not compare with earlier."""
     parts = []
     for result in results:
-        if result.ratio is None or not parts:
+        if not parts or result.ratio is None or not result.step.startswith(parts[-1][0].step):
             parts.append([])
         parts[-1].append(result)
     return parts

@@ -233,9 +233,9 @@ def test_a_ladder_has_a_panel_for_what_can_be_compared_and_its_words_end_within_
 
 
 def test_the_time_of_a_step_is_waiting_and_the_rest_in_the_rungs_of_the_first_panel(rungs):
-    picture = figures.waiting([dataclasses.replace(result, step_ms=20.0, loading_share=0.75) for result in rungs])
-    assert [bar.get_width() for bar in picture.figure.axes[0].patches] == [15, 5]
-    assert "20.0 ms, 15.0 of" in picture.alt and "ResNet-50" not in picture.alt
+    without_09 = rungs[::2]  # 10 has a ratio, but another step than 03
+    picture = figures.waiting([dataclasses.replace(each, step_ms=20.0, loading_share=0.75) for each in without_09])
+    assert [bar.get_width() for bar in picture.figure.axes[0].patches] == [15, 5] and "20.0 ms, 15.0 of" in picture.alt
 
 
 def test_elements_are_drawn_where_they_lie_in_memory():
