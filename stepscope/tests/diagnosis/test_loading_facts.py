@@ -93,8 +93,6 @@ def test_workers_on_the_cores_that_the_step_needs_are_seen_though_it_does_not_wa
     finding = of_loading(**facts, cpu=85)["decoding at every read"]
     assert finding.gain == pytest.approx(16 / 60)
     assert "cores that the step needs" in finding.evidence
-    waits = dict(facts, wait=10, ms=3.0, cpu_ms=3.0)  # and for the rest of 48 ms, but the step itself needs 42.5
-    assert of_loading(**waits, cpu=85)["decoding at every read"].gain == pytest.approx(17.5 / 60)
 
 
 def test_items_that_take_no_longer_than_their_calls_are_to_be_loaded_together():

@@ -293,11 +293,11 @@ class Loading:
         )
 
     @property
-    def taken(self) -> float:
-        """The time that the workers' work adds to a step that needs their cores; 0 if some core is free."""
-        if not (self.items and self.workers and self.cpu) or self.crowded < FULL * self.step:
+    def shared(self) -> float:
+        """The time that the workers' work adds to a step that waits for their cores instead of their batches."""
+        if not (self.items and self.workers and self.cpu) or self.by_items or self.crowded < FULL * self.step:
             return 0.0
-        return max(0.0, min(self.items.batch * self.items.cpu_ms, self.step * self.cores - self.cpu) / self.cores)
+        return self.items.batch * self.items.cpu_ms / self.cores
 
     def gain_of(self, share: Callable[[Items], float]) -> float | None:
         """Return the gain if a share of the items' time vanishes; None if the loop does not wait because of items.
@@ -330,7 +330,7 @@ def _part(part: str, name: str, topic: str, change: str) -> Rule:
     def evidence(loading: Loading) -> str:
         items = loading.items
         where = items.mostly(part) or (f"; most in {items.slowest}" if part == REST else "")
-        beside = " The workers use the cores that the step needs." if loading.taken else ""
+        beside = " The workers use the cores that the step needs." if loading.shared else ""
         took = f"{percent(items.working(part))} of the {milliseconds(items.ms)} that an item takes"
         return f"{took} goes to {part}{where}.{beside}"
 
@@ -340,8 +340,7 @@ def _part(part: str, name: str, topic: str, change: str) -> Rule:
         return items.with_the_other(part) if part == REST else items.working(part)
 
     def gain(loading: Loading) -> float | None:
-        gain = loading.gain_of(share)
-        return max(gain or 0.0, share(loading.items) * loading.taken / loading.whole) if loading.taken else gain
+        return share(loading.items) * loading.shared / loading.whole if loading.shared else loading.gain_of(share)
 
     return Rule(name, "loading", topic, gain, evidence, change, line=_line(part))
 
