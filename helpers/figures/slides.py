@@ -102,8 +102,10 @@ def _slides() -> Iterator[Slide]:
     }
     troubled = {name: traces.communication(path) for name, path in troubled.items() if path.is_dir()}
     if troubled:
-        said = "Your own run of notebook 17. Which rank is late with a straggler? The one with the least exposed "
-        said += "communication."
+        said = (
+            "Your own run of notebook 17. Which rank is late with a straggler? "
+            "The one with the least exposed communication."
+        )
         yield "Who waits for whom", said, communication(troubled, "sleeping layers, simulated network, this machine")
 
 

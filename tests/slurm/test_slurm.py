@@ -183,8 +183,9 @@ def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(clus
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), cluster.log(job)
     assert "expected 4 or more for each" in Path(shown["StdOut"]).read_text()  # cores of a process
     assert len(losses(run / "losses.csv")) == STEPS
-    # At most 10 since the checkpoint; on a busy machine a rank of the old job writes some more before it ends
-    assert STEPS < lines() < STEPS + 100, "not only the steps since the checkpoint, or none of them"
+    # Of steps since the checkpoint 9 at most, or by chance none, and what a rank of the old job still writes on a busy
+    # machine. That repeated steps are right is proved by the tests of train_ddp.py, too.
+    assert STEPS <= lines() < STEPS + 100, "not only the steps since the checkpoint"
     assert not list((cluster.folder / "local").glob("train-*")), "a node kept its copy of the data"
 
 
