@@ -209,8 +209,8 @@ def test_what_others_take_of_the_core_is_not_blamed_on_loading(clock, held):
 def test_what_others_take_of_the_core_is_no_work_of_the_step(clock, held):
     loader = Simulated(clock, Busy(clock, 0.005), 8)
     found = diagnosis.diagnose(loader, lambda *_: (clock.work(0.02), held(0.1)), steps=8)
-    gains = {finding.name: finding.gain for finding in found.findings}  # the dataset may gain as much
-    assert gains["loading in the loop itself"] == max(gains.values()) == pytest.approx(at_most(40, 20), abs=0.01)
+    gains = {finding.name: finding.gain for finding in found.findings}  # the dataset's own work may come first
+    assert gains["loading in the loop itself"] == pytest.approx(at_most(40, 20), abs=0.01)
 
 
 @pytest.mark.parametrize(("item", "verdict"), [(0.005, "loading"), (0.001, "unknown"), (1e-5, "unknown")])
