@@ -8,6 +8,7 @@ earlier run has packed, a fault in other words, or a fault of the reader's own. 
 
 from __future__ import annotations
 
+import functools
 import re
 import tempfile
 from collections.abc import Mapping
@@ -60,21 +61,27 @@ class Grade:
 
 
 def grade(path: Path, seed: int, images: Path) -> Grade:
-    """Run a fixed script, the script without faults and the original, and grade the fixed one.
+    """Run a fixed script, and grade it by the runs of the script without faults and of the original.
 
     The script was drawn with `seed`, and reads the training images in the folder `images`. It is not changed; the
     checkpoint beside it is. Raises `running.ScriptFailed`.
     """
     drawn = faults.draw(seed)
-    runs = [running.run(path, len(TOLERANCE))]  # the fixed one first: its errors show at once
-    for kept in ((), drawn):
-        with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder, "train.py")
-            script.write_text(faults.text(kept, images), encoding="utf-8")
-            runs.append(running.run(script, len(TOLERANCE)))
-        if change := changed(*runs[:2]):
-            return Grade(change, {})
+    yours = running.run(path, len(TOLERANCE))  # the fixed one first: its errors show at once
+    right = two_epochs((), images)
+    if change := changed(yours, right):
+        return Grade(change, {})
+    runs = yours, right, two_epochs(drawn, images)
     return Grade(None, {fault: seen(*(run.calls[fault.mark] for run in runs)) for fault in drawn})
+
+
+@functools.cache
+def two_epochs(kept: tuple[Fault, ...], images: Path) -> running.Run:
+    """Return what the script with these faults does in two epochs; it runs once in a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
+        script.write_text(faults.text(kept, images), encoding="utf-8")
+        return running.run(script, len(TOLERANCE))
 
 
 def seen(yours: int, right: int, wrong: int) -> str:
