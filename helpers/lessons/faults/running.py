@@ -30,7 +30,7 @@ from helpers import config, simulate, training
 from helpers.lessons.faults.catalogue import EPOCH_STEPS, FAULTS, WORKERS
 from stepscope import timing
 
-LIMIT = 180.0  # seconds for one run: on two busy cores a script with six faults takes 10 s
+LIMIT = 180.0  # seconds for one run: on two busy cores a script with six faults takes 5 s
 FUNCTIONS = ("make_loader", "make_model", "train_step", "main")
 # A batch of the script is small, so the step is short, too: loading still decides on a machine with many cores
 ACCELERATOR = simulate.SimulatedAccelerator(2.5)
