@@ -32,8 +32,7 @@ from stepscope import timing
 
 LIMIT = 180.0  # seconds for one run: on two busy cores a script with six faults takes 5 s
 FUNCTIONS = ("make_loader", "make_model", "train_step", "main")
-# A batch of the script is small, so the step is short, too: loading still decides on a machine with many cores
-ACCELERATOR = simulate.SimulatedAccelerator(2.5)
+ACCELERATOR = simulate.SimulatedAccelerator(2.5)  # ms; 5 would hide more of loading a batch of 64
 _FOR_EVER = 10**9  # epochs: the script is ended after the requested steps
 
 
