@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 from support import ranks
@@ -138,9 +139,9 @@ def test_when_the_notebook_is_interrupted_or_killed_the_job_ends_and_leaves_no_f
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     path = script("(pathlib.Path(sys.argv[1]) / str(rank)).touch()\ntime.sleep(1000)")
-    code = f"from helpers.training import launching; launching.torchrun({str(path)!r}, {str(tmp_path)!r})"
-    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], **streams) as notebook:
+    code = f"import launching; launching.torchrun({str(path)!r}, {str(tmp_path)!r})"  # without helpers, thus PyTorch
+    options = {"cwd": Path(launching.__file__).parent, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **options) as notebook:
         ranks.wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
         assert list(tmp_path.glob("torchrun-*"))
         notebook.send_signal(getattr(signal, name))

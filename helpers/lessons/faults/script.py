@@ -13,7 +13,7 @@ from torchvision import transforms
 
 DATA = Path("data/cifar10/train")
 CHECKPOINT = Path(__file__).with_name("checkpoint.pt")
-IMAGES, BATCH, SEED = 1024, 128, 0
+IMAGES, BATCH, SEED = 512, 64, 0
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 TO_TENSOR = transforms.PILToTensor()
 
