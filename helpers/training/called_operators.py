@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
@@ -70,6 +69,8 @@ def record(step: Callable[[], object]) -> list[Operator]:
 def record_without_computing(build: Callable[[], Callable[[], object]]) -> list[Operator]:
     """Return the operators of a step that is too large for this machine: nothing is computed, and no memory taken.
 
+    The step runs once, from weights without gradients; the optimizer's state exists before, as in any later step.
+
     Parameters
     ----------
     build : callable
@@ -77,30 +78,30 @@ def record_without_computing(build: Callable[[], Callable[[], object]]) -> list[
         in it have shapes, but no values: asking for one, as with ``.item()``, raises an error. Its optimizer goes
         through all weights at once (``foreach``), as on a GPU, unless `build` says otherwise.
     """
-    with _shapes_only():
-        step = build()
-        step()  # the optimizer makes its state
-        with _Recorder(keep=True) as recorder:
-            step()
-    return recorder.operators
+    recorder, prepared = _Recorder(keep=True), set()
 
-
-@contextmanager
-def _shapes_only() -> Iterator[None]:
-    def at_once(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def prepare(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                 group["foreach"] = True
+        if optimizer not in prepared:
+            prepared.add(optimizer)
+            recorder.paused = True
+            optimizer.step()  # makes its state: the step that is recorded finds it
+            recorder.paused = False
 
     mode = FakeTensorMode()
     mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # Module.to() refuses weakly kept tensors
-    hook = register_optimizer_step_pre_hook(at_once)
+    hook = register_optimizer_step_pre_hook(prepare)
     try:
         # It asks for a value to check its arguments
         with mode, mock.patch("torch.nn.init.trunc_normal_", lambda tensor, *_, **__: tensor):
-            yield
+            step = build()
+            with recorder:
+                step()
     finally:
         hook.remove()
+    return recorder.operators
 
 
 class Calls(TorchDispatchMode):
@@ -124,12 +125,15 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, keep: bool):
         super().__init__()
         self.operators: list[Operator] = []
+        self.paused = False  # while it is, operators run and are not listed
         self._keep, self._kept = keep, []  # without values tensors are kept, so that no two have the same `id`
         self._writers: dict[int, int] = {}  # of a tensor, by its `id`
         self._viewed: dict[int, int] = {}  # the base of a view
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         result = operator(*args, **(kwargs or {}))
+        if self.paused:
+            return result
         name, lists = operator._overloadpacket.__name__, [each for each in args if isinstance(each, (list, tuple))]
         read, written = _tensors((args, kwargs)), _tensors(result)
         at_once = name.startswith(("_foreach", "_fused"))

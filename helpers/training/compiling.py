@@ -6,7 +6,7 @@ import inspect
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -32,10 +32,18 @@ def empty_cache() -> Iterator[None]:
     """Give `torch.compile` an empty cache, as on a new machine, while the block runs.
 
     A temporary cache replaces the compiler's cache on disk, which is left alone. Functions that were compiled in the
-    block can be called afterwards.
+    block can be called afterwards. What the compiler finds out about this processor stays: it compiles and loads small
+    programs for that, once on a machine.
     """
-    from torch._inductor.utils import fresh_cache  # not at the top: the compiler takes a second to import
+    from torch._inductor.cpu_vec_isa import pick_vec_isa  # not at the top: the compiler takes a second to import
+    from torch._inductor.exc import InvalidCxxCompiler
+    from torch._inductor.utils import fresh_cache
 
+    if not torch.cuda.is_available():
+        # It warns that a CUDA toolkit is useless without a GPU
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+        with suppress(InvalidCxxCompiler):  # `first_step` raises an error that says what to install
+            pick_vec_isa()
     with fresh_cache():
         yield
 
@@ -49,8 +57,6 @@ def first_step(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) ->
     from torch._dynamo.exc import BackendCompilerFailed
     from torch._inductor.exc import CppCompileError, GPUTooOldForTriton, InvalidCxxCompiler, TritonMissing
 
-    if not torch.cuda.is_available():  # it warns that a CUDA toolkit is useless without a GPU
-        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     torch.compiler.reset()
     start = time.perf_counter()
     try:

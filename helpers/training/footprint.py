@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves
 def peak_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> int:
     """Return the most bytes that tensors hold at one time in a step: weights, optimizer, batch, and what it makes.
 
-    The step runs twice; the second run is counted, when the optimizer has its state. Storages count once, however many
-    tensors look at them. What a library takes for itself inside an operator does not count.
+    Counted is a step in which the optimizer has its state: if it has none yet, it takes a step with gradients of zero
+    before. If `step` leaves gradients, the next step is counted. Storages count once, however many tensors look at
+    them. What a library takes for itself inside an operator does not count.
 
     Under ``torch._subclasses.FakeTensorMode``, which `model`, `optimizer` and `step` must then share, nothing is
     computed, and no memory is taken: the result is the same.
@@ -28,7 +29,17 @@ def peak_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callabl
     step : callable
         Takes no argument: forward, backward, the optimizer's step, and ``zero_grad()`` at its end.
     """
-    step()
+    if not optimizer.state:
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        optimizer.step()
+        optimizer.zero_grad()
+    peak = _counted(model, optimizer, step)
+    left = any(weight.grad is not None for weight in model.parameters())
+    return _counted(model, optimizer, step) if left else peak
+
+
+def _counted(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> int:
     with _Counter() as counter:
         counter.add([*model.parameters(), *model.buffers(), *(weight.grad for weight in model.parameters())])
         counter.add([list(state.values()) for state in optimizer.state.values()])

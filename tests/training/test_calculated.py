@@ -17,7 +17,7 @@ def test_operators_are_those_of_a_step_that_is_computed():
             nn.Conv2d(4, 8, 3, groups=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10)
         )
         images, labels = torch.randn(5, 4, 6, 6), torch.arange(5)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
 
         def step():
             nn.functional.cross_entropy(model(images), labels).backward()
