@@ -355,8 +355,7 @@ def test_iterable_datasets_without_a_length_are_looked_at(quick, settings):
 
 
 def test_the_size_of_batches_from_a_sampler_is_reported(quick):
-    data = loops.SleepDataset(64, 0.0)
-    loader = DataLoader(data, batch_sampler=BatchSampler(range(64), 4, drop_last=False))
+    loader = DataLoader(loops.SleepDataset(64, 0.0), batch_sampler=BatchSampler(range(64), 4, drop_last=False))
     found = diagnosis.diagnose(loader, loops.SleepStep(5), steps=4)
     assert "batch_size=4," in dict(found.evidence)["DataLoader"]
 
