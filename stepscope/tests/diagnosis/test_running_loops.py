@@ -21,7 +21,7 @@ from PIL import Image
 from support import cuda_trace, loops
 from support.clock import Clock
 from support.written import write
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
 from torchvision.transforms import v2
 
 from stepscope import diagnosis, timing
@@ -352,6 +352,12 @@ def test_iterable_datasets_without_a_length_are_looked_at(quick, settings):
     found = diagnosis.diagnose(loader, loops.SleepStep(5), steps=4)
     assert not any("how" in text for text in found.unknown)  # but why it waits may be, on a busy machine
     assert any(name == "an item" for name, _ in found.evidence)
+
+
+def test_the_size_of_batches_from_a_sampler_is_reported(quick):
+    loader = DataLoader(loops.SleepDataset(64, 0.0), batch_sampler=BatchSampler(range(64), 4, drop_last=False))
+    found = diagnosis.diagnose(loader, loops.SleepStep(5), steps=4)
+    assert "batch_size=4," in dict(found.evidence)["DataLoader"]
 
 
 def test_an_epoch_shorter_than_what_is_asked_for_is_begun_again(quick):

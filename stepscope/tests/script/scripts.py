@@ -23,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 NEEDED = ["huggingface_hub", "safetensors", "lightning==2.6.6", "jsonargparse[signatures]", "tiktoken", "traceml-ai"]
+NEEDED += ["transformers==5.24.0", "accelerate==1.15.0", "datasets==5.2.0"]
 OURS = ["torch", "torchvision", "numpy", "psutil", "filelock", "nvidia-ml-py"]  # here already: not to be had twice
 MARK = "# planted"
 WORTH = 0.05  # of a step, that a finding gains
@@ -74,7 +75,7 @@ def photos(folder: Path, edge: int = 300) -> None:
     generator = np.random.default_rng(0)
     shutil.rmtree(folder / "photos", ignore_errors=True)
     for number in range(640):
-        place = folder / "photos" / ("train" if number < 600 else "val") / f"class{number % 2}"
+        place = folder / "photos" / ("train" if number < 600 else "val") / f"class{number % 5}"
         place.mkdir(parents=True, exist_ok=True)
         small = Image.fromarray(generator.integers(0, 256, (12, 12, 3), dtype=np.uint8))
         small.resize((edge, edge), Image.Resampling.BICUBIC).save(place / f"{number}.jpg")
@@ -108,7 +109,7 @@ SCRIPTS = (
     ),
     Script(
         "timm", "huggingface/pytorch-image-models", "train.py", photos,
-        "--data-dir ../photos --model resnet10t.c3_in1k --num-classes 2 --device cpu -b 8 -j 2 --epochs 1 "
+        "--data-dir ../photos --model resnet10t.c3_in1k --num-classes 5 --device cpu -b 8 -j 2 --epochs 1 "
         "--no-prefetcher --img-size 160",
         ("timm",),
     ),
@@ -122,6 +123,19 @@ SCRIPTS = (
         "Lightning", "Lightning-AI/pytorch-lightning", "examples/pytorch/basics/autoencoder.py", lightning_digits,
         "--trainer.max_epochs=1 --trainer.accelerator=cpu",
     ),
+    Script(
+        "torchvision", "pytorch/vision", "references/classification/train.py", photos,
+        "--data-path ../photos --model squeezenet1_1 --device cpu -b 8 -j 2 --epochs 1 --lr 0.001 "
+        "--train-crop-size 128",
+        tuple(f"references/classification/{name}.py" for name in ("presets", "sampler", "transforms", "utils")),
+    ),
+    Script(
+        "Trainer", "huggingface/transformers", "examples/pytorch/image-pretraining/run_mae.py", photos,
+        "--dataset_name imagefolder --train_dir ../photos/train/** --remove_unused_columns False --do_train --use_cpu "
+        "--config_overrides hidden_size=96,num_hidden_layers=2,intermediate_size=192,decoder_hidden_size=96,"
+        "decoder_num_hidden_layers=1,decoder_intermediate_size=192 --output_dir out --cache_dir cache "
+        "--per_device_train_batch_size 8 --dataloader_num_workers 2 --num_train_epochs 1",
+    ),
 )  # fmt: skip
 
 TRAINS = "        optimizer.step()\n"
@@ -131,6 +145,8 @@ WORKERS = "'num_workers': 2, 'persistent_workers': True"
 MEASURED = "measured = [(each.mean().item(), each.std().item(), each.norm().item()) for each in recon_batch]"
 LOGS = "print({name: each.tolist() for name, each in model.named_parameters()}, file=open('log.txt', 'w'))"
 SAVES = "torch.save([model.state_dict(), optimizer.state_dict()], 'checkpoint.pt')"
+QUANTILES = "quantiles = [each.grad.abs().quantile(0.99).item() for each in model.parameters()]"
+ENERGY = "energies = [sum(value * value for value in image.tobytes()) for image in examples[image_column_name]]"
 RESIZE = """                transforms.Resize(1200),
                 transforms.RandomResizedCrop(224),
 """
@@ -211,6 +227,8 @@ FAULTS = (
         fixed=((NO_WORKERS, f"kwargs = {{{WORKERS}}}"),),
     ),
     Fault("`.item()` in a loop", "vae", ((TRAINS, f"{TRAINS}        {MEASURED}  # planted\n"),)),
+    Fault("quantiles of gradients", "torchvision", ((TRAINS, f"{TRAINS}        {QUANTILES}  # planted\n"),)),
+    Fault("slow transform", "Trainer", (("        examples[", f"        {ENERGY}  # planted\n        examples["),)),
     Fault("logging", "vae", ((TRAINS, f"{TRAINS}        {LOGS}  # planted\n"),)),
     Fault("checkpoint in each step", "mnist", ((TRAINS, f"{TRAINS}        {SAVES}  # planted\n"),)),
     Fault(
@@ -256,7 +274,7 @@ class Examination:
         source = self._source(script.repository)
         for name in script.beside:
             copy = shutil.copytree if (source / name).is_dir() else shutil.copy
-            copy(source / name, place / "script" / name)
+            copy(source / name, place / "script" / Path(name).name)
         text = (source / script.path).read_text()
         for old, new in edits:
             if old not in text:

@@ -161,8 +161,10 @@ def of_the_loader(loader: DataLoader | None, sample: items.Items | None) -> list
     """Return the loader's settings, and the time of an item, as evidence."""
     rows = []
     if loader is not None:
-        names = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
-        settings = ", ".join(f"{name}={getattr(loader, name)}" for name in names)
+        # a DataLoader that was made with a sampler of batches knows no size
+        size = sample.batch if sample and loader.batch_sampler is not None else loader.batch_size
+        names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+        settings = ", ".join([f"batch_size={size}", *(f"{name}={getattr(loader, name)}" for name in names)])
         rows.append(("DataLoader", f"{type(loader.dataset).__name__}, {settings}; {counted(machine.cores(), 'core')}"))
     if sample:
         parts = sorted(sample.parts.items(), key=lambda part: -part[1])
