@@ -54,16 +54,11 @@ def _notebook(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Side by side run files of tests, each in one process, and notebooks, each with all that is tested of it.
-
-    The training loops that are diagnosed, half a minute each, have nothing in common.
-    """
+    """Side by side run files of tests, each in one process, and notebooks, each with all that is tested of it."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFileOrNotebook(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            if "/test_pipelines.py::" in nodeid:
-                return nodeid
             return _notebook(nodeid) or nodeid.partition("::")[0]
 
     config.option.loadscopereorder = False  # keep the order
