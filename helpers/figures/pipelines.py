@@ -110,7 +110,8 @@ def throughput(
         axes.plot(read["MB"], read["MB/s"], marker, color=colour, fillstyle="none", markersize=9, markeredgewidth=1.6)
         handles.append(Line2D([], [], color=colour, marker=marker, label=name))
         for what, measured in (("requests", rates["median"]), ("epochs", read.set_index("MB")["MB/s"])):
-            words[f"{name}, {what}"] = {f"{round(mb, 2):g} MB": three_digits(rate) for mb, rate in measured.items()}
+            if len(measured):
+                words[f"{name}, {what}"] = {f"{round(mb, 2):g} MB": three_digits(rate) for mb, rate in measured.items()}
     axes.axhline(core, color="black", linestyle="--", linewidth=1.2)
     axes.set(xscale="log", yscale="log", xlabel="size of a request in MB", ylabel="throughput in MB/s")
     for axis in (axes.xaxis, axes.yaxis):

@@ -103,7 +103,7 @@ class Placed:
         if self.bound is None:
             return (
                 f"Bound by no single limit: none accounts for a third of the step ({figures}). Its operators reach "
-                "neither the peak nor the bandwidth; the trace shows which take the time."
+                "neither the peak nor the bandwidth, or the machine was busy; the trace shows which take the time."
             )
         verdict = f"The step is {self.bound}-bound ({figures} of its time)."
         if self.share_of_peak > 1:

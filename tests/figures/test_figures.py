@@ -110,7 +110,7 @@ PICTURES = {
     "accuracies": lambda: figures.accuracies({"in batches": np.array([[0.3, 0.4], [0.2, 0.5]])}, SOURCE),
     "time_to_accuracy": lambda: figures.time_to_accuracy(trained(), SOURCE),
     "throughput": lambda: figures.throughput(
-        pd.DataFrame({"MB": [0.1, 0.1, 8.0], "connections": [1, 1, 4], "seconds": [0.03, 0.04, 0.4]}),
+        pd.DataFrame({"MB": [0.1, 0.1, 8.0, 8.0], "connections": [1, 1, 4, 16], "seconds": [0.03, 0.04, 0.4, 0.3]}),
         lambda requests, size, connections: 0.03 + size / connections / 25e6,
         pd.DataFrame({"MB": [0.1, 2.0], "connections": [1, 4], "MB/s": [2.5, 11.0]}),
         12.0,
@@ -160,7 +160,7 @@ def test_a_figure_is_a_png_with_words_for_it_and_its_source_in_both(name):
     picture = draw(name)
     pixels = np.asarray(Image.open(io.BytesIO(picture.png())).convert("RGB"))
     assert (pixels != 255).any(axis=2).mean() > 0.01
-    assert len(picture.alt) > 40 and picture.alt.endswith(".")
+    assert len(picture.alt) > 40 and picture.alt.endswith(".") and ": ;" not in picture.alt  # a list of nothing
     assert f'alt="{html.escape(picture.alt, quote=True)}"' in picture._repr_html_()
     for axes in picture.figure.axes:
         panels = axes.get_shared_x_axes().get_siblings(axes)  # of panels one above the other the last one has the label
