@@ -15,8 +15,9 @@ def peak_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callabl
     """Return the most bytes that tensors hold at one time in a step: weights, optimizer, batch, and what it makes.
 
     Counted is a step in which the optimizer has its state: if it has none yet, it takes a step with gradients of zero
-    before. If `step` leaves gradients, the next step is counted. Storages count once, however many tensors look at
-    them. What a library takes for itself inside an operator does not count.
+    before, so that each weight that may learn has its state. If `step` leaves gradients, the next step is counted.
+    Storages count once, however many tensors look at them. What a library takes for itself inside an operator does not
+    count.
 
     Under ``torch._subclasses.FakeTensorMode``, which `model`, `optimizer` and `step` must then share, nothing is
     computed, and no memory is taken: the result is the same.
