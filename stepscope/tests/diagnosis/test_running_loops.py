@@ -35,8 +35,8 @@ def clock(quick, monkeypatch):
     """A clock that all of a diagnosis goes by, its profiles too: what it finds is exact."""
     clock = Clock(monkeypatch, run, items, timing, loops)
     monkeypatch.setattr(stacks, "queued", lambda *process: 0.0)
-    for real in ("worked", "held"):  # by the sampler's thread, which goes by the clock on the wall
-        monkeypatch.setattr(stacks.Sampler, real, property(lambda _: 0.0, lambda *_: None), raising=False)
+    # The sampler's thread goes by the clock on the wall
+    monkeypatch.setattr(stacks.Sampler, "worked", property(lambda _: 0.0, lambda *_: None), raising=False)
     monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda *timer: cProfile.Profile(*timer or [tick])))
     monkeypatch.setattr(machine, "cores", lambda: 8)
 
@@ -63,14 +63,21 @@ def clock(quick, monkeypatch):
 
 @pytest.fixture
 def held(clock, monkeypatch):
-    """Return a function that lets others have the cores for so many seconds of the clock."""
-    queued = [0.0]
-    monkeypatch.setattr(stacks, "queued", lambda *process: queued[0])
-    monkeypatch.setattr(stacks, "_others", lambda: queued[0])
+    """Return a function that lets others have the cores for so many seconds of the clock.
 
-    def held(seconds):
+    The loop is ready meanwhile, or it waits for the sampler, which is.
+    """
+    queued = {"loop": 0.0, "sampler": 0.0}
+
+    def ready(process="thread-self"):
+        return queued["sampler" if str(process).startswith("self/task") else "loop"]
+
+    monkeypatch.setattr(stacks, "queued", ready)
+    monkeypatch.setattr(stacks, "_others", lambda: sum(queued.values()))
+
+    def held(seconds, which="loop"):
         clock.sleep(seconds)
-        queued[0] += seconds
+        queued[which] += seconds
 
     return held
 
@@ -309,6 +316,16 @@ def test_where_others_have_the_cores_a_short_interruption_is_not_what_the_items_
             return super().__getitem__(index)
 
     sample = items.load(DataLoader(Contended(clock, 0.003, 0.029, at), 2))
+    assert (sample.ms, sample.cpu_ms, sample.waits) == (pytest.approx(3, rel=0.01), pytest.approx(3, rel=0.01), {})
+
+
+def test_what_items_wait_for_the_sampler_while_others_have_the_cores_is_no_wait_of_theirs(clock, held):
+    class Sampled(Busy):
+        def __getitem__(self, index):
+            held(0.002, "sampler")
+            return super().__getitem__(index)
+
+    sample = items.load(DataLoader(Sampled(clock, 0.003), 2))
     assert (sample.ms, sample.cpu_ms, sample.waits) == (pytest.approx(3, rel=0.01), pytest.approx(3, rel=0.01), {})
 
 

@@ -76,21 +76,20 @@ def _measured(source: _Source, seconds: float) -> Items:
     group, count = max(1, min(source.batch, int(GROUP_SECONDS / alone))), 0
     source.taken, source.collated = [], []
     with stacks.Sampler(SAMPLE, _Source.take.__code__) as sampler:
-        marks = [_Mark.now(0)]
+        marks = [_Mark.now(0, sampler)]
         while count < LEAST_ITEMS or time.perf_counter() - marks[0].moment < seconds:
             if len(marks) == 1 and time.perf_counter() - marks[0].moment > seconds / 2:
-                marks.append(_Mark.now(count))
+                marks.append(_Mark.now(count, sampler))
             count += source.take(group)
-        marks.append(_Mark.now(count))
+        marks.append(_Mark.now(count, sampler))
     first, collated, source.taken = [_Taken(*each) for each in source.taken], source.collated, None
-    _, elapsed, worked, started, queued = map(operator.sub, marks[-1], marks[0])
+    _, elapsed, worked, started, queued, _ = map(operator.sub, marks[-1], marks[0])
     taken = _again(source, first)
     # The machine may have stalled once, or because others had the cores: then not always in the items
     spent = min(_total(first) + sum(collated), elapsed - queued, _total(taken) + sum(without_hiccup(collated)))
     worked = spent if started >= STARTED * spent else min(max(worked - sampler.worked, 0.0), spent)
     slow = [] if source.together else _slow(taken, source.batch)
-    spent -= min(sampler.held, spent - worked)
-    spent = min(spent, worked + _recurring(marks, sampler.worked, slow))
+    spent = min(spent, worked + _recurring(marks, slow))
     ms, cpu_ms = spent / count * 1e3, worked / count * 1e3
     held = queued if source.stream else 0.0  # perhaps all in a stream's slow items; elsewhere they exclude it
     irregular = _irregular(taken, slow, held, spent, 1 - cpu_ms / ms)
@@ -172,17 +171,16 @@ def _irregular(taken: list[_Taken], slow: list[_Taken], held: float, spent: floa
     return Irregular(len(slow), share, min(share, waiting), usual * 1e3, slowest.seconds * 1e3, slowest.index)
 
 
-def _recurring(marks: list[_Mark], sampling: float, slow: list[_Taken]) -> float:
+def _recurring(marks: list[_Mark], slow: list[_Taken]) -> float:
     """Return the seconds that items waited: all the time of slow items, and for the others the rate of the better half.
 
-    In one half the machine may have stalled. A sampler worked for `sampling` seconds meanwhile.
+    In one half the machine may have stalled. While the sampler works, or is ready to, the items may wait for its GIL.
     """
     waits = []
     for before, after in itertools.pairwise(marks):
-        count, spent, worked, _, queued = map(operator.sub, after, before)
+        count, spent, worked, _, queued, sampling = map(operator.sub, after, before)
         spent -= _total(each for each in slow if before.moment <= each.begin < after.moment)
-        worked -= sampling * count / marks[-1].count
-        waits.append(max(0.0, spent - worked - queued) / count)
+        waits.append(max(0.0, spent - worked - queued - sampling) / count)
     return min(waits) * marks[-1].count + _total(slow)
 
 
@@ -211,7 +209,8 @@ class _Taken(NamedTuple):
 
 class _Mark(NamedTuple):
     """A moment of loading, and until then: the number of loaded items, and, in s, the CPU time of this process, the CPU
-    time of programs that it had started, and how long it was ready to work while others had the cores.
+    time of programs that it had started, and how long this thread, and the sampler's, was ready to work while others
+    had the cores.
     """
 
     count: int
@@ -219,10 +218,12 @@ class _Mark(NamedTuple):
     worked: float
     started: float
     queued: float
+    sampling: float
 
     @classmethod
-    def now(cls, count: int) -> _Mark:
-        return cls(count, time.perf_counter(), time.process_time(), _started(), stacks.queued())
+    def now(cls, count: int, sampler: stacks.Sampler) -> _Mark:
+        queued = stacks.queued(), stacks.queued(sampler.task)
+        return cls(count, time.perf_counter(), time.process_time(), _started(), *queued)
 
 
 def _total(taken: Iterable[_Taken]) -> float:

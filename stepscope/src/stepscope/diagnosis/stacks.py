@@ -103,12 +103,11 @@ class Sampler:
     """Samples the thread that enters it, until the thread leaves it.
 
     `within` are the codes of the watched functions: outside of them a sample has no frames, or counts to `rest`. It
-    stops after `most` samples. Afterwards `worked` is the CPU time of the sampler in s, and `held` the seconds in which
-    others had the cores meanwhile: then the sampler may have held the GIL, and the sampled thread waited for it.
+    stops after `most` samples. Afterwards `worked` is the CPU time of the sampler in s.
     """
 
     def __init__(self, interval: float, *within: CodeType, rest: CodeType | None = None, most: float = math.inf):
-        self.within, self.interval, self.samples, self.worked, self.held = within, interval, [], 0.0, 0.0
+        self.within, self.interval, self.samples, self.worked = within, interval, [], 0.0
         self.rest, self.most = rest, most
         self._end, self._files = threading.Event(), ExitStack()
 
@@ -123,19 +122,22 @@ class Sampler:
         self._thread.join()
         self._files.close()
 
+    @property
+    def task(self) -> str:
+        """The sampler's thread, for `queued`."""
+        return f"self/task/{self._thread.native_id}"
+
     def _run(self, thread: int, waited: Callable[[], float], begin: float) -> None:
         before, late, switch = waited(), False, sys.getswitchinterval()
         sys.setswitchinterval(SWITCH)
         # No sample is possible while a call holds the GIL. This thread gets the GIL when the call is over, and samples
         # at once: later, another line would get the time of the call.
         while len(self.samples) < self.most and not self._end.wait(0 if late else self.interval):
-            start, worked = time.perf_counter(), time.thread_time()
             frames = _frames(_stack(thread), self.within, self.rest)
             end, now = time.perf_counter(), waited()
             late = time.perf_counter() - end > self.interval
             self.samples.append(Sample(begin, end, now - before, *frames))
             begin, before = end, now
-            self.held += max(0.0, time.perf_counter() - start - (time.thread_time() - worked))
         self.worked = time.thread_time()
         sys.setswitchinterval(switch + 5e-7)  # Python keeps whole µs and rounds down: 100 µs would come back as 99
 
@@ -245,9 +247,9 @@ def _waited(files: ExitStack) -> Callable[[], float]:
 
 
 def queued(process: int | str = "thread-self") -> float:
-    """Return for how many seconds this thread, or a process's first one, was ready to work while others had the cores.
+    """Return for how many seconds this thread, a process's first one, or a `task` was ready while others had the cores.
 
-    It is 0 if unknown, and for a process that has ended.
+    It is 0 if unknown, and for what has ended.
     """
     try:
         return int(Path("/proc", str(process), "schedstat").read_text().split()[1]) / 1e9  # see proc_pid_schedstat(5)
