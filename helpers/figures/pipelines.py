@@ -80,7 +80,7 @@ def memory(growth: Mapping[str, Mapping[int, float]]) -> Picture:
     axes.set(xlabel="number of file names", ylabel="growth of a worker in MB")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     words = listed(
-        {kind: {f"{n:,} names": f"{mb:.0f} MB" for n, mb in points.items()} for kind, points in growth.items()}
+        {kind: {f"{n:,} names": f"{mb:.1f} MB" for n, mb in points.items()} for kind, points in growth.items()}
     )
     return finish(figure, f"Lines of a worker's growth in memory over the number of file names. {words}")
 
@@ -124,6 +124,6 @@ def throughput(
         Line2D([], [], **black, marker="o", linestyle="", fillstyle="none", label="measured, epoch of shards"),
     ]
     legend(figure, columns=3, handles=handles)
-    words["one core unpacks and decodes"] = {"at most": three_digits(core)}
+    words["predicted, one core unpacks and decodes"] = {"any size": three_digits(core)}
     what = "Marks of throughput in MB/s by the size of a request, and lines of what was predicted"
     return finish(figure, f"{what}. {listed(words)}", source, "both")

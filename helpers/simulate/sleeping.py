@@ -27,7 +27,8 @@ def feeds(images_per_second: float) -> str:
     """Say how many GPUs, as in `DEMANDS`, a loader feeds, and how many such loaders feed one."""
     parts = []
     for gpu, demand in DEMANDS.items():
-        fed, loaders = images_per_second / demand, counted(math.ceil(demand / images_per_second), "such loader")
+        fed = images_per_second / demand
+        loaders = counted(max(1, math.ceil(1 / fed - 0.05)), "such loader")  # 0.2 of a GPU: five
         share = f"{fed:.2g}" if fed < 10 else f"{fed:,.0f}"
         parts.append(f"{share} of an {gpu} (it takes {demand:,.0f}, so {loaders})")
     return f"{images_per_second:,.0f} images/s feed, at the pace of ResNet-50, {' and '.join(parts)}."

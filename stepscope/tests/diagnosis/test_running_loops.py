@@ -220,6 +220,11 @@ def test_what_others_take_of_the_core_is_no_work_of_the_step(clock, held):
     assert gains["loading in the loop itself"] == pytest.approx(at_most(40, 20), abs=0.01)
 
 
+def test_a_step_for_which_others_had_the_cores_is_not_the_fastest():
+    steps = [(SimpleNamespace(duration=0.03, wait=0.01), 0.0, held) for held in (0.0, 0.005, 0.021)]
+    assert (run._least(steps), run._least(steps[2:])) == (pytest.approx(0.015), 0.0)
+
+
 @pytest.mark.parametrize(("item", "verdict"), [(0.005, "loading"), (0.001, "unknown"), (1e-5, "unknown")])
 def test_a_verdict_that_a_busy_machine_may_have_turned_is_unknown(clock, held, monkeypatch, item, verdict):
     monkeypatch.setattr(run, "BUSY", 0.1)

@@ -280,8 +280,9 @@ def _pickled(batch: object) -> float:
 
 
 def _least(steps: list[Held]) -> float:
-    """Return the time of the fastest step without its wait, in s."""
-    return max(0.0, min(each.duration - each.wait - held for each, _, held in steps))
+    """Return the time of the fastest step without its wait, in s; 0 if others had the cores all the time."""
+    lefts = (each.duration - each.wait - held for each, _, held in steps)
+    return min((left for left in lefts if left > 0), default=0.0)
 
 
 def _transfer(batches: Iterator, epochs: Epochs, step: float) -> float:

@@ -93,7 +93,7 @@ def short(kernel: str, width: int = 44) -> str:
     """Return a kernel's name, printable, without result, arguments and PyTorch's namespaces, and cut to `width`."""
     for part in ("at::native::", "(anonymous namespace)::"):
         kernel = kernel.replace(part, "")
-    return _name(kernel.removeprefix("void ").partition("(")[0] or kernel, width)
+    return _name(kernel.removeprefix("void ").partition("(")[0].strip() or kernel, width)
 
 
 def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | TraceError]]:
