@@ -16,7 +16,7 @@ from helpers import simulate
 from helpers.figures.drawing import Picture, finish, legend, lines, listed, make_room, panel, panels, patches
 from helpers.figures.palette import BLUE, COLOURS, GREEN, NEUTRAL, ORANGE, PALE
 from stepscope import timing
-from stepscope.base.wording import counted, signed_percent
+from stepscope.base.wording import counted, signed_percent, three_digits
 
 _OF_STEPS = (
     BLUE,
@@ -40,7 +40,7 @@ def comparison(result: timing.Comparison, source: str) -> Picture:
     axes.xaxis.set_major_locator(MaxNLocator(6))  # more labels of millions would overlap
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
-    words = listed({"Bars of images per second": {name: f"{mean:,.0f}" for name, mean in means.items()}})
+    words = listed({"Bars of images per second": {name: three_digits(mean) for name, mean in means.items()}})
     return finish(figure, words, source, "x")
 
 
