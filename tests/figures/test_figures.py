@@ -178,7 +178,7 @@ WORDS = {
     ],
     "roofline": ["float32: 0.5 TFLOP/s, 25% of its peak at 50 operations per byte", "memory: 100 GB/s"],
     "scaling": ["2 ranks 190 (95%), 8 ranks 720 (90%)", "2 ranks 150 (75%)"],
-    "throughput": ["1 connection, requests: 0.1 MB 2.92", "4 connections, epochs: 2 MB 11", "at most 12"],
+    "throughput": ["1 connection, requests: 0.1 MB 2.92", "4 connections, epochs: 2 MB 11", "any size 12"],
     "time_to_accuracy": ["50% in 70 to 120 s", "62% in 9 to 9 s"],
 }
 

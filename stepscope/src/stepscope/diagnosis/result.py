@@ -176,7 +176,7 @@ class Diagnosis:
         for name, value in self.evidence:
             lines += _wrapped(value, f"  {name:{width}}")
         if self.findings:
-            lines += ["", "What to change, the largest possible gain first:"]
+            lines += ["", "What to change, in this order:"]
         for number, finding in enumerate(self.findings, 1):
             lines += ["", *_wrapped(f"{finding.name}: {finding.bound(self.step_ms)}", f"{number:3}  ")]
             page = self.links.get(finding.topic)
