@@ -89,7 +89,7 @@ def _measured(source: _Source, seconds: float) -> Items:
     spent = min(_total(first) + sum(collated), elapsed - queued, _total(taken) + sum(without_hiccup(collated)))
     worked = spent if started >= STARTED * spent else min(max(worked - sampler.worked, 0.0), spent)
     slow = [] if source.together else _slow(taken, source.batch)
-    spent = min(spent, worked + _recurring(marks, slow))
+    spent = min(spent, worked + _recurring(marks, sampler.worked, slow))
     ms, cpu_ms = spent / count * 1e3, worked / count * 1e3
     held = queued if source.stream else 0.0  # perhaps all in a stream's slow items; elsewhere they exclude it
     irregular = _irregular(taken, slow, held, spent, 1 - cpu_ms / ms)
@@ -171,16 +171,18 @@ def _irregular(taken: list[_Taken], slow: list[_Taken], held: float, spent: floa
     return Irregular(len(slow), share, min(share, waiting), usual * 1e3, slowest.seconds * 1e3, slowest.index)
 
 
-def _recurring(marks: list[_Mark], slow: list[_Taken]) -> float:
+def _recurring(marks: list[_Mark], sampling: float, slow: list[_Taken]) -> float:
     """Return the seconds that items waited: all the time of slow items, and for the others the rate of the better half.
 
-    In one half the machine may have stalled. While the sampler works, or is ready to, the items may wait for its GIL.
+    In one half the machine may have stalled. A sampler worked for `sampling` seconds meanwhile. Where others had the
+    cores when it was ready to, the items may have waited for it to take the GIL, and then for its work.
     """
     waits = []
     for before, after in itertools.pairwise(marks):
-        count, spent, worked, _, queued, sampling = map(operator.sub, after, before)
+        count, spent, worked, _, queued, late = map(operator.sub, after, before)
         spent -= _total(each for each in slow if before.moment <= each.begin < after.moment)
-        waits.append(max(0.0, spent - worked - queued - sampling) / count)
+        own = sampling * count / marks[-1].count
+        waits.append(max(0.0, spent - (worked - own) - queued - late - min(own, late)) / count)
     return min(waits) * marks[-1].count + _total(slow)
 
 
@@ -218,7 +220,7 @@ class _Mark(NamedTuple):
     worked: float
     started: float
     queued: float
-    sampling: float
+    late: float
 
     @classmethod
     def now(cls, count: int, sampler: stacks.Sampler) -> _Mark:
