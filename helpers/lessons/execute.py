@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import os
 import signal
 import sys
 import time
@@ -79,21 +80,22 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core
     return seconds
 
 
-def execute(notebook: Path, page: Path, core: bool = False) -> nbformat.NotebookNode:
-    """Execute one notebook with a progress bar over its cells, write it to `page`, and return it with its outputs.
+def execute(notebook: Path, page: Path | None, core: bool = False) -> nbformat.NotebookNode:
+    """Execute one notebook with a progress bar over its cells, write it to `page`, if given, and return the result.
 
     With `core` the part after the core is neither executed nor written. The kernel's output to the terminal goes into a
     file beside the page, with the ending ``log``. TensorBoard ends with the kernel, so a note replaces it where the
     notebook embeds it. Raises `NotebookFailed` if a cell raises an error or its kernel dies; the page is written all
-    the same, up to that cell.
+    the same, up to that cell. Without a page, what the kernel prints to the terminal is dropped.
     """
     content = nbformat.read(notebook, as_version=4)
     if core:
         content.cells = content.cells[: core_cells(content)]
-    page.parent.mkdir(parents=True, exist_ok=True)
+    if page:
+        page.parent.mkdir(parents=True, exist_ok=True)
     cells = sum(cell.cell_type == "code" for cell in content.cells)
     bar = tqdm(total=cells, desc=notebook.stem, unit="cell", file=sys.stdout)
-    with bar, open(page.with_suffix(".log"), "w") as log:
+    with bar, open(page.with_suffix(".log") if page else os.devnull, "w") as log:
         client = NotebookClient(
             content,
             kernel_manager_class=ThisInterpreter,
@@ -112,12 +114,12 @@ def execute(notebook: Path, page: Path, core: bool = False) -> nbformat.Notebook
         except DeadKernelError as error:  # it raised nothing, so its cell is not counted as executed
             raise NotebookFailed(
                 f"{notebook}, cell {bar.n + 1} of {cells}: the kernel died. Most often memory ran out: see "
-                f"`python -m helpers check`, and {log.name} for the kernel's last output."
+                "`python -m helpers check`" + (f", and {log.name} for the kernel's last output." if page else ".")
             ) from error
         finally:
             _forget_tensorboard(content)
-            exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.j2": OFFLINE})], template_file="offline.j2")
-            staging.write(page, exporter.from_notebook_node(content, {"metadata": {"name": page.stem}})[0])
+            if page:
+                _write_page(content, page)
     return content
 
 
@@ -135,6 +137,11 @@ def all_notebooks() -> list[Path]:
 def pages() -> Path:
     """Folder where `run` writes pages and keeps executed notebooks, absolute; it need not exist yet."""
     return config.runs_dir() / "html"
+
+
+def _write_page(notebook: nbformat.NotebookNode, page: Path) -> None:
+    exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.j2": OFFLINE})], template_file="offline.j2")
+    staging.write(page, exporter.from_notebook_node(notebook, {"metadata": {"name": page.stem}})[0])
 
 
 async def _leave_ctrl_c_alone(**_) -> None:

@@ -1,4 +1,4 @@
-"""Records a reference for others: executes the notebooks, each several times, and keeps their rungs' results.
+"""Records a reference for others: executes the notebooks' cores, each several times, and keeps their rungs' results.
 
 ``python -m helpers record --out DIR`` makes this folder:
 
@@ -39,7 +39,7 @@ _CHANGES = {"date", "clocks"}  # may change on the same machine
 
 
 def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = PROCESSES) -> list[str]:
-    """Execute the notebooks that add a rung, each several times, and write the reference.
+    """Execute the core of each notebook that adds a rung, several times, and write the reference.
 
     Raises `config.CourseError` if the folder holds a recording of another machine or with other settings, or its file
     is damaged.
@@ -91,7 +91,7 @@ def _measure(notebook: Path, process: int, out: Path) -> None:
         return
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, COURSE_RUNS=folder):
         staging.write(scoreboard.own_path(), scoreboard.lines(runs_so_far))
-        execute.execute(notebook, Path(folder, "page.html"))
+        execute.execute(notebook, None, core=True)
         added = scoreboard.read()[len(runs_so_far) :]
         for result in added:
             _keep_trace(result, Path(folder), out)

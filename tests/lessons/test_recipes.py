@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import functools
+import gc
 import json
 import os
 import pickle
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import types
+import weakref
 
 import nbformat
 import numpy as np
@@ -172,6 +174,19 @@ def test_what_is_recomputed_keeps_its_input_only_and_has_the_same_gradients_and_
         found.append([*(weight.grad for weight in model.parameters()), *statistics])
     assert kept[1] == images.nbytes + 4 * 16 * 3 * 6 * 6 < kept[0]  # the second stage's input has 6 × 6 pixels
     assert all(map(torch.equal, *found))
+
+
+def test_nothing_of_a_forward_pass_stays_after_its_bytes_are_counted(recipes):
+    class Layer(torch.nn.Linear):
+        def forward(self, rows):
+            output = super().forward(rows).exp()  # its backward needs what it returned
+            seen.append(weakref.ref(output))
+            return output
+
+    seen = []
+    assert recipes.kept_bytes(Layer(4, 4), torch.rand(8, 4)) > 0
+    gc.collect()
+    assert seen[0]() is None
 
 
 def test_photos_of_class_folders_alone_are_divided_by_their_names(script, tmp_path):

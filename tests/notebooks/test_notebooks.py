@@ -60,6 +60,9 @@ def test_a_core_can_be_done_in_its_minutes_and_what_goes_further_needs_the_core_
     lines = sum(len([line for line in source.splitlines() if line.strip()]) for source in core.code)
     assert core.words / 150 + lines / 10 <= minutes + 3  # read at 150 words and 10 lines of code a minute
     assert core.cells[-1].source.startswith("## In this notebook we saw")
+    assert [
+        part.title for part in sections if any("scoreboard.add(" in source for source in part.code)
+    ] == []  # `record`
     assert [part.title for part in sections if not re.search(r"\(\d+ minutes?\b.*\)$", part.title)] == []
     assert names.faults(path) == []
     listing = [line for part in (core, *sections) for source in part.code for line in source.splitlines()]
