@@ -98,9 +98,9 @@ def on_a_gpu() -> Picture:
 
 
 def calculated(table: pd.DataFrame) -> Picture:
-    """Draw calculated over published figures: a row per change, with a mark for each speed and for the gain.
+    """Draw calculated over measured figures: a row per change, with a mark for each speed and for the gain.
 
-    `table` is that of `elsewhere.calculated_and_published`.
+    `table` is that of `elsewhere.calculated_and_measured`.
     """
     figure, axes = panel(8, 0.45 * len(table) + 1.6)
     marks = {
@@ -112,7 +112,7 @@ def calculated(table: pd.DataFrame) -> Picture:
         rows = np.arange(len(table)) + (place - 1) * 0.22
         axes.plot(table[column], rows, marker, color=colour, label=label, markersize=7)
     axes.axvline(1, color="black", linewidth=1)
-    axes.set(xscale="log", xlabel="calculated over published", xlim=(0.6, 1 / 0.6))
+    axes.set(xscale="log", xlabel="calculated over published or recorded", xlim=(0.6, 1 / 0.6))
     axes.set_xticks([0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5])
     axes.xaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
@@ -123,7 +123,7 @@ def calculated(table: pd.DataFrame) -> Picture:
         row.change: {"before": f"{row.before:.2f}", "after": f"{row.after:.2f}", "gain": f"{row.gain:.2f}"}
         for row in table.itertuples()
     }
-    return finish(figure, f"Marks of calculated over published figures. {listed(words)}", "", "x")
+    return finish(figure, f"Marks of calculated over measured figures. {listed(words)}", "", "x")
 
 
 def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:

@@ -206,9 +206,9 @@ def references(rung: str) -> dict[str, Result]:
 
 
 def _recorded(rung: str) -> list[tuple[Path, Result]]:
-    """Return the scoreboards of ``data/reference`` that have a rung, with its latest result."""
+    """Return the scoreboards of ``data/reference`` that have a rung, with its latest result; GPUs first."""
     results = [(board, latest(rung, board)) for board in sorted(REFERENCE.glob("*/scoreboard.jsonl"))]
-    return [(board, result) for board, result in results if result]
+    return sorted((pair for pair in results if pair[1]), key=lambda pair: pair[1].device == "CPU")
 
 
 def trace_folder(rung: str) -> Path:

@@ -5,6 +5,7 @@ import statistics
 
 import numpy as np
 import pytest
+import torch
 
 from helpers import simulate
 from helpers.results import elsewhere
@@ -28,6 +29,7 @@ def test_a_gain_is_of_speed_whatever_the_unit():
 
 
 def test_each_figure_of_a_rung_is_named_by_how_it_was_obtained(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
     page = elsewhere.show("10").to_html()
     kinds = re.findall(r">(calculated|measured here|recorded|published)<", page)
@@ -38,7 +40,10 @@ def test_each_figure_of_a_rung_is_named_by_how_it_was_obtained(tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_what_is_calculated_is_near_what_others_measured():
-    table = elsewhere.calculated_and_published()
+    table = elsewhere.calculated_and_measured().set_index("change")
+    recorded = table[table.index.str.endswith("recorded")]
+    assert len(recorded) and (recorded.max(axis=1) < 1.5).all() and (recorded.min(axis=1) > 1).all(), recorded
+    table = table.drop(recorded.index)
     speeds = np.exp(abs(np.log(table[["before", "after"]].to_numpy()))).ravel()
     gains = np.exp(abs(np.log(table["gain"])))
     assert statistics.median(speeds) < 1.10 and max(speeds) < 4 / 3, table
