@@ -76,6 +76,7 @@ def add(
     step: Callable | str,
     data: str,
     trace: Path | None = None,
+    device: str | None = None,
 ) -> Result:
     """Store `variant` of a `comparison` as the latest result of its rung, and return it.
 
@@ -90,6 +91,8 @@ def add(
         Source of the images, as `cifar10.prepare` names it.
     trace : Path, optional
         The folder of a run below ``COURSE_RUNS``, recorded with the same loader and step.
+    device : str, optional
+        What computed the step; by default the GPU, if there is one.
     """
     mean, runs = comparison.mean(variant), comparison.timings[variant]
     result = Result(
@@ -103,7 +106,7 @@ def add(
         workers=getattr(loader, "num_workers", 0),
         step=str(getattr(step, "step", step)),  # of a recorded graph, the step that it replays
         data=data,
-        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        device=device or (torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"),
         cores=machine.cores(),
         torch=torch.__version__,
         preset=config.preset().name,

@@ -101,12 +101,8 @@ def warm(folder: Path) -> None:
 
 
 def worker_memory_mb() -> list[float]:
-    """Memory of each running worker, in MB (10⁶ bytes).
-
-    On Linux, pages that several processes share count for each in equal parts (PSS); elsewhere only pages of a single
-    process count (USS).
-    """
-    return [getattr(info, "pss", info.uss) / 1e6 for info in _workers()]
+    """Memory that each running worker alone has (USS), in MB (10⁶ bytes): what it shares with others does not count."""
+    return [info.uss / 1e6 for info in _workers()]
 
 
 def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
