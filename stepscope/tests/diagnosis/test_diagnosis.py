@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from support.written import write
 
 from stepscope import diagnosis, traces
 from stepscope.__main__ import main
-from stepscope.diagnosis import profile, result, stacks, step
+from stepscope.diagnosis import loading, profile, result, run, stacks, step, trials
 
 PRODUCT = cuda_trace.TENSOR_CORE_PRODUCT
 STEP = compile("", "step", "exec")
@@ -63,6 +64,16 @@ def test_a_loop_with_one_fault_is_accused_of_just_that(fault, old, file, names):
     assert found.verdict == verdict
     assert 0.05 <= found.findings[0].gain < 1
     assert REMEDIES.get(fault, "") in found.findings[0].change
+
+
+def test_a_gain_on_the_gpu_counts_in_the_step_without_what_is_between_epochs(file, names):
+    recorded = profile.read(traces.load(cuda_trace.Loop(**FAULTS["item"][0]).write(file)))
+    step = loading.Loading(step=10, wait=0, usual_wait=0, epoch=4, pauses=1, between=120)
+    alone, with_pauses = (
+        run.concluded(loop, recorded, None, trials.Trials(), 0.0, [], []) for loop in (step, replace(step, apart=30))
+    )
+    assert names(with_pauses) == ["work between the epochs", *names(alone)]
+    assert with_pauses.findings[1].gain == pytest.approx(alone.findings[0].gain / 4)
 
 
 def test_a_loop_without_fault_is_accused_of_nothing(file):

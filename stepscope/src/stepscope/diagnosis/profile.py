@@ -112,7 +112,8 @@ def evidence(profile: Profile) -> list[tuple[str, str]]:
         known = [f"{name} {percent(row[column])}" for name, column in columns.items() if not np.isnan(row[column])]
         if isinstance(row["name"], str):
             known.append(printable(row["name"]))
-        rows.append((f"GPU {device}", ", ".join(known)))
+        whole = ["in all recorded steps"] if profile.stall_ms and known else []
+        rows.append((f"GPU {device}", ", ".join(known + whole)))
     return rows
 
 

@@ -110,8 +110,10 @@ def _found(
     host = steps.read(recorded, loop.work / loop.whole, loop.whole, sampled)
     around = min(loop.wait, host.around.share * loop.whole)  # workers cannot reduce it
     loop = replace(loop, wait=loop.wait - around, usual_wait=max(0.0, loop.usual_wait - around))
+    part = loop.step / loop.whole  # the trace's shares are those of a step without what is between epochs
+    of_device = (each for each in device.findings(recorded) if each.verdict != result.UNKNOWN)  # the profiler's time
     found = [
-        *(each for each in device.findings(recorded) if each.verdict != result.UNKNOWN),  # the profiler's own time
+        *(replace(each, gain=each.gain * part) for each in of_device),
         *result.findings(steps.RULES, host),
         *result.findings(loading.RULES, loop),
         *result.findings(trials.RULES, replace(tried, work=loop.work / loop.whole)),

@@ -132,7 +132,14 @@ class Comparison:
 
 def limits(interval: Interval, write: Callable[[float], str] = digits) -> str:
     """Return the ends of an interval: "1.31 – 1.58"; "unknown" if the interval is too wide to be useful."""
-    return "unknown" if interval.wide else f"{write(interval.lowest)} – {write(interval.highest)}"
+    ends = _ends(interval) if write is digits else (write(interval.lowest), write(interval.highest))
+    return "unknown" if interval.wide else " – ".join(ends)
+
+
+def _ends(ratio: Interval) -> tuple[str, str]:
+    """Return the ends of a ratio's interval, with three decimals if they look alike without."""
+    lowest, highest = digits(ratio.lowest), digits(ratio.highest)
+    return (lowest, highest) if lowest != highest else (f"{ratio.lowest:,.3f}", f"{ratio.highest:,.3f}")
 
 
 def conclusion(ratio: Interval, of: str = "round") -> str:
@@ -142,14 +149,17 @@ def conclusion(ratio: Interval, of: str = "round") -> str:
     """
     found = outcome(ratio)
     rounds = counted(ratio.count, of)
-    ends = f"{digits(ratio.lowest)} to {digits(ratio.highest)} in {rounds}"
+    lowest, highest = _ends(ratio)
     if found == SAME:
-        return f"equal within {EQUAL:.0%} ({ends})"
+        return f"equal within {EQUAL:.0%} ({lowest} to {highest} in {rounds})"
     if found == NOISY:
-        ends = f"{rounds}, too different for an interval" if ratio.wide else ends
+        ends = f"{rounds}, too different for an interval" if ratio.wide else f"{lowest} to {highest} in {rounds}"
         return f"{found} ({ends}); take more rounds, or a quieter machine"
-    lowest, highest = (f"{end:.3f}" if digits(end) == "1.00" else digits(end) for end in (ratio.lowest, ratio.highest))
-    return f"{found} ({lowest} to {highest} in {rounds})"  # neither end is 1: the outcome is sure
+    if lowest == "1.00":  # neither end is 1: the outcome is sure
+        lowest = f"{ratio.lowest:.3f}"
+    if highest == "1.00":
+        highest = f"{ratio.highest:.3f}"
+    return f"{found} ({lowest} to {highest} in {rounds})"
 
 
 def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Comparison:
