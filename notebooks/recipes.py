@@ -302,7 +302,7 @@ def kept_bytes(model, *inputs):  # what forward keeps for backward, without weig
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
             kept[storage._cdata] = storage.nbytes()
-        return tensor.detach()  # to return an output itself would keep all of it for ever
+        return tensor.detach()  # an output itself would leak: a reference cycle
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = model(*inputs)  # noqa: F841, it holds what is kept, until all is counted

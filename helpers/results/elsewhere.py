@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator
 
 import pandas as pd
@@ -108,7 +109,7 @@ _STEPS = {
 
 
 def calculated_and_measured(batch: int = 128) -> pd.DataFrame:
-    """Calculate the changes that others published, where possible, and rung 11 as recorded on GPUs, in about 25 s.
+    """Calculate the changes that others published, where possible, and rung 11 as measured on GPUs, in about 25 s.
 
     Returns a row per change: ``change`` in words, and the ratios of calculated to measured figures, for the images per
     second ``before`` and ``after``, and for the ``gain``.
@@ -117,10 +118,11 @@ def calculated_and_measured(batch: int = 128) -> pd.DataFrame:
     for number, (network, gpu, *steps) in _STEPS.items():
         said = public.loc[number]
         measured.append((f"{said.change}, {gpu}", network, gpu, steps, said.before, said.after))
-    for result in scoreboard.references("11").values():
-        gpu = next((name for name in calculated.GPUS if name in result.device), None)
+    for machine, result in scoreboard.references("11").items():
+        gpu = next((name for name in calculated.GPUS if re.search(rf"\b{name}\b", result.device)), None)
         if gpu and result.baseline == "TF32":
-            change, after = f"TF32 to bfloat16, ResNet-50, {gpu}, recorded", result.rate.mean
+            origin = "measured here" if machine == "your machine" else "recorded"
+            change, after = f"TF32 to bfloat16, ResNet-50, {gpu}, {origin}", result.rate.mean
             measured.append((change, "resnet50", gpu, [_LAST, _HALF | _LAST], after / result.ratio.mean, after))
     rows = []
     for change, network, gpu, steps, *rates in measured:
