@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 from torch import distributed
-from torch.profiler import profile, schedule, tensorboard_trace_handler
+from torch.profiler import profile, schedule
 from torch.utils.data import DataLoader
 
 from stepscope import timing, traces
@@ -312,7 +312,7 @@ class Watch:
         with profile(
             activities=profiling.activities(),
             schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
-            on_trace_ready=tensorboard_trace_handler(str(folder), worker, use_gzip=True),
+            on_trace_ready=profiling.trace_handler(folder, worker),
         ) as profiler:
             for number in range(active + 1):
                 yield
