@@ -184,7 +184,8 @@ def _became(failures: list[tuple[int, int]], folder: Path) -> str:
     def order(failure: tuple[int, int]) -> tuple:
         rank, code = failure
         written = (ranks[rank] / "stderr.log").stat().st_mtime_ns
-        return bool(_LOST.search(errors[rank][0])), code == -signal.SIGTERM, code >= 0, written
+        # a rank that SIGKILL ends writes nothing then; others write their errors when they end, also at other signals
+        return bool(_LOST.search(errors[rank][0])), code == -signal.SIGTERM, code != -9, written
 
     rank, code = min(failures, key=order)
     became, (last, shown) = f"rank {rank} {_ended(code)}", errors[rank]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -93,6 +94,18 @@ def test_the_rank_that_failed_first_is_named_also_if_the_others_fail_because_of_
 
 
 @posix
+def test_an_error_comes_before_the_abort_of_another_rank_that_follows_from_it(script, tmp_path):
+    path = script(
+        "first = pathlib.Path(sys.argv[1])\n"
+        "if rank == 0:\n    first.touch()\n    raise ValueError('no such image')\n"
+        "while not first.exists(): time.sleep(0.001)\n"
+        "time.sleep(0.02)\nos.abort()"  # most times before torchrun looks again
+    )
+    with pytest.raises(launching.JobFailed, match="rank 0 exited with 1: ValueError: no such image"):
+        launching.torchrun(path, tmp_path / "first", timeout=100, quiet=True)
+
+
+@posix
 def test_of_a_rank_that_is_stopped_the_wait_for_it_is_quoted_and_it_is_woken_to_end_by_sigterm(script, tmp_path):
     path = script(
         "folder = pathlib.Path(__file__).parent\n"
@@ -115,8 +128,10 @@ def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(scr
         "if rank == 0:\n    time.sleep(1000)  # as a barrier\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getpid(), signal.SIGSTOP)\n"
     )
+    begin = time.monotonic()
     with pytest.raises(launching.JobFailed, match="within 30 s") as raised:
         launching.torchrun(path, timeout=30, quiet=True)
+    assert time.monotonic() - begin < 30 + 10
     if os.name != "nt":
         assert "rank 0 was at job.py, line 5: time.sleep(1000)  # as a barrier; " in str(raised.value)
         assert "rank 1 was stopped by a signal, and was at job.py, line 7: os.kill(os" in str(raised.value)
