@@ -145,6 +145,8 @@ def _exercise(options: argparse.Namespace) -> int:
     from helpers.data import cifar10
     from helpers.lessons import faults
 
+    # refused before the images are made, which takes a while
+    (Path(options.out) if options.groups else Path(options.out).parent).mkdir(parents=True, exist_ok=True)
     images = cifar10.prepare().train
     if options.groups is None:
         faults.write(options.out, faults.draw(options.seed), images)
@@ -159,6 +161,7 @@ def _grade(options: argparse.Namespace) -> int:
     from helpers.data import cifar10
     from helpers.lessons.faults import grading
 
+    Path(options.path).open().close()  # refused before the images are made
     grade = grading.grade(options.path, options.seed, cifar10.prepare().train)
     print(grade)
     return 0 if grade.passed else 1

@@ -29,3 +29,12 @@ def test_a_page_names_each_option_of_its_command_and_no_other(capsys, command):
     page = (DOCS / f"{command}.md").read_text(encoding="utf-8")
     options = set(re.findall(r"^  (--[a-z-]+)", help_of(capsys, command), re.MULTILINE))
     assert set(re.findall(r"^\| `(--[a-z-]+)", page, re.MULTILINE)) == options
+
+
+@pytest.mark.parametrize("name", ["file/x", "n" * 300], ids=["a file in the way", "a name too long"])
+@pytest.mark.parametrize("command", ["traces", "diagnose", "page", "compare {0}", "tensorboard"])
+def test_what_the_system_refuses_is_said_in_a_few_lines_that_name_the_path(tmp_path, capsys, command, name):
+    (tmp_path / "file").touch()
+    assert main([*command.format(tmp_path / name).split(), str(tmp_path / name)]) == 1
+    said = "".join(capsys.readouterr()).strip()
+    assert str(tmp_path / name) in said and said.count("\n") < 3

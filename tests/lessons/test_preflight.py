@@ -161,3 +161,21 @@ def test_what_a_reader_can_put_right_is_one_line_in_the_shell(folders, monkeypat
     process = subprocess.run([sys.executable, *command], cwd=config.PROJECT, capture_output=True, text=True)
     assert process.returncode == 1
     assert said in process.stderr and "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize("name", ["file/x", "n" * 300], ids=["a file in the way", "a name too long"])
+@pytest.mark.parametrize("command", ["class", "exercise --seed 7 --groups 2 --out", "grade --seed 7"])
+def test_what_the_system_refuses_is_one_line_that_names_the_path(folders, capsys, command, name):
+    (folders / "file").touch()
+    assert shell.main([*command.split(), str(folders / name)]) == 1
+    line = "".join(capsys.readouterr()).strip().splitlines()[-1]
+    assert str(folders / name) in line
+
+
+@pytest.mark.parametrize(("variable", "command"), [("COURSE_RUNS", "ladder"), ("COURSE_DATA", "prepare")])
+def test_so_is_a_file_in_the_way_of_the_courses_own_folders(folders, capsys, monkeypatch, variable, command):
+    (folders / "file").touch()
+    monkeypatch.setenv(variable, str(folders / "file" / "x"))
+    assert shell.main([command]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert str(folders / "file" / "x") in line

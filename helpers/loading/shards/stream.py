@@ -125,7 +125,14 @@ class ShardStream(IterableDataset):
                 f"Expected a state of these shards ({self.index.fingerprint}), found one of others "
                 f"({state['shards']}): the shards were written anew, or the state is of another data set."
             )
-        self._now[:] = torch.tensor([state["epoch"], state["done"], *(state[name] for name in _ORDER)])
+        numbers = [state[name] for name in ("epoch", "done", *_ORDER)]
+        whole = all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers)
+        if not (whole and state["done"] <= len(self.index) and state["lanes"]):
+            raise ShardsError(
+                f"Expected whole numbers in a state, of 0 or more, 1 lane or more, and at most {len(self.index):,} "
+                f"samples done, found {state}."
+            )
+        self._now[:] = torch.tensor(numbers)
         self._say_what_is_left_out()
 
     def __iter__(self) -> Iterator[Any]:
