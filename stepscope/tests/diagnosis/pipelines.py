@@ -491,8 +491,8 @@ def accumulated(train, inputs, labels):
 
 STREAM = Stream(partial(iter, Data(16384)))
 HEALTHY = {
-    "plain_mlp": lambda _: (in_memory(256), Training(mlp(512))),
-    "large_mlp": lambda _: (in_memory(1024), Training(mlp(3072, 3))),
+    "plain_mlp": lambda _: (in_memory(64, (28,)), Training(mlp(512))),
+    "large_mlp": lambda _: (in_memory(2048), Training(mlp(4096, 3))),
     "small_cnn": lambda _: (in_memory(64, (3, 32, 32)), Training(nn.Sequential(conv(), conv(), mlp()))),
     "transformer": lambda _: (in_memory(16, (64, 128)), Training(nn.Sequential(encoder(), mlp()))),
     "lstm": lambda _: (in_memory(64, (64, 64)), Training(lstm())),

@@ -50,7 +50,7 @@ def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> D
     loop, tried = of_batches(loop, recorded, sample, sampled), trials.Trials()
     if loop.work >= steps.LEAST_MS:
         tried = trials.run(_noted(step), batch, threads=_threads(recorded, loop), double=double)
-    rows = [stopwatch(loop, count), *profile.evidence(recorded), *of_the_loader(dataloader, sample)]
+    rows = [stopwatch(loop), *profile.evidence(recorded), *of_the_loader(dataloader, sample)]
     rows += [*grown, *remarks.compiled(), ("profile", str(folder))]
     return concluded(loop, recorded, sampled, tried, contention.share(), rows, unknown)
 
@@ -149,9 +149,9 @@ def load_items(
         return None, [f"how long an item takes: loading some in this process failed. {why}"]
 
 
-def stopwatch(loop: loading.Loading, count: int) -> tuple[str, str]:
+def stopwatch(loop: loading.Loading) -> tuple[str, str]:
     """Return how long a step takes, as evidence."""
-    which = f"mean of {count} without each epoch's first"
+    which = f"mean of {len(loop.timed)} timed" + ", without each epoch's first" * (loop.epoch != 1)
     clock = f"{milliseconds(loop.step)} a step ({which}), {milliseconds(loop.wait)} of it waiting"
     if loop.restart or loop.apart:
         parts = ["ending and starting workers"] * bool(loop.restart) + ["work between epochs"] * bool(loop.apart)

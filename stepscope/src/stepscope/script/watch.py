@@ -228,7 +228,7 @@ class Watch:
             between, apart = sum(self.pauses.seconds) / pauses * 1e3, self.pauses.apart * 1e3
             loop = replace(loop, epoch=self.length, pauses=pauses, between=between, apart=apart, busy=self.pauses.line)
         loop = run.of_batches(loop, recorded, sample, sampled)
-        rows = [run.stopwatch(loop, self.count), *profiles.evidence(recorded), *run.of_the_loader(self.loader, sample)]
+        rows = [run.stopwatch(loop), *profiles.evidence(recorded), *run.of_the_loader(self.loader, sample)]
         rows += [*grown, *remarks.compiled(), ("profile", str(self.folder))]
         self._report(run.concluded(loop, recorded, sampled, trials.Trials(), held, rows, unknown))
 
