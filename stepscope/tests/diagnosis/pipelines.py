@@ -542,7 +542,7 @@ def in_own_process(part, name, busy=0):
     # Two threads on one core that wait by spinning, as OpenMP's do, stop each other for 0.2 s in each step
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     environment.pop("OMP_NUM_THREADS", None)  # of a test: one thread would be a fault
-    command = ["timeout", "-s", "KILL", "180", sys.executable, str(Path(__file__).absolute()), "--child", part, name]
+    command = ["timeout", "-s", "KILL", "600", sys.executable, str(Path(__file__).absolute()), "--child", part, name]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
