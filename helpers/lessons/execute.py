@@ -28,7 +28,6 @@ from stepscope.base import machine, staging, wording
 
 NOTEBOOKS = config.PROJECT / "notebooks"
 RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
-FIRST_COMPUTING = "08"  # earlier notebooks load, this and later ones compute
 FURTHER = "## Going further"  # the heading after a notebook's core
 
 # The page must open without internet, so it loads nothing from elsewhere.

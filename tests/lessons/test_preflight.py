@@ -170,12 +170,3 @@ def test_what_the_system_refuses_is_one_line_that_names_the_path(folders, capsys
     assert shell.main([*command.split(), str(folders / name)]) == 1
     line = "".join(capsys.readouterr()).strip().splitlines()[-1]
     assert str(folders / name) in line
-
-
-@pytest.mark.parametrize(("variable", "command"), [("COURSE_RUNS", "ladder"), ("COURSE_DATA", "prepare")])
-def test_so_is_a_file_in_the_way_of_the_courses_own_folders(folders, capsys, monkeypatch, variable, command):
-    (folders / "file").touch()
-    monkeypatch.setenv(variable, str(folders / "file" / "x"))
-    assert shell.main([command]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert str(folders / "file" / "x") in line

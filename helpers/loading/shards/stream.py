@@ -118,20 +118,17 @@ class ShardStream(IterableDataset):
         If fewer samples than ranks remain, they are left out, with a warning: set_epoch begins the next epoch.
         Raises ShardsError if the state is of other shards, or no state.
         """
-        if missing := [name for name in ("epoch", "done", "shards", *_ORDER) if name not in state]:
-            raise ShardsError(f"Expected a state of ShardStream.state, found one without {', '.join(missing)}.")
+        numbers = [state.get(name) for name in ("epoch", "done", *_ORDER)]
+        whole = all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers)
+        if not whole or not state["lanes"] or "shards" not in state:
+            raise ShardsError(f"Expected a state of ShardStream.state, found {dict(state)}.")
         if state["shards"] != self.index.fingerprint:
             raise ShardsError(
                 f"Expected a state of these shards ({self.index.fingerprint}), found one of others "
                 f"({state['shards']}): the shards were written anew, or the state is of another data set."
             )
-        numbers = [state[name] for name in ("epoch", "done", *_ORDER)]
-        whole = all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers)
-        if not (whole and state["done"] <= len(self.index) and state["lanes"]):
-            raise ShardsError(
-                f"Expected whole numbers in a state, of 0 or more, 1 lane or more, and at most {len(self.index):,} "
-                f"samples done, found {state}."
-            )
+        if state["done"] > len(self.index):
+            raise ShardsError(f"Expected at most {len(self.index):,} samples done, found {state['done']:,}.")
         self._now[:] = torch.tensor(numbers)
         self._say_what_is_left_out()
 

@@ -1,6 +1,5 @@
 """The stream of batches: in one order whoever reads it, interrupted anywhere, ahead of who waits, and soon gone."""
 
-import itertools
 import os
 import sys
 import threading
@@ -12,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import damage
 from support.ranks import wait_until
 from support.shards import InMemory, Watched, numbers, packed, streams
 from torch.utils.data import DataLoader
@@ -81,23 +79,16 @@ def test_a_state_of_other_shards_is_refused(data):
     (stream,), (other,) = streams(*data, 7), streams(*packed(COUNT, piece_bytes=9_000), 7)
     with pytest.raises(shards.ShardsError, match=f"{other.index.fingerprint}.*{stream.index.fingerprint}"):
         other.load_state(stream.state(1))
-    with pytest.raises(shards.ShardsError, match="without epoch, done"):
-        other.load_state({})
 
 
-def test_an_odd_state_is_refused_and_changes_nothing(data):
+@pytest.mark.parametrize("odd", [{"epoch": None}, {"done": -1}, {"done": COUNT + 1}, {"lanes": 0}, {"seed": 1.5}])
+def test_an_odd_state_is_refused_and_changes_nothing(data, odd):
     (stream,) = streams(*data, 7)
-    usual, taken = stream.state(1), 0
-    for name, odd in itertools.product(usual, damage.ODD):
-        stream.load_state(usual)
-        try:
-            stream.load_state(usual | {name: odd})
-        except shards.ShardsError:
-            assert stream.state(0) == usual
-        else:
-            next(iter(stream))
-            taken += 1
-    assert 0 < taken < 20
+    with pytest.raises(shards.ShardsError, match="Expected .*, found"):
+        stream.load_state(stream.state(1) | odd)
+    with pytest.raises(shards.ShardsError, match="Expected .*, found"):
+        stream.load_state({})
+    assert stream.state(0)["done"] == 0
 
 
 def test_a_sample_that_cannot_be_decoded_is_named(data):
