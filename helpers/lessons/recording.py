@@ -120,9 +120,10 @@ def _joined(results: list[Result]) -> Result:
         return results[0]
     names = ["step_ms", "loading_share"] + ["device_idle"] * (results[0].device_idle is not None)
     means = {name: statistics.fmean(getattr(result, name) for result in results) for name in names}
-    ratios = [result.ratio.mean for result in results if result.ratio]
+    compared = [result for result in results if result.ratio]  # not where a rung was its own baseline
+    ratios = [result.ratio.mean for result in compared]
     return replace(
-        results[0],
+        (compared or results)[0],
         rate=confidence.geometric(result.rate.mean for result in results),
         ratio=confidence.geometric(ratios) if ratios else None,
         processes=len(results),

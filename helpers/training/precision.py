@@ -81,12 +81,12 @@ class Trial:
         return self.images == self.of and self.ratio < 1
 
     def __str__(self) -> str:
-        usual = f"with all {self.of} in {self.baseline} {self.usual_ms:,.0f} ms"
+        usual = f"{self.ratio:.2f} times as long as all {self.of} in {self.baseline} ({self.usual_ms:,.0f} ms)"
         text = f"a step of {self.images} images takes {self.ms:,.0f} ms, {usual}"
         if self.fast_enough:
-            return f"{text}: {self.ratio:.2f} times as long."
+            return f"{text}."
         if self.ratio > _TOO_SLOW:
-            return f"{text}: {self.ratio:.2f} times as long, too slow to train in here."
+            return f"{text}: too slow to train in here."
         return f"{text}. More images would take too long to try: not trained in here."
 
 

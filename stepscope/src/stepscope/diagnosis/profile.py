@@ -100,7 +100,9 @@ def _names(trace: traces.Trace, chosen) -> set[str]:
 def evidence(profile: Profile) -> list[tuple[str, str]]:
     """Return the evidence of a profile, as names and values."""
     parts = [f"{traces.PLAIN_NAMES[name]} {percent(share)}" for name, share in profile.shares.items() if share >= 5e-4]
-    stall = f"; one of {milliseconds(profile.stall_ms)} counts as the others' mean" if profile.stall_ms else ""
+    stall = (
+        f"; one of {milliseconds(profile.stall_ms)}, far longer, counts as the others' mean" if profile.stall_ms else ""
+    )
     rows = [
         ("steps", f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}{stall}"),
         ("in a step", ", ".join(parts)),

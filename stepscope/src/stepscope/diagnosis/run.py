@@ -172,7 +172,7 @@ def of_the_loader(loader: DataLoader | None, sample: items.Items | None) -> list
         parts = sorted(sample.parts.items(), key=lambda part: -part[1])
         shares = ", ".join(f"{name} {percent(share)}" for name, share in parts if share >= 0.005)
         took = f"{milliseconds(sample.ms)} in one process, {milliseconds(sample.cpu_ms)} of it on a core"
-        rows.append(("an item", f"{took}; {shares} (mean of {sample.count})"))
+        rows.append(("an item", f"{took}; {shares} (mean of {sample.count:,} items)"))
     return rows + remarks.equal_numbers(loader)
 
 

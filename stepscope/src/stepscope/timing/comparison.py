@@ -161,8 +161,9 @@ def conclusion(ratio: Interval, of: str = "round") -> str:
     if found == SAME:
         return f"equal within {EQUAL:.0%} ({lowest} to {highest} in {rounds})"
     if found == NOISY:
-        ends = f"{lowest} to {highest} in {rounds}, which would show {_detectable(ratio)}"
-        ends = f"{rounds}, too different for an interval" if ratio.wide else ends
+        ends = f"{rounds}, too different for an interval" if ratio.wide else f"{lowest} to {highest} in {rounds}"
+        if math.isfinite(ratio.detectable):
+            ends += f", which would show a gain of {_detectable(ratio)}"
         return f"{found} ({ends}); take more rounds, or a quieter machine"
     if lowest == "1.00":  # neither end is 1: the outcome is sure
         lowest = f"{ratio.lowest:.3f}"
