@@ -145,8 +145,6 @@ def _exercise(options: argparse.Namespace) -> int:
     from helpers.data import cifar10
     from helpers.lessons import faults
 
-    # refused before the images are made, which takes a while
-    (Path(options.out) if options.groups else Path(options.out).parent).mkdir(parents=True, exist_ok=True)
     images = cifar10.prepare().train
     if options.groups is None:
         faults.write(options.out, faults.draw(options.seed), images)

@@ -123,7 +123,7 @@ class Comparison:
                 "host waits": f"{mean.loading_share:.0%}",
                 "ratio": "1×" if first else f"{digits(ratio.mean)}×",
                 "its 95% interval": "" if first else limits(ratio),
-                "detectable from": "" if first else _detectable(ratio),
+                "detectable from": f"{ratio.detectable:.2f}×" if math.isfinite(ratio.detectable) and not first else "",
             }
         return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -146,10 +146,6 @@ def _ends(ratio: Interval) -> tuple[str, str]:
     return (lowest, highest) if lowest != highest else (f"{ratio.lowest:,.3f}", f"{ratio.highest:,.3f}")
 
 
-def _detectable(ratio: Interval) -> str:
-    return f"{ratio.detectable:.2f}×" if math.isfinite(ratio.detectable) else "unknown"
-
-
 def conclusion(ratio: Interval, of: str = "round") -> str:
     """Return the outcome of a ratio in words, with its interval, which is `of` rounds or processes.
 
@@ -163,7 +159,7 @@ def conclusion(ratio: Interval, of: str = "round") -> str:
     if found == NOISY:
         ends = f"{rounds}, too different for an interval" if ratio.wide else f"{lowest} to {highest} in {rounds}"
         if math.isfinite(ratio.detectable):
-            ends += f", which would show a gain of {_detectable(ratio)}"
+            ends += f", which would show a gain of {ratio.detectable:.2f}×"
         return f"{found} ({ends}); take more rounds, or a quieter machine"
     if lowest == "1.00":  # neither end is 1: the outcome is sure
         lowest = f"{ratio.lowest:.3f}"
