@@ -18,10 +18,14 @@ def main(arguments: list[str] | None = None) -> int:
     script = commands.add_parser(
         "run",
         help="run a training script as it is, and say where its bottleneck is",
-        usage="stepscope run [options] SCRIPT ARGUMENTS …",
+        usage="stepscope run [options] SCRIPT ARGUMENTS …  or  stepscope run [options] -m MODULE ARGUMENTS …",
     )
     script.add_argument(
-        "--steps", type=_count, default=20, metavar="N", help="steps to time; it needs some forty more (default: 20)"
+        "--steps",
+        type=_count,
+        default=20,
+        metavar="N",
+        help="steps to time (default: 20); it needs some forty more, and more with workers",
     )
     script.add_argument(
         "--then", choices=["stop", "continue"], default="continue", help="what the script does after the diagnosis"
@@ -32,8 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
         "script",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT ARGUMENTS …",
-        help="a Python file, or -m and a module, or a program that starts one: torchrun, accelerate launch",
+        help="a Python file, or a program that starts one: torchrun, accelerate launch",
     )
+    script.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE", help="a module instead")
     script.set_defaults(command=_run, refuse=script.error)
     traces = commands.add_parser("traces", help="print traces as tables: steps, loading, accelerators, kernels, gaps")
     traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
@@ -115,7 +120,7 @@ def _share(text: str) -> float:
 def _run(options: argparse.Namespace) -> int:
     from stepscope.script import start
 
-    script = options.script[options.script[:1] == ["--"] :]
+    script = ["-m", *options.module] if options.module else options.script[options.script[:1] == ["--"] :]
     if not script:
         options.refuse("which script? Such as: stepscope run train.py --epochs 1")
     return start.run(

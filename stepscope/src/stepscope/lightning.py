@@ -1,4 +1,4 @@
-"""A callback for the Trainer of Lightning; install it with ``pip install "stepscope[lightning]"``."""
+"""A callback for the Trainer of Lightning; install it with ``pip install "./stepscope[lightning]"``."""
 
 from __future__ import annotations
 

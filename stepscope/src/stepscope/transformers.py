@@ -1,4 +1,4 @@
-"""A callback for the Trainer of Hugging Face; install it with ``pip install "stepscope[transformers]"``."""
+"""A callback for the Trainer of Hugging Face; install it with ``pip install "./stepscope[transformers]"``."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from stepscope import results
+from stepscope.script import start
 
 pytestmark = pytest.mark.processes
 SCRIPT = Path(__file__).parent / "train.py"
@@ -110,8 +111,9 @@ def test_each_rank_of_a_job_is_diagnosed_and_all_together(run, tmp_path):
 
 
 def test_a_script_without_a_loop_and_one_that_ends_too_early_are_told_what_was_seen(run, tmp_path):
+    (tmp_path / "site" / "sitecustomize.py").write_text("import torch\nraise ValueError('of the own')\n")
     ended, (found,) = run(SCRIPT, "none", 10)
-    assert ended.returncode == 3
+    assert ended.returncode == 3 and "of the own" in ended.stderr
     assert "10 batches, 10 steps of optimizers" in found["problem"]
     (tmp_path / "other.py").write_text("print('done')")
     ended, (found,) = run("other.py")
@@ -121,7 +123,12 @@ def test_a_script_without_a_loop_and_one_that_ends_too_early_are_told_what_was_s
 
 @pytest.mark.parametrize(
     ("command", "options", "problem"),
-    [([], {}, "which script?"), (["nowhere"], {}, "no such program"), (["x.py"], {"steps": 0}, "1 or more, found 0")],
+    [
+        ([], {}, "which script?"),
+        (["-m"], {}, "which script?"),
+        (["nowhere"], {}, "no such program"),
+        (["x.py"], {"steps": 0}, "1 or more, found 0"),
+    ],
 )
 def test_what_cannot_be_run_is_one_line(run, command, options, problem):
     ended, found = run(*command, **options)
@@ -135,3 +142,54 @@ def test_other_files_in_the_folder_of_the_profile_are_kept(run, tmp_path):
     ended, found = run(SCRIPT, "none", 10)
     assert (ended.returncode, ended.stdout, found) == (1, "", None)
     assert "notes.txt" in ended.stderr and (tmp_path / "diagnosis" / "notes.txt").exists()
+
+
+def test_a_module_runs_with_its_package_and_its_arguments(run, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "own.py").write_text("import sys")
+    (tmp_path / "package" / "train.py").write_text("from .own import sys\nprint(sys.argv[1:])\nsys.exit(7)")
+    ended, _ = run("-m", "package.train", "--steps", "3", "-m")
+    assert (ended.returncode, ended.stdout) == (7, "['--steps', '3', '-m']\n"), ended.stderr
+
+
+def test_what_a_script_writes_into_the_folder_of_the_profile_is_kept(tmp_path, capsys):
+    recorded, folder = tmp_path / "reports" / "traces", tmp_path / "diagnosis"
+    recorded.mkdir(parents=True)
+    (recorded / "script.1.pt.trace.json").touch()
+    start._show([{"rank": 0, "ranks": 1, "text": "Verdict: loading."}], tmp_path / "reports", folder, None)
+    (folder / "checkpoint.pt").touch()
+    start._show([{"rank": 0, "ranks": 1, "text": "Verdict: loading."}], tmp_path / "reports", folder, None)
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint.pt", "script.1.pt.trace.json"]
+    said = capsys.readouterr().err
+    assert said.count("Verdict: loading.") == 2 and said.count("found checkpoint.pt in it") == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+        ("os.kill(os.getppid(), signal.SIGUSR1); os.kill(os.getppid(), signal.SIGHUP); sys.exit(7)", 7),
+        ("os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)", 143),
+    ],
+)
+def test_a_status_is_that_of_the_script_and_an_earlier_recording_stays(run, tmp_path, script, status):
+    (tmp_path / "train.py").write_text(f"import os, signal, sys, time\n{script}")
+    (tmp_path / "diagnosis").mkdir()
+    (tmp_path / "diagnosis" / "earlier.1.pt.trace.json").touch()
+    (tmp_path / "found.json").mkdir()
+    (tmp_path / "found.json" / "own").touch()
+    ended = subprocess.run(
+        [sys.executable, "-m", "stepscope", "run", "--json", "found.json", "train.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == status, ended.stderr
+    assert "or a signal" in ended.stderr and "found.json" in ended.stderr and "Traceback" not in ended.stderr
+    assert (tmp_path / "diagnosis" / "earlier.1.pt.trace.json").exists()
+
+
+def test_the_ranks_of_one_machine_are_waited_for_and_no_others(tmp_path):
+    for rank in (2, 3):
+        assert start._complete(tmp_path) == []
+        report = {"rank": rank, "ranks": 4, "here": 2, "diagnosis": {}}
+        (tmp_path / f"{rank}.json").write_text(json.dumps(report))
+    assert [report["rank"] for report in start._complete(tmp_path)] == [2, 3]

@@ -1,8 +1,10 @@
 """Tests of `stepscope.script.watch`: what of a script's time is a step, and what is between two epochs."""
 
 import itertools
+import os
 import sys
 import time
+import weakref
 
 import pytest
 import torch
@@ -178,6 +180,43 @@ def test_what_is_within_epochs_is_part_of_a_step(script):
             script.evaluate()
     assert script.watch.pauses.seconds == []
     assert sum(script.watch.ended) == 500 * 2 + 50 * 10 and max(script.watch.ended) == 12
+
+
+def test_own_batches_beside_a_loader_that_evaluates_are_steps_of_the_optimizer(script):
+    for number in range(1, 41):
+        script.update()
+        if number % 10 == 0:
+            with torch.no_grad():
+                script.evaluate()
+    assert script.watch.loader is None
+    assert sorted(script.watch.ended[1:]) == [2] * 36 + [12] * 3, script.watch.ended
+
+
+def test_after_the_diagnosis_no_object_of_the_script_is_kept(script):
+    script.train(script.loader)
+    script.watch._leave()
+    loader = weakref.ref(script.loader)
+    script.train(script.loader)
+    del script.loader
+    assert loader() is None
+
+
+def test_what_a_child_reads_is_still_there_for_the_script(tmp_path):
+    (tmp_path / "items").write_bytes(bytes(range(256)))
+    (tmp_path / "log").touch()
+    reading, writing = os.pipe()
+    os.write(writing, b"an item")
+    with (tmp_path / "items").open("rb", buffering=0) as items, (tmp_path / "log").open("a") as log:
+        items.read(7)
+
+        def load():
+            log.write("loaded")
+            log.flush()
+            return items.read(3), os.read(reading, 7)
+
+        assert watch._in_child(load) == (bytes([7, 8, 9]), b"")
+        assert (items.read(3), os.read(reading, 7)) == (bytes([7, 8, 9]), b"an item")
+    assert (tmp_path / "log").read_text() == "loaded"
 
 
 def test_a_loader_that_is_begun_for_each_step_has_epochs_of_one(script):

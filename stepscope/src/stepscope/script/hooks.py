@@ -17,8 +17,12 @@ OPTIONS = "STEPSCOPE_RUN"  # environment variable that `start` sets: options as 
 
 def install() -> None:
     """Watch this process if it begins to train."""
-    if OPTIONS in os.environ:
-        sys.meta_path.insert(0, _Finder({"torch.utils.data.dataloader": _loading, "torch.optim.optimizer": _updating}))
+    if OPTIONS not in os.environ:
+        return
+    wanted = {"torch.utils.data.dataloader": _loading, "torch.optim.optimizer": _updating}
+    for name in sys.modules.keys() & wanted:  # a .pth file imported PyTorch
+        wanted.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(wanted))
 
 
 def install_here(watch: object) -> None:

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stepscope.base import staging
@@ -19,7 +19,12 @@ from stepscope.traces import files
 
 HOOK = Path(__file__).parent / "hook"
 LOOK = 0.2  # seconds between two looks for results
-NOTHING = "Nothing was seen: no batch of a torch DataLoader, and no step of an optimizer of torch.optim."
+NOTHING = (
+    "Nothing was seen: no batch of a torch DataLoader, and no step of an optimizer of torch.optim; or a signal, or "
+    "os._exit, ended the process that trains before its diagnosis."
+)
+# What others send to the script and to this process alike, such as Slurm before a job's time is over: the script acts
+FOR_THE_SCRIPT = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_file: Path | None) -> int:
@@ -56,8 +61,9 @@ def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_fi
         path = os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH", "")]))
         environment = os.environ | {"PYTHONPATH": path, hooks.OPTIONS: json.dumps(options)}
         process = subprocess.Popen(_command(command), env=environment)
-        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the script by itself
-        terminated = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        ignored = [getattr(signal, name) for name in FOR_THE_SCRIPT if hasattr(signal, name)]
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+        handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         found: list[dict] = []
         try:
             while process.poll() is None:
@@ -69,8 +75,8 @@ def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_fi
             process.wait()
             raise
         finally:
-            signal.signal(signal.SIGINT, interrupted)
-            signal.signal(signal.SIGTERM, terminated)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         if not found:
             _show(_reports(Path(reports)), Path(reports), folder, json_file)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -92,28 +98,48 @@ def _reports(folder: Path) -> list[dict]:
 
 
 def _complete(folder: Path) -> list[dict]:
-    """Return the diagnoses of all ranks; an empty list as long as one is missing."""
+    """Return the diagnoses of all ranks of this machine; an empty list as long as one is missing."""
     reports = [report for report in _reports(folder) if "diagnosis" in report]
-    return reports if reports and len(reports) >= reports[0]["ranks"] else []
+    return reports if reports and len(reports) >= reports[0]["here"] else []
 
 
 def _show(found: list[dict], reports: Path, folder: Path, json_file: Path | None) -> None:
     """Print the results of a script's processes, and write their traces and the requested file."""
-    with staging.folder(folder, replace=True) as staged:
-        for trace in reports.glob("traces/**/*.pt.trace.json*"):
-            shutil.copy(trace, staged)
     texts = [report.get("text") or report["problem"] for report in found]
-    kept = [{name: value for name, value in report.items() if name != "text"} for report in found]
+    kept = [{name: value for name, value in report.items() if name not in ("text", "here")} for report in found]
     if found and found[0]["ranks"] > 1:
+        texts = [f"Rank {report['rank']}. {text}" for report, text in zip(found, texts, strict=True)]
+    _print("\n\n".join(texts or [NOTHING]))
+    recorded = [*reports.glob("traces/**/*.pt.trace.json*")]
+    if recorded:
+        with _whose_errors_are_printed():
+            files.refuse_others(folder)  # again: the script may have put its own files there
+            with staging.folder(folder, replace=True) as staged:
+                for trace in recorded:
+                    shutil.copy(trace, staged)
+    if len(found) > 1 and all("diagnosis" in report for report in found):
         from stepscope import diagnosis  # here: its tables need pandas, and most scripts are one process
 
-        texts = [f"Rank {report['rank']}. {text}" for report, text in zip(found, texts, strict=True)]
-        if all("diagnosis" in report for report in found):
+        with _whose_errors_are_printed():
             together = diagnosis.of_ranks(folder)
-            texts.append(f"All ranks together. {together}")
-            kept.append({"rank": None, "ranks": found[0]["ranks"], "diagnosis": together.as_json()})
-    print("\n\n".join(["", *(texts or [NOTHING])]), file=sys.stderr, flush=True)
+            ranks = found[0]["ranks"]
+            _print(f"{'All ranks' if len(found) == ranks else f'{len(found)} of {ranks} ranks'} together. {together}")
+            kept.append({"rank": None, "ranks": ranks, "diagnosis": together.as_json()})
     if json_file is not None:
         from stepscope.results import document
 
-        staging.write(json_file, document("run", kept or [{"problem": NOTHING}]))
+        with _whose_errors_are_printed():
+            staging.write(json_file, document("run", kept or [{"problem": NOTHING}]))
+
+
+def _print(text: str) -> None:
+    print(f"\n{text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _whose_errors_are_printed() -> Iterator[None]:
+    """Print an error of writing what was found: the script and its exit status are as without it."""
+    try:
+        yield
+    except (OSError, files.TraceError) as error:
+        _print(f"{type(error).__name__}: {error}")

@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import signal
+import stat
 import statistics
 import tempfile
 import threading
@@ -25,6 +26,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import torch
 from torch import distributed
 from torch.profiler import profile, schedule
@@ -122,12 +124,16 @@ class Watch:
         if threading.get_ident() != self.thread:
             self.seen["batches got in other threads"] += 1
             return following(iterator)
-        if loader is None or self.loader not in (None, loader):
-            batch, self.latest, self.latest_pass = following(iterator), loader, number
+        evaluates = self.loader is None and not torch.is_grad_enabled()
+        if loader is None or self.loader not in (None, loader) or evaluates:
+            batch, self.latest_pass = following(iterator), number
+            self.latest = self.latest if evaluates else loader
             self.seen["batches"] += 1
             return batch
         if self.updates:
             self._stepped()
+        if self.over:
+            return following(iterator)
         batch, self.latest_pass = self.next_batch(iterator, loader, following), number
         if self.kept is not None:
             self.kept = batch
@@ -179,12 +185,11 @@ class Watch:
         """Report what was seen if the script ends before its diagnosis."""
         if self.over or os.getpid() != self.process:
             return
-        self.over = True
+        workers, warm_up = self.workers, timing.warmup_steps(self.loader)
+        self._leave()
         self.phases.close()
-        self.pauses.look_away()
         saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
-        timed = max(self.count, 2 * self.workers)
-        needed = LEAST_STEPS + timed + 2 * timing.warmup_steps(self.loader)
+        needed = LEAST_STEPS + max(self.count, 2 * workers) + 2 * warm_up
         needs = f"Some {needed} are needed: let it train longer, or time fewer than {self.count} steps."
         self._report(problem=f"The script ended before enough of its steps were seen: {saw or 'none'}. {needs}")
 
@@ -198,18 +203,24 @@ class Watch:
         self.sizes.append(self.taken)
         self.pauses.steps += 1
         self.updates, self.taken, self.wait, self.held, self.new, self.first = 0, 0, 0.0, 0.0, False, True
+        failed = False
         try:
             self.phases.send(((step, *held), new))
         except StopIteration:
-            self.over = True
+            self._leave()
         except Exception as error:  # of ours: the script goes on
-            self.over = True
+            self._leave()
+            failed = True
             self._report(problem=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-        if self.over:
-            self.pauses.look_away()
         if self.over and self.stop:
-            raise SystemExit(0)
+            raise SystemExit(int(failed))
         self.start, self.ready = time.perf_counter(), self.queued()
+
+    def _leave(self) -> None:
+        """From now on, look at nothing, and keep no object of the script."""
+        self.over = True
+        self.pauses.look_away()
+        self.loader = self.latest = self.updated_after = self.iterator = None
 
     def _diagnose(self) -> _Steps:
         yield  # the first step: it imports, compiles and chooses algorithms
@@ -324,7 +335,8 @@ class Watch:
         """Report the diagnosis, or why there is none."""
         device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "CPU"
         where = {"device": device, "cores": machine.cores(), "torch": str(torch.__version__)}
-        content = {"rank": self.rank, "ranks": self.ranks, "machine": where, **others}
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
+        content = {"rank": self.rank, "ranks": self.ranks, "here": here, "machine": where, **others}
         if diagnosis is not None:
             content |= {"diagnosis": diagnosis.as_json(), "text": str(diagnosis)}
         self.report(content)
@@ -342,6 +354,7 @@ def _in_child(call: Callable) -> object:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(ITEMS_SECONDS)
+            _separate(writing)
             with os.fdopen(writing, "wb") as file:
                 pickle.dump(call(), file)
         finally:
@@ -349,7 +362,31 @@ def _in_child(call: Callable) -> object:
     os.close(writing)
     with os.fdopen(reading, "rb") as file:
         content = file.read()
-    os.waitpid(process, 0)
-    if not content:
-        return None, [f"how long an item takes: loading some took more than {counted(ITEMS_SECONDS, 'second')}."]
-    return pickle.loads(content)
+    _, status = os.waitpid(process, 0)
+    if content:
+        return pickle.loads(content)
+    late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+    why = f"took more than {counted(ITEMS_SECONDS, 'second')}" if late else "ended the process that did so"
+    return None, [f"how long an item takes: loading some {why}."]
+
+
+def _separate(but: int) -> None:
+    """Open the files of this process, a fork, again, and replace its pipes and sockets, except one, by empty ones.
+
+    Otherwise the process that it comes from would miss what this process reads.
+    """
+    import fcntl  # here: Windows has none, and no forks
+
+    for file in psutil.Process().open_files():
+        with suppress(OSError):
+            access = fcntl.fcntl(file.fd, fcntl.F_GETFL)
+            if access & os.O_ACCMODE != os.O_WRONLY:
+                again = os.open(file.path, access)
+                os.lseek(again, os.lseek(file.fd, 0, os.SEEK_CUR), os.SEEK_SET)
+                os.dup2(again, file.fd)
+    empty = os.open(os.devnull, os.O_RDWR)
+    for shared in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError):
+            mode = os.fstat(shared).st_mode
+            if shared not in (1, 2, but) and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+                os.dup2(empty, shared)

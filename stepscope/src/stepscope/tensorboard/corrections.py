@@ -46,7 +46,7 @@ def check_packages() -> None:
         versions = [each.version for each in metadata.distributions(name=package)]
         if not versions or (package == PLUGIN and versions[0] != CORRECTED_VERSION):
             lacking = f"{package} {CORRECTED_VERSION}" if package == PLUGIN else package
-            install = f'{sys.executable} -m pip install "stepscope[tab]"'
+            install = f"{sys.executable} -m pip install tensorboard {PLUGIN}=={CORRECTED_VERSION} viztracer"
             raise PackageMissing(f"{sys.executable} lacks {lacking}. Install it:  {install}", name=package)
 
 

@@ -10,12 +10,13 @@ _own = str(Path(__file__).parent)
 _module = sys.modules.pop(__name__)
 sys.path[:] = [folder for folder in sys.path if folder != _own]
 try:
-    import sitecustomize  # noqa: F401  the other module
-except ModuleNotFoundError as error:
-    if error.name != __name__:
-        raise
-sys.modules.setdefault(__name__, _module)
+    from stepscope.script import hooks
 
-from stepscope.script import hooks  # noqa: E402
-
-hooks.install()
+    hooks.install()  # first: the other module may import PyTorch
+finally:
+    try:
+        import sitecustomize  # noqa: F401  the other module
+    except ModuleNotFoundError as error:
+        if error.name != __name__:
+            raise
+    sys.modules.setdefault(__name__, _module)
