@@ -123,6 +123,7 @@ def main():
     for name, default in (("--epochs", 10), ("--batch", 64), ("--lr", 0.1)):
         parser.add_argument(name, type=type(default), default=default)
     few = [number for number in (0, 1, 2, 4, 8) if number <= CORES]
+    few = few if DEVICE.type == "cuda" else [1]  # a CPU's step takes seconds: enough for one worker
     parser.add_argument("--workers", type=int, nargs="+", default=few, help="to try; one is taken as it is")
     parser.add_argument("--compile", action="store_true", help="the first step then takes a minute or more")
     options = parser.parse_args()

@@ -99,9 +99,13 @@ def prediction(mine: float | None, measured: float | Interval | None, unit: str 
     elif not isinstance(mine, (int, float)):
         print(f"Your prediction, {mine!r}, is no number; {found}.")
     else:
-        comparable = measured is not None and min(mine, measured) > 0
-        apart = max(mine, measured) / min(mine, measured) if comparable else 1
-        print(f"You predicted {_shown(mine)}{unit}; {found}{f': {digits(apart)}× apart' if apart >= 1.005 else ''}.")
+        apart = ""
+        if measured is not None and unit.startswith("%"):
+            apart = f": {digits(abs(mine - measured))} percentage points apart"
+        elif measured is not None and min(mine, measured) > 0:
+            ratio = max(mine, measured) / min(mine, measured)
+            apart = f": {digits(ratio)}× apart" if ratio >= 1.005 else ""
+        print(f"You predicted {_shown(mine)}{unit}; {found}{apart}.")
 
 
 def _shown(value: float) -> str:

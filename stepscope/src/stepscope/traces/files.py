@@ -84,7 +84,10 @@ def by_worker(path: Path) -> dict[str, list[Path]]:
         if path.is_file():
             return {path.name: [path]}
         if not path.is_dir():
-            raise NoTraces(f"There is no file or folder {path}. Record a profile there first, or correct the path.")
+            raise NoTraces(
+                f"There is no file or folder {path}. Record a profile there first, or correct the path. A profiler "
+                "with a schedule writes nothing if the loop has fewer steps than wait + warmup + active."
+            )
         found = of_run(path)
     except OSError as error:
         raise _unreadable(path, error) from error
