@@ -46,6 +46,7 @@ from stepscope.traces import files
 
 LEAST_STEPS = 36  # for the profiles, in addition to the timed steps and two warm-ups
 ITEMS_SECONDS = 60  # that loading some items in another process may take
+OTHER_PROFILER = "The script runs a profiler itself. Run it without its profiler."
 SAMPLED_TOGETHER = 10  # steps of each rank: all must stop after the same step
 _Steps = Generator[None, tuple["run.Held", bool], object]  # receives each finished step, and whether it began an epoch
 
@@ -294,7 +295,7 @@ class Watch:
         files.refuse_others(folder)
         with staging.folder(folder, replace=True) as staged:
             yield from self._profiled(staged, active)
-        return profiles.read(traces.load(folder))
+        return profiles.read(_own_trace(folder))
 
     def _sampled(self, count: int) -> _Steps:
         """Profile `count` steps while they are sampled, and return both."""
@@ -307,7 +308,7 @@ class Watch:
             stacks.Sampler(steps.SAMPLE, getting, rest=step) as sampler,
         ):
             yield from self._profiled(Path(folder), count + 1)  # one more than are used
-            trace = traces.load(folder)
+            trace = _own_trace(Path(folder))
         return steps.of_samples(trace, sampler.samples, self.received[-count - 1 :], step)
 
     def _profiled(self, folder: Path, active: int) -> _Steps:
@@ -318,7 +319,7 @@ class Watch:
                     break
                 yield
         if torch.autograd._profiler_enabled():
-            raise RuntimeError("A profiler is running in the script already. Run the script without it.")
+            raise RuntimeError(OTHER_PROFILER)
         worker = f"rank_{self.rank}" if self.ranks > 1 else None
         with profile(
             activities=profiling.activities(),
@@ -340,6 +341,14 @@ class Watch:
         if diagnosis is not None:
             content |= {"diagnosis": diagnosis.as_json(), "text": str(diagnosis)}
         self.report(content)
+
+
+def _own_trace(folder: Path) -> traces.Trace:
+    """Return the trace of a recording of this module, during which the script may have begun one."""
+    try:
+        return traces.load(folder)
+    except files.SeveralRecordings as error:
+        raise RuntimeError(OTHER_PROFILER) from error
 
 
 def _in_child(call: Callable) -> object:
