@@ -28,7 +28,8 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # of this job
 AS_IT_COMES = (torch.float32, torch.contiguous_format)
-WAYS = list(product((torch.float32, torch.bfloat16), (torch.contiguous_format, torch.channels_last)))
+TYPES = [torch.float32, torch.bfloat16] + [torch.float16] * (DEVICE.type == "cuda")
+WAYS = list(product(TYPES, (torch.contiguous_format, torch.channels_last)))
 
 
 def image(path):
@@ -95,20 +96,22 @@ class Training:
         self.model = self.forward = model.to(DEVICE, memory_format=self.format)
         weights = model.parameters()
         self.optimizer = torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=fused)
+        self.scaler = torch.amp.GradScaler(DEVICE.type, enabled=self.dtype == torch.float16)
         rate = options.lr * options.batch / 256  # twice the images in a step, twice the learning rate
         self.plan = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, rate, steps, cycle_momentum=False)
 
     def logits(self, images):
         images = images.to(DEVICE, memory_format=self.format)
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+        with torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype != torch.float32):
             forward = self.forward if self.model.training else self.model  # compiled for training only
             return forward(images).float() / 8  # as in Page's: else these learning rates are too high for it
 
     def __call__(self, images, labels):
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.logits(images), labels.to(DEVICE), label_smoothing=0.1)
-        loss.backward()
-        self.optimizer.step()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.plan.step()
         return loss.detach()
 

@@ -8,6 +8,7 @@ command goes on from there. --lr is for 256 images a step.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -27,11 +28,12 @@ from torch.utils.data import Subset
 STORED, SIDE, SEED = 256, 224, 2021  # pixels of a packed photo, pixels of what is cut out of it, any number
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # of this job
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FORMATS = {"": torch.contiguous_format, ", channels_last": torch.channels_last}
 WAYS = {
-    "float32": (torch.float32, torch.contiguous_format),
-    "float32, channels_last": (torch.float32, torch.channels_last),
-    "bfloat16": (torch.bfloat16, torch.contiguous_format),
-    "bfloat16, channels_last": (torch.bfloat16, torch.channels_last),
+    name + layout: (TYPES[name], FORMATS[layout])
+    for name, layout in itertools.product(TYPES, FORMATS)
+    if name != "float16" or DEVICE.type == "cuda"  # many processors take minutes in float16
 }
 
 
@@ -82,6 +84,7 @@ class Training:
         model = nn.Sequential(normalize, torchvision.models.resnet50(num_classes=classes, zero_init_residual=True))
         self.model = self.forward = model.to(DEVICE, memory_format=self.format)
         self.optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=1e-4, fused=True)
+        self.scaler = torch.amp.GradScaler(DEVICE.type, enabled=self.dtype == torch.float16)
 
         def share_of_rate(step):  # up in the first twentieth of the steps, then down as a cosine
             return min(20 * (step + 1) / steps, (1 + math.cos(math.pi * step / steps)) / 2)
@@ -90,15 +93,16 @@ class Training:
 
     def logits(self, images, network):
         images = images.contiguous(memory_format=self.format)
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+        with torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype != torch.float32):
             return network(images).float()
 
     def __call__(self, images, labels):
         images = recipes.crop_and_flip(images.to(DEVICE, non_blocking=True), SIDE, padding=0)
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.logits(images, self.forward), labels.to(DEVICE, non_blocking=True))
-        loss.backward()
-        self.optimizer.step()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.plan.step()
         return loss.detach()
 
@@ -113,7 +117,7 @@ class Training:
         return torch.cat(right).float().mean().item()
 
     def state(self):
-        return {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "plan")}
+        return {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "plan", "scaler")}
 
 
 def main():
