@@ -50,7 +50,8 @@ def train_step(model, optimizer, images, labels):
 
 def record(loader, step, folder):
     plan = schedule(wait=5, warmup=2, active=6, repeat=1)
-    with profile(schedule=plan, on_trace_ready=tensorboard_trace_handler(str(folder))) as profiler:
+    handler = tensorboard_trace_handler(str(folder))
+    with profile(schedule=plan, on_trace_ready=handler) as profiler:
         for images, labels in itertools.islice(endless(loader), 5 + 2 + 6):
             step(images, labels)
             profiler.step()
@@ -82,7 +83,8 @@ def synchronize():
 def two_clocks(loader, step):
     batches = endless(loader)
     batch = next(batches)
-    loading = milliseconds(lambda: next(batches), repeats=50, warmup=10)  # at first the workers have some ready
+    # A longer warm-up: at first the workers have some batches ready
+    loading = milliseconds(lambda: next(batches), repeats=50, warmup=10)
     compute = milliseconds(lambda: step(*batch))
     return loading, compute
 
@@ -101,8 +103,10 @@ def best_workers(new_loader, step, candidates=(0, 1, 2, 4), rounds=3):
     times = {workers: [] for workers in candidates}
     for _ in range(rounds):
         for workers in random.sample(candidates, len(candidates)):
-            batches, ready = endless(new_loader(workers)), 2 * workers  # batches that wait already: prefetch_factor
-            times[workers].append(milliseconds(lambda: step(*next(batches)), warmup=ready + 3))
+            batches = endless(new_loader(workers))
+            ready = 2 * workers  # batches that wait already: prefetch_factor
+            step_ms = milliseconds(lambda: step(*next(batches)), warmup=ready + 3)
+            times[workers].append(step_ms)
     return min(times, key=lambda workers: statistics.geometric_mean(times[workers]))
 
 
@@ -126,15 +130,17 @@ def resize(path, side):
     with Image.open(path) as photo:
         photo.draft("RGB", (side, side))  # let the decoder leave out what is thrown away
         upright = ImageOps.exif_transpose(photo).convert("RGB")
-    return ImageOps.fit(upright, (side, side), Image.Resampling.BILINEAR)  # shorter side, then the middle
+    # The shorter side gets this length, then the middle is cut out
+    return ImageOps.fit(upright, (side, side), Image.Resampling.BILINEAR)
 
 
 def resize_all(paths, side, folder):
     def write_copy(path):
         resize(path, side).save(folder / f"{path.stem}.jpg", quality=90)
 
-    with ThreadPoolExecutor() as threads:  # Pillow lets other threads work while it decodes and resizes
-        list(threads.map(write_copy, paths))  # a list: so that an error in a thread is raised here
+    # Pillow lets other threads work while it decodes and resizes
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(write_copy, paths))  # a list: an error in a thread is raised here
 
 
 # 06 · Packed formats: all images in one file that is an array; a whole batch is read at once
@@ -143,7 +149,7 @@ def resize_all(paths, side, folder):
 def pack(images, count, side, path):
     packed = np.lib.format.open_memmap(path, "w+", np.uint8, (count, 3, side, side))
     for place, image in zip(packed, images, strict=True):
-        place[:] = np.asarray(image).transpose(2, 0, 1)  # channels first, as PyTorch has them
+        place[:] = np.asarray(image).transpose(2, 0, 1)  # channels first, as in PyTorch
     packed.flush()
 
 
@@ -155,7 +161,8 @@ class Packed(Dataset):
         return len(self.labels)
 
     def __getitems__(self, indices):  # a batch at once: give the loader collate_fn=as_it_is
-        images = np.load(self.path, mmap_mode="r")  # mapped for each batch: no open file goes to a worker
+        # Mapped for each batch: no open file goes to a worker
+        images = np.load(self.path, mmap_mode="r")
         return torch.from_numpy(images[indices]), self.labels[indices]
 
 
@@ -167,11 +174,14 @@ def as_it_is(batch):
 
 
 def crop_and_flip(images, side=None, padding=4):  # square images, each by a draw of its own
-    (count, channels), side, device = images.shape[:2], side or images.shape[3], images.device
+    (count, channels), device = images.shape[:2], images.device
+    side = side or images.shape[3]
     padded = nn.functional.pad(images, 4 * [padding])
     top, left = torch.randint(padded.shape[3] - side + 1, (2, count, 1), device=device)
-    rows, columns = top + torch.arange(side, device=device), left + torch.arange(side, device=device)
-    columns = torch.where(torch.rand(count, 1, device=device) < 0.5, columns.flip(1), columns)
+    offsets = torch.arange(side, device=device)
+    rows, columns = top + offsets, left + offsets
+    mirrored = torch.rand(count, 1, device=device) < 0.5
+    columns = torch.where(mirrored, columns.flip(1), columns)
     pixels = (rows.unsqueeze(2) * padded.shape[3] + columns.unsqueeze(1)).flatten(1)
     crops = padded.flatten(2).gather(2, pixels.unsqueeze(1).expand(-1, channels, -1))
     return crops.view(count, channels, side, side)
@@ -180,7 +190,8 @@ def crop_and_flip(images, side=None, padding=4):  # square images, each by a dra
 def batches_on_device(images, labels, batch):  # an epoch
     order = torch.randperm(len(images), device=images.device)
     for chosen in order[: len(images) // batch * batch].split(batch):
-        yield images.index_select(0, chosen), labels[chosen]  # as images[chosen]; on a CPU faster
+        # index_select gives images[chosen], and is faster on a CPU
+        yield images.index_select(0, chosen), labels[chosen]
 
 
 # 08 · Host and device: the next batch is copied while this one trains; nobody asks for a value while the loop runs
@@ -203,7 +214,8 @@ def arrived(copies, copied):
     if copied:
         torch.cuda.current_stream().wait_event(copied)  # the device waits, not the host
         for each in copies:
-            each.record_stream(torch.cuda.current_stream())  # keeps its memory until that stream is done
+            # Keeps the copy's memory until that stream is done
+            each.record_stream(torch.cuda.current_stream())
     return copies
 
 
@@ -226,15 +238,18 @@ def tflops(step, images, labels, step_ms):  # over the peak in the data sheet: t
 
 def channels_last(model, step):  # the images are on the device already
     model.to(memory_format=torch.channels_last)
-    return lambda images, labels: step(images.contiguous(memory_format=torch.channels_last), labels)
+    return lambda images, labels: step(
+        images.contiguous(memory_format=torch.channels_last), labels
+    )
 
 
 # 11 · Mixed precision: bfloat16 needs no scaler; float16 does, and with it unscale gradients before you clip them
 
 
-def mixed_step(model, optimizer, scaler, images, labels):  # scaler: torch.amp.GradScaler(enabled=False)
+def mixed_step(model, optimizer, scaler, images, labels):
+    # scaler: torch.amp.GradScaler(enabled=False); with torch.float16 it must be enabled
     optimizer.zero_grad()
-    with torch.autocast(images.device.type, torch.bfloat16):  # with torch.float16 the scaler must be enabled
+    with torch.autocast(images.device.type, torch.bfloat16):
         loss = nn.functional.cross_entropy(model(images), labels)
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)  # before you clip; without clipping leave out both lines
@@ -244,16 +259,20 @@ def mixed_step(model, optimizer, scaler, images, labels):  # scaler: torch.amp.G
     return loss.detach()
 
 
-def fastest(steps, *batch, rounds=3):  # by name: such as steps in float32 and bfloat16, since not every device gains
-    few = [each[:2] for each in batch]  # some processors take a hundred times as long in bfloat16: ask with two images
+def fastest(steps, *batch, rounds=3):
+    # steps: by name, such as in float32 and bfloat16, since not every device gains.
+    # Some processors take a hundred times as long in bfloat16: ask with two images first
+    few = [each[:2] for each in batch]
     first = {
         name: min(milliseconds(lambda: step(*few), repeats=1, warmup=1) for _ in range(2))
         for name, step in steps.items()
     }
     times = {name: [] for name in steps if first[name] < 3 * min(first.values())}
-    repeats = 5 if min(first.values()) < 100 else 1  # ms: where a step is long, one says enough
+    # Where a step takes 100 ms or more, one says enough
+    repeats = 5 if min(first.values()) < 100 else 1
     for _ in range(rounds):
-        for name in random.sample(list(times), len(times)):  # interleaved, not one after the other
+        # Interleaved, not one after the other
+        for name in random.sample(list(times), len(times)):
             step = steps[name]
             times[name].append(milliseconds(lambda: step(*batch), repeats, warmup=1))
     return min(times, key=lambda name: statistics.geometric_mean(times[name]))
@@ -270,21 +289,26 @@ def with_fewer_launches(model, lr):
 # 13 · Memory: activations that are recomputed instead of kept, and how many bytes forward keeps
 
 
-class Recomputed(nn.Module):  # keeps the input of a module only; backward runs the module's forward again
+class Recomputed(nn.Module):
+    # Keeps the input of a module only; backward runs the module's forward again
     def __init__(self, module):
         super().__init__()
         self.module = module
 
     def forward(self, *inputs):
-        return checkpoint(self.module, *inputs, use_reentrant=False, context_fn=self.contexts)
+        return checkpoint(
+            self.module, *inputs, use_reentrant=False, context_fn=self.contexts
+        )
 
     def contexts(self):  # one for each of the two passes
         return contextlib.nullcontext(), self.again()
 
     @contextlib.contextmanager
     def again(self):  # the second time, batch normalization must not update its statistics
-        norms = [each for each in self.module.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
-        before = [norm.momentum for norm in norms]  # with None, an average over all batches, it still counts each twice
+        kind = nn.modules.batchnorm._BatchNorm
+        norms = [each for each in self.module.modules() if isinstance(each, kind)]
+        # With momentum None, an average over all batches, it still counts each batch twice
+        before = [norm.momentum for norm in norms]
         for norm in norms:
             norm.momentum = 0.0
         try:
@@ -294,8 +318,10 @@ class Recomputed(nn.Module):  # keeps the input of a module only; backward runs 
                 norm.momentum = momentum
 
 
-def kept_bytes(model, *inputs):  # what forward keeps for backward, without weights and buffers
-    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
+def kept_bytes(model, *inputs):
+    # What forward keeps for backward, without weights and buffers
+    tensors = (*model.parameters(), *model.buffers())
+    own = {each.untyped_storage()._cdata for each in tensors}
     kept = {}  # by storage: two tensors that look at the same memory count once
 
     def pack(tensor):
@@ -312,7 +338,8 @@ def kept_bytes(model, *inputs):  # what forward keeps for backward, without weig
 # 14 · Requests and shards: requests that run ahead
 
 
-def results_ahead(requests, threads=16):  # calls functions in threads, and gives their results in order
+def results_ahead(requests, threads=16):
+    # Calls functions in threads, and gives their results in order
     with ThreadPoolExecutor(threads) as pool:
         waiting = deque()
         for request in requests:
@@ -326,14 +353,18 @@ def results_ahead(requests, threads=16):  # calls functions in threads, and give
 # 15 · Order and resume: the order of an epoch, and its division among ranks
 
 
-def epoch_order(sizes, seed, epoch, buffer=1_000):  # sizes: how many samples each piece of the data has
+def epoch_order(sizes, seed, epoch, buffer=1_000):
+    # sizes: how many samples each piece of the data has
     draw, first = np.random.default_rng((seed, epoch)), np.cumsum(sizes) - sizes
-    order = np.concatenate([first[piece] + np.arange(sizes[piece]) for piece in draw.permutation(len(sizes))])
+    pieces = draw.permutation(len(sizes))
+    order = np.concatenate([first[piece] + np.arange(sizes[piece]) for piece in pieces])
     return order[np.argsort(np.arange(len(order)) + draw.exponential(buffer, len(order)))]
 
 
-def batches_of_rank(order, batch, rank=0, world=1, done=0):  # done: samples that all ranks together have had
-    # each rank reads nearly all pieces: let those of a machine read one copy, or deal the pieces out to lanes first
+def batches_of_rank(order, batch, rank=0, world=1, done=0):
+    # done: samples that all ranks together have had.
+    # Each rank reads nearly all pieces: let those of a machine read one copy,
+    # or deal the pieces out to lanes first
     for start in range(done, len(order) - batch * world + 1, batch * world):
         yield order[start + rank * batch :][:batch]
 
@@ -342,14 +373,17 @@ def batches_of_rank(order, batch, rank=0, world=1, done=0):  # done: samples tha
 
 
 def distributed(model):  # in each process that torchrun starts
-    gpu, local = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local if gpu else -1)  # each rank has its own GPU; -1: none
     dist.init_process_group("nccl" if gpu else "gloo")
     model = model.to("cuda" if gpu else "cpu")
-    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)  # try bucket_cap_mb=5, 100
+    # Try bucket_cap_mb=5, 100
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
-def exposed_ms(model, step, rounds=3):  # of communication, in a step. Then throw the model away: its ranks go apart
+def exposed_ms(model, step, rounds=3):
+    # Of communication, in a step. Then throw the model away: its ranks go apart
     times = []
     for _ in range(rounds):
         with_all_reduce = milliseconds(step)
