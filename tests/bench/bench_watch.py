@@ -1,49 +1,58 @@
 """What it costs a script to be watched: ``python -m tests.bench.bench_watch``. Half a minute.
 
-Steps of about 2 ms, which `stepscope.watch` times, and the same steps when it has nothing more to see, interleaved.
+Steps of a tiny network, some of which `stepscope.watch` times, in pairs. What it adds to a step does not depend on the
+network, and is seen best in short steps.
 """
 
 from __future__ import annotations
 
+import gc
+import itertools
 import tempfile
+import time
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from stepscope import timing
+from stepscope.base import confidence
 from stepscope.script import hooks
 from stepscope.script.watch import Watch
 
-STEPS, ROUNDS, WIDTH = 500, 15, 512
+STEPS, PAIRS, BATCH, WIDTH = 200, 60, 64, 8
 
 
 def main() -> None:
     """Print how much longer a watched step takes."""
     torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+    model = nn.Linear(WIDTH, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    data = TensorDataset(torch.rand(64 * STEPS, WIDTH), torch.zeros(64 * STEPS, dtype=torch.long))
-    loader = DataLoader(data, batch_size=None, sampler=torch.arange(len(data)).view(-1, 64))
-
-    def step(inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    data = TensorDataset(torch.rand(BATCH * STEPS, WIDTH), torch.zeros(BATCH * STEPS, dtype=torch.long))
+    order = torch.arange(len(data)).view(-1, BATCH).repeat(2 * PAIRS + 1, 1)
     with tempfile.TemporaryDirectory() as folder:
         watch = Watch(10**9, Path(folder), print)  # it goes on timing
         hooks.install_here(watch)
+        batches = iter(DataLoader(data, batch_size=None, sampler=order))
 
-        def timed(over: bool) -> timing.Timing:
+        def step_us(over: bool) -> float:
             watch.over = over
-            return timing.loop(loader, step, STEPS)
+            start = time.perf_counter()
+            for inputs, labels in itertools.islice(batches, STEPS):
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return (time.perf_counter() - start) / STEPS * 1e6
 
-        result = timing.interleaved({"alone": lambda: timed(True), "watched": lambda: timed(False)}, ROUNDS)
+        step_us(False)
+        gc.disable()  # it keeps thousands of steps here, and some sixty of a script
+        both = (True, False)
+        pairs = [{over: step_us(over) for over in (both if number % 2 else both[::-1])} for number in range(PAIRS)]
         watch.over = True
-    print(result.table().to_string())
-    print(result.verdict("watched"))
+    added = confidence.change([0.0] * PAIRS, [pair[False] - pair[True] for pair in pairs])
+    print(f"a step takes {min(pair[True] for pair in pairs):.0f} µs by itself")
+    print(f"watching adds {added.mean:.0f} µs ({added.lowest:.0f} to {added.highest:.0f})")
+    print(f"of a step of 2 ms: {added.mean / 2e3:.1%} ({added.lowest / 2e3:.1%} to {added.highest / 2e3:.1%})")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from stepscope.traces import files
 LEAST_STEPS = 36  # for the profiles, in addition to the timed steps and two warm-ups
 ITEMS_SECONDS = 60  # that loading some items in another process may take
 OTHER_PROFILER = "The script runs a profiler itself. Run it without its profiler."
+SHORT = 1e-4  # seconds: others hardly have the core within, and asking takes microseconds
 SAMPLED_TOGETHER = 10  # steps of each rank: all must stop after the same step
 _Steps = Generator[None, tuple["run.Held", bool], object]  # receives each finished step, and whether it began an epoch
 
@@ -133,8 +134,10 @@ class Watch:
             return batch
         if self.updates:
             self._stepped()
-        if self.over:
-            return following(iterator)
+            if self.over:
+                return following(iterator)
+        else:
+            self.ready = self.queued()
         batch, self.latest_pass = self.next_batch(iterator, loader, following), number
         if self.kept is not None:
             self.kept = batch
@@ -142,7 +145,7 @@ class Watch:
 
     def next_batch(self, iterator: Iterator, loader: DataLoader, following: Callable) -> object:
         """Return the next training batch: code that runs in here gets the batch, and all else is the step."""
-        asked, before = time.perf_counter(), self.queued()
+        asked, before = time.perf_counter(), self.ready
         try:
             batch = following(iterator)
         except StopIteration:
@@ -196,7 +199,8 @@ class Watch:
 
     def _stepped(self) -> None:
         """End a step, and go on with the diagnosis."""
-        now, held = time.perf_counter(), (self.held, max(0.0, self.queued() - self.ready))
+        now, queued = time.perf_counter(), self.queued()
+        held = (self.held, max(0.0, queued - self.ready))
         if self.pauses.until is not None:  # it ended before the pause, and its wait for a core is unknown
             self.pauses.look_away()
             now, held = self.pauses.since, (self.held, 0.0)
@@ -215,7 +219,8 @@ class Watch:
             self._report(problem=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
         if self.over and self.stop:
             raise SystemExit(int(failed))
-        self.start, self.ready = time.perf_counter(), self.queued()
+        self.start = time.perf_counter()
+        self.ready = queued if self.start - now < SHORT else self.queued()
 
     def _leave(self) -> None:
         """From now on, look at nothing, and keep no object of the script."""
