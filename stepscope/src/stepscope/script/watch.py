@@ -380,8 +380,12 @@ def _in_child(call: Callable) -> object:
     if content:
         return pickle.loads(content)
     late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
-    why = f"took more than {counted(ITEMS_SECONDS, 'second')}" if late else "ended the process that did so"
-    return None, [f"how long an item takes: loading some {why}."]
+    why = (
+        f"loading some took more than {counted(ITEMS_SECONDS, 'second')}"
+        if late
+        else "the process that loaded some died"
+    )
+    return None, [f"how long an item takes: {why}."]
 
 
 def _separate(but: int) -> None:
