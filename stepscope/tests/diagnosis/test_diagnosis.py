@@ -171,6 +171,18 @@ def test_too_few_steps_or_none_give_no_verdict(file):
         assert advice in diagnosed.reason
 
 
+def test_a_trace_that_lost_kernels_gives_no_verdict(file):
+    loop = cuda_trace.Loop(blocking=True)
+    content = loop.trace()
+    kernels = [each for each in content["traceEvents"] if each.get("cat") == "kernel"]
+    content["traceEvents"] = [each for each in content["traceEvents"] if each not in kernels[: len(kernels) // 4]]
+    assert diagnosis.of_trace(loop.write(file)).verdict != "unknown"
+    file.write_text(json.dumps(content))
+    found = diagnosis.of_trace(file)
+    assert found.verdict == "unknown" and f"{len(kernels) // 4:,} of {len(kernels):,} launches" in found.reason
+    assert found.reason in "".join(traces.accelerators(file).attrs["unknown"])
+
+
 OPTIMIZER = "an optimizer that goes weight by weight"
 
 

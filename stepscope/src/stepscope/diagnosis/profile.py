@@ -127,7 +127,7 @@ def doubt(profile: Profile) -> str | None:
             f"needs {LEAST_STEPS} or more. Record it with schedule(…, active=8)."
         )
     if profile.on_device:
-        return None
+        return traces.lost_kernels(profile.trace) or None
     categories = {category for span in profile.trace.spans for category in span.counts}
     unknown = sorted(name for name in categories if name.endswith(("_runtime", "_driver")) and name not in CLASSIFIERS)
     if unknown:

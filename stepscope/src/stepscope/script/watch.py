@@ -155,7 +155,8 @@ class Watch:
             self.pauses.ended(time.perf_counter())
             raise
         finally:
-            now, self.ready = time.perf_counter(), self.queued()
+            now = time.perf_counter()
+            self.ready = before if now - asked < SHORT else self.queued()
             self.wait, self.held = self.wait + now - asked, self.held + self.ready - before
         if id(loader) in self.begun:
             self.starts.append(now - self.begun.pop(id(loader)))

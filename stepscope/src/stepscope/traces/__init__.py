@@ -33,7 +33,7 @@ _PLACES = {
     "operators": ("top_operators",),
     "slimming": ("slim",),
     "step_times": ("PLAIN_NAMES", "breakdown", "difference", "sentence", "steps"),
-    "utilization": ("accelerators", "fill", "kernel_time", "kernels"),
+    "utilization": ("accelerators", "fill", "kernel_time", "kernels", "lost_kernels"),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 __all__ = sorted(_MODULES)

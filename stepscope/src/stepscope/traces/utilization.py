@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from stepscope.traces.kernel_properties import estimated_occupancy, uses_tensor_
 from stepscope.traces.operators import host_events, linked_calls
 from stepscope.traces.step_times import window
 
+LOST = 0.01  # of the launches: fewer do not matter
 AMD_WARP = 64  # threads; NVIDIA's are 32
 
 
@@ -124,6 +126,27 @@ def of_each_device(table: Columns) -> list[Columns]:
     devices, spans = np.unique(table["device"]), np.unique(table["span"])
     tables = [table.rows((table["device"] == device) & (table["span"] == span)) for device in devices for span in spans]
     return [each for each in tables if each.height]
+
+
+def lost_kernels(trace: Trace) -> str:
+    """Return a sentence on launches whose kernels are not in the trace; "" if they are less than 1% of all launches.
+
+    CUPTI 12.6 to 13.0 loses kernels after pauses (https://github.com/pytorch/pytorch/issues/192021), and kernels that
+    are captured for a CUDA graph do not run.
+    """
+    launches = lost = 0
+    for span in (each for each in trace.spans if "correlation" in each.events):
+        calls = span.events.rows(span.events["kind"] == "Runtime")
+        launching = np.array(
+            [re.search("Launch(Cooperative)?Kernel", name) is not None for name in calls["name"]], bool
+        )
+        found = np.isin(calls["correlation"], span.kernels["correlation"])
+        launches, lost = launches + launching.sum(), lost + (launching & ~found).sum()
+    if lost < max(1, LOST * launches):
+        return ""
+    return (
+        f"The trace lacks the kernels of {lost:,} of {launches:,} launches, so the GPU seems to idle. Record it again."
+    )
 
 
 def time_of_steps(trace: Trace) -> float:
@@ -247,4 +270,6 @@ def _unknown(trace: Trace, table: Columns, result: pd.DataFrame, length: float) 
         )
     if result["tensor_core_share"].isna().any():
         reasons.append("Tensor Cores: stepscope does not know the names of AMD's kernels.")
+    if lost := lost_kernels(trace):
+        reasons.append(f"What some kernels did. {lost}")
     return reasons
