@@ -149,5 +149,6 @@ def unexplained(profile: Profile) -> str | None:
         return None
     return (
         f"For {percent(profile.shares['Other'])} of the time the trace shows neither operators nor loading: Python, "
-        "other libraries, or an accelerator that PyTorch's profiler does not see. Look there with py-spy or cProfile."
+        "other libraries, or an accelerator that PyTorch's profiler does not see. Look there with  py-spy record -o "
+        "flames.svg -- python train.py  or  python -m cProfile -s tottime train.py."
     )
