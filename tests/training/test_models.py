@@ -46,6 +46,7 @@ def test_the_batch_follows_the_memory_that_others_leave_free(monkeypatch, gigaby
     workload = training.resnet_workload()
     assert (workload.batch, workload.side) == (expected, 224)
     assert training.resnet_workload(batch=8).batch == 8
+    assert training.resnet_workload(pools=3).batch == (expected if gigabytes > 100 else expected // 2)
 
 
 def test_resnet_keeps_as_many_bytes_as_the_batch_is_chosen_by():
