@@ -2,7 +2,7 @@
 
     python stepscope/tests/script/scripts.py FOLDER [--only NAME …] [--traceml]
 
-The scripts are cloned from GitHub into FOLDER/sources, unless they are there; their data are drawn, and what they need
+The scripts are fetched from GitHub into FOLDER/sources, unless they are there; their data are drawn, and what they need
 is installed into FOLDER/site-packages. The true gain of a fault is how much shorter a step is without it. With
 ``--traceml`` each with a fault runs under TraceML, too, for two minutes at most.
 """
@@ -22,9 +22,18 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+FETCHED = {  # repositories, each with the commit or the tag of which the scripts are
+    "pytorch/examples": "77f55b912142e11fcfdf5b530231fb9c52f181e8",
+    "pytorch/vision": "bde124ee2f3419fe31ad79c858af40206e8bf792",
+    "karpathy/nanoGPT": "3adf61e154c3fe3fca428ad6bc3818b27a3b8291",
+    "huggingface/pytorch-image-models": "aa4b5850c1543fa488abf260f18390eda46cf85d",
+    "huggingface/transformers": "v5.24.0",
+    "Lightning-AI/pytorch-lightning": "7f0c3436cd3f6ad3753125672024fc415cbcb414",
+}
 NEEDED = ["huggingface_hub", "safetensors", "lightning==2.6.6", "jsonargparse[signatures]", "tiktoken", "traceml-ai"]
 NEEDED += ["transformers==5.24.0", "accelerate==1.15.0", "datasets==5.2.0"]
 OURS = ["torch", "torchvision", "numpy", "psutil", "filelock", "nvidia-ml-py"]  # here already: not to be had twice
+GITHUB = "https://github.com"
 MARK = "# planted"
 WORTH = 0.05  # of a step, that a finding gains
 
@@ -246,10 +255,10 @@ FAULTS = (
 class Examination:
     """Runs scripts in a folder."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, install: bool = True):
         self.folder = folder.absolute()
         self.environment = os.environ | {"PYTHONPATH": str(self.folder / "site-packages"), "CUDA_VISIBLE_DEVICES": ""}
-        if not (self.folder / "site-packages").exists():
+        if install and not (self.folder / "site-packages").exists():
             self._install()
 
     def _install(self) -> None:
@@ -262,8 +271,12 @@ class Examination:
     def _source(self, repository: str) -> Path:
         clone = self.folder / "sources" / repository.replace("/", "+")
         if not clone.exists():
-            address = f"https://github.com/{repository}"
-            subprocess.run(["git", "clone", "--quiet", "--depth", "1", address, clone], check=True)
+            new = clone.with_suffix(".new")
+            fetch = ["fetch", "--quiet", "--depth", "1", f"{GITHUB}/{repository}", FETCHED[repository]]
+            subprocess.run(["git", "init", "--quiet", new], check=True)
+            for command in (fetch, ["checkout", "--quiet", "FETCH_HEAD"]):
+                subprocess.run(["git", "-C", new, *command], check=True)
+            new.rename(clone)
         return clone
 
     def placed(self, script: Script, edits: tuple[tuple[str, str], ...] = ()) -> Path:
@@ -320,6 +333,15 @@ class Examination:
         return " ".join(said) or text[-300:]
 
 
+def is_right(fault: Fault, path: Path, diagnosis: dict) -> bool:
+    """Return whether the first finding names the fault that is planted in a script."""
+    if not diagnosis["findings"]:
+        return False
+    first = diagnosis["findings"][0]
+    planted = [number for number, text in enumerate(path.read_text().splitlines(), 1) if MARK in text]
+    return first["name"] in fault.names or any(f"{path.name}:{number}:" in first["line"] for number in planted)
+
+
 def marked(text: str) -> str:
     """Return a script in which TraceML knows what a step is; as it is, if it has no loop of its own."""
     loops = [loop for loop in ast.walk(ast.parse(text)) if isinstance(loop, (ast.For, ast.While))]
@@ -370,9 +392,7 @@ def main() -> None:
         if fault.kind.startswith("decoding"):
             photos(path.parent.parent, 1600)
         found = examination.diagnosed(path, arguments)
-        first = found["findings"][0] if found["findings"] else {"name": "", "gain": 0.0, "line": ""}
-        planted = [number for number, text in enumerate(path.read_text().splitlines(), 1) if MARK in text]
-        right = first["name"] in fault.names or any(f"{path.name}:{number}:" in first["line"] for number in planted)
+        right = is_right(fault, path, found)
         gain = 1 - without["step_ms"] / found["step_ms"]
         more = f"; {'right' if right else 'WRONG'}, true gain {gain:.2f} of {without['step_ms']:.1f} ms without it"
         show(f"{fault.kind} in {fault.script}", path, arguments, found, more)
