@@ -7,25 +7,18 @@ import pytest
 
 from helpers import config
 
+RULES = {
+    "the rules": "check --output-format=concise",
+    "the format": "format --check",
+    "simple functions": "check --select=C901 --config=lint.mccabe.max-complexity=15 helpers stepscope/src",
+}
 
-def ruff(*arguments):
-    command = [sys.executable, "-m", "ruff", *arguments, "--no-cache"]
-    return subprocess.run(command, cwd=config.PROJECT, capture_output=True, text=True)
 
-
-def test_the_code_keeps_to_the_rules():
-    process = ruff("check", "--output-format=concise")
+@pytest.mark.parametrize("arguments", RULES.values(), ids=RULES)
+def test_the_code_keeps_to(arguments):
+    command = [sys.executable, "-m", "ruff", *arguments.split(), "--no-cache"]
+    process = subprocess.run(command, cwd=config.PROJECT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
-
-
-def test_the_code_is_formatted():
-    process = ruff("format", "--check")
-    assert process.returncode == 0, process.stdout + process.stderr
-
-
-def test_no_function_is_too_complex():
-    process = ruff("check", "--select=C901", "--config=lint.mccabe.max-complexity=15", "helpers", "stepscope/src")
-    assert process.returncode == 0, process.stdout
 
 
 @pytest.mark.skipif(not (config.PROJECT / ".git").exists(), reason="not a clone")
