@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from helpers import config, training
-from helpers.training import models, roofline
+from helpers.training import roofline
 
 LIMITS = roofline.Limits(tflops=2.0, gb_per_second=100.0)
 
@@ -27,14 +27,6 @@ def test_bytes_of_a_step_are_those_that_its_operators_read_and_write():
     assert roofline.work_of(lambda left, right: left + right, left, right).bytes == 3 * 4000
     assert roofline.work_of(lambda left, right: left.view(10, 100).t().detach(), left, right).bytes == 0
     assert roofline.work_of(lambda left, right: torch.empty_like(left), left, right).bytes == 0
-
-
-def test_resnet_has_the_operations_that_its_paper_says():
-    model = models.resnet50(224).to("meta")
-    images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8, device="meta")
-    forward = roofline.work_of(lambda images, labels: model(images), images, images).flops / 2
-    # multiplications with additions in one; 3.8 without projections
-    assert forward / 2 == pytest.approx(4.1e9, rel=0.01)
 
 
 def test_a_step_is_placed_by_operations_and_time():
