@@ -8,10 +8,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="this system cannot fork")
-
 
 def forked(function: Callable, *arguments: object) -> multiprocessing.Process:
     """Start a function in a fork of this process, which has imported all that it needs."""
