@@ -21,8 +21,7 @@ STEP = compile("", "step", "exec")
 FAULTS = {
     "workers too slow": (dict(loading=15_000, host_work=0), "loading too slowly", "loading"),
     "no workers": (
-        dict(loading=15_000, host_work=0, loader="_SingleProcessDataLoaderIter"),
-        "loading in the loop itself", "loading",
+        dict(loading=15_000, host_work=0, loader=cuda_trace.ALONE), "loading in the loop itself", "loading",
     ),
     "pageable memory": (dict(memory="Pageable", copy=1500), "pageable copies", "copies"),
     "blocking copy": (dict(blocking=True), "copies that block", "copies"),
@@ -76,14 +75,17 @@ def test_a_gain_on_the_gpu_counts_in_the_step_without_what_is_between_epochs(fil
     assert with_pauses.findings[1].gain == pytest.approx(alone.findings[0].gain / 4)
 
 
-def test_a_loop_without_fault_is_accused_of_nothing(file):
-    found = diagnosis.of_trace(cuda_trace.Loop().write(file))
+HEALTHY = {
+    "as it is": {},
+    "hidden behind the kernels": dict(loading=5000, loader=cuda_trace.ALONE, host_work=4000, steps=50),
+    "a synchronization that costs nothing": dict(read="aten::item", host_work=0, loading=10),
+}
+
+
+@pytest.mark.parametrize("options", HEALTHY.values(), ids=HEALTHY)
+def test_a_loop_without_fault_is_accused_of_nothing(options, file):
+    found = diagnosis.of_trace(cuda_trace.Loop(**options).write(file))
     assert (found.verdict, found.findings) == ("nothing wrong", ())
-
-
-def test_what_is_hidden_behind_the_kernels_is_no_fault(file):
-    hidden = cuda_trace.Loop(loading=5000, loader="_SingleProcessDataLoaderIter", host_work=4000, steps=50)
-    assert diagnosis.of_trace(hidden.write(file)).findings == ()
 
 
 @pytest.mark.processes
@@ -131,11 +133,6 @@ def test_two_devices_gain_no_more_than_one(file):
     file.write_text(json.dumps(content))
     (finding,) = diagnosis.of_trace(file).findings
     assert finding.gain == pytest.approx(alone.gain)
-
-
-def test_a_synchronization_that_costs_nothing_is_no_fault(file):
-    cheap = cuda_trace.Loop(read="aten::item", host_work=0, loading=10)
-    assert diagnosis.of_trace(cheap.write(file)).findings == ()
 
 
 @pytest.mark.parametrize(

@@ -108,16 +108,13 @@ def test_without_sizes_small_operations_are_unknown_and_not_accused(tmp_path, na
         (dict(ranks=1), "the trace of one rank only"),
         (dict(steps=2), "The traces hold 2 steps"),
         (dict(buckets=0), "no operation that exchanges data"),
+        (dict(marked=False), "profiler.step()"),
     ],
 )
 def test_what_does_not_suffice_gives_no_verdict(options, reason, tmp_path):
     found = diagnosis.of_ranks(ddp(tmp_path, **options))
     assert found.verdict == "unknown"
     assert reason in found.reason
-
-
-def test_traces_without_steps_give_no_verdict(tmp_path):
-    assert diagnosis.of_ranks(ddp(tmp_path, marked=False)).verdict == "unknown"
 
 
 def test_the_shell_shows_what_did_not_train_together_one_by_one(tmp_path, capsys):
