@@ -32,7 +32,9 @@ def test_a_page_names_each_option_of_its_command_and_no_other(capsys, command):
 
 
 @pytest.mark.parametrize("name", ["file/x", "n" * 300], ids=["a file in the way", "a name too long"])
-@pytest.mark.parametrize("command", ["traces", "diagnose", "page", "compare {0}", "tensorboard"])
+@pytest.mark.parametrize(
+    "command", ["traces", "diagnose", "page", "compare {0}", "tensorboard", "tensorboard --fix {0}"]
+)
 def test_what_the_system_refuses_is_said_in_a_few_lines_that_name_the_path(tmp_path, capsys, command, name):
     (tmp_path / "file").touch()
     assert main([*command.format(tmp_path / name).split(), str(tmp_path / name)]) == 1

@@ -302,12 +302,6 @@ def test_a_full_disk_is_one_line(tmp_path):
     assert (ended.returncode, ended.stderr.count("\n"), "No space left" in ended.stderr) == (1, 1, True), ended.stderr
 
 
-@pytest.mark.parametrize("command", [["traces", "x" * 300], ["tensorboard", "--fix", "x" * 300, "copies"]])
-def test_what_the_system_refuses_to_do_with_a_file_is_one_line(command, capsys):
-    assert main(command) == 1
-    assert re.fullmatch(r".*xxx: File name too long\. Name another path.*\n", capsys.readouterr().err)
-
-
 def test_copies_lie_neither_among_the_traces_nor_on_other_files_and_a_damaged_trace_is_named(tmp_path, capsys):
     write(tmp_path / "good", cuda_trace.trace())
     for name, text in (("cut", '{"traceEvents": ['), ("odd", '{"traceEvents": [3]}')):
