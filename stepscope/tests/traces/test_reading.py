@@ -97,6 +97,9 @@ def test_a_folder_that_is_not_one_run_says_what_it_holds(tmp_path, files_there, 
         traces.breakdown(tmp_path / "run")
 
 
+NO_TIMES = (b"NaN", b"1e999", b"null", b'"soon"')
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -107,7 +110,7 @@ def test_a_folder_that_is_not_one_run_says_what_it_holds(tmp_path, files_there, 
         b"[1, 2, 3]",
         b'{"cells": []}',
         b'{"traceEvents": [1, 2]}',
-        b'[{"ph": "X", "name": "a", "cat": "cpu_op", "ts": "now", "dur": 1, "tid": 1}]',
+        *(b'[{"ph": "X", "name": "a", "cat": "cpu_op", "ts": %s, "dur": 1, "tid": 1}]' % time for time in NO_TIMES),
         b'[{"ph": "X", "name": 5, "cat": "gpu_memcpy", "ts": 1, "dur": 1, "tid": 1}]',
     ],
 )
@@ -276,14 +279,6 @@ def test_steps_that_repeat_or_overlap_in_one_file_are_refused(tmp_path, events):
 
 def test_steps_in_whole_microseconds_may_touch_by_one(tmp_path):
     assert len(traces.breakdown(write(tmp_path / "trace.json", [step(1, 0, 11), step(2, 10, 20)]))) == 2
-
-
-@pytest.mark.parametrize("odd", ["NaN", "1e999", "null", '"soon"'])
-def test_a_time_that_is_no_number_is_refused(tmp_path, odd):
-    path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "a", 4.25, 5)])
-    path.write_text(path.read_text().replace("4.25", odd))
-    with pytest.raises(traces.TraceError, match=r"trace\.json"):
-        traces.load(path)
 
 
 def test_memory_for_reading_is_a_fraction_of_the_file(recorded, tmp_path):
