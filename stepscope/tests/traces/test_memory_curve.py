@@ -17,12 +17,8 @@ def allocation(time, size, total, address=0x10, *, reserved=0):
 
 
 def mapping(time, size, address):
-    """Of memory that a worker shares."""
-    return allocation(time, size, 0, address, reserved=size)
-
-
-def unmapping(time, size, address):
-    return allocation(time, -size, 0, address)
+    """Of memory that a worker shares; of less than none, its end."""
+    return allocation(time, size, 0, address, reserved=max(size, 0))
 
 
 @pytest.fixture
@@ -46,8 +42,8 @@ def test_the_curve_follows_allocations_and_releases(trace):
 
 
 def test_what_a_worker_shares_does_not_count(trace):
-    before = unmapping(1050, 9_000_000, 0x90)  # mapped before the recording
-    shared = [before, mapping(1100, 2_000_000, 0x20), unmapping(1300, 2_000_000, 0x20)]  # as large as what is allocated
+    before = mapping(1050, -9_000_000, 0x90)  # mapped before the recording
+    shared = [before, mapping(1100, 2_000_000, 0x20), mapping(1300, -2_000_000, 0x20)]  # as large as what is allocated
     later = [allocation(1400, 1_000_000, 3_000_000, 0x20), allocation(1500, -1_000_000, 2_000_000, 0x20)]
     curve = traces.memory_curve(trace(allocation(1000, 2_000_000, 2_000_000), *shared, *later))
     assert curve["allocated"].tolist() == [2, 3, 2]  # the same address was the allocator's later
