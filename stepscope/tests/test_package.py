@@ -47,13 +47,7 @@ def needed(packages: list[str]) -> set[str]:
 
 
 def make_environment(folder: Path, wheel: Path) -> Path:
-    """Make an environment of the wheel and what it requires, which are links to what is installed here.
-
-    Returns
-    -------
-    Path
-        Its ``bin``.
-    """
+    """Make an environment of the wheel and of links to what it requires, which is installed here; return its bin."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("[Ll]ib/**/site-packages")
     with zipfile.ZipFile(wheel) as archive:
