@@ -1,14 +1,11 @@
 """A reader's first minutes, in a real browser without internet: JupyterLab opens and runs 00, TensorBoard shows it."""
 
-import json
 import shutil
-import subprocess
-import sys
 import time
-import urllib.request
 from urllib.parse import urlsplit
 
 import pytest
+from support.shared import jupyter
 
 from helpers import config
 
@@ -48,23 +45,9 @@ def lab(drawn_images, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     ignored = shutil.ignore_patterns(".ipynb_checkpoints", "__pycache__")
     shutil.copytree(config.PROJECT / "notebooks", folder / "notebooks", ignore=ignored)
-    command = [sys.executable, "-m", "jupyterlab", "--LabApp.default_url=/lab/tree/notebooks/00-start-here.ipynb"]
-    command += ["--no-browser", "--allow-root", "--port=0", "--IdentityProvider.token=", "--expose-app-in-browser"]
-    own = {f"JUPYTER_{name}_DIR": str(folder / name) for name in ("CONFIG", "DATA", "RUNTIME")}
-    with open(folder / "log", "w") as log:
-        server = subprocess.Popen(command, cwd=folder, env=drawn_images | own, stdout=log, stderr=log)
-    try:
-        text = ""
-        while not text:
-            assert server.poll() is None, (folder / "log").read_text()
-            time.sleep(0.1)
-            text = "".join(path.read_text() for path in folder.glob("RUNTIME/jpserver-*.json"))
-        url = f"http://127.0.0.1:{json.loads(text)['port']}/"
-        wait_for(lambda: answers(f"{url}api"), lambda: (folder / "log").read_text())
-        yield url
-    finally:
-        server.terminate()
-        server.wait(PATIENCE)
+    options = ["--LabApp.default_url=/lab/tree/notebooks/00-start-here.ipynb", "--expose-app-in-browser"]
+    with jupyter(folder, "jupyterlab", *options, **drawn_images) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +89,6 @@ def test_the_profiler_tab_lists_the_run_and_draws_its_numbers(opened, refused):
 
     wait_for(shown, lambda: f"TensorBoard shows {texts}")
     assert [address for address in refused if "127.0.0.1" not in address] == []
-
-
-def answers(url):
-    try:
-        return urllib.request.urlopen(url, timeout=60).status == 200
-    except OSError:
-        return False
 
 
 def wait_for(condition, explain):

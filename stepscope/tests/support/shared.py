@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import settings
@@ -81,28 +82,32 @@ def own_jupyter(tmp_path_factory):
         yield
 
 
+@contextmanager
+def jupyter(folder, module, *options, **variables):
+    """Run a Jupyter server in a folder, with nobody's own settings, and give its address when it listens there."""
+    command = [sys.executable, "-m", module, "--no-browser", "--allow-root", "--port=0", "--IdentityProvider.token="]
+    own = {f"JUPYTER_{name}_DIR": str(folder) for name in ("CONFIG", "DATA", "RUNTIME")}
+    with (folder / "log").open("wb") as log:
+        environment = os.environ | variables | own
+        process = subprocess.Popen([*command, *options], cwd=folder, env=environment, stdout=log, stderr=log)
+    try:
+        port = None
+        while port is None or not _listens(port):  # it says its port a moment before it listens there
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.1)
+            text = "".join(path.read_text() for path in folder.glob("jpserver-*.json"))
+            port = json.loads(text)["port"] if text else None
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(300)
+
+
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory):
     """A Jupyter server as JupyterHub gives one to the reader Ada; the address that her browser knows."""
-    folder = tmp_path_factory.mktemp("hub")
-    settings = ("base_url=/user/ada/", "port=0", "open_browser=False", "allow_root=True", f"root_dir={folder}")
-    options = [f"--ServerApp.{setting}" for setting in settings]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_server", "--IdentityProvider.token=", *options],
-            env=os.environ | {"JUPYTER_RUNTIME_DIR": str(folder), "JUPYTER_CONFIG_DIR": str(folder)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    port = None
-    while port is None or not _listens(port):  # it says its port a moment before it listens there
-        assert process.poll() is None, (folder / "log").read_text()
-        time.sleep(0.1)
-        text = "".join(path.read_text() for path in folder.glob("jpserver-*.json"))
-        port = json.loads(text)["port"] if text else None
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(120)
+    with jupyter(tmp_path_factory.mktemp("hub"), "jupyter_server", "--ServerApp.base_url=/user/ada/") as address:
+        yield address
 
 
 def _listens(port: int) -> bool:
