@@ -247,18 +247,15 @@ def test_another_way_that_is_right_is_accepted(tmp_path, capsys):
     assert checked("16", code, tmp_path) is True, capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("number", "text", "said"), [
-    ("06", None, "Nothing to check yet"),
-    ("06", "class PackedImages(Dataset)", r"SyntaxError: .*line 1 of what"),
-    ("06", "class Packed: ...", "AttributeError: .*PackedImages"),
-    ("06", "while True: ...", "without an end"),
-    ("08", "def one_ahead(loader, start_copy, finish_copy):\n    for batch in loader:\n        yield start_copy()",
-        r"TypeError: .*line 3 of what"),
+def test_a_file_that_is_not_there_is_no_answer_yet(tmp_path, capsys):
+    assert checks.packed_images(tmp_path / "written_06.py") is False
+    assert "Nothing to check yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("class PackedImages(Dataset)", r"SyntaxError: .*line 1 of what"),
+    ("class Packed: ...", "AttributeError: .*PackedImages"),
 ])  # fmt: skip
-def test_an_error_names_the_line_and_a_loop_without_an_end_is_ended(number, text, said, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(answering, "LIMIT", 1.0 if "while True" in str(text) else 100.0)
-    if text is None:
-        assert checks.packed_images(tmp_path / "written_06.py") is False
-    else:
-        assert checked(number, text, tmp_path) is False
+def test_an_error_of_a_file_names_its_line_or_what_is_missing(text, said, tmp_path, capsys):
+    assert checked("06", text, tmp_path) is False
     assert re.search(said, capsys.readouterr().out)
