@@ -48,18 +48,11 @@ def overview(server, run, worker=None):
         (worker,) = server.get("workers", run=run, view="Overview")
     spans = server.get("spans", run=run, worker=worker)
     tables = [server.get("overview", run=run, worker=worker, span=span)["steps"] for span in spans]
-    return [
-        (
-            int(row[0]),
-            {
-                column["name"]: row[index]
-                for index, column in enumerate(table["columns"])
-                if column.get("name") in traces.CATEGORIES
-            },
-        )
-        for table in tables
-        for row in table["rows"]
-    ]
+    steps = []
+    for table in tables:
+        names = [column.get("name") for column in table["columns"]]
+        steps += [dict(zip(names, row, strict=True)) for row in table["rows"]]
+    return [(int(step["Step"]), {name: step[name] for name in step if name in traces.CATEGORIES}) for step in steps]
 
 
 PARSE = """

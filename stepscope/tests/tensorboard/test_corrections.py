@@ -24,17 +24,15 @@ pytestmark = pytest.mark.processes
 
 RECORDED = ["activities-0", "activities-2", "everything-0", "everything-2"]
 RUNS = sorted([*RECORDED, "chance", "gpu", "gpu-runtime", "no-steps", "odd-step", "two-spans"])
-CLOCKS = 1e-4  # s by which the profiler's clock and that of Python may differ in a step
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """The folder of the traces, and what a stopwatch saw of each recorded run."""
+def logdir(tmp_path_factory):
+    """The folder of the traces."""
     root = tmp_path_factory.mktemp("runs")
-    clocks = {}
     for run in RECORDED:
         options = recordings.EVERYTHING if run.startswith("everything") else {}
-        clocks[run] = recordings.record(root / run, int(run[-1]), **options)
+        recordings.record(root / run, int(run[-1]), **options)
     recordings.record(root / "two-spans", 0, spans=2)
     write(root / "gpu", cuda_trace.trace())
     # With runtime calls in the category that the stock plugin knows, to see what it does with them; and with more
@@ -56,17 +54,12 @@ def recorded(tmp_path_factory):
     write(root / ".run.staging-0123abcd", {"traceEvents": [first, call]})  # as while it is recorded
     like_a_step = operators[0] | {"name": "ProfilerStep#last"}
     write(root / "odd-step", cuda_trace.trace() | {"traceEvents": [*cuda_trace.events(), like_a_step]})
-    return root, clocks
+    return root
 
 
 def write(folder, trace):
     folder.mkdir()
     (folder / "host_1.10.pt.trace.json").write_text(json.dumps(trace))
-
-
-@pytest.fixture(scope="module")
-def logdir(recorded):
-    return recorded[0]
 
 
 @pytest.fixture(scope="module")
@@ -149,18 +142,6 @@ def test_the_overview_equals_traces_and_its_average_is_the_mean_of_the_steps(our
     assert average["value"] == pytest.approx(table.sum(axis=1).mean(), abs=1)
     for part in average["children"]:
         assert part["value"] == pytest.approx(table[part["name"]].mean(), abs=1)
-
-
-@pytest.mark.parametrize("run", RECORDED)
-def test_the_overview_agrees_with_the_stopwatch(ours, recorded, run):
-    """Around a call of the loader the stopwatch runs a little longer; on a busy machine much, but not in each step."""
-    clock, steps = recorded[1][run], overview(ours, run)
-    assert [step for step, _ in steps] == list(clock)
-    waits = [clock[step]["wait"] - µs["DataLoader"] / 1e6 for step, µs in steps]
-    others = [sum(µs.values()) / 1e6 - clock[step]["step"] for step, µs in steps]
-    for differences in (waits, others):
-        assert -CLOCKS < min(differences) < 2e-3
-    table = traces.breakdown(recorded[0] / run)
     share = table["DataLoader"].sum() / table.attrs["total"]
     assert ("time cost on input data loading" in advice(ours, run)) == (share > 0.05)
 
@@ -285,9 +266,8 @@ def test_a_plain_tensorboard_over_corrected_copies_is_right_and_the_traces_stay(
     with stock_tensorboard(tmp_path / "copies", RUNS) as fixed:
         for run in RECORDED:
             assert overview(fixed, run) == overview(ours, run)
-        assert ask(fixed, "memory_curve", "everything-2", "Memory") == ask(
-            ours, "memory_curve", "everything-2", "Memory"
-        )
+        one, other = (ask(server, "memory_curve", "everything-2", "Memory") for server in (fixed, ours))
+        assert one == other
         (network,) = ask(fixed, "module", "gpu", "Module")["data"]
         times = [(each["name"], each["self_host_duration"], each["device_duration"]) for each in network["children"]]
         assert times == [("Conv2d_0", 15, 600), ("ReLU_0", 30, 60)]
