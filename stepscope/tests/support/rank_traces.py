@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from support import processes
 from support.written import event
 from support.written import loading as load
@@ -133,39 +134,34 @@ def ddp(
 
 
 def truth(ranks: list[Rank], backend: str = "gloo") -> list[dict[str, float]]:
-    """Return for each rank what `traces.communication` must find, in ms a step, by going through each microsecond."""
+    """Return for each rank what `traces.communication` must find, in ms a step, by painting each microsecond."""
     rows = []
-    for number, rank in enumerate(ranks):
+    for rank in ranks:
         others = [
-            max((other.operations[place][1] for other in ranks if other is not ranks[number]), default=-1)
+            max((other.operations[place][1] for other in ranks if other is not rank), default=-1)
             for place in range(len(rank.operations))
         ]
-        counts = dict.fromkeys(["step", "overlapped", "exposed", "waiting"], 0)
-        computes, in_flight, transfers, waits = (
+        steps, computes, in_flight, transfers, waits = (
             _painted(intervals, rank.steps[-1][1])
             for intervals in (
+                rank.steps,
                 rank.computing,
                 [(issued if backend == "gloo" else start, end) for issued, start, end in rank.operations],
                 [(max(start, late), end) for (_, start, end), late in zip(rank.operations, others, strict=True)],
                 [(start, late) for (_, start, _), late in zip(rank.operations, others, strict=True)],
             )
         )
-        for begin, end in rank.steps:
-            for moment in range(begin, end):
-                exposed = in_flight[moment] and not computes[moment]
-                counts["step"] += 1
-                counts["overlapped"] += in_flight[moment] and computes[moment]
-                counts["exposed"] += exposed
-                counts["waiting"] += exposed and waits[moment] and not transfers[moment]
-        rows.append({name: count / len(rank.steps) / 1e3 for name, count in counts.items()})
+        exposed = steps & in_flight & ~computes
+        parts = {"step": steps, "overlapped": steps & in_flight & computes, "exposed": exposed}
+        parts["waiting"] = exposed & waits & ~transfers
+        rows.append({name: moments.sum() / len(rank.steps) / 1e3 for name, moments in parts.items()})
     return rows
 
 
-def _painted(intervals: list[tuple[int, int]], length: int) -> list[bool]:
-    painted = [False] * length
+def _painted(intervals: list[tuple[int, int]], length: int) -> np.ndarray:
+    painted = np.zeros(length, bool)
     for start, end in intervals:
-        for moment in range(start, end):
-            painted[moment] = True
+        painted[start : max(start, end)] = True
     return painted
 
 

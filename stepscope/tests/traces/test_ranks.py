@@ -24,11 +24,6 @@ def late_by(us, world=2, rank=1, steps=4):
     return [[[300 + us * (each == rank), 200 + number] for number in range(steps)] for each in range(world)]
 
 
-def numbers(table):
-    """Return for each operation the ranks that have it."""
-    return [tuple(rows["rank"]) for _, rows in table.sort_values("rank").groupby("number")]
-
-
 durations = st.integers(1, 300)
 moments = st.integers(-(10**11), 10**11)
 
@@ -114,7 +109,7 @@ def test_operations_are_matched_though_ranks_lack_some(tmp_path, leave_out):
     job = rank_traces.job(UNEVEN, transfer=900)
     table = traces.collectives(rank_traces.write(tmp_path, job, leave_out=leave_out, clocks=[0, HOUR]))
     expected = [tuple(f"rank {rank}" for rank in (0, 1) if place not in leave_out.get(rank, [])) for place in range(8)]
-    assert sorted(numbers(table)) == sorted(expected)
+    assert sorted(table.sort_values("rank").groupby("number")["rank"].agg(tuple)) == sorted(expected)
 
 
 def test_operations_of_which_the_ranks_have_not_as_many_are_named(tmp_path):
