@@ -28,11 +28,6 @@ def prepare(data_dir, archive="", **options):
         return cifar10.prepare(**{"drawn": DRAWN, "download": False} | options)
 
 
-@pytest.fixture(autouse=True)
-def no_archive_named_from_outside(monkeypatch):
-    monkeypatch.delenv("CIFAR10_ARCHIVE", raising=False)
-
-
 def batch(count, protocol=2, seed=0):
     pixels = np.random.default_rng(seed).integers(0, 256, (count, 3072), dtype=np.uint8)
     return pickle.dumps({b"data": pixels, b"labels": [(seed + k) % 10 for k in range(count)]}, protocol)

@@ -14,8 +14,7 @@ COUNT = 20
 
 
 @pytest.fixture(autouse=True)
-def few_photos_and_none_named_from_outside(tmp_path, monkeypatch):
-    monkeypatch.delenv("COURSE_PHOTOS", raising=False)
+def few_photos(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COURSE_PRESET", "ci")
     monkeypatch.setitem(config.PRESETS, "ci", replace(config.PRESETS["ci"], drawn_photos=COUNT))

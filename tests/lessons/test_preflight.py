@@ -18,7 +18,6 @@ from stepscope.base import machine
 def folders(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path / "runs"))
-    monkeypatch.delenv("JUPYTERHUB_SERVICE_PREFIX", raising=False)
     return tmp_path
 
 
