@@ -7,11 +7,7 @@ import pytest
 
 from helpers import config
 
-PAGES = [
-    *sorted(config.PROJECT.glob("*.md")),
-    *sorted((config.PROJECT / "stepscope").glob("*.md")),
-    *sorted((config.PROJECT / "notebooks").glob("*.md")),
-]
+PAGES = [page for folder in ("", "stepscope", "notebooks") for page in sorted((config.PROJECT / folder).glob("*.md"))]
 
 
 def anchors(page):

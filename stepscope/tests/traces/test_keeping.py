@@ -10,18 +10,8 @@ from support.written import loading, step, two_steps, write
 from stepscope import traces
 from stepscope.traces import events, files
 
-TABLES = [
-    traces.accelerators,
-    traces.breakdown,
-    traces.exposed_copies,
-    traces.gaps,
-    traces.idle,
-    traces.kernels,
-    traces.memory_curve,
-    traces.steps,
-    traces.top_operators,
-    traces.waits,
-]
+NAMES = "accelerators breakdown exposed_copies gaps idle kernels memory_curve steps top_operators waits"
+TABLES = [getattr(traces, name) for name in NAMES.split()]
 
 
 @pytest.fixture

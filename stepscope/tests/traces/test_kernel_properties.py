@@ -5,12 +5,7 @@ import math
 import pytest
 from support import cuda_trace
 
-from stepscope.traces.kernel_properties import (
-    converts_layout,
-    estimated_occupancy,
-    multiplies_float32,
-    uses_tensor_cores,
-)
+from stepscope.traces import kernel_properties
 
 # Kernels' names as other people's profiles show them, long ones cut at …: Holistic Trace Analysis's and TraceLens's
 # test data, Kineto's samples, nanochat, TensorRT's lists of tactics, issues of PyTorch, cuDNN, vLLM and SGLang.
@@ -77,9 +72,10 @@ OTHERS = [
 
 @pytest.mark.parametrize(
     ("known", "names"),
-    [(uses_tensor_cores, TENSOR_CORES), (multiplies_float32, FLOAT32), (converts_layout, CONVERSIONS)],
+    [("uses_tensor_cores", TENSOR_CORES), ("multiplies_float32", FLOAT32), ("converts_layout", CONVERSIONS)],
 )
 def test_kernels_are_known_by_their_names(known, names):
+    known = getattr(kernel_properties, known)
     assert [name for name in [*TENSOR_CORES, *FLOAT32, *CONVERSIONS, *OTHERS] if known(name)] == names
 
 
@@ -105,7 +101,8 @@ V100 = A100 | {"name": "Tesla V100-SXM2-32GB", "computeMajor": 7, "numSms": 80, 
     ],
 )
 def test_occupancy_is_what_the_scarcest_resource_allows(device, grid, block, registers, shared_memory, expected):
-    assert estimated_occupancy(grid, block, registers, shared_memory, device) == pytest.approx(expected)
+    occupancy = kernel_properties.estimated_occupancy(grid, block, registers, shared_memory, device)
+    assert occupancy == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -119,4 +116,4 @@ def test_occupancy_is_what_the_scarcest_resource_allows(device, grid, block, reg
     ids=["no properties", "AMD", "unknown architecture", "another device"],
 )
 def test_without_the_devices_properties_occupancy_is_unknown(device):
-    assert math.isnan(estimated_occupancy([9999, 1, 1], [128, 1, 1], 16, 80 << 10, device))
+    assert math.isnan(kernel_properties.estimated_occupancy([9999, 1, 1], [128, 1, 1], 16, 80 << 10, device))
