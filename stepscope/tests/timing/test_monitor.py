@@ -60,10 +60,6 @@ def sampled(clock, *between):
     return watched
 
 
-def nothing():
-    pass
-
-
 def test_cpu_time_is_reported_of_this_process_and_of_its_workers_on_average(clock, processes):
     processes.update({7: Process(3), 8: Process(5)})
 
@@ -72,7 +68,7 @@ def test_cpu_time_is_reported_of_this_process_and_of_its_workers_on_average(cloc
         processes[7].seconds += 0.1
         processes[8].seconds += 0.03
 
-    table = sampled(clock, work, nothing, work, lambda: processes.pop(8), lambda: processes.pop(7)).table()
+    table = sampled(clock, work, lambda: None, work, lambda: processes.pop(8), lambda: processes.pop(7)).table()
     assert table["main process, CPU in %"].tolist() == pytest.approx([20, 0, 20, 0, 0])
     assert table["workers, CPU in %"].tolist() == pytest.approx([65, 0, 65, 0, float("nan")], nan_ok=True)
 
@@ -85,7 +81,7 @@ def test_reading_from_the_disk_is_distinguished_from_reading_from_memory(clock, 
         processes[None].from_disk += 5_000_000
         processes[7].read += 10_000_000
 
-    table = sampled(clock, read, nothing).table()
+    table = sampled(clock, read, lambda: None).table()
     assert table["read in MB/s"].tolist() == pytest.approx([30 / monitor.INTERVAL, 0])
     assert table["from disk in MB/s"].tolist() == pytest.approx([5 / monitor.INTERVAL, 0])
 

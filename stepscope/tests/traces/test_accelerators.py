@@ -27,11 +27,6 @@ def written(path, events, devices=(cuda_trace.DEVICE,)):
     return write(path, events, deviceProperties=list(devices))
 
 
-def loaded(events):
-    with tempfile.TemporaryDirectory() as folder:
-        return traces.load(written(Path(folder) / "trace.json", events))
-
-
 def kernel(start, end, *, name="k", device=0, **arguments):
     return event("kernel", name, start, end, device=device, stream=7, correlation=start, **arguments)
 
@@ -112,7 +107,8 @@ def test_utilization_efficiency_and_gaps_equal_painting_the_steps_microsecond_by
     for start, length, each in launches:
         blocks[start : start + length] += each
     inside = blocks[10:70]
-    trace = loaded(events)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = traces.load(written(Path(folder) / "trace.json", events))
     used, gaps = traces.accelerators(trace).loc[0], traces.gaps(trace).loc[0]
     assert used["utilization"] == pytest.approx((inside > 0).mean())
     assert used["sm_efficiency"] == pytest.approx(np.minimum(inside, 1).mean())
