@@ -155,9 +155,8 @@ def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_o
 def test_batches_come_in_order_and_whole_from_one_ahead(recipes):
     batches = [(torch.full((2,), number), torch.tensor(number)) for number in range(3)]
     came = list(recipes.one_ahead(batches, torch.device("cpu")))
-    assert [labels.item() for _, labels in came] == [0, 1, 2] and all(
-        (images == labels).all() for images, labels in came
-    )
+    assert [labels.item() for _, labels in came] == [0, 1, 2]
+    assert all((images == labels).all() for images, labels in came)
     assert list(recipes.one_ahead([], torch.device("cpu"))) == []
 
 

@@ -229,10 +229,7 @@ def with_short_operators(count, name, around=(), stall=0):
         (with_short_operators(120, "aten::add_", ["Optimizer.step#SGD.step"]), [OPTIMIZER]),
         (with_short_operators(90, "aten::add_", ["Optimizer.step#SGD.step"]), []),  # less than a tenth of a step
         (with_short_operators(80, "aten::add_", ["Optimizer.step#SGD.step"], stall=2_000), []),
-        (
-            with_short_operators(120, "aten::add_", ["Optimizer.step#Adadelta.step"]),
-            [],
-        ),  # on a CPU it has no faster way
+        (with_short_operators(120, "aten::add_", ["Optimizer.step#Adadelta.step"]), []),  # no faster way on a CPU
     ],
 )
 def test_operators_that_are_short_and_called_often_are_found(file, content, found, names):
@@ -289,9 +286,6 @@ def a_diagnosis():
     return result.conclude(40.0, [("steps", "8"), ("a long name", "x " * 80)], findings, ["why <it> is so"])
 
 
-LINKS = {"more workers": "there/03&more.html", "another topic": "nowhere"}
-
-
 def test_the_text_fits_a_terminal_and_is_aligned():
     lines = str(a_diagnosis()).splitlines()
     assert max(map(len, lines)) <= 98
@@ -302,7 +296,7 @@ def test_the_text_fits_a_terminal_and_is_aligned():
 
 
 def test_text_and_page_have_links_where_they_are_given_some():
-    linked = a_diagnosis().linked(LINKS)
+    linked = a_diagnosis().linked({"more workers": "there/03&more.html", "another topic": "nowhere"})
     lines = [line.strip() for line in str(linked).splitlines()]
     assert "→ more workers: there/03&more.html" in lines and "→ pinned <memory>" in lines
     assert "nowhere" not in str(linked)

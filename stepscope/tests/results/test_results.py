@@ -53,10 +53,8 @@ def test_what_is_diagnosed_follows_the_schema_and_is_read_again_as_it_was(traced
     jsonschema.validate(json.loads(text), SCHEMA)
     again = {each["trace"]: each for each in results.read(tmp_path / "found.json")}
     assert [title for title, each in again.items() if "problem" in each] == ["bad"]
-    one, read = (
-        diagnosis.of_trace(traced / "gpu"),
-        next(each["diagnosis"] for name, each in again.items() if name.startswith("gpu, ")),
-    )
+    one = diagnosis.of_trace(traced / "gpu")
+    read = next(each["diagnosis"] for name, each in again.items() if name.startswith("gpu, "))
     assert str(read) == str(one)
     assert np.array(read.steps) == pytest.approx(np.array(one.steps), abs=1e-4)
     assert len(one.steps) == int(dict(one.evidence)["steps"].split()[0])
