@@ -166,10 +166,8 @@ def test_each_fault_is_listed_as_gone_or_as_still_there(seed, tmp_path, images):
         for fault in drawn
     }
     assert not grade.passed
-    gone = {fault.name for fault in drawn if fault.name in str(grade)}
-    assert gone == {
-        fault.name for fault, seen in grade.faults.items() if seen == grading.GONE
-    }  # no other is given away
+    gone = {fault.name for fault, seen in grade.faults.items() if seen == grading.GONE}
+    assert {fault.name for fault in drawn if fault.name in str(grade)} == gone  # no other is given away
 
 
 def test_images_that_are_kept_hide_no_fault_in_loading(tmp_path, images):

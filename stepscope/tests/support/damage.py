@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,8 +23,19 @@ SETTINGS = settings(
 )
 
 
-def each(lines: list[object], test: Callable[[bytes], None]) -> None:
-    """Call `test` with many damaged copies of a file of JSON, whose `lines` are given; most have but one."""
+def each(path: Path, lines: list[object], read: Callable[[Path], object], refused: object) -> None:
+    """Damage a file of JSON in many ways, whose `lines` are given; most have but one.
+
+    Each time it is read, or refused by one of our errors, `refused`, which names it or its folder.
+    """
+
+    def test(content: bytes) -> None:
+        path.write_bytes(content)
+        try:
+            read(path)
+        except refused as error:
+            assert str(path.parent) in str(error)  # and not any other ValueError
+
     SETTINGS(given(damaged(lines))(test))()
 
 
