@@ -17,7 +17,7 @@ def steps_in(file):
 
 
 def loader(workers=0):
-    return DataLoader(loops.SleepDataset(30, 0.001), batch_size=2, num_workers=workers)
+    return DataLoader(loops.SleepDataset(30, 0.003), batch_size=2, num_workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
