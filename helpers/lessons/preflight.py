@@ -24,6 +24,7 @@ SERVERS = {"jupyterlab", "jupyter-server-proxy"}  # of the notebooks themselves
 SHOWN_PACKAGES = ("torch", "torchvision", "tensorboard", "torch-tb-profiler", "jupyterlab")
 
 GB = 1e9
+BUSY = 25  # % of all cores: open notebooks that compute nothing take less
 # What the course needs, with room to spare: a notebook's kernel takes about 1 GB, each worker up to 0.3 GB, the
 # prepared images 250 MB, drawn photos up to 90 MB. Batches pass from workers through shared memory, 1.5 MB each
 # (in 05, 4.8 MB); Docker grants 64 MB.
@@ -124,6 +125,9 @@ def version(package: str) -> str | None:
 def _cores() -> Iterator[Row]:
     granted, quota = machine.cores(), machine.cpu_quota()
     value = f"{granted} of the machine's {os.cpu_count()}" + (f", limited to the time of {quota:g}" if quota else "")
+    busy = psutil.cpu_percent(interval=0.5)
+    if busy >= BUSY:
+        value += f"; other programs keep the machine {busy:.0f}% busy now, so all that the course times takes longer"
     problem = "loading and training share one core" if min(granted, quota or granted) < 2 else ""
     yield Row("Cores", value, problem, "ask for two cores or more")
 

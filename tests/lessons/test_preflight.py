@@ -3,6 +3,7 @@ import subprocess
 import sys
 from unittest import mock
 
+import psutil
 import pynvml
 import pytest
 import torch
@@ -75,6 +76,12 @@ def test_the_limits_of_a_job_count(job, monkeypatch):
     job("cpu.max", "150000 100000", step="max 100000")
     assert "1.00 GB" in row("Memory").value and row("Memory").problem and row("Memory").remedy
     assert row("Cores").value.startswith("2 of") and "time of 1.5" in row("Cores").value and row("Cores").problem
+
+
+@pytest.mark.parametrize("busy", [0.0, 70.0])
+def test_a_busy_machine_is_said_to_be_busy(monkeypatch, busy):
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: busy)
+    assert ("70% busy" in row("Cores").value) == (busy > 0)
 
 
 def test_a_container_sees_its_own_limits_at_the_root(job):
