@@ -1,8 +1,6 @@
 """The course's commands: ``python -m helpers check · prepare · run · site · record · tour · ladder · exercise · grade ·
 class · slides · colab``. For any other training code there is the command ``stepscope``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

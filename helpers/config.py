@@ -14,8 +14,6 @@ variable                  meaning
 ========================= =====================================================================
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

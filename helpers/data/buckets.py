@@ -4,8 +4,6 @@ The client, obstore, repeats a request that got no answer, was cut off, or met a
 with growing pauses.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

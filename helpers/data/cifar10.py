@@ -1,7 +1,5 @@
 """Gets CIFAR-10 from an archive, from the internet or drawn, and keeps it as PNG files beside ``labels.csv``."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import socket

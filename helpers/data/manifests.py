@@ -1,7 +1,5 @@
 """Folders of image files that appear whole or not at all, with a manifest of what was written."""
 
-from __future__ import annotations
-
 import json
 import operator
 import os

@@ -1,7 +1,5 @@
 """Gets photo-sized images in class folders: the reader's own, or drawn ones."""
 
-from __future__ import annotations
-
 import io
 import os
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ hardly visible, so that a small network learns the classes in an epoch well, but
 files as large as those of CIFAR-10. Photos show the same figures on a finer grid.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 _NAMES = "disc", "ring", "square", "frame", "triangle", "cross", "bars", "checkers", "two dots", "crescent"

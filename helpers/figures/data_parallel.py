@@ -1,7 +1,5 @@
 """Figures of processes that train together: what each rank does in a step, and what more ranks gain."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

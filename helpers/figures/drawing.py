@@ -1,7 +1,5 @@
 """What all figures have in common: a picture with its alternative text, panels, lines, the source below."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io

@@ -1,7 +1,5 @@
 """Figures of results: the ladder, a rung on several machines, the gains of a whole class."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

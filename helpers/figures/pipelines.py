@@ -1,7 +1,5 @@
 """Figures of loaders, of what they load, and from where."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Figures of traces."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

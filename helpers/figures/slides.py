@@ -3,8 +3,6 @@
 Nothing is measured for them. ``python -m helpers slides --out DIR`` writes them.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Figures of stopwatch measurements."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 

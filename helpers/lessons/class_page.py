@@ -3,8 +3,6 @@
 Machines differ, so the page compares ratios, each to its reader's own baseline.
 """
 
-from __future__ import annotations
-
 import datetime
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Is this machine ready for a whole class at once? With what to do if not."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -3,8 +3,6 @@
 `helpers.lessons.checks` checks code.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 

@@ -3,8 +3,6 @@
 The notebooks themselves have no such cell: a clone of the course does not need it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Is this machine ready for the course? Answers in a few seconds, with a remedy for each problem."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -14,8 +14,6 @@
 ==================== ====================================================================
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

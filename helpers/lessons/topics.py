@@ -1,7 +1,5 @@
 """Where the course explains what the diagnosis advises: the notebook for each of its topics, and all on one page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from helpers import config

@@ -7,8 +7,6 @@ The second comes from a library with its own threads: a fork copies the process,
 other threads never answer in the copy.
 """
 
-from __future__ import annotations
-
 import gc
 import io
 import multiprocessing

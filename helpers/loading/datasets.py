@@ -1,7 +1,5 @@
 """Map-style datasets over files. They live here, not in a notebook, so that spawned workers can import them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """Packs the course's images once, shared by a class, and loads batches of bytes from the pack."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from pathlib import Path

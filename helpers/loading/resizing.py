@@ -1,7 +1,5 @@
 """Resizes images once, ahead of time, instead of in every epoch."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

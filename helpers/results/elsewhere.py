@@ -1,7 +1,5 @@
 """A rung elsewhere: recorded on other machines, calculated for a GPU, or published by others, each labelled so."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator

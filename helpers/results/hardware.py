@@ -1,7 +1,5 @@
 """The hardware and software of a recording."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import platform

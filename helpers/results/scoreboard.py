@@ -1,7 +1,5 @@
 """One JSON line per result, with its provenance; the ladder so far."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math

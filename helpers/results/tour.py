@@ -4,8 +4,6 @@
 with ``data/reference/tour``. It belongs to no rung of the ladder: it times nothing.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real network on one machine: two nodes that are network namespaces of Linux, and a cable that tc limits."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -12,8 +12,6 @@ With few images it is too optimistic: kernels that are too small for the GPU rea
 one image, and 16.7 ms as a CUDA graph; the model gives 10.7 and 8.8. With 8 images both show no gain by a graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property

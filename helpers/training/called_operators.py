@@ -1,7 +1,5 @@
 """The operators that a training step calls: their operations, their bytes, and which could be fused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Fewer launches: what `torch.compile` costs the first time and where it cannot work; a step as a CUDA graph."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import time

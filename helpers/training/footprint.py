@@ -1,7 +1,5 @@
 """The memory of a training step's tensors, counted operator by operator: also of a step that is not computed."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 

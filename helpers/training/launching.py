@@ -3,8 +3,6 @@
 This file also runs as the process between the notebook and ``torchrun``, which ends the job when the notebook ends.
 """
 
-from __future__ import annotations
-
 import io
 import linecache
 import os

@@ -1,7 +1,5 @@
 """The networks that the course trains, and their workloads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Number formats: what fits into them, how fast training in them is here, which operators use them, what they lose."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable

@@ -5,8 +5,6 @@ architectures", 2009): F operations on B bytes take at least the longer of F / (
 B / (memory bandwidth).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

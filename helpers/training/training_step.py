@@ -1,7 +1,5 @@
 """A training step, in which nothing waits for the device, and a step that augments its batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What all checks share: the form of a wrong answer (case, expected, found), and how it reaches the reader."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import signal

@@ -1,7 +1,5 @@
 """Checks of notebooks 08 to 13: copies to the device, memory formats, mixed precision, launches, memory."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 

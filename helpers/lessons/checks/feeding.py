@@ -1,7 +1,5 @@
 """Checks of notebooks 04 to 07, and 15: what is done to images, and which of them a worker reads."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import tempfile

@@ -1,7 +1,5 @@
 """Checks of notebooks 14 and 17: ranges of an object, and a checkpoint that is whole."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

@@ -8,8 +8,6 @@ optimizer, ``train_step(model, optimizer, images, labels)``, which returns the l
 faults are gone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ matter only on a GPU, and faults hidden by images that are kept from one epoch t
 earlier run has packed, a fault in other words, or a fault of the reader's own. It trusts the script.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import tempfile

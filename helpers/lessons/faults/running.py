@@ -1,7 +1,5 @@
 """Runs training scripts, each run in its own process, which has ended with all its workers when the run ends."""
 
-from __future__ import annotations
-
 import faulthandler
 import functools
 import io

@@ -3,8 +3,6 @@
 Sphinx and MyST-NB make them, configured in `conf`. A page loads nothing from elsewhere, so it opens without internet.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Configures Sphinx and MyST-NB for the site; `site.build` collects its pages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from helpers import config

@@ -13,8 +13,6 @@ in `FORMATS`   what it is                                                       
 Notebook 06 lists the formats of other libraries, and which of these each resembles.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass

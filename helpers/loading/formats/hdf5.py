@@ -9,8 +9,6 @@ A damaged header can make the library fail in any way. So all parts of the file 
 checksum when the file is opened, before HDF5 sees it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import h5py

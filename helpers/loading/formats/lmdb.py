@@ -8,8 +8,6 @@ values of more than about 2,000 bytes have pages of their own, and are checked w
 kept in the tree itself, so a pack of small images is read completely when it is opened.
 """
 
-from __future__ import annotations
-
 import io
 import struct
 import weakref

@@ -8,8 +8,6 @@ dimension.
 offsets finds them; other programs read these files sequentially.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import tarfile

@@ -1,7 +1,5 @@
 """Reads a pack: a dataset that opens its files lazily in each process, and checks what it reads."""
 
-from __future__ import annotations
-
 import json
 import math
 import operator

@@ -8,8 +8,6 @@ CRC-32C finds every change of up to 32 bits in a row (Koopman, "32-bit cyclic re
 applications", 2002). Measured with the 3 kB of a CIFAR-10 image: google-crc32c takes 0.17 µs, zlib.crc32 1.26 µs.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 from collections.abc import Iterable, Iterator

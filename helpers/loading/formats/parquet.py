@@ -7,8 +7,6 @@ The footer is compared with its checksum when the file is opened, before Arrow s
 reads with the page's checksum, and we each image with ours.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache, partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which sample comes when, and who reads it: plain arithmetic on positions, without any store."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

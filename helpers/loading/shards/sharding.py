@@ -1,7 +1,5 @@
 """Shards as tar files: written by one process, or by many tasks that each write a part, and read in pieces."""
 
-from __future__ import annotations
-
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The dataset: batches from an object store, in an order that does not depend on ranks or workers."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Finds the bottleneck of a PyTorch training loop: times it, reads its profiler traces, and says what to change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The command ``stepscope run · diagnose · compare · page · traces · tensorboard``."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

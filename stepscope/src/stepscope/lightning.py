@@ -1,7 +1,5 @@
 """A callback for the Trainer of Lightning; install it with ``pip install "./stepscope[lightning]"``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer

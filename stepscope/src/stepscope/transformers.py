@@ -1,7 +1,5 @@
 """A callback for the Trainer of Hugging Face; install it with ``pip install "./stepscope[transformers]"``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

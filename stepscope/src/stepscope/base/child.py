@@ -4,8 +4,6 @@ The child watches a pipe, and on POSIX also its parent's process ID: forks of th
 inherit the pipe and may keep it open longer. The child runs in its own session, without the owner's interrupts.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import select

@@ -1,7 +1,5 @@
 """Confidence intervals for means of a few measurements: Student's, also for several means together."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

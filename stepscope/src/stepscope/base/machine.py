@@ -1,7 +1,5 @@
 """This machine as a program may use it: its cores, and the address at which the user's browser finds its ports."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -8,8 +8,6 @@ On a network disk whose locks do not reach other machines (``local_lock`` of NFS
 shared folders from one machine.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Numbers, units and names as messages show them."""
 
-from __future__ import annotations
-
 import math
 import unicodedata
 

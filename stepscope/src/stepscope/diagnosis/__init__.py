@@ -10,8 +10,6 @@ The verdict is that of the finding with the largest gain. A gain is at most the 
 Each finding names a topic, such as "mixed precision". `Diagnosis.linked` adds links to pages about the topics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `read` returns the facts; `RULES` and `RULES_OF_A_GPU` are the tables of findings. A new finding is a row of a table.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

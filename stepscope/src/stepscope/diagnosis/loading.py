@@ -4,8 +4,6 @@
 tests: facts of a loop with only this fault, and of one without it (see tests/diagnosis/test_loading_facts.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

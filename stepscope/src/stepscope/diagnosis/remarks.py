@@ -4,8 +4,6 @@
 as they read.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import sys

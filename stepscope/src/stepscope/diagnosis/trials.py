@@ -4,8 +4,6 @@ No trace shows how long a step takes with another setting. A trial runs steps on
 only if a setting is known to slow steps.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import time

@@ -1,7 +1,5 @@
 """The file that ``stepscope run --json`` and ``stepscope diagnose --json`` write; `SCHEMA` says what is in it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

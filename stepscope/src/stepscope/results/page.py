@@ -1,7 +1,5 @@
 """Results as a page of HTML that needs nothing else: no server, no script, no internet."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Mapping, Sequence
 

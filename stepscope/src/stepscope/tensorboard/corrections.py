@@ -7,8 +7,6 @@ takes a trace, parsed from its JSON, and returns its corrected events; `write_co
 plain TensorBoard.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import gzip

@@ -4,8 +4,6 @@ Our own script draws charts and tables. The Trace view is Perfetto: the package 
 interface as files that need nothing else.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import gzip

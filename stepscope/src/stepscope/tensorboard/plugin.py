@@ -4,8 +4,6 @@
 operating system chooses, as long as its owner lives. FOLDER holds its address, its log and its temporary files.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Endless batches from any loader, whose workers always end; and how a step is called with a batch."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """Measures inside a step, an item's stages, or a worker: by stopwatch and operating system."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import statistics

@@ -18,8 +18,6 @@ Other           anything else: Python, mostly
 ==============  =======================================================================================
 """
 
-from __future__ import annotations
-
 import importlib
 
 _PLACES = {

@@ -6,8 +6,6 @@ difference of the ends estimates it. On a busy machine they end milliseconds apa
 clock, if the bounds allow it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """The cost of communication: how much of it is exposed, and for which rank the others wait."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

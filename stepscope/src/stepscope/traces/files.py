@@ -3,8 +3,6 @@
 It needs neither NumPy nor pandas, so that code without tables, such as `stepscope.tensorboard`, starts without them.
 """
 
-from __future__ import annotations
-
 import gc
 import gzip
 import json

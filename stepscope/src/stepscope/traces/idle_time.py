@@ -1,7 +1,5 @@
 """When host and accelerator waited for each other: gaps between kernels, synchronizing calls, exposed copies."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

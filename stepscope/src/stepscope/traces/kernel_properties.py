@@ -13,8 +13,6 @@ these sources, and are tested on names from real profiles:
   `gemm_kernel_utils.h`, which gives float32 the Tensor Cores from compute capability 8.0 on (three times TF32).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -1,7 +1,5 @@
 """Which operators took most time, on the CPU and on accelerators."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The content of traces as text for a shell: ``stepscope traces PATH``."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator

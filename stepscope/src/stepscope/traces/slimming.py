@@ -1,7 +1,5 @@
 """Writes copies of traces without the events that the views of this course do not show."""
 
-from __future__ import annotations
-
 import gzip
 from bisect import bisect_right
 from collections import defaultdict

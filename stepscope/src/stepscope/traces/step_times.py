@@ -1,7 +1,5 @@
 """Where the time of each training step went; and a comparison of two runs as a table and in words."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """How much of an accelerator was used, and which kernels used it."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
