@@ -16,12 +16,7 @@ from stepscope.base.wording import counted, digits
 from stepscope.timing.comparison import FASTER, NOISY, SAME, SLOWER
 
 _LONGEST_INTERVAL = 1.3  # times the longest bar: with two rounds an interval may be a hundred times as long
-_OUTCOMES = {
-    FASTER: (GREEN, "^"),
-    SLOWER: (VERMILION, "v"),
-    SAME: (BLUE, "s"),
-    NOISY: (GREY, "o"),
-}
+_OUTCOMES = {FASTER: (GREEN, "^"), SLOWER: (VERMILION, "v"), SAME: (BLUE, "s"), NOISY: (GREY, "o")}
 _BEYOND = 1.6  # times the outermost mark: intervals end there
 
 

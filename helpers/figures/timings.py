@@ -16,11 +16,7 @@ from helpers.figures.palette import BLUE, COLOURS, GREEN, NEUTRAL, ORANGE, PALE
 from stepscope import timing
 from stepscope.base.wording import counted, signed_percent, three_digits
 
-_OF_STEPS = (
-    BLUE,
-    ORANGE,
-    GREEN,
-)  # in turn, so that a step can be followed from the host to the device
+_OF_STEPS = BLUE, ORANGE, GREEN  # in turn, so that a step can be followed from the host to the device
 _OF_KINDS = {"copy": COLOURS["copy"], "loading": COLOURS["loading"], "wait": PALE}
 _PREDICTED = {"color": "black", "linestyle": "--", "linewidth": 1.2}
 _NAMES = {"copy": "copy of a batch", "loading": "loading", "wait": "the host waits"}
