@@ -26,14 +26,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
-def record(
-    loader: Iterable,
-    step: loaders.Step,
-    folder: str | Path,
-    *,
-    active: int = 6,
-    **options: bool,
-) -> Path:
+def record(loader: Iterable, step: loaders.Step, folder: str | Path, *, active: int = 6, **options: bool) -> Path:
     """Profile `active` training steps, and return the folder of the trace.
 
     It waits until the loader runs evenly, profiles one step as a warm-up whose events are discarded, and then records.
@@ -67,15 +60,8 @@ def record(
     plan = schedule(wait=wait, warmup=1, active=active, repeat=1)
     clock = {}
     with staging.folder(folder, replace=True) as staged:
-        with (
-            loaders.batches(loader) as batches,
-            profile(
-                activities=activities(),
-                schedule=plan,
-                on_trace_ready=trace_handler(staged),
-                **options,
-            ) as profiler,
-        ):
+        profiler = profile(activities=activities(), schedule=plan, on_trace_ready=trace_handler(staged), **options)
+        with loaders.batches(loader) as batches, profiler:
             for timed_step in timed(batches, step, wait + 1 + active):
                 if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
                     clock[profiler.step_num] = {"wait": timed_step.wait * 1e6, "step": timed_step.duration * 1e6}
