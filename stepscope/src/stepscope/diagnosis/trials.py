@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from stepscope import timing
 from stepscope.diagnosis.result import Rule
@@ -84,15 +85,17 @@ def run(step: timing.Step, batch: object, *, threads: int | None, double: bool) 
     now, tried = torch.get_num_threads(), {}
     other = now if threads is None else threads
     if now != other:
-        tried["other"] = _compare(call, call, lambda: _threads(other))
+        tried["other"] = _compare(call, call, lambda: _with(torch.set_num_threads, other, now))
     if torch.is_anomaly_enabled():
         tried["anomaly"] = _compare(call, call, lambda: torch.autograd.set_detect_anomaly(False))
     if torch.are_deterministic_algorithms_enabled():
-        tried["deterministic"] = _compare(call, call, _any_algorithm)
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        set_to = partial(torch.use_deterministic_algorithms, warn_only=warn_only)
+        tried["deterministic"] = _compare(call, call, lambda: _with(set_to, False, True))
     size = batch_size(batch)
     if size < LEAST_BATCH and LARGER * psutil.Process().memory_info().rss < psutil.virtual_memory().available:
         with suppress(torch.cuda.OutOfMemoryError):
-            larger = _repeated(batch)
+            larger = tree_map_only(torch.Tensor, _repeated, batch)
             tried["larger"] = _compare(call, lambda: call(larger), parts=LARGER)
     if double and (network := _network(call)):
         tried["single"] = _compare(_pass(*network, torch.float64), _pass(*network, torch.float32))
@@ -121,32 +124,17 @@ def _compare(before: Callable, after: Callable, setting: Callable = nullcontext,
 
 
 @contextmanager
-def _threads(count: int) -> Iterator:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _with(set_to: Callable, value: object, before: object) -> Iterator:
+    """Set something to a value within the block, and afterwards to the value before."""
+    set_to(value)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        set_to(before)
 
 
-@contextmanager
-def _any_algorithm() -> Iterator:
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(True, warn_only=warn_only)
-
-
-def _repeated(batch: object) -> object:
-    """Return a batch that repeats this one `LARGER` times."""
-
-    def repeated(leaf: object) -> object:
-        return torch.cat([leaf] * LARGER) if isinstance(leaf, torch.Tensor) and leaf.ndim else leaf
-
-    return tree_map(repeated, batch)
+def _repeated(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor] * LARGER) if tensor.ndim else tensor
 
 
 def _network(call: Callable) -> tuple[nn.Module, tuple] | None:
@@ -156,7 +144,8 @@ def _network(call: Callable) -> tuple[nn.Module, tuple] | None:
     def notice(module: nn.Module, arguments: tuple) -> None:
         double = any(weight.dtype == torch.float64 for weight in module.parameters())
         if double and module.training and not found:  # the first module calls all others
-            found.append((copy.deepcopy(module), tree_map(_detached, arguments)))
+            detached = tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
+            found.append((copy.deepcopy(module), detached))
 
     hook = nn.modules.module.register_module_forward_pre_hook(notice)
     try:
@@ -166,19 +155,15 @@ def _network(call: Callable) -> tuple[nn.Module, tuple] | None:
     return found[0] if found else None
 
 
-def _detached(leaf: object) -> object:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _pass(module: nn.Module, arguments: tuple, dtype: torch.dtype) -> Callable:
     """Return a function that runs a copy of a network forward and backward with numbers of this type."""
     module = copy.deepcopy(module).to(dtype)
-    arguments = tree_map(
-        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, arguments
+    arguments = tree_map_only(
+        torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, arguments
     )
 
     def call() -> None:
-        outputs, _ = tree_flatten(module(*arguments))
+        outputs = tree_leaves(module(*arguments))
         sum(each.sum() for each in outputs if isinstance(each, torch.Tensor) and each.requires_grad).backward()
 
     return call
