@@ -18,10 +18,10 @@ from functools import cache, cached_property
 
 import pandas as pd
 import torch
-from torch import nn
 
 from helpers.simulate import SimulatedDevice
 from helpers.training.called_operators import Operator, record, record_without_computing
+from helpers.training.training_step import TrainingStep
 
 __all__ = [
     "GPUS", "Calculated", "Gpu", "calculate", "changes", "fused", "record", "record_without_computing", "recorded",
@@ -253,15 +253,8 @@ def training_step(
         model = getattr(torchvision.models, network)(weights=None).to(memory_format=layout)
         images, labels = torch.empty(batch, 3, side, side).to(memory_format=layout), torch.zeros(batch).long()
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **optimizer)
-
-        def step() -> None:
-            with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                loss = nn.functional.cross_entropy(model(images), labels)
-            loss.backward()
-            sgd.step()
-            sgd.zero_grad()
-
-        return step
+        step = TrainingStep(model, sgd, autocast)
+        return lambda: step(images, labels)
 
     return build
 
