@@ -4,8 +4,6 @@ If obstore was used before a fork, the forked process hangs at its first request
 file as a script, starts, asks and watches the server.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil
@@ -15,7 +13,7 @@ import sys
 import sysconfig
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -38,7 +36,7 @@ _OPTIONS = f"""-ip={_HOST} -ip.bind={_HOST} -dir=objects -master.telemetry=false
     -filer.localSocket=filer.sock -s3.localSocket=s3.sock"""
 
 
-class Server:
+class Server(AbstractContextManager):
     """SeaweedFS, an S3 server for this machine, with random credentials and without telemetry.
 
     `folder` is for the objects and the server's log; objects of an earlier server there are served again. The server
@@ -80,9 +78,6 @@ class Server:
         """Start the server again, killed first if it runs: the same ports, objects and credentials."""
         self.kill()
         self.start()
-
-    def __enter__(self) -> Server:
-        return self
 
     def __exit__(self, *_) -> None:
         self.stop()

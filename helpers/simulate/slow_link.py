@@ -4,8 +4,6 @@ This file also runs as the link's process. It imports nothing of `helpers` at it
 it: 200 MB, and seconds of start-up.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -13,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from typing import NamedTuple
+from contextlib import AbstractContextManager, suppress
+from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
 from stepscope.base import child
@@ -32,7 +30,7 @@ class Counts(NamedTuple):
     connections: int
     bytes: int
 
-    def since(self, before: Counts) -> Counts:
+    def since(self, before: Self) -> Self:
         """Return what passed after `before`."""
         return Counts(*(now - then for now, then in zip(self, before, strict=True)))
 
@@ -54,7 +52,7 @@ class Dials:
         return math.ceil(requests / connections) * one
 
 
-class Link(Dials):
+class Link(Dials, AbstractContextManager):
     """A slow link in front of a server: a small proxy in its own process, which ends with this one.
 
     The first byte of an answer arrives `first_byte_ms` after the request, or later if the server is slower; then every
@@ -78,9 +76,6 @@ class Link(Dials):
         self._child = child.Child(arguments, stdout=subprocess.PIPE)
         self._port = int(self._child.process.stdout.readline())
         self.endpoint = f"http://127.0.0.1:{self._port}"
-
-    def __enter__(self) -> Link:
-        return self
 
     def __exit__(self, *_) -> None:
         self.stop()

@@ -1,7 +1,5 @@
 """Simulated storage: files that arrive late, and stores that are far away."""
 
-from __future__ import annotations
-
 import copy
 import statistics
 import threading
@@ -9,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from helpers.simulate.sleeping import wait_until
@@ -74,7 +72,7 @@ class SlowStore(Dials):
             return f"your store (measured: {self.first_byte_ms:.3g} ms to the first byte, {self.mb_per_s:.3g} MB/s)"
         return super().__str__()
 
-    def connect(self) -> SlowStore:
+    def connect(self) -> Self:
         """Return a copy for the connected folder; in one process, both count together."""
         connected = copy.copy(self)
         connected.store = self.store.connect()

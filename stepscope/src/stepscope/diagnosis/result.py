@@ -1,7 +1,5 @@
 """The result of a diagnosis: verdict, evidence, and what to change, as text and as HTML."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import math
@@ -9,7 +7,7 @@ import string
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from stepscope.base.wording import counted, digits, milliseconds, percent, printable
 
@@ -142,7 +140,7 @@ class Diagnosis:
         }
 
     @classmethod
-    def of_json(cls, content: dict) -> Diagnosis:
+    def of_json(cls, content: dict) -> Self:
         """Return the diagnosis that `as_json` turned into this; raises ValueError, TypeError or LookupError."""
         if content["verdict"] not in VERDICTS:
             raise ValueError(f"the verdict {content['verdict']!r}")
@@ -166,7 +164,7 @@ class Diagnosis:
             apart_ms=apart,
         )
 
-    def linked(self, links: Mapping[str, str]) -> Diagnosis:
+    def linked(self, links: Mapping[str, str]) -> Self:
         """Return the same diagnosis with links: for a topic, the address or the path of a page."""
         return dataclasses.replace(self, links=links)
 
