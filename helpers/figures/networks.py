@@ -1,11 +1,11 @@
 """Figures of networks: what they learn, how fast they can be, and in which number formats."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, patches
@@ -13,11 +13,6 @@ from helpers.figures.palette import BLUE, GREEN, GREY, LOOKS, ORANGE, PALE, SKY,
 from helpers.training import precision
 from helpers.training.roofline import Placed
 from stepscope.base.wording import three_digits
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.axes import Axes
 
 
 def curves(losses: Mapping[str, Sequence[float]], source: str) -> Picture:

@@ -3,14 +3,13 @@
 `read` returns the facts, `RULES` is the table of findings. A new finding is a row of the table.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from stepscope import traces
 from stepscope.base.wording import counted, milliseconds, percent
@@ -20,9 +19,6 @@ from stepscope.diagnosis.profile import LEAST_STEPS
 from stepscope.diagnosis.result import WORTH, Diagnosis, Rule, conclude
 from stepscope.traces.columns import coverage
 from stepscope.traces.exposed_communication import NO_COMPUTATION
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # MB of an operation: these take 0.8 ms at 1 Gbit/s and 8 µs at 100 Gbit/s, mostly less than an operation's latency.
 # DistributedDataParallel's own buckets have 25 MiB, the first one 1 MiB, so that it begins early.
@@ -96,8 +92,6 @@ def _transfers(job: SimpleNamespace) -> tuple[float, float, float]:
 
 def _doing(ranks: Mapping[str, traces.Trace], late: str, ms: float) -> tuple[str, str]:
     """Return what a late rank does for longer than the others, as the end of a sentence, and the change."""
-    import pandas as pd
-
     table = pd.DataFrame.from_dict({name: _meanwhile(trace) for name, trace in ranks.items()}, orient="index")
     longer = table.loc[late] - table.drop(index=late).median()
     if longer.max() < ms / 2:

@@ -3,8 +3,6 @@
 The operators are in the trace. Code between them is sampled line by line while the profiler records the operators.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 import re
@@ -16,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from stepscope import traces
 from stepscope.base.confidence import without_hiccup
@@ -26,9 +24,6 @@ from stepscope.base.wording import counted, percent, printable
 from stepscope.diagnosis import stacks
 from stepscope.diagnosis.profile import Profile
 from stepscope.diagnosis.result import Rule
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Calls of one operator, in a step and in a call of an optimizer. A ResNet-50 has 161 tensors of weights, and 53
 # convolutions with as many batch norms.
@@ -250,8 +245,6 @@ def _outermost(trace: traces.Trace) -> pd.DataFrame:
     the backward pass; `optimizer`, whether an optimizer calls it; `faster`, whether that optimizer has a faster way on
     a CPU, too; and `kind`, as of `Sampled`.
     """
-    import pandas as pd
-
     tables = []
     for span in trace.spans:
         events = span.events.table()

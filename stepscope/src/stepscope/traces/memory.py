@@ -1,21 +1,16 @@
 """The memory of tensors over time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from stepscope.traces.columns import Columns, objects, stacked
 from stepscope.traces.events import Trace, load, marks
 from stepscope.traces.files import TraceError
 from stepscope.traces.step_times import steps
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CPU = 0  # the profiler's number for this type of device
 
