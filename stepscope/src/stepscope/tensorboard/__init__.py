@@ -5,8 +5,6 @@ with the process that started it. Other users of the machine can reach this port
 So its pages lie below a random path, without which it answers 404. `corrections` lists the corrections and why.
 """
 
-from __future__ import annotations
-
 import gzip
 import html
 import json
@@ -34,7 +32,6 @@ SCALE = 0.72  # the Overview needs 1,200 pixels, or its panels overlap; a notebo
 PLUGIN = "data/plugin/pytorch_profiler"
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy for the internet cannot see 127.0.0.1
-_shown: Server | None = None
 
 
 class TensorBoardFailed(RuntimeError):
@@ -93,6 +90,9 @@ class Server:
         log = self.folder / "log"  # missing if TensorBoard was ended while it started
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         raise TensorBoardFailed("\n".join([f"TensorBoard {problem} Its last words:", *lines[-20:]]))
+
+
+_shown: Server | None = None
 
 
 def show(logdir: str | Path) -> None:

@@ -1,7 +1,5 @@
 """Reads traces into tables of events."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -187,6 +185,14 @@ def parsed(parts: Iterable[dict]) -> Span:
     return reader.span()
 
 
+class _Numbering(dict):
+    """Numbers its keys in the order of their first access."""
+
+    def __missing__(self, key: object) -> int:
+        self[key] = len(self)
+        return self[key]
+
+
 class _Reader:
     """Collects the content of a span from the parts of its file, one after the other."""
 
@@ -367,14 +373,6 @@ CLASSIFIERS: dict[str, Callable[[str], str]] = {
     # cuda_driver: launches by Triton and nvjet
     **dict.fromkeys(["cuda_runtime", "cuda_driver", "runtime", "Runtime"], lambda name: "Runtime"),
 }
-
-
-class _Numbering(dict):
-    """Numbers its keys in the order of their first access."""
-
-    def __missing__(self, key: object) -> int:
-        self[key] = len(self)
-        return self[key]
 
 
 # Faults of a file that can be parsed.
