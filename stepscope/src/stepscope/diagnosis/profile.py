@@ -1,20 +1,15 @@
 """What a recorded profile shows of a whole training loop: where its time goes, and whether it allows a verdict."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from stepscope import traces
 from stepscope.base.wording import counted, milliseconds, percent, printable
 from stepscope.diagnosis.result import WORTH
 from stepscope.traces.events import CLASSIFIERS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # With n workers every n-th step waits, so fewer steps may show only the waiting step, or only the others.
 LEAST_STEPS = 3
@@ -79,22 +74,17 @@ def read(trace: traces.Trace) -> Profile:
     total = float(table.to_numpy().sum())
     if not total > 0:
         raise traces.NoSteps(f"The steps of {trace.path} take no time: it is damaged. Copy it or record it again.")
+    waits = (span.events["name"][span.events["kind"] == "DataLoader"] for span in trace.spans)
     return Profile(
         trace,
         steps=len(table),
         step_ms=total / len(table) / 1e3,
         shares=table.sum() / total,
         devices=len({device for span in trace.spans for device in span.kernels["device"] if device >= 0}),
-        in_process=any(
-            "SingleProcess" in name for name in _names(trace, lambda events: events["kind"] == "DataLoader")
-        ),
+        in_process=any("SingleProcess" in name for names in waits for name in names),
         stall_ms=stall_ms,
         timed=tuple((float(wait), float(step)) for wait, step in timed),
     )
-
-
-def _names(trace: traces.Trace, chosen) -> set[str]:
-    return {name for span in trace.spans for name in span.events["name"][chosen(span.events)]}
 
 
 def evidence(profile: Profile) -> list[tuple[str, str]]:
@@ -132,10 +122,9 @@ def doubt(profile: Profile) -> str | None:
     unknown = sorted(name for name in categories if name.endswith(("_runtime", "_driver")) and name not in CLASSIFIERS)
     if unknown:
         return f"The trace has events of an accelerator that stepscope does not know: {', '.join(unknown)}."
-    operators = _names(profile.trace, lambda events: events["operator"])
-    if any(span.kernels.height for span in profile.trace.spans) or any(
-        re.search(_OF_A_GPU, name) for name in operators
-    ):
+    operators = {name for span in profile.trace.spans for name in span.events["name"][span.events["operator"]]}
+    of_a_gpu = any(re.search(_OF_A_GPU, name) for name in operators)
+    if of_a_gpu or any(span.kernels.height for span in profile.trace.spans):
         return (
             "The network ran on a GPU, but its kernels are not in the trace. Record it with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
