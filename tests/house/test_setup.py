@@ -20,8 +20,8 @@ MODULES = sorted(
     for path in (config.PROJECT / "helpers").rglob("*.py")
 )
 CUDA = re.compile(r"nvidia-[^m]|cuda-|triton")  # what the Makefile leaves out for another build of PyTorch
-WITHOUT_TORCH = ["helpers", "helpers.config", "helpers.data.cifar10", "helpers.data.synthetic", "stepscope.traces"]
-WITHOUT_TORCH += ["stepscope.diagnosis", "helpers.__main__"]
+WITHOUT_TORCH = ["stepscope.tensorboard", "helpers", "helpers.config", "helpers.data.cifar10"]
+WITHOUT_TORCH += ["helpers.data.synthetic", "stepscope.traces", "stepscope.diagnosis", "helpers.__main__"]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,7 @@ for place, name in enumerate({WITHOUT_TORCH + MODULES}):
     importlib.import_module(name)
     assert threading.active_count() == threads, (name, threading.enumerate())
     assert multiprocessing.active_children() == [], name
+    assert place or "pandas" not in sys.modules, f"{{name}} imports pandas"
     assert place >= {len(WITHOUT_TORCH)} or "torch" not in sys.modules, f"{{name}} imports torch"
 assert not sys.modules["torch"].cuda.is_initialized()
 """

@@ -27,7 +27,6 @@ from stepscope.base import staging
 from stepscope.base.staging import TargetExists
 from stepscope.tensorboard import distributed, pages
 from stepscope.traces import TraceError, columns, files, kernel_properties
-from stepscope.traces.memory import shared_with_workers
 
 Event = dict  # as in the JSON
 
@@ -251,6 +250,8 @@ def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
 
     Mapping and unmapping shared batches is recorded like allocations and releases: see `shared_with_workers`.
     """
+    from stepscope.traces.memory import shared_with_workers  # here: it loads pandas
+
     events = [event for event in trace["traceEvents"] if event.get("name") == "[memory]"]
     events = [event for event in events if (event.get("args") or {}).get("Device Type") == 0]
     events.sort(key=lambda event: event["ts"])

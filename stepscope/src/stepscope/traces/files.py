@@ -1,6 +1,6 @@
 """Finds trace files, and parses them piece by piece: the whole text of a file is never in memory.
 
-It needs neither NumPy nor pandas, so that code without tables, such as `stepscope.tensorboard`, starts without them.
+It needs neither NumPy nor pandas, so that code without tables, such as `stepscope.tensorboard`, starts without pandas.
 """
 
 import gc
