@@ -16,6 +16,7 @@ from stepscope.traces.kernel_properties import estimated_occupancy, uses_tensor_
 from stepscope.traces.operators import host_events, linked_calls
 from stepscope.traces.step_times import window
 
+LAUNCH = re.compile("Launch(Cooperative)?Kernel")  # in the name of a call of the runtime or of the driver
 LOST = 0.01  # of the launches: fewer do not matter
 AMD_WARP = 64  # threads; NVIDIA's are 32
 
@@ -135,11 +136,10 @@ def lost_kernels(trace: Trace) -> str:
     launches = lost = 0
     for span in (each for each in trace.spans if "correlation" in each.events):
         calls = span.events.rows(span.events["kind"] == "Runtime")
-        launching = np.array(
-            [re.search("Launch(Cooperative)?Kernel", name) is not None for name in calls["name"]], bool
-        )
-        found = np.isin(calls["correlation"], span.kernels["correlation"])
-        launches, lost = launches + launching.sum(), lost + (launching & ~found).sum()
+        launching = np.array([LAUNCH.search(name) is not None for name in calls["name"]], bool)
+        found = np.isin(calls["correlation"][launching], span.kernels["correlation"])
+        if found.any():  # otherwise the kernels of this accelerator do not say which call launched them
+            launches, lost = launches + len(found), lost + (~found).sum()
     if lost < max(1, LOST * launches):
         return ""
     return (
