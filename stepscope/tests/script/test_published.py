@@ -5,7 +5,7 @@ import subprocess
 import pytest
 import scripts
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 KINDS = ("slow items", "slow collating", "`.item()` in a loop", "checkpoint in each step")
 
 
