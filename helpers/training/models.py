@@ -11,7 +11,7 @@ from helpers.data import cifar10
 # Bytes that ResNet-50 keeps per image at 224 × 224 between forward and backward, in float32: the sum over the tensors
 # that autograd saves. Weights, gradients, workspaces and a second model need room, too.
 _RESNET_BYTES_PER_IMAGE = 86e6
-_SHARE_FOR_ACTIVATIONS = 0.5
+_SHARE_FOR_ACTIVATIONS = 0.3  # notebook 12 keeps them three times: each kind of CUDA graph has memory of its own
 _LARGEST_BATCH = 256  # enough work for a data-centre GPU; more only makes each measurement longer
 
 
@@ -90,19 +90,18 @@ class Workload:
         return f"{self.batch} images at {self.side} × {self.side} pixels a step ({self.why})"
 
 
-def resnet_workload(batch: int | None = None, pools: int = 1) -> Workload:
+def resnet_workload(batch: int | None = None) -> Workload:
     """Return what ResNet-50 trains on here, so that a step is long enough to be worth making faster.
 
     On a GPU images have 224 × 224 pixels, so that computing dominates. The batch is the largest power of two, up to
-    256, whose activations in float32, 86 MB an image, take at most half of the memory that others leave free. `pools`
-    is how often they are kept at the same time: each CUDA graph has a pool of memory of its own. On a CPU images stay
-    at 32 × 32, and the preset says how many. Give another `batch` if memory is short.
+    256, whose activations in float32, 86 MB an image, take at most 30% of the memory that others leave free. On a CPU
+    images stay at 32 × 32, and the preset says how many. Give another `batch` if memory is short.
     """
     if config.device().type == "cpu":
         return Workload(batch or config.preset().cpu_batch, 32, "for a CPU" if batch is None else "as you chose")
     free, _ = torch.cuda.mem_get_info(config.device())
     memory = free + torch.cuda.memory_reserved(config.device())  # this process can reuse its own
-    fitting = max(int(memory * min(_SHARE_FOR_ACTIVATIONS, 0.9 / pools) / _RESNET_BYTES_PER_IMAGE), 1)
+    fitting = max(int(memory * _SHARE_FOR_ACTIVATIONS / _RESNET_BYTES_PER_IMAGE), 1)
     largest = min(2 ** (fitting.bit_length() - 1), _LARGEST_BATCH)
     return Workload(batch or largest, 224, f"for {memory / 1e9:.0f} GB free" if batch is None else "as you chose")
 
