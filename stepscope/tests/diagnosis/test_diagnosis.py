@@ -177,6 +177,9 @@ def test_a_trace_that_lost_kernels_gives_no_verdict(file):
     file.write_text(json.dumps(content))
     found = diagnosis.of_trace(file)
     assert found.verdict == "unknown" and f"{len(kernels) // 4:,} of {len(kernels):,} launches" in found.reason
+    recorded = profile.read(traces.load(file))
+    live = run.concluded(run.loading.of_profile(recorded), recorded, None, trials.Trials(), 0.0, [], [])
+    assert live.reason == found.reason
     assert found.reason in "".join(traces.accelerators(file).attrs["unknown"])
 
 

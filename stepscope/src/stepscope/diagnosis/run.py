@@ -84,7 +84,7 @@ def concluded(
     `rows` is the evidence, and `unknown` what could not be examined.
     """
     findings, loop = _found(loop, recorded, sampled, tried)
-    doubt = None
+    doubt = traces.lost_kernels(recorded.trace) or None
     if held >= BUSY and not recorded.on_device:
         fastest, _ = _found(replace(loop, step=loop.wait + loop.least), recorded, sampled, tried)
         first, other = conclude(0, (), findings), conclude(0, (), fastest)

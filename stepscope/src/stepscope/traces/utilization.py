@@ -143,7 +143,8 @@ def lost_kernels(trace: Trace) -> str:
     if lost < max(1, LOST * launches):
         return ""
     return (
-        f"The trace lacks the kernels of {lost:,} of {launches:,} launches, so the GPU seems to idle. Record it again."
+        f"The trace lacks the kernels of {lost:,} of {launches:,} launches, so the GPU seems to idle: the profiler "
+        "lost them, or they were captured for a CUDA graph. Record it again, after the capture."
     )
 
 
