@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import copy
 import itertools
 import os
 import random
@@ -11,6 +12,7 @@ import statistics
 import tempfile
 import time
 import zipfile
+import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,7 +61,11 @@ def record(loader, step, folder):
 
 def endless(loader):
     while True:
-        yield from loader
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise ValueError("no batch: are there fewer images than a batch has?")
 
 
 # 02 · Two clocks: a stopwatch; loading alone and compute alone, in ms a step
@@ -94,18 +100,19 @@ def two_clocks(loader, step):
 
 def loader_of(dataset, batch, workers, train=True, **others):
     return DataLoader(
-        dataset, batch, shuffle=train, drop_last=train, num_workers=workers,
-        pin_memory=torch.cuda.is_available(), persistent_workers=workers > 0, **others,
+        dataset, batch, shuffle=train and "sampler" not in others, drop_last=train,
+        num_workers=workers, persistent_workers=workers > 0,
+        pin_memory=torch.cuda.is_available(), **others,
     )  # fmt: skip
 
 
-def best_workers(new_loader, step, candidates=(0, 1, 2, 4), rounds=3):
+def best_workers(new_loader, step, candidates=(0, 1, 2, 4), rounds=3, steps=20):
     times = {workers: [] for workers in candidates}
     for _ in range(rounds):
         for workers in random.sample(candidates, len(candidates)):
             batches = endless(new_loader(workers))
             ready = 2 * workers  # batches that wait already: prefetch_factor
-            step_ms = milliseconds(lambda: step(*next(batches)), warmup=ready + 3)
+            step_ms = milliseconds(lambda: step(*next(batches)), steps, warmup=ready + 3)
             times[workers].append(step_ms)
     return min(times, key=lambda workers: statistics.geometric_mean(times[workers]))
 
@@ -123,7 +130,7 @@ class Normalize(nn.Module):
         return (images - self.mean) / self.std
 
 
-# 05 · Preprocess ahead: what is the same in every epoch is done once, on all cores
+# 05 · Preprocess ahead: what is the same in every epoch is done once, on all cores. Some photos are held out
 
 
 def resize(path, side):
@@ -135,22 +142,40 @@ def resize(path, side):
 
 
 def resize_all(paths, side, folder):
+    # From CLASS/NAME: torchvision's ImageFolder reads such folders, and the copies' alike
     def write_copy(path):
-        resize(path, side).save(folder / f"{path.stem}.jpg", quality=90)
+        copy = folder / path.parent.name / f"{path.name}.jpg"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            resized = resize(path, side)
+        except Exception as error:  # Pillow reports damage by errors of many types
+            return f"{path}: {error}"
+        resized.save(copy, quality=90)
+        return None
 
     # Pillow lets other threads work while it decodes and resizes
     with ThreadPoolExecutor() as threads:
-        list(threads.map(write_copy, paths))  # a list: an error in a thread is raised here
+        return [each for each in threads.map(write_copy, paths) if each]  # was left out
+
+
+def held_out(path, share=0.1):  # to validate with
+    # By its name: a photo stays where it is if others are added
+    name = f"{path.parent.name}/{path.name}"
+    return zlib.crc32(name.encode()) < share * 2**32
 
 
 # 06 · Packed formats: all images in one file that is an array; a whole batch is read at once
 
 
 def pack(images, count, side, path):
-    packed = np.lib.format.open_memmap(path, "w+", np.uint8, (count, 3, side, side))
-    for place, image in zip(packed, images, strict=True):
-        place[:] = np.asarray(image).transpose(2, 0, 1)  # channels first, as in PyTorch
+    started = path.with_suffix(".started")  # the file has its name when it is whole
+    packed = np.lib.format.open_memmap(started, "w+", np.uint8, (count, 3, side, side))
+    for number, image in zip(range(count), images, strict=True):
+        # Channels first, as in PyTorch
+        packed[number] = np.asarray(image).transpose(2, 0, 1)
     packed.flush()
+    del packed  # Windows does not rename a file that is mapped
+    started.replace(path)
 
 
 class Packed(Dataset):
@@ -173,8 +198,9 @@ def as_it_is(batch):
 # 07 · Augment on the device: a whole batch at once; the data set itself lies there
 
 
-def crop_and_flip(images, side=None, padding=4):  # square images, each by a draw of its own
+def crop_and_flip(images, side=None):  # square images, each by a draw of its own
     (count, channels), device = images.shape[:2], images.device
+    padding = 0 if side else 4  # black; for small images, which keep their size
     side = side or images.shape[3]
     padded = nn.functional.pad(images, 4 * [padding])
     top, left = torch.randint(padded.shape[3] - side + 1, (2, count, 1), device=device)
@@ -246,21 +272,23 @@ def channels_last(model, step):  # the images are on the device already
 # 11 · Mixed precision: bfloat16 needs no scaler; float16 does, and with it unscale gradients before you clip them
 
 
-def mixed_step(model, optimizer, scaler, images, labels):
+def mixed_step(model, optimizer, scaler, images, labels, dtype=torch.bfloat16, clip=None):
     # scaler: torch.amp.GradScaler(enabled=False); with torch.float16 it must be enabled
     optimizer.zero_grad()
-    with torch.autocast(images.device.type, torch.bfloat16):
+    with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
         loss = nn.functional.cross_entropy(model(images), labels)
     scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)  # before you clip; without clipping leave out both lines
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if clip:
+        scaler.unscale_(optimizer)  # before you clip
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
     scaler.step(optimizer)
     scaler.update()
     return loss.detach()
 
 
 def fastest(steps, *batch, rounds=3):
-    # steps: by name, such as in float32 and bfloat16, since not every device gains.
+    # steps: by name, such as in float32 and bfloat16, since not every device gains. They
+    # train: give each a model of its own, not compiled (two images compile it anew).
     # Some processors take a hundred times as long in bfloat16: ask with two images first
     few = [each[:2] for each in batch]
     first = {
@@ -283,7 +311,9 @@ def fastest(steps, *batch, rounds=3):
 
 def with_fewer_launches(model, lr):
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, fused=True)
-    return torch.compile(model), optimizer  # the first step compiles: it can take a minute
+    # The first step compiles: it can take a minute. Save model.state_dict(): in that of
+    # the compiled model each name begins with _orig_mod
+    return torch.compile(model), optimizer
 
 
 # 13 · Memory: activations that are recomputed instead of kept, and how many bytes forward keeps
@@ -404,7 +434,8 @@ def save_whole(path, state):  # whole, or still the one before
 
 
 def load_whole(path):
-    assert zipfile.ZipFile(path).testzip() is None, f"{path} is damaged: take an older one"
+    if zipfile.ZipFile(path).testzip():
+        raise ValueError(f"{path} is damaged: take an older one")
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -416,12 +447,15 @@ def main():
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        originals = [folder / f"{number}.png" for number in range(64)]
+        originals = [folder / f"{number % 2}" / f"{number}.png" for number in range(64)]
         for path in originals:
+            path.parent.mkdir(exist_ok=True)
             Image.fromarray(np.random.randint(0, 256, (48, 64, 3), np.uint8)).save(path)
-        resize_all(originals, 32, folder)
-        pack((Image.open(path.with_suffix(".jpg")) for path in originals), 64, 32, folder / "images.npy")
-        dataset = Packed(folder / "images.npy", [number % 2 for number in range(64)])
+        print(f"{sum(map(held_out, originals))} of {len(originals)} photos to validate with")
+        resize_all(originals, 32, folder / "copies")
+        copies = sorted(folder.glob("copies/*/*.jpg"))
+        pack(map(Image.open, copies), len(copies), 32, folder / "images.npy")
+        dataset = Packed(folder / "images.npy", [int(path.parent.name) for path in copies])
         print(f"{items_per_second([dataset.labels, dataset.path]):,.0f} items/s of a list")
 
         layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
@@ -454,10 +488,13 @@ def main():
         loaded = list(results_ahead(lambda rows=rows: dataset.__getitems__(rows.tolist()) for rows in mine))
         print(f"rank 1 of 2: {len(loaded)} batches")
         print(f"loss in bfloat16, compiled: {mixed_step(compiled, optimizer, scaler, images, labels):.3f} nats")
-        ways = {
-            "float32": lambda *batch: train_step(model, optimizer, *batch),
-            "bfloat16": lambda *batch: mixed_step(model, optimizer, scaler, *batch),
-        }
+
+        def way(dtype):
+            own = copy.deepcopy(model)
+            sgd = torch.optim.SGD(own.parameters(), lr=0.01)
+            return lambda *batch: mixed_step(own, sgd, scaler, *batch, dtype=dtype)
+
+        ways = {dtype: way(dtype) for dtype in (torch.float32, torch.bfloat16)}
         print(f"faster: {fastest(ways, images, labels)}")
         print(f"{tflops(step, images, labels, milliseconds(lambda: step(images, labels))):.2g} TFLOP/s in products")
         save_whole(folder / "checkpoint.pt", model.state_dict())

@@ -14,7 +14,6 @@ import math
 import os
 import shutil
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import torch
 import torchvision
 from torch import nn
 from torch.utils.data import Subset
+from torch.utils.data.distributed import DistributedSampler
 
 STORED, SIDE, SEED = 256, 224, 2021  # pixels of a packed photo, pixels of what is cut out of it, any number
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -45,10 +45,10 @@ def find(photos):
 
     if (photos / "train").is_dir():
         return within(photos / "train"), within(photos / "val")
-    held_out = {True: [], False: []}  # by the name: a photo stays where it is if others are added
+    parts = [], []
     for path in within(photos):
-        held_out[zlib.crc32(os.fsencode(path.relative_to(photos))) % 10 == 0].append(path)
-    return held_out[False], held_out[True]
+        parts[recipes.held_out(path)].append(path)
+    return parts
 
 
 def pack(paths, labels, packed):
@@ -97,7 +97,7 @@ class Training:
             return network(images).float()
 
     def __call__(self, images, labels):
-        images = recipes.crop_and_flip(images.to(DEVICE, non_blocking=True), SIDE, padding=0)
+        images = recipes.crop_and_flip(images.to(DEVICE, non_blocking=True), SIDE)
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.logits(images, self.forward), labels.to(DEVICE, non_blocking=True))
         self.scaler.scale(loss).backward()
@@ -157,8 +157,13 @@ def main():
         expect(part, len(usable))
         data[part] = Subset(recipes.Packed(packed, list(labels.values())), usable)
 
+    # The order of an epoch comes of its number alone. That of shuffle=True is another one after a restart
+    order = DistributedSampler(data["train"], num_replicas=1, rank=0, seed=SEED)
+
     def loader(workers, part="train"):
-        return recipes.loader_of(data[part], options.batch, workers, part == "train", collate_fn=recipes.as_it_is)
+        settings = {"sampler": order} if part == "train" else {}
+        settings |= {"collate_fn": recipes.as_it_is, "generator": torch.Generator()}  # which leaves crops their draws
+        return recipes.loader_of(data[part], options.batch, workers, part == "train", **settings)
 
     steps = options.epochs * (len(data["train"]) // options.batch)
 
@@ -184,7 +189,8 @@ def main():
     print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers", flush=True)
     train, val = loader(kept["workers"]), loader(kept["workers"], "val")
     for epoch in range(kept["epoch"], options.epochs):
-        torch.manual_seed(SEED + epoch)  # so that an epoch is the same whether or not the run was stopped before it
+        order.set_epoch(epoch)
+        torch.manual_seed(SEED + epoch)  # for crops and flips: the same whether or not the run was stopped before
         start = time.perf_counter()
         loss = recipes.train(train, training, DEVICE)
         speed = len(train) * options.batch / (time.perf_counter() - start)

@@ -20,6 +20,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.datasets import ImageFolder
 
 from helpers import config
 
@@ -117,6 +118,32 @@ def test_a_photo_is_turned_upright_and_cut_but_never_squashed(recipes, tmp_path)
     assert resized.size == (30, 30) and np.asarray(resized).min() > 200  # but for the edge
 
 
+def test_photos_of_equal_names_are_all_copied_and_a_damaged_one_is_said_and_left_out(recipes, tmp_path):
+    paths = [tmp_path / kind / f"1.{ending}" for kind in ("ant", "bee") for ending in ("png", "jpg", "JPG")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (80, 60), (40 * number, 0, 0)).save(path)
+    before = paths[2].read_bytes()
+    paths[1].write_bytes(paths[1].read_bytes()[:-30])
+    (left_out,) = recipes.resize_all(paths, 32, tmp_path)
+    assert left_out.startswith(f"{paths[1]}: ") and paths[2].read_bytes() == before
+    copies = ImageFolder(tmp_path, is_valid_file=lambda path: path.count(".") == 2)
+    assert copies.classes == ["ant", "bee"] and copies.targets == [0, 0, 1, 1, 1]
+    reds = sorted(np.asarray(image)[..., 0].mean() for image, _ in copies)
+    assert reds == pytest.approx([0, 80, 120, 160, 200], abs=3)
+
+
+def test_a_pack_is_whole_or_not_there(recipes, tmp_path):
+    with pytest.raises(ValueError):
+        recipes.pack([Image.new("RGB", (8, 8))], 2, 8, tmp_path / "images.npy")
+    assert not (tmp_path / "images.npy").exists()
+
+
+def test_a_loader_without_a_batch_is_an_error_and_no_endless_loop(recipes):
+    with pytest.raises(ValueError, match="fewer images than a batch"):
+        recipes.best_workers(lambda workers: recipes.loader_of([1, 2, 3], 8, workers), print, candidates=(0,))
+
+
 def test_what_was_packed_is_read_back_by_workers_that_are_spawned(recipes, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
     recipes.pack(map(Image.fromarray, images), 12, 8, tmp_path / "images.npy")
@@ -131,7 +158,7 @@ def test_what_was_packed_is_read_back_by_workers_that_are_spawned(recipes, tmp_p
 def test_a_crop_may_be_smaller_than_the_image(recipes):
     """Pixels that hold their own number say where a crop was cut."""
     positions = torch.arange(40 * 40).view(1, 1, 40, 40).expand(64, 3, 40, 40)
-    crops = recipes.crop_and_flip(positions, 32, padding=0)
+    crops = recipes.crop_and_flip(positions, 32)
     assert crops.shape == (64, 3, 32, 32)
     steps = crops.diff(dim=3).flatten(1)  # 1 along a row, or all -1: flipped
     assert ((steps == 1).all(1) | (steps == -1).all(1)).all() and (crops.diff(dim=2) == 40).all()
@@ -236,7 +263,9 @@ def test_the_script_trains_validates_and_records_photos_of_ones_own(script, phot
     assert list((photos / "packed" / "trace").glob("*.pt.trace.json"))
 
 
-def test_a_run_that_was_stopped_goes_on_and_learns_the_same(script, recipes, photos, monkeypatch, capsys):
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_run_that_was_stopped_goes_on_and_learns_the_same(workers, script, recipes, photos, monkeypatch, capsys):
     monkeypatch.setattr(recipes, "record", lambda *_: None)
     monkeypatch.setattr(recipes, "fastest", lambda *_: "float32")
     save_whole, epochs = recipes.save_whole, 4
@@ -248,7 +277,7 @@ def test_a_run_that_was_stopped_goes_on_and_learns_the_same(script, recipes, pho
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(recipes, "save_whole", save_and_stop)
-        arguments = ["--epochs", f"{epochs}", "--batch", "8", "--workers", "0"]
+        arguments = ["--epochs", f"{epochs}", "--batch", "8", "--workers", workers]
         monkeypatch.setattr(sys, "argv", ["train_photos.py", str(photos), str(packed), *arguments])
         with contextlib.suppress(KeyboardInterrupt):
             script.main()
