@@ -1,6 +1,6 @@
 """Recipes: what to take home from each notebook, for a script of your own. They need no other file of the course.
 
-``python recipes.py`` runs them all on noise. They all together make `train_photos.py`.
+``python recipes.py`` runs them all on noise. `train_photos.py` is made of most of them.
 """
 
 import contextlib
@@ -53,6 +53,8 @@ def train_step(model, optimizer, images, labels):
 def record(loader, step, folder):
     plan = schedule(wait=5, warmup=2, active=6, repeat=1)
     handler = tensorboard_trace_handler(str(folder))
+    if not torch.cuda.is_available():  # its log would only say so
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(schedule=plan, on_trace_ready=handler) as profiler:
         for images, labels in itertools.islice(endless(loader), 5 + 2 + 6):
             step(images, labels)
@@ -253,7 +255,9 @@ def train(loader, step, device):
 # 09 · ResNet-50: the operations a second that a step achieves
 
 
-def tflops(step, images, labels, step_ms):  # over the peak in the data sheet: the MFU
+def tflops(step, images, labels, step_ms):
+    # Over the data sheet's peak for dense matrices (headlines are twice that): the MFU.
+    # torch.set_float32_matmul_precision("high") lets products in float32 take TF32
     with FlopCounterMode(display=False) as counter:
         step(images, labels)
     return counter.get_total_flops() / step_ms / 1e9

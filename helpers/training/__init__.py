@@ -9,6 +9,7 @@ from helpers.training.training_step import (
     WithTF32,
     accelerator_step,
     crop_and_flip,
+    losses,
     seed_everything,
     set_tf32,
 )

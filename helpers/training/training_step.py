@@ -1,11 +1,13 @@
 """A training step, in which nothing waits for the device, and a step that augments its batch."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from helpers import config, simulate
 from stepscope.timing import Step
@@ -125,6 +127,15 @@ def accelerator_step(model: nn.Module) -> Step:
         return simulate.SimulatedAccelerator()
     model = model.to(device)
     return TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+
+def losses(step: Step, batches: Sequence[tuple]) -> np.ndarray:
+    """Train on each batch, and return the losses in nats, shape (number of batches,). The host waits for each.
+
+    A bar appears after three seconds.
+    """
+    bar = tqdm(batches, "training", unit="step", file=sys.stdout, delay=3)
+    return np.array([step(*batch).item() for batch in bar])
 
 
 def device_of(model: nn.Module) -> torch.device:
