@@ -72,3 +72,11 @@ def test_the_gpu_has_done_the_earlier_steps_before_the_first_is_recorded(tmp_pat
     monkeypatch.setattr(profiling, "synchronize", lambda: done.append("waited"))
     profiling.record(loader(), lambda *_: done.append("step"), tmp_path / "run", active=2)
     assert done[-4:] == ["step", "waited", "step", "step"]
+
+
+def test_a_recording_that_lost_kernels_warns(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(profiling, "activities", lambda: [profiling.ProfilerActivity.CPU])
+    monkeypatch.setattr(profiling.traces, "lost_kernels", lambda trace: f"{len(trace.spans)} span lost kernels")
+    with pytest.warns(UserWarning, match="1 span lost kernels"):
+        profiling.record(loader(), lambda *_: None, tmp_path / "run", active=2)

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
+from stepscope import traces
 from stepscope.base import staging
 from stepscope.timing import loaders
 from stepscope.timing.stopwatch import synchronize, timed, warmup_steps
@@ -31,7 +33,7 @@ def record(loader: Iterable, step: loaders.Step, folder: str | Path, *, active: 
 
     It waits until the loader runs evenly, profiles one step as a warm-up whose events are discarded, and then records.
     The trace is a gzip file, and replaces that of an earlier recording of the same run. A stopwatch also runs; see
-    `stopwatch`.
+    `stopwatch`. Warns if a GPU's trace lacks kernels (`traces.lost_kernels`).
 
     Parameters
     ----------
@@ -69,6 +71,8 @@ def record(loader: Iterable, step: loaders.Step, folder: str | Path, *, active: 
                     synchronize()  # what earlier steps launched must not be in the recording
                 profiler.step()
         (staged / files.STOPWATCH).write_text(json.dumps(clock))
+    if torch.cuda.is_available() and (lost := traces.lost_kernels(traces.load(folder))):
+        warnings.warn(lost, stacklevel=2)
     return folder
 
 

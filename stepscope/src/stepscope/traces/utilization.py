@@ -2,7 +2,6 @@
 
 import math
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,11 +44,9 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
         Shares are floats from 0 to 1, NaN if unknown; ``attrs["unknown"]`` is a list of sentences
         that say why.
 
-    Raises NoAccelerator if the trace has no kernels. Warns if it has lost some (`lost_kernels`).
+    Raises NoAccelerator if the trace has no kernels.
     """
     trace = load(path)
-    if lost := lost_kernels(trace):
-        warnings.warn(lost, stacklevel=2)
     table, inside, length = kernels_of(trace), in_steps(trace), time_of_steps(trace)
     rows = {
         device: _use(trace, table.rows(table["device"] == device), inside.rows(inside["device"] == device), length)
