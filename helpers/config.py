@@ -15,6 +15,7 @@ variable                  meaning
 """
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,6 +124,8 @@ def start(notebook: str) -> Path:
     """
     from stepscope import timing
 
+    # For more workers than cores; notebook 03 measures how many are best
+    warnings.filterwarnings("ignore", "This DataLoader will create")
     timing.limit(run=preset().longest_run, comparison=preset().longest_comparison)
     print(describe())
     return runs_dir() / notebook
