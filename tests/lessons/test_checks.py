@@ -40,6 +40,11 @@ BEST_FIRST = """kept, chosen = fixed + sum(mb for mb, ms in stages), set()
             kept, chosen = kept - stages[index][0], chosen | {index}
     return chosen if kept <= budget else None
     """
+ROUNDS = "for _ in range(5):\n        for workers in random.sample(candidates, len(candidates)):"
+FRESH = f"{ROUNDS}\n            batches = iter(new_loader(workers))\n            for _ in range("
+MADE = "kept = {workers: iter(new_loader(workers)) for workers in candidates}\n    for again"
+KEPT_LOADERS = FRESH.replace("iter(new_loader(workers))", "kept[workers]").replace("for _", MADE, 1)
+SIZE, BATCH = "(round(photo.width * factor), round(photo.height * factor))", "torch.from_numpy(self.images[indices])"
 FULL, WAIT = "self.start(at_least=self.bucket_bytes)", "while self.started:\n            self.started.pop().wait()"
 
 
@@ -51,18 +56,20 @@ WRONG = {
         ("all items", ("index in range(count):\n        dataset[index]", "item in dataset: ..."), "found 200"),
         ("no end", ("for index in range(count):", "while True:\n        index = 0"), "without an end")],
     "01": [("in percent", ("return waiting", "return 100 * waiting"), "percent"),
-        ("the GPU's marks, too", ('event.get("cat") == "user_annotation" and ', ""), "trace of a GPU"),
+        ("the GPU's marks, too", ('event.get("cat") == "user_annotation" and ', ""), "GPU.*twice"),
+        ("means", ("return waiting / stepping", """waits = sum("DataLoader" in event["name"] for event in events)
+    return waiting / waits / (stepping / (waits - 1))"""), "more than one wait"),
         ("the wait counts twice", ("waiting / stepping", "waiting / (waiting + stepping)"), "includes its wait")],
     "02": [("the start counts", ("sum(waits[1:]), sum(steps[1:])", "sum(waits), sum(steps)"), "start"),
         ("another clock", ("clock()", "time.perf_counter()"), "clock that was given"),
         ("waits by steps", ("(waiting + stepping)", "stepping"), "its waits plus its steps"),
         ("mean of shares", ("return waiting / (waiting + stepping)",
             "return float(np.mean([wait / (wait + step) for wait, step in zip(waits[1:], steps[1:])]))"), "mean of")],
-    "03": [("one after the other", (
-            "for _ in range(5):\n        for workers in random.sample(candidates, len(candidates)):",
-            "for workers in candidates:\n        for _ in range(5):"), "order 0, 1, 2, 4"),
+    "03": [("in turn", (ROUNDS, "for workers in candidates:\n        for _ in range(5):"), "order 0, 1, 2, 3"),
         ("the start counts", ("range(1 + 2 * workers)", "range(0)"), "to start"),
         ("what was ready counts", ("range(1 + 2 * workers)", "range(1)"), "ready at first"),
+        ("loaders that are kept", (FRESH, f"{KEPT_LOADERS}not again and "), "ready after others were timed"),
+        ("the last round alone", (".append(clock() - start)", " = [clock() - start]"), "expected 2, found 3"),
         ("the slowest", ("min(candidates, key", "max(candidates, key"), "batches take longest")],
     "04": [("no 255", ("images.double() / 255", "images.double()"), "from 0 to 255"),
         ("mean of the means", (SUMS, MEANS), "last batch has fewer"),
@@ -120,6 +127,7 @@ WRONG = {
     "15": [("as far as each rank gets", ("total - step + rank * batch + 1", "total - batch + 1"), "batches on each rank"),
         ("from the beginning", ("range(done + rank", "range(rank"), "done already"),
         ("each worker has all", ("[worker::workers]", ""), "came before"),
+        ("a detached input", ("(x, weight, bias)", "(x.detach(), weight, bias)"), "gradient for x"),
         ("the rest, too", ("total - step + rank * batch + 1", "total + rank * batch"), "nothing more")],
     "16": [("the sum", (" / torch.distributed.get_world_size()", ""), "found the sum"),
         ("waits in the hook", (START, "self.all_reduce(flat).wait()"), r"future's wait\(\)"),

@@ -150,7 +150,7 @@ def three_in_one(written: Callable) -> str:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = [nn.Linear(16, size) for size in (16, 16, 24)]
-        x = torch.rand(32, 16)
+        x = torch.rand(32, 16, requires_grad=True)
     with Calls() as operators:
         found = written(x, *layers)
     expect(isinstance(found, Sequence) and len(found) == 3, "three tensors", type(found).__name__)
@@ -164,6 +164,7 @@ def three_in_one(written: Callable) -> str:
     sum(each.sum() for each in found).backward()
     missing = sum(weight.grad is None for layer in layers for weight in layer.parameters())
     expect(not missing, "gradients for all weights", f"{counted(missing, 'weight')} without one")
+    expect(x.grad is not None, "a gradient for x", "none", hint="The layers before it must learn, too.")
     products = sum(name in PRODUCTS for name, _ in operators.calls)
     expect(products == 1, "one matrix product", products)
     return "the same results and gradients, with one product instead of three."
