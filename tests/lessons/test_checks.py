@@ -20,11 +20,11 @@ from helpers.lessons.checks import answering
 
 NAMES = {  # what the cells have imported
     "DataLoader": DataLoader, "Image": Image, "ImageOps": ImageOps, "cross_entropy": nn.functional.cross_entropy,
-    "nn": nn, "np": np, "os": os, "time": time, "torch": torch,
-    "zipfile": zipfile,
+    "nn": nn, "np": np, "os": os, "time": time, "torch": torch, "zipfile": zipfile,
 }  # fmt: skip
 KEPT = '        if self.images is None:\n            self.images = np.load(self.path, mmap_mode="r")\n'
 WITHOUT_STATE = '    def __getstate__(self):\n        return self.__dict__ | {"images": None}\n\n'
+DEVIATION = "(squares / count - mean**2).sqrt()"
 SUMS = "count += pixels.numel() / 3  # of one channel\n        total += pixels.sum(dim=(0, 2, 3))\n"
 MEANS = "count += 1\n        total += pixels.mean(dim=(0, 2, 3))\n"
 LAST = "\n    if started is not None:\n        yield finish_copy(started)"
@@ -73,31 +73,46 @@ WRONG = {
         ("the slowest", ("min(candidates, key", "max(candidates, key"), "batches take longest")],
     "04": [("no 255", ("images.double() / 255", "images.double()"), "from 0 to 255"),
         ("mean of the means", (SUMS, MEANS), "last batch has fewer"),
+        ("images of another size", ("pixels.numel() / 3", "len(images) * 32 * 32"), "3, 8, 6"),
+        ("the first batch's count", ("pixels.numel() / 3", "50 * 8 * 6"), "not each time those of the first"),
+        ("all colours together", ("pixels.numel() / 3", "pixels.numel()"), "pixels of one channel"),
+        ("the other way round", (f"mean, {DEVIATION}", f"{DEVIATION}, mean"), "mean comes first"),
+        ("not a mean", ("mean = total / count", "mean = total"), r"found \d{3,}[^A-Z]*$"),
         ("all at once", ("in loader:", "in list(loader):"), "3 of 3 batches in memory"),
+        ("mean deviation", (DEVIATION, "sum((x / 255).std((0, 2, 3)) for x, _ in loader) / 3"), "batches' deviations"),
         ("variance", (".sqrt()", ""), "That is the variance"),
-        ("squares of bytes", ("squares += (pixels**2)", "squares += (images**2).double().div(255**2)"), "does not fit")],
-    "05": [("squashed", ("(round(photo.width * factor), round(photo.height * factor))", "(side, side)"), "100, 100"),
+        ("squares of bytes", ("squares += (pixels**2)", "squares += (images**2).double().div(255**2)"), "into a byte")],
+    "05": [("squashed", (SIZE, "(side, side)"), "100, 100"),
+        ("cut off", (SIZE, SIZE.replace("round", "int")), r"found \(99, 155"),
+        *[(turn, ('.convert("RGB")', f'.convert("RGB").transpose(Image.Transpose.{turn})'), "a wide photo.*turned")
+            for turn in ("ROTATE_180", "FLIP_LEFT_RIGHT", "FLIP_TOP_BOTTOM")],
+        ("the wrong way", ("ImageOps.exif_transpose(photo)",
+            "photo.rotate(90 if photo.getexif()[0x0112] == 6 else 0, expand=True)"), "EXIF.*turned"),
         ("the longer side", ("min(photo.size)", "max(photo.size)"), r"100, 62"),
         ("grey stays grey", ('.convert("RGB")', ".copy()"), "mode RGB, found L"),
-        ("lying", ("ImageOps.exif_transpose(photo)", "photo"), "held upright")],
+        ("lying", ("ImageOps.exif_transpose(photo)", "photo"), r"EXIF.*found \(160, 100")],
     "06": [("opened at once", (", None\n", ", np.load(path, mmap_mode='r')\n"), "when it is created"),
         ("pickled whole", (WITHOUT_STATE, ""), "found 9.2. MB"),
         ("sorted", (KEPT, KEPT + "        indices = sorted(indices)\n"), "in this order"),
-        ("an array", ("torch.from_numpy(self.images[indices])", "self.images[indices]"), "two tensors")],
+        ("all for each batch", (KEPT, "        self.images = np.load(self.path)\n"), "of 12 kB"),
+        ("from the first to the last", (BATCH, BATCH.replace("[", "[:max(indices) + 1].copy()[")), "of 12 kB"),
+        ("all as a tensor", (BATCH, "torch.tensor(self.images)[indices]"), "of 12 kB"),
+        ("one map for all", (KEPT, """        global mapped\n        if "mapped" not in globals():
+            mapped = np.load(self.path, mmap_mode="r")\n        self.images = mapped\n"""), "another file"),
+        ("as floats", (BATCH, f"{BATCH} / 255"), "found torch.float32"),
+        ("an array", (BATCH, "self.images[indices]"), "two tensors")],
     "07": [("one draw", ("top, left = torch.randint(places, (2, len(low)), device=low.device)",
             "top, left = torch.randint(places, (2, 1)).expand(2, len(low))"), "of 2,000 crops at each of 5 × 5 places"),
         ("another place in high", ("scale * top, scale * left", "top, left"), "high is 2 times"),
-        ("four by four", (
-            "return take(low, top, left, size), take(high, scale * top, scale * left, scale * size)", IN_FOURS),
-            "operators for 2,000 pairs"),
+        ("four by four", ("return take(low, top, left, size), take(high, scale * top, scale * left, scale * size)",
+            IN_FOURS), "operators for 2,000 pairs"),
         ("as large in high", ("scale * left, scale * size", "scale * left, size"), "8, 8")],
     "08": [("not ahead", (AHEAD, "        yield finish_copy(following)"), "is left, found 0"),
         ("the last one is lost", (LAST, ""), "loader of 6, found 5"),
         ("all at once", ("for batch in loader:\n        following = start_copy(batch)",
             "for following in [start_copy(batch) for batch in loader]:"), "is left, found 5"),
         ("no first one", ("started = None\n    for batch in loader:",
-            "batches = iter(loader)\n    started = start_copy(next(batches))\n    for batch in batches:"),
-            "no batch left")],
+            "loader = iter(loader)\n    started = start_copy(next(loader))\n    for batch in loader:"), "batch left")],
     "10": [("not seen as before", (".permute(0, 3, 1, 2)", ""), r"found \(2, 4, 5, 6\)"),
         ("contiguous", ("permute(0, 3, 1, 2)", "permute(0, 3, 1, 2).contiguous()"), r"found \(120, 20, 5, 1\)"),
         ("there and back", ("images.permute", "images.contiguous().permute"), "aten::clone"),
@@ -112,6 +127,7 @@ WRONG = {
             "return [layer(x) for layer in layers]"), "found 4"),
         ("no bias", ("(x, weight, bias)", "(x, weight)"), "without the bias"),
         ("copies of the weights", ("layer.weight for", "layer.weight.detach() for"), "without one"),
+        ("a detached input", ("(x, weight, bias)", "(x.detach(), weight, bias)"), "gradient for x"),
         ("another order", ("query, key, value\n", "key, query, value\n"), "layer 2")],
     "13": [("exactly", ("kept <= budget", "kept < budget"), "exactly the budget"),
         ("what is fixed", ("if fixed + kept", "if kept"), "takes room, too"),
@@ -124,10 +140,9 @@ WRONG = {
         ("one byte more", ("<= gap:", "<= gap + 1:"), r"\(20, 25\)\], gap 1"),
         ("the last end", ("max(end, requests[-1][1])", "end"), r"\(2, 5\)"),
         ("no first one", ("if requests and start", "if start"), "IndexError")],
-    "15": [("as far as each rank gets", ("total - step + rank * batch + 1", "total - batch + 1"), "batches on each rank"),
+    "15": [("as far as a rank gets", ("total - step + rank * batch + 1", "total - batch + 1"), "batches on each rank"),
         ("from the beginning", ("range(done + rank", "range(rank"), "done already"),
         ("each worker has all", ("[worker::workers]", ""), "came before"),
-        ("a detached input", ("(x, weight, bias)", "(x.detach(), weight, bias)"), "gradient for x"),
         ("the rest, too", ("total - step + rank * batch + 1", "total + rank * batch"), "nothing more")],
     "16": [("the sum", (" / torch.distributed.get_world_size()", ""), "found the sum"),
         ("waits in the hook", (START, "self.all_reduce(flat).wait()"), r"future's wait\(\)"),
@@ -146,6 +161,18 @@ WRONG = {
         ("renamed first", (FLUSHED + RENAMED, RENAMED + "    with path.open() as file:\n" + FLUSHED), "it later"),
         ("not looked at", ("    assert zipfile", "    zipfile"), "one bit flipped")],
 }  # fmt: skip
+PUT = "torch.nn.utils.vector_to_parameters"
+RIGHT = [
+    ("03", [(FRESH, KEPT_LOADERS)]),  # warmed up again in each round
+    ("04", [(f"mean, {DEVIATION}", f"mean.view(1, 3, 1, 1), {DEVIATION}.view(1, 3, 1, 1)")]),
+    ("05", [(SIZE, "[side * length // min(photo.size) for length in photo.size]")]),
+    ("06", [("self.images is None", "True"), ('"r"', '"c"'), (BATCH, "torch.from_numpy(self.images)[indices]")]),
+    ("16", [  # a bucket is started when the next gradient would not fit; the results are put in place at the end
+        ("self.bucket.a", "self.start(max(1, self.bucket_bytes + 1 - parameter.nbytes))\n        self.bucket.a"),
+        (FULL, "pass"), (f"{PUT}(flat, self.bucket)", "bucket = self.bucket"),
+        (START, "self.started.append((bucket, self.all_reduce(flat)))"),
+        ("self.started.pop().wait()", f"bucket, future = self.started.pop(); {PUT}(future.wait(), bucket)")]),
+]  # fmt: skip
 
 
 def cells_of(number):
@@ -205,20 +232,14 @@ def test_the_solution_of_the_notebook_is_right_and_its_placeholder_none(number, 
     assert capsys.readouterr().out.startswith("Right: ")
 
 
-def test_another_way_that_is_right_is_accepted(tmp_path, capsys):
-    """A bucket is started when the next gradient would not fit, and the results are put in place at the end."""
-    code, put = code_of("16", "solution"), "torch.nn.utils.vector_to_parameters"
-    would_not_fit = "self.start(at_least=max(1, self.bucket_bytes + 1 - parameter.nbytes))"
-    for old, new in (
-        ("self.bucket.append(", f"{would_not_fit}\n        self.bucket.append("),
-        (FULL, "pass"),
-        (f"{put}(flat, self.bucket)", "bucket = self.bucket"),
-        (START, "self.started.append((bucket, self.all_reduce(flat)))"),
-        ("self.started.pop().wait()", f"bucket, future = self.started.pop(); {put}(future.wait(), bucket)"),
-    ):
+@pytest.mark.processes
+@pytest.mark.parametrize(("number", "changes"), RIGHT)
+def test_another_way_that_is_right_is_accepted(number, changes, tmp_path, capsys):
+    code = code_of(number, "solution")
+    for old, new in changes:
         assert code.count(old) == 1
         code = code.replace(old, new)
-    assert checked("16", code, tmp_path) is True, capsys.readouterr().out
+    assert checked(number, code, tmp_path) is True, capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there_is_no_answer_yet(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import tempfile
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -44,18 +45,26 @@ def mean_and_std(written: Callable) -> str:
     found = written(loader)
     two = isinstance(found, Sequence) and len(found) == 2
     expect(two, "the mean and the standard deviation", type(found).__name__)
-    means = [(images / 255).mean((0, 2, 3)) for images, _ in _BrightAtLast()]
+    batches = [images.double() / 255 for images, _ in _BrightAtLast()]
+    means = torch.stack([images.mean((0, 2, 3)) for images in batches]).mean(0)
+    deviations = torch.stack([images.std((0, 2, 3)) for images in batches]).mean(0)
+    total, shape = pixels.sum(dim=(0, 2, 3)), tuple(pixels.shape[1:])
     slips = {
         "Bytes go from 0 to 255, pixels from 0 to 1.": 255 * expected["mean"],
-        "All pixels count the same, and the last batch has fewer.": torch.stack(means).mean(0),
+        "All pixels count the same, and the last batch has fewer.": means,
+        f"Images have the shape {shape} here, not (3, 32, 32).": total / (len(pixels) * 32 * 32),
+        "Count the pixels of each batch, not each time those of the first.": total / (3 * batches[0][:, 0].numel()),
+        "Count the pixels of one channel, not of all three.": expected["mean"] / 3,
+        "That is the deviation; the mean comes first.": expected["standard deviation"],
+        "The mean of the batches' deviations is another number.": deviations,
         "That is the variance, the square of the deviation.": expected["standard deviation"] ** 2,
     }
     hint = "The square of a byte does not fit into a byte; the variance is the mean of the squares minus mean ** 2."
+    found = [torch.as_tensor(mine, dtype=torch.float64, device="cpu").flatten() for mine in found]
     for mine, (case, right) in zip(found, expected.items(), strict=True):
-        mine = torch.as_tensor(mine, dtype=torch.float64).flatten()
         expect(len(mine) == 3, "a number for each of 3 channels", counted(len(mine), "number"), case)
         alike = bool((mine - right).abs().max() < 1e-3)
-        expect(alike, _digits(right), _digits(mine), case, slip(mine, slips, hint))
+        expect(alike, _digits(right), _digits(mine), case, slip(mine, slips, hint * (case != "mean")))
     memory = f"{loader.most} of 3 batches in memory at once"
     expect(loader.most <= 2, "one batch in memory at a time", memory, hint="A whole dataset may not fit.")
     return f"mean {_digits(found[0])}, standard deviation {_digits(found[1])}, with one batch in memory at a time."
@@ -70,32 +79,33 @@ def resize(written: Callable) -> str:
     """Notebook 05: ``written(path, side)`` returns a photo whose shorter side has `side` pixels, upright, in RGB."""
     with tempfile.TemporaryDirectory() as name:
         for title, size, mode, turned in (
-            ("a wide photo", (640, 400), "RGB", False), ("a tall photo", (400, 640), "RGB", False),
-            ("a grey photo", (512, 512), "L", False), ("a photo of a camera held upright", (640, 400), "RGB", True),
+            ("a wide photo", (640, 400), "RGB", False), ("a tall photo", (322, 500), "RGB", False),
+            ("a grey photo", (512, 512), "L", False), ("a photo stored on its side (EXIF)", (400, 640), "RGB", True),
         ):  # fmt: skip
             photo, path = _disc(size, mode), Path(name) / "photo.jpg"
+            photo = photo.transpose(Image.Transpose.ROTATE_90) if turned else photo
             exif = photo.getexif()
-            exif[0x0112] = 6 if turned else 1  # orientation; 6: to be turned by a quarter
+            exif[0x0112] = 6 if turned else 1  # orientation; 6: to be turned clockwise by a quarter
             photo.save(path, quality=95, exif=exif)
             found = written(path, 100)
-            width, height = size[::-1] if turned else size
-            case = f"{title} of {width} × {height}"
+            case = f"{title} of {size[0]} × {size[1]}"
             expect(isinstance(found, Image.Image), "a PIL image", type(found).__name__, case)
             expect(found.mode == "RGB", "the mode RGB", found.mode, case)
-            expected = tuple(round(100 * side / min(size)) for side in (width, height))
+            expected = tuple(round(100 * side / min(size)) for side in size)
             right = all(abs(mine - other) <= 1 for mine, other in zip(found.size, expected, strict=True))
-            expect(right, f"{expected} pixels", found.size, case)
+            expect(right and min(found.size) == 100, f"{expected} pixels", found.size, case)
             pixels = np.asarray(found.convert("L"), float)
             difference = np.abs(pixels - np.asarray(_disc(found.size, "L"), float)).mean()
-            moved = f"it moved or stretched: pixels differ by {difference:.0f}"
+            moved = f"it moved, turned or stretched: pixels differ by {difference:.0f}"
             expect(difference < 8, "the content in its original place", moved, case)
     return "four photos, with their shapes kept."
 
 
 def _disc(size: tuple[int, int], mode: str) -> Image.Image:
-    """Return a picture of a disc in the middle, as wide as half of the shorter side."""
+    """Return a picture of a disc above and left of the middle, as wide as half of the shorter side."""
     across, down = np.meshgrid(*(np.arange(length) - (length - 1) / 2 for length in size))
-    pixels = np.where(np.hypot(across, down) < min(size) / 4, 220, 30).astype(np.uint8)
+    away = np.hypot(across + min(size) / 8, down + min(size) / 5)  # not alike: each turned picture differs
+    pixels = np.where(away < min(size) / 4, 220, 30).astype(np.uint8)
     return Image.fromarray(pixels).convert(mode)
 
 
@@ -103,7 +113,7 @@ def _disc(size: tuple[int, int], mode: str) -> Image.Image:
 def packed_images(file: Path) -> str:
     """Notebook 06: a file with `PackedImages`, a dataset that reads whole batches from an array in a file."""
     written = imported(file, "PackedImages")
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         path, labels = Path(name) / "images.npy", torch.arange(3000)
         images = np.random.default_rng(0).integers(0, 256, (3000, 3, 32, 32), np.uint8)
         np.save(path, images)
@@ -115,21 +125,38 @@ def packed_images(file: Path) -> str:
             ) from None
         expect(length == 3000, "a length of 3,000", length)
         dataset, chosen = written(path, labels), [7, 2999, 0, 7]
-        found = dataset.__getitems__(chosen)
+        with Calls() as operators:
+            found = dataset.__getitems__(chosen)
         types = [type(part).__name__ for part in found]
         tensors = isinstance(found, tuple) and types == ["Tensor", "Tensor"]
         expected = "the images and the labels of the batch, two tensors"
         expect(tensors, expected, f"{type(found).__name__} of {', '.join(types[:3])}")
         shapes = tuple(tuple(part.shape) for part in found)
         expect(shapes == ((4, 3, 32, 32), (4,)), "shapes (4, 3, 32, 32) and (4,)", shapes)
+        expect(found[0].dtype == torch.uint8, "bytes (torch.uint8), as they are in the file", found[0].dtype)
         expect(torch.equal(found[0], torch.from_numpy(images[chosen])), f"images {chosen}, in this order", "others")
         expect(found[1].tolist() == chosen, f"the labels {chosen}", found[1].tolist())
+        np.save(Path(name) / "other.npy", images[::-1])
+        other = written(Path(name) / "other.npy", labels)
+        tracemalloc.start()
+        tracemalloc.clear_traces()  # it may have been started before
+        try:
+            found, _ = other.__getitems__(chosen)
+            copied = [each.nbytes for operator, each in operators.calls if operator in ("_to_copy", "clone")]
+            most = max(tracemalloc.get_traced_memory()[1], *copied, 0) / 1e6  # NumPy's memory, and PyTorch's
+        finally:
+            tracemalloc.stop()
+        hint = f"The file has {images.nbytes / 1e6:.1f} MB: read only what the batch needs."
+        expect(most < 2, "less than 2 MB of memory for a batch of 12 kB", f"{most:.1f} MB", hint=hint)
+        right = torch.equal(found, torch.from_numpy(images[::-1][chosen]))
+        expect(right, "the images of its own file", "others", "a second dataset, of another file")
         size = f"{len(pickle.dumps(dataset)) / 1e6:.2f}"
         expect(float(size) < 1, "less than 1 MB to send to a spawned worker after a batch was read", f"{size} MB")
         loader = DataLoader(dataset, 1000, num_workers=1, collate_fn=_as_it_is, multiprocessing_context="spawn")
         read = torch.cat([batch for batch, _ in loader])
         expect(torch.equal(read, torch.from_numpy(images)), "the images of the file", "others", "a spawned worker")
-        dataset.__dict__.clear()  # Windows cannot delete a mapped file
+        for each in (dataset, other):
+            each.__dict__.clear()  # Windows cannot delete a mapped file
     return "the images and labels that were asked for, a batch at once, also in a spawned worker."
 
 
