@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from helpers import config
-from helpers.lessons import checks
+from helpers.lessons import checks, exercises
 from helpers.lessons.checks import answering
 
 NAMES = {  # what the cells have imported
@@ -240,6 +240,11 @@ def test_another_way_that_is_right_is_accepted(number, changes, tmp_path, capsys
         assert code.count(old) == 1
         code = code.replace(old, new)
     assert checked(number, code, tmp_path) is True, capsys.readouterr().out
+
+
+def test_a_rounded_number_is_accepted():
+    assert exercises.check("bytes for floats", 116)
+    assert exercises.check("paid for itself", 2, once=1.8, before=2.0, after=1.0)
 
 
 def test_a_file_that_is_not_there_is_no_answer_yet(tmp_path, capsys):
