@@ -11,7 +11,7 @@ from pandas.io.formats.style import Styler
 from helpers import config
 from helpers.results import scoreboard
 from helpers.training import calculated
-from stepscope.base.wording import digits, three_digits
+from stepscope.base.wording import counted, digits, three_digits
 from stepscope.timing.comparison import limits
 
 PUBLISHED = scoreboard.REFERENCE / "published.csv"
@@ -47,7 +47,7 @@ def _measured(rung: str) -> Iterator[tuple]:
             figures,
             f"{result.device}, {result.cores} cores",
             f"{result.step}, {result.images_a_step:,} images a step, PyTorch {result.torch}",
-            f"{'your machine' if here else machine}, {result.date[:10]}",
+            f"{'your machine' if here else machine}, {result.date[:10]}, in {counted(result.processes, 'process')}",
         )
 
 

@@ -136,8 +136,8 @@ def matmul_tflops(dtype: torch.dtype = torch.float32) -> float:
 def bandwidth() -> float:
     """Measure the memory's bandwidth by a large copy, in 10⁹ bytes a second, read and written.
 
-    256 MiB are more than the caches of most CPUs hold, and of all GPUs today. Some CPUs read memory before
-    they overwrite it, which is half as much traffic again; that is not counted.
+    256 MiB are more than the caches of most CPUs and of NVIDIA's GPUs hold. Some CPUs read memory before they
+    overwrite it, which is half as much traffic again; that is not counted.
     """
     source = torch.zeros(256 * 2**20, dtype=torch.uint8, device=config.device())
     target = torch.empty_like(source)
