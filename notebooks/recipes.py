@@ -26,6 +26,7 @@ from torch import nn
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
 from torch.utils.flop_counter import FlopCounterMode
 
 # 00 · Start here: how many items a second a dataset gives, in one process and without a network
@@ -384,7 +385,7 @@ def results_ahead(requests, threads=16):
             yield waiting.popleft().result()
 
 
-# 15 · Order and resume: the order of an epoch, and its division among ranks
+# 15 · Order and resume: the order of an epoch, known before; its division among ranks
 
 
 def epoch_order(sizes, seed, epoch, buffer=1_000):
@@ -401,6 +402,14 @@ def batches_of_rank(order, batch, rank=0, world=1, done=0):
     # or deal the pieces out to lanes first
     for start in range(done, len(order) - batch * world + 1, batch * world):
         yield order[start + rank * batch :][:batch]
+
+
+def loader_that_resumes(dataset, batch, workers, seed=0, **others):
+    # Files on a disk. Call loader.sampler.set_epoch(epoch) before each epoch: its order is
+    # then the same after a restart. With shuffle=True and workers that stay it is not
+    sampler = DistributedSampler(dataset, num_replicas=1, rank=0, seed=seed)
+    own = torch.Generator()  # or the loader draws from the generator of your crops
+    return loader_of(dataset, batch, workers, sampler=sampler, generator=own, **others)
 
 
 # 16 · Data parallel: what a script needs that torchrun starts, and how much of the communication is exposed
@@ -470,7 +479,7 @@ def main():
             return train_step(model, optimizer, images.to(device), labels.to(device))
 
         def new_loader(workers):
-            return loader_of(dataset, 8, workers, collate_fn=as_it_is)
+            return loader_that_resumes(dataset, 8, workers, collate_fn=as_it_is)
 
         on_device = [each.to(device) for each in dataset.__getitems__(list(range(64)))]
         losses = [step(crop_and_flip(images), labels) for images, labels in batches_on_device(*on_device, 8)]

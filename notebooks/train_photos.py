@@ -23,7 +23,6 @@ import torch
 import torchvision
 from torch import nn
 from torch.utils.data import Subset
-from torch.utils.data.distributed import DistributedSampler
 
 STORED, SIDE, SEED = 256, 224, 2021  # pixels of a packed photo, pixels of what is cut out of it, any number
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -157,13 +156,10 @@ def main():
         expect(part, len(usable))
         data[part] = Subset(recipes.Packed(packed, list(labels.values())), usable)
 
-    # The order of an epoch comes of its number alone. That of shuffle=True is another one after a restart
-    order = DistributedSampler(data["train"], num_replicas=1, rank=0, seed=SEED)
-
     def loader(workers, part="train"):
-        settings = {"sampler": order} if part == "train" else {}
-        settings |= {"collate_fn": recipes.as_it_is, "generator": torch.Generator()}  # which leaves crops their draws
-        return recipes.loader_of(data[part], options.batch, workers, part == "train", **settings)
+        if part == "train":
+            return recipes.loader_that_resumes(data[part], options.batch, workers, SEED, collate_fn=recipes.as_it_is)
+        return recipes.loader_of(data[part], options.batch, workers, train=False, collate_fn=recipes.as_it_is)
 
     steps = options.epochs * (len(data["train"]) // options.batch)
 
@@ -189,7 +185,7 @@ def main():
     print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers", flush=True)
     train, val = loader(kept["workers"]), loader(kept["workers"], "val")
     for epoch in range(kept["epoch"], options.epochs):
-        order.set_epoch(epoch)
+        train.sampler.set_epoch(epoch)
         torch.manual_seed(SEED + epoch)  # for crops and flips: the same whether or not the run was stopped before
         start = time.perf_counter()
         loss = recipes.train(train, training, DEVICE)
