@@ -63,7 +63,7 @@ QUESTIONS = {
     ),
     "ReLU at most": (
         lambda gb_per_second: [gb_per_second / 8e3, gb_per_second / 4e3, gb_per_second / 8],
-        "Bytes per second, divided by the bytes for each operation; then GB to TFLOP: 1 TFLOP = 1000 GFLOP.",
+        "Memory decides, not the peak: bytes a second, by the bytes for each operation; 1 TFLOP = 1000 GFLOP.",
         "Each number is read and written: 8 bytes, not 4.", "Those are GFLOP/s: 1 TFLOP = 1000 GFLOP.",
     ),
     "the next row": (
@@ -119,10 +119,13 @@ def check(question: str, answer: float | None, **measured: object) -> bool:
     expected, *slips = compute(**measured)
 
     def number(found: float) -> str:
+        found = found.item() if getattr(found, "ndim", None) == 0 else found  # of a tensor
         expect(isinstance(found, (int, float)), "a number", repr(found))
-        rounded = question == "paid for itself" and found == math.ceil(expected)  # whole epochs
-        if not rounded and abs(found - expected) > TOLERANCE * abs(expected):
-            raise Wrong(f"{found:.4g}. {slip(found, dict(zip(said, slips, strict=True)), hint)}")
+        whole = question == "paid for itself" and found == math.ceil(expected)  # epochs
+        if not whole and abs(found - expected) > TOLERANCE * abs(expected):
+            rounded = abs(found - expected) < abs(expected) / 20
+            otherwise = "That is near: leave the formula, and round nothing in it." if rounded else hint
+            raise Wrong(f"{found:.4g}. {slip(found, dict(zip(said, slips, strict=True)), otherwise)}")
         return f"{found:.4g}."
 
     return answered(number)(answer)

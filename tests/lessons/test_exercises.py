@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 from helpers import config, simulate
 from helpers.course import source_of
@@ -22,7 +23,7 @@ NUMBERS = {
     "workers from stalls": ({"waits_ms": [0.2, 0.1, 81.0, *[0.1, 0.2, 0.1, 0.2, 79.5] * 2]}, 5, [4, 3, 79.5]),
     "bytes for floats": ({}, 115.6, [154.1, 110.25, 462_422_016]),
     "paid for itself": ({"once": 12.0, "before": 4.0, "after": 1.0}, 4, [3, 12, 0.25]),
-    "ReLU at most": ({"gb_per_second": 20.0}, 0.0025, [0.005, 2.5, 160]),
+    "ReLU at most": ({"gb_per_second": 20.0}, 0.0025, [0.005, 2.5, 160, 0.0026]),
     "the next row": ({}, 3_584, [56, 64, 56 * 56]),
     "largest factor": ({"largest": 60.0}, 1_024, [65_504 / 60, 2_048, 10]),
     "graph at most": ({}, 1.8, [(7.2 + 4) / 4, 7.2, 4 / 7.2]),
@@ -32,7 +33,7 @@ NUMBERS = {
 @pytest.mark.parametrize("question", exercises.QUESTIONS)
 def test_a_wrong_number_is_refused_and_told_its_own_fault(question, capsys):
     measured, right, wrong = NUMBERS[question]
-    assert exercises.check(question, right, **measured) is True
+    assert exercises.check(question, torch.tensor(right, dtype=torch.float64), **measured) is True
     assert [exercises.check(question, answer, **measured) for answer in wrong] == [False] * len(wrong)
     assert len({line.split(". ", 1)[1] for line in capsys.readouterr().out.splitlines()[1:]}) == len(wrong)
 

@@ -54,10 +54,21 @@ def answered(check: Callable[..., str]) -> Callable[..., bool]:
             print(f"Not yet: {wrong}")
         except Exception as error:
             empty = ", as there was no batch left" if isinstance(error.__cause__, StopIteration) else ""
-            print(f"Not yet: it raised {type(error).__name__}: {error}{empty}{_line_of(error, written)}")
+            case = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+            print(f"Not yet: {case}it raised {type(error).__name__}: {error}{empty}{_line_of(error, written)}")
         return False
 
     return answer
+
+
+@contextmanager
+def given(case: str) -> Iterator[None]:
+    """Let the message of an error name the case in which it was raised."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(case)
+        raise
 
 
 @contextmanager

@@ -170,7 +170,7 @@ OPERATORS = 200  # at most, for 2,000 pairs: about 10 if all are cropped at once
 @answered
 def crop_pairs(written: Callable) -> str:
     """Notebook 07: ``written(low, high, size)`` crops each pair of images at a random place of its own."""
-    count, side, size = 2000, 8, 4
+    count, side, size, before = 2000, 8, 4, None
     most = side - size + 1  # places along each side
     for scale in (2, 3):
         # Each pixel has its own number: by image, then row, then column
@@ -179,7 +179,10 @@ def crop_pairs(written: Callable) -> str:
             for pixels in (side, scale * side)
         )
         with Calls() as operators:
-            small, large = written(low, high, size)
+            found = written(low, high, size)
+        two = isinstance(found, Sequence) and len(found) == 2
+        expect(two, "two tensors, the crops of low and those of high", type(found).__name__)
+        small, large = found
         for name, found, crop in (("low", small, size), ("high", large, scale * size)):
             case, expected = f"the crops of {name}", (count, 3, crop, crop)
             shape = tuple(getattr(found, "shape", ()))
@@ -191,13 +194,19 @@ def crop_pairs(written: Callable) -> str:
         places = torch.bincount(top * side + left, minlength=side * side).view(side, side)
         expected, counts = count / most**2, places[:most, :most]
         alike = bool(((counts - expected).abs() < 5 * expected**0.5).all())  # by chance, 1 run in 30,000 exceeds it
-        elsewhere = count - int(counts.sum())
+        elsewhere, hint = count - int(counts.sum()), "Draw one place for each image."
+        if torch.equal(top, left) and counts.diagonal().all():
+            hint = "Draw one number for the row of each image, and one for its column."
+        elif counts[:-1, :-1].all() and not counts[-1].any():
+            hint = "A crop can begin in row 0 to H - size, these included."
         expect(
             alike and not elsewhere,
             f"about {expected:.0f} of {count:,} crops at each of {most} × {most} places, from 0 to {most - 1} each way",
             f"{int(counts.min())} to {int(counts.max())} at these, and {elsewhere} elsewhere",
-            hint="Draw one place for each image.",
+            hint=hint,
         )
+        expect(before is None or not torch.equal(corners, before), "other places in each call", "the same ones")
+        before = corners
         for name, found, images, factor in (("low", small, low, 1), ("high", large, high, scale)):
             rows, columns = (factor * first.view(-1, 1) + torch.arange(factor * size) for first in (top, left))
             pixels = images[numbers.view(-1, 1, 1), 0, rows.unsqueeze(2), columns.unsqueeze(1)]
@@ -206,6 +215,7 @@ def crop_pairs(written: Callable) -> str:
                 "adjacent pixels from the place where the crop of low begins, in all channels",
                 "others",
                 f"the crops of {name}, where high is {scale} times as large",
+                "In high, row and column of the place are scale times those in low." * (name == "high"),
             )
     calls = f"{counted(len(operators.calls), 'operator')} for {count:,} pairs"
     expect(len(operators.calls) <= OPERATORS, f"at most {OPERATORS}", calls, "one batch", "No loop over images.")
@@ -224,22 +234,20 @@ def split(written: Callable) -> str:
             begun = _steps_of(written, total, batch, *interrupted, 0)[:stop]
             done, (world, workers) = sum(map(len, begun)), resumed if stop else interrupted
             positions = list(itertools.chain(*begun, *_steps_of(written, total, batch, world, workers, done)))
-            step = batch * world
-            expected = range(done + (total - done) // step * step)
-            case = f"{_case(total, batch, world, workers, done)}, after {counted(len(begun), 'step')}"
+            expected = range(done + (total - done) // (batch * world) * batch * world)
+            case = _case(total, batch, world, workers, done)
             pairs = itertools.zip_longest(positions, expected, fillvalue="nothing more")
             for place, (found, right) in enumerate(pairs):
-                hint = "That one is done already." * (found in range(done)) or "That one came before." * (
-                    found in positions[:place]
-                )
+                before = "That one came before." * (found in positions[:place])
+                hint = "That one is done already." * (found in range(done)) or before
                 expect(found == right, f"{right} in place {place} of all positions", found, case, hint)
             runs += 1
     return f"{runs} runs, interrupted and resumed with other numbers, read each position once, in order."
 
 
 def _case(total: int, batch: int, world: int, workers: int, done: int) -> str:
-    ranks = f"{counted(world, 'rank')}, {counted(workers, 'worker')}"
-    return f"{total} positions in batches of {batch}, {ranks}, {done} positions done"
+    ranks = f"{counted(world, 'rank')}, {counted(workers, 'worker')} each"
+    return f"{total} positions in batches of {batch}, {f'resumed at {done}' if done else 'begun'} with {ranks}"
 
 
 def _steps_of(written: Callable, total: int, batch: int, world: int, workers: int, done: int) -> list[list[int]]:
@@ -248,7 +256,7 @@ def _steps_of(written: Callable, total: int, batch: int, world: int, workers: in
     for rank in range(world):
         own = [written(total, batch, rank, world, worker, workers, done) for worker in range(workers)]
         for worker, batches in enumerate(own):
-            right = isinstance(batches, Sequence) and all(len(each) == batch for each in batches)
+            right = isinstance(batches, Sequence) and all(np.ndim(each) and len(each) == batch for each in batches)
             expect(right, f"a list of batches with {batch} positions each for worker {worker} of rank {rank}",
                    repr(batches), case)  # fmt: skip
         ranks.append([list(each) for turn in itertools.zip_longest(*own) for each in turn if each is not None])

@@ -1,8 +1,8 @@
 """The check of notebook 16: how the reader's code all-reduces gradients during the backward pass.
 
-This process plays each of two ranks in turn, in a process group that sends nothing: the absent rank's gradients are
-twice those of the present rank. The check records when a bucket is started, how large it is, and who waits for it, so
-no answer depends on this machine's speed.
+This process plays each of three ranks in turn, in a process group that sends nothing: the absent ranks' gradients are
+two and three times those of the present rank. The check records when a bucket is started, how large it is, and who
+waits for it, so no answer depends on this machine's speed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import nn
 from helpers.lessons.checks.answering import answered, expect
 from stepscope.base.wording import counted
 
-RANKS = 2
-SUM = 3  # over the ranks, as a multiple of this rank's gradient
-BUCKETS = (10_000, 1_000, 1_000_000)  # bytes: more than several parameters, less than most single ones, more than all
+RANKS = 3
+SUM = 6  # over the ranks, as a multiple of this rank's gradient
+BUCKETS = (10_000, 272, 1_000_000)  # bytes: more than several parameters, exactly the last layer's, more than all
 DELAY = 0.01  # seconds of an all-reduce: long enough to expose code that does not wait for it
 POLLS = 200  # most calls of done() in a backward pass: one per bucket and hook is allowed, a busy loop is not
 HINT = (
@@ -37,8 +37,9 @@ def overlap(written: type) -> str:
     for rank in range(RANKS):
         with _process_group(rank):
             calls_by_rank.append(_check_steps(written))
-    for (case, first), (_, second) in zip(*calls_by_rank, strict=True):
-        expect(first == second, "all_reduce calls of the same bytes on each rank", f"{first} and {second}", case)
+    for (case, first), *others in zip(*calls_by_rank, strict=True):
+        for _, other in others:
+            expect(first == other, "all_reduce calls of the same bytes on each rank", f"{first} and {other}", case)
     return f"the mean on each of {RANKS} ranks in {len(calls_by_rank[0])} steps, in buckets sent during backward."
 
 
@@ -57,13 +58,14 @@ def _process_group(rank: int) -> Iterator[None]:
 
 
 class _Noted(torch.futures.Future):
-    """The future of an all-reduce; it records who waits for it."""
+    """The future of an all-reduce; it records who waits for it, or changes the tensor meanwhile."""
 
-    def __init__(self, calls: _Calls):
+    def __init__(self, calls: _Calls, tensor: torch.Tensor):
         super().__init__()
-        self.calls, self.step = calls, calls.step
+        self.calls, self.step, self.given = calls, calls.step, tensor.clone()
 
     def arrive(self, tensor: torch.Tensor) -> None:
+        self.calls.changed += not torch.equal(tensor, self.given)
         self.set_result(tensor.mul_(SUM))
 
     def done(self) -> bool:
@@ -73,6 +75,7 @@ class _Noted(torch.futures.Future):
     def wait(self) -> torch.Tensor:
         self.calls.blocked += self.calls.in_backward and not super().done()
         self.calls.again += self.step != self.calls.step
+        self.calls.waited |= not self.calls.in_backward
         return super().wait()
 
 
@@ -84,7 +87,6 @@ class _Calls:
 
     def __init__(self, model: nn.Module, bucket_bytes: int):
         self.bucket_bytes, self.step = bucket_bytes, 0
-        self.largest = max(parameter.nbytes for parameter in model.parameters())
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self._become_ready)
@@ -93,9 +95,10 @@ class _Calls:
         """Begin a step, before its backward pass."""
         self.step, self.in_backward = self.step + 1, True
         self.order: list[str] = []  # in which the parameters' gradients become ready
-        self.ready = self.blocked = self.polls = self.again = 0
+        self.ready = self.blocked = self.polls = self.again = self.changed = 0
+        self.waited = self.late = False  # after backward
         self.bytes: list[int] = []  # of each call
-        self.pending: list[int] = []  # bytes that were ready and not started, before each call and after backward
+        self.pending: list[int] = []  # bytes that were ready and not started, before each gradient and after backward
         self.futures: list[_Noted] = []
 
     def end_of_backward(self) -> None:
@@ -105,13 +108,14 @@ class _Calls:
 
     def _become_ready(self, parameter: nn.Parameter) -> None:
         self.order.append(self.names[parameter])
+        self.pending.append(self.ready - sum(self.bytes))
         self.ready += parameter.grad.nbytes
 
     def __call__(self, tensor: torch.Tensor) -> _Noted:
         expect(isinstance(tensor, torch.Tensor), "a tensor", type(tensor).__name__, "all_reduce")
-        self.pending.append(self.ready - sum(self.bytes))
+        self.late |= self.waited
         self.bytes.append(tensor.nbytes)
-        future = _Noted(self)
+        future = _Noted(self, tensor.detach())
         threading.Timer(DELAY, future.arrive, [tensor.detach()]).start()
         self.futures.append(future)
         return future
@@ -126,6 +130,8 @@ class _Calls:
         under_way = sum(not future.done() for future in self.futures)
         expected = "all all-reduces to have ended when wait() returned"
         expect(not under_way, expected, f"{under_way} of {len(self.futures)} that had not", case)
+        hint = "The network reads and writes it meanwhile: divide before, or after wait()."
+        expect(not self.changed, "tensors left alone until their sum is there", f"{self.changed} changed", case, hint)
 
     def expect_buckets(self, case: str) -> None:
         """Expect buckets of the requested size, started as soon as they are full, and no waiting in backward."""
@@ -136,9 +142,10 @@ class _Calls:
         polls = counted(self.polls, "call")
         expect(self.polls <= POLLS, "no loop that asks for a future's done() during backward", polls, case, hint)
         late = f"{_size(max(self.pending))} of {_size(self.ready)} ready and not started, {bucket}"
-        hint = "A hook starts each bucket except the last, partly filled one."
-        right = max(self.pending) <= self.bucket_bytes + self.largest
+        hint = "The hook of the gradient that fills a bucket starts it; wait() starts the last, partly filled one."
+        right = max(self.pending) < self.bucket_bytes
         expect(right, "each bucket to be started as soon as it is full", late, case, hint)
+        expect(not self.late, "the last bucket to be started before wait() waits", "it later", case)
         hint = "Each call costs the latency of the network."
         for number, (one, other) in enumerate(itertools.pairwise(self.bytes), 1):
             pair = f"{_size(one)} and {_size(other)} in calls {number} and {number + 1} of {len(self.bytes)}, {bucket}"
@@ -185,7 +192,12 @@ def _check_steps(written: type) -> list[tuple[str, list[int]]]:
             alone(x, short).sum().backward()
             model.zero_grad()
             calls.begin()
-            model(x, short).sum().backward()
+            try:
+                model(x, short).sum().backward()
+            except AttributeError:
+                early = any(parameter._backward_hooks for parameter in model.parameters())
+                expect(not early, "hooks that run after .grad is set", "register_hook, whose hooks run before")
+                raise
             calls.end_of_backward()
             overlapped.wait()
             case = f"step {number}, in buckets of {_size(bucket_bytes)}" + ", one layer unused" * short
@@ -205,7 +217,7 @@ def _expect_means(case: str, model: nn.Module, alone: nn.Module, order: list[str
         expect(unused, f"no gradient of {name}", f"one on rank {dist.get_rank()}", case)
     for name in order:
         gradient, own = gradients[name], alone.get_parameter(name).grad
-        others = {"the sum": SUM * own, "this rank's own": own}
+        others = {"the sum": SUM * own, "the sum, divided by 2": SUM / 2 * own, "this rank's own": own}
         instead = next((title for title, other in others.items() if _close(gradient, other)), "neither mean nor sum")
         place = f"{case}: the gradient of {name} on rank {dist.get_rank()}"
         expect(_close(gradient, SUM / RANKS * own), "the mean over the ranks", instead, place, HINT)

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pkgutil
 import sys
-import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -166,7 +165,9 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
         training.set_tf32(False)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.set_num_threads(1)  # on two busy cores a step takes half as long as with two threads
-    start, script, printed = time.time(), _load(path), io.StringIO()
+    checkpoint = path.with_name("checkpoint.pt")
+    checkpoint.unlink(missing_ok=True)  # an earlier run's
+    script, printed = _load(path), io.StringIO()
     make_loader, make_model, train_step = script.make_loader, script.make_model, script.train_step
     begun, losses, loaders, models = [], [], [], []
 
@@ -210,11 +211,11 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
             fresh.num_workers = 0
         next(iter(fresh))
     durations, waits = (tuple(after - before for before, after in itertools.pairwise(of)) for of in (moments, waited))
-    checkpoint = path.with_name("checkpoint.pt")
+    weights = sum(weight.nbytes for weight in models[0].parameters())
     return Run(
         images=sum(images[:-1]), seconds=moments[-1] - moments[0], waits=waits, durations=durations, begin=moments[0],
         losses=tuple(map(float, losses)), printed=printed.getvalue(),
-        saved=checkpoint.exists() and checkpoint.stat().st_mtime > start - 1, calls=calls,
+        saved=checkpoint.exists() and checkpoint.stat().st_size > weights, calls=calls,
     )  # fmt: skip
 
 
