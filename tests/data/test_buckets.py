@@ -34,8 +34,6 @@ def test_the_variables_name_the_readers_own_store_and_a_missing_one_is_named(mon
         config.s3()
 
 
-# ------------------------------------------------------------------------------------------------ a store that fails
-
 CONTENT = bytes(range(250)) * 40
 
 

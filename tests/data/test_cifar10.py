@@ -65,7 +65,6 @@ def archive(tmp_path):
     return write_archive(tmp_path / "archive.tar.gz")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Sources
 
 
@@ -146,7 +145,6 @@ def test_a_download_is_checked_and_kept_and_not_waited_for_without_end(tmp_path,
     assert kept.name == "cifar-10-python.tar.gz" and kept.read_bytes() == archive.read_bytes()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Archives that are not what they seem
 
 
@@ -224,7 +222,6 @@ def test_a_batch_of_something_else_is_named(tmp_path, content):
         prepare(tmp_path / "data", archive=other)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Damage
 
 
@@ -260,7 +257,6 @@ def test_verifying_finds_a_flipped_bit(tmp_path):
         manifests.check(prepared.train.parent, every_byte=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Room
 
 

@@ -48,9 +48,6 @@ def fresh(tmp_path):
     return tmp_path
 
 
-# ------------------------------------------------------------------------------------------------- the environment
-
-
 def test_the_lock_has_one_version_of_each_dependency_that_the_project_allows_and_names_no_address(lock, project):
     text = (config.PROJECT / "requirements.lock").read_text()
     assert not [word for word in ("://", "--index", "--find-links", " @ ") if word in text]
@@ -81,9 +78,6 @@ def test_conda_gets_the_versions_of_the_lock(project):
     assert by_pip == {"pip": ["-r requirements.lock", "-e ./stepscope", "-e ."]}
 
 
-# ----------------------------------------------------------------------------------------------------- the commands
-
-
 @pytest.mark.skipif(
     not (config.PROJECT / ".venv" / "installed").exists(), reason="this environment was not made by `make lab`"
 )
@@ -108,9 +102,6 @@ def test_an_old_python_is_refused_with_the_way_out(fresh):
     assert process.returncode != 0
     assert "needs Python 3.11 or newer" in process.stderr and "PYTHON=" in process.stderr
     assert not (fresh / ".venv").exists()
-
-
-# -------------------------------------------------------------------------------------------------------- importing
 
 
 @pytest.mark.processes

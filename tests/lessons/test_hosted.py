@@ -29,9 +29,6 @@ def copies(tmp_path, monkeypatch):
     return hosted.write_copies(tmp_path)
 
 
-# --------------------------------------------------------------------------------------------------------- the copies
-
-
 def test_each_notebook_has_a_copy_that_differs_by_its_first_cell_only(copies):
     assert [copy.name for copy in copies] == [path.name for path in NOTEBOOKS]
     for copy, path in zip(copies, NOTEBOOKS, strict=True):
@@ -47,9 +44,6 @@ def test_without_an_address_there_are_no_copies_and_the_shell_says_what_to_do(tm
     assert shell.main(["colab", "--out", str(tmp_path)]) == 1
     assert "REPOSITORY in helpers/config.py is empty" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-# ------------------------------------------------------------------------------------------ the first cell, executed
 
 
 def wheel(folder, name, version, requires=""):
@@ -138,9 +132,6 @@ def test_what_is_too_old_is_named_with_the_way_out_and_the_restart(machine, publ
     assert process.returncode == 1
     assert "too old: there 1.0" in process.stderr
     assert "pip install 'there>=2' 'missing'  and restart the runtime" in process.stderr
-
-
-# ---------------------------------------------------------------------------------------------------------------- Colab
 
 
 def test_colab_needs_no_server_of_its_own(monkeypatch):

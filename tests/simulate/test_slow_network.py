@@ -6,8 +6,6 @@ from support import processes
 
 from helpers import simulate
 
-# -------------------------------------------------------------------------------------------------- a job of four ranks
-
 HEAD = """
 import json, os, sys
 import torch
@@ -133,9 +131,6 @@ def test_when_a_rank_dies_the_others_get_the_error_of_the_all_reduce(tmp_path):
     (code, written), (dead, _) = run(DYING, tmp_path, ranks=2)
     assert (code, dead) == (1, 9)
     assert "RuntimeError" in written and "backward" in written
-
-
-# ------------------------------------------------------------------------------------------------------------ the dials
 
 
 def test_an_all_reduce_takes_as_long_as_in_a_ring():

@@ -83,7 +83,6 @@ def test_rounded_layers_give_numbers_of_the_format_and_so_do_their_gradients(mod
     assert not any(torch.equal(each, each.half().float()) for each in [given[1], *exact[:2]])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Whether a format is fast enough to train in: by a simulated clock
 
 BATCH = torch.zeros(32, 3, 8, 8), torch.zeros(32, dtype=torch.long)

@@ -263,9 +263,6 @@ def test_what_the_loader_alone_can_show_is_said_to_be_unknown(file):
     assert diagnosis.of_trace(cuda_trace.Loop(blocking=True).write(file)).unknown == ()
 
 
-# ---------------------------------------------------------------- folders and files that are no single trace
-
-
 def test_ranks_are_refused_as_one_trace_and_shown_one_by_one_in_the_shell(tmp_path, capsys):
     for rank, fault in enumerate(("blocking copy", "item")):
         content = cuda_trace.Loop(**FAULTS[fault][0]).trace()
@@ -276,9 +273,6 @@ def test_ranks_are_refused_as_one_trace_and_shown_one_by_one_in_the_shell(tmp_pa
     assert main(["diagnose", str(tmp_path)]) == 0
     verdicts = [part.split(".")[0] for part in capsys.readouterr().out.split("Verdict: ")[1:]]
     assert verdicts == ["copies", "synchronization", "unknown"]  # each by itself, and both together
-
-
-# ---------------------------------------------------------------- how it shows
 
 
 def a_diagnosis():

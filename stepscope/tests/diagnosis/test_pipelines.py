@@ -36,9 +36,6 @@ def line(mark):
     return f"test_pipelines.py:{number}: "
 
 
-# ---------------------------------------------------------------- datasets
-
-
 class Items(Dataset):
     """Numbers and their labels."""
 
@@ -76,9 +73,6 @@ def test_items_that_seldom_take_longer_are_named_with_their_line(names):
     found = diagnosis.diagnose(DataLoader(Irregular(), 8), lambda numbers, labels: numbers.sum(), steps=16)
     assert (found.verdict, names(found)[0]) == ("loading", "irregular items"), str(found)
     assert line("irregular") in found.findings[0].evidence
-
-
-# ---------------------------------------------------------------- steps
 
 
 class Network(nn.Module):
@@ -149,9 +143,6 @@ def test_an_optimizer_of_a_table_of_which_a_batch_needs_little_is_found():
     assert found is None or "self.optimizer.step()" in found.evidence
 
 
-# ---------------------------------------------------------------- around the steps
-
-
 class Remade:
     """Makes its DataLoader anew for each epoch."""
 
@@ -168,8 +159,6 @@ def test_workers_that_a_wrapper_starts_again_are_seen(names):
     assert names(found)[0] == "workers restarted every epoch", str(found)
     assert multiprocessing.active_children() == []
 
-
-# ---------------------------------------------------------------- loops of the examination
 
 EXAMINED = (
     "zip_opened_for_each_item", "concatenated_one_by_one", "arrays_through_the_queue", "confusion_counted_one_by_one",

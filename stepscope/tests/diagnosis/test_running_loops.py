@@ -351,9 +351,6 @@ def test_irregular_loading_is_found(clock, names):
     assert names(found) == ["irregular loading"]
 
 
-# ---------------------------------------------------------------- loaders and steps of every kind
-
-
 class Stream(IterableDataset):
     """Items without an end in sight, and without a length."""
 
@@ -449,9 +446,6 @@ def test_one_slow_start_of_an_epoch_is_no_restart(clock):
     loader = SlowStart(clock, 100, itertools.chain([0, 0.8], itertools.repeat(0)))
     seen, *_ = run.watch(loader, loops.SleepStep(5), count=9, folder=Path("profile"))
     assert seen.start == 0
-
-
-# ---------------------------------------------------------------- what fails
 
 
 @pytest.mark.processes

@@ -52,8 +52,6 @@ EXTENSION = "my_extension::scale(float*, float, int)"
 ALONE, WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 LOADING = f"enumerate(DataLoader)#{WORKERS}.__next__"
 
-# ---------------------------------------------------------------- the truth
-
 # Each moment of a step, 40 to 1040, is charged to the first of these that claims it.
 BREAKDOWN = {
     "Kernel": 480,  # 340–540, 550–710, 770–830, 980–1040
@@ -133,9 +131,6 @@ IN_GAPS = {  # what happened meanwhile; each moment is charged to the first that
     "operators": 3 * 25 + 2 * 30,  # 540–550, 765–770, 850–860; 200–220, 330–340
     "other": 3 * 115,  # 860–950, 955–980
 }
-
-
-# ---------------------------------------------------------------- the trace
 
 
 def events() -> list[dict]:
@@ -280,9 +275,6 @@ def _memory(time: float, *, bytes: int, allocated: int, reserved: int, on_gpu: b
         "ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "pid": PROCESS, "tid": MAIN,
         "ts": BEGIN + time, "args": arguments,
     }  # fmt: skip
-
-
-# ---------------------------------------------------------------- loops with one fault, or none
 
 
 def on_cpu(steps, *, operator: str = "aten::conv2d", category: str = "cpu_op", loader: str = ALONE) -> list[dict]:

@@ -181,7 +181,6 @@ def test_memory_stays_flat_while_packing_and_reading(tmp_path):
     assert process.exitcode == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Damage: an error of ours that names the file, or the exact images
 
 DAMAGES = {
@@ -225,7 +224,6 @@ def test_folders_that_are_no_packs_of_this_format_say_what_they_are(tmp_path):
         formats.FORMATS["npy"].PackedDataset(tmp_path / "pack")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Orders
 
 

@@ -44,9 +44,6 @@ def test_samples_move_about_as_far_as_in_a_shuffle_buffer_of_that_size():
     assert (np.maximum.accumulate(came) + 1 - np.arange(len(came))).max() < 1.2 * 200
 
 
-# ------------------------------------------------------------------------------------------------ how it is divided
-
-
 def divided(total, batch, world, start):
     """The positions that all ranks take, step by step: a list of a range a rank for each step."""
     ranks = [shards.batches(total, batch, rank=rank, world=world, start=start) for rank in range(world)]
@@ -63,9 +60,6 @@ def test_the_ranks_take_each_position_once_in_order_step_by_step_in_batches_of_l
         assert 1 <= min(sizes) <= max(sizes) <= min(min(sizes) + 1, 2 * batch)
     taken = list(itertools.chain(*itertools.chain(*steps)))
     assert taken == list(range(start, total if left >= world else start))
-
-
-# ---------------------------------------------------------------------------------------------- who reads which piece
 
 
 @pytest.mark.parametrize(

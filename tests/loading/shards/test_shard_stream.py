@@ -28,9 +28,6 @@ def data():
     return packed(COUNT, piece_bytes=7_000)
 
 
-# -------------------------------------------------------------------------------------------------- one order for all
-
-
 @given(
     st.lists(
         st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(0, 4), st.integers(0, 30)), min_size=1, max_size=4
@@ -100,9 +97,6 @@ def test_a_sample_that_cannot_be_decoded_is_named(data):
     assert "000000123" in error.value.__notes__[0]
 
 
-# ------------------------------------------------------------------------------------------------ worker processes
-
-
 @pytest.fixture
 def on_disk(tmp_path):
     return packed(COUNT, piece_bytes=7_000, bucket=buckets.Folder(tmp_path / "shards"))
@@ -137,9 +131,6 @@ def test_a_use_of_the_client_by_any_call_is_noticed_at_the_fork(tmp_path, monkey
             os._exit(7 if "multiprocessing_context='forkserver'" in str(refused) else 1)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-
-
-# ---------------------------------------------------------------------------------------- what runs ahead, and memory
 
 
 def test_requests_run_ahead_while_a_batch_is_worked_on_and_stop_where_they_should(data):

@@ -119,9 +119,6 @@ def test_pack_needs_memory_for_one_shard_however_many_there_are():
     assert 2e6 < most < 1.5 * 2e6
 
 
-# ------------------------------------------------------------------------------------------------------- many tasks
-
-
 def by_tasks(store, written, tasks, order=None, **options):
     for task in order or range(tasks):
         shards.pack(written, store, task=task, tasks=tasks, shard_bytes=5_000, piece_bytes=2_000, **options)
