@@ -211,7 +211,7 @@ def test_the_shell_prints_what_the_ranks_cost_each_other(tmp_path, capsys):
     output = re.sub(" +", " ", capsys.readouterr().out)
     assert f"{tmp_path.name}, 2 ranks together\n" in output
     assert re.search(r"^ rank 0 \d.* µs \d+ µs \d+ µs \d+ µs \d+ µs \d+% 1\.75 1\.75$", output, re.M)
-    assert re.search(r"lose 0\.\d+ ms of each step to rank 1, which is late", output)
+    assert re.search(r"0\.\d+ ms more exposed communication in a step than rank 1, which is late", output)
     assert "step 6 rank 0 has 1" in output
 
 

@@ -255,7 +255,8 @@ RULES = (
     Rule(
         "a straggler", "communication", "stragglers",
         lambda job: job.late / job.step_ms if job.straggler is not None else None,
-        "{straggler} takes {late:ms} longer for a step than the others, and they wait for it. Meanwhile it {doing}.",
+        "In a step the other ranks have {late:ms} more exposed communication than {straggler}: they wait for it. "
+        "Meanwhile it {doing}.",
         "# {straggler}: {change}",
         least=0.0,
     ),

@@ -80,7 +80,7 @@ def together(job: Ranks) -> str:
     shown["operations"] = table["collectives"].map("{:,.3g}".format)
     shown["MB"] = table["megabytes"].map(lambda size: "–" if math.isnan(size) else f"{size:,.3g}")
     late, waits = table.attrs["straggler"], milliseconds(table.attrs["late_ms"])
-    said = [f"The other ranks lose {waits} of each step to {late}, which is late: see its part above."]
+    said = [f"The others have {waits} more exposed communication in a step than {late}, which is late: see its part."]
     if late is None:
         said = ["No rank is late by more than chance."] if len(table) > 1 else []
     said += [f"Not all ranks took part in the same operations. {sentence}" for sentence in table.attrs["unequal"]]
