@@ -166,7 +166,7 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.set_num_threads(1)  # on two busy cores a step takes half as long as with two threads
     checkpoint = path.with_name("checkpoint.pt")
-    checkpoint.unlink(missing_ok=True)  # an earlier run's
+    earlier = checkpoint.exists() and checkpoint.stat().st_mtime_ns
     script, printed = _load(path), io.StringIO()
     make_loader, make_model, train_step = script.make_loader, script.make_model, script.train_step
     begun, losses, loaders, models = [], [], [], []
@@ -212,10 +212,11 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
         next(iter(fresh))
     durations, waits = (tuple(after - before for before, after in itertools.pairwise(of)) for of in (moments, waited))
     weights = sum(weight.nbytes for weight in models[0].parameters())
+    found = checkpoint.stat() if checkpoint.exists() else None
     return Run(
         images=sum(images[:-1]), seconds=moments[-1] - moments[0], waits=waits, durations=durations, begin=moments[0],
         losses=tuple(map(float, losses)), printed=printed.getvalue(),
-        saved=checkpoint.exists() and checkpoint.stat().st_size > weights, calls=calls,
+        saved=found is not None and found.st_mtime_ns != earlier and found.st_size > weights, calls=calls,
     )  # fmt: skip
 
 
