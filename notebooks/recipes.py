@@ -109,6 +109,7 @@ def loader_of(dataset, batch, workers, train=True, **others):
     )  # fmt: skip
 
 
+# The step trains: give it a model to throw away
 def best_workers(new_loader, step, candidates=(0, 1, 2, 4), rounds=3, steps=20):
     times = {workers: [] for workers in candidates}
     for _ in range(rounds):
@@ -144,24 +145,29 @@ def resize(path, side):
     return ImageOps.fit(upright, (side, side), Image.Resampling.BILINEAR)
 
 
+def resized_if_whole(path, side):
+    try:
+        return resize(path, side)
+    except Exception as error:  # Pillow reports damage by errors of many types
+        print(f"Left out: {path}: {error}", flush=True)
+        return None
+
+
 def resize_all(paths, side, folder):
     # From CLASS/NAME: torchvision's ImageFolder reads such folders, and the copies' alike
     def write_copy(path):
         copy = folder / path.parent.name / f"{path.name}.jpg"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            resized = resize(path, side)
-        except Exception as error:  # Pillow reports damage by errors of many types
-            return f"{path}: {error}"
-        resized.save(copy, quality=90)
-        return None
+        copy.unlink(missing_ok=True)  # that of an earlier run
+        if image := resized_if_whole(path, side):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            image.save(copy, quality=90)
 
     # Pillow lets other threads work while it decodes and resizes
     with ThreadPoolExecutor() as threads:
-        return [each for each in threads.map(write_copy, paths) if each]  # was left out
+        list(threads.map(write_copy, paths))  # a list: an error in a thread is raised here
 
 
-def held_out(path, share=0.1):  # to validate with
+def held_out(path, share=0.1):  # to validate with; ask with the original's path
     # By its name: a photo stays where it is if others are added
     name = f"{path.parent.name}/{path.name}"
     return zlib.crc32(name.encode()) < share * 2**32
@@ -170,15 +176,18 @@ def held_out(path, share=0.1):  # to validate with
 # 06 · Packed formats: all images in one file that is an array; a whole batch is read at once
 
 
-def pack(images, count, side, path):
-    started = path.with_suffix(".started")  # the file has its name when it is whole
+def pack(images, count, side, path):  # returns the rows that hold an image
+    started, rows = path.with_suffix(".started"), []  # it has its name when it is whole
     packed = np.lib.format.open_memmap(started, "w+", np.uint8, (count, 3, side, side))
-    for number, image in zip(range(count), images, strict=True):
-        # Channels first, as in PyTorch
-        packed[number] = np.asarray(image).transpose(2, 0, 1)
+    for row, image in zip(range(count), images, strict=True):
+        if image is not None:  # None: damaged
+            # Channels first, as in PyTorch
+            packed[row] = np.asarray(image).transpose(2, 0, 1)
+            rows.append(row)
     packed.flush()
     del packed  # Windows does not rename a file that is mapped
     started.replace(path)
+    return rows
 
 
 class Packed(Dataset):
@@ -188,7 +197,8 @@ class Packed(Dataset):
     def __len__(self):
         return len(self.labels)
 
-    def __getitems__(self, indices):  # a batch at once: give the loader collate_fn=as_it_is
+    # A batch at once: give the loader collate_fn=as_it_is. So does a Subset of some rows
+    def __getitems__(self, indices):
         # Mapped for each batch: no open file goes to a worker
         images = np.load(self.path, mmap_mode="r")
         return torch.from_numpy(images[indices]), self.labels[indices]
@@ -202,6 +212,7 @@ def as_it_is(batch):
 
 
 def crop_and_flip(images, side=None):  # square images, each by a draw of its own
+    assert images.shape[2] == images.shape[3], f"not square: {tuple(images.shape)}"
     (count, channels), device = images.shape[:2], images.device
     padding = 0 if side else 4  # black; for small images, which keep their size
     side = side or images.shape[3]
@@ -253,6 +264,15 @@ def train(loader, step, device):
     return torch.stack(losses).mean().item()  # here the host waits, once
 
 
+@torch.inference_mode()
+def accuracy(model, loader, device):  # call it under autocast, if the model trained so
+    model.eval()
+    batches = one_ahead(loader, device)
+    right = [model(images).argmax(1) == labels for images, labels in batches]
+    model.train()
+    return torch.cat(right).float().mean().item()
+
+
 # 09 · ResNet-50: the operations a second that a step achieves
 
 
@@ -292,8 +312,8 @@ def mixed_step(model, optimizer, scaler, images, labels, dtype=torch.bfloat16, c
 
 
 def fastest(steps, *batch, rounds=3):
-    # steps: by name, such as in float32 and bfloat16, since not every device gains. They
-    # train: give each a model of its own, not compiled (two images compile it anew).
+    # steps: by name, such as in float32 and bfloat16, each also in channels_last, since not
+    # every device gains. They train: give each a model of its own, not compiled.
     # Some processors take a hundred times as long in bfloat16: ask with two images first
     few = [each[:2] for each in batch]
     first = {
@@ -438,6 +458,8 @@ def exposed_ms(model, step, rounds=3):
 # 17 · Stragglers and failures: a checkpoint that is whole, or refused
 
 
+# The state for an exact resume: the next epoch, what a trial chose, and state_dict() of
+# model, optimizer, schedule and scaler. Seed each epoch: torch.manual_seed(seed + epoch)
 def save_whole(path, state):  # whole, or still the one before
     with path.with_suffix(".new").open("wb") as file:
         torch.save(state, file)  # a zip file, with a checksum of each part
@@ -465,10 +487,10 @@ def main():
             path.parent.mkdir(exist_ok=True)
             Image.fromarray(np.random.randint(0, 256, (48, 64, 3), np.uint8)).save(path)
         print(f"{sum(map(held_out, originals))} of {len(originals)} photos to validate with")
-        resize_all(originals, 32, folder / "copies")
-        copies = sorted(folder.glob("copies/*/*.jpg"))
-        pack(map(Image.open, copies), len(copies), 32, folder / "images.npy")
-        dataset = Packed(folder / "images.npy", [int(path.parent.name) for path in copies])
+        resize_all(originals, 32, folder / "copies")  # or, as pixels:
+        images = results_ahead(lambda path=path: resized_if_whole(path, 32) for path in originals)
+        print(f"packed: {len(pack(images, len(originals), 32, folder / 'images.npy'))}")
+        dataset = Packed(folder / "images.npy", [int(path.parent.name) for path in originals])
         print(f"{items_per_second([dataset.labels, dataset.path]):,.0f} items/s of a list")
 
         layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
@@ -490,6 +512,7 @@ def main():
         print(f"best: {best_workers(new_loader, step, candidates=(0, 1))} workers")
         record(loader, step, folder / "traces")
         print(f"loss {train(loader, channels_last(model, step), device):.3f} nats")
+        print(f"{accuracy(model, loader, device):.0%} right")
         compiled, optimizer = with_fewer_launches(model, lr=0.01)
         images, labels = (each.to(device) for each in next(iter(loader)))
         ways = {"kept": model, "recomputed": Recomputed(model)}

@@ -14,10 +14,9 @@ import math
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import recipes
 import torch
 import torchvision
@@ -51,26 +50,20 @@ def find(photos):
 
 
 def pack(paths, labels, packed):
-    """Decode and resize each photo once, on all cores, into one file that is an array. Damaged photos are left out."""
+    """Decode and resize each photo once, on all cores, into one file that is an array; write the labels beside it.
+
+    Damaged photos are left out: their label is -1.
+    """
     needed, free = len(paths) * 3 * STORED**2, shutil.disk_usage(packed.parent).free
     if needed > free:
         raise OSError(f"{packed}: expected {needed / 1e9:.1f} GB of space, found {free / 1e9:.1f} GB")
-    started = packed.with_suffix(".started")
-    images = np.lib.format.open_memmap(started, "w+", np.uint8, (len(paths), 3, STORED, STORED))
-
-    def place(number):
-        try:
-            images[number] = np.asarray(recipes.resize(paths[number], STORED)).transpose(2, 0, 1)
-        except Exception as error:  # Pillow reports damage by errors of many types
-            print(f"Left out: {paths[number]}: {error}")
-            return -1
-        return labels[number]
-
-    with ThreadPoolExecutor() as threads:
-        placed = list(threads.map(place, range(len(paths))))
-    images.flush()
-    packed.with_suffix(".json").write_text(json.dumps(dict(zip(map(str, paths), placed, strict=True))))
-    started.rename(packed)  # so that a run that was killed leaves no half of a pack under this name
+    images = recipes.results_ahead((partial(recipes.resized_if_whole, path, STORED) for path in paths), CORES)
+    placed = dict.fromkeys(map(str, paths), -1)
+    for row in recipes.pack(images, len(paths), STORED, packed):
+        placed[str(paths[row])] = labels[row]
+    whole = packed.with_suffix(".whole")
+    whole.write_text(json.dumps(placed))
+    whole.replace(packed.with_suffix(".json"))  # so that a run that was killed leaves no half of it under this name
 
 
 class Training:
@@ -147,7 +140,7 @@ def main():
     data = {}
     for part, paths in parts.items():
         packed = options.packed / f"{part}.npy"
-        if not packed.exists():
+        if not (packed.exists() and packed.with_suffix(".json").exists()):
             pack(paths, [classes.index(path.parent.name) for path in paths], packed)
         labels = json.loads(packed.with_suffix(".json").read_text())
         if list(labels) != list(map(str, paths)):

@@ -118,15 +118,15 @@ def test_a_photo_is_turned_upright_and_cut_but_never_squashed(recipes, tmp_path)
     assert resized.size == (30, 30) and np.asarray(resized).min() > 200  # but for the edge
 
 
-def test_photos_of_equal_names_are_all_copied_and_a_damaged_one_is_said_and_left_out(recipes, tmp_path):
+def test_photos_of_equal_names_are_all_copied_and_a_damaged_one_is_said_and_left_out(recipes, tmp_path, capsys):
     paths = [tmp_path / kind / f"1.{ending}" for kind in ("ant", "bee") for ending in ("png", "jpg", "JPG")]
     for number, path in enumerate(paths):
         path.parent.mkdir(exist_ok=True)
         Image.new("RGB", (80, 60), (40 * number, 0, 0)).save(path)
     before = paths[2].read_bytes()
     paths[1].write_bytes(paths[1].read_bytes()[:-30])
-    (left_out,) = recipes.resize_all(paths, 32, tmp_path)
-    assert left_out.startswith(f"{paths[1]}: ") and paths[2].read_bytes() == before
+    recipes.resize_all(paths, 32, tmp_path)
+    assert f"Left out: {paths[1]}: " in capsys.readouterr().out and paths[2].read_bytes() == before
     copies = ImageFolder(tmp_path, is_valid_file=lambda path: path.count(".") == 2)
     assert copies.classes == ["ant", "bee"] and copies.targets == [0, 0, 1, 1, 1]
     reds = sorted(np.asarray(image)[..., 0].mean() for image, _ in copies)
@@ -137,6 +137,7 @@ def test_a_pack_is_whole_or_not_there(recipes, tmp_path):
     with pytest.raises(ValueError):
         recipes.pack([Image.new("RGB", (8, 8))], 2, 8, tmp_path / "images.npy")
     assert not (tmp_path / "images.npy").exists()
+    assert recipes.pack([None, Image.new("RGB", (8, 8))], 2, 8, tmp_path / "images.npy") == [1]
 
 
 def test_a_loader_without_a_batch_is_an_error_and_no_endless_loop(recipes):
