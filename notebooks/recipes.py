@@ -177,6 +177,8 @@ def held_out(path, share=0.1):  # to validate with; ask with the original's path
 
 
 def pack(images, count, side, path):  # returns the rows that hold an image
+    # Photos: as images give results_ahead (14) with calls of resized_if_whole (05), which
+    # decodes on all cores and holds a few at a time
     started, rows = path.with_suffix(".started"), []  # it has its name when it is whole
     packed = np.lib.format.open_memmap(started, "w+", np.uint8, (count, 3, side, side))
     for row, image in zip(range(count), images, strict=True):
