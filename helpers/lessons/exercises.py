@@ -34,48 +34,48 @@ def _largest_factor(largest: float) -> list[float]:
     return [2.0 ** math.floor(math.log2(factor)), factor, 2.0 ** math.ceil(math.log2(factor))]
 
 
-# For each question: the right answer and those of two mistakes, from what was measured; a hint; a reply to each mistake
+# For each question: the right answer and those of two mistakes, from what was measured; the unit; a hint; two replies
 QUESTIONS = {
     "images from a server": (
-        _from_a_server, "Add three times in seconds (1 / whole is the first of them); the rate is 1 over their sum.",
+        _from_a_server, " images/s", "Add three times in seconds (first: 1 / whole); the rate is 1 over their sum.",
         "The bytes of the file take time, too.", "Opening the file takes time, too.",
     ),
     "faster at most": (
-        lambda waiting: [1 / (1 - waiting), 1 / waiting, 1 - waiting],
+        lambda waiting: [1 / (1 - waiting), 1 / waiting, 1 - waiting], " times",
         "If a share s goes away, 1 - s is left. How many times does that fit into the whole?",
         "That divides by what goes away; divide by what is left.", "That is what is left of the time, as a share.",
     ),
     "workers from stalls": (
-        _between_stalls, "Count the steps from one long wait to the next.",
+        _between_stalls, " workers", "Count the steps from one long wait to the next.",
         "Those are the short waits between two long ones; a long one is a worker's turn, too.",
         "That is how many long waits there are.",
     ),
     "bytes for floats": (
-        lambda: [256 * 3 * 224 * 224 * each for each in (3 / 1e6, 4 / 1e6, 3 / 2**20)],
+        lambda: [256 * 3 * 224 * 224 * each for each in (3 / 1e6, 4 / 1e6, 3 / 2**20)], " MB",
         "Count the numbers in a batch. Each needs 4 bytes as a float, 1 as a byte.",
         "That is the batch in floats; its bytes are still sent.", "A megabyte has 10⁶ bytes here, not 2²⁰.",
     ),
     "paid for itself": (
-        lambda once, before, after: [once / (before - after), once / before, once / after],
+        lambda once, before, after: [once / (before - after), once / before, once / after], " epochs",
         "What does one epoch save? How often does that fit into the time spent once?",
         "An epoch does not save all its earlier time: it still takes some.",
         "That divides by what an epoch still takes, not by what it saves.",
     ),
     "ReLU at most": (
-        lambda gb_per_second: [gb_per_second / 8e3, gb_per_second / 4e3, gb_per_second / 8],
+        lambda gb_per_second: [gb_per_second / 8e3, gb_per_second / 4e3, gb_per_second / 8], " TFLOP/s",
         "Memory decides, not the peak: bytes a second, by the bytes for each operation; 1 TFLOP = 1000 GFLOP.",
         "Each number is read and written: 8 bytes, not 4.", "Those are GFLOP/s: 1 TFLOP = 1000 GFLOP.",
     ),
     "the next row": (
-        lambda: [56 * 64, 56, 64], "Between the two lie all columns of one row, each with all its channels.",
+        lambda: [56 * 64, 56, 64], " elements", "Between the two lie all columns of one row, with all their channels.",
         "That is the distance to a contiguous tensor's next row.", "That is the distance to the next column.",
     ),
     "largest factor": (
-        _largest_factor, "Largest number / largest gradient, then down to a power of two: 2 ** floor(log2(…)).",
+        _largest_factor, "", "Largest number / largest gradient, then down to a power of two: 2 ** floor(log2(…)).",
         "That is no power of two.", "With that factor the gradient is infinite: round down, not up.",
     ),
     "graph at most": (
-        lambda: [1_200 * 6e-3 / 4.0, (1_200 * 6e-3 + 4.0) / 4.0, 1_200 * 6e-3],
+        lambda: [1_200 * 6e-3 / 4.0, (1_200 * 6e-3 + 4.0) / 4.0, 1_200 * 6e-3], " times",
         "The longer of launching and running decides. With a graph launching costs next to nothing.",
         "Launching and running overlap: the longer one is the step, not their sum.",
         "That is the step in ms, the first answer.",
@@ -115,7 +115,7 @@ def check(question: str, answer: float | None, **measured: object) -> bool:
 
     `measured` are the arguments of the question's function.
     """
-    compute, hint, *said = QUESTIONS[question]
+    compute, unit, hint, *said = QUESTIONS[question]
     expected, *slips = compute(**measured)
 
     def number(found: float) -> str:
@@ -126,7 +126,7 @@ def check(question: str, answer: float | None, **measured: object) -> bool:
             rounded = abs(found - expected) < abs(expected) / 20
             otherwise = "That is near: leave the formula, and round nothing in it." if rounded else hint
             raise Wrong(f"{found:.4g}. {slip(found, dict(zip(said, slips, strict=True)), otherwise)}")
-        return f"{found:.4g}."
+        return f"{found:.4g}{unit}."
 
     return answered(number)(answer)
 
