@@ -197,7 +197,7 @@ def _became(failures: list[tuple[int, int]], folder: Path) -> str:
     if ended and _LOST.search(last):
         others = f"\nEnded before, without an error: rank {', '.join(ended)}. With fewer steps than the others?"
     if busy and _WAITED.search(last):
-        others = f"\nStill busy, when the wait for it was over: rank {', '.join(busy)}."
+        others = f"\nNot ended, when the wait for it was over: rank {', '.join(busy)}."
     return f"{became}: {last}{others}\nThe end of its errors:\n{shown}"
 
 
