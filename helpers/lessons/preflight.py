@@ -125,7 +125,7 @@ def _cores() -> Iterator[Row]:
     value = f"{granted} of the machine's {os.cpu_count()}" + (f", limited to the time of {quota:g}" if quota else "")
     busy = psutil.cpu_percent(interval=0.5)
     if busy >= BUSY:
-        value += f"; other programs keep the machine {busy:.0f}% busy now, so every time measured here is longer"
+        value += f"; other programs keep the machine {busy:.0f}% busy now, so times measured here may be longer"
     problem = "loading and training share one core" if min(granted, quota or granted) < 2 else ""
     yield Row("Cores", value, problem, "ask for two cores or more")
 

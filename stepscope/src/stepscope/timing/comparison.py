@@ -117,8 +117,8 @@ class Comparison:
             rate, ratio, mean = self.throughput(name), self.ratio(name), self.mean(name)
             first = name == self.names[0]
             rows[name] = {
-                "images/s": f"{rate.mean:,.0f}",
-                "95% interval": limits(rate, "{:,.0f}".format),
+                "images/s": digits(rate.mean),
+                "95% interval": limits(rate),
                 "ms a step": f"{mean.step_ms:.1f}",
                 "host waits": f"{mean.loading_share:.0%}",
                 "ratio": "1×" if first else f"{digits(ratio.mean)}×",
@@ -161,6 +161,8 @@ def conclusion(ratio: Interval, of: str = "round") -> str:
         if math.isfinite(ratio.detectable):
             ends += f", which would show a gain of {ratio.detectable:.2f}×"
         return f"{found} ({ends}); take more rounds, or a quieter machine"
+    if ratio.wide:
+        return f"{found} (by how much, {rounds} do not say)"
     if lowest == "1.00":  # neither end is 1: the outcome is sure
         lowest = f"{ratio.lowest:.3f}"
     if highest == "1.00":
