@@ -5,9 +5,12 @@
 
 import contextlib
 import copy
+import functools
 import itertools
+import json
 import os
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -51,13 +54,13 @@ def train_step(model, optimizer, images, labels):
     return loss.detach()  # still on the device: to read its value would make the host wait
 
 
-def record(loader, step, folder):
+def record(batches, step, folder):  # such as endless(loader)
     plan = schedule(wait=5, warmup=2, active=6, repeat=1)
     handler = tensorboard_trace_handler(str(folder))
     if not torch.cuda.is_available():  # its log would only say so
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(schedule=plan, on_trace_ready=handler) as profiler:
-        for images, labels in itertools.islice(endless(loader), 5 + 2 + 6):
+        for images, labels in itertools.islice(batches, 5 + 2 + 6):
             step(images, labels)
             profiler.step()
 
@@ -109,10 +112,15 @@ def loader_of(dataset, batch, workers, train=True, **others):
     )  # fmt: skip
 
 
-# The step trains: give it a model to throw away
-def best_workers(new_loader, step, candidates=(0, 1, 2, 4), rounds=3, steps=20):
-    times = {workers: [] for workers in candidates}
-    for _ in range(rounds):
+# The step trains: give it a model to throw away. Where it takes seconds, one worker is
+# enough, and the trial takes long: a first round is made in any case
+def best_workers(
+    new_loader, step, candidates=(0, 1, 2, 4), rounds=3, steps=20, seconds=120
+):
+    times, end = {workers: [] for workers in candidates}, time.perf_counter() + seconds
+    for number in range(rounds):
+        if number and time.perf_counter() > end:
+            break
         for workers in random.sample(candidates, len(candidates)):
             batches = endless(new_loader(workers))
             ready = 2 * workers  # batches that wait already: prefetch_factor
@@ -149,12 +157,15 @@ def resized_if_whole(path, side):
     try:
         return resize(path, side)
     except Exception as error:  # Pillow reports damage by errors of many types
+        if isinstance(error, MemoryError) or getattr(error, "errno", None):
+            raise  # no damage: there is no such file, or the disk cannot be read
         print(f"Left out: {path}: {error}", flush=True)
         return None
 
 
 def resize_all(paths, side, folder):
-    # From CLASS/NAME: torchvision's ImageFolder reads such folders, and the copies' alike
+    # From CLASS/NAME: torchvision's ImageFolder reads such folders, and the copies' alike,
+    # as pixels for crop_and_flip (07) with transform=transforms.PILToTensor()
     def write_copy(path):
         copy = folder / path.parent.name / f"{path.name}.jpg"
         copy.unlink(missing_ok=True)  # that of an earlier run
@@ -168,17 +179,38 @@ def resize_all(paths, side, folder):
 
 
 def held_out(path, share=0.1):  # to validate with; ask with the original's path
-    # By its name: a photo stays where it is if others are added
+    # By its name: it stays where it is if others are added. A small class may have none
     name = f"{path.parent.name}/{path.name}"
-    return zlib.crc32(name.encode()) < share * 2**32
+    return zlib.crc32(os.fsencode(name)) < share * 2**32
 
 
 # 06 · Packed formats: all images in one file that is an array; a whole batch is read at once
 
 
+# Photos as pixels: if all fit into memory, or the disk delivers them as fast as a step
+# trains on them. Else as JPEG copies (05)
+def pack_photos(paths, side, path):  # unless they are packed there; returns as pack does
+    index, stats = path.with_suffix(".json"), [photo.stat() for photo in paths]
+    photos = [
+        [photo.parent.name, photo.name, stat.st_size, stat.st_mtime]
+        for photo, stat in zip(paths, stats, strict=True)
+    ]
+    if index.exists() and path.exists():
+        packed = json.loads(index.read_text())
+        if packed.get("photos") == photos:
+            return packed["rows"]
+    calls = (functools.partial(resized_if_whole, photo, side) for photo in paths)
+    # On all cores (14); a few photos are in memory at a time
+    rows = pack(results_ahead(calls, os.cpu_count()), len(paths), side, path)
+    index.with_suffix(".new").write_text(json.dumps({"photos": photos, "rows": rows}))
+    index.with_suffix(".new").replace(index)
+    return rows
+
+
 def pack(images, count, side, path):  # returns the rows that hold an image
-    # Photos: as images give results_ahead (14) with calls of resized_if_whole (05), which
-    # decodes on all cores and holds a few at a time
+    needed, free = count * 3 * side**2, shutil.disk_usage(path.parent).free
+    if needed > free:  # where the disk is full, a write into the map ends Python
+        raise OSError(f"{path}: expected {needed:,} bytes of space, found {free:,}")
     started, rows = path.with_suffix(".started"), []  # it has its name when it is whole
     packed = np.lib.format.open_memmap(started, "w+", np.uint8, (count, 3, side, side))
     for row, image in zip(range(count), images, strict=True):
@@ -266,11 +298,12 @@ def train(loader, step, device):
     return torch.stack(losses).mean().item()  # here the host waits, once
 
 
+# Call it under autocast, if the model trained so. prepare: such as a crop of the middle
 @torch.inference_mode()
-def accuracy(model, loader, device):  # call it under autocast, if the model trained so
+def accuracy(model, loader, device, prepare=lambda images: images):
     model.eval()
     batches = one_ahead(loader, device)
-    right = [model(images).argmax(1) == labels for images, labels in batches]
+    right = [model(prepare(images)).argmax(1) == labels for images, labels in batches]
     model.train()
     return torch.cat(right).float().mean().item()
 
@@ -313,7 +346,7 @@ def mixed_step(model, optimizer, scaler, images, labels, dtype=torch.bfloat16, c
     return loss.detach()
 
 
-def fastest(steps, *batch, rounds=3):
+def fastest(steps, *batch, rounds=3, seconds=60):  # and a first round, in any case
     # steps: by name, such as in float32 and bfloat16, each also in channels_last, since not
     # every device gains. They train: give each a model of its own, not compiled.
     # Some processors take a hundred times as long in bfloat16: ask with two images first
@@ -324,12 +357,21 @@ def fastest(steps, *batch, rounds=3):
     }
     times = {name: [] for name in steps if first[name] < 3 * min(first.values())}
     # Where a step takes 100 ms or more, one says enough
-    repeats = 5 if min(first.values()) < 100 else 1
-    for _ in range(rounds):
+    repeats, end = 5 if min(first.values()) < 100 else 1, time.perf_counter() + seconds
+    for number in range(rounds):
+        if number and time.perf_counter() > end:
+            break
         # Interleaved, not one after the other
         for name in random.sample(list(times), len(times)):
             step = steps[name]
-            times[name].append(milliseconds(lambda: step(*batch), repeats, warmup=1))
+            try:
+                step_ms = milliseconds(lambda: step(*batch), repeats, warmup=1)
+            except torch.OutOfMemoryError:
+                if len(times) == 1:
+                    raise
+                del times[name]  # another way may need less
+            else:
+                times[name].append(step_ms)
     return min(times, key=lambda name: statistics.geometric_mean(times[name]))
 
 
@@ -461,7 +503,10 @@ def exposed_ms(model, step, rounds=3):
 
 
 # The state for an exact resume: the next epoch, what a trial chose, and state_dict() of
-# model, optimizer, schedule and scaler. Seed each epoch: torch.manual_seed(seed + epoch)
+# model, optimizer, schedule and scaler. Seed each epoch: torch.manual_seed(seed + epoch).
+# Save before the first epoch, too, or a restart tries anew. Keep the settings and the count
+# of the photos with it, and refuse others. All else as text or Python's own numbers:
+# load_whole reads no other types
 def save_whole(path, state):  # whole, or still the one before
     with path.with_suffix(".new").open("wb") as file:
         torch.save(state, file)  # a zip file, with a checksum of each part
@@ -490,8 +535,7 @@ def main():
             Image.fromarray(np.random.randint(0, 256, (48, 64, 3), np.uint8)).save(path)
         print(f"{sum(map(held_out, originals))} of {len(originals)} photos to validate with")
         resize_all(originals, 32, folder / "copies")  # or, as pixels:
-        images = results_ahead(lambda path=path: resized_if_whole(path, 32) for path in originals)
-        print(f"packed: {len(pack(images, len(originals), 32, folder / 'images.npy'))}")
+        print(f"packed: {len(pack_photos(originals, 32, folder / 'images.npy'))}")
         dataset = Packed(folder / "images.npy", [int(path.parent.name) for path in originals])
         print(f"{items_per_second([dataset.labels, dataset.path]):,.0f} items/s of a list")
 
@@ -512,7 +556,7 @@ def main():
         loader = new_loader(0)
         print("loading and compute: {:.2f} and {:.2f} ms a step".format(*two_clocks(loader, step)))
         print(f"best: {best_workers(new_loader, step, candidates=(0, 1))} workers")
-        record(loader, step, folder / "traces")
+        record(endless(loader), step, folder / "traces")
         print(f"loss {train(loader, channels_last(model, step), device):.3f} nats")
         print(f"{accuracy(model, loader, device):.0%} right")
         compiled, optimizer = with_fewer_launches(model, lr=0.01)

@@ -3,18 +3,15 @@
     python train_photos.py PHOTOS PACKED [--epochs 10] [--batch 64] [--lr 0.1] [--workers 0 1 2 4 8] [--compile]
 
 PHOTOS holds train/CLASS/*.jpg and val/CLASS/*.jpg; or CLASS/*.jpg, and about every tenth photo is kept to validate.
-PACKED, on a fast disk, is filled once, with 196 kB for each photo. After each epoch it gets a checkpoint: the same
-command goes on from there. --lr is for 256 images a step.
+PACKED, on a fast disk, is filled once, and again if photos have changed, with 196 kB for each photo; damaged ones are
+left out. After each epoch it gets a checkpoint: the same command goes on from there. --lr is for 256 images a step.
 """
 
 import argparse
 import itertools
-import json
 import math
 import os
-import shutil
 import time
-from functools import partial
 from pathlib import Path
 
 import recipes
@@ -49,23 +46,6 @@ def find(photos):
     return parts
 
 
-def pack(paths, labels, packed):
-    """Decode and resize each photo once, on all cores, into one file that is an array; write the labels beside it.
-
-    Damaged photos are left out: their label is -1.
-    """
-    needed, free = len(paths) * 3 * STORED**2, shutil.disk_usage(packed.parent).free
-    if needed > free:
-        raise OSError(f"{packed}: expected {needed / 1e9:.1f} GB of space, found {free / 1e9:.1f} GB")
-    images = recipes.results_ahead((partial(recipes.resized_if_whole, path, STORED) for path in paths), CORES)
-    placed = dict.fromkeys(map(str, paths), -1)
-    for row in recipes.pack(images, len(paths), STORED, packed):
-        placed[str(paths[row])] = labels[row]
-    whole = packed.with_suffix(".whole")
-    whole.write_text(json.dumps(placed))
-    whole.replace(packed.with_suffix(".json"))  # so that a run that was killed leaves no half of it under this name
-
-
 class Training:
     """A network, its optimizer and its learning rate. To call it trains on one batch; nothing in it waits."""
 
@@ -83,30 +63,28 @@ class Training:
 
         self.plan = torch.optim.lr_scheduler.LambdaLR(self.optimizer, share_of_rate)
 
-    def logits(self, images, network):
-        images = images.contiguous(memory_format=self.format)
-        with torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype != torch.float32):
-            return network(images).float()
+    def autocast(self):
+        return torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def __call__(self, images, labels):
         images = recipes.crop_and_flip(images.to(DEVICE, non_blocking=True), SIDE)
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.logits(images, self.forward), labels.to(DEVICE, non_blocking=True))
+        with self.autocast():
+            logits = self.forward(images.contiguous(memory_format=self.format))
+        loss = nn.functional.cross_entropy(logits.float(), labels.to(DEVICE, non_blocking=True))
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.plan.step()
         return loss.detach()
 
-    @torch.no_grad()
     def accuracy(self, loader):
-        self.model.eval()
-        edge, right = (STORED - SIDE) // 2, []
-        for images, labels in recipes.one_ahead(loader, DEVICE):
-            middle = images[:, :, edge : edge + SIDE, edge : edge + SIDE]
-            right.append(self.logits(middle, self.model).argmax(1) == labels)
-        self.model.train()
-        return torch.cat(right).float().mean().item()
+        def middle(images):
+            crop = slice((STORED - SIDE) // 2, (STORED + SIDE) // 2)
+            return images[:, :, crop, crop].contiguous(memory_format=self.format)
+
+        with self.autocast():
+            return recipes.accuracy(self.model, loader, DEVICE, middle)
 
     def state(self):
         return {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "plan", "scaler")}
@@ -140,14 +118,9 @@ def main():
     data = {}
     for part, paths in parts.items():
         packed = options.packed / f"{part}.npy"
-        if not (packed.exists() and packed.with_suffix(".json").exists()):
-            pack(paths, [classes.index(path.parent.name) for path in paths], packed)
-        labels = json.loads(packed.with_suffix(".json").read_text())
-        if list(labels) != list(map(str, paths)):
-            parser.error(f"{packed}: expected the photos of {options.photos}, found others. Delete it to pack anew")
-        usable = [row for row, label in enumerate(labels.values()) if label >= 0]
-        expect(part, len(usable))
-        data[part] = Subset(recipes.Packed(packed, list(labels.values())), usable)
+        rows = recipes.pack_photos(paths, STORED, packed)
+        expect(part, len(rows))
+        data[part] = Subset(recipes.Packed(packed, [classes.index(path.parent.name) for path in paths]), rows)
 
     def loader(workers, part="train"):
         if part == "train":
@@ -160,7 +133,8 @@ def main():
         return Training(len(classes), options.lr * options.batch / 256, steps, way)
 
     checkpoint = options.packed / "checkpoint.pt"
-    settings = {name: getattr(options, name) for name in ("epochs", "batch", "lr")} | {"classes": classes}
+    settings = {name: getattr(options, name) for name in ("epochs", "batch", "lr")}
+    settings |= {"classes": classes} | {part: len(rows) for part, rows in data.items()}
     kept = recipes.load_whole(checkpoint) if checkpoint.exists() else {"settings": settings, "epoch": 0}
     if kept["settings"] != settings:
         parser.error(f"{checkpoint}: expected {kept['settings']}, found {settings}. Delete it to begin anew")
@@ -170,6 +144,7 @@ def main():
         kept["way"] = recipes.fastest(trials, *images)
         some = options.workers
         kept["workers"] = recipes.best_workers(loader, trials[kept["way"]], some) if some[1:] else some[0]
+        recipes.save_whole(checkpoint, kept)
         del trials
     training = new_training(kept["way"])  # anew: the trials have trained theirs
     for name in training.state().keys() & kept.keys():
@@ -187,7 +162,8 @@ def main():
             f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} images/s, {training.accuracy(val):.1%} right", flush=True
         )
         recipes.save_whole(checkpoint, kept | training.state() | {"epoch": epoch + 1})
-    recipes.record(train, training, options.packed / "trace")  # last: a profiler may leave something attached
+    batches = recipes.one_ahead(recipes.endless(train), DEVICE)
+    recipes.record(batches, training, options.packed / "trace")  # last: a profiler may leave something attached
 
 
 if __name__ == "__main__":

@@ -140,6 +140,26 @@ def test_a_pack_is_whole_or_not_there(recipes, tmp_path):
     assert recipes.pack([None, Image.new("RGB", (8, 8))], 2, 8, tmp_path / "images.npy") == [1]
 
 
+def test_photos_are_packed_once_and_again_if_they_change(recipes, tmp_path, monkeypatch, capsys):
+    write_photos(tmp_path, ["ant"], 3)
+    paths, packed = sorted((tmp_path / "ant").iterdir()), tmp_path / "images.npy"
+    paths[1].write_bytes(paths[1].read_bytes()[:-40])
+    assert recipes.pack_photos(paths, 8, packed) == [0, 2] and f"Left out: {paths[1]}: " in capsys.readouterr().out
+    assert recipes.pack_photos(paths, 8, packed) == [0, 2] and capsys.readouterr().out == ""
+    paths[1].unlink()
+    with pytest.raises(FileNotFoundError):
+        recipes.resized_if_whole(paths[1], 8)
+    assert recipes.pack_photos(paths[2:], 8, packed) == [0] and len(np.load(packed)) == 1
+    monkeypatch.setattr(recipes.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=100))
+    with pytest.raises(OSError, match="expected 576 bytes of space, found 100"):
+        recipes.pack_photos([paths[0], paths[2], paths[0]], 8, packed)
+    assert len(np.load(packed)) == 1
+
+
+def test_a_photo_with_a_name_in_another_encoding_belongs_to_a_part(recipes, tmp_path):
+    assert recipes.held_out(tmp_path / "caf\udce9.jpg", share=1) and not recipes.held_out(tmp_path / "a.jpg", share=0)
+
+
 def test_a_loader_without_a_batch_is_an_error_and_no_endless_loop(recipes):
     with pytest.raises(ValueError, match="fewer images than a batch"):
         recipes.best_workers(lambda workers: recipes.loader_of([1, 2, 3], 8, workers), print, candidates=(0,))
@@ -168,16 +188,22 @@ def test_a_crop_may_be_smaller_than_the_image(recipes):
 
 
 def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_only(recipes, monkeypatch):
-    asked, clock = {"slow": [], "fast": [], "hopeless": []}, [0.0]
+    asked, clock = {"slow": [], "fast": [], "hopeless": [], "large": []}, [0.0]
     monkeypatch.setattr(recipes, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
 
     def step(name, milliseconds, images):
         asked[name].append(len(images))
         clock[0] += milliseconds / 1e3
+        if name == "large" and len(images) == 8:
+            raise torch.OutOfMemoryError
 
-    steps = {name: functools.partial(step, name, wait) for name, wait in (("slow", 6), ("fast", 4), ("hopeless", 60))}
+    waits = {"slow": 6, "fast": 4, "hopeless": 60, "large": 3}
+    steps = {name: functools.partial(step, name, wait) for name, wait in waits.items()}
     assert recipes.fastest(steps, torch.zeros(8)) == "fast"
-    assert set(asked["hopeless"]) == {2} and 8 in asked["slow"]
+    assert set(asked["hopeless"]) == {2} and asked["slow"].count(8) == 3 * 6 and asked["large"].count(8) == 1
+    assert recipes.fastest(steps, torch.zeros(8), seconds=0) == "fast" and asked["slow"].count(8) == 4 * 6
+    with pytest.raises(torch.OutOfMemoryError):
+        recipes.fastest({"large": steps["large"]}, torch.zeros(8))
 
 
 def test_batches_come_in_order_and_whole_from_one_ahead(recipes):
@@ -293,7 +319,7 @@ def test_a_run_that_was_stopped_goes_on_and_learns_the_same(workers, script, rec
     write_photos(photos / "train", ["eel"], 1)
     with pytest.raises(SystemExit):
         run(photos / "whole")
-    assert "Delete it to pack anew" in capsys.readouterr().err
+    assert "'train': 36, 'val': 15}. Delete it to begin anew" in capsys.readouterr().err
 
 
 # train_cifar10.py
@@ -363,4 +389,6 @@ def test_each_notebook_but_the_last_which_has_the_script_has_its_recipe_as_the_f
     for path in sorted(NOTEBOOKS.glob("[0-9][0-9]-*.ipynb"))[:-1]:
         (cell,) = (cell for cell in nbformat.read(path, 4).cells if "recipe" in cell.metadata.get("tags", []))
         (code,) = re.findall(r"```python\n(.*?)\n```", cell.source, re.DOTALL)
-        assert re.search(rf"^# {path.name[:2]} · [^\n]*\n\n\n{re.escape(code)}\n\n\n# ", text, re.MULTILINE), path.name
+        assert re.search(
+            rf"^# {path.name[:2]} · [^\n]*\n\n\n{re.escape(code)}\n\n\n# (\d\d ·|All)", text, re.MULTILINE
+        ), path.name
