@@ -1,17 +1,14 @@
 """Runs scripts that are not ours under ``stepscope run``, as they are and with a fault planted; prints what was found.
 
-    python stepscope/tests/script/scripts.py FOLDER [--only NAME …] [--traceml]
+    python stepscope/tests/script/scripts.py FOLDER [--only NAME …]
 
 The scripts are fetched from GitHub into FOLDER/sources, unless they are there; their data are drawn, and what they need
-is installed into FOLDER/site-packages. The true gain of a fault is how much shorter a step is without it. With
-``--traceml`` each with a fault runs under TraceML, too, for two minutes at most.
+is installed into FOLDER/site-packages. The true gain of a fault is how much shorter a step is without it.
 """
 
 import argparse
-import ast
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -30,7 +27,7 @@ FETCHED = {  # repositories, each with the commit or the tag of which the script
     "huggingface/transformers": "v5.24.0",
     "Lightning-AI/pytorch-lightning": "7f0c3436cd3f6ad3753125672024fc415cbcb414",
 }
-NEEDED = ["huggingface_hub", "safetensors", "lightning==2.6.6", "jsonargparse[signatures]", "tiktoken", "traceml-ai"]
+NEEDED = ["huggingface_hub", "safetensors", "lightning==2.6.6", "jsonargparse[signatures]", "tiktoken"]
 NEEDED += ["transformers==5.24.0", "accelerate==1.15.0", "datasets==5.2.0"]
 OURS = ["torch", "torchvision", "numpy", "psutil", "filelock", "nvidia-ml-py"]  # here already: not to be had twice
 GITHUB = "https://github.com"
@@ -310,28 +307,6 @@ class Examination:
         (path.parent / "found.txt").write_text(ended.stderr)
         return results[0]["diagnosis"]
 
-    def told(self, path: Path, arguments: list[str]) -> str:
-        """Return what TraceML says of a script, of whose loop each step is marked as it asks for."""
-        path.write_text(marked(path.read_text()))
-        command = [
-            sys.executable,
-            self.folder / "site-packages" / "bin" / "traceml",
-            "run",
-            path.name,
-            "--args",
-            *arguments,
-        ]
-        process = subprocess.Popen(
-            command, cwd=path.parent, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        try:
-            text, _ = process.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            text, _ = process.communicate()
-        said = re.findall(r"(?:Verdict|Why|Next): +(.*?) *\|?\n", text)
-        return " ".join(said) or text[-300:]
-
 
 def is_right(fault: Fault, path: Path, diagnosis: dict) -> bool:
     """Return whether the first finding names the fault that is planted in a script."""
@@ -342,45 +317,27 @@ def is_right(fault: Fault, path: Path, diagnosis: dict) -> bool:
     return first["name"] in fault.names or any(f"{path.name}:{number}:" in first["line"] for number in planted)
 
 
-def marked(text: str) -> str:
-    """Return a script in which TraceML knows what a step is; as it is, if it has no loop of its own."""
-    loops = [loop for loop in ast.walk(ast.parse(text)) if isinstance(loop, (ast.For, ast.While))]
-    steps = [loop for loop in loops if re.search(r"optimizer\.step\(|scaler\.step\(", ast.unparse(loop))]
-    if not steps:
-        return text
-    body = min(steps, key=lambda loop: loop.end_lineno - loop.lineno).body
-    lines, start, end = text.splitlines(), body[0].lineno - 1, body[-1].end_lineno
-    indent = " " * body[0].col_offset
-    lines[start:end] = [f"{indent}with traceml_ai.trace_step(model):", *(f"    {line}" for line in lines[start:end])]
-    first = sum(line.startswith("from __future__") for line in lines[:1])
-    return "\n".join([*lines[:first], "import traceml_ai; traceml_ai.init(mode='auto')", *lines[first:]])
-
-
 def main() -> None:
     """Examine the scripts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=None)
-    parser.add_argument("--traceml", action="store_true")
     options = parser.parse_args()
     examination, scripts = Examination(options.folder), {each.name: each for each in SCRIPTS}
 
     def wanted(*names: str) -> bool:
         return options.only is None or not {*names}.isdisjoint(options.only)
 
-    def show(name: str, path: Path, arguments: list[str], diagnosis: dict, more: str = "") -> None:
+    def show(name: str, diagnosis: dict, more: str = "") -> None:
         first = next((each for each in diagnosis["findings"] if each["gain"] >= WORTH), None)
         found = f"{first['name']} {first['gain']:.2f} {first['line'][:70]}" if first else "nothing"
         print(f"{name}: {diagnosis['verdict']}, {diagnosis['step_ms']:.1f} ms a step; {found}{more}", flush=True)
-        if options.traceml and more:
-            print("   TraceML:", examination.told(path, arguments), flush=True)
 
     usual = {}
     for script in SCRIPTS:
         if wanted(script.name, *(each.kind for each in FAULTS if each.script == script.name and not each.fixed)):
-            path, arguments = examination.placed(script), script.arguments.split()
-            usual[script.name] = examination.diagnosed(path, arguments)
-            show(script.name, path, arguments, usual[script.name])
+            usual[script.name] = examination.diagnosed(examination.placed(script), script.arguments.split())
+            show(script.name, usual[script.name])
     for fault in FAULTS:
         if not wanted(fault.kind, fault.script):
             continue
@@ -395,7 +352,7 @@ def main() -> None:
         right = is_right(fault, path, found)
         gain = 1 - without["step_ms"] / found["step_ms"]
         more = f"; {'right' if right else 'WRONG'}, true gain {gain:.2f} of {without['step_ms']:.1f} ms without it"
-        show(f"{fault.kind} in {fault.script}", path, arguments, found, more)
+        show(f"{fault.kind} in {fault.script}", found, more)
 
 
 if __name__ == "__main__":
