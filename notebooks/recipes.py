@@ -71,7 +71,8 @@ def endless(loader):
         for batch in loader:
             yield batch
         if batch is None:
-            raise ValueError("no batch: are there fewer images than a batch has?")
+            # Fewer images than a batch, or a generator, which has one epoch only
+            raise ValueError("no batch: expected a loader, with images for one or more")
 
 
 # 02 · Two clocks: a stopwatch; loading alone and compute alone, in ms a step
@@ -113,16 +114,17 @@ def loader_of(dataset, batch, workers, train=True, **others):
 
 
 # The step trains: give it a model to throw away. Where it takes seconds, one worker is
-# enough, and the trial takes long: a first round is made in any case
+# enough, and the trial takes long: a first round is made in any case.
+# ahead: such as lambda batches: one_ahead(batches, device), see 08
 def best_workers(
-    new_loader, step, candidates=(0, 1, 2, 4), rounds=3, steps=20, seconds=120
+    new_loader, step, candidates=(0, 1, 2, 4), rounds=3, steps=20, seconds=120, ahead=iter
 ):
     times, end = {workers: [] for workers in candidates}, time.perf_counter() + seconds
     for number in range(rounds):
         if number and time.perf_counter() > end:
             break
         for workers in random.sample(candidates, len(candidates)):
-            batches = endless(new_loader(workers))
+            batches = ahead(endless(new_loader(workers)))
             ready = 2 * workers  # batches that wait already: prefetch_factor
             step_ms = milliseconds(lambda: step(*next(batches)), steps, warmup=ready + 3)
             times[workers].append(step_ms)
@@ -153,7 +155,7 @@ def resize(path, side):
     return ImageOps.fit(upright, (side, side), Image.Resampling.BILINEAR)
 
 
-def resized_if_whole(path, side):
+def resized_if_whole(path, side):  # bytes that are wrong in the middle are not noticed
     try:
         return resize(path, side)
     except Exception as error:  # Pillow reports damage by errors of many types
@@ -163,19 +165,33 @@ def resized_if_whole(path, side):
         return None
 
 
-def resize_all(paths, side, folder):
-    # From CLASS/NAME: torchvision's ImageFolder reads such folders, and the copies' alike,
-    # as pixels for crop_and_flip (07) with transform=transforms.PILToTensor()
-    def write_copy(path):
-        copy = folder / path.parent.name / f"{path.name}.jpg"
-        copy.unlink(missing_ok=True)  # that of an earlier run
+def resize_all(paths, side, folder):  # returns the copies; photos are CLASS/NAME
+    def copy_of(path):
+        copy = folder / f"{side}" / path.parent.name / f"{path.name}.jpg"
+        if copy.exists() and copy.stat().st_mtime > path.stat().st_mtime:
+            return copy
         if image := resized_if_whole(path, side):
             copy.parent.mkdir(parents=True, exist_ok=True)
-            image.save(copy, quality=90)
+            image.save(copy.with_suffix(".new"), "JPEG", quality=90)
+            return copy.with_suffix(".new").replace(copy)
+        return None
 
     # Pillow lets other threads work while it decodes and resizes
     with ThreadPoolExecutor() as threads:
-        list(threads.map(write_copy, paths))  # a list: an error in a thread is raised here
+        return [copy for copy in threads.map(copy_of, paths) if copy]
+
+
+class Copies(Dataset):
+    def __init__(self, paths, classes):
+        self.paths, self.classes = paths, classes
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        path = self.paths[index]
+        pixels = torch.from_numpy(np.array(Image.open(path)))
+        return pixels.permute(2, 0, 1), self.classes.index(path.parent.name)
 
 
 def held_out(path, share=0.1):  # to validate with; ask with the original's path
@@ -187,12 +203,12 @@ def held_out(path, share=0.1):  # to validate with; ask with the original's path
 # 06 · Packed formats: all images in one file that is an array; a whole batch is read at once
 
 
-# Photos as pixels: if all fit into memory, or the disk delivers them as fast as a step
-# trains on them. Else as JPEG copies (05)
+# Photos as pixels, 3 × side × side bytes each: if all fit into free memory, or the disk
+# reads as many a second as a step trains on (try one on noise). Else as JPEG copies (05)
 def pack_photos(paths, side, path):  # unless they are packed there; returns as pack does
     index, stats = path.with_suffix(".json"), [photo.stat() for photo in paths]
     photos = [
-        [photo.parent.name, photo.name, stat.st_size, stat.st_mtime]
+        [side, photo.parent.name, photo.name, stat.st_size, stat.st_mtime]
         for photo, stat in zip(paths, stats, strict=True)
     ]
     if index.exists() and path.exists():
@@ -200,18 +216,20 @@ def pack_photos(paths, side, path):  # unless they are packed there; returns as 
         if packed.get("photos") == photos:
             return packed["rows"]
     calls = (functools.partial(resized_if_whole, photo, side) for photo in paths)
-    # On all cores (14); a few photos are in memory at a time
-    rows = pack(results_ahead(calls, os.cpu_count()), len(paths), side, path)
+    # On all cores of this job (14); a few photos are in memory at a time
+    asked = getattr(os, "sched_getaffinity", lambda process: range(os.cpu_count()))
+    rows = pack(results_ahead(calls, len(asked(0))), len(paths), side, path)
     index.with_suffix(".new").write_text(json.dumps({"photos": photos, "rows": rows}))
     index.with_suffix(".new").replace(index)
     return rows
 
 
 def pack(images, count, side, path):  # returns the rows that hold an image
+    started, rows = path.with_suffix(".started"), []  # it has its name when it is whole
+    started.unlink(missing_ok=True)
     needed, free = count * 3 * side**2, shutil.disk_usage(path.parent).free
     if needed > free:  # where the disk is full, a write into the map ends Python
         raise OSError(f"{path}: expected {needed:,} bytes of space, found {free:,}")
-    started, rows = path.with_suffix(".started"), []  # it has its name when it is whole
     packed = np.lib.format.open_memmap(started, "w+", np.uint8, (count, 3, side, side))
     for row, image in zip(range(count), images, strict=True):
         if image is not None:  # None: damaged
@@ -378,11 +396,11 @@ def fastest(steps, *batch, rounds=3, seconds=60):  # and a first round, in any c
 # 12 · Fewer launches: one kernel for all weights, and kernels that do the work of several
 
 
-def with_fewer_launches(model, lr):
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, fused=True)
+def with_fewer_launches(model, lr, compiled=True, **others):  # such as weight_decay
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, fused=True, **others)
     # The first step compiles: it can take a minute. Save model.state_dict(): in that of
     # the compiled model each name begins with _orig_mod
-    return torch.compile(model), optimizer
+    return torch.compile(model) if compiled else model, optimizer
 
 
 # 13 · Memory: activations that are recomputed instead of kept, and how many bytes forward keeps
@@ -470,7 +488,8 @@ def batches_of_rank(order, batch, rank=0, world=1, done=0):
 
 def loader_that_resumes(dataset, batch, workers, seed=0, **others):
     # Files on a disk. Call loader.sampler.set_epoch(epoch) before each epoch: its order is
-    # then the same after a restart. With shuffle=True and workers that stay it is not
+    # then the same after a restart. With shuffle=True and workers that stay it is not; nor
+    # are random transforms in workers: augment on the device (07)
     sampler = DistributedSampler(dataset, num_replicas=1, rank=0, seed=seed)
     own = torch.Generator()  # or the loader draws from the generator of your crops
     return loader_of(dataset, batch, workers, sampler=sampler, generator=own, **others)
@@ -504,9 +523,10 @@ def exposed_ms(model, step, rounds=3):
 
 # The state for an exact resume: the next epoch, what a trial chose, and state_dict() of
 # model, optimizer, schedule and scaler. Seed each epoch: torch.manual_seed(seed + epoch).
-# Save before the first epoch, too, or a restart tries anew. Keep the settings and the count
-# of the photos with it, and refuse others. All else as text or Python's own numbers:
-# load_whole reads no other types
+# Save before the first epoch, too, or a restart tries anew. Keep the settings and a
+# checksum of the photos' names with it, and refuse others. All else as text or Python's own
+# numbers: load_whole reads no other types. A GPU repeats the same bits only with
+# torch.use_deterministic_algorithms(True)
 def save_whole(path, state):  # whole, or still the one before
     with path.with_suffix(".new").open("wb") as file:
         torch.save(state, file)  # a zip file, with a checksum of each part
@@ -517,7 +537,7 @@ def save_whole(path, state):  # whole, or still the one before
 
 def load_whole(path):
     if zipfile.ZipFile(path).testzip():
-        raise ValueError(f"{path} is damaged: take an older one")
+        raise ValueError(f"{path} is damaged: take a copy of your own, or begin anew")
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -534,7 +554,8 @@ def main():
             path.parent.mkdir(exist_ok=True)
             Image.fromarray(np.random.randint(0, 256, (48, 64, 3), np.uint8)).save(path)
         print(f"{sum(map(held_out, originals))} of {len(originals)} photos to validate with")
-        resize_all(originals, 32, folder / "copies")  # or, as pixels:
+        copies = Copies(resize_all(originals, 32, folder / "copies"), ["0", "1"])
+        print(f"copies: {len(copies)}, the first of {tuple(copies[0][0].shape)}; or, as pixels:")
         print(f"packed: {len(pack_photos(originals, 32, folder / 'images.npy'))}")
         dataset = Packed(folder / "images.npy", [int(path.parent.name) for path in originals])
         print(f"{items_per_second([dataset.labels, dataset.path]):,.0f} items/s of a list")
@@ -571,12 +592,14 @@ def main():
         print(f"rank 1 of 2: {len(loaded)} batches")
         print(f"loss in bfloat16, compiled: {mixed_step(compiled, optimizer, scaler, images, labels):.3f} nats")
 
-        def way(dtype):
+        def way(dtype, layout):
             own = copy.deepcopy(model)
-            sgd = torch.optim.SGD(own.parameters(), lr=0.01)
-            return lambda *batch: mixed_step(own, sgd, scaler, *batch, dtype=dtype)
+            own, sgd = with_fewer_launches(own, lr=0.01, compiled=False)
+            step = functools.partial(mixed_step, own, sgd, scaler, dtype=dtype)
+            return channels_last(own, step) if layout == "channels_last" else step
 
-        ways = {dtype: way(dtype) for dtype in (torch.float32, torch.bfloat16)}
+        names = itertools.product((torch.float32, torch.bfloat16), ("contiguous", "channels_last"))
+        ways = {name: way(*name) for name in names}
         print(f"faster: {fastest(ways, images, labels)}")
         print(f"{tflops(step, images, labels, milliseconds(lambda: step(images, labels))):.2g} TFLOP/s in products")
         save_whole(folder / "checkpoint.pt", model.state_dict())

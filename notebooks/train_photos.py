@@ -12,6 +12,8 @@ import itertools
 import math
 import os
 import time
+import zlib
+from functools import partial
 from pathlib import Path
 
 import recipes
@@ -134,7 +136,9 @@ def main():
 
     checkpoint = options.packed / "checkpoint.pt"
     settings = {name: getattr(options, name) for name in ("epochs", "batch", "lr")}
-    settings |= {"classes": classes} | {part: len(rows) for part, rows in data.items()}
+    settings |= {"classes": classes} | {part: len(usable) for part, usable in data.items()}
+    names = [[path.parent.name, path.name] for paths in parts.values() for path in paths]
+    settings["checksum of all names"] = zlib.crc32(str(names).encode(errors="surrogateescape"))
     kept = recipes.load_whole(checkpoint) if checkpoint.exists() else {"settings": settings, "epoch": 0}
     if kept["settings"] != settings:
         parser.error(f"{checkpoint}: expected {kept['settings']}, found {settings}. Delete it to begin anew")
@@ -143,7 +147,10 @@ def main():
         trials, images = {way: new_training(way) for way in WAYS}, next(iter(loader(0)))
         kept["way"] = recipes.fastest(trials, *images)
         some = options.workers
-        kept["workers"] = recipes.best_workers(loader, trials[kept["way"]], some) if some[1:] else some[0]
+        kept["workers"] = some[0]
+        if some[1:]:
+            trial, ahead = trials[kept["way"]], partial(recipes.one_ahead, device=DEVICE)
+            kept["workers"] = recipes.best_workers(loader, trial, some, ahead=ahead)
         recipes.save_whole(checkpoint, kept)
         del trials
     training = new_training(kept["way"])  # anew: the trials have trained theirs
