@@ -31,7 +31,7 @@ def feeds(images_per_second: float) -> str:
         share, loaders = f"{fed:.2g}" if fed < 10 else f"{fed:,.0f}", ""
         if fed < 0.95:  # 0.2 of a GPU: five loaders
             loaders = f", about {counted(math.ceil(1 / fed - 0.05), 'such loader')}"
-        parts.append(f"{share} {'of' if loaders else 'times'} an {gpu} ({demand:,.0f} images/s{loaders})")
+        parts.append(f"{share} {'of' if loaders else 'times the demand of'} an {gpu} ({demand:,.0f} images/s{loaders})")
     return f"{images_per_second:,.0f} images/s feed {' and '.join(parts)}, as MLPerf Storage assumes for ResNet-50."
 
 
