@@ -167,3 +167,12 @@ def test_what_a_reader_can_put_right_is_one_line_in_the_shell(folders, monkeypat
     process = subprocess.run([sys.executable, *command], cwd=config.PROJECT, capture_output=True, text=True)
     assert process.returncode == 1
     assert said in process.stderr and "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize("name", ["file/x", "n" * 300], ids=["a file in the way", "a name too long"])
+@pytest.mark.parametrize("command", ["class", "grade --seed 7"])
+def test_what_the_system_refuses_is_one_line_that_names_the_path(folders, capsys, command, name):
+    (folders / "file").touch()
+    assert shell.main([*command.split(), str(folders / name)]) == 1
+    line = "".join(capsys.readouterr()).strip().splitlines()[-1]
+    assert str(folders / name) in line
