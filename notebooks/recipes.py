@@ -72,7 +72,7 @@ def endless(loader):
             yield batch
         if batch is None:
             # Fewer images than a batch, or a generator, which has one epoch only
-            raise ValueError("no batch: expected a loader, with images for one or more")
+            raise ValueError("no batch: expected a loader with a batch or more")
 
 
 # 02 · Two clocks: a stopwatch; loading alone and compute alone, in ms a step
@@ -204,8 +204,9 @@ def held_out(path, share=0.1):  # to validate with; ask with the original's path
 
 
 # Photos as pixels, 3 × side × side bytes each: if all fit into free memory, or the disk
-# reads as many a second as a step trains on (try one on noise). Else as JPEG copies (05)
-def pack_photos(paths, side, path):  # unless they are packed there; returns as pack does
+# reads as many a second as a step trains on (try one on noise). Else as JPEG copies (05).
+# What is packed there already is not packed again. Returns the rows, as pack does
+def pack_photos(paths, side, path, threads=16):  # as many as the job has cores
     index, stats = path.with_suffix(".json"), [photo.stat() for photo in paths]
     photos = [
         [side, photo.parent.name, photo.name, stat.st_size, stat.st_mtime]
@@ -216,9 +217,8 @@ def pack_photos(paths, side, path):  # unless they are packed there; returns as 
         if packed.get("photos") == photos:
             return packed["rows"]
     calls = (functools.partial(resized_if_whole, photo, side) for photo in paths)
-    # On all cores of this job (14); a few photos are in memory at a time
-    asked = getattr(os, "sched_getaffinity", lambda process: range(os.cpu_count()))
-    rows = pack(results_ahead(calls, len(asked(0))), len(paths), side, path)
+    # results_ahead (14) has a few photos in memory at a time
+    rows = pack(results_ahead(calls, threads), len(paths), side, path)
     index.with_suffix(".new").write_text(json.dumps({"photos": photos, "rows": rows}))
     index.with_suffix(".new").replace(index)
     return rows
@@ -525,7 +525,7 @@ def exposed_ms(model, step, rounds=3):
 # model, optimizer, schedule and scaler. Seed each epoch: torch.manual_seed(seed + epoch).
 # Save before the first epoch, too, or a restart tries anew. Keep the settings and a
 # checksum of the photos' names with it, and refuse others. All else as text or Python's own
-# numbers: load_whole reads no other types. A GPU repeats the same bits only with
+# numbers: load_whole reads no other types. On a GPU, ask for the same bits by
 # torch.use_deterministic_algorithms(True)
 def save_whole(path, state):  # whole, or still the one before
     with path.with_suffix(".new").open("wb") as file:

@@ -120,7 +120,7 @@ def main():
     data = {}
     for part, paths in parts.items():
         packed = options.packed / f"{part}.npy"
-        rows = recipes.pack_photos(paths, STORED, packed)
+        rows = recipes.pack_photos(paths, STORED, packed, CORES)
         expect(part, len(rows))
         data[part] = Subset(recipes.Packed(packed, [classes.index(path.parent.name) for path in paths]), rows)
 

@@ -52,6 +52,7 @@ def test_a_ratio_is_taken_round_by_round():
         ([103, 104, 101.8], "faster (1.002 to 1.06"),
         ([50, 49.9, 50.1], "slower (0.498 to 0.502"),
         ([150, 90, 100], "too noisy .*(0.57 to 2.16"),
+        ([2_000, 40_000, 9_000], "faster (by how much, 3 rounds do not say"),
         ([1, 9000, 100], "too different"),
         ([5000], "too noisy to say (1 round, too different"),
     ],
