@@ -193,6 +193,7 @@ PUT = "torch.nn.utils.vector_to_parameters"
 RIGHT = [
     *[(number, []) for number in WRONG],
     ("03", [(FRESH, KEPT_LOADERS)]),  # warmed up again in each round
+    ("03", [("range(1 + 2 * workers)", "range(12)"), ("geometric_mean", "median")]),
     ("04", [(f"mean, {DEVIATION}", f"mean.view(1, 3, 1, 1), {DEVIATION}.view(1, 3, 1, 1)")]),
     ("05", [(SIZE, "[side * length // min(photo.size) for length in photo.size]")]),
     ("06", [("self.images is None", "True"), ('"r"', '"c"'), (BATCH, "torch.from_numpy(self.images)[indices]")]),

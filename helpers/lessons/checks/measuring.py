@@ -197,7 +197,7 @@ def best_workers(written: Callable) -> str:
     for case, machine in (
         ("a machine on which others work in one round", _Machine(one, hit=2)),
         ("a machine on which others begin to work meanwhile", _Machine(one, range(140, 1_000_000))),
-        ("a machine on which others end their work meanwhile", _Machine(other, range(195))),
+        ("a machine on which others end their work meanwhile", _Machine(other, range(100))),
     ):
         candidates = list(machine.ms)
         found = written(machine.new_loader, machine.step, candidates, machine.clock)
