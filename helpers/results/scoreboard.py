@@ -244,7 +244,7 @@ def ladder(path: Path | None = None) -> list[Result]:
 
 def place(rung: str) -> str:
     """Return a rung's sort key: its number, but photos, other images for another network, come after 01 to 07."""
-    return rung.replace("05", "07~", 1) if rung.startswith("05") else rung
+    return "07~" if rung.startswith("05") else rung[:2]
 
 
 def panels(results: Iterable[Result]) -> list[list[Result]]:
