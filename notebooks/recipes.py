@@ -8,6 +8,7 @@ import copy
 import functools
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -367,37 +368,58 @@ def mixed_step(model, optimizer, scaler, images, labels, dtype=torch.bfloat16, c
 def fastest(steps, *batch, rounds=3, seconds=60):  # and a first round, in any case
     # steps: by name, such as in float32 and bfloat16, each also in channels_last, since not
     # every device gains. They train: give each a model of its own, not compiled.
+    steps, first, times = dict(steps), {}, {}
+
+    def time_of(name, batch, repeats):
+        step = steps[name]
+        try:
+            return milliseconds(lambda: step(*batch), repeats, warmup=1)
+        except RuntimeError as error:  # too little memory, or no kernel for this type
+            if len(steps) == 1:
+                raise
+            print(f"Without {name}: {error}")
+            del steps[name]
+            return math.inf
+
     # Some processors take a hundred times as long in bfloat16: ask with two images first
-    few = [each[:2] for each in batch]
-    first = {
-        name: min(milliseconds(lambda: step(*few), repeats=1, warmup=1) for _ in range(2))
-        for name, step in steps.items()
-    }
-    times = {name: [] for name in steps if first[name] < 3 * min(first.values())}
+    for name in 2 * list(steps):
+        if name in steps:
+            few_ms = time_of(name, [each[:2] for each in batch], repeats=1)
+            first[name] = min(first.get(name, math.inf), few_ms)
+    least = min(first[name] for name in steps)
+    steps = {name: step for name, step in steps.items() if first[name] < 3 * least}
     # Where a step takes 100 ms or more, one says enough
-    repeats, end = 5 if min(first.values()) < 100 else 1, time.perf_counter() + seconds
+    repeats, end = 5 if least < 100 else 1, time.perf_counter() + seconds
     for number in range(rounds):
         if number and time.perf_counter() > end:
             break
         # Interleaved, not one after the other
-        for name in random.sample(list(times), len(times)):
-            step = steps[name]
-            try:
-                step_ms = milliseconds(lambda: step(*batch), repeats, warmup=1)
-            except torch.OutOfMemoryError:
-                if len(times) == 1:
-                    raise
-                del times[name]  # another way may need less
-            else:
-                times[name].append(step_ms)
-    return min(times, key=lambda name: statistics.geometric_mean(times[name]))
+        for name in random.sample(list(steps), len(steps)):
+            times.setdefault(name, []).append(time_of(name, batch, repeats))
+    return min(steps, key=lambda name: statistics.geometric_mean(times[name]))
 
 
 # 12 · Fewer launches: one kernel for all weights, and kernels that do the work of several
 
 
-def with_fewer_launches(model, lr, compiled=True, **others):  # such as weight_decay
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, fused=True, **others)
+def fused_sgd(weights, lr, momentum=0.9, **others):  # such as weight_decay
+    optimizer = torch.optim.SGD(weights, lr, momentum, fused=True, **others)
+
+    def begin_with_zeros(*_):
+        # If a scaler skips the first step (float16), PyTorch 2.15 goes on with whatever was
+        # in memory as momentum, such as nan
+        if not optimizer.state:
+            for group in optimizer.param_groups:
+                for weight in group["params"]:
+                    zeros = torch.zeros_like(weight)
+                    optimizer.state[weight]["momentum_buffer"] = zeros
+
+    optimizer.register_step_pre_hook(begin_with_zeros)
+    return optimizer
+
+
+def with_fewer_launches(model, lr, compiled=True, **others):
+    optimizer = fused_sgd(model.parameters(), lr, **others)
     # The first step compiles: it can take a minute. Save model.state_dict(): in that of
     # the compiled model each name begins with _orig_mod
     return torch.compile(model) if compiled else model, optimizer

@@ -88,14 +88,14 @@ def resnet9(width):  # after David Page's for DAWNBench
 class Training:
     """A network, its optimizer and the plan of its learning rate. To call it trains on one batch."""
 
-    def __init__(self, options, steps, before=None, way=AS_IT_COMES, fused=None):
+    def __init__(self, options, steps, before=None, way=AS_IT_COMES, fused=False):
         torch.manual_seed(options.seed)
         self.dtype, self.format = way
         self.chosen = " ".join(str(each).removeprefix("torch.") for each in way)
         model = nn.Sequential(before or nn.Identity(), resnet9(options.width))
         self.model = self.forward = model.to(DEVICE, memory_format=self.format)
-        weights = model.parameters()
-        self.optimizer = torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=fused)
+        new_sgd = recipes.fused_sgd if fused else torch.optim.SGD
+        self.optimizer = new_sgd(model.parameters(), 0.1, 0.9, weight_decay=5e-4, nesterov=True)
         self.scaler = torch.amp.GradScaler(DEVICE.type, enabled=self.dtype == torch.float16)
         rate = options.lr * options.batch / 256  # twice the images in a step, twice the learning rate
         self.plan = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, rate, steps, cycle_momentum=False)

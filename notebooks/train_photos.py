@@ -57,7 +57,7 @@ class Training:
         normalize = recipes.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # ImageNet's; or those of yours
         model = nn.Sequential(normalize, torchvision.models.resnet50(num_classes=classes, zero_init_residual=True))
         self.model = self.forward = model.to(DEVICE, memory_format=self.format)
-        self.optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=1e-4, fused=True)
+        self.optimizer = recipes.fused_sgd(model.parameters(), rate, weight_decay=1e-4)
         self.scaler = torch.amp.GradScaler(DEVICE.type, enabled=self.dtype == torch.float16)
 
         def share_of_rate(step):  # up in the first twentieth of the steps, then down as a cosine
@@ -149,8 +149,8 @@ def main():
         some = options.workers
         kept["workers"] = some[0]
         if some[1:]:
-            trial, ahead = trials[kept["way"]], partial(recipes.one_ahead, device=DEVICE)
-            kept["workers"] = recipes.best_workers(loader, trial, some, ahead=ahead)
+            ahead = partial(recipes.one_ahead, device=DEVICE)
+            kept["workers"] = recipes.best_workers(loader, trials[kept["way"]], some, ahead=ahead)
         recipes.save_whole(checkpoint, kept)
         del trials
     training = new_training(kept["way"])  # anew: the trials have trained theirs

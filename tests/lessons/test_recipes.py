@@ -194,8 +194,8 @@ def test_a_crop_may_be_smaller_than_the_image(recipes):
     assert len(corners) > 30 and (corners % 40).max() <= 8 and (corners // 40).max() <= 8  # of 9 × 9
 
 
-def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_only(recipes, monkeypatch):
-    asked, clock = {"slow": [], "fast": [], "hopeless": [], "large": []}, [0.0]
+def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_only(recipes, monkeypatch, capsys):
+    asked, clock = {"slow": [], "fast": [], "hopeless": [], "large": [], "none": []}, [0.0]
     monkeypatch.setattr(recipes, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
 
     def step(name, milliseconds, images):
@@ -203,14 +203,38 @@ def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_o
         clock[0] += milliseconds / 1e3
         if name == "large" and len(images) == 8:
             raise torch.OutOfMemoryError
+        if name == "none":
+            raise RuntimeError("no kernel for this type")
 
-    waits = {"slow": 6, "fast": 4, "hopeless": 60, "large": 3}
+    waits = {"slow": 6, "fast": 4, "hopeless": 60, "large": 3, "none": 2}
     steps = {name: functools.partial(step, name, wait) for name, wait in waits.items()}
     assert recipes.fastest(steps, torch.zeros(8)) == "fast"
     assert set(asked["hopeless"]) == {2} and asked["slow"].count(8) == 3 * 6 and asked["large"].count(8) == 1
+    assert asked["none"] == [2] and "none: no kernel for this type" in capsys.readouterr().out
     assert recipes.fastest(steps, torch.zeros(8), seconds=0) == "fast" and asked["slow"].count(8) == 4 * 6
     with pytest.raises(torch.OutOfMemoryError):
         recipes.fastest({"large": steps["large"]}, torch.zeros(8))
+
+
+def test_a_first_step_that_the_scaler_skips_leaves_no_trace_in_the_momentum(recipes):
+    images, labels = torch.rand(8, 3), torch.zeros(8, dtype=torch.long)
+    torch.use_deterministic_algorithms(True)  # memory that nobody has written is nan
+    try:
+        losses = []
+        for new in (functools.partial(torch.optim.SGD, momentum=0.9), recipes.fused_sgd):
+            torch.manual_seed(0)
+            model, scaler = torch.nn.Linear(3, 2), torch.amp.GradScaler("cpu")
+            optimizer = new(model.parameters(), 0.1)
+            for factor in (float("inf"), 1, 1, 1):
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(images), labels)
+                scaler.scale(factor * loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            losses.append(loss.item())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert losses[0] == pytest.approx(losses[1])
 
 
 def test_batches_come_in_order_and_whole_from_one_ahead(recipes):

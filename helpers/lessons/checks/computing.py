@@ -45,7 +45,7 @@ def one_ahead(written: Callable) -> str:
         for number, batch in enumerate(found):
             case, ahead = f"when batch {number} was yielded", len(started) - number - 1
             expect(batch == ("copied", number), "the batch as finish_copy returns it", str(batch)[:60], case)
-            hint = "The device's memory holds two batches, not all; without one ahead, the device waits for each copy."
+            hint = "All batches may not fit into the device's memory; without one ahead, the device waits for each copy."
             expect(ahead == (number + 1 < count), "one copy started ahead, if a batch is left", ahead, case, hint)
             hint = "A whole epoch may not fit into memory."
             expect(len(read) <= len(started) + 1, "no more batches to be read", len(read), case, hint)
