@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 # One kernel that goes through lists of tensors has at most: elements in a block, blocks, and tensors, by the number of
-# lists (PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh)
-_BLOCK, _BLOCKS, _TENSORS = 65_536, 320, (110, 64, 48, 36, 30)
+# lists (PyTorch 2.15 with CUDA 13, aten/src/ATen/native/cuda/MultiTensorApply.cuh; before CUDA 13 a seventh of these)
+_BLOCK, _BLOCKS, _TENSORS = 65_536, 2240, (770, 448, 336, 252, 210)
 _READ_TWICE = {  # the first tensors, by operator
     "native_batch_norm": 1, "native_batch_norm_backward": 2, "cudnn_batch_norm": 1, "cudnn_batch_norm_backward": 2,
 }  # fmt: skip

@@ -71,7 +71,9 @@ class TrainingStep:
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         try:
             return self._train(images, labels)
-        except torch.cuda.OutOfMemoryError as error:
+        except RuntimeError as error:  # the second is what cuDNN says where no engine's memory fits
+            if not isinstance(error, torch.OutOfMemoryError) and "unable to find an engine" not in str(error):
+                raise
             half = max(len(images) // 2, 1)
             raise OutOfMemory(
                 f"A step with {len(images)} images does not fit into the GPU's memory: {error}\n"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from helpers import config
 from helpers.lessons.checks.answering import Wrong, answered, expect, given, slip
 from helpers.training.called_operators import Calls
 from stepscope.base.wording import counted
@@ -45,7 +46,9 @@ def one_ahead(written: Callable) -> str:
         for number, batch in enumerate(found):
             case, ahead = f"when batch {number} was yielded", len(started) - number - 1
             expect(batch == ("copied", number), "the batch as finish_copy returns it", str(batch)[:60], case)
-            hint = "All batches may not fit into the device's memory; without one ahead, the device waits for each copy."
+            hint = (
+                "All batches may not fit into the device's memory; without one ahead, the device waits for each copy."
+            )
             expect(ahead == (number + 1 < count), "one copy started ahead, if a batch is left", ahead, case, hint)
             hint = "A whole epoch may not fit into memory."
             expect(len(read) <= len(started) + 1, "no more batches to be read", len(read), case, hint)
@@ -91,7 +94,7 @@ def channel_norm(written: Callable) -> str:
 def accumulated_step(written: Callable) -> str:
     """Notebook 11: ``written(model, optimizer, scaler, parts, largest_norm)`` does one step with a batch in parts."""
     (mine, my_optimizer), (right, optimizer) = _new_training(), _new_training()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    scaler = torch.amp.GradScaler(config.device().type, init_scale=1024.0, growth_interval=1000)
     types, ahead, steps = [], [], []  # ahead: images of each forward that waits for its backward
 
     def watch(layer: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
@@ -143,7 +146,7 @@ def _new_training() -> tuple[nn.Module, torch.optim.Optimizer]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
-    model = nn.Sequential(*layers)
+    model = nn.Sequential(*layers).to(config.device())
     return model, torch.optim.SGD(model.parameters(), lr=0.5)
 
 
@@ -158,7 +161,7 @@ def _parts(infinite: bool = False) -> list[tuple[torch.Tensor, torch.Tensor]]:
     parts = [first, second, (4 * last[0][:2], torch.full((2,), 3))]
     if infinite:
         parts[1] = (second[0].clone().fill_(torch.inf), second[1])
-    return parts
+    return [(images.to(config.device()), labels.to(config.device())) for images, labels in parts]
 
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear")

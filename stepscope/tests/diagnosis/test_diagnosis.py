@@ -139,6 +139,8 @@ def test_two_devices_gain_no_more_than_one(file):
     ("properties", "advice", "ratio"),
     [
         ({"computeMajor": 8, "computeMinor": 0}, "bfloat16", 16),
+        ({"computeMajor": 8, "computeMinor": 9}, "bfloat16", 4),
+        ({"computeMajor": 9, "computeMinor": 0}, "bfloat16", 15),
         ({"computeMajor": 7, "computeMinor": 5}, "float16", 8),
         ({"computeMajor": 6, "computeMinor": 1}, None, None),
         ({"computeMajor": 7, "computeMinor": 5, "name": "NVIDIA GeForce GTX 1660"}, None, None),

@@ -47,6 +47,13 @@ def test_a_small_batch_is_tried_in_a_larger_one_of_which_a_part_counts():
     assert sizes == {2, 16}
 
 
+def test_a_step_that_takes_no_other_number_of_items_is_diagnosed_all_the_same():
+    def step(batch):
+        assert len(batch) == 2
+
+    assert trials.run(step, torch.rand(2, 8), threads=1, double=False).larger == trials.Trial()
+
+
 def test_what_is_set_as_it_should_be_is_not_tried():
     tried = trials.run(Step(1024, 4), torch.rand(16, 1024), threads=1, double=False)
     assert tried == trials.Trials(threads=1, other_threads=1, batch=16)

@@ -29,9 +29,17 @@ OPERATOR_COST, SHAPES_COST, FRAME_COST = 0.2, 0.15, 0.16
 # Share of the time. On the smallest network a light profile takes 12% more CPU time, a full one 69%.
 PROFILER = 0.15
 
-# The type that Tensor Cores multiply, by the lowest compute capability that has them; and their peak over that of
-# float32, as NVIDIA states it: V100 and T4 8, A100 16, H100 15, others less.
-TENSOR_CORES = {(8, 0): ("bfloat16", 16), (7, 0): ("float16", 8)}
+# The type that Tensor Cores multiply, by the lowest compute capability that has them; and their peak, for dense
+# matrices, over that of float32, at most, by NVIDIA's data sheets: V100 and T4 8, A100 16, A10 and L4 4, H100 15, B200
+# 30, RTX cards 2.
+TENSOR_CORES = {
+    (12, 0): ("bfloat16", 4),
+    (10, 0): ("bfloat16", 30),
+    (9, 0): ("bfloat16", 15),
+    (8, 6): ("bfloat16", 4),
+    (8, 0): ("bfloat16", 16),
+    (7, 0): ("float16", 8),
+}
 WITHOUT_TENSOR_CORES = "GTX 16"  # in the names of GPUs of 7.5 without them
 
 TO_DEVICE, WITHIN_DEVICE = "to the device", "within the device"
