@@ -141,14 +141,8 @@ def host_waits(written: Callable) -> str:
 class _Machine:
     """A machine on which a loop takes known times, while the machine's other load changes.
 
-    Parameters
-    ----------
-    ms : dict of int to float
-        Duration of a step of the loop, for each number of workers.
-    slower : range
-        Batches, numbered over all loaders, whose wait is three times as long because of others' work.
-    hit : int, optional
-        Number of workers whose fifth loader others slow down as much.
+    `ms` is the duration of a step, for each number of workers. Because of others' work the waits for batches `slower`,
+    numbered over all loaders, are three times as long, and those of the fifth loader with `hit` workers.
     """
 
     START, STEP, AHEAD = 0.3, 1.0, 2  # seconds to start a worker; ms of a step; batches ready per worker
