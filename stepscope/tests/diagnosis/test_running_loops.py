@@ -220,6 +220,14 @@ def test_what_others_take_of_the_core_is_no_work_of_the_step(clock, held):
     assert gains["loading in the loop itself"] == pytest.approx(at_most(40, 20), abs=0.01)
 
 
+def test_what_the_loops_own_workers_take_of_the_core_is_part_of_its_steps(clock, held, monkeypatch):
+    monkeypatch.setattr(stacks, "_others", lambda: 0.0)
+    loader = Simulated(clock, Busy(clock, 1e-5), 8, num_workers=1)
+    assert diagnosis.diagnose(loader, lambda *_: (clock.work(0.02), held(0.1)), steps=8).step_ms == pytest.approx(
+        120, 0.01
+    )
+
+
 def test_a_step_for_which_others_had_the_cores_is_not_the_fastest():
     steps = [(SimpleNamespace(duration=0.03, wait=0.01), 0.0, held) for held in (0.0, 0.005, 0.021)]
     assert (run._least(steps), run._least(steps[2:])) == (pytest.approx(0.015), 0.0)

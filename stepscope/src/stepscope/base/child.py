@@ -24,16 +24,9 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 class Child:
     """A Python process that ends with this one; it must call `end_with_owner`.
 
-    Parameters
-    ----------
-    arguments : sequence
-        Of Python: a script or ``-m`` and a module, and their arguments.
-    env : mapping, optional
-        Environment variables, instead of those of this process.
-    **options
-        Of `subprocess.Popen`: `cwd`, `stdout`, `stderr`.
-
-    Its process is the attribute `process`, a `subprocess.Popen`.
+    `arguments` are Python's: a script, or ``-m`` and a module, and their arguments. `env` has environment variables,
+    by default those of this process; `options` are `cwd`, `stdout` and `stderr` of `subprocess.Popen`. The process is
+    the attribute `process`, a `subprocess.Popen`.
     """
 
     def __init__(self, arguments: Sequence[object], env: Mapping[str, str] | None = None, **options):
@@ -75,16 +68,8 @@ class Child:
 def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Path | None = None) -> threading.Thread:
     """Let this process, a `Child`, and all processes that it has started end with its owner, or by SIGTERM.
 
-    Call it in the main thread, once.
-
-    Parameters
-    ----------
-    clean : callable
-        Called first, in another thread.
-    folder : path, optional
-        Removed at the end.
-
-    It returns a thread that ends with this process: join it if there is nothing else to do.
+    Call it in the main thread, once. In another thread `clean` is called first, and `folder` is removed at the end. It
+    returns a thread that ends with this process: join it if there is nothing else to do.
     """
     owner, asked, ending = int(os.environ.pop(_OWNER)), threading.Event(), threading.Event()
 

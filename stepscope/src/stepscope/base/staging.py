@@ -57,19 +57,9 @@ def only_one_process(folder: Path) -> Iterator[None]:
 def folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """Give a staging folder to fill, which becomes `path` when the block ends, and is removed if the block raises.
 
-    Parameters
-    ----------
-    path : path
-        Its parent folders are made.
-    replace : bool
-        Replace an existing `path`. A process that is killed between the two renames leaves nothing at `path`.
-
-    Raises
-    ------
-    TargetExists
-        If `path` exists and must not be replaced: before the block, or after it.
-    NotEnoughDisk
-        If the disk becomes full meanwhile.
+    The parent folders of `path` are made. An existing `path` is replaced if asked to; a process that is killed between
+    the two renames leaves nothing there. Otherwise it raises `TargetExists`, before the block or after it; and
+    `NotEnoughDisk` if the disk becomes full meanwhile.
     """
     path = Path(os.path.abspath(path))
     if not replace:
@@ -96,16 +86,9 @@ def scratch(path: str | Path) -> Iterator[Path]:
 def write(path: str | Path, content: str | bytes, *, durable: bool = False) -> None:
     """Write a file that appears whole or not at all; an existing file is replaced, and keeps its permissions.
 
-    Parameters
-    ----------
-    path : path
-        Its parent folders are made. On Windows, nobody may have an existing file open.
-    content : str or bytes
-        Text is written as UTF-8.
-    durable : bool
-        Wait until the content is on the disk, so that a power cut leaves the old file or the new one.
-
-    It raises NotEnoughDisk if the disk becomes full meanwhile.
+    The parent folders of `path` are made; on Windows, nobody may have an existing file open. Text is written as UTF-8.
+    `durable` waits until the content is on the disk, so that a power cut leaves the old file or the new one. It raises
+    `NotEnoughDisk` if the disk becomes full meanwhile.
     """
     path = Path(os.path.realpath(path))  # a link stays a link, and its target is replaced
     with _staged(path) as staging:

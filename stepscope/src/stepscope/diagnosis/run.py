@@ -203,12 +203,14 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
             active = max(PROFILED, epochs.num_workers)
             bar.total = bar.n + count + 1 + active + timing.warmup_steps(epochs)
             memory = remarks.memory(epochs.workers)
+            contention = stacks.Contention()
             begin, cpu, begun = time.perf_counter(), time.process_time(), len(epochs.starts)
             for timed_step in timed(batches, call, count):
                 held = epochs.held, stacks.queued() - epochs.ready
                 (first if len(epochs.starts) > begun else others).append((timed_step, *held))
                 begun = len(epochs.starts)
             seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+            first, others = of_others(contention, first, others)
             queued = epochs.latest.queued()
             grown = remarks.growth(epochs.dataloader, memory, remarks.memory(epochs.workers), count)
             transfer = _transfer(batches, epochs, seconds / count)
@@ -216,6 +218,15 @@ def watch(loader: Iterable, step: timing.Step, count: int, folder: Path) -> _Wat
         profiling.record(epochs, call, folder, active=active)
     loop = of_steps(epochs, seconds, first, others, batch, transfer, queued, cpu / count)
     return _Watched(loop, epochs.dataloader, batch, bool(double), grown)
+
+
+def of_others(contention: stacks.Contention, *parts: list[Held]) -> list[list[Held]]:
+    """Return a loop's steps with the time in which others had the cores, and not the loop's own workers.
+
+    `contention` began with the first step.
+    """
+    share = contention.part(sum(wait + work for part in parts for _, wait, work in part))
+    return [[(step, wait * share, work * share) for step, wait, work in part] for part in parts]
 
 
 def of_steps(
@@ -419,7 +430,8 @@ class _Epoch:
             self.epochs.dataloader._iterator = None  # persistent workers have ended: the next epoch starts new ones
 
 
-Held = tuple[TimedStep, float, float]  # a step; seconds in which others had the cores, of its wait and of its rest
+# A step; seconds in which it was ready and others had the cores, of its wait and of its rest
+Held = tuple[TimedStep, float, float]
 
 
 def _noted(step: timing.Step, done: Callable[[], object] = lambda: None) -> timing.Step:

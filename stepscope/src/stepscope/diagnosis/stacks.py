@@ -274,8 +274,12 @@ class Contention:
 
     def share(self) -> float:
         """Return the share of the time in which others than this process and its workers had the cores."""
-        held, others = queued() - self.queued, _others() - self.others
-        return max(0.0, min(held, others)) / (time.perf_counter() - self.begin)
+        held = queued() - self.queued
+        return held * self.part(held) / (time.perf_counter() - self.begin)
+
+    def part(self, held: float) -> float:
+        """Return the part of `held` seconds of waiting for a core that is due to others; the rest is to its workers."""
+        return min(1.0, max(0.0, _others() - self.others) / held) if held > 0 else 0.0
 
 
 def _others() -> float:

@@ -17,16 +17,9 @@ class Pauses:
     over the loader that changes no weights is part of the pause. Epochs of one step have no pauses: work between them
     belongs to each step. Moments are in s of ``time.perf_counter()``.
 
-    Attributes
-    ----------
-    steps : int
-        Steps of this epoch so far.
-    lengths, seconds : list
-        For each pause that is over, the steps of the epoch before it, and its duration in s.
-    single : bool
-        Whether the latest epoch that ended had one step.
-    since, until : float or None
-        Beginning of the current pause, and its end as far as it is known.
+    `steps` are those of this epoch so far. For each pause that is over `lengths` has the steps of the epoch before it,
+    and `seconds` its duration. `single` is whether the latest epoch that ended had one step. `since` and `until` are
+    the beginning of the current pause, and its end as far as it is known.
     """
 
     def __init__(self):

@@ -280,11 +280,13 @@ class Watch:
         workers = getattr(self.iterator, "_workers", [])  # processes
         memory = remarks.memory(workers)
         before, cpu = sum(stacks.queued(worker.pid) for worker in workers), time.process_time()
+        contention = stacks.Contention()
         for number in range(count):
             self.kept = () if number == count - 1 else None
             held, new = yield
             (first if new else others).append(held)
         cpu, batch, self.kept = (time.process_time() - cpu) / count, self.kept, None
+        first, others = run.of_others(contention, first, others)
         grown = remarks.growth(self.loader, memory, remarks.memory(workers), count)
         queued = max(0.0, sum(stacks.queued(worker.pid) for worker in workers) - before) / count
         epochs = run.Epochs(self.loader)
