@@ -106,6 +106,7 @@ def two_clocks(loader, step):
 # 03 · More workers: a loader with every setting, and how many workers are best, in interleaved runs
 
 
+# drop_last leaves out up to batch − 1 images of each epoch
 def loader_of(dataset, batch, workers, train=True, **others):
     return DataLoader(
         dataset, batch, shuffle=train and "sampler" not in others, drop_last=train,
@@ -135,6 +136,7 @@ def best_workers(
 # 04 · Normalize on the device: the network's first layer. The loader delivers bytes
 
 
+# In nn.Sequential with a model it renames the model's weights: load older ones before
 class Normalize(nn.Module):
     def __init__(self, mean, std):  # of each channel, for pixels from 0 to 1
         super().__init__()
@@ -142,7 +144,7 @@ class Normalize(nn.Module):
         self.register_buffer("std", 255 * torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, images):
-        return (images - self.mean) / self.std
+        return (images - self.mean).div_(self.std)  # in place: one new tensor, not two
 
 
 # 05 · Preprocess ahead: what is the same in every epoch is done once, on all cores. Some photos are held out
@@ -166,9 +168,12 @@ def resized_if_whole(path, side):  # bytes that are wrong in the middle are not 
         return None
 
 
-def resize_all(paths, side, folder):  # returns the copies; photos are CLASS/NAME
+# Photos are SET/CLASS/NAME, such as train/cat/1.jpg; masks must not be smoothed, nor JPEG.
+# Random crops, such as RandomResizedCrop, stay in the loader. Returns the copies
+def resize_all(paths, side, folder):
     def copy_of(path):
-        copy = folder / f"{side}" / path.parent.name / f"{path.name}.jpg"
+        its_set = path.parent.parent.name
+        copy = folder / f"{side}" / its_set / path.parent.name / f"{path.name}.jpg"
         if copy.exists() and copy.stat().st_mtime > path.stat().st_mtime:
             return copy
         if image := resized_if_whole(path, side):
@@ -195,7 +200,9 @@ class Copies(Dataset):
         return pixels.permute(2, 0, 1), self.classes.index(path.parent.name)
 
 
-def held_out(path, share=0.1):  # to validate with; ask with the original's path
+# To validate with. Ask with the original's path; of a pair, such as an image and its mask,
+# with that of the image
+def held_out(path, share=0.1):
     # By its name: it stays where it is if others are added. A small class may have none
     name = f"{path.parent.name}/{path.name}"
     return zlib.crc32(os.fsencode(name)) < share * 2**32
@@ -264,7 +271,8 @@ def as_it_is(batch):
 # 07 · Augment on the device: a whole batch at once; the data set itself lies there
 
 
-def crop_and_flip(images, side=None):  # square images, each by a draw of its own
+# Square images, each by a draw of its own; with masks: torch.cat([images, masks], dim=1)
+def crop_and_flip(images, side=None):
     assert images.shape[2] == images.shape[3], f"not square: {tuple(images.shape)}"
     (count, channels), device = images.shape[:2], images.device
     padding = 0 if side else 4  # black; for small images, which keep their size
@@ -290,7 +298,8 @@ def batches_on_device(images, labels, batch):  # an epoch
 # 08 · Host and device: the next batch is copied while this one trains; nobody asks for a value while the loop runs
 
 
-def one_ahead(loader, device):  # with batches in pinned memory
+# Batches are tuples, in pinned memory; of dicts give (b.values() for b in loader)
+def one_ahead(loader, device):
     copying, ready = torch.cuda.Stream(device) if device.type == "cuda" else None, None
     for batch in loader:
         with torch.cuda.stream(copying):  # without a GPU it does nothing
@@ -351,11 +360,14 @@ def channels_last(model, step):  # the images are on the device already
 # 11 · Mixed precision: bfloat16 needs no scaler; float16 does, and with it unscale gradients before you clip them
 
 
-def mixed_step(model, optimizer, scaler, images, labels, dtype=torch.bfloat16, clip=None):
-    # scaler: torch.amp.GradScaler(enabled=False); with torch.float16 it must be enabled
+# scaler: torch.amp.GradScaler(enabled=False); with torch.float16 it must be enabled
+def mixed_step(
+    model, optimizer, scaler, images, labels, dtype=torch.bfloat16, clip=None,
+    loss_of=nn.functional.cross_entropy,
+):  # fmt: skip
     optimizer.zero_grad()
     with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss = loss_of(model(images), labels)
     scaler.scale(loss).backward()
     if clip:
         scaler.unscale_(optimizer)  # before you clip
@@ -402,7 +414,8 @@ def fastest(steps, *batch, rounds=3, seconds=60):  # and a first round, in any c
 # 12 · Fewer launches: one kernel for all weights, and kernels that do the work of several
 
 
-def fused_sgd(weights, lr, momentum=0.9, **others):  # such as weight_decay
+# Most optimizers of PyTorch take fused=True. others: such as weight_decay
+def fused_sgd(weights, lr, momentum=0.9, **others):
     optimizer = torch.optim.SGD(weights, lr, momentum, fused=True, **others)
 
     def begin_with_zeros(*_):

@@ -137,6 +137,9 @@ def test_photos_of_equal_names_are_all_copied_and_a_damaged_one_is_said_and_left
         *4 * [True],
     ]
     assert recipes.resize_all(paths[:1], 16, tmp_path) != resized[:1]
+    (tmp_path / "val").mkdir()
+    other = paths[5].parent.rename(tmp_path / "val" / "bee") / paths[5].name  # as in another set of photos
+    assert recipes.resize_all([other], 32, tmp_path)[0] not in resized
 
 
 def test_a_pack_is_whole_or_not_there(recipes, tmp_path):

@@ -73,6 +73,9 @@ def test_a_gain_on_the_gpu_counts_in_the_step_without_what_is_between_epochs(fil
     )
     assert names(with_pauses) == ["work between the epochs", *names(alone)]
     assert with_pauses.findings[1].gain == pytest.approx(alone.findings[0].gain / 4)
+    healthy = profile.read(traces.load(cuda_trace.Loop().write(file)))
+    some = run.concluded(replace(step, apart=2), healthy, None, trials.Trials(), 0.0, [], [])
+    assert some.reason.endswith("Work between epochs takes 17% of the time.")
 
 
 HEALTHY = {

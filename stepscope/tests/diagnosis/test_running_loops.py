@@ -195,7 +195,9 @@ def test_a_step_that_takes_long_once_is_accused_of_nothing(clock, monkeypatch, a
     step = lambda *batch: clock.sleep(0.8 if next(calls) == at else 0.02)  # noqa: E731
     found = diagnosis.diagnose(Simulated(clock, Busy(clock, 1e-5), 8), step, steps=8)
     assert (found.verdict, found.findings) == ("nothing wrong", ())
+    assert "Not tried: bfloat16" in found.reason
     assert found.step_ms == pytest.approx(20, rel=0.01)
+    assert ("one of 800 ms" in dict(found.evidence)["stopwatch"]) == (at == 3)  # later ones are not timed
 
 
 def at_most(fault, rest):

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
@@ -99,7 +100,10 @@ def test_runs_that_differ_more_than_their_steps_make_the_interval_wider(tmp_path
     three = results.compare(tmp_path / "before", tmp_path / "after")
     assert one.change.lowest > 0.05 > three.change.lowest
     assert "One run" in str(one)
-    assert "One run" not in str(three)
+    assert "One run" not in str(three) and "without a verdict" not in str(three)
+    busy = replace(found(10, 20), verdict="unknown", reason="Other processes had the cores.")
+    write(tmp_path / "after" / "3.json", busy)
+    assert f"without a verdict: {busy.reason}" in str(results.compare(tmp_path / "before", tmp_path / "after"))
 
 
 def test_what_is_gone_what_is_new_and_what_cannot_be_compared_is_said(tmp_path):

@@ -157,6 +157,7 @@ class Loading:
     queued: float = 0.0  # for each batch, how long its worker was ready to work while others had the cores
     items: Items | None = None  # None if loading them could not be tried
     least: float = 0.0  # the fastest step without its wait
+    hiccup: float = 0.0  # a step far longer than all others, which counts as the next longest; 0 if there is none
     only_first: bool = False  # whether each batch is the first of an iterator that has more, and workers start for it
     line: str = ""  # the user's line that gets a batch; "" if unknown
     tensors: int = 0  # in a batch
@@ -480,7 +481,7 @@ RULES = (
     ),
     _part(
         "resizing", "resizing at every read", "preprocessing ahead of time",
-        "# resize once, ahead of time, and read the copies",
+        "# resize once, ahead of time, and read the copies; only random crops stay",
     ),
     _part(
         "transforming", "transforms of each image", "normalization on the device",

@@ -34,6 +34,7 @@ MOST = 0.6  # unless the first finding takes this share of the step: a busy mach
 # Without a fault, the rest of a step takes at least this part of the time that it takes in the fastest step, as in four
 # of five loops of the examination: a fault also slows what is around it. And at least this part of its mean time
 LESS, FASTEST = 0.72, 0.56
+HICCUP = 2  # a step that takes so many times as long as any other is named
 
 
 def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
@@ -96,7 +97,15 @@ def concluded(
     if findings and unexplained:
         unknown.append(unexplained)
     otherwise = profile.doubt(recorded) or profile.unexplained(recorded) or unexplained
-    return conclude(loop.whole, rows, findings, unknown, doubt, otherwise, loop.timed, loop.apart)
+    found = conclude(loop.whole, rows, findings, unknown, doubt, otherwise, loop.timed, loop.apart)
+    if found.verdict != result.NOTHING:
+        return found
+    if not recorded.on_device:
+        found = replace(found, reason=f"{found.reason} Not tried: bfloat16 and channels_last.")
+    if loop.apart >= result.WORTH * loop.whole:
+        apart = f"Work between epochs takes {percent(loop.apart / loop.whole)} of the time."
+        found = replace(found, reason=f"{found.reason} {apart}")
+    return found
 
 
 def _found(
@@ -152,6 +161,8 @@ def load_items(
 def stopwatch(loop: loading.Loading) -> tuple[str, str]:
     """Return how long a step takes, as evidence."""
     which = f"mean of {len(loop.timed)} timed" + ", without each epoch's first" * (loop.epoch != 1)
+    if loop.hiccup:
+        which += f"; one of {milliseconds(loop.hiccup)}, far longer, counts as the next longest"
     clock = f"{milliseconds(loop.step)} a step ({which}), {milliseconds(loop.wait)} of it waiting"
     if loop.restart or loop.apart:
         parts = ["ending and starting workers"] * bool(loop.restart) + ["work between epochs"] * bool(loop.apart)
@@ -244,6 +255,8 @@ def of_steps(
     The steps took `seconds` in all. A ready batch takes `transfer` seconds to arrive, a worker waits `queued` seconds
     for a core for each batch, and this process uses `cpu` seconds of CPU time for each step.
     """
+    computes = torch.cuda.is_available()  # beside the host
+    longest = sorted(each.duration for each, *_ in others or first)[-2:]
     waits = without_hiccup([each.wait - min(each.wait, held) for each, held, _ in others or first])
     work, wait = _work(seconds, first, others), statistics.mean(waits)
     start = 0.0
@@ -262,7 +275,8 @@ def of_steps(
         cpu=cpu * 1e3,
         pickled=_pickled(batch) if epochs.num_workers else 0.0,
         tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(batch)),
-        least=0.0 if torch.cuda.is_available() else _least(others or first) * 1e3,
+        hiccup=longest[-1] * 1e3 if not computes and longest[-1] > HICCUP * longest[0] else 0.0,
+        least=0.0 if computes else _least(others or first) * 1e3,
         only_first=epochs.length == 1 and epochs.loader is not epochs.dataloader and _has_more(epochs.dataloader),
         timed=tuple((step.wait * 1e3, step.duration * 1e3) for step, *_ in sorted([*first, *others])),
     )

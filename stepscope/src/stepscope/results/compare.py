@@ -9,7 +9,7 @@ from pathlib import Path
 from stepscope.base import confidence
 from stepscope.base.confidence import Interval
 from stepscope.base.wording import counted, milliseconds, printable
-from stepscope.diagnosis.result import WORTH, Diagnosis
+from stepscope.diagnosis.result import UNKNOWN, WORTH, Diagnosis
 from stepscope.results.documents import WANTED, ResultError, read
 
 LEAST = 1e-6  # ms of a step: no clock measures less
@@ -25,6 +25,7 @@ class Side:
     values: tuple[float, ...]
     several: bool  #: Whether `values` are means of runs
     machines: frozenset[str]  #: The machines, as far as they are known
+    doubts: frozenset[str]  #: Why runs have no verdict, such as that other processes had the cores
 
     @classmethod
     def read(cls, path: Path) -> Side:
@@ -42,7 +43,8 @@ class Side:
             machines |= {each["machine"] for each in results if "machine" in each}
         one = len(slowest) == 1
         values = _values(slowest[0]) if one else map(_mean, slowest)
-        return cls(slowest[0], frozenset(found), tuple(values), not one, frozenset(machines))
+        doubts = frozenset(each.reason for each in slowest if each.verdict == UNKNOWN)
+        return cls(slowest[0], frozenset(found), tuple(values), not one, frozenset(machines), doubts)
 
     def __str__(self) -> str:
         of = counted(len(self.values), "run" if self.several else "step")
@@ -89,6 +91,7 @@ class Comparison:
         ]
         if not (self.before.several and self.after.several):
             lines.append("One run: the interval does not include differences between runs. Give folders of several.")
+        lines += [f"A run without a verdict: {why}" for why in sorted(self.before.doubts | self.after.doubts)]
         if len(machines := sorted(self.before.machines | self.after.machines)) > 1:
             lines.append(f"Not from one machine: {'; '.join(machines)}.")
         return "\n".join(map(printable, lines))
