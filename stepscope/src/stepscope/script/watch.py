@@ -195,7 +195,7 @@ class Watch:
         self.phases.close()
         saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
         needed = LEAST_STEPS + max(self.count, 2 * workers) + 2 * warm_up
-        needs = f"Some {needed} are needed: let it train longer, or time fewer than {self.count} steps."
+        needs = f"Some {needed} are needed: let it train longer, or time fewer than {self.count} steps (--steps)."
         self._report(problem=f"The script ended before enough of its steps were seen: {saw or 'none'}. {needs}")
 
     def _stepped(self) -> None:
