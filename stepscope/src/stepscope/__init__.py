@@ -32,4 +32,5 @@ def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "dia
     from stepscope import script  # here, so that importing stepscope takes no time
 
     script.begin(steps, folder)
-    yield from loader
+    for batch in loader:  # noqa: UP028, yield from would end a generator that the caller goes on with
+        yield batch

@@ -118,7 +118,9 @@ def _share(text: str) -> float:
 def _run(options: argparse.Namespace) -> int:
     from stepscope.script import start
 
-    script = ["-m", *options.module] if options.module else options.script[options.script[:1] == ["--"] :]
+    script = options.script[options.script[:1] == ["--"] :]
+    if options.module:  # argparse takes what follows a "--" for the script
+        script = ["-m", *options.module, *options.script]
     if not script:
         options.refuse("which script? Such as: stepscope run train.py --epochs 1")
     return start.run(

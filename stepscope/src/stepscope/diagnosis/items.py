@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import psutil
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -242,7 +243,9 @@ class _Source:
     """The items of a loader's dataset, a few at a time."""
 
     def __init__(self, loader: DataLoader):
-        self.dataset, self.collate_fn = copy.copy(loader.dataset), loader.collate_fn
+        # A copy would read a mapped file into memory, and its end would clean up what the dataset uses
+        whole = isinstance(loader.dataset, (np.ndarray, torch.Tensor)) or hasattr(type(loader.dataset), "__del__")
+        self.dataset, self.collate_fn = loader.dataset if whole else copy.copy(loader.dataset), loader.collate_fn
         self.stream, self.batched = isinstance(self.dataset, IterableDataset), loader.batch_sampler is not None
         self.together = not self.stream and self.batched and hasattr(self.dataset, "__getitems__")
         self.taken: list[tuple] | None = None  # items, or batches, like `_Taken`; None if they are not timed

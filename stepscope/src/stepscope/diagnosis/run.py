@@ -24,6 +24,7 @@ from stepscope.diagnosis import step as steps
 from stepscope.diagnosis.result import Diagnosis, Finding, conclude
 from stepscope.timing import profiling
 from stepscope.timing.comparison import progress
+from stepscope.timing.loaders import processes
 from stepscope.timing.stopwatch import TimedStep, timed, warm_up
 
 PROFILED = 8  # steps; or one for each worker if that is more, since one worker may make every n-th step wait
@@ -348,7 +349,7 @@ class Epochs:
     @property
     def num_workers(self) -> int:
         """Workers of what makes the batches; 0 if unknown."""
-        return getattr(self.source, "num_workers", 0)
+        return getattr(self.source, "num_workers", 0) or 0
 
     @property
     def workers(self) -> list:
@@ -429,7 +430,7 @@ class _Epoch:
 
     @property
     def _workers(self) -> list:
-        return getattr(self.making, "_workers", [])
+        return processes(self.making)
 
     def queued(self) -> float:
         """Return for how many seconds a worker was ready while others had the cores, per batch after the first."""

@@ -258,12 +258,19 @@ def queued(process: int | str = "thread-self") -> float:
 
 
 def queue_clock() -> Callable[[], float]:
-    """Return a function like `queued` for this thread that takes a microsecond or two, as its file stays open."""
-    path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    """Return a function like `queued` for the main thread that takes a microsecond or two, as its file stays open."""
+    path = Path(f"/proc/self/task/{threading.main_thread().native_id}/schedstat")
     if not path.exists():
         return lambda: 0.0
     file = os.open(path, os.O_RDONLY)
-    return lambda: int(os.pread(file, 100, 0).split()[1]) / 1e9
+
+    def clock() -> float:
+        try:
+            return int(os.pread(file, 100, 0).split()[1]) / 1e9
+        except (OSError, IndexError):  # the script closed all files
+            return 0.0
+
+    return clock
 
 
 class Contention:

@@ -93,12 +93,14 @@ def run(step: timing.Step, batch: object, *, threads: int | None, double: bool) 
         set_to = partial(torch.use_deterministic_algorithms, warn_only=warn_only)
         tried["deterministic"] = _compare(call, call, lambda: _with(set_to, False, True))
     size = batch_size(batch)
-    if size < LEAST_BATCH and LARGER * psutil.Process().memory_info().rss < psutil.virtual_memory().available:
+    small = size < LEAST_BATCH and any(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in tree_leaves(batch))
+    if small and LARGER * psutil.Process().memory_info().rss < psutil.virtual_memory().available:
         with suppress(Exception):  # out of memory, or a step that takes no other number of items
             larger = tree_map_only(torch.Tensor, _repeated, batch)
             tried["larger"] = _compare(call, lambda: call(larger), parts=LARGER)
-    if double and (network := _network(call)):
-        tried["single"] = _compare(_pass(*network, torch.float64), _pass(*network, torch.float32))
+    with suppress(Exception):  # a network that cannot be copied, or not be called so
+        if double and (network := _network(call)):
+            tried["single"] = _compare(_pass(*network, torch.float64), _pass(*network, torch.float32))
     return Trials(threads=now, other_threads=other, batch=size, **tried)
 
 

@@ -14,6 +14,7 @@ If you may edit a script, `stepscope.watch` does the same for its loop, and the 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,13 @@ from stepscope.script import hooks
 
 if TYPE_CHECKING:
     from stepscope.script.watch import Watch
+
+
+def say(text: str) -> None:
+    """Print a text to stderr, if it is open."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(f"\n{text}", file=sys.stderr, flush=True)
 
 
 def begin(steps: int, folder: str | Path) -> Watch | None:
@@ -35,7 +43,7 @@ def begin(steps: int, folder: str | Path) -> Watch | None:
     from stepscope.script.watch import Watch  # here, since torch takes seconds, and the shell does not need it
 
     def report(found: dict) -> None:
-        print(f"\n{found.get('text') or found['problem']}", file=sys.stderr, flush=True)
+        say(found.get("text") or found["problem"])
 
     watch = Watch(steps, Path(folder), report)
     hooks.install_here(watch)

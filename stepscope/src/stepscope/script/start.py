@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stepscope.base import staging
-from stepscope.script import hooks
+from stepscope.script import hooks, say
 from stepscope.traces import files
 
 HOOK = Path(__file__).parent / "hook"
@@ -109,7 +109,7 @@ def _show(found: list[dict], reports: Path, folder: Path, json_file: Path | None
     kept = [{name: value for name, value in report.items() if name not in ("text", "here")} for report in found]
     if found and found[0]["ranks"] > 1:
         texts = [f"Rank {report['rank']}. {text}" for report, text in zip(found, texts, strict=True)]
-    _print("\n\n".join(texts or [NOTHING]))
+    say("\n\n".join(texts or [NOTHING]))
     recorded = [*reports.glob("traces/**/*.pt.trace.json*")]
     if recorded:
         with _whose_errors_are_printed():
@@ -123,7 +123,7 @@ def _show(found: list[dict], reports: Path, folder: Path, json_file: Path | None
         with _whose_errors_are_printed():
             together = diagnosis.of_ranks(folder)
             ranks = found[0]["ranks"]
-            _print(f"{'All ranks' if len(found) == ranks else f'{len(found)} of {ranks} ranks'} together. {together}")
+            say(f"{'All ranks' if len(found) == ranks else f'{len(found)} of {ranks} ranks'} together. {together}")
             kept.append({"rank": None, "ranks": ranks, "diagnosis": together.as_json()})
     if json_file is not None:
         from stepscope.results import document
@@ -132,14 +132,10 @@ def _show(found: list[dict], reports: Path, folder: Path, json_file: Path | None
             staging.write(json_file, document("run", kept or [{"problem": NOTHING}]))
 
 
-def _print(text: str) -> None:
-    print(f"\n{text}", file=sys.stderr, flush=True)
-
-
 @contextmanager
 def _whose_errors_are_printed() -> Iterator[None]:
     """Print an error of writing what was found: the script and its exit status are as without it."""
     try:
         yield
     except (OSError, files.TraceError) as error:
-        _print(f"{type(error).__name__}: {error}")
+        say(f"{type(error).__name__}: {error}")

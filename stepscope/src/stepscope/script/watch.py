@@ -12,6 +12,7 @@ import atexit
 import json
 import os
 import pickle
+import select
 import signal
 import stat
 import statistics
@@ -22,7 +23,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,7 +118,8 @@ class Watch:
                 self.first = True
         iterator = begin(loader)
         self.passes += 1
-        iterator._stepscope_loader, iterator._stepscope_pass = loader, self.passes
+        with suppress(AttributeError):  # a loader of its own kind
+            iterator._stepscope_loader, iterator._stepscope_pass = loader, self.passes
         return iterator
 
     def batch(self, iterator: Iterator, following: Callable) -> object:
@@ -196,6 +198,8 @@ class Watch:
         saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
         needed = LEAST_STEPS + max(self.count, 2 * workers) + 2 * warm_up
         needs = f"Some {needed} are needed: let it train longer, or time fewer than {self.count} steps (--steps)."
+        if not self.seen["steps of optimizers"]:
+            needs = "No optimizer of torch.optim has changed weights: use stepscope.diagnosis.diagnose(loader, step)."
         self._report(problem=f"The script ended before enough of its steps were seen: {saw or 'none'}. {needs}")
 
     def _stepped(self) -> None:
@@ -214,14 +218,21 @@ class Watch:
             self.phases.send(((step, *held), new))
         except StopIteration:
             self._leave()
-        except Exception as error:  # of ours: the script goes on
-            self._leave()
+        except Exception as error:
             failed = True
-            self._report(problem=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+            self._failed(error)
         if self.over and self.stop:
             raise SystemExit(int(failed))
         self.start = time.perf_counter()
         self.ready = queued if self.start - now < SHORT else self.queued()
+
+    def _failed(self, error: Exception) -> None:
+        """Report an error of ours, after which the script goes on; raise one of its signal handlers."""
+        self._leave()
+        stack = traceback.extract_tb(error.__traceback__)
+        if any(stacks.Frame(frame.filename, 0, frame.name, 0).own for frame in stack):
+            raise error
+        self._report(problem=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
 
     def _leave(self) -> None:
         """From now on, look at nothing, and keep no object of the script."""
@@ -329,16 +340,38 @@ class Watch:
         if torch.autograd._profiler_enabled():
             raise RuntimeError(OTHER_PROFILER)
         worker = f"rank_{self.rank}" if self.ranks > 1 else None
-        with profile(
-            activities=profiling.activities(),
-            schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
-            on_trace_ready=profiling.trace_handler(folder, worker),
-        ) as profiler:
+        with (
+            profile(
+                activities=profiling.activities(),
+                schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
+                on_trace_ready=profiling.trace_handler(folder, worker),
+            ) as profiler,
+            self._until_another(),
+        ):
             for number in range(active + 1):
                 yield
                 if number == 0:
                     synchronize()  # what earlier steps launched must not be in the recording
                 profiler.step()
+
+    @contextmanager
+    def _until_another(self) -> Iterator[None]:
+        """End the diagnosis if the script starts a profiler within the block: two at once end the process."""
+        prepare = torch.autograd.profiler.profile._prepare_trace
+
+        def prepare_another(profiler: torch.autograd.profiler.profile) -> None:
+            if threading.get_ident() == self.thread and not self.phases.gi_running:
+                try:
+                    self.phases.throw(RuntimeError(OTHER_PROFILER))
+                except RuntimeError as error:
+                    self._failed(error)
+            prepare(profiler)
+
+        torch.autograd.profiler.profile._prepare_trace = prepare_another
+        try:
+            yield
+        finally:
+            torch.autograd.profiler.profile._prepare_trace = prepare
 
     def _report(self, diagnosis: Diagnosis | None = None, **others: str) -> None:
         """Report the diagnosis, or why there is none."""
@@ -371,15 +404,19 @@ def _in_child(call: Callable) -> object:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(ITEMS_SECONDS)
+            os.setpgid(0, 0)
             _separate(writing)
             with os.fdopen(writing, "wb") as file:
                 pickle.dump(call(), file)
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as file:
-        content = file.read()
-    _, status = os.waitpid(process, 0)
+    try:
+        content, status = _read(reading, process)
+    finally:
+        os.close(reading)
+        with suppress(OSError):
+            os.killpg(process, signal.SIGKILL)  # with what the dataset started there
     if content:
         return pickle.loads(content)
     late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
@@ -389,6 +426,21 @@ def _in_child(call: Callable) -> object:
         else "the process that loaded some died"
     )
     return None, [f"how long an item takes: {why}."]
+
+
+def _read(file: int, process: int) -> tuple[bytes, int]:
+    """Return what a child process writes until it ends, and its status. What it started may keep the file open."""
+    content, status, ended = [], 0, False
+    while True:
+        if select.select([file], [], [], 0.0 if ended else 0.05)[0] and (part := os.read(file, 1 << 20)):
+            content.append(part)
+        elif ended:
+            return b"".join(content), status
+        else:
+            with suppress(ChildProcessError):  # the script has the system wait for its children
+                ended, status = os.waitpid(process, os.WNOHANG)
+                continue
+            ended = True
 
 
 def _separate(but: int) -> None:
@@ -406,6 +458,8 @@ def _separate(but: int) -> None:
                 os.lseek(again, os.lseek(file.fd, 0, os.SEEK_CUR), os.SEEK_SET)
                 os.dup2(again, file.fd)
     empty = os.open(os.devnull, os.O_RDWR)
+    for printing in (1, 2):
+        os.dup2(empty, printing)
     for shared in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):
             mode = os.fstat(shared).st_mode

@@ -124,7 +124,7 @@ def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) ->
 
     It raises WorkerDied if a worker is killed or exits.
     """
-    workers = getattr(loader, "num_workers", 0)
+    workers = getattr(loader, "num_workers", 0) or 0
     burst = max(workers, 1)
     steps = math.ceil(steps / burst) * burst
     with loaders.batches(loader) as batches:

@@ -31,7 +31,7 @@ def call(step: Step, batch: object) -> object:
 
 def batch_size(batch: object) -> int:
     """Items in a batch, which may be nested: the length of the first tensor in it; 1 without a tensor."""
-    return next((len(leaf) for leaf in tree_iter(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), 1)
+    return next((leaf.size(0) for leaf in tree_iter(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), 1)
 
 
 @contextmanager
@@ -80,15 +80,20 @@ def endless(loader: Iterable) -> Iterator:
         # Not left to the garbage collector: a notebook keeps its last error, and so the iterator and its workers; and
         # the loader keeps persistent workers, which would go on loading during the next measurement.
         getattr(epoch, "_shutdown_workers", lambda: None)()
-        for worker in getattr(epoch, "_workers", []):
+        for worker in processes(epoch):
             worker.join(1)  # a terminated worker exists for a moment more
         if isinstance(loader, torch.utils.data.DataLoader):
             loader._iterator = None
 
 
+def processes(epoch: object) -> list:
+    """Return the worker processes of a loader's iterator, and no other workers, such as threads."""
+    return [worker for worker in getattr(epoch, "_workers", []) if hasattr(worker, "sentinel")]
+
+
 def _dead_workers(epoch: object) -> str:
     """Return as text which workers of a DataLoader's iterator ended abnormally, and how."""
-    workers = getattr(epoch, "_workers", [])
+    workers = processes(epoch)
     ending = connection.wait([worker.sentinel for worker in workers], timeout=0.2 if workers else 0)
     for worker in workers:
         if worker.sentinel in ending:

@@ -78,7 +78,7 @@ def longest_of(what: str) -> float:
 
 def warmup_steps(loader: Iterable) -> int:
     """Steps until a loader runs evenly: the workers have started, and their first prefetched batches are used up."""
-    workers = getattr(loader, "num_workers", 0)
+    workers = getattr(loader, "num_workers", 0) or 0
     return 2 + workers * (getattr(loader, "prefetch_factor", None) or 0)
 
 
