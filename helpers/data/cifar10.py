@@ -63,14 +63,8 @@ def prepare(*, drawn: tuple[int, int] | None = None, download: bool = True) -> P
     download; images drawn now. The folder of images appears whole or not at all. Many processes may call this at once:
     one does the work, the others wait. Raises `config.CourseError` if the archive is damaged or of another kind;
     `staging.DamagedFolder` if prepared images are missing, were altered or added; `staging.NotEnoughDisk` if the disk
-    has no room.
-
-    Parameters
-    ----------
-    drawn : tuple of int, optional
-        Training and test images to draw if there are no real ones, by default those of `config.preset`.
-    download : bool
-        Try to download.
+    has no room. `drawn` are the training and test images to draw if there are no real ones, by default those of
+    `config.preset`; without `download` it does not try to download.
     """
     data_dir = config.data_dir()
     official = (data_dir / name for name in (_OFFICIAL_ARCHIVE, _OFFICIAL_FOLDER))

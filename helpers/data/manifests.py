@@ -47,14 +47,10 @@ def write(
 def check(folder: Path, every_byte: bool = False, facts: Callable[[dict], object] = len) -> dict:
     """Compare a folder with its manifest, and return the manifest: the facts, and in "files" size and CRC-32 by name.
 
-    Raises `staging.DamagedFolder` with the name of the first file that is missing, was added or has changed.
-
-    Parameters
-    ----------
-    every_byte : bool
-        Compare the content of all files; else only names and sizes, and the content of tables.
-    facts : callable
-        Called with the manifest; raises KeyError, TypeError or ValueError if a fact is missing or is something else.
+    `every_byte` compares the content of all files; else only names and sizes are compared, and the content of tables.
+    `facts` is called with the manifest, and raises KeyError, TypeError or ValueError if a fact is missing or is
+    something else. Raises `staging.DamagedFolder` with the name of the first file that is missing, was added or has
+    changed.
     """
     path = folder / _NAME
     try:

@@ -59,22 +59,11 @@ def prepare() -> Photos:
 def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """List the images in class folders, as torchvision's ImageFolder does and in its order.
 
-    Names that begin with a dot are skipped: file browsers and Jupyter make such files. Raises `config.CourseError` if
-    there is no class folder, or no image in one of them.
+    `folder` holds a folder for each class, with images at any depth. Names that begin with a dot are skipped: file
+    browsers and Jupyter make such files. Raises `config.CourseError` if there is no class folder, or no image in one.
 
-    Parameters
-    ----------
-    folder : path
-        Holds a folder for each class, with images at any depth.
-
-    Returns
-    -------
-    classes : tuple of str
-        Names of the class folders, sorted.
-    files : ndarray of bytes, shape (images,)
-        Paths below `folder`, as `os.fsencode` encodes them.
-    labels : ndarray of int64, shape (images,)
-        Index in `classes`.
+    Returns the sorted names of the class folders; paths below `folder`, as `os.fsencode` encodes them, shape
+    (images,); and for each its index in the names, int64, shape (images,).
     """
     from torchvision.datasets.folder import find_classes, is_image_file, make_dataset  # here: it imports torch
 

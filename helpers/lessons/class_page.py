@@ -28,16 +28,9 @@ COLUMNS = [
 def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
     """Write the page of a class, and return what was left out, and why: an entry for each unreadable file or line.
 
-    The page says only how many. Raises `config.CourseError` if there is no scoreboard.
-
-    Parameters
-    ----------
-    folder : Path
-        Holds a folder for each reader or group, named after them, with their ``scoreboard.jsonl`` at any depth.
-    out : Path
-        The page; an existing one is replaced.
-    anonymous : bool
-        Call the readers by numbers, in a new random order each time.
+    The page says only how many. `folder` holds a folder for each reader or group, named after them, with their
+    ``scoreboard.jsonl`` at any depth. An existing page `out` is replaced. `anonymous` calls the readers by numbers, in
+    a new random order each time. Raises `config.CourseError` if there is no scoreboard.
     """
     folder = Path(folder)
     paths = sorted(path for path in folder.rglob(FILE) if not staging.is_staging(path))

@@ -39,23 +39,12 @@ _CHANGES = {"date", "clocks"}  # may change on the same machine
 def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = PROCESSES) -> list[str]:
     """Execute the core of each notebook that adds a rung, several times, and write the reference.
 
-    Raises `config.CourseError` if the folder holds a recording of another machine or with other settings, or its file
-    is damaged.
+    An interrupted recording of this machine goes on in `out`: results of a notebook in a process are not measured
+    again. `notebooks` are by default, or if empty, all; on a machine with a short time limit, name one after the other.
+    `processes`, 1 or more, is how often each is executed.
 
-    Parameters
-    ----------
-    out : Path
-        Folder to write. An interrupted recording of this machine goes on there: results of a notebook in a process are
-        not measured again.
-    notebooks : sequence of Path, optional
-        By default, or if empty, all. On a machine with a short time limit, name one after the other.
-    processes : int
-        How often each is executed; once or more.
-
-    Returns
-    -------
-    list of str
-        What could not be recorded, and why: a cell of the notebook raised an error.
+    Returns what could not be recorded, and why: a cell of the notebook raised an error. Raises `config.CourseError` if
+    the folder holds a recording of another machine or with other settings, or its file is damaged.
     """
     if processes < 1:
         raise config.CourseError(f"Expected to execute each notebook once or more, found {processes} processes.")

@@ -37,19 +37,11 @@ class Resized:
 def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
     """Write a copy of each image with a shorter side of `size` pixels, as ``Resize(size)`` would make it.
 
-    The copies are JPEG files of quality `photos.QUALITY`. They appear whole or not at all, and replace those of an
-    earlier call. It uses all cores. Raises `config.CourseError` if `folder` does not hold images in class folders;
-    `datasets.UnreadableImage` if an image is damaged; `FileExistsError` if `out` exists and holds something other than
-    resized copies; `staging.NotEnoughDisk` if the disk has no room.
-
-    Parameters
-    ----------
-    folder : path
-        Holds a folder of images for each class.
-    out : path
-        Where the copies go; its parent folders are made.
-    size : int
-        Pixels of the shorter side.
+    `folder` holds a folder of images for each class. The copies are JPEG files of quality `photos.QUALITY`. They appear
+    in `out` whole or not at all, and replace those of an earlier call. It uses all cores. Raises `config.CourseError`
+    if `folder` does not hold images in class folders; `datasets.UnreadableImage` if an image is damaged;
+    `FileExistsError` if `out` exists and holds something other than resized copies; `staging.NotEnoughDisk` if the disk
+    has no room.
     """
     from torchvision.transforms import v2  # here, since it takes 2 s, as in helpers.training.models
 

@@ -232,18 +232,9 @@ def training_step(
 ) -> Callable[[], Callable[[], object]]:
     """Return a function that builds a training step, for `record_without_computing`.
 
-    Parameters
-    ----------
-    network : str
-        A function of ``torchvision.models``.
-    batch, side : int
-        Images in a step, of `side` × `side` pixels.
-    channels_last : bool
-        For weights and images.
-    autocast : torch.dtype, optional
-        Of mixed precision.
-    **optimizer
-        Of ``torch.optim.SGD``, such as ``fused=True``.
+    `network` is a function of ``torchvision.models``. A step has `batch` images of `side` × `side` pixels;
+    `channels_last` holds for weights and images, `autocast` is the type of mixed precision, and `optimizer` are options
+    of ``torch.optim.SGD``, such as ``fused=True``.
     """
 
     def build() -> Callable[[], object]:

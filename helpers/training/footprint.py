@@ -17,16 +17,9 @@ def peak_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callabl
     Storages count once, however many tensors look at them. What a library takes for itself inside an operator does not
     count.
 
-    Under ``torch._subclasses.FakeTensorMode``, which `model`, `optimizer` and `step` must then share, nothing is
-    computed, and no memory is taken: the result is the same.
-
-    Parameters
-    ----------
-    model : Module
-    optimizer : Optimizer
-        Of the model.
-    step : callable
-        Takes no argument: forward, backward, the optimizer's step, and ``zero_grad()`` at its end.
+    `step` takes no argument: forward, backward, the optimizer's step, and ``zero_grad()`` at its end. Under
+    ``torch._subclasses.FakeTensorMode``, which `model`, `optimizer` and `step` must then share, nothing is computed,
+    and no memory is taken: the result is the same.
     """
     if not optimizer.state:
         for weight in model.parameters():

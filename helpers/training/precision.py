@@ -148,16 +148,9 @@ def operator_types(call: Callable[[], object]) -> pd.DataFrame:
 def gradients(model: nn.Module, loss: Callable[[], torch.Tensor], every: int = 7) -> dict[str, torch.Tensor]:
     """Return gradients of a loss: those of the weights, and those that flow back from layer to layer.
 
-    The weights of `model` and their own gradients stay as they are. Returns ``"weights"`` and ``"activations"``, each
-    float32, shape (elements,), on the CPU.
-
-    Parameters
-    ----------
-    model : Module
-    loss : callable
-        Runs `model` forward and returns the loss, of shape ().
-    every : int
-        Keep one of so many elements; a ResNet-50 has too many.
+    `loss` runs `model` forward and returns the loss, of shape (). The weights of `model` and their own gradients stay
+    as they are. Returns ``"weights"`` and ``"activations"``, each float32, shape (elements,), on the CPU; of `every`
+    so many elements it keeps one, since a ResNet-50 has too many.
     """
     flowing = []
 

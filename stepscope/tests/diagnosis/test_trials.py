@@ -54,6 +54,13 @@ def test_a_step_that_takes_no_other_number_of_items_is_diagnosed_all_the_same():
     assert trials.run(step, torch.rand(2, 8), threads=1, double=False).larger == trials.Trial()
 
 
+def test_a_batch_without_tensors_and_a_network_that_cannot_be_called_again_are_not_tried():
+    network = nn.Linear(8, 8).double()
+    step = lambda batch: network(input=torch.tensor(batch)).sum().backward()  # noqa: E731
+    tried = trials.run(step, [[1.0] * 8], threads=1, double=True)
+    assert (tried.larger, tried.single) == (trials.Trial(), trials.Trial())
+
+
 def test_what_is_set_as_it_should_be_is_not_tried():
     tried = trials.run(Step(1024, 4), torch.rand(16, 1024), threads=1, double=False)
     assert tried == trials.Trials(threads=1, other_threads=1, batch=16)

@@ -148,8 +148,52 @@ def test_a_module_runs_with_its_package_and_its_arguments(run, tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "own.py").write_text("import sys")
     (tmp_path / "package" / "train.py").write_text("from .own import sys\nprint(sys.argv[1:])\nsys.exit(7)")
-    ended, _ = run("-m", "package.train", "--steps", "3", "-m")
-    assert (ended.returncode, ended.stdout) == (7, "['--steps', '3', '-m']\n"), ended.stderr
+    ended, _ = run("-m", "package.train", "--steps", "3", "-m", "--", "x")
+    assert (ended.returncode, ended.stdout) == (7, "['--steps', '3', '-m', '--', 'x']\n"), ended.stderr
+
+
+TRAINS = """import itertools, multiprocessing, os, torch
+from torch.utils.data import DataLoader
+data, number = torch.arange(1280.0).view(320, 4) / 1280, itertools.count()
+def train(data, each=lambda: None, loader=DataLoader):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-7)
+    for batch in itertools.chain.from_iterable([loader(data, 8)] * 6):
+        each()
+        model(batch).sum().backward()
+        optimizer.step()
+    print(model.weight.sum().item())
+"""
+BESIDES = {
+    "profiles some steps": """def each():
+    if next(number) % 14 == 13:
+        with torch.profiler.profile(): torch.ones(1)
+train(data, each)""",
+    "starts a process in its dataset": """def produce(queue):
+    for row in data.tolist(): queue.put(row)
+class Produced(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        queue = multiprocessing.Queue()
+        multiprocessing.Process(target=produce, args=(queue,), daemon=True).start()
+        return (torch.tensor(queue.get()) for _ in data)
+train(Produced())""",
+    "closes all files": "train(data, lambda: next(number) or os.closerange(3, 256))",
+    "has an iterator of its own, and prints": """class Own(DataLoader):
+    def _get_iterator(self): return (each for each in super()._get_iterator())
+class Printing(list):
+    def __getitem__(self, index): return print("item", flush=True) or super().__getitem__(index)
+train(Printing(data), loader=Own)""",
+}
+
+
+@pytest.mark.parametrize("does", BESIDES)
+def test_whatever_a_script_does_beside_its_training_it_ends_and_prints_as_without(run, tmp_path, does):
+    (tmp_path / "besides.py").write_text(TRAINS + BESIDES[does])
+    alone = subprocess.run([sys.executable, "besides.py"], cwd=tmp_path, capture_output=True, text=True)
+    ended, (found,) = run("besides.py", steps=5)
+    assert (alone.returncode, ended.returncode, ended.stdout) == (0, 0, alone.stdout), ended.stderr
+    assert "diagnosis" in found or "runs a profiler itself" in found["problem"], found
 
 
 def test_what_a_script_writes_into_the_folder_of_the_profile_is_kept(tmp_path, capsys):

@@ -256,6 +256,13 @@ def test_what_a_pause_waits_for_a_core_is_not_taken_from_a_step(script):
     assert script.watch.held_at_most < 20
 
 
+def test_an_error_of_the_scripts_signal_handler_is_raised(script):
+    with pytest.raises(TimeoutError) as late:
+        raise TimeoutError
+    with pytest.raises(TimeoutError):
+        script.watch._failed(late.value)
+
+
 def test_a_sampler_looks_no_more_after_so_many_samples():
     before = sys.getswitchinterval()
     for interval in (before, 1e-4):

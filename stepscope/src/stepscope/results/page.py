@@ -24,13 +24,7 @@ KEY = (
 def page(results: Sequence[dict], title: str) -> str:
     """Return results as a page: for each the verdict, a bar for each step, and what to change; the ranks of a job.
 
-    Parameters
-    ----------
-    results : sequence of dict
-        From `stepscope.results.read`, at least one.
-    title : str
-
-    It raises ResultError if there is no result.
+    `results` come from `stepscope.results.read`, at least one; otherwise it raises ResultError.
     """
     if not results:
         raise ResultError(f"Expected a result for the page {title!r}, found none. {WANTED}")
