@@ -220,24 +220,15 @@ def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_o
 
 
 def test_a_first_step_that_the_scaler_skips_leaves_no_trace_in_the_momentum(recipes):
-    images, labels = torch.rand(8, 3), torch.zeros(8, dtype=torch.long)
+    model, scaler = torch.nn.Linear(3, 2), torch.amp.GradScaler("cpu")
+    optimizer = recipes.fused_sgd(model.parameters(), 0.1)
     torch.use_deterministic_algorithms(True)  # memory that nobody has written is nan
     try:
-        losses = []
-        for new in (functools.partial(torch.optim.SGD, momentum=0.9), recipes.fused_sgd):
-            torch.manual_seed(0)
-            model, scaler = torch.nn.Linear(3, 2), torch.amp.GradScaler("cpu")
-            optimizer = new(model.parameters(), 0.1)
-            for factor in (float("inf"), 1, 1, 1):
-                optimizer.zero_grad()
-                loss = torch.nn.functional.cross_entropy(model(images), labels)
-                scaler.scale(factor * loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-            losses.append(loss.item())
+        scaler.scale(float("inf") * model(torch.ones(1, 3)).sum()).backward()
+        scaler.step(optimizer)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert losses[0] == pytest.approx(losses[1])
+    assert all((of_weight["momentum_buffer"] == 0).all() for of_weight in optimizer.state.values()) and optimizer.state
 
 
 def test_batches_come_in_order_and_whole_from_one_ahead(recipes):
