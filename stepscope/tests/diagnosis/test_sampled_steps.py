@@ -204,3 +204,9 @@ def test_only_what_a_backward_pass_calls_back_trains(tmp_path):
     kinds = {(name, kind) for name, kind in zip(seen.names, seen.kinds, strict=True)}
     assert {("aten::sub", "tracked"), ("aten::argmax", "tracked"), ("aten::mean", "training")} < kinds
     assert {kind for name, kind in kinds if name in ("aten::linear", "aten::relu")} == {"training", "untracked"}
+
+
+@pytest.mark.parametrize("method", [torch.optim.SGD.zero_grad, torch.optim.SGD.step])
+def test_what_pytorch_wraps_around_an_optimizers_method_is_part_of_the_training(method):
+    wrapper = method.__code__  # of the function that the user's line calls
+    assert step._any(step._TRAINING, [stacks.Frame(wrapper.co_filename, 1, wrapper.co_name, 1)])

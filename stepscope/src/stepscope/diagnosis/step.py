@@ -56,7 +56,7 @@ _CELL = r"aten::(lstm|gru|rnn_tanh|rnn_relu)_cell"  # one call of a recurrent ne
 # A line that calls these counts as training: between operators they are PyTorch's own work. The operators of a network
 # that runs without gradients do not count as training.
 _OF_TRAINING = (
-    r"nn[/\\]utils|optim|autograd|amp|distributed|compiler|_dynamo|_inductor|_functorch|_tensor\.py.*backward"
+    r"nn[/\\]utils|optim|autograd|amp|distributed|_?compile|_dynamo|_inductor|_functorch|_tensor\.py.*backward"
 )
 _TRAINING, _NETWORK = rf"[/\\]torch[/\\]({_OF_TRAINING})", r"[/\\]torch[/\\]nn[/\\]"
 # Where a DataLoader makes a batch in the loop itself, waits for a worker's batch, or starts and ends workers: `loading`
