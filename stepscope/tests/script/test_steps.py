@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import sys
 import time
 import weakref
@@ -256,11 +257,15 @@ def test_what_a_pause_waits_for_a_core_is_not_taken_from_a_step(script):
     assert script.watch.held_at_most < 20
 
 
-def test_an_error_of_the_scripts_signal_handler_is_raised(script):
-    with pytest.raises(TimeoutError) as late:
+def test_an_error_of_the_scripts_signal_handler_is_raised(script, monkeypatch):
+    def late(*_):
         raise TimeoutError
+
+    monkeypatch.setattr(signal, "getsignal", lambda number: late)
+    with pytest.raises(TimeoutError) as error:
+        late()
     with pytest.raises(TimeoutError):
-        script.watch._failed(late.value)
+        script.watch._failed(error.value)
 
 
 def test_a_sampler_looks_no_more_after_so_many_samples():

@@ -229,8 +229,8 @@ class Watch:
     def _failed(self, error: Exception) -> None:
         """Report an error of ours, after which the script goes on; raise one of its signal handlers."""
         self._leave()
-        stack = traceback.extract_tb(error.__traceback__)
-        if any(stacks.Frame(frame.filename, 0, frame.name, 0).own for frame in stack):
+        handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+        if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
             raise error
         self._report(problem=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
 
@@ -430,9 +430,10 @@ def _in_child(call: Callable) -> object:
 
 def _read(file: int, process: int) -> tuple[bytes, int]:
     """Return what a child process writes until it ends, and its status. What it started may keep the file open."""
-    content, status, ended = [], 0, False
+    content, status, ended, poll = [], 0, False, select.poll()
+    poll.register(file, select.POLLIN)
     while True:
-        if select.select([file], [], [], 0.0 if ended else 0.05)[0] and (part := os.read(file, 1 << 20)):
+        if poll.poll(0 if ended else 50) and (part := os.read(file, 1 << 20)):
             content.append(part)
         elif ended:
             return b"".join(content), status
