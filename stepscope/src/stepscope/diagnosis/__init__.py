@@ -33,8 +33,8 @@ def diagnose(loader: Iterable, step: Callable, *, steps: int = 20, folder: str |
     The loop runs unchanged: first with the stopwatch, then with the profiler, then while a second thread notes each
     millisecond which line runs. So `step` is called some dozens of times, and trains. Some items of the dataset are
     loaded in this process, to time them. If a setting is known to slow steps, more steps run with the other setting. If
-    a batch has fewer than eight items, more steps run with a batch that repeats it eight times; a step that takes no
-    such batch may be left half-way. So give it a model to throw away. All workers started here have ended on return.
+    a batch has fewer than eight items, more run with one that repeats it eight times, and may fail half-way: give
+    `step` a model to throw away. All workers started here have ended on return.
 
     The profiler's trace stays in `folder`, where it replaces the trace of the previous diagnosis.
 

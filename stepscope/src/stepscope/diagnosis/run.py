@@ -445,8 +445,7 @@ class _Epoch:
             self.epochs.dataloader._iterator = None  # persistent workers have ended: the next epoch starts new ones
 
 
-# A step; seconds in which it was ready and others had the cores, of its wait and of its rest
-Held = tuple[TimedStep, float, float]
+Held = tuple[TimedStep, float, float]  # a step; seconds in which others had the cores, of its wait and of its rest
 
 
 def _noted(step: timing.Step, done: Callable[[], object] = lambda: None) -> timing.Step:
