@@ -29,9 +29,9 @@ OPERATOR_COST, SHAPES_COST, FRAME_COST = 0.2, 0.15, 0.16
 # Share of the time. On the smallest network a light profile takes 12% more CPU time, a full one 69%.
 PROFILER = 0.15
 
-# The type that Tensor Cores multiply, by the lowest compute capability that has them; and their peak, for dense
-# matrices, over that of float32, at most, by NVIDIA's data sheets: V100 and T4 8, A100 16, A10 and L4 4, H100 15, B200
-# 30, RTX cards 2.
+# The type that Tensor Cores multiply, by the lowest compute capability that has them, highest first; and their peak for
+# dense matrices over that of float32, at most, by NVIDIA's data sheets: V100 and T4 8, A100 16, A10 and L4 4, H100 15,
+# B200 30, RTX cards 2.
 TENSOR_CORES = {
     (12, 0): ("bfloat16", 4),
     (10, 0): ("bfloat16", 30),

@@ -35,7 +35,6 @@ MOST = 0.6  # unless the first finding takes this share of the step: a busy mach
 # Without a fault, the rest of a step takes at least this part of the time that it takes in the fastest step, as in four
 # of five loops of the examination: a fault also slows what is around it. And at least this part of its mean time
 LESS, FASTEST = 0.72, 0.56
-HICCUP = 2  # a step that takes so many times as long as any other is named
 
 
 def diagnose(loader: Iterable, step: timing.Step, count: int, folder: Path) -> Diagnosis:
@@ -276,7 +275,7 @@ def of_steps(
         cpu=cpu * 1e3,
         pickled=_pickled(batch) if epochs.num_workers else 0.0,
         tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(batch)),
-        hiccup=longest[-1] * 1e3 if not computes and longest[-1] > HICCUP * longest[0] else 0.0,
+        hiccup=longest[-1] * 1e3 if not computes and longest[-1] > profile.STALL * longest[0] else 0.0,
         least=0.0 if computes else _least(others or first) * 1e3,
         only_first=epochs.length == 1 and epochs.loader is not epochs.dataloader and _has_more(epochs.dataloader),
         timed=tuple((step.wait * 1e3, step.duration * 1e3) for step, *_ in sorted([*first, *others])),

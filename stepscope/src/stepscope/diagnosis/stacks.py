@@ -267,7 +267,7 @@ def queue_clock() -> Callable[[], float]:
     def clock() -> float:
         try:
             return int(os.pread(file, 100, 0).split()[1]) / 1e9
-        except (OSError, IndexError):  # the script closed all files
+        except (OSError, IndexError, ValueError):  # the script closed all files; the number may be another file's now
             return 0.0
 
     return clock
