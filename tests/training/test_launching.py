@@ -108,16 +108,17 @@ def test_an_error_comes_before_the_abort_of_another_rank_that_follows_from_it(sc
 @posix
 def test_of_a_rank_that_is_stopped_the_wait_for_it_is_quoted_and_it_is_woken_to_end_by_sigterm(script, tmp_path):
     path = script(
-        "folder = pathlib.Path(__file__).parent\n"
-        "def end(*_):\n    (folder / 'by SIGTERM').touch()\n"
+        "import psutil\n"
+        "def end(*_):\n    pathlib.Path(sys.argv[1]).touch()\n"
         "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n    os.kill(os.getpid(), 15)\n"
-        "if rank == 1:\n    signal.signal(15, end)\n    (folder / 'ready').touch()\n"
-        "    os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(1000)\n"
-        "while not (folder / 'ready').exists(): time.sleep(0.01)\n"
+        "if rank == 1:\n    signal.signal(15, end)\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    while True: time.sleep(0.01)  # Python may lose a signal that comes just before a single long one\n"
+        "agent = psutil.Process().parent()\n"
+        "while all(each.status() != psutil.STATUS_STOPPED for each in agent.children()): time.sleep(0.01)\n"
         "raise RuntimeError('Timed out waiting 1000ms for recv operation to complete')"
     )
     with pytest.raises(launching.JobFailed, match=r"rank 0 .* RuntimeError: Timed out .*\nNot ended.* rank 1"):
-        launching.torchrun(path, timeout=100, quiet=True)
+        launching.torchrun(path, tmp_path / "by SIGTERM", timeout=100, quiet=True)
     assert (tmp_path / "by SIGTERM").exists()  # SIGKILL, 30 s later, would not have left it
 
 

@@ -21,7 +21,8 @@ from stepscope.base import child
 thread = child.end_with_owner(lambda: open(sys.argv[2], "w").close(), folder=sys.argv[1])
 below = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], stdin=subprocess.DEVNULL)
 print(os.getpid(), below.pid, flush=True)
-thread.join()
+while True:
+    thread.join(0.05)  # Python may lose a signal that comes just before a single long wait
 """
 OWNER = """
 import os, subprocess, sys, time
