@@ -19,17 +19,12 @@ from helpers import __main__ as shell
 from helpers import config
 from helpers.lessons import hosted, preflight
 
-ADDRESS = "https://github.com/somebody/course"
 COLAB = Path(__file__).parent.parent / "support" / "colab-2026-08.txt"
 
 
-@pytest.fixture
-def copies(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "REPOSITORY", ADDRESS)
-    return hosted.write_copies(tmp_path)
-
-
-def test_each_notebook_has_a_copy_that_differs_by_its_first_cell_only(copies):
+def test_each_notebook_has_a_copy_that_differs_by_its_first_cell_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "REPOSITORY", "https://github.com/somebody/course")
+    copies = hosted.write_copies(tmp_path)
     assert [copy.name for copy in copies] == [path.name for path in NOTEBOOKS]
     for copy, path in zip(copies, NOTEBOOKS, strict=True):
         made, notebook = (nbformat.read(each, as_version=4) for each in (copy, path))

@@ -10,19 +10,6 @@ from helpers.loading import accidents, formats
 pytestmark = pytest.mark.processes
 
 needs_fork = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
-COUNT = 6
-
-
-@pytest.fixture(scope="module")
-def images():
-    return np.random.default_rng(0).integers(0, 256, (COUNT, 3, 8, 8), np.uint8)
-
-
-@pytest.fixture(scope="module")
-def packs(tmp_path_factory, images):
-    folder = tmp_path_factory.mktemp("packs")
-    formats.FORMATS["hdf5"].pack(images, range(COUNT), folder / "hdf5")
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +19,10 @@ def patience(monkeypatch):
 
 
 @needs_fork
-def test_an_hdf5_file_opened_before_the_fork_gives_wrong_images_and_no_error(packs, images):
-    dataset = accidents.Hdf5OpenedTooEarly(packs / "hdf5" / "data.h5")
+def test_an_hdf5_file_opened_before_the_fork_gives_wrong_images_and_no_error(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (6, 3, 8, 8), np.uint8)
+    formats.FORMATS["hdf5"].pack(images, range(6), tmp_path / "hdf5")
+    dataset = accidents.Hdf5OpenedTooEarly(tmp_path / "hdf5" / "data.h5")
     assert np.array_equal(np.stack([dataset[index] for index in range(len(dataset))]), images)
     loaded = accidents.load_with_two_workers(dataset)
     assert loaded.shape == images[:4].shape

@@ -144,11 +144,6 @@ def cluster():
             cluster.end()
 
 
-@pytest.fixture
-def data(tmp_path):
-    return learnable(tmp_path / "data", 1_024)
-
-
 def losses(path):
     """The losses of all steps; one that was taken again, after a restart, must be the same to the last digit."""
     found = {}
@@ -162,7 +157,8 @@ def losses(path):
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(MISSING), reason="apt-get install --no-install-recommends slurmctld slurmd slurm-client munge")
-def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(cluster, data, tmp_path):
+def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(cluster, tmp_path):
+    data = learnable(tmp_path / "data", 1_024)
     run = tmp_path / "run"
     job = cluster.run(
         "sbatch", "--parsable", "--nodes=2", "--cpus-per-task=1", SCRIPTS / "train.sbatch", data, *OPTIONS,

@@ -97,14 +97,10 @@ def test_a_sample_that_cannot_be_decoded_is_named(data):
     assert "000000123" in error.value.__notes__[0]
 
 
-@pytest.fixture
-def on_disk(tmp_path):
-    return packed(COUNT, piece_bytes=7_000, bucket=buckets.Folder(tmp_path / "shards"))
-
-
 @pytest.mark.processes
-def test_workers_that_persist_see_each_epoch_and_each_state(on_disk):
+def test_workers_that_persist_see_each_epoch_and_each_state(tmp_path):
     """They hold the dataset as it was when they started."""
+    on_disk = packed(COUNT, piece_bytes=7_000, bucket=buckets.Folder(tmp_path / "shards"))
     (stream,), (alone,) = streams(*on_disk, 7), streams(*on_disk, 7)
     loader = DataLoader(
         stream, batch_size=None, num_workers=2, multiprocessing_context="spawn", persistent_workers=True
