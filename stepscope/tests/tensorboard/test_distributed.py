@@ -116,11 +116,6 @@ def test_the_table_counts_and_sizes_the_operations_and_their_transfers(ours):
         assert row[3] >= latency - 2 * 200
 
 
-@pytest.mark.parametrize("rank", ["rank_0", "rank_1"])
-def test_an_operation_that_the_plugin_does_not_know_is_listed(ours, rank):
-    assert set(operations(ours, "all-to-all", rank)) == {"gloo:all_to_all"}
-
-
 @pytest.mark.parametrize(
     ("run", "compares", "says"),
     [

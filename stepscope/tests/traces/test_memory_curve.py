@@ -49,13 +49,6 @@ def test_what_a_worker_shares_does_not_count(trace):
     assert curve["allocated"].tolist() == [2, 3, 2]  # the same address was the allocator's later
 
 
-def test_a_gpus_memory_is_what_it_states(tmp_path):
-    curve = traces.memory_curve(cuda_trace.write(tmp_path / "trace.json"))
-    of_gpu = curve[curve["device"] == "GPU 0"]
-    assert of_gpu["allocated"].tolist() == pytest.approx([0.008192, 0.073728, 0.008192] * 3)
-    assert "CPU" not in set(curve["device"])  # what the hand-written trace maps is shared with a worker
-
-
 @pytest.mark.processes
 def test_the_curve_is_that_of_the_tab(tmp_path):
     recordings.record(tmp_path / "run", 2, profile_memory=True)

@@ -57,17 +57,6 @@ def test_shares_sum_to_the_step_and_no_clock_changes_them(tmp_path_factory, sche
     assert list(table.index) == [f"rank {number}" for number in range(len(job))]
 
 
-def test_clocks_hours_apart_are_aligned(tmp_path):
-    clocks = [0.0, 5 * HOUR, -3 * HOUR]
-    job = rank_traces.job(late_by(250, world=3), transfer=70, begins=[40, 0, 90])
-    ranks = traces.ranks(rank_traces.write(tmp_path, job, clocks=clocks))
-    # The times in a trace count from its first event.
-    np.testing.assert_allclose(list(ranks.clock.values()), [0, -40, 50], atol=0.01)
-    table = traces.collectives(ranks)
-    assert (table.groupby("number")["end"].agg(np.ptp) < 0.01).all()
-    assert (table["transfer"] == 70).all()
-
-
 def test_ranks_on_one_machine_have_one_clock_if_their_collectives_allow_it(tmp_path):
     job = rank_traces.job(EQUAL, transfer=70)
     one = traces.ranks(rank_traces.write(tmp_path / "one", job, one_host=True, clocks=[0, 30]))
