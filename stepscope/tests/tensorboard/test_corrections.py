@@ -156,16 +156,6 @@ def test_the_operator_view_equals_top_operators(ours, logdir, run):
     assert not [name for name in shown if name.startswith(("enumerate", "Optimizer", "ProfilerStep"))]
 
 
-def test_the_trace_is_served_as_json_with_the_events_of_the_file(ours, logdir):
-    (file,) = (logdir / "everything-2").iterdir()
-    served, written = ask(ours, "trace", "everything-2", "Trace"), json.loads(recordings.read(file))
-    bars = [
-        Counter((event["name"], event["ts"], event["dur"]) for event in trace["traceEvents"] if event["ph"] == "X")
-        for trace in (served, written)
-    ]
-    assert bars[0] == bars[1]
-
-
 def test_modules_call_stacks_and_shapes_are_those_of_the_model(stock, ours):
     run = "everything-2"
     assert module_tree(ask(ours, "module", run, "Module")["data"]) == named(recordings.Network(), Counter())
