@@ -37,18 +37,13 @@ def around(ms, count=20, seed=0):
     return [chance.gauss(ms, 0.02 * ms) for _ in range(count)]
 
 
-@pytest.fixture
-def traced(tmp_path):
-    """A folder with a run on a GPU, one of two ranks, and a trace that cannot be read."""
+def test_what_is_diagnosed_follows_the_schema_and_is_read_again_as_it_was(capsys, tmp_path):
+    traced = tmp_path / "runs"
     for folder in ("gpu", "job", "bad"):
-        (tmp_path / "runs" / folder).mkdir(parents=True)
-    cuda_trace.write(tmp_path / "runs" / "gpu" / "host_1.10.pt.trace.json")
-    rank_traces.write(tmp_path / "runs" / "job", rank_traces.job([[[50], [60]], [[70], [50]]], 20))
-    (tmp_path / "runs" / "bad" / "x.pt.trace.json").write_text("no trace")
-    return tmp_path / "runs"
-
-
-def test_what_is_diagnosed_follows_the_schema_and_is_read_again_as_it_was(traced, capsys, tmp_path):
+        (traced / folder).mkdir(parents=True)
+    cuda_trace.write(traced / "gpu" / "host_1.10.pt.trace.json")
+    rank_traces.write(traced / "job", rank_traces.job([[[50], [60]], [[70], [50]]], 20))
+    (traced / "bad" / "x.pt.trace.json").write_text("no trace")
     assert main(["diagnose", str(traced), "--json"]) == 1  # one cannot be read
     (tmp_path / "found.json").write_text(text := capsys.readouterr().out)
     jsonschema.validate(json.loads(text), SCHEMA)
