@@ -145,7 +145,7 @@ class Normalize(nn.Module):
 
     def forward(self, images):
         # (images - mean) / std in one new tensor, since large ones take a CPU long
-        return images.to(torch.float32, copy=True).sub_(self.mean).div_(self.std)
+        return images.to(self.mean.dtype, copy=True).sub_(self.mean).div_(self.std)
 
 
 # 05 · Preprocess ahead: what is the same in every epoch is done once, on all cores. Some photos are held out
@@ -425,8 +425,9 @@ def fused_sgd(weights, lr, momentum=0.9, **others):
         if not optimizer.state:
             for group in optimizer.param_groups:
                 for weight in group["params"]:
-                    zeros = torch.zeros_like(weight)
-                    optimizer.state[weight]["momentum_buffer"] = zeros
+                    if weight.requires_grad:
+                        zeros = torch.zeros_like(weight)
+                        optimizer.state[weight]["momentum_buffer"] = zeros
 
     optimizer.register_step_pre_hook(begin_with_zeros)
     return optimizer

@@ -219,16 +219,26 @@ def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_o
         recipes.fastest({"large": steps["large"]}, torch.zeros(8))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_normalized_pixels_are_of_the_networks_type(recipes, dtype):
+    images = torch.arange(12, dtype=torch.uint8).view(2, 3, 2, 1)
+    model = torch.nn.Sequential(recipes.Normalize([0.1] * 3, [0.2] * 3), torch.nn.Conv2d(3, 1, 1)).to(dtype)
+    torch.testing.assert_close(model[0](images), ((images / 255 - 0.1) / 0.2).to(dtype))
+    assert model(images).dtype == dtype
+
+
 def test_a_first_step_that_the_scaler_skips_leaves_no_trace_in_the_momentum(recipes):
     model, scaler = torch.nn.Linear(3, 2), torch.amp.GradScaler("cpu")
-    optimizer = recipes.fused_sgd(model.parameters(), 0.1)
+    frozen = torch.zeros(2, requires_grad=False)
+    optimizer = recipes.fused_sgd([*model.parameters(), frozen], 0.1)
     torch.use_deterministic_algorithms(True)  # memory that nobody has written is nan
     try:
         scaler.scale(float("inf") * model(torch.ones(1, 3)).sum()).backward()
         scaler.step(optimizer)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert all((of_weight["momentum_buffer"] == 0).all() for of_weight in optimizer.state.values()) and optimizer.state
+    assert optimizer.state.keys() == set(model.parameters())
+    assert all((of_weight["momentum_buffer"] == 0).all() for of_weight in optimizer.state.values())
 
 
 def test_batches_come_in_order_and_whole_from_one_ahead(recipes):
