@@ -1,6 +1,7 @@
 """Tests of `stepscope.diagnosis` by loops that run, most of them by a clock on which only sleeping takes time."""
 
 import cProfile
+import gc
 import io
 import itertools
 import multiprocessing
@@ -418,12 +419,15 @@ def test_what_cannot_be_loaded_in_this_process_is_said(quick):
 class Opener(loops.SleepDataset):
     """Opens its file when the first item is asked for, as a dataset should; notes how many threads it has then."""
 
-    file, threads = None, set()
+    file, threads, ended = None, set(), []
 
     def __getitem__(self, index):
         self.file = self.file or open(os.devnull)
         self.threads.add(torch.get_num_threads())
         return torch.zeros(1), index
+
+    def __del__(self):
+        self.ended.append(self)
 
 
 def test_items_are_loaded_as_in_a_worker_with_one_thread_and_what_they_open_is_not_left_open(quick):
@@ -431,6 +435,8 @@ def test_items_are_loaded_as_in_a_worker_with_one_thread_and_what_they_open_is_n
     torch.set_num_threads(2)
     items.load(DataLoader(dataset, 4))
     assert (dataset.threads, torch.get_num_threads(), dataset.file) == ({1}, 2, None)
+    gc.collect()
+    assert not dataset.ended  # a copy, too, may have deleted what the dataset uses
     torch.set_num_threads(threads)
 
 

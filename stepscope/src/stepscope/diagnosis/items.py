@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stepscope import timing
 from stepscope.base.confidence import without_hiccup
@@ -239,13 +239,22 @@ def _seconds(call: Callable, argument: object) -> float:
     return time.perf_counter() - begin
 
 
+def _copy(dataset: Dataset) -> Dataset:
+    """Return a shallow copy of a dataset, whose end does not clean up what the dataset uses."""
+    if isinstance(dataset, (np.ndarray, torch.Tensor)):  # copying it would read a mapped file into memory
+        return dataset
+    copied = copy.copy(dataset)
+    kind = type(copied)
+    if hasattr(kind, "__del__"):
+        copied.__class__ = type(kind.__name__, (kind,), {"__slots__": (), "__del__": lambda self: None})
+    return copied
+
+
 class _Source:
     """The items of a loader's dataset, a few at a time."""
 
     def __init__(self, loader: DataLoader):
-        # A copy would read a mapped file into memory, and its end would clean up what the dataset uses
-        whole = isinstance(loader.dataset, (np.ndarray, torch.Tensor)) or hasattr(type(loader.dataset), "__del__")
-        self.dataset, self.collate_fn = loader.dataset if whole else copy.copy(loader.dataset), loader.collate_fn
+        self.dataset, self.collate_fn = _copy(loader.dataset), loader.collate_fn
         self.stream, self.batched = isinstance(self.dataset, IterableDataset), loader.batch_sampler is not None
         self.together = not self.stream and self.batched and hasattr(self.dataset, "__getitems__")
         self.taken: list[tuple] | None = None  # items, or batches, like `_Taken`; None if they are not timed
