@@ -170,6 +170,8 @@ BESIDES = {
     if next(number) % 14 == 13:
         with torch.profiler.profile(): torch.ones(1)
 train(data, each)""",
+    "warms its profiler up": """scheduled = torch.profiler.schedule(wait=6, warmup=10, active=3, repeat=1)
+with torch.profiler.profile(schedule=scheduled) as profiler: train(data, profiler.step)""",
     "starts a process in its dataset": """def produce(queue):
     for row in data.tolist(): queue.put(row)
 class Produced(torch.utils.data.IterableDataset):

@@ -1,5 +1,6 @@
 """Tests of `stepscope.script.watch`: what of a script's time is a step, and what is between two epochs."""
 
+import functools
 import itertools
 import os
 import signal
@@ -73,6 +74,7 @@ def script(monkeypatch, tmp_path):
     yield script
     script.watch.over = True
     script.watch.pauses.look_away()
+    script.watch.phases.close()
 
 
 def all_kinds(script):
@@ -257,15 +259,19 @@ def test_what_a_pause_waits_for_a_core_is_not_taken_from_a_step(script):
     assert script.watch.held_at_most < 20
 
 
-def test_an_error_of_the_scripts_signal_handler_is_raised(script, monkeypatch):
-    def late(*_):
+class Late:
+    def __call__(self, *_):
         raise TimeoutError
 
-    monkeypatch.setattr(signal, "getsignal", lambda number: late)
+
+@pytest.mark.parametrize("handler", [Late().__call__, Late(), functools.partial(Late(), "late")])
+def test_an_error_of_the_scripts_signal_handler_is_raised(script, monkeypatch, capsys, handler):
+    monkeypatch.setattr(signal, "getsignal", lambda number: handler)
     with pytest.raises(TimeoutError) as error:
-        late()
+        handler()
     with pytest.raises(TimeoutError):
         script.watch._failed(error.value)
+    assert "TimeoutError" in capsys.readouterr().out
 
 
 def test_a_sampler_looks_no_more_after_so_many_samples():

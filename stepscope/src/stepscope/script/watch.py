@@ -21,10 +21,12 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 
 import psutil
@@ -90,7 +92,8 @@ class Watch:
         self.first = True  # whether the step has no batch yet
         self.kept: object | None = None  # a batch, if one is to be kept
         self.iterator: Iterator | None = None  # of the latest training batch
-        self.phases = self._diagnose()
+        self.others, self.records = lambda: None, False  # the script's last profiler; whether one of ours records
+        self.phases = self._beside_profilers()
         next(self.phases)
         atexit.register(self.end)
 
@@ -213,26 +216,26 @@ class Watch:
         self.sizes.append(self.taken)
         self.pauses.steps += 1
         self.updates, self.taken, self.wait, self.held, self.new, self.first = 0, 0, 0.0, 0.0, False, True
-        failed = False
         try:
             self.phases.send(((step, *held), new))
         except StopIteration:
             self._leave()
         except Exception as error:
-            failed = True
             self._failed(error)
         if self.over and self.stop:
-            raise SystemExit(int(failed))
+            raise SystemExit
         self.start = time.perf_counter()
         self.ready = queued if self.start - now < SHORT else self.queued()
 
     def _failed(self, error: Exception) -> None:
-        """Report an error of ours, after which the script goes on; raise one of its signal handlers."""
+        """Report an error, after which the script goes on if it is ours; raise one of its signal handlers."""
         self._leave()
-        handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+        self._report(problem=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
+        handlers = set(map(_code, map(signal.getsignal, signal.valid_signals())))
         if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
             raise error
-        self._report(problem=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
+        if self.stop:
+            raise SystemExit(1)
 
     def _leave(self) -> None:
         """From now on, look at nothing, and keep no object of the script."""
@@ -337,41 +340,46 @@ class Watch:
                 if self.length - self.pauses.steps > active + 1:
                     break
                 yield
-        if torch.autograd._profiler_enabled():
+        other = self.others()
+        if torch.autograd._profiler_enabled() or (other is not None and other.kineto_results is None):
             raise RuntimeError(OTHER_PROFILER)
+        self.records = True
         worker = f"rank_{self.rank}" if self.ranks > 1 else None
-        with (
-            profile(
-                activities=profiling.activities(),
-                schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
-                on_trace_ready=profiling.trace_handler(folder, worker),
-            ) as profiler,
-            self._until_another(),
-        ):
+        with profile(
+            activities=profiling.activities(),
+            schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
+            on_trace_ready=profiling.trace_handler(folder, worker),
+        ) as profiler:
             for number in range(active + 1):
                 yield
                 if number == 0:
                     synchronize()  # what earlier steps launched must not be in the recording
                 profiler.step()
+        self.records = False
 
-    @contextmanager
-    def _until_another(self) -> Iterator[None]:
-        """End the diagnosis if the script starts a profiler within the block: two at once end the process."""
-        prepare = torch.autograd.profiler.profile._prepare_trace
+    def _beside_profilers(self) -> _Steps:
+        """Diagnose until the script uses a profiler while one of ours records: two at once end the process."""
+        kind = torch.autograd.profiler.profile
+        before = {name: getattr(kind, name) for name in ("_prepare_trace", "_start_trace")}
 
-        def prepare_another(profiler: torch.autograd.profiler.profile) -> None:
-            if threading.get_ident() == self.thread and not self.phases.gi_running:
-                try:
-                    self.phases.throw(RuntimeError(OTHER_PROFILER))
-                except RuntimeError as error:
-                    self._failed(error)
-            prepare(profiler)
+        def use(profiler: torch.autograd.profiler.profile, name: str) -> None:
+            here = threading.get_ident() == self.thread and os.getpid() == self.process
+            if here and not self.phases.gi_running:
+                self.others = weakref.ref(profiler)
+                if self.records and not self.over:
+                    try:
+                        self.phases.throw(RuntimeError(OTHER_PROFILER))
+                    except Exception as error:
+                        self._failed(error)
+            before[name](profiler)
 
-        torch.autograd.profiler.profile._prepare_trace = prepare_another
+        for name in before:
+            setattr(kind, name, partialmethod(use, name))
         try:
-            yield
+            yield from self._diagnose()
         finally:
-            torch.autograd.profiler.profile._prepare_trace = prepare
+            for name, method in before.items():
+                setattr(kind, name, method)
 
     def _report(self, diagnosis: Diagnosis | None = None, **others: str) -> None:
         """Report the diagnosis, or why there is none."""
@@ -392,6 +400,12 @@ def _own_trace(folder: Path) -> traces.Trace:
         raise RuntimeError(OTHER_PROFILER) from error
 
 
+def _code(handler: object) -> object:
+    """Return the code of a signal handler, which may be any object that can be called; None if it has none."""
+    handler = getattr(handler, "func", handler)  # of functools.partial
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+
+
 def _in_child(call: Callable) -> object:
     """Return what a function returns in another process, so that this process does not change."""
     if not hasattr(os, "fork"):
@@ -405,8 +419,7 @@ def _in_child(call: Callable) -> object:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(ITEMS_SECONDS)
             os.setpgid(0, 0)
-            _separate(writing)
-            with os.fdopen(writing, "wb") as file:
+            with os.fdopen(_separate(writing), "wb") as file:
                 pickle.dump(call(), file)
         finally:
             os._exit(0)
@@ -444,13 +457,14 @@ def _read(file: int, process: int) -> tuple[bytes, int]:
             ended = True
 
 
-def _separate(but: int) -> None:
-    """Open the files of this process, a fork, again, and replace its pipes and sockets, except one, by empty ones.
+def _separate(but: int) -> int:
+    """Open the files of this process, a fork, again, and replace its pipes and sockets by empty ones.
 
-    Otherwise the process that it comes from would miss what this process reads.
+    Otherwise the process that it comes from would miss what this process reads. One stays open: it is returned.
     """
     import fcntl  # here: Windows has none, and no forks
 
+    but = fcntl.fcntl(but, fcntl.F_DUPFD, 3)  # the script may have closed its standard output
     for file in psutil.Process().open_files():
         with suppress(OSError):
             access = fcntl.fcntl(file.fd, fcntl.F_GETFL)
@@ -466,3 +480,4 @@ def _separate(but: int) -> None:
             mode = os.fstat(shared).st_mode
             if shared not in (1, 2, but) and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
                 os.dup2(empty, shared)
+    return but

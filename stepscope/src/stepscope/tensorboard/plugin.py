@@ -55,7 +55,8 @@ def main(logdir: str, folder: Path) -> None:
     secret = f"/{secrets.token_urlsafe()}"
     board.configure(logdir=logdir, host="127.0.0.1", port=0, path_prefix=secret, load_fast="false", reload_interval=0)
     staging.write(folder / "address", board.launch())
-    thread.join()
+    while thread.is_alive():
+        thread.join(1)
 
 
 if __name__ == "__main__":
