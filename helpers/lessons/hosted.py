@@ -73,12 +73,8 @@ def _install(lacking: Sequence[Requirement]) -> None:
 def write_copies(folder: str | Path) -> list[Path]:
     """Write a copy of each notebook that begins with the cell that gets the course.
 
-    Raises `config.CourseError` if ``config.REPOSITORY``, the address to clone the course from, is empty.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Notebooks of the same names there are replaced.
+    Notebooks of the same names in `folder` are replaced. Raises `config.CourseError` if ``config.REPOSITORY``, the
+    address to clone the course from, is empty.
     """
     if not config.REPOSITORY:
         raise config.CourseError(

@@ -73,14 +73,10 @@ def diagnose(loader: Iterable, step: Callable, *, steps: int = 20, folder: str |
 
 
 def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
-    """Find the bottleneck of the training loop that a trace was recorded from.
+    """Find the bottleneck of the training loop that a trace, of PyTorch 1.12 or newer, was recorded from.
 
-    Parameters
-    ----------
-    path : str, Path or Trace
-        A trace of PyTorch 1.12 or newer, or the folder of a run.
-
-    It raises TraceError if there is no trace, if it cannot be read, or if it holds several processes or recordings.
+    `path` may be the folder of a run. Raises TraceError if there is no trace, if it cannot be read, or if it holds
+    several processes or recordings.
     """
     try:
         recorded = profile.read(traces.load(path))

@@ -16,14 +16,10 @@ class ResultError(ValueError):
 
 
 def document(command: str, results: Sequence[dict]) -> str:
-    """Return what a command found, as the text of such a file.
+    """Return what a command, ``"run"`` or ``"diagnose"``, found, as the text of such a file.
 
-    Parameters
-    ----------
-    command : str
-        ``"run"`` or ``"diagnose"``.
-    results : sequence of dict
-        For each process or trace a ``"diagnosis"``, from `Diagnosis.as_json`, or the ``"problem"`` why there is none.
+    `results` has for each process or trace a ``"diagnosis"``, from `Diagnosis.as_json`, or the ``"problem"`` why there
+    is none.
     """
     return json.dumps({"version": VERSION, "command": command, "results": list(results)}, indent=1) + "\n"
 
@@ -31,12 +27,7 @@ def document(command: str, results: Sequence[dict]) -> str:
 def read(path: str | Path) -> list[dict]:
     """Return the results in such a file: each ``"diagnosis"`` as a `Diagnosis`, the ``"machine"`` as text.
 
-    Raises
-    ------
-    ResultError
-        If it is no such file, or has another version.
-    OSError
-        If it cannot be read.
+    Raises `ResultError` if it is no such file, or has another version, and `OSError` if it cannot be read.
     """
     try:
         content = json.loads(Path(path).read_bytes())

@@ -30,30 +30,11 @@ FOR_THE_SCRIPT = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_file: Path | None) -> int:
     """Run a script with its arguments, print its diagnosis to stderr as soon as it is ready, and return its status.
 
-    Parameters
-    ----------
-    command : sequence of str
-        A Python file or ``-m`` and a module, with arguments; or a program that starts one, such as ``torchrun``.
-    steps : int
-        Steps to time.
-    folder : Path
-        Where the profile goes.
-    stop : bool
-        Whether the script ends after its diagnosis, with the status 0.
-    json_file : Path, optional
-        Also write the results here.
-
-    Returns
-    -------
-    int
-        The script's exit status; if a signal ended it, 128 plus the signal's number, as in a shell.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such program.
-    FileExistsError
-        If `folder` holds files that are not of a recording.
+    `command` is a Python file or ``-m`` and a module, with arguments; or a program that starts one, such as
+    ``torchrun``. `steps` are timed, `folder` is where the profile goes, `json_file` gets the results, too, and `stop`
+    ends the script after its diagnosis: with the status 0, or 1 if an error ended the diagnosis. If a signal ends the
+    script, the status is 128 plus the signal's number, as in a shell. Raises `FileNotFoundError` if there is no such
+    program, and `FileExistsError` if `folder` holds files that are not of a recording.
     """
     files.refuse_others(folder)
     with tempfile.TemporaryDirectory(prefix="stepscope-") as reports:
