@@ -49,6 +49,13 @@ def test_what_a_worker_shares_does_not_count(trace):
     assert curve["allocated"].tolist() == [2, 3, 2]  # the same address was the allocator's later
 
 
+def test_what_was_allocated_before_the_recording_counts_on_a_gpu_only(trace):
+    on_gpu = allocation(1200, 1_000_000, 9_000_000)
+    on_gpu["args"] |= {"Device Type": 1, "Device Id": 0}
+    curve = traces.memory_curve(trace(allocation(1000, 2_000_000, 7_000_000), on_gpu))
+    assert dict(zip(curve["device"], curve["allocated"], strict=True)) == {"CPU": 2, "GPU 0": 9}
+
+
 @pytest.mark.processes
 def test_the_curve_is_that_of_the_tab(tmp_path):
     recordings.record(tmp_path / "run", 2, profile_memory=True)
