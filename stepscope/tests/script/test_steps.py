@@ -274,6 +274,13 @@ def test_an_error_of_the_scripts_signal_handler_is_raised(script, monkeypatch, c
     assert "TimeoutError" in capsys.readouterr().out
 
 
+def test_another_error_is_reported_only(script, capsys):
+    with pytest.raises(ValueError, match="999") as error:
+        signal.Signals(999)  # by code of the type that signal.SIG_DFL has, too
+    script.watch._failed(error.value)
+    assert "999 is not a valid Signals" in capsys.readouterr().out
+
+
 def test_a_sampler_looks_no_more_after_so_many_samples():
     before = sys.getswitchinterval()
     for interval in (before, 1e-4):

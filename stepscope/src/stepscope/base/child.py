@@ -69,8 +69,8 @@ def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Pat
     """Let this process, a `Child`, and all processes that it has started end with its owner, or by SIGTERM.
 
     Call it in the main thread, once. In another thread `clean` is called first, and `folder` is removed at the end. It
-    returns a thread that ends with this process: if there is nothing else to do, join it again and again for a second,
-    since Python may lose a signal that comes just before one long wait.
+    returns a thread that ends with this process. If there is nothing else to do, join it for a second at a time: Python
+    may lose a signal that comes just before one long wait.
     """
     owner, asked, ending = int(os.environ.pop(_OWNER)), threading.Event(), threading.Event()
 

@@ -231,7 +231,7 @@ class Watch:
         """Report an error, after which the script goes on if it is ours; raise one of its signal handlers."""
         self._leave()
         self._report(problem=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
-        handlers = set(map(_code, map(signal.getsignal, signal.valid_signals())))
+        handlers = {_code(handler) for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)}
         if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
             raise error
         if self.stop:
@@ -401,7 +401,7 @@ def _own_trace(folder: Path) -> traces.Trace:
 
 
 def _code(handler: object) -> object:
-    """Return the code of a signal handler, which may be any object that can be called; None if it has none."""
+    """Return the code of a signal handler, which may be any object that can be called; None if it is not of Python."""
     handler = getattr(handler, "func", handler)  # of functools.partial
     return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
