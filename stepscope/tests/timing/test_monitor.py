@@ -73,6 +73,11 @@ def test_cpu_time_is_reported_of_this_process_and_of_its_workers_on_average(cloc
     assert table["workers, CPU in %"].tolist() == pytest.approx([65, 0, 65, 0, float("nan")], nan_ok=True)
 
 
+def test_a_worker_that_another_thread_is_closing_is_not_taken_for_this_process(clock, processes, monkeypatch):
+    monkeypatch.setattr(monitor.multiprocessing, "active_children", lambda: [SimpleNamespace(pid=None)])
+    assert "workers, CPU in %" not in sampled(clock, lambda: None).table()
+
+
 def test_reading_from_the_disk_is_distinguished_from_reading_from_memory(clock, processes):
     processes[7] = Process()
 

@@ -75,7 +75,7 @@ class Monitor:
     def _sample(self) -> dict[str, float]:
         now, read, main = time.perf_counter(), Counter(), psutil.Process()
         # Only processes that multiprocessing started here: other children, such as TensorBoard, are no workers.
-        workers = [child.pid for child in multiprocessing.active_children()]
+        workers = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
         for pid in workers:
             with suppress(psutil.NoSuchProcess):  # it has ended since
                 worker = psutil.Process(pid)
