@@ -87,6 +87,13 @@ def test_without_a_gpu_the_host_runs_ahead_of_nothing(clock):
     assert list(table["host"]) == list(table["device"]) == [250, 500, 750]
 
 
+def test_steps_that_use_a_gpu_only_after_the_warm_up_have_the_times_of_the_host(clock, monkeypatch):
+    events = iter([None, None, object()])  # before the steps, and after each
+    monkeypatch.setattr(stopwatch, "_now", lambda: next(events))
+    table = timing.run_ahead(lambda images: clock.sleep(0.25), torch.zeros(4), steps=2)
+    assert list(table["host"]) == list(table["device"]) == [250, 500]
+
+
 @pytest.fixture
 def limit():
     """A limit of half a second a run, and of 8 s a comparison, for what is timed in a test."""

@@ -209,7 +209,7 @@ def run_ahead(step: loaders.Step, batch: object, steps: int = 20) -> pd.DataFram
         loaders.call(step, batch)
         rows.append(((time.perf_counter() - start) * 1e3, _now()))
     synchronize()
-    rows = [(host, begin.elapsed_time(end) if end else host) for host, end in rows]
+    rows = [(host, begin.elapsed_time(end) if begin and end else host) for host, end in rows]
     return pd.DataFrame(rows, columns=["host", "device"])
 
 
