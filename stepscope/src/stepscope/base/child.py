@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _OWNER = "STEPSCOPE_OWNER"  # environment variable with the ID of the process that started a child
 _POLL = 0.2  # seconds between two checks whether the owner still exists
@@ -29,9 +30,9 @@ class Child:
     the attribute `process`, a `subprocess.Popen`.
     """
 
-    def __init__(self, arguments: Sequence[object], env: Mapping[str, str] | None = None, **options):
+    def __init__(self, arguments: Sequence[object], env: Mapping[str, str] | None = None, **options: Any) -> None:
         self._owner = os.getpid()
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-P", *map(str, arguments)],
             env=dict(os.environ if env is None else env) | {_OWNER: str(self._owner)},
             bufsize=0,
@@ -40,6 +41,7 @@ class Child:
             start_new_session=True,
             **options,
         )
+        assert self.process.stdin is not None  # it is a pipe
         # This pipe closes with this object; Popen's would stay open
         self._pipe, self.process.stdin = self.process.stdin, None
 
