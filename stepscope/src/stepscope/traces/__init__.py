@@ -19,6 +19,20 @@ Other           anything else: Python, mostly
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepscope.traces.alignment import Ranks, ranks
+    from stepscope.traces.events import CATEGORIES, Span, Trace, load
+    from stepscope.traces.exposed_communication import collectives, communication, communication_by_step
+    from stepscope.traces.files import TRACE_FILE, NoAccelerator, NoSteps, NoTraces, SeveralRecordings, TraceError, runs
+    from stepscope.traces.idle_time import exposed_copies, gaps, idle, waits
+    from stepscope.traces.kernel_properties import converts_layout, multiplies_float32
+    from stepscope.traces.memory import memory_curve
+    from stepscope.traces.operators import top_operators
+    from stepscope.traces.slimming import slim
+    from stepscope.traces.step_times import PLAIN_NAMES, breakdown, difference, sentence, steps
+    from stepscope.traces.utilization import accelerators, fill, kernel_time, kernels, lost_kernels
 
 _PLACES = {
     "alignment": ("Ranks", "ranks"),
@@ -34,7 +48,13 @@ _PLACES = {
     "utilization": ("accelerators", "fill", "kernel_time", "kernels", "lost_kernels"),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
-__all__ = sorted(_MODULES)
+__all__ = [
+    "CATEGORIES", "PLAIN_NAMES", "TRACE_FILE", "NoAccelerator", "NoSteps", "NoTraces", "Ranks", "SeveralRecordings",
+    "Span", "Trace", "TraceError", "accelerators", "breakdown", "collectives", "communication", "communication_by_step",
+    "converts_layout", "difference", "exposed_copies", "fill", "gaps", "idle", "kernel_time", "kernels", "load",
+    "lost_kernels", "memory_curve", "multiplies_float32", "ranks", "runs", "sentence", "slim", "steps", "top_operators",
+    "waits",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

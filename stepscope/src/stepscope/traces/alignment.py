@@ -78,7 +78,8 @@ def ranks(path: str | Path) -> Ranks:
 
     Raises NoTraces and TraceError like `load`, SeveralRecordings if two workers have the same rank.
     """
-    path, traces = Path(path), {}
+    path = Path(path)
+    traces: dict[tuple[bool, int, str], Trace] = {}
     for worker, of_it in files.by_worker(path).items():
         trace = of_worker(path if path.is_file() else of_it[0].with_name(worker), of_it)
         rank = trace.spans[0].rank
@@ -166,7 +167,8 @@ def _by_rank(table: pd.DataFrame, column: str, ranks: int) -> np.ndarray:
     """Return a column of the operations that tie clocks, float [operations, ranks], NaN if a rank has none."""
     table = table[table["operation"].isin(SYMMETRIC)]
     wide = table.pivot_table(index="number", columns="rank", values=column, aggfunc="first")
-    return wide.reindex(columns=range(ranks)).to_numpy(float)
+    times: np.ndarray = wide.reindex(columns=range(ranks)).to_numpy(float)
+    return times
 
 
 # The operations of one rank, from `Span.exchanges`. An operation has several events. On the host: its issue,
@@ -197,7 +199,7 @@ def operations(span: Span) -> pd.DataFrame:
     return table.assign(step=np.where(step < 0, math.nan, step))
 
 
-def _by_nccl(span: Span, events: Columns) -> list[dict]:
+def _by_nccl(span: Span, events: Columns) -> list[dict[str, object]]:
     """Return NCCL's kernels, each with its description from the events around its launch."""
     kernels, host = events.rows(events["kernel"]).records(), events.rows(~events["kernel"])
     calls = span.events.rows(span.events["kind"] == "Runtime")
@@ -225,16 +227,16 @@ def _by_nccl(span: Span, events: Columns) -> list[dict]:
     return rows
 
 
-def _around(host: Columns, thread: int, moment: float) -> list[dict]:
+def _around(host: Columns, thread: int, moment: float) -> list[files.Json]:
     """Return the events of an exchange around a moment in a thread, the innermost first; at most four."""
     last = int(np.searchsorted(host["start"], moment, side="right"))
     near = np.flatnonzero((host["thread"][:last] == thread) & (host["end"][:last] >= moment))[-4:]
     return host.rows(near[::-1]).records()
 
 
-def _by_gloo(events: Columns, world: int) -> list[dict]:
+def _by_gloo(events: Columns, world: int) -> list[dict[str, object]]:
     """Return gloo's operations, each with its issue: gloo begins them in the order of their issue."""
-    waiting = defaultdict(deque)
+    waiting: dict[str, deque[files.Json]] = defaultdict(deque)
     for issue in events.rows(np.array([name.startswith("c10d::") for name in events["name"]], bool)).records():
         # gloo has no reduce-scatter of a list: an all-reduce for each rank
         times = world if issue["name"] == "c10d::reduce_scatter_" else 1
@@ -275,13 +277,13 @@ WIDTHS = {  # bytes of an element, by the names in traces: those of C++ and of c
 }
 
 
-def _group(arguments: dict) -> str:
+def _group(arguments: files.Json) -> str:
     """Return a unique name for the process group; the name in the trace is not always unique."""
     name = arguments.get("Process Group Name", arguments.get("Process Group ID", ""))
     return f"{name} {arguments.get('Process Group Ranks', '')}".strip()
 
 
-def _bytes(arguments: dict) -> float:
+def _bytes(arguments: files.Json) -> float:
     """Return the bytes of the rank's input tensors; known only with ``record_shapes``, or if NCCL has recorded it."""
     elements = arguments.get("In msg nelems") or arguments.get("Out msg nelems")
     if isinstance(elements, int):
@@ -295,5 +297,6 @@ def _bytes(arguments: dict) -> float:
 
 
 def _elements(shape: object) -> float:
-    known = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
-    return math.prod(map(float, shape)) if known else math.nan
+    if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
+        return math.prod(map(float, shape))
+    return math.nan

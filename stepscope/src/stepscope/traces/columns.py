@@ -8,8 +8,9 @@ dozens of operations from a trace to a table, that is more than parsing a trace 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Columns(dict):
+class Columns(dict[str, Any]):  # the Categoricals are of pandas, which has no types
     """Columns of the same length by name: arrays, or Categoricals. Tables share them, so never write to them."""
 
     @property
@@ -29,7 +30,7 @@ class Columns(dict):
         """Return some of the rows: `chosen` are their positions, or a mask."""
         return Columns({name: values[chosen] for name, values in self.items()})
 
-    def records(self) -> list[dict]:
+    def records(self) -> list[dict[str, Any]]:
         """Return the rows as dicts."""
         return [dict(zip(self, row, strict=True)) for row in zip(*self.values(), strict=True)]
 
@@ -49,12 +50,12 @@ def stacked(tables: list[Columns]) -> Columns:
     return Columns({name: np.concatenate([table[name] for table in tables]) for name in tables[0]})
 
 
-def objects(values: list) -> np.ndarray:
+def objects(values: Sequence[object]) -> np.ndarray:
     """Return an array of the objects themselves, lists as well."""
     return np.fromiter(values, object, len(values))
 
 
-def numbers(values: list) -> np.ndarray:
+def numbers(values: Sequence[object]) -> np.ndarray:
     """Return values of a trace as float, NaN for those that are not numbers."""
     with suppress(TypeError, ValueError):
         if (found := np.array(values, float)).ndim == 1:  # not if each is a list
@@ -106,9 +107,11 @@ def coverage(starts: np.ndarray, ends: np.ndarray, spans: pd.DataFrame | Columns
     def covered_until(moment: np.ndarray) -> np.ndarray:
         index = np.searchsorted(starts, moment, side="right")
         overshoot = np.r_[0.0, ends][index] - moment
-        return before[index] - np.where(index > 0, np.maximum(overshoot, 0), 0)
+        covered: np.ndarray = before[index] - np.where(index > 0, np.maximum(overshoot, 0), 0)
+        return covered
 
-    return covered_until(np.asarray(spans["end"])) - covered_until(np.asarray(spans["start"]))
+    within: np.ndarray = covered_until(np.asarray(spans["end"])) - covered_until(np.asarray(spans["start"]))
+    return within
 
 
 def shares(starts: np.ndarray, ends: np.ndarray, kinds: np.ndarray, count: int, spans: Columns) -> list[np.ndarray]:

@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from stepscope.traces import files
 from stepscope.traces.columns import Columns, numbers, objects
-from stepscope.traces.files import SeveralRecordings, TraceError
+from stepscope.traces.files import Json, Result, SeveralRecordings, TraceError
 
 CATEGORIES = ["Kernel", "Memcpy", "Memset", "Communication", "Runtime", "DataLoader", "CPU Exec", "Other"]
 KINDS = [*CATEGORIES, "step", "dropped"]
+Recorded = TypeVar("Recorded", "Span", "Trace")
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,14 @@ class Span:
     kernels: Columns
     memory: Columns
     exchanges: Columns
-    devices: tuple[dict, ...]
+    devices: tuple[Json, ...]
     rank: int | None
     world: int | None
     host: str | None
     origin: float
     settings: frozenset[str]
-    counts: Counter
-    computed: dict = field(default_factory=dict, repr=False, compare=False)  # by `once`
+    counts: Counter[str]
+    computed: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)  # by `once`
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Trace:
 
     path: Path
     spans: tuple[Span, ...]
-    computed: dict = field(default_factory=dict, repr=False, compare=False)  # by `once`
+    computed: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)  # by `once`
 
 
 def load(path: str | Path | Trace) -> Trace:
@@ -104,7 +106,7 @@ def load(path: str | Path | Trace) -> Trace:
 
 
 # The traces used last, by the path, size and modification time of their files: spans, and results of `once`.
-_cache: dict[tuple, tuple[tuple[Span, ...], dict]] = {}
+_cache: dict[tuple[object, ...], tuple[tuple[Span, ...], dict[object, Any]]] = {}
 EVENTS = 1_000_000  # in the cache, at 64 to 200 bytes, and as much for their tables; a larger trace is kept alone
 
 
@@ -118,7 +120,7 @@ def of_worker(path: Path, files_of_it: list[Path]) -> Trace:
     return Trace(path, *entry)
 
 
-def _size(entry: tuple[tuple[Span, ...], dict]) -> int:
+def _size(entry: tuple[tuple[Span, ...], object]) -> int:
     return sum(span.events.height + span.memory.height for span in entry[0])
 
 
@@ -127,14 +129,14 @@ def clear() -> None:
     _cache.clear()
 
 
-def once(compute: Callable[[Span | Trace], Columns]) -> Callable[[Span | Trace], Columns]:
+def once(compute: Callable[[Recorded], Result]) -> Callable[[Recorded], Result]:
     """Let `compute` compute the table of a span or trace only once. Callers must not write to it."""
 
     @functools.wraps(compute)
-    def computed(recorded: Span | Trace) -> Columns:
+    def computed(recorded: Recorded) -> Result:
         if compute not in recorded.computed:
             recorded.computed[compute] = compute(recorded)
-        return recorded.computed[compute]
+        return cast(Result, recorded.computed[compute])
 
     return computed
 
@@ -177,7 +179,7 @@ MEMORY = {  # columns of an allocation or release, and their names in its argume
 }
 
 
-def parsed(parts: Iterable[dict]) -> Span:
+def parsed(parts: Iterable[Json]) -> Span:
     """Convert the events of a file into tables with categories, without annotations that have no category."""
     reader = _Reader()
     for part in parts:
@@ -185,7 +187,7 @@ def parsed(parts: Iterable[dict]) -> Span:
     return reader.span()
 
 
-class _Numbering(dict):
+class _Numbering(dict[Any, int]):
     """Numbers its keys in the order of their first access."""
 
     def __missing__(self, key: object) -> int:
@@ -198,13 +200,15 @@ class _Reader:
 
     def __init__(self) -> None:
         self.keys, self.threads = _Numbering(), _Numbering()  # few different names: classify each name once
-        self.columns, self.launches, self.memory = defaultdict(list), defaultdict(list), defaultdict(list)
-        self.head: dict = {}
-        self.counts: Counter = Counter()
+        self.columns: dict[str, list[np.ndarray]] = defaultdict(list)
+        self.launches: dict[str, list[object]] = defaultdict(list)
+        self.memory: dict[str, list[object]] = defaultdict(list)
+        self.head: Json = {}
+        self.counts: Counter[object] = Counter()
         self.exchanging: list[bool] = []  # for each key
-        self.exchanges: list[dict] = []
+        self.exchanges: list[Json] = []
 
-    def add(self, part: dict) -> None:
+    def add(self, part: Json) -> None:
         everything = part["traceEvents"]
         self.head |= {key: part[key] for key in HEAD if key in part}
         self.counts.update([each.get("cat") for each in everything])
@@ -286,8 +290,8 @@ class _Reader:
         unlinked = np.full(len(launch), math.nan)
         links = {name: kernels.get(name, unlinked) for name in ("external", "correlation")}
         table = Columns({name: kernels[name] for name in ("name", "kind", "start", "end")} | links)
-        for name, values in self.launches.items():
-            values = objects(values) if name in ("grid", "block") else numbers(values)
+        for name, recorded in self.launches.items():
+            values = objects(recorded) if name in ("grid", "block") else numbers(recorded)
             table[name] = values[launch]
         return table
 
@@ -305,17 +309,17 @@ class _Reader:
         )
 
 
-def _collect(columns: dict[str, list], events: list[dict], keys: dict[str, str]) -> None:
+def _collect(columns: dict[str, list[object]], events: list[Json], keys: dict[str, str]) -> None:
     """Append to each column the values in the events' arguments, None if a version or a device has none."""
     arguments = [event.get("args") or {} for event in events]
     for name, key in keys.items():
         columns[name] += [each.get(key) for each in arguments]
 
 
-def _arrays(events: list[dict], keys: _Numbering, threads: _Numbering) -> dict[str, np.ndarray]:
+def _arrays(events: list[Json], keys: _Numbering, threads: _Numbering) -> dict[str, np.ndarray]:
     """Return a value for each event and column."""
 
-    def column(values: Iterable, dtype: type) -> np.ndarray:
+    def column(values: Iterable[float], dtype: type) -> np.ndarray:
         return np.fromiter(values, dtype, len(events))
 
     links = [event.get("args") or {} for event in events]

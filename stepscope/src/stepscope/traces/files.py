@@ -12,13 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
 from stepscope.base import staging
 
 Result = TypeVar("Result")
+Json = dict[str, Any]  # a trace, an event or its arguments
 
 TRACE_FILE = re.compile(r"(?P<worker>.*?)(?P<span>\.\d+)?\.pt\.trace\.json(\.gz)?")  # as in TensorBoard
 STOPWATCH = "stopwatch.json"  # beside the traces
@@ -94,7 +95,8 @@ def by_worker(path: Path) -> dict[str, list[Path]]:
         raise NoTraces(f"The folder {path} holds no trace itself. Name one of the runs in it: {names}.")
     workers = defaultdict(list)
     for file in found:
-        workers[TRACE_FILE.fullmatch(file.name)["worker"]].append(file)
+        if match := TRACE_FILE.fullmatch(file.name):
+            workers[match["worker"]].append(file)
     return dict(sorted(workers.items()))
 
 
@@ -121,9 +123,10 @@ _LONE_SURROGATE = re.compile(f"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}")
 _BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*:)')
 
 
-def joined(parts: Iterable[dict]) -> dict:
+def joined(parts: Iterable[Json]) -> Json:
     """Return the parts of a trace as one dict: the metadata and, in "traceEvents", all events."""
-    trace, events = {}, []
+    trace: Json = {}
+    events = []
     for part in parts:
         events += part["traceEvents"]
         trace |= part
@@ -134,7 +137,7 @@ class _CannotBeCut(Exception):
     """A piece was not cut at the end of an event."""
 
 
-def read(path: Path, build: Callable[[Iterable[dict]], Result]) -> Result:
+def read(path: Path, build: Callable[[Iterable[Json]], Result]) -> Result:
     """Return what `build` returns for the parts of a trace file. May raise TraceError."""
     try:
         with _no_garbage_collection():
@@ -169,7 +172,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def parts(path: Path, size: int | None) -> Iterator[dict]:
+def parts(path: Path, size: int | None) -> Iterator[Json]:
     """Parse a trace file; yield traces with a part of the events each, the metadata in the first or last."""
     pieces = _pieces(path, size)
     piece = next(pieces, b"")
@@ -184,8 +187,8 @@ def parts(path: Path, size: int | None) -> Iterator[dict]:
     before = b""
     while piece:
         following = next(pieces, b"")
-        part = _parse(before + piece + (closing if following else b""), path, last=not following)
-        part = {"traceEvents": part} if bare else part
+        parsed = _parse(before + piece + (closing if following else b""), path, last=not following)
+        part: Json = {"traceEvents": parsed} if bare else parsed
         if following and next(reversed(part), None) != "traceEvents":
             raise _CannotBeCut  # the cut is in another list
         yield part
@@ -214,7 +217,7 @@ def _pieces(path: Path, size: int | None) -> Iterator[bytes]:
         yield bytes(text)
 
 
-def _parse(piece: bytes, path: Path, last: bool) -> dict | list:
+def _parse(piece: bytes, path: Path, last: bool) -> Any:
     try:
         return orjson.loads(piece)
     except orjson.JSONDecodeError:
@@ -243,7 +246,7 @@ def _unreadable(path: Path, error: OSError) -> TraceError:
     return TraceError(f"{path} cannot be read: {error.strerror or error}. Check its permissions and its disk.")
 
 
-def external_id(event: dict) -> int | None:
+def external_id(event: Json) -> int | None:
     """Return the number that an operator shares with its calls of an accelerator's runtime."""
     arguments = event.get("args") or {}
     return arguments.get("External id", arguments.get("external id"))

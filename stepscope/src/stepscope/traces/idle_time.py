@@ -137,7 +137,8 @@ def _waits(span: Span) -> Columns:
     own |= {"waits": np.zeros(host.height, bool), "copy": np.full(host.height, None)}
     both = stacked([own, Columns({name: calls[name] for name in own})])
     both = both.rows(np.lexsort((-both["end"], both["start"], both["thread"])))
-    around, copies = parents(both), {}
+    around = parents(both)
+    copies: dict[int, str] = {}
     for row in np.flatnonzero(both["copy"] != None):  # noqa: E711  of an array
         copies.setdefault(around[row], both["copy"][row])  # the call that copies and the one that waits may differ
     copies.pop(-1, None)

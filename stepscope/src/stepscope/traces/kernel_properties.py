@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Sequence
 from numbers import Real
+from typing import Any
 
 # Shapes of the mma instructions, from Volta's m8n8k4 to Ampere's m16n8k256.
 _SHAPES = "884|1684|1688|8816|8832|16816|16832|16864|88128|161616|168128|168256"
@@ -144,7 +145,7 @@ def estimated_occupancy(
     block: Sequence[int] | None,
     registers: float | None,
     shared_memory: float | None,
-    device: dict | None,
+    device: dict[str, Any] | None,
 ) -> float:
     """Return the share of a multiprocessor's threads that a kernel keeps resident in %, or NaN if unknown.
 
@@ -161,6 +162,8 @@ def estimated_occupancy(
     NaN if a parameter is None or not a number, if the entry lacks a property (AMD's do), if the compute capability is
     unknown, or if the device could not run such a kernel.
     """
+    if grid is None or block is None or registers is None or shared_memory is None or device is None:
+        return math.nan
     try:
         numbers = (*grid, *block, registers, shared_memory, *(device[name] for name in _PROPERTIES))
     except (KeyError, TypeError):
@@ -183,5 +186,5 @@ def estimated_occupancy(
     return 100 * resident * threads / max_threads or math.nan
 
 
-def _round_up(value: int, multiple: int) -> int:
+def _round_up(value: float, multiple: int) -> float:
     return -(-value // multiple) * multiple

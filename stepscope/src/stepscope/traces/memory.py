@@ -1,7 +1,7 @@
 """The memory of tensors over time."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +54,7 @@ def memory_curve(path: str | Path | Trace) -> pd.DataFrame:
     ).table()
 
 
-def shared_with_workers(events: Iterable[tuple[int, int, int, int]]) -> list[bool]:
+def shared_with_workers(events: Iterable[Sequence[int]]) -> list[bool]:
     """Return for each memory event of the CPU whether it maps or unmaps memory that is shared with a worker.
 
     Mapping a batch from a worker's shared memory is recorded like an allocation, but with 0 as the total allocated and

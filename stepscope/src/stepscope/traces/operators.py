@@ -133,8 +133,10 @@ def _launched(events: Columns, correlations: np.ndarray) -> np.ndarray:
     work = events.rows(_on_device(events))
     ids, call = np.unique(work["correlation"], return_inverse=True)
     total = np.bincount(call, weights=work["end"] - work["start"])
-    return np.r_[total, 0.0][places(correlations, ids)]
+    launched: np.ndarray = np.r_[total, 0.0][places(correlations, ids)]
+    return launched
 
 
 def _on_device(events: Columns) -> np.ndarray:
-    return np.logical_or.reduce([events["kind"] == kind for kind in ON_DEVICE]) & ~events["host"]
+    on_device: np.ndarray = np.logical_or.reduce([events["kind"] == kind for kind in ON_DEVICE]) & ~events["host"]
+    return on_device

@@ -35,7 +35,7 @@ def show(path: str | Path, describe: Callable[[Trace | Ranks], str] | None = Non
     """
     readable = True
     for title, described in each(
-        path, describe or (lambda trace: (together if isinstance(trace, Ranks) else text)(trace))
+        path, describe or (lambda trace: together(trace) if isinstance(trace, Ranks) else text(trace))
     ):
         if isinstance(described, TraceError):
             readable, described = False, _paragraph(f"{type(described).__name__}: {described}")
@@ -190,7 +190,7 @@ def _unknown(reasons: Iterable[str]) -> list[str]:
 
 def _table(head: str, shown: pd.DataFrame) -> str:
     """Return a table as text; its index has the title `head`."""
-    return shown.rename(columns=" {}".format).rename_axis(index=None, columns=head).to_string()
+    return str(shown.rename(columns=" {}".format).rename_axis(index=None, columns=head).to_string())
 
 
 def _name(name: str, width: int = 44) -> str:

@@ -39,15 +39,16 @@ def slim(path: str | Path, out: str | Path) -> Path:
     return out
 
 
-def _slimmed(trace: dict) -> bytes:
+def _slimmed(trace: files.Json) -> bytes:
     slim = {key: value for key, value in trace.items() if key not in _PRIVATE}
     slim["traceEvents"] = [_unnamed(event) for event in _outside_of_loading(trace["traceEvents"])]
     return orjson.dumps(slim)
 
 
-def _outside_of_loading(everything: list[dict]) -> Iterator[dict]:
+def _outside_of_loading(everything: list[files.Json]) -> Iterator[files.Json]:
     """Yield the events, except those inside loading, in the same thread, that called no accelerator's runtime."""
-    calls, launching = defaultdict(list), {None}
+    calls = defaultdict(list)
+    launching: set[int | None] = {None}
     for event in everything:
         if (kind := _kind(event)) == "DataLoader":
             start = float(event["ts"])
@@ -66,7 +67,7 @@ def _outside_of_loading(everything: list[dict]) -> Iterator[dict]:
         yield event
 
 
-def _unnamed(event: dict) -> dict:
+def _unnamed(event: files.Json) -> files.Json:
     """Return the event without names of files."""
     arguments = event.get("args") or {}
     if "kernel_file" not in arguments:
@@ -74,7 +75,7 @@ def _unnamed(event: dict) -> dict:
     return event | {"args": {key: value for key, value in arguments.items() if key != "kernel_file"}}
 
 
-def _kind(event: dict) -> str | None:
+def _kind(event: files.Json) -> str | None:
     """Return the category of an event, "dropped" for an annotation, "Frame", or None for others."""
     if event.get("ph") != "X" or not {"name", "ts", "dur", "tid"} <= event.keys():
         return None
@@ -84,5 +85,5 @@ def _kind(event: dict) -> str | None:
     return events.CLASSIFIERS[category](event["name"]) if category in events.CLASSIFIERS else None
 
 
-def _thread(event: dict) -> tuple:
+def _thread(event: files.Json) -> tuple[object, object]:
     return event.get("pid"), event["tid"]

@@ -198,7 +198,8 @@ def _operators(span: Span) -> np.ndarray:
     calls, host = linked_calls(span), host_events(span)
     calls = calls.rows((host["kind"] != "step")[calls["operator"]])
     launching = places(span.kernels["correlation"], calls["correlation"])
-    return np.r_[host["name"][calls["operator"]], np.array([None])][launching]
+    names: np.ndarray = np.r_[host["name"][calls["operator"]], np.array([None])][launching]
+    return names
 
 
 def _occupancy(span: Span) -> np.ndarray:
@@ -208,13 +209,13 @@ def _occupancy(span: Span) -> np.ndarray:
     doubtful = np.flatnonzero(occupancies == 0)
     properties = {device.get("id"): device for device in span.devices}
     launches = (kernels[name][doubtful] for name in ("grid", "block", "registers", "shared_memory", "device"))
-    for row, *launch, device in zip(doubtful, *launches, strict=True):
-        estimated = estimated_occupancy(*launch, properties.get(device))
+    for row, grid, block, registers, shared, device in zip(doubtful, *launches, strict=True):
+        estimated = estimated_occupancy(grid, block, registers, shared, properties.get(device))
         occupancies[row] = 0.0 if estimated < 0.5 else estimated  # the profiler rounds to whole percents
     return occupancies
 
 
-def _use(trace: Trace, rows: Columns, inside: Columns, length: float) -> dict:
+def _use(trace: Trace, rows: Columns, inside: Columns, length: float) -> dict[str, object]:
     """Return a row of `accelerators` from the kernels of one device, and those `inside` the steps."""
     device = rows["device"][0]
     properties = [each for span in trace.spans for each in span.devices if each.get("id") == device]
