@@ -106,7 +106,7 @@ def _mean_ms(runs: Iterable[Timing]) -> float:
     return statistics.geometric_mean(run.step_ms for run in runs)
 
 
-def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) -> TwoClocks:
+def two_clocks(loader: Iterable[object], step: loaders.Step, steps: int, rounds: int) -> TwoClocks:
     """Time loading alone, compute alone on one kept batch, and the loop, interleaved, after warm-ups.
 
     A loader with fewer batches than `steps` starts anew; that belongs to its loading.
@@ -129,22 +129,22 @@ def two_clocks(loader: Iterable, step: loaders.Step, steps: int, rounds: int) ->
     steps = math.ceil(steps / burst) * burst
     with loaders.batches(loader) as batches:
         kept = next(batches)
-    clocks = interleaved(
+    loading, compute, both = interleaved(
         {
             "loading alone": lambda: loop(loader, lambda *batch: None, steps),
             "compute alone": lambda: loop([kept], step, steps),
             "the loop": lambda: loop(loader, step, steps),
         },
         rounds,
-    ).timings
-    return TwoClocks(*clocks.values(), workers, _host_ms(step, kept, steps))
+    ).timings.values()
+    return TwoClocks(loading, compute, both, workers, _host_ms(step, kept, steps))
 
 
 def _host_ms(step: loaders.Step, batch: object, steps: int) -> float | None:
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
 
-    def when_idle() -> Iterator:
+    def when_idle() -> Iterator[object]:
         while True:
             synchronize()
             yield batch

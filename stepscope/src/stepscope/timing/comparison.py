@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch.distributed as dist
 from tqdm import tqdm
@@ -20,7 +20,7 @@ from tqdm import tqdm
 from stepscope.base import staging
 from stepscope.base.confidence import Interval, geometric, together
 from stepscope.base.wording import counted, digits
-from stepscope.timing.stopwatch import Timing, limited, longest_of, synchronize, warm_up
+from stepscope.timing.stopwatch import Item, Timing, limited, longest_of, synchronize, warm_up
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -185,7 +185,7 @@ def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Co
     if rounds < 1 or not variants:
         raise ValueError(f"Expected a variant and a round or more, found {len(variants)} and {rounds}.")
     longest = longest_of("comparison")
-    timings = {name: [] for name in variants}
+    timings: dict[str, list[Timing]] = {name: [] for name in variants}
     with progress(rounds * len(variants), "interleaved runs", "run") as bar:
         for order in limited(shuffled(variants, rounds), longest):
             for name in order:
@@ -212,7 +212,7 @@ def shuffled(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
         yield order
 
 
-def progress(total: int | None, what: str, unit: str, delay: float = 0) -> tqdm:
+def progress(total: int | None, what: str, unit: str, delay: float = 0) -> tqdm[NoReturn]:
     """Return a progress bar for a ``with`` block, which appears after `delay` seconds."""
     return tqdm(total=total, desc=what, unit=unit, file=sys.stdout, delay=delay, mininterval=0.5)
 
@@ -269,7 +269,7 @@ def interleaved_ranks(
     if min(rounds, steps, len(variants)) < 1:  # on all ranks, so none waits for another
         found = f"{len(variants)}, {rounds} and {steps}"
         raise ValueError(f"Expected a variant, a round and a step or more, found {found}.")
-    timings = {name: [] for name in variants}
+    timings: dict[str, list[Timing]] = {name: [] for name in variants}
     for number, order in enumerate(shuffled(variants, rounds)):
         for name in order:
             timings[name].append(_run(variants[name], steps, images, min(warmup, 1) if number else warmup))
@@ -319,8 +319,8 @@ def _run(step: Callable[[], object], steps: int, images: int, warmup: int) -> Ti
     return Timing(images * steps, max(all_seconds), (0.0,) * steps, tuple(map(max, zip(*all_durations, strict=True))))
 
 
-def _of_all_ranks(mine: object) -> list:
+def _of_all_ranks(mine: Item) -> list[Item]:
     """Return the object of each rank, in the order of ranks; all ranks must call this, and wait for each other."""
-    gathered = [None] * dist.get_world_size()
+    gathered = [mine] * dist.get_world_size()
     dist.all_gather_object(gathered, mine)
     return gathered

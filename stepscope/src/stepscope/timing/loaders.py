@@ -1,13 +1,16 @@
 """Endless batches from any loader, whose workers always end; and how a step is called with a batch."""
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import TypeVar
 
 import torch
 from torch.utils._pytree import tree_iter
 
+Batch = TypeVar("Batch")
 Step = Callable[..., object]
 """Trains on one batch. It is called as `call` does, and its return value is ignored."""
 
@@ -15,7 +18,7 @@ Step = Callable[..., object]
 class WorkerDied(RuntimeError):
     """A worker process of a loader was killed, or exited by itself: its dataset did not raise."""
 
-    def __init__(self, worker: str):
+    def __init__(self, worker: str) -> None:
         super().__init__(
             f"Expected a batch, but a worker of the loader died: {worker}\n"
             "It raised no exception, so there is no traceback. SIGKILL (Killed) mostly means that memory ran out: use "
@@ -35,7 +38,7 @@ def batch_size(batch: object) -> int:
 
 
 @contextmanager
-def batches(loader: Iterable) -> Iterator[Iterator]:
+def batches(loader: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
     """Give endless batches, as `endless` does, and end the workers with the block, also when it raises.
 
     Raises
@@ -55,7 +58,7 @@ def batches(loader: Iterable) -> Iterator[Iterator]:
         raise WorkerDied(str(error)) from error
 
 
-def endless(loader: Iterable) -> Iterator:
+def endless(loader: Iterable[Batch]) -> Generator[Batch]:
     """Yield batches endlessly, epoch after epoch. When it is closed or raises, no worker of the loader is left.
 
     It raises what `batches` raises.
@@ -86,7 +89,7 @@ def endless(loader: Iterable) -> Iterator:
             loader._iterator = None
 
 
-def processes(epoch: object) -> list:
+def processes(epoch: object) -> list[BaseProcess]:
     """Return the worker processes of a loader's iterator, and no other workers, such as threads."""
     return [worker for worker in getattr(epoch, "_workers", []) if hasattr(worker, "sentinel")]
 

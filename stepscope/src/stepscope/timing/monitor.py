@@ -28,7 +28,7 @@ class Monitor:
     True
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._samples: list[dict[str, float]] = []
         self._seconds: dict[int, float] = {}  # of CPU time, by worker; including ended workers
         self._ended = threading.Event()
@@ -73,7 +73,7 @@ class Monitor:
             ended = self._ended.wait(INTERVAL)
 
     def _sample(self) -> dict[str, float]:
-        now, read, main = time.perf_counter(), Counter(), psutil.Process()
+        now, read, main = time.perf_counter(), Counter[str](), psutil.Process()
         # Only processes that multiprocessing started here: other children, such as TensorBoard, are no workers.
         workers = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
         for pid in workers:
@@ -91,8 +91,8 @@ def _seconds(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def _read(process: psutil.Process) -> dict[str, float]:
+def _read(process: psutil.Process) -> dict[str, int]:
     counters = getattr(process, "io_counters", lambda: None)()
-    if not hasattr(counters, "read_chars"):  # only Linux reports what the page cache delivered
+    if counters is None or not hasattr(counters, "read_chars"):  # only Linux reports what the page cache delivered
         return {}
     return {"read": counters.read_chars, "from disk": counters.read_bytes}

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from stepscope.timing import loaders
 from stepscope.timing.stopwatch import limited, longest_of, synchronize, warm_up, warmup_steps
 
 
-def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> dict[str, float]:
+def phases(
+    loader: Iterable[Sequence[torch.Tensor]], model: nn.Module, optimizer: torch.optim.Optimizer, steps: int
+) -> dict[str, float]:
     """Split a training step: mean milliseconds for loading, copy, forward, backward and optimizer.
 
     Host and device synchronize between phases; otherwise a GPU would do the work of one phase in the time of the next.
@@ -36,7 +38,7 @@ def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer,
         marks["copy"] = now()
         loss = nn.functional.cross_entropy(model(images), labels)
         marks["forward"] = now()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         marks["backward"] = now()
         optimizer.step()
         optimizer.zero_grad()
@@ -49,7 +51,7 @@ def phases(loader: Iterable, model: nn.Module, optimizer: torch.optim.Optimizer,
     return {name: statistics.mean(row[name] for row in rows) for name in rows[0]}
 
 
-def stages(functions: Mapping[str, Callable], items: Iterable) -> dict[str, float]:
+def stages(functions: Mapping[str, Callable[..., object]], items: Iterable[object]) -> dict[str, float]:
     """Split the work for an item: mean microseconds of each function, called with the result of the previous one.
 
     Parameters
@@ -100,10 +102,10 @@ def warm(folder: Path) -> None:
 
 def worker_memory_mb() -> list[float]:
     """Memory that each running worker alone has (USS), in MB (10⁶ bytes): what it shares with others does not count."""
-    return [info.uss / 1e6 for info in _workers()]
+    return [own / 1e6 for own in _own_bytes()]
 
 
-def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
+def worker_growth_mb(dataset: torch.utils.data.Dataset[object]) -> float:
     """Memory that one forked worker gains in a pass over `dataset`, in MB (10⁶ bytes).
 
     Counts the pages that only the worker has (USS), from its first batch of 1,000 items to the end of the pass. For
@@ -114,12 +116,12 @@ def worker_growth_mb(dataset: torch.utils.data.Dataset) -> float:
     )
     batches = iter(loader)
     next(batches)
-    before = max(info.uss for info in _workers())
+    before = max(_own_bytes())
     for _ in batches:
         pass
-    return (max(info.uss for info in _workers()) - before) / 1e6
+    return (max(_own_bytes()) - before) / 1e6
 
 
-def _workers() -> list:
+def _own_bytes() -> list[int]:
     # Only processes that multiprocessing started here: other children, such as TensorBoard, are no workers.
-    return [psutil.Process(child.pid).memory_full_info() for child in multiprocessing.active_children()]
+    return [psutil.Process(child.pid).memory_full_info().uss for child in multiprocessing.active_children()]

@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule, tensorboard_trace_handler
@@ -28,7 +28,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
-def record(loader: Iterable, step: loaders.Step, folder: str | Path, *, active: int = 6, **options: bool) -> Path:
+def record(
+    loader: Iterable[object], step: loaders.Step, folder: str | Path, *, active: int = 6, **options: bool
+) -> Path:
     """Profile `active` training steps, and return the folder of the trace.
 
     It waits until the loader runs evenly, profiles one step as a warm-up whose events are discarded, and then records.
@@ -61,8 +63,9 @@ def record(loader: Iterable, step: loaders.Step, folder: str | Path, *, active: 
     wait = warmup_steps(loader)
     plan = schedule(wait=wait, warmup=1, active=active, repeat=1)
     clock = {}
+    settings: dict[str, Any] = dict(options)  # `profile` has further ones, of other types
     with staging.folder(folder, replace=True) as staged:
-        profiler = profile(activities=activities(), schedule=plan, on_trace_ready=trace_handler(staged), **options)
+        profiler = profile(activities=activities(), schedule=plan, on_trace_ready=trace_handler(staged), **settings)
         with loaders.batches(loader) as batches, profiler:
             for timed_step in timed(batches, step, wait + 1 + active):
                 if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from stepscope.timing import loaders
 if TYPE_CHECKING:
     import pandas as pd
 
+Item = TypeVar("Item")
 _limits = {"run": math.inf, "comparison": math.inf}  # in seconds, for calls without their own limit: see `limit`
 LEAST = 2  # steps, rounds and calls, however long they take
 _LONG_ENOUGH = 5.0  # milliseconds: launching, waiting and reading the clock add some tens of microseconds
@@ -76,13 +77,13 @@ def longest_of(what: str) -> float:
     return _limits[what]
 
 
-def warmup_steps(loader: Iterable) -> int:
+def warmup_steps(loader: Iterable[object] | None) -> int:
     """Steps until a loader runs evenly: the workers have started, and their first prefetched batches are used up."""
     workers = getattr(loader, "num_workers", 0) or 0
     return 2 + workers * (getattr(loader, "prefetch_factor", None) or 0)
 
 
-def limited(items: Iterable, longest: float, least: int = LEAST) -> Iterator:
+def limited(items: Iterable[Item], longest: float, least: int = LEAST) -> Iterator[Item]:
     """Yield items until there are no more or `longest` seconds have passed, but at least `least` items."""
     begin = time.perf_counter()
     for done, item in enumerate(items):
@@ -98,7 +99,7 @@ def warm_up(take_step: Callable[[], object], steps: int, longest: float = math.i
     synchronize()
 
 
-def timed(batches: Iterator, step: loaders.Step, steps: int, longest: float = math.inf) -> Iterator[TimedStep]:
+def timed(batches: Iterator[object], step: loaders.Step, steps: int, longest: float = math.inf) -> Iterator[TimedStep]:
     """Run a training loop on endless batches, and yield the time of each step, without the caller's work between steps.
 
     The device has finished its work before the first step, and at the end of the iteration.
@@ -116,7 +117,7 @@ def timed(batches: Iterator, step: loaders.Step, steps: int, longest: float = ma
 
 
 def loop(
-    loader: Iterable, step: loaders.Step, steps: int, warmup: int | None = None, longest: float | None = None
+    loader: Iterable[object], step: loaders.Step, steps: int, warmup: int | None = None, longest: float | None = None
 ) -> Timing:
     """Time training steps after a warm-up; the loader starts anew when an epoch ends.
 
@@ -146,7 +147,7 @@ def loop(
     return Timing(sum(images), end - begins[0], waits, durations, begins[0])
 
 
-def loading(loader: Iterable, seconds: float) -> Timing:
+def loading(loader: Iterable[object], seconds: float) -> Timing:
     """Time loading alone for `seconds`, after a warm-up of at most as long; the loader starts anew after an epoch.
 
     For loaders that take less than a millisecond for a batch: a few steps would be too short to time.
@@ -186,7 +187,7 @@ def _in_a_row_ms(function: Callable[[], object], calls: int) -> float:
         function()
     end, ms = _now(), (time.perf_counter() - start) * 1e3
     synchronize()
-    return begin.elapsed_time(end) if begin else ms
+    return begin.elapsed_time(end) if begin and end else ms
 
 
 def run_ahead(step: loaders.Step, batch: object, steps: int = 20) -> pd.DataFrame:
@@ -209,15 +210,15 @@ def run_ahead(step: loaders.Step, batch: object, steps: int = 20) -> pd.DataFram
         loaders.call(step, batch)
         rows.append(((time.perf_counter() - start) * 1e3, _now()))
     synchronize()
-    rows = [(host, begin.elapsed_time(end) if begin and end else host) for host, end in rows]
-    return pd.DataFrame(rows, columns=["host", "device"])
+    table = [(host, begin.elapsed_time(end) if begin and end else host) for host, end in rows]
+    return pd.DataFrame(table, columns=["host", "device"])
 
 
 def _now() -> torch.cuda.Event | None:
     """Let the GPU record the time when it has finished all work launched so far; None without a GPU."""
     if not _uses_gpu():
         return None
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
@@ -229,4 +230,5 @@ def synchronize() -> None:
 
 
 def _uses_gpu() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_available()  # in this order: the second call takes 2 µs
+    # In this order: the second call takes 2 µs
+    return torch.cuda.is_initialized() and torch.cuda.is_available()  # type: ignore[no-untyped-call]
