@@ -18,6 +18,7 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from stepscope import traces
@@ -53,9 +54,10 @@ class Server:
     def link(self) -> str:
         """URL of the profiler tab for a browser: a path behind a proxy, such as JupyterHub's."""
         url = urlsplit(self.url)
+        assert url.port is not None  # `start` has waited for the address
         return f"{machine.address(url.port)}{url.path[1:]}#pytorch_profiler"
 
-    def get(self, page: str, **query: str):
+    def get(self, page: str, **query: str) -> Any:
         """Ask the profiler's plugin, as its page does: ``server.get("views", run="one-worker")``."""
         with _direct.open(f"{self.url}{PLUGIN}/{page}?{urlencode(query)}", timeout=TIMEOUT) as answer:
             content = answer.read()
@@ -122,8 +124,8 @@ def show(logdir: str | Path) -> None:
         from IPython.display import HTML, display
 
         link = html.escape(server.link, quote=True)
-        display(
-            HTML(
+        display(  # type: ignore[no-untyped-call]
+            HTML(  # type: ignore[no-untyped-call]
                 f'<p><a href="{link}" target="_blank">Open TensorBoard in a tab of its own</a></p>'
                 f'<div style="height: {HEIGHT}px; overflow: hidden"><iframe src="{link}" title="TensorBoard" '
                 f'style="border: 0; width: {1 / SCALE:.2%}; height: {HEIGHT / SCALE:.0f}px; '

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -28,7 +29,7 @@ from stepscope.base.staging import TargetExists
 from stepscope.tensorboard import distributed, pages
 from stepscope.traces import TraceError, columns, files, kernel_properties
 
-Event = dict  # as in the JSON
+Event = files.Json
 
 PLUGIN, CORRECTED_VERSION = "torch-tb-profiler", "0.4.3"
 
@@ -54,7 +55,7 @@ def apply() -> None:
         replace(place, correction)
 
 
-def replace(place: str, correction: Callable) -> None:
+def replace(place: str, correction: Callable[..., object]) -> None:
     """Replace a function of the plugin, ``module:name`` or ``module:Class.name``, by a correction."""
     module, _, names = place.partition(":")
     *owners, name = names.split(".")
@@ -65,29 +66,29 @@ def replace(place: str, correction: Callable) -> None:
     setattr(owner, name, lambda *arguments, **options: correction(stock, *arguments, **options))
 
 
-def correct_the_data(stock: Callable, self, worker: str, span: str, trace: dict) -> None:
+def correct_the_data(stock: Callable[..., None], self: Any, worker: str, span: str, trace: files.Json) -> None:
     """All views: the plugin misreads today's traces in the ways that `OF_TRACES` names."""
     stock(self, worker, span, correct(trace))
 
 
-def leave_out_what_is_being_recorded(stock: Callable, self) -> list[str]:
+def leave_out_what_is_being_recorded(stock: Callable[..., list[str]], self: Any) -> list[str]:
     """Runs: an unfinished recording appears as a separate run, which then stays."""
     return [folder for folder in stock(self) if not staging.is_staging(Path(folder))]
 
 
-def end_loading_for_certain(stock: Callable, self, run_dir: str) -> None:
+def end_loading_for_certain(stock: Callable[..., None], self: Any, run_dir: str) -> None:
     """Runs: the page loads for ever if a thread that loads a run ends before the plugin has listed the thread."""
     while threading.current_thread() not in self._load_threads:
         time.sleep(0.001)
     stock(self, run_dir)
 
 
-def know_tensor_core_kernels(stock: Callable, kernel: str) -> bool:
+def know_tensor_core_kernels(stock: Callable[..., bool], kernel: str) -> bool:
     """GPU Summary, Operator, Kernel: Hopper's Tensor-Core kernels, and many of Ampere's, do not count as such."""
     return kernel_properties.uses_tensor_cores(kernel)
 
 
-def know_todays_operators(stock: Callable, operator: str) -> bool:
+def know_todays_operators(stock: Callable[..., bool], operator: str) -> bool:
     """Operator, recommendations, CUDA: convolutions' backward pass, and attention, do not count for Tensor Cores."""
     return operator.removeprefix("aten::") in TENSOR_CORE_OPERATORS or stock(operator)
 
@@ -102,7 +103,7 @@ TENSOR_CORE_OPERATORS = """
 """.split()
 
 
-def count_all_kernels_for_tensor_cores(stock: Callable, self) -> None:
+def count_all_kernels_for_tensor_cores(stock: Callable[..., None], self: Any) -> None:
     """GPU Summary: the share of Tensor-Core time excludes kernels of no operator, such as those of a CUDA graph."""
     stock(self)
     for gpu in self.gpu_metrics_parser.gpu_ids:
@@ -112,7 +113,7 @@ def count_all_kernels_for_tensor_cores(stock: Callable, self) -> None:
         self.tc_ratio[gpu] = on_tensor_cores / time if time else 0.0
 
 
-def count_communication_kernels(stock: Callable, self, event, comm_nodes: dict) -> None:
+def count_communication_kernels(stock: Callable[..., None], self: Any, event: Any, comm_nodes: dict[int, Any]) -> None:
     """Overview, CUDA: NCCL's kernels count as computation, as they no longer name the operation that launched them."""
     from torch_tb_profiler.profiler.event_parser import ProfileRole
 
@@ -121,21 +122,21 @@ def count_communication_kernels(stock: Callable, self, event, comm_nodes: dict) 
         self.role_ranges[ProfileRole.Communication].append(self.role_ranges[ProfileRole.Kernel].pop())
 
 
-def name_no_operator_where_none_is_known(stock: Callable, kernels: list) -> list:
+def name_no_operator_where_none_is_known(stock: Callable[..., list[Any]], kernels: list[Any]) -> list[Any]:
     """Kernel: CallTreeRoot appears as the operator of kernels that no operator launched."""
     for kernel in kernels:
         kernel.op_name = None if kernel.op_name == "CallTreeRoot" else kernel.op_name  # shown as N/A
     return stock(kernels)
 
 
-def compare_only_memory_of_gpus_with_theirs(stock: Callable, self) -> dict:
+def compare_only_memory_of_gpus_with_theirs(stock: Callable[..., dict[Any, int]], self: Any) -> dict[Any, int]:
     """Overview, CUDA with memory: the CPU's peak is compared with the last GPU's memory, and reported at its limit."""
     from torch_tb_profiler.profiler.trace import DeviceType
 
     return {device: peak for device, peak in stock(self).items() if device[0] == DeviceType.CUDA}
 
 
-def say_that_no_steps_are_marked(stock: Callable, self) -> None:
+def say_that_no_steps_are_marked(stock: Callable[..., None], self: Any) -> None:
     """Overview: the whole recording of a trace without steps is shown as one step, number 0."""
     stock(self)
     if all(event.type != "ProfilerStep" for event in self.events):
@@ -148,18 +149,20 @@ NO_STEPS = (
 )
 
 
-def correct_the_parsing_processes(stock: Callable, target: Callable, args: tuple):
+def correct_the_parsing_processes(
+    stock: Callable[..., object], target: Callable[..., object], args: tuple[object, ...]
+) -> object:
     """All views: the plugin parses each trace in a separate process, and a spawned process has the stock plugin."""
     return stock(target=_parse_corrected, args=(target, *args))
 
 
-def _parse_corrected(target: Callable, *args) -> None:
+def _parse_corrected(target: Callable[..., object], *args: object) -> None:
     apply()
     gc.disable()  # garbage collection takes a fifth of the time, and the process ends right after
     target(*args)
 
 
-CORRECTIONS = {  # by the plugin's function that each replaces
+CORRECTIONS: dict[str, Callable[..., object]] = {  # by the plugin's function that each replaces
     "plugin:TorchProfilerPlugin._get_run_dirs": leave_out_what_is_being_recorded,
     "plugin:TorchProfilerPlugin._load_run": end_loading_for_certain,
     "plugin:TorchProfilerPlugin.get_plugin_apps": pages.draw_without_internet,
@@ -185,14 +188,14 @@ CORRECTIONS = {  # by the plugin's function that each replaces
 COUNTED = re.compile(r"enumerate\(DataLoader\)#.*\.__next__$|enumerate\(DataPipe\)#|Optimizer\.", re.DOTALL)
 
 
-def correct(trace: dict) -> dict:
+def correct(trace: files.Json) -> files.Json:
     """Return a corrected copy of a trace that was parsed from its JSON."""
     for correction in OF_TRACES:
         trace = trace | {"traceEvents": list(correction(trace))}
     return trace
 
 
-def ignore_steps_without_a_number(trace: dict) -> Iterator[Event]:
+def ignore_steps_without_a_number(trace: files.Json) -> Iterator[Event]:
     """All views: a user's `record_function` with a name like a step's makes the plugin refuse the trace."""
     for event in trace["traceEvents"]:
         name = event.get("name", "")
@@ -200,7 +203,7 @@ def ignore_steps_without_a_number(trace: dict) -> Iterator[Event]:
             yield event
 
 
-def rename_categories(trace: dict) -> Iterator[Event]:
+def rename_categories(trace: files.Json) -> Iterator[Event]:
     """Overview, Operator, Kernel: the plugin does not know today's categories.
 
     - The DataLoader's time is 0, and added to others: the plugin expects waiting for a batch and the optimizer's step
@@ -218,7 +221,7 @@ def rename_categories(trace: dict) -> Iterator[Event]:
         yield event | {"cat": new} if new else event
 
 
-def link_calls_to_their_operators(trace: dict) -> Iterator[Event]:
+def link_calls_to_their_operators(trace: files.Json) -> Iterator[Event]:
     """Operator, Kernel, Module, CUDA: operators are charged with the calls of others, down to negative times.
 
     In some traces a runtime call's `External id` is only its own number, which an operator may have by chance. A call
@@ -245,7 +248,7 @@ def _external_ids(events: list[Event]) -> np.ndarray:
     return columns.numbers([files.external_id(event) for event in events])
 
 
-def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
+def ignore_memory_shared_with_workers(trace: files.Json) -> Iterator[Event]:
     """Memory, CPU: with workers the curve drops to 0 again and again.
 
     Mapping and unmapping shared batches is recorded like allocations and releases: see `shared_with_workers`.
@@ -261,7 +264,7 @@ def ignore_memory_shared_with_workers(trace: dict) -> Iterator[Event]:
     return (event for event in trace["traceEvents"] if id(event) not in ignored)
 
 
-def estimate_missing_occupancy(trace: dict) -> Iterator[Event]:
+def estimate_missing_occupancy(trace: files.Json) -> Iterator[Event]:
     """GPU Summary, Kernel: the occupancy is 0 for every kernel with more than 48 KiB of shared memory.
 
     PyTorch's profiler writes this 0; `kernel_properties.estimated_occupancy` replaces it.
@@ -271,14 +274,15 @@ def estimate_missing_occupancy(trace: dict) -> Iterator[Event]:
     for event in trace["traceEvents"]:
         launch = event.get("args") or {}
         if launch.get(name) == 0:
-            needed = (launch.get(key) for key in ("grid", "block", "registers per thread", "shared memory"))
-            estimated = kernel_properties.estimated_occupancy(*needed, devices.get(launch.get("device")))
+            grid, block, registers, shared = map(launch.get, ("grid", "block", "registers per thread", "shared memory"))
+            device = devices.get(launch.get("device"))
+            estimated = kernel_properties.estimated_occupancy(grid, block, registers, shared, device)
             if estimated >= 0.5:  # otherwise the profiler rounded to 0, or it is unknown
                 event = event | {"args": launch | {name: estimated}}
         yield event
 
 
-def add_call_stacks(trace: dict) -> Iterator[Event]:
+def add_call_stacks(trace: files.Json) -> Iterator[Event]:
     """Operator: the call stacks stay empty, although they were recorded.
 
     With `with_stack` the Python frames are separate events; the plugin expects them as text in each operator.
@@ -312,7 +316,8 @@ def _innermost_frames(events: list[Event]) -> dict[int, int]:
     """Return for each operator, by its `id`, the number of the innermost Python frame around it in its thread."""
     nested = [event for event in events if _is_frame(event) or (event.get("cat") == "cpu_op" and "args" in event)]
     nested.sort(key=lambda event: (str(event["tid"]), event["ts"], -event["dur"]))
-    around, open_frames, thread = {}, [], None
+    around, thread = {}, None
+    open_frames: list[tuple[float, int]] = []
     for event in nested:
         if event["tid"] != thread:
             thread, open_frames = event["tid"], []

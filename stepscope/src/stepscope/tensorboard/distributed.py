@@ -33,7 +33,9 @@ OPERATIONS = {  # the table of operations: a quantity, and the column names of i
 }
 
 
-def keep_the_path_of_the_trace(stock: Callable, self: DistributedRunProfileData, profile: RunProfileData) -> None:
+def keep_the_path_of_the_trace(
+    stock: Callable[..., None], self: DistributedRunProfileData, profile: RunProfileData
+) -> None:
     """Distributed: communication is missing or wrong, so the view is computed from the traces themselves.
 
     The plugin no longer recognizes NCCL's kernels, counts operators that wait for gloo as computation, and does not
@@ -45,7 +47,7 @@ def keep_the_path_of_the_trace(stock: Callable, self: DistributedRunProfileData,
 
 
 def compare_ranks(
-    stock: Callable, self: RunLoader, profiles: list[DistributedRunProfileData], span: str | None
+    stock: Callable[..., object], self: RunLoader, profiles: list[DistributedRunProfileData], span: str | None
 ) -> DistributedRunProfile | None:
     """Distributed: the view vanishes if one rank has an operation more, and is wrong if ranks recorded different steps.
 
@@ -113,9 +115,9 @@ def _ranks(paths: Mapping[str, str]) -> traces.Ranks:
     return traces.Ranks(ranks)
 
 
-def _chart(title: str, columns: dict[str, str], steps: pd.DataFrame | None) -> dict:
+def _chart(title: str, columns: dict[str, str], steps: pd.DataFrame | None) -> dict[str, object]:
     """Return the values of these columns by step and worker, and as "all" the means over the steps."""
-    tables = {"all": {}}
+    tables: dict[str, dict[str, list[float]]] = {"all": {}}
     if steps is not None:
         amounts = steps[list(columns.values())]
         tables["all"] = _rows(amounts.groupby(level="rank", sort=False).mean())
@@ -127,7 +129,7 @@ def _rows(table: pd.DataFrame) -> dict[str, list[float]]:
     return dict(zip(table.index, (table.round(3) + 0.0).to_numpy().tolist(), strict=True))  # no −0.0
 
 
-def _table(operations: pd.DataFrame) -> dict[str, list]:
+def _table(operations: pd.DataFrame) -> dict[str, object]:
     """Return the table of a rank's operations by name: their number, and sum and mean of each quantity."""
     names = ["Calls", *(name for pair in OPERATIONS.values() for name in pair)]
     columns = [{"type": "string", "name": "Name"}, *({"type": "number", "name": name} for name in names)]

