@@ -69,22 +69,22 @@ def preset() -> Preset:
 
 def data_dir() -> Path:
     """Folder of the images, absolute; it need not exist yet."""
-    return _folder("COURSE_DATA", PROJECT / "data")
+    return _folder("COURSE_DATA") or PROJECT / "data"
 
 
 def runs_dir() -> Path:
     """Folder of this reader's traces and scoreboard, absolute; it need not exist yet."""
-    return _folder("COURSE_RUNS", PROJECT / "runs")
+    return _folder("COURSE_RUNS") or PROJECT / "runs"
 
 
 def cifar10_archive() -> Path | None:
     """The archive or folder that ``CIFAR10_ARCHIVE`` names, absolute, or None."""
-    return _folder("CIFAR10_ARCHIVE", None)
+    return _folder("CIFAR10_ARCHIVE")
 
 
 def photos() -> Path | None:
     """The reader's own photos in class folders, as ``COURSE_PHOTOS`` names them, absolute, or None."""
-    return _folder("COURSE_PHOTOS", None)
+    return _folder("COURSE_PHOTOS")
 
 
 def s3() -> dict[str, str] | None:
@@ -139,6 +139,6 @@ def describe() -> str:
     return f"Device: {name}. Cores: {machine.cores()}. PyTorch {torch.__version__}. Preset: {preset().name}."
 
 
-def _folder(variable: str, default: Path | None) -> Path | None:
+def _folder(variable: str) -> Path | None:
     value = os.environ.get(variable)
-    return Path(value).expanduser().resolve() if value else default
+    return Path(value).expanduser().resolve() if value else None

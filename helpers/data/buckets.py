@@ -11,10 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from obstore import exceptions
 from obstore.store import LocalStore, S3Store
+
+if TYPE_CHECKING:  # obstore has these names for type checkers only
+    from obstore.store import BackoffConfig, ClientConfig, S3Credential
 
 PATIENCE = 120.0  # seconds
 
@@ -43,9 +47,9 @@ class Bucket:
         Raises `RuntimeError` if this process is a fork of one that had used a client.
         """
         _check_fork(self)
-        pauses = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
-        keys = {"access_key_id": self.access_key, "secret_access_key": self.secret_key, "expires_at": None}
-        options = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "1h"}  # 30 s without any byte
+        pauses: BackoffConfig = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
+        key: S3Credential = {"access_key_id": self.access_key, "secret_access_key": self.secret_key, "expires_at": None}
+        options: ClientConfig = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "1h"}  # 30 s without a byte
         host = urlsplit(self.endpoint).hostname
         if host == "127.0.0.1":  # no proxy of the environment leads here
             options |= {"proxy_url": f"http://{host}:9", "proxy_excludes": host}
@@ -53,7 +57,7 @@ class Bucket:
         # the given endpoint (0.12.1).
         return S3Store(
             self.name, endpoint=self.endpoint, aws_endpoint_url_s3=self.endpoint, region=self.region,
-            credential_provider=lambda: keys | {"token": self.session_token or None}, skip_signature=False,
+            credential_provider=lambda: key | {"token": self.session_token or None}, skip_signature=False,
             client_options=options | {"allow_http": self.endpoint.startswith("http:")},
             virtual_hosted_style_request=False,
             retry_config={"max_retries": 1_000, "retry_timeout": timedelta(seconds=PATIENCE), "backoff": pauses},

@@ -89,13 +89,13 @@ def prepare(*, drawn: tuple[int, int] | None = None, download: bool = True) -> P
                     folder = stand_in
                     _draw(drawn, folder)
     manifest = manifests.check(folder, facts=_facts)
-    source, made_from, *prepared = _facts(manifest)
+    source, made_from, classes, train_images, test_images = _facts(manifest)
     if made_from is None:
         hint = f"For the real ones, set CIFAR10_ARCHIVE or put {_OFFICIAL_ARCHIVE} into {data_dir}, and"
     else:
         hint = f"Made from {made_from}; to use another archive, delete this folder and"
     print(f"Images: {source}, in {folder}. {hint} run `python -m helpers prepare`.", flush=True)
-    return Prepared(folder / "train", folder / "test", source, *prepared)
+    return Prepared(folder / "train", folder / "test", source, classes, train_images, test_images)
 
 
 def _facts(manifest: dict) -> tuple[str, str | None, tuple[str, ...], int, int]:
@@ -115,7 +115,7 @@ def _draw(counts: tuple[int, int], folder: Path) -> None:
 
 
 def _write(parts: _Parts, folder: Path, source: str, classes: Sequence[str], made_from: str | None = None) -> None:
-    contents = {}
+    contents: dict[str, np.ndarray | str] = {}
     for part, (images, labels) in parts.items():
         names = [f"{number:05d}.png" for number in range(len(labels))]
         contents |= {f"{part}/{name}": image for name, image in zip(names, images, strict=True)}
@@ -123,10 +123,11 @@ def _write(parts: _Parts, folder: Path, source: str, classes: Sequence[str], mad
         contents[f"{part}/labels.csv"] = "".join(["file,label\n", *rows])
 
     def encode(name: str) -> tuple[str, bytes]:
-        if isinstance(contents[name], str):
-            return name, contents[name].encode()
+        content = contents[name]
+        if isinstance(content, str):
+            return name, content.encode()
         png = io.BytesIO()
-        Image.fromarray(contents[name]).save(png, "PNG")
+        Image.fromarray(content).save(png, "PNG")
         return name, png.getvalue()
 
     counts = [len(labels) for _, labels in parts.values()]
@@ -195,12 +196,13 @@ def _batches_of(path: Path) -> Iterator[tuple[str, bytes]]:
         for member in tar:
             name = PurePosixPath(member.name).name
             if name in (*_TRAINING, _TEST):
-                if not member.isreg() or member.size > _MAX_BATCH_BYTES:
+                batch = tar.extractfile(member) if member.isreg() else None
+                if batch is None or member.size > _MAX_BATCH_BYTES:
                     raise config.CourseError(
                         f"{path}: expected {member.name} to be a file of {_MAX_BATCH_BYTES >> 20} MiB at most, found "
                         f"{member.size >> 20} MiB, or a link."
                     )
-                yield name, tar.extractfile(member).read()
+                yield name, batch.read()
         while tar.fileobj.read(2**20):
             pass  # to the very end, where gzip keeps its checksum
 

@@ -63,6 +63,7 @@ class Server(AbstractContextManager):
                 [__file__, self.bucket.endpoint, self.bucket.name],
                 env=environment | {"no_proxy": _HOST}, cwd=self.folder, stdout=subprocess.PIPE, stderr=log,
             )  # fmt: skip
+        assert self._watcher.process.stdout is not None  # a pipe
         if self._watcher.process.stdout.readline() != b"answers\n":
             self.stop()
             end = "\n".join(path.read_text(errors="replace").splitlines()[-_SHOWN:])
@@ -90,6 +91,7 @@ def course_store(folder: str | Path) -> tuple[Bucket | Folder, Server | None]:
     """
     from helpers import config  # here, because this file as a script needs nothing of the course
 
+    place: Bucket | Folder
     own, server = config.s3(), None
     if own is not None:
         place, said = Bucket(**own), "your own store"

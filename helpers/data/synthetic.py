@@ -109,7 +109,7 @@ class _Random:
 
     def clouds(self, *strengths: int, side: int = _SIDE) -> np.ndarray:
         """Sum of random grids, 4 cells wide, 8 cells, …, of these strengths, blurred: int32 of (images, side, side)."""
-        field = np.int32(0)
+        field = np.zeros((1, 1, 1), np.int32)
         for number, strength in enumerate(strengths):
             field = _doubled(field) if number else field
             field = field + strength * (self.bytes(4 << number, 4 << number) - 128)

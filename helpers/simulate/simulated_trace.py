@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepscope.base import staging
 
@@ -67,7 +67,7 @@ def _events(spans: pd.DataFrame, how: str) -> Iterator[dict]:
             yield from _launch(span, launched["kind"][span.launch], how)
 
 
-def _launch(span: tuple, kind: str, how: str) -> Iterator[dict]:
+def _launch(span: Any, kind: str, how: str) -> Iterator[dict]:
     call = "cudaMemcpyAsync" if kind == "copy" else "cudaLaunchKernel"
     if span.name == "graph":
         call = "cudaGraphLaunch"
@@ -79,7 +79,7 @@ def _launch(span: tuple, kind: str, how: str) -> Iterator[dict]:
     yield _arrow("s", span.launch, begin, PROCESS, THREAD)
 
 
-def _on_device(span: tuple, how: str) -> Iterator[dict]:
+def _on_device(span: Any, how: str) -> Iterator[dict]:
     stream = int(span.lane.split()[1])
     category, name = "kernel", f"{span.name} ({how})"
     if span.kind == "copy":

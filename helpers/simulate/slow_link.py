@@ -32,7 +32,7 @@ class Counts(NamedTuple):
 
     def since(self, before: Self) -> Self:
         """Return what passed after `before`."""
-        return Counts(*(now - then for now, then in zip(self, before, strict=True)))
+        return type(self)(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class Dials:
@@ -74,6 +74,7 @@ class Link(Dials, AbstractContextManager):
             raise ValueError(f"Expected an endpoint such as http://127.0.0.1:8333, found {endpoint!r}.")
         arguments = [__file__, server.hostname, server.port, first_byte_ms, mb_per_s]
         self._child = child.Child(arguments, stdout=subprocess.PIPE)
+        assert self._child.process.stdout is not None  # a pipe
         self._port = int(self._child.process.stdout.readline())
         self.endpoint = f"http://127.0.0.1:{self._port}"
 

@@ -103,11 +103,12 @@ class SlowNetwork:
 
 
 def _group(group: ProcessGroup | None) -> ProcessGroup:
-    if not dist.is_initialized():
+    world = dist.group.WORLD
+    if world is None:
         raise RuntimeError(
             "Expected a process group, found none: call torch.distributed.init_process_group first, in each rank."
         )
-    return group or dist.group.WORLD
+    return group or world
 
 
 class _Link:
@@ -147,10 +148,10 @@ _links: weakref.WeakKeyDictionary[ProcessGroup, _Link] = weakref.WeakKeyDictiona
 def _shared_memory(group: ProcessGroup) -> np.ndarray:
     """Return an array that the ranks of a group share, float64 [_SLOTS, ranks]; all of them must call this."""
     shape = _SLOTS, group.size()
-    path = [None]
+    path = [""]
     if group.rank() == 0:
         file, path[0] = tempfile.mkstemp(prefix="simulated-network-")
-        os.truncate(file, np.prod(shape) * 8)
+        os.truncate(file, int(np.prod(shape)) * 8)
         os.close(file)
     dist.broadcast_object_list(path, group=group, group_src=0)
     try:
