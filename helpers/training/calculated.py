@@ -15,6 +15,7 @@ one image, and 16.7 ms as a CUDA graph; the model gives 10.7 and 8.8. With 8 ima
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import Any
 
 import pandas as pd
 import torch
@@ -164,13 +165,14 @@ def calculate(
     """
     if isinstance(gpu, str) and gpu not in GPUS:
         raise ValueError(f"Expected one of {', '.join(GPUS)}, found {gpu!r}.")
-    gpu, rows = GPUS.get(gpu, gpu), []
+    sheet = GPUS[gpu] if isinstance(gpu, str) else gpu
+    rows = []
     for operator in fused(operators) if compiled else operators:
-        seconds, limit = _seconds(operator, gpu, tf32)
+        seconds, limit = _seconds(operator, sheet, tf32)
         size = operator.flops / 1e9, operator.bytes / 1e6
         rows.append((operator.name, operator.kernels, *size, seconds * 1e3, limit))
     names = ["operator", "kernels", "gflop", "mb", "ms", "limit"]
-    return Calculated(gpu, pd.DataFrame(rows, columns=names), graph)
+    return Calculated(sheet, pd.DataFrame(rows, columns=names), graph)
 
 
 def _seconds(operator: Operator, gpu: Gpu, tf32: bool) -> tuple[float, str]:
@@ -183,7 +185,7 @@ def _seconds(operator: Operator, gpu: Gpu, tf32: bool) -> tuple[float, str]:
         "memory": memory,
         "shortest kernel": operator.kernels * SHORTEST_US * 1e-6,
     }
-    limit = max(times, key=times.get)
+    limit = max(times, key=lambda name: times[name])
     # Convolutions on Tensor Cores need adjacent channels: other tensors are transposed before and after
     return times[limit] + (2 * memory if operator.contiguous and tensor_cores else 0.0), limit
 
@@ -228,7 +230,7 @@ def training_step(
     *,
     channels_last: bool = False,
     autocast: torch.dtype | None = None,
-    **optimizer: object,
+    **optimizer: Any,
 ) -> Callable[[], Callable[[], object]]:
     """Return a function that builds a training step, for `record_without_computing`.
 
@@ -251,7 +253,7 @@ def training_step(
 
 
 @cache
-def recorded(*arguments: object, **options: object) -> list[Operator]:
+def recorded(*arguments: Any, **options: Any) -> list[Operator]:
     """Return the operators of the `training_step` with these arguments; the same step is recorded once."""
     return record_without_computing(training_step(*arguments, **options))
 

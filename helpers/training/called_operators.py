@@ -89,7 +89,8 @@ def record_without_computing(build: Callable[[], Callable[[], object]]) -> list[
             recorder.paused = False
 
     mode = FakeTensorMode()
-    mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # Module.to() refuses weakly kept tensors
+    # Module.to() refuses weakly kept tensors
+    mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
     hook = register_optimizer_step_pre_hook(prepare)
     try:
         # It asks for a value to check its arguments
@@ -124,7 +125,8 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.operators: list[Operator] = []
         self.paused = False  # while it is, operators run and are not listed
-        self._keep, self._kept = keep, []  # without values tensors are kept, so that no two have the same `id`
+        self._keep = keep
+        self._kept: list[torch.Tensor] = []  # without values tensors are kept, so that no two have the same `id`
         self._writers: dict[int, int] = {}  # of a tensor, by its `id`
         self._viewed: dict[int, int] = {}  # the base of a view
 
@@ -180,7 +182,7 @@ def _groups(name: str, args: Sequence) -> int:
     return args[9 if name == "convolution_backward" else 8]
 
 
-def _flops(operator: object, args: Sequence, kwargs: dict, result: object) -> int:
+def _flops(operator: torch._ops.OpOverload, args: Sequence, kwargs: dict, result: object) -> int:
     """Return the operations of a call, by PyTorch's formulas.
 
     For a convolution's backward they would ignore groups of channels: it does the forward's operations once for the

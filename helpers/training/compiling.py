@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -72,7 +73,7 @@ def first_step(step: timing.Step, images: torch.Tensor, labels: torch.Tensor) ->
 
 # Check before each replay that everything the graph uses still exists: 0.1 ms of host time for a ResNet-50
 _MAY_CHECK = "check_input_liveness" in inspect.signature(torch.cuda.graph).parameters
-_CHECKED = {"check_input_liveness": True} if _MAY_CHECK else {}
+_CHECKED: dict[str, Any] = {"check_input_liveness": True} if _MAY_CHECK else {}
 
 
 def graphed(step: TrainingStep, images: torch.Tensor, labels: torch.Tensor) -> timing.Step:
@@ -115,5 +116,5 @@ def graphed(step: TrainingStep, images: torch.Tensor, labels: torch.Tensor) -> t
         graph.replay()
         return loss.clone()  # the next replay overwrites this one's
 
-    replay.step = step  # keeps the weights, the optimizer and its state
+    replay.step = step  # type: ignore[attr-defined]  # keeps the weights, the optimizer and its state
     return replay

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -52,11 +53,11 @@ class _Counter(TorchDispatchMode):
             storage = tensor.untyped_storage()
             key, size = storage._cdata, storage.nbytes()  # a storage without memory has no address, but an identity
             if key not in self._storages:
-                self._storages[key] = weakref.ref(storage, lambda _, key=key, size=size: self._freed(key, size))
+                self._storages[key] = weakref.ref(storage, partial(self._freed, key, size))
                 self.now += size
                 self.peak = max(self.peak, self.now)
 
-    def _freed(self, key: int, size: int) -> None:
+    def _freed(self, key: int, size: int, _: weakref.ref) -> None:
         del self._storages[key]
         self.now -= size
 

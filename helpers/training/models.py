@@ -21,6 +21,9 @@ class Normalize(nn.Module):
     `mean` and `std` are sequences with a number for every channel, for images between 0 and 1.
     """
 
+    scale: torch.Tensor
+    shift: torch.Tensor
+
     def __init__(self, mean=cifar10.MEAN, std=cifar10.STD):
         super().__init__()
         mean, std = torch.tensor(mean), torch.tensor(std)
@@ -74,7 +77,7 @@ def resnet50(side: int = 32) -> nn.Sequential:
     # rate of 0.01.
     network = torchvision.models.resnet50(weights=None, num_classes=10, zero_init_residual=True)
     model = nn.Sequential(Normalize(), enlarge, network)
-    model.name = f"ResNet-50 at {side} × {side}"  # its name in figures and results, also when it is compiled
+    model.name = f"ResNet-50 at {side} × {side}"  # type: ignore[assignment]  # in figures, also when it is compiled
     return model
 
 

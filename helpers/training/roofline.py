@@ -92,8 +92,8 @@ class Placed:
 
         It is the one with the largest share; None if that is below a third, which explains too little of the time.
         """
-        first = max(self.shares, key=self.shares.get)
-        return _BOUND[first] if self.shares[first] >= _FIRST_SHARE else None
+        first, share = max(self.shares.items(), key=lambda each: each[1])
+        return _BOUND[first] if share >= _FIRST_SHARE else None
 
     def verdict(self) -> str:
         """Say in one sentence which limit bounds the step, with the figures."""

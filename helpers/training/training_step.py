@@ -131,7 +131,7 @@ def accelerator_step(model: nn.Module) -> Step:
     return TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05))
 
 
-def losses(step: Step, batches: Sequence[tuple]) -> np.ndarray:
+def losses(step: Callable[..., torch.Tensor], batches: Sequence[tuple]) -> np.ndarray:
     """Train on each batch, and return the losses in nats, shape (number of batches,). The host waits for each.
 
     A bar appears after three seconds.
