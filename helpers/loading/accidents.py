@@ -34,14 +34,14 @@ class SharedFile(io.FileIO):
 
     def __init__(self, path: str | Path):
         super().__init__(path)
-        self._meeting = multiprocessing.get_context("fork").Barrier(2)
+        self._meeting, self._met = multiprocessing.get_context("fork").Barrier(2), False
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         position = super().seek(offset, whence)
-        if self._meeting and get_worker_info():
+        if not self._met and get_worker_info():
             with suppress(BrokenBarrierError):  # the other worker has ended
                 self._meeting.wait(_PATIENCE)
-            self._meeting = None
+            self._met = True
         return position
 
 
@@ -104,5 +104,5 @@ def store_in_a_child(start: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "use_twice.py")
         script.write_text(_USE_TWICE)
-        command = [sys.executable, "-P", script, Path(folder, "store"), start]
+        command: list[str | Path] = [sys.executable, "-P", script, Path(folder, "store"), start]
         return subprocess.check_output(command, text=True, env=os.environ | {"PYTHONWARNINGS": "ignore"})

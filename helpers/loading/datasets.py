@@ -113,7 +113,7 @@ class Transformed(Dataset):
         self.dataset, self.transform = dataset, transform
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset)  # type: ignore[arg-type]  # PyTorch's class does not promise a length
 
     def __getitem__(self, index: int):
         image, label = self.dataset[index]
@@ -147,7 +147,7 @@ class FileNames(Dataset):
     """Nothing but file names: shows what workers do to the memory of a Python list, or of one NumPy array of bytes."""
 
     def __init__(self, count: int, kind: Literal["list", "array"]):
-        self.names = [f"train/{index:08d}.png" for index in range(count)]
+        self.names: list[str] | np.ndarray = [f"train/{index:08d}.png" for index in range(count)]
         if kind == "array":
             self.names = np.array(self.names, dtype="S")
 

@@ -55,8 +55,8 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
         write = partial(_write_copy, images, copies, v2.Resize(size))
         # Threads: Pillow releases the GIL while it decodes, resizes and encodes
         with ThreadPoolExecutor(machine.cores()) as threads:
-            sizes = threads.map(write, range(len(images)))
-            sizes = list(tqdm(sizes, "resizing", len(images), unit="image", file=sys.stdout))
+            written = threads.map(write, range(len(images)))
+            sizes = list(tqdm(written, "resizing", len(images), unit="image", file=sys.stdout))
         staging.write(copies / _MANIFEST, json.dumps({"size": size, "images": len(images)}), durable=True)
     return Resized(out, len(images), time.perf_counter() - start, *map(sum, zip(*sizes, strict=True)))
 

@@ -87,7 +87,7 @@ def _commit(store: lmdb.Environment, values: list[tuple[bytes, bytes]]) -> None:
 
 def _tree_ranges(path: Path, page_bytes: int) -> list[tuple[int, int]]:
     """Return the byte ranges of all pages except those of large values."""
-    data, ranges, tree_start, start = np.memmap(path, np.uint8, "r"), [], 0, 0
+    data, ranges, tree_start, start = np.memmap(path, np.uint8, "r").data, [], 0, 0
     while start < len(data):
         _, _, flags, span = _PAGE.unpack_from(data, start)
         if flags & _OVERFLOW:

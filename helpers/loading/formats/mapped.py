@@ -80,7 +80,8 @@ class Tar(PackedDataset):
 
     @classmethod
     def write(cls, folder: Path, contents: Contents) -> dict[str, list]:
-        names, file = [], None
+        names: list[str] = []
+        file = None
         with ExitStack() as opened:
             for number, (image, label) in enumerate(contents):
                 if file is None or file.tell() >= SHARD_BYTES:

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import google_crc32c
 import numpy as np
@@ -36,7 +36,7 @@ class Batch(Sequence):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:  # type: ignore[override]  # takes no slice
         return self.images[index], int(self.labels[index])
 
 
@@ -64,14 +64,15 @@ class PackedDataset(Dataset):
     def __init__(self, path: str | Path):
         self.path = os.path.abspath(path)
         self._manifest = _read_manifest(Path(self.path), self.format)
-        self._opened, self._rows = None, None
+        self._opened: Any = None
+        self._rows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self._manifest["count"]
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         number = operator.index(index)
-        return self._sample(number, self._rows_of(number))
+        return self._sample(number, self._rows_of(number).item())
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         numbers = np.asarray(indices)
@@ -81,11 +82,11 @@ class PackedDataset(Dataset):
             images = self._read_batch(rows, math.prod(shape))
             if self._intact(numbers, rows, images):
                 return Batch(torch.from_numpy(images.reshape(-1, *shape)), labels)
-        images = [self._sample(*item)[0] for item in zip(numbers.tolist(), rows, strict=True)]
-        return Batch(torch.stack(images) if shape else images, labels)
+        tensors = [self._sample(*item)[0] for item in zip(numbers.tolist(), rows.tolist(), strict=True)]
+        return Batch(torch.stack(tensors) if shape else tensors, labels)
 
     @staticmethod
-    def collate(batch: Sequence) -> tuple[torch.Tensor, torch.Tensor]:
+    def collate(batch: Batch | list) -> tuple[torch.Tensor | list[torch.Tensor], torch.Tensor]:
         """Return the images and labels of a batch; a DataLoader's ``collate_fn``."""
         return (batch.images, batch.labels) if isinstance(batch, Batch) else default_collate(batch)
 
@@ -97,7 +98,7 @@ class PackedDataset(Dataset):
         return {"path": self.path}
 
     def __setstate__(self, state: dict) -> None:
-        self.__init__(state["path"])
+        PackedDataset.__init__(self, state["path"])
 
     # What a format adds
 
@@ -113,7 +114,7 @@ class PackedDataset(Dataset):
         """
         raise NotImplementedError
 
-    def _open(self) -> object:
+    def _open(self) -> Any:
         """Open the files, in which all but the images is checked; return what reading needs, as `_opened`."""
         raise NotImplementedError
 
@@ -124,7 +125,8 @@ class PackedDataset(Dataset):
     def _read_batch(self, rows: np.ndarray, size: int) -> np.ndarray:
         """Copy images of one size into an array, with as little Python as possible for each: (rows, size)."""
         images = np.empty((len(rows), size), np.uint8)
-        flat, read = memoryview(images).cast("B"), self._read
+        flat = images.data.cast("B")
+        read: Any = self._read  # for type checkers, arrays are no buffers before Python 3.12
         for place, (file, start) in enumerate(zip(rows["file"].tolist(), rows["start"].tolist(), strict=True)):
             flat[place * size : (place + 1) * size] = read(file, start, size)
         return images
@@ -135,8 +137,8 @@ class PackedDataset(Dataset):
 
     # For all formats
 
-    def _sample(self, number: int, row: np.void) -> tuple[torch.Tensor, int]:
-        file, checksum, start, label, shape = row.item()
+    def _sample(self, number: int, row: tuple) -> tuple[torch.Tensor, int]:
+        file, checksum, start, label, shape = row
         stored = np.frombuffer(self._read(file, start, math.prod(shape)), np.uint8)
         crc = google_crc32c.value(stored)
         if crc != checksum:
@@ -150,11 +152,11 @@ class PackedDataset(Dataset):
 
     def _rows_of(self, numbers: int | np.ndarray) -> np.ndarray:
         """Return the index's rows of some images, once the files are open."""
-        if self._opened is None:
+        if self._rows is None:
             for name, expected in self._manifest["files"].items():
                 _check_file(self.path, name, expected)
-            self._rows = np.load(Path(self.path, INDEX), mmap_mode="r").view(np.ndarray)
             self._opened = self._open()
+            self._rows = np.load(Path(self.path, INDEX), mmap_mode="r").view(np.ndarray)
             _opened_here.add(self)
         try:
             # For an array, take needs a quarter of the time; for a number, 20 times as much

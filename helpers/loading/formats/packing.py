@@ -10,15 +10,18 @@ applications", 2002). Measured with the 3 kB of a CIFAR-10 image: google-crc32c 
 
 import json
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import google_crc32c
 import numpy as np
 from tqdm import tqdm
 
 from stepscope.base import staging
+
+if TYPE_CHECKING:
+    from helpers.loading.formats.packed_dataset import PackedDataset
 
 VERSION = 3  # of the folder's layout, for all formats: raise it when that changes
 MANIFEST, INDEX = "manifest.jsonl", "index.npy"
@@ -31,17 +34,18 @@ class Contents:
     """Images and labels to pack: each is checked when it is read, and gets a row in the index."""
 
     def __init__(self, images: Iterable, labels: Iterable, path: str | Path):
-        total = next((len(source) for source in (images, labels) if hasattr(source, "__len__")), None)
+        total = next((len(source) for source in (images, labels) if isinstance(source, Sized)), None)
         pairs = zip(images, labels, strict=True)
         self._pairs = tqdm(pairs, f"packing {Path(path).name}", total, unit="image", delay=5)
-        self._rows, self._current = bytearray(), None
+        self._rows = bytearray()
+        self._current: tuple[np.ndarray, int]
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, int]]:
         """Yield each image and its label; `put` must be called before the next one."""
         for number, (image, label) in enumerate(self._pairs):
             self._current = _checked_image(image, number), _checked_label(label, number)
             yield self._current
-        if self._current is None:
+        if not self._rows:
             raise ValueError("Expected at least one image to pack, found none.")
 
     def put(self, start: int, file: int = 0, stored: bytes | None = None) -> None:
@@ -55,7 +59,7 @@ class Contents:
         start = 0
         for image, _ in self:
             self.put(start)
-            file.write(image)
+            file.write(image.data)
             start += image.size
 
     def index(self) -> np.ndarray:
@@ -68,7 +72,9 @@ class Contents:
         return tuple(shapes[0].tolist()) if (shapes == shapes[0]).all() else None
 
 
-def pack(dataset_class: type, images: Iterable, labels: Iterable, path: str | Path, **options: object) -> None:
+def pack(
+    dataset_class: "type[PackedDataset]", images: Iterable, labels: Iterable, path: str | Path, **options: object
+) -> None:
     """Pack images into a folder. A progress bar appears if that takes longer than 5 seconds.
 
     Parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import re
 from dataclasses import dataclass
@@ -73,13 +74,13 @@ class Index:
     def __len__(self) -> int:
         return int(self.samples.sum())
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> builtins.bytes:
         """Return the index as it is stored: a list of pieces, each a list, below the names of its fields."""
         head = {"version": VERSION, "fingerprint": self.fingerprint, "fields": Piece._fields}
         return orjson.dumps(head | {"pieces": self._rows})
 
     @classmethod
-    def from_json(cls, content: bytes, name: str = NAME) -> Index:
+    def from_json(cls, content: builtins.bytes, name: str = NAME) -> Index:
         """Return the index that `to_json` wrote; ShardsError if it is no index, of another version, or damaged."""
         try:
             table = orjson.loads(content)

@@ -1,7 +1,7 @@
 """The dataset: batches from an object store, in an order that does not depend on ranks or workers."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -158,7 +158,7 @@ class ShardStream(IterableDataset):
             error.add_note(f"This happened in decode, with sample {sample['__key__']} of {self.bucket}/{self.prefix}.")
             raise
 
-    def _samples(self, batches: list[range]) -> Iterator[dict[str, Any]]:
+    def _samples(self, batches: list[range]) -> Generator[dict[str, Any], None, None]:
         """Yield the samples of batches and free each; its piece was requested long before."""
         if not batches:
             return
