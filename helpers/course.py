@@ -1,6 +1,8 @@
 """The modules of all rooms, for notebooks to import in one line. Nothing in `helpers` imports this."""
 
 import inspect
+from collections.abc import Callable
+from types import ModuleType
 
 from IPython.display import Code
 
@@ -19,6 +21,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-def source_of(*objects: object) -> Code:
+def source_of(*objects: Callable | ModuleType) -> Code:
     """Return the source of functions, methods, classes or modules, one below the other, with syntax highlighting."""
     return Code("\n".join(map(inspect.getsource, objects)), language="python")

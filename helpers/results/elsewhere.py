@@ -96,7 +96,7 @@ _HALF = {"autocast": torch.bfloat16}
 _LAST = {"channels_last": True}
 # Published changes that can be calculated: network, GPU, and the step before and after. The constants of `calculated`
 # were fitted to the first three, ResNet-50's.
-_STEPS = {
+_STEPS: dict[str, tuple[str, str, dict, dict]] = {
     "F11 ResNet-50": ("resnet50", "RTX 3090", _HALF, _HALF | _LAST),
     "F12 A100": ("resnet50", "A100", {}, _HALF | _LAST),
     "F12 V100": ("resnet50", "V100", {}, {"autocast": torch.float16} | _LAST),
@@ -117,11 +117,11 @@ def calculated_and_measured(batch: int = 128) -> pd.DataFrame:
         said = public.loc[number]
         measured.append((f"{said.change}, {gpu}", network, gpu, steps, said.before, said.after))
     for machine, result in scoreboard.references("11").items():
-        gpu = next((name for name in calculated.GPUS if re.search(rf"\b{name}\b", result.device)), None)
-        if gpu and result.baseline == "TF32":
+        known = next((name for name in calculated.GPUS if re.search(rf"\b{name}\b", result.device)), None)
+        if known and result.ratio and result.baseline == "TF32":
             origin = "measured here" if machine == "your machine" else "recorded"
-            change, after = f"TF32 to bfloat16, ResNet-50, {gpu}, {origin}", result.rate.mean
-            measured.append((change, "resnet50", gpu, [_LAST, _HALF | _LAST], after / result.ratio.mean, after))
+            change, after = f"TF32 to bfloat16, ResNet-50, {known}, {origin}", result.rate.mean
+            measured.append((change, "resnet50", known, [_LAST, _HALF | _LAST], after / result.ratio.mean, after))
     rows = []
     for change, network, gpu, steps, *rates in measured:
         recorded = (calculated.recorded(network, batch, **step) for step in steps)

@@ -186,7 +186,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _interval(**ends: float) -> Interval:
+def _interval(**ends: typing.Any) -> Interval:
     interval = Interval(**ends)
     ordered = 0 <= interval.lowest <= interval.mean <= interval.highest
     if not (ordered and 0 < interval.mean < math.inf and isinstance(interval.count, int)):
@@ -208,8 +208,9 @@ def references(rung: str) -> dict[str, Result]:
 
 def _recorded(rung: str) -> list[tuple[Path, Result]]:
     """Return the scoreboards of ``data/reference`` that have a rung, with its latest result; GPUs first."""
-    results = [(board, latest(rung, board)) for board in sorted(REFERENCE.glob("*/scoreboard.jsonl"))]
-    return sorted((pair for pair in results if pair[1]), key=lambda pair: pair[1].device == "CPU")
+    boards = sorted(REFERENCE.glob("*/scoreboard.jsonl"))
+    results = [(board, result) for board in boards if (result := latest(rung, board))]
+    return sorted(results, key=lambda pair: pair[1].device == "CPU")
 
 
 def trace_folder(rung: str) -> Path:
@@ -222,7 +223,7 @@ def borrow_traces(rung: str, folder: Path) -> dict[str, Path]:
 
     TensorBoard then shows both. Prints a line for each, and returns its folder by the name of the machine.
     """
-    borrowed = {}
+    borrowed: dict[str, Path] = {}
     if torch.cuda.is_available():
         return borrowed
     for board, result in _recorded(rung):
@@ -249,7 +250,7 @@ def place(rung: str) -> str:
 
 def panels(results: Iterable[Result]) -> list[list[Result]]:
     """Split a ladder where a rung has no ratio, or another network: from there on rungs do not compare with earlier."""
-    parts = []
+    parts: list[list[Result]] = []
     for result in results:
         if not parts or result.ratio is None or not result.step.startswith(parts[-1][0].step):
             parts.append([])
@@ -292,6 +293,7 @@ def ratio_text(result: Result, short: bool = False) -> str:
 
 def against(result: Result) -> str:
     """Return a ratio's baseline in words: a rung, or in quotation marks a variant of the same notebook."""
+    assert result.baseline is not None  # a ratio has one
     return result.baseline if result.baseline[:2].isdigit() else f"“{result.baseline}”"
 
 
