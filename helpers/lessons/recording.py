@@ -105,16 +105,17 @@ def _joined(results: list[Result]) -> Result:
     """Return the mean of a rung's results, with intervals over the processes."""
     if len(results) == 1:
         return results[0]
-    names = ["step_ms", "loading_share"] + ["device_idle"] * (results[0].device_idle is not None)
-    means = {name: statistics.fmean(getattr(result, name) for result in results) for name in names}
+    idle = [result.device_idle for result in results if result.device_idle is not None]  # unknown without kernels
     compared = [result for result in results if result.ratio]  # not where a rung was its own baseline
     ratios = [result.ratio.mean for result in compared]
     return replace(
         (compared or results)[0],
         rate=confidence.geometric(result.rate.mean for result in results),
         ratio=confidence.geometric(ratios) if ratios else None,
+        step_ms=statistics.fmean(result.step_ms for result in results),
+        loading_share=statistics.fmean(result.loading_share for result in results),
+        device_idle=statistics.fmean(idle) if idle else None,
         processes=len(results),
-        **means,
     )
 
 

@@ -1,6 +1,7 @@
 """A recording: the notebooks executed several times, and what their rungs measured, over all processes."""
 
 import json
+from dataclasses import replace
 
 import nbformat
 import pytest
@@ -65,6 +66,17 @@ def test_each_rung_has_a_result_over_all_processes_and_a_trace_and_a_recording_g
     before = (out / "processes.jsonl").read_bytes()
     assert main(["record", "01", *options]) == 0
     assert (out / "processes.jsonl").read_bytes() == before  # measured once
+
+
+def test_what_the_device_idles_is_the_mean_over_the_processes_that_know_it(notebooks):
+    out = notebooks()
+    result = scoreboard.read(scoreboard.REFERENCE / "cpu-2-cores" / "scoreboard.jsonl")[0]
+    shares = 0.1, None, 0.3  # a profiler may lose the kernels of one process
+    results = [replace(result, device_idle=share) for share in shares]
+    out.mkdir()
+    (out / "processes.jsonl").write_text(scoreboard.lines(results))
+    recording.record(out)
+    assert scoreboard.read(out / "scoreboard.jsonl")[0].device_idle == pytest.approx(0.2)
 
 
 def test_the_recording_of_another_machine_is_refused(notebooks):
