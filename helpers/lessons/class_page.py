@@ -97,7 +97,7 @@ def _page(results: dict[str, list[scoreboard.Result]], left_out: list[str]) -> s
 
 
 def _row(reader: str, result: scoreboard.Result) -> dict[str, object]:
-    row = {
+    row: dict[str, object] = {
         "reader": reader,
         "rung": result.rung,
         "rate": f"{result.rate.mean:,.0f}",

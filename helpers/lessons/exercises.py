@@ -4,7 +4,8 @@
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def _largest_factor(largest: float) -> list[float]:
 
 
 # For each question: the right answer and those of two mistakes, from what was measured; the unit; a hint; two replies
-QUESTIONS = {
+QUESTIONS: dict[str, tuple[Callable[..., list[float]], str, str, str, str]] = {
     "images from a server": (
         _from_a_server, " images/s", "Add three times in seconds (first: 1 / whole); the rate is 1 over their sum.",
         "The bytes of the file take time, too.", "Opening the file takes time, too.",
@@ -90,7 +91,7 @@ def prediction(mine: float | None, measured: float | Interval | None, unit: str 
     """
     ends = ""
     if isinstance(measured, Interval):
-        measured, ends = measured.mean, f" (interval: {limits(measured)})"
+        ends, measured = f" (interval: {limits(measured)})", measured.mean
     found = "here it could not be measured" if measured is None else f"it is {_shown(measured)}{unit}{ends}"
     if mine is None or mine is ...:
         print(f"You made no prediction, and {found}. A guess first helps you to remember: try it next time.")
@@ -118,7 +119,7 @@ def check(question: str, answer: float | None, **measured: object) -> bool:
     compute, unit, hint, *said = QUESTIONS[question]
     expected, *slips = compute(**measured)
 
-    def number(found: float) -> str:
+    def number(found: Any) -> str:
         found = found.item() if getattr(found, "ndim", None) == 0 else found  # of a tensor
         expect(isinstance(found, (int, float)), "a number", repr(found))
         whole = question == "paid for itself" and found == math.ceil(expected)  # epochs

@@ -107,7 +107,7 @@ def _joined(results: list[Result]) -> Result:
         return results[0]
     idle = [result.device_idle for result in results if result.device_idle is not None]  # unknown without kernels
     compared = [result for result in results if result.ratio]  # not where a rung was its own baseline
-    ratios = [result.ratio.mean for result in compared]
+    ratios = [result.ratio.mean for result in results if result.ratio]
     return replace(
         (compared or results)[0],
         rate=confidence.geometric(result.rate.mean for result in results),

@@ -9,8 +9,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 LIMIT = 120.0  # seconds for a check; the slowest right answer took 2 on two cores busy with tests
 
@@ -19,21 +21,21 @@ class Wrong(Exception):
     """The reader's code is wrong; the message says in which case, what was expected and what was found."""
 
 
-def expect(right: bool, expected: object, found: object, case: str = "", hint: str = "") -> None:
+def expect(right: object, expected: object, found: object, case: str = "", hint: str = "") -> None:
     """Raise `Wrong` unless `right`; the message has the case, what was expected, what was found, and a hint."""
     if not right:
         where = f"{case}: " if case else ""
         raise Wrong(f"{where}expected {expected}, found {found}. {hint}".strip())
 
 
-def expect_number(found: object, expected: float, case: str, hint: str, slips: Mapping[str, float]) -> None:
+def expect_number(found: Any, expected: float, case: str, hint: str, slips: Mapping[str, float]) -> None:
     """Raise `Wrong` unless two numbers agree; explain the mistake if `slips` has it, or else give the hint."""
     expect(isinstance(found, (int, float)), "a number", repr(found), case)
     right = abs(found - expected) <= 1e-6 * abs(expected) + 1e-9
     expect(right, f"{expected:.4g}", f"{found:.4g}", case, slip(found, slips, hint))
 
 
-def slip(found: object, slips: Mapping[str, object], otherwise: str = "") -> str:
+def slip(found: ArrayLike, slips: Mapping[str, ArrayLike], otherwise: str = "") -> str:
     """Return the sentence for the mistake that gives `found` (numbers or tensors), or else `otherwise`."""
     alike = {said: value for said, value in slips.items() if np.shape(value) == np.shape(found)}
     return next((said for said, value in alike.items() if np.allclose(found, value, 1e-3)), otherwise)
@@ -78,7 +80,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
     def interrupt() -> None:
         late.set()
-        if hasattr(signal, "pthread_kill"):
+        if main is not None and hasattr(signal, "pthread_kill"):
             signal.pthread_kill(main, signal.SIGINT)  # it also interrupts a blocking call
         else:
             signal.raise_signal(signal.SIGINT)
@@ -103,7 +105,7 @@ class _Unwritten(Exception):
 def _placeholder() -> None: ...
 
 
-def expect_written(written: object) -> object:
+def expect_written(written: Any) -> Any:
     """Return `written`; raise if it is None, `...`, an empty function, a class with one, or a missing file."""
     functions = [each for each in _functions(written) if each.__name__ != "__init__"]
     empty = any(each.__code__.co_code == _placeholder.__code__.co_code for each in functions)
@@ -112,7 +114,7 @@ def expect_written(written: object) -> object:
     return written
 
 
-def _functions(written: object) -> list[Callable]:
+def _functions(written: Any) -> list[Callable]:
     functions = vars(written).values() if isinstance(written, type) else [written]
     return [each for each in functions if hasattr(each, "__code__")]
 
@@ -127,10 +129,11 @@ def _line_of(error: Exception, written: tuple) -> str:
     return f" (line {lines[-1]} of what you wrote)" if lines else ""
 
 
-def imported(file: Path, name: str) -> object:
+def imported(file: Path, name: str) -> Any:
     """Import a file as it is now, so that a spawned worker can import it, too; return the reader's `name` in it."""
     importlib.invalidate_caches()
     spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None  # it is a .py file
     module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return expect_written(getattr(module, name))

@@ -27,7 +27,9 @@ def one_ahead(written: Callable) -> str:
     """Notebook 08: ``written(loader, start_copy, finish_copy)`` starts the next copy, then yields a batch."""
     for count in (6, 1, 0):
         batches = [(images, torch.full_like(labels, number)) for number, (images, labels) in enumerate(_batches(count))]
-        read, started, finished = [], [], []
+        read: list[Sequence[torch.Tensor]] = []
+        started: list[int] = []
+        finished: list[int] = []
 
         def start_copy(batch: Sequence[torch.Tensor], started: list = started) -> tuple[str, int]:
             started.append(int(batch[1][0]))
@@ -38,7 +40,11 @@ def one_ahead(written: Callable) -> str:
             finished.append(batch[1])
             return "copied", batch[1]
 
-        loader = DataLoader(batches, None, collate_fn=lambda batch, read=read: read.append(batch) or batch)
+        def noted(batch: Sequence[torch.Tensor], read: list = read) -> Sequence[torch.Tensor]:
+            read.append(batch)
+            return batch
+
+        loader: DataLoader = DataLoader(batches, None, collate_fn=noted)  # type: ignore[arg-type]  # a list will do
         found = written(loader, start_copy, finish_copy)
         hint = "All batches would be on the device at once."
         expect(isinstance(found, Iterator), "a function that yields batches", type(found).__name__, hint=hint)
@@ -141,7 +147,7 @@ def accumulated_step(written: Callable) -> str:
     return "the step of the whole batch, clipped or not, and a skipped step does no harm."
 
 
-def _new_training() -> tuple[nn.Module, torch.optim.Optimizer]:
+def _new_training() -> tuple[nn.Sequential, torch.optim.Optimizer]:
     """Return a small network without batch normalization, always with the same weights, and its optimizer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -25,7 +25,8 @@ class _BrightAtLast:
         self.most = 0
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        drawn, alive = torch.Generator().manual_seed(0), weakref.WeakSet()
+        drawn = torch.Generator().manual_seed(0)
+        alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
         for count, darkest in ((50, 0), (50, 20), (7, 180)):
             images = torch.randint(darkest, 256, (count, 3, 8, 6), dtype=torch.uint8, generator=drawn)
             images[:, 1] //= 2  # the channels differ
@@ -70,7 +71,7 @@ def mean_and_std(written: Callable) -> str:
     return f"mean {_digits(found[0])}, standard deviation {_digits(found[1])}, with one batch in memory at a time."
 
 
-def _digits(numbers: Sequence[float]) -> str:
+def _digits(numbers: torch.Tensor) -> str:
     return ", ".join(f"{float(each):.4f}" for each in numbers)
 
 
@@ -192,8 +193,8 @@ def crop_pairs(written: Callable) -> str:
         numbers, top, left = corners // side**2, corners // side % side, corners % side
         expect(torch.equal(numbers, torch.arange(count)), "crop i of image i", "crops of other images")
         places = torch.bincount(top * side + left, minlength=side * side).view(side, side)
-        expected, counts = count / most**2, places[:most, :most]
-        alike = bool(((counts - expected).abs() < 5 * expected**0.5).all())  # by chance, 1 run in 30,000 exceeds it
+        usual, counts = count / most**2, places[:most, :most]
+        alike = bool(((counts - usual).abs() < 5 * usual**0.5).all())  # by chance, 1 run in 30,000 exceeds it
         elsewhere, hint = count - int(counts.sum()), "Draw one place for each image."
         if torch.equal(top, left) and counts.diagonal().all():
             hint = "Draw one number for the row of each image, and one for its column."
@@ -201,7 +202,7 @@ def crop_pairs(written: Callable) -> str:
             hint = "A crop can begin in row 0 to H - size, these included."
         expect(
             alike and not elsewhere,
-            f"about {expected:.0f} of {count:,} crops at each of {most} × {most} places, from 0 to {most - 1} each way",
+            f"about {usual:.0f} of {count:,} crops at each of {most} × {most} places, from 0 to {most - 1} each way",
             f"{int(counts.min())} to {int(counts.max())} at these, and {elsewhere} elsewhere",
             hint=hint,
         )

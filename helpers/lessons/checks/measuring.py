@@ -20,7 +20,8 @@ class _SlowDataset(Dataset):
     """Items that take a while."""
 
     def __init__(self, seconds: float):
-        self.seconds, self.reads = seconds, []
+        self.seconds = seconds
+        self.reads: list[int] = []
 
     def __len__(self) -> int:
         return 200
@@ -213,8 +214,8 @@ def best_workers(written: Callable) -> str:
         slips = {
             f"Its first batch comes soonest, because each worker takes {machine.START} s to start.": min(candidates),
             f"It has the most batches ready {when}, {machine.AHEAD} per worker.": max(candidates),
-            "Its batches take longest.": max(candidates, key=machine.ms.get),
+            "Its batches take longest.": max(candidates, key=lambda workers: machine.ms[workers]),
         }
-        best = min(candidates, key=machine.ms.get)
+        best = min(candidates, key=lambda workers: machine.ms[workers])
         expect(found == best, best, found, case, slip(found, slips))
     return "the best number on three machines, also while others begin or end their work there."

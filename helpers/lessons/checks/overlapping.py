@@ -109,7 +109,7 @@ class _Calls:
     def _become_ready(self, parameter: nn.Parameter) -> None:
         self.order.append(self.names[parameter])
         self.pending.append(self.ready - sum(self.bytes))
-        self.ready += parameter.grad.nbytes
+        self.ready += parameter.nbytes  # as many as its gradient has
 
     def __call__(self, tensor: torch.Tensor) -> _Noted:
         expect(isinstance(tensor, torch.Tensor), "a tensor", type(tensor).__name__, "all_reduce")
@@ -213,10 +213,12 @@ def _expect_means(case: str, model: nn.Module, alone: nn.Module, order: list[str
     """Expect means over the ranks; say what the gradient that was ready first is instead."""
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name in gradients.keys() - set(order):
-        unused = gradients[name] is None or not gradients[name].any()
+        gradient = gradients[name]
+        unused = gradient is None or not gradient.any()
         expect(unused, f"no gradient of {name}", f"one on rank {dist.get_rank()}", case)
     for name in order:
         gradient, own = gradients[name], alone.get_parameter(name).grad
+        assert own is not None  # alone computed the same layers
         others = {"the sum": SUM * own, "the sum, divided by 2": SUM / 2 * own, "this rank's own": own}
         instead = next((title for title, other in others.items() if _close(gradient, other)), "neither mean nor sum")
         place = f"{case}: the gradient of {name} on rank {dist.get_rank()}"
@@ -224,5 +226,6 @@ def _expect_means(case: str, model: nn.Module, alone: nn.Module, order: list[str
 
 
 def _close(gradient: torch.Tensor | None, expected: torch.Tensor) -> bool:
-    same_shape = gradient is not None and gradient.shape == expected.shape
-    return same_shape and bool((gradient - expected).abs().max() <= 1e-4 * expected.abs().max())
+    if gradient is None or gradient.shape != expected.shape:
+        return False
+    return bool((gradient - expected).abs().max() <= 1e-4 * expected.abs().max())

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any
 from unittest import mock
 
 import torch
@@ -38,7 +39,7 @@ def whole_checkpoint(save: Callable, load: Callable) -> str:
         torch.save({"step": 1}, path)
         older = path.stat().st_ino  # the number of the file
 
-        def flush(file: object) -> None:
+        def flush(file: int | IO) -> None:
             fsync(file)
             size = os.fstat(file if isinstance(file, int) else file.fileno()).st_size
             flushed.append((size, path.exists() and path.stat().st_ino == older))
@@ -51,7 +52,7 @@ def whole_checkpoint(save: Callable, load: Callable) -> str:
 
             return moved
 
-        moves = {name: watched(getattr(os, name)) for name in ("rename", "replace", "remove", "unlink")}
+        moves: dict[str, Any] = {name: watched(getattr(os, name)) for name in ("rename", "replace", "remove", "unlink")}
         with mock.patch.multiple(os, fsync=flush, **moves):
             save(path, state)
         _expect_step(2, path, "after saving")
@@ -72,10 +73,10 @@ def whole_checkpoint(save: Callable, load: Callable) -> str:
         _expect_step(4, path, crashed)
         found = load(path)
         expect(found and found["step"] == 4, "the state", found, "a whole file")
-        whole = path.read_bytes()
-        middle = len(whole) // 2  # a byte of a weight
-        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-        for title, damaged in {"one bit flipped": flipped, "half a file": whole[:middle]}.items():
+        content = path.read_bytes()
+        middle = len(content) // 2  # a byte of a weight
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        for title, damaged in {"one bit flipped": flipped, "half a file": content[:middle]}.items():
             path.write_bytes(damaged)
             try:
                 found = load(path)

@@ -28,7 +28,8 @@ def draw(seed: int) -> tuple[Fault, ...]:
         """A hash of the number, because Python's random numbers and the words of a fault may change."""
         return hashlib.sha256(f"{seed} {number}".encode()).digest()
 
-    numbers, drawn = range(len(catalogue.FAULTS)), []
+    numbers = range(len(catalogue.FAULTS))
+    drawn: list[Fault] = []
     for place, count in DRAWN.items():
         last = len(drawn) + count
         for number in sorted(numbers, key=place_in_line):
@@ -71,7 +72,8 @@ def write_for_groups(folder: Path, groups: int, seed: int, images: Path) -> dict
     the group's number, or a higher number after repeated faults. A script is named after its group and seed, such as
     ``train-group-1-seed-701.py``; a missing folder is created.
     """
-    scripts, candidate = {}, 100 * seed
+    scripts: dict[tuple[Fault, ...], int] = {}
+    candidate = 100 * seed
     while len(scripts) < groups:
         candidate += 1
         scripts.setdefault(draw(candidate), candidate)

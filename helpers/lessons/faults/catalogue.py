@@ -33,10 +33,10 @@ class Fault:
     def edits(self) -> list[tuple[str, str]]:
         """Pieces of the script, as they should be and as people write them."""
         pieces = [piece.splitlines() for piece in self.diff.strip("\n").split("\n\n")]
-        return [
-            tuple("".join(f"{line[1:]}\n" for line in piece if line[0] in kind) for kind in (" -", " +"))
-            for piece in pieces
-        ]
+        right, wrong = (
+            ["".join(f"{line[1:]}\n" for line in piece if line[0] in kind) for piece in pieces] for kind in (" -", " +")
+        )
+        return list(zip(right, wrong, strict=True))
 
     def put_into(self, script: str) -> str:
         """Return a script with this fault."""

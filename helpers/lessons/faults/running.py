@@ -10,7 +10,7 @@ import pkgutil
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -96,9 +96,11 @@ def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run
     loading, which other processes call there, are counted in a first batch without workers. Raises `ScriptFailed`.
     """
     path = Path(path).resolve()
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":  # from a server that has imported PyTorch, which takes seconds
+        context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "pandas", "torchvision.transforms"])
+    else:
+        context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     method = multiprocessing.get_start_method(allow_none=True)  # of the workers; None is the default
     process = context.Process(target=_answer, args=(theirs, method, path, steps, warmup, simulated))
@@ -141,16 +143,16 @@ class _Enough(BaseException):  # not an Exception, which a script may catch
     """All steps that were asked for are done."""
 
 
-def _answer(connection: Connection, start_method: str | None, path: Path, *arguments: object) -> None:
+def _answer(connection: Connection, method: str | None, path: Path, steps: int, warmup: int, simulated: bool) -> None:
     """Run a script, and send its `Run`, or what is wrong with it."""
     # Or workers would be started like this process, unlike those of a script that you start yourself
-    multiprocessing.set_start_method(start_method, force=True)
+    multiprocessing.set_start_method(method, force=True)
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # what the script prints would end up between the lines of the notebook
         os.dup2(silence, stream)
     faulthandler.dump_traceback_later(2 * LIMIT, exit=True, file=silence)  # also if no process is left to end it
     try:
-        reply = _run_here(path, *arguments)
+        reply: Run | str = _run_here(path, steps, warmup, simulated)
     except BaseException as error:  # also SystemExit: the reader should see whatever ends the script
         reply = _said(error)
     connection.send(reply)
@@ -158,7 +160,7 @@ def _answer(connection: Connection, start_method: str | None, path: Path, *argum
 
 def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
     """Run `warmup` + `steps` steps of a script's ``main``; their times include its work between two steps."""
-    calls = Counter()
+    calls: Counter[str] = Counter()
     for mark in set() if simulated else {fault.mark for fault in FAULTS}:
         _count(mark, calls)
     if not simulated:  # its losses are compared: on a GPU, too, repetitions may differ by rounding only
@@ -169,7 +171,9 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
     earlier = checkpoint.exists() and checkpoint.stat().st_mtime_ns
     script, printed = _load(path), io.StringIO()
     make_loader, make_model, train_step = script.make_loader, script.make_model, script.train_step
-    begun, losses, loaders, models = [], [], [], []
+    begun, models = [], []
+    losses: list[torch.Tensor | float] = []
+    loaders: list[_Watched] = []
 
     def watched_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor):
         ends = len(losses) == warmup + steps
@@ -192,7 +196,7 @@ def _run_here(path: Path, steps: int, warmup: int, simulated: bool) -> Run:
         models.append(simulating(model) if simulated else model)
         return model, optimizer
 
-    script.make_loader, script.make_model, script.train_step = watched_loader, watched_model, watched_step
+    vars(script).update(make_loader=watched_loader, make_model=watched_model, train_step=watched_step)
     with suppress(_Enough), redirect_stdout(printed):
         script.main(_FOR_EVER)
     if len(losses) < warmup + steps:
@@ -282,7 +286,7 @@ def _said(error: BaseException) -> str:
 class _Watched:
     """A loader that records how many seconds the loop waited for its batches."""
 
-    def __init__(self, loader: object):
+    def __init__(self, loader: DataLoader | Sequence):
         self._loader, self.waited = loader, 0.0
 
     def __iter__(self) -> Iterator:

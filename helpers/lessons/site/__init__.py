@@ -99,7 +99,8 @@ def build(out: Path, notebooks: Sequence[Path] | None = None) -> None:
             home.write((HERE / "contents.md").read_text(encoding="utf-8"))
         for path in execute.all_notebooks() if notebooks is None else notebooks:
             (source / "notebooks" / path.name).write_text(_page(path), encoding="utf-8")
-        sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "--no-color", "-c", HERE, source, made]
+        options = ["-q", "-W", "--keep-going", "--no-color", "-c"]
+        sphinx: list[str | Path] = [sys.executable, "-m", "sphinx", *options, HERE, source, made]
         folders = os.pathsep.join([str(config.PROJECT), *filter(None, sys.path)])
         process = subprocess.run(sphinx, env=os.environ | {"PYTHONPATH": folders}, capture_output=True, text=True)
         if process.returncode:
