@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ _WAITING = {"facecolor": PALE, "hatch": "////", "edgecolor": "black"}
 _TRANSFER = {"facecolor": COLOURS["Communication"]}
 # Parts that add up to a step: columns of `traces.communication`, from the left, with their labels and looks.
 _OVERLAPPED = {"facecolor": COLOURS["compute"], "hatch": "xxxx", "edgecolor": "white"}
-_PARTS = {
+_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "compute": ("computing, loading, other", {"facecolor": COLOURS["compute"]}),
     "overlapped": ("computing, overlapped with communication", _OVERLAPPED),
     "transfer": ("exposed communication: transfer", _TRANSFER),
@@ -35,7 +36,7 @@ def communication(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     """
     heights = [len(table) + 0.6 for table in tables.values()]
     figure, rows = panels(8, min(0.42 * sum(heights) + 1.6, _TALLEST), heights, sharex=True)
-    words = {}
+    words: dict[str, Mapping[str, str]] = {}
     for axes, (title, table) in zip(rows, tables.items(), strict=True):
         left = np.zeros(len(table))
         for name, (_, looks) in _PARTS.items():
@@ -68,7 +69,8 @@ def rank_timeline(path: str | Path | traces.Ranks, source: str = "") -> Picture:
     bounds = pd.DataFrame([table.loc[step] for table in marks.values()])
     window = bounds["start"].min(), bounds["end"].max()
     figure, axes = panel(8, min(0.72 * len(ranks) + 1.6, _TALLEST))
-    handles, words = {}, {}
+    handles: dict[str, Patch] = {}
+    words: dict[str, dict[str, str]] = {}
     for place, (rank, trace) in enumerate(ranks.items()):
         words[rank] = {}
         lanes = _lanes(trace, ranks.clock[rank], operations[operations["rank"] == rank])
@@ -84,8 +86,8 @@ def rank_timeline(path: str | Path | traces.Ranks, source: str = "") -> Picture:
     axes.set_yticks(range(len(ranks)), list(ranks))
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     legend(figure, columns=2, handles=[*handles.values(), begin])
-    words = f"in step {step}, {length:.0f} ms; shares of that time. {listed(words)}"
-    return finish(figure, f"Time lines of the ranks, each above its communication, {words}", source, "x")
+    text = f"in step {step}, {length:.0f} ms; shares of that time. {listed(words)}"
+    return finish(figure, f"Time lines of the ranks, each above its communication, {text}", source, "x")
 
 
 def _lanes(trace: traces.Trace, clock: float, operations: pd.DataFrame) -> dict[str, tuple]:
@@ -112,7 +114,8 @@ def scaling(table: pd.DataFrame, source: str) -> Picture:
     and a prediction in `predicted`. NaN where nothing was measured, or predicted.
     """
     figure, axes = panel(7, 3.8)
-    words, ideals = {}, {}
+    words = {}
+    ideals: dict[int, float] = {}
     for (kind, rows), (colour, _, marker) in zip(table.groupby("kind", sort=False), LOOKS, strict=False):
         rows = rows.set_index("ranks").sort_index().rename(columns={"images/s": "measured"})
         rates = rows["measured"].fillna(rows["predicted"])
@@ -121,11 +124,11 @@ def scaling(table: pd.DataFrame, source: str) -> Picture:
         for name, style in (("predicted", "--"), ("measured", "-")):
             column = rows[name].dropna()
             if len(column):
-                mark = {"markersize": 5, "markerfacecolor": colour if name == "measured" else "white"}
+                mark: dict[str, Any] = {"markersize": 5, "markerfacecolor": colour if name == "measured" else "white"}
                 axes.plot(column.index, column, style, color=colour, marker=marker, label=f"{kind}, {name}", **mark)
         for ranks, share in shares.iloc[1:].items():
-            place = {"xytext": (5, -13), "textcoords": "offset points", "color": colour, "fontsize": 9}
-            axes.annotate(f"{share:.0%}", (ranks, rates[ranks]), **place)
+            text, place = f"{share:.0%}", (ranks, rates[ranks])
+            axes.annotate(text, place, (5, -13), textcoords="offset points", color=colour, fontsize=9)
         words[kind] = {counted(n, "rank"): f"{three_digits(rates[n])} ({shares[n]:.0%})" for n in rates.index}
     ideal = pd.Series(ideals).sort_index()
     axes.plot(ideal.index, ideal, color="0.5", linestyle=":", label="ideal", zorder=1.5)
@@ -136,5 +139,5 @@ def scaling(table: pd.DataFrame, source: str) -> Picture:
     axes.yaxis.set_major_formatter("{x:,.12g}")
     axes.margins(x=0.1, y=0.1)
     axes.legend(frameon=False)
-    words = f"at each mark the efficiency: its share of the ideal. {listed(words)}"
-    return finish(figure, f"Lines of images per second by the number of ranks, {words}", source, "both")
+    text = f"at each mark the efficiency: its share of the ideal. {listed(words)}"
+    return finish(figure, f"Lines of images per second by the number of ranks, {text}", source, "both")

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -49,19 +50,19 @@ def panel(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def panels(width: float, height: float, heights: Sequence[float], **sharing: bool) -> tuple[Figure, Sequence[Axes]]:
+def panels(width: float, height: float, heights: Sequence[float], **sharing: Any) -> tuple[Figure, Sequence[Axes]]:
     """Return a figure of so many inches with panels below each other, of these relative heights."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **sharing)[:, 0]
+    return figure, list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **sharing)[:, 0])
 
 
 def legend(figure: Figure, where: str = "upper center", columns: int = 1, handles: Sequence | None = None) -> None:
     """Put one legend outside all panels: of these handles, or of everything with a label."""
-    options = {"handles": handles} if handles else {}
-    figure.legend(loc=f"outside {where}", ncols=columns, frameon=False, fontsize=9, **options)
+    loc: Any = f"outside {where}"
+    figure.legend(loc=loc, handles=handles or None, ncols=columns, frameon=False, fontsize=9)
 
 
-def finish(figure: Figure, words: str, source: str = "", grid: str = "y") -> Picture:
+def finish(figure: Figure, words: str, source: str = "", grid: Literal["x", "y", "both"] = "y") -> Picture:
     """Tidy all panels, write the source below, and return the picture; its words end with the source.
 
     A pale grid is drawn along ``"x"``, ``"y"`` or ``"both"``.
@@ -78,24 +79,24 @@ def finish(figure: Figure, words: str, source: str = "", grid: str = "y") -> Pic
     return Picture(figure, " ".join(f"{part}." for part in parts if part))
 
 
-def listed(rows: Mapping[str, Mapping[str, str]]) -> str:
+def listed(rows: Mapping[str, Mapping[str, object]]) -> str:
     """Return the values of each row, for the words of a picture: "one: a 5, b 7; two: a 3"."""
     return "; ".join(
         f"{name}: " + ", ".join(f"{key} {text}" for key, text in row.items()) for name, row in rows.items()
     )
 
 
-def patches(colours: Mapping[str, str], **style: object) -> list[Patch]:
+def patches(colours: Mapping[str, str], **style: Any) -> list[Patch]:
     """Return a legend's patches for names and their colours."""
     return [Patch(**{"facecolor": colour, "label": name} | style) for name, colour in colours.items()]
 
 
-def lines(series: Mapping[str, tuple[Sequence, Sequence]], **style: object) -> tuple[Figure, Axes]:
+def lines(series: Mapping[str, tuple[Sequence, Sequence]], **style: Any) -> tuple[Figure, Axes]:
     """Draw a line for each (x, y), by its name; `style` is for `Axes.plot`, but ``marker=True`` gives each its own."""
     figure, axes = panel(7, 3.2)
     marked = style.pop("marker", False)
     for (name, (x, y)), (colour, dashes, marker) in zip(series.items(), palette.LOOKS, strict=False):
-        own = {"color": colour, "linestyle": dashes, "marker": marker if marked else None}
+        own: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker if marked else None}
         axes.plot(x, y, label=name, **own | style)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(figure, columns=2)

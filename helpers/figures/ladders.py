@@ -1,6 +1,7 @@
 """Figures of results: the ladder, a rung on several machines, the gains of a whole class."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,11 +43,11 @@ def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
     scales = "; each panel has its own scale" if len(parts) > 1 else ""
     rows[-1].set_xlabel(f"throughput in images per second{scales}")
     make_room(figure)
-    words = (f"{result.rung}: {result.rate.mean:,.0f} {scoreboard.ratio_text(result)}".strip() for result in results)
+    rungs = (f"{result.rung}: {result.rate.mean:,.0f} {scoreboard.ratio_text(result)}".strip() for result in results)
     source = ["line: 95% interval; ▶: it goes on", *scoreboard.provenance(results)]
     if any(result.for_another_device for result in results):
         source.append("hatched: a change made for a GPU, measured on a CPU; its notebook calculates it for a GPU")
-    return finish(figure, f"Bars of images per second, one per rung. {'; '.join(words)}", "\n".join(source), "x")
+    return finish(figure, f"Bars of images per second, one per rung. {'; '.join(rungs)}", "\n".join(source), "x")
 
 
 def waiting(results: Sequence[scoreboard.Result]) -> Picture:
@@ -69,7 +70,7 @@ def on_a_gpu() -> Picture:
 
     The calculation takes about 15 s.
     """
-    rates = {}
+    rates: dict[str, float] = {}
     for number in ("09", "10", "11", "12"):
         for change, before, after, images in changes(number, ["A100"]):
             if images == 256:  # of photos
@@ -162,7 +163,7 @@ def ratios(table: pd.DataFrame) -> Picture:
         rows = table[table["outcome"] == name]
         if len(rows):
             reach = rows[["lowest", "highest"]].clip(*ends).sub(rows["ratio"], axis=0).abs().to_numpy().T
-            looks = {"fmt": marker, "color": colour, "markersize": 5, "elinewidth": 1}
+            looks: dict[str, Any] = {"fmt": marker, "color": colour, "markersize": 5, "elinewidth": 1}
             axes.errorbar(rows["ratio"], places[rows.index], xerr=reach, label=name, **looks)
     axes.axvline(1, color="black", linewidth=1)
     for place in range(len(rungs) - 1):
@@ -178,5 +179,5 @@ def ratios(table: pd.DataFrame) -> Picture:
         rung: {counted(len(own), "reader"): f"from {digits(own.min())}× to {digits(own.max())}×"}
         for rung, own in table.groupby("rung", sort=False)["ratio"]
     }
-    words = f"Marks of the ratio to the baseline, one per reader, in a band per rung. {listed(words)}"
-    return finish(figure, words, grid="x")
+    text = f"Marks of the ratio to the baseline, one per reader, in a band per rung. {listed(words)}"
+    return finish(figure, text, grid="x")

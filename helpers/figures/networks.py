@@ -35,8 +35,8 @@ def accuracies(runs: Mapping[str, np.ndarray], source: str) -> Picture:
     series = {name: (range(1, values.shape[1] + 1), values.mean(0)) for name, values in percent.items()}
     figure, axes = lines(series, marker=".")
     for line, values in zip(axes.lines, percent.values(), strict=True):
-        band = {"color": line.get_color(), "alpha": 0.2, "linewidth": 0}
-        axes.fill_between(line.get_xdata(), values.min(0), values.max(0), **band)
+        low, high = values.min(0), values.max(0)
+        axes.fill_between(line.get_xdata(), low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set(xlabel="epoch", ylabel="test accuracy in %")
     ends = listed({"At the end": {name: f"{values.mean(0)[-1]:.0f}%" for name, values in percent.items()}})
     return finish(figure, f"Lines of the test accuracy by epoch, with bands over the seeds. {ends}", source)
@@ -180,8 +180,8 @@ def gradients(samples: Mapping[str, Mapping[str, torch.Tensor]], scale: float, s
         axes.set_ylim(0, top * 1.5)
     rows[0].legend(frameon=False, fontsize=9, loc="center right")
     rows[-1].set_xlabel("size of a gradient's element, as a power of 2 (bars: what float16 can hold)")
-    words = f"Histograms of the size of gradients; above them the range of float16. {'; '.join(words)}"
-    return finish(figure, words, source)
+    text = f"Histograms of the size of gradients; above them the range of float16. {'; '.join(words)}"
+    return finish(figure, text, source)
 
 
 def _range_bar(

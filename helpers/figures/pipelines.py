@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -114,7 +115,7 @@ def throughput(
     axes.set(xscale="log", yscale="log", xlabel="size of a request in MB", ylabel="throughput in MB/s")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.4g}")
-    black = {"color": "black", "markersize": 7}
+    black: dict[str, Any] = {"color": "black", "markersize": 7}
     handles += [
         Line2D([], [], **black, label="predicted, link"),
         Line2D([], [], **black, linestyle="--", label="predicted, one core"),

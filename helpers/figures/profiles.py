@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -95,7 +96,7 @@ def _lanes(span: traces.Span) -> dict[str, tuple[str, pd.DataFrame]]:
 
 
 def draw_lane(
-    axes: Axes, place: tuple[float, float], events: pd.DataFrame, window: tuple[float, float], **looks: object
+    axes: Axes, place: tuple[float, float], events: pd.DataFrame, window: tuple[float, float], **looks: Any
 ) -> float:
     """Draw bars where at least one event runs, in ms since `window` began, and return their share of the window.
 

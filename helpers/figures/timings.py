@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from stepscope.base.wording import counted, signed_percent, three_digits
 
 _OF_STEPS = BLUE, ORANGE, GREEN  # in turn, so that a step can be followed from the host to the device
 _OF_KINDS = {"copy": COLOURS["copy"], "loading": COLOURS["loading"], "wait": PALE}
-_PREDICTED = {"color": "black", "linestyle": "--", "linewidth": 1.2}
+_PREDICTED: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.2}
 _NAMES = {"copy": "copy of a batch", "loading": "loading", "wait": "the host waits"}
 
 
@@ -44,10 +45,10 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
     words = {}
     for place, (name, clocks) in enumerate(results.items()):
         begin, rounds = clocks.predicted_ms - clocks.compute_ms, [run.step_ms for run in clocks.loop]
-        bars = {"height": 0.24, "label": name}
-        axes.barh(place - 0.27, clocks.loading_ms, color=COLOURS["loading"], **bars)
-        axes.barh(place, clocks.compute_ms, left=0 if clocks.workers else begin, color=COLOURS["compute"], **bars)
-        axes.barh(place + 0.27, clocks.loop_ms, color=NEUTRAL, **bars)
+        left = 0 if clocks.workers else begin
+        axes.barh(place - 0.27, clocks.loading_ms, 0.24, color=COLOURS["loading"], label=name)
+        axes.barh(place, clocks.compute_ms, 0.24, left, color=COLOURS["compute"], label=name)
+        axes.barh(place + 0.27, clocks.loop_ms, 0.24, color=NEUTRAL, label=name)
         axes.plot(rounds, [place + 0.27] * len(rounds), "o", color="black", markersize=3)
         axes.plot([clocks.predicted_ms] * 2, [place - 0.4, place + 0.42], **_PREDICTED)
         error = signed_percent(clocks.error)
