@@ -6,10 +6,11 @@ import json
 import pytest
 from support import cuda_trace, damage, rank_traces
 
-from stepscope import diagnosis, results, timing
+from stepscope import diagnosis, report
 from stepscope.diagnosis import Diagnosis, Finding
 from stepscope.tensorboard import corrections
-from stepscope.traces import TraceError, collectives, events, ranks, report
+from stepscope.traces import TraceError, collectives, events, ranks
+from stepscope.traces import report as tables
 
 pytestmark = pytest.mark.processes
 JOB = [[[50], [60]], [[70], [50]]]  # µs of two ranks in two steps
@@ -25,7 +26,7 @@ def of_a_rank(folder, backend):
 
 
 def shown(path):
-    report.show(path)
+    tables.show(path)
     diagnosis.show(path)
 
 
@@ -35,15 +36,14 @@ def corrected(path):
         copy.unlink()
 
 
-FINDING = Finding("slow", "loading", 0.5, "It waits.", "cache(…)", "caching", "train.py:7: read()")
+FINDING = Finding("loader.slow", "slow", "loading", 0.5, "It waits.", "cache(…)", "caching", "train.py:7: read()")
 FOUND = Diagnosis("loading", "It waits.", 2.0, (("a", "b"),), (FINDING,), ("c",), steps=((1.0, 2.0), (0.5, 2.5)))
-TIMING = {"images": 4, "seconds": 0.5, "waits": [0.0, 0.1], "durations": [0.2, 0.3], "begin": 0.0}
 READERS = {
     "trace of a GPU": (lambda folder: cuda_trace.trace(), shown, TraceError),
     "trace of a GPU, corrected": (lambda folder: cuda_trace.trace(), corrected, TraceError),
     "trace of a rank, gloo": (
         lambda folder: of_a_rank(folder, "gloo"),
-        lambda path: report.together(ranks(path.parent)),
+        lambda path: tables.together(ranks(path.parent)),
         TraceError,
     ),
     "trace of a rank, NCCL": (
@@ -53,13 +53,8 @@ READERS = {
     ),
     "results": (
         lambda folder: {"version": 1, "command": "run", "results": [{"rank": 0, "diagnosis": FOUND.as_json()}]},
-        lambda path: (str(results.compare(path, path)), results.page(results.read(path), "")),
-        results.ResultError,
-    ),
-    "comparison": (
-        lambda folder: {"timings": {"a": [TIMING] * 2, "b": [TIMING] * 2}},
-        lambda path: timing.read_comparison(path).table(),
-        ValueError,
+        lambda path: (str(report.compare(path, path)), report.page(report.read(path), "")),
+        report.ResultError,
     ),
 }
 
@@ -69,7 +64,7 @@ def test_a_damaged_file_is_read_or_refused_by_an_error_of_ours(tmp_path, reader)
     make, read, refused = READERS[reader]
     path = tmp_path / "run" / "rank_1.1.pt.trace.json"
     path.parent.mkdir()
-    damage.each(path, [make(path.parent)], lambda path: (events.clear(), read(path)), refused)
+    damage.each(path, [make(path.parent)], lambda path: (events.recorded.cache_clear(), read(path)), refused)
 
 
 @pytest.mark.parametrize("odd", [1e308, [[None]]])

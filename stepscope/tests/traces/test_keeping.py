@@ -5,7 +5,7 @@ import os
 import pandas as pd
 import pytest
 from support import cuda_trace
-from support.written import loading, step, two_steps, write
+from support.written import loading, step, write
 
 from stepscope import traces
 from stepscope.traces import events, files
@@ -24,18 +24,16 @@ def parsed(monkeypatch):
         return read(path, build)
 
     monkeypatch.setattr(files, "read", noting)
-    events.clear()
+    events.recorded.cache_clear()
     yield names
-    events.clear()
+    events.recorded.cache_clear()
 
 
-def test_a_trace_is_parsed_once_however_many_tables_are_made_of_it(tmp_path, monkeypatch, parsed):
+def test_a_trace_is_parsed_once_however_many_tables_are_made_of_it(tmp_path, parsed):
     path = cuda_trace.write(tmp_path / "host_1.10.pt.trace.json")
     for table in TABLES:
         table(path)
         table(tmp_path)  # the folder of the run
-    monkeypatch.chdir(tmp_path)
-    traces.load(path.name)
     assert parsed == [path.name]
 
 
@@ -63,11 +61,3 @@ def test_whatever_is_done_with_a_table_the_trace_stays_as_it_was(tmp_path, make)
     before = table.copy(deep=True)
     table.loc[:, table.select_dtypes("number").columns] = -1
     pd.testing.assert_frame_equal(make(trace), before)
-
-
-def test_only_the_traces_used_last_are_kept(tmp_path, monkeypatch, parsed):
-    monkeypatch.setattr(events, "EVENTS", 2 * len(two_steps()))
-    paths = [write(tmp_path / f"{number}.json", two_steps()) for number in range(3)]
-    for path in [*paths, *reversed(paths)]:
-        traces.load(path)
-    assert parsed == ["0.json", "1.json", "2.json", "0.json"]

@@ -97,6 +97,7 @@ def test_a_folder_that_is_not_one_run_says_what_it_holds(tmp_path, files_there, 
         traces.breakdown(tmp_path / "run")
 
 
+EVENT = b'{"traceEvents": [{"ph": "X", %s, "dur": 1, "tid": 1}]}'
 NO_TIMES = (b"NaN", b"1e999", b"null", b'"soon"')
 
 
@@ -110,8 +111,8 @@ NO_TIMES = (b"NaN", b"1e999", b"null", b'"soon"')
         b"[1, 2, 3]",
         b'{"cells": []}',
         b'{"traceEvents": [1, 2]}',
-        *(b'[{"ph": "X", "name": "a", "cat": "cpu_op", "ts": %s, "dur": 1, "tid": 1}]' % time for time in NO_TIMES),
-        b'[{"ph": "X", "name": 5, "cat": "gpu_memcpy", "ts": 1, "dur": 1, "tid": 1}]',
+        *(EVENT % b'"name": "a", "cat": "cpu_op", "ts": %s' % time for time in NO_TIMES),
+        EVENT % b'"name": 5, "cat": "gpu_memcpy", "ts": 1',
     ],
 )
 def test_what_is_no_trace_is_refused_by_name(tmp_path, content):
@@ -152,10 +153,10 @@ def test_a_trace_without_steps_says_how_to_mark_them(tmp_path):
 
 
 def test_the_json_that_kineto_gets_wrong_is_read_all_the_same(tmp_path):
-    path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "a\tb?\ud800😀", 0, 4, size="N/A")])
+    path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "a\tb?😀", 0, 4, size="N/A")])
     path.write_bytes(path.read_bytes().replace(b"\\t", b"\t").replace(b'"N/A"', b"N/A").replace(b"?", b"\xe9"))
     assert traces.breakdown(path).loc[1, "CPU Exec"] == 4
-    assert list(traces.top_operators(path).index) == ["a\tb\ufffd\ufffd😀"]
+    assert list(traces.top_operators(path).index) == ["a\tb\ufffd😀"]
 
 
 def test_top_operators_separates_own_time_from_that_of_operators_inside(tmp_path):
@@ -230,7 +231,6 @@ LAYOUTS = {
     "metadata before the events": lambda trace: json.dumps(DEVICES | trace | DEVICES),
     "another list before the events": lambda trace: json.dumps({"others": trace["traceEvents"]} | trace),
     "another list after the events": lambda trace: json.dumps(trace | {"others": trace["traceEvents"]}),
-    "a bare list of events": lambda trace: json.dumps(trace["traceEvents"]),
     "empty arguments": changed(lambda each: each | {"args": None}),
     "numbers as text": changed(lambda each: each | {"ts": str(each["ts"]), "dur": str(each["dur"])}),
     "an event still open": with_one_more({"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "tid": 1}),

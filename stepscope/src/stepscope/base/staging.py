@@ -13,14 +13,16 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 _STAGING = re.compile(r"\..+\.staging-[0-9a-f]{8}(\.lock)?")
 _SHOWN_CHARACTERS = 40  # of a target's name: with a whole long name, the staging folder's name could be too long
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # errors of rename, by system and by what exists at the target
+_Made = TypeVar("_Made")
 
 
 class DamagedFolder(ValueError):
@@ -35,20 +37,25 @@ class TargetExists(FileExistsError):
     """The path of a new folder exists already."""
 
 
-@contextmanager
-def only_one_process(folder: Path) -> Iterator[None]:
-    """Let one process at a time make something in `folder`; the others print that they wait, and wait."""
-    from filelock import FileLock, Timeout  # here, because most importers of this module never lock
+def once(folder: Path, find: Callable[[], _Made | None], make: Callable[[], _Made]) -> _Made:
+    """Return what `find` finds, or else let one process `make` it in `folder`; the others say that they wait, and wait.
 
+    `folder` is made if need be. What killed processes have left there is removed in any case.
+    """
+    from filelock import FileLock  # here, because most importers of this module never lock
+
+    clean(folder)
+    if found := find():
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".preparing.lock", mode=0o666)  # other users of a shared folder need it too
     try:
         lock.acquire(timeout=0)
-    except Timeout:
+    except TimeoutError:
         print(f"Another process is preparing images in {folder}, waiting for it.", flush=True)
         lock.acquire()
     try:
-        clean(folder)
-        yield
+        return find() or make()
     finally:
         lock.release()
 
@@ -66,13 +73,12 @@ def folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
         _refuse_existing(path)
     with scratch(path) as staging:
         yield staging
-        with scratch(path) as former:
-            while not _renamed(staging, path):  # `path` exists: from before, or made by others meanwhile
-                if replace:
-                    with suppress(FileNotFoundError):
-                        path.rename(former / uuid.uuid4().hex)
-                else:
-                    _refuse_existing(path)
+        while not _renamed(staging, path):  # `path` exists: from before, or made by others meanwhile
+            if replace:
+                with scratch(path) as former, suppress(FileNotFoundError):
+                    path.rename(former / path.name)
+            else:
+                _refuse_existing(path)
 
 
 @contextmanager
@@ -109,16 +115,14 @@ def is_staging(path: Path) -> bool:
 
 def clean(folder: Path) -> None:
     """Remove what killed processes have left in `folder`, except another user's files if they cannot be removed."""
-    from filelock import Timeout
-
     try:
         names = os.listdir(folder)
     except OSError:  # it does not exist, or its user may write to it but not list it
         return
     for name in names:
         if _STAGING.fullmatch(name) and name.endswith(".lock"):
-            with suppress(Timeout, OSError), _locked(folder / name.removesuffix(".lock"), timeout=0):
-                pass  # we have the lock, so its process has ended; `_locked` now removes all that it left
+            with suppress(OSError), _locked(folder / name.removesuffix(".lock"), timeout=0):
+                pass  # no TimeoutError, so that its process has ended; `_locked` now removes all that it left
 
 
 def check_free(folder: Path, images: int, bytes_per_image: int) -> None:
@@ -127,11 +131,6 @@ def check_free(folder: Path, images: int, bytes_per_image: int) -> None:
     if free < needed:
         raise NotEnoughDisk(
             errno.ENOSPC, f"{folder}: {images:,} images need {needed / 1e6:,.0f} MB, found {free / 1e6:,.0f} MB free"
-        )
-    disk = os.statvfs(folder) if hasattr(os, "statvfs") else None
-    if disk and disk.f_files and disk.f_favail < images + 8:  # f_files is 0 if the system does not count files
-        raise NotEnoughDisk(
-            errno.ENOSPC, f"{folder}: {images:,} images need as many inodes, found {disk.f_favail:,} free"
         )
 
 

@@ -1,8 +1,20 @@
 """Numbers, units and names as messages show them."""
 
 import math
+import re
 import unicodedata
 
+# Categories of `stepscope.traces` in plain words.
+PLAIN_NAMES = {
+    "Kernel": "kernels",
+    "Memcpy": "copies",
+    "Memset": "memory fills",
+    "Communication": "communication",
+    "Runtime": "runtime calls",
+    "DataLoader": "loading",
+    "CPU Exec": "operators on the CPU",
+    "Other": "other",
+}
 _OBEYED = {"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"}  # of Unicode: control, format, private, unassigned, separators
 
 
@@ -49,3 +61,8 @@ def printable(name: str) -> str:
     Anyone may have written the names in a trace: escape sequences in them could clear the screen, or hide a line.
     """
     return "".join("?" if unicodedata.category(each) in _OBEYED else each for each in name)
+
+
+def without_paths(text: str) -> str:
+    """Return a text in which only the last part is left of each absolute path: a folder may name its user."""
+    return re.sub(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\](?:[^/\\\n:'\"]+[/\\])+", "", text)

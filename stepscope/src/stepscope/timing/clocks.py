@@ -141,7 +141,7 @@ def two_clocks(loader: Iterable[object], step: loaders.Step, steps: int, rounds:
 
 
 def _host_ms(step: loaders.Step, batch: object, steps: int) -> float | None:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return None
 
     def when_idle() -> Iterator[object]:

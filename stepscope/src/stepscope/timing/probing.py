@@ -38,7 +38,7 @@ def phases(
         marks["copy"] = now()
         loss = nn.functional.cross_entropy(model(images), labels)
         marks["forward"] = now()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         marks["backward"] = now()
         optimizer.step()
         optimizer.zero_grad()

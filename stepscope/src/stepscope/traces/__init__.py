@@ -25,35 +25,27 @@ if TYPE_CHECKING:
     from stepscope.traces.alignment import Ranks, ranks
     from stepscope.traces.events import CATEGORIES, Span, Trace, load
     from stepscope.traces.exposed_communication import collectives, communication, communication_by_step
-    from stepscope.traces.files import TRACE_FILE, NoAccelerator, NoSteps, NoTraces, SeveralRecordings, TraceError, runs
+    from stepscope.traces.files import NoAccelerator, NoSteps, NoTraces, SeveralRecordings, TraceError, runs
     from stepscope.traces.idle_time import exposed_copies, gaps, idle, waits
     from stepscope.traces.kernel_properties import converts_layout, multiplies_float32
     from stepscope.traces.memory import memory_curve
     from stepscope.traces.operators import top_operators
     from stepscope.traces.slimming import slim
-    from stepscope.traces.step_times import PLAIN_NAMES, breakdown, difference, sentence, steps
+    from stepscope.traces.step_times import breakdown, difference, sentence, steps
     from stepscope.traces.utilization import accelerators, fill, kernel_time, kernels, lost_kernels
 
-_PLACES = {
-    "alignment": ("Ranks", "ranks"),
-    "events": ("CATEGORIES", "Span", "Trace", "load"),
-    "exposed_communication": ("collectives", "communication", "communication_by_step"),
-    "files": ("TRACE_FILE", "NoAccelerator", "NoSteps", "NoTraces", "SeveralRecordings", "TraceError", "runs"),
-    "idle_time": ("exposed_copies", "gaps", "idle", "waits"),
-    "kernel_properties": ("converts_layout", "multiplies_float32"),
-    "memory": ("memory_curve",),
-    "operators": ("top_operators",),
-    "slimming": ("slim",),
-    "step_times": ("PLAIN_NAMES", "breakdown", "difference", "sentence", "steps"),
-    "utilization": ("accelerators", "fill", "kernel_time", "kernels", "lost_kernels"),
-}
-_MODULES = {name: module for module, names in _PLACES.items() for name in names}
 __all__ = [
-    "CATEGORIES", "PLAIN_NAMES", "TRACE_FILE", "NoAccelerator", "NoSteps", "NoTraces", "Ranks", "SeveralRecordings",
-    "Span", "Trace", "TraceError", "accelerators", "breakdown", "collectives", "communication", "communication_by_step",
-    "converts_layout", "difference", "exposed_copies", "fill", "gaps", "idle", "kernel_time", "kernels", "load",
-    "lost_kernels", "memory_curve", "multiplies_float32", "ranks", "runs", "sentence", "slim", "steps", "top_operators",
-    "waits",
+    "CATEGORIES", "NoAccelerator", "NoSteps", "NoTraces", "Ranks", "SeveralRecordings", "Span", "Trace", "TraceError",
+    "accelerators", "breakdown", "collectives", "communication", "communication_by_step", "converts_layout",
+    "difference", "exposed_copies", "fill", "gaps", "idle", "kernel_time", "kernels", "load", "lost_kernels",
+    "memory_curve", "multiplies_float32", "ranks", "runs", "sentence", "slim", "steps", "top_operators", "waits",
+]  # fmt: skip
+
+
+# Where the names are; only the first two modules do not need pandas
+_MODULES = [
+    "files", "events", "step_times", "operators", "utilization", "idle_time", "memory", "kernel_properties", "slimming",
+    "alignment", "exposed_communication",
 ]  # fmt: skip
 
 
@@ -62,10 +54,11 @@ def __getattr__(name: str) -> object:
 
     Tables need NumPy and pandas, which take longer to import than this package; code without tables needs neither.
     """
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return globals()[name]
+    for module in _MODULES if name in __all__ else ():
+        found = vars(importlib.import_module(f"{__name__}.{module}"))
+        if name in found:
+            return globals().setdefault(name, found[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from stepscope.traces import files
-from stepscope.traces.columns import Columns, numbers, places
+from stepscope.traces.columns import Columns, named, numbers, places
 from stepscope.traces.events import Span, Trace, of_worker
 from stepscope.traces.files import SeveralRecordings
 from stepscope.traces.step_times import step_at
@@ -39,8 +39,7 @@ OPERATIONS = {  # by a part of a name, letters only: the first match; the names 
 SYMMETRIC = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"]  # none ends before all have begun
 BETWEEN_TWO = ["send", "recv", "send_recv"]  # not the same operation on all ranks of the group
 SAME_SIZE = ["all_reduce", "reduce", "broadcast"]  # the inputs of all ranks have equally many bytes
-BLOCK = ["group", "operation", "counted", "size"]  # within equal values of these, operations match by their order
-TOLERANCE = 1000  # µs that an operation may seem to end before its counterpart begins, as clocks are not exact
+BLOCK = ["group", "operation", "size", "counted"]  # within equal values of these, operations match by their order
 
 
 class Ranks(dict[str, Trace]):
@@ -52,7 +51,9 @@ class Ranks(dict[str, Trace]):
 
         From collective operations, or as recorded, if the ranks are on one machine or share no operation.
         """
-        return dict(zip(self, _aligned(self.operations, *self._machines).tolist(), strict=True))
+        first = [trace.spans[0] for trace in self.values()]
+        recorded = np.array([span.origin - first[0].origin for span in first])
+        return dict(zip(self, _aligned(self.operations, recorded, [span.host for span in first]).tolist(), strict=True))
 
     @cached_property
     def operations(self) -> pd.DataFrame:
@@ -61,13 +62,12 @@ class Ranks(dict[str, Trace]):
         Also `rank` and `span`, int, the positions of the rank and of its span; `number`, int, the same for the same
         operation on all ranks; `size`, the bytes of operations that must have equally many on all ranks, or −1.
         """
-        return _matched(_of_all(self), *self._machines)
-
-    @property
-    def _machines(self) -> tuple[np.ndarray, list[str | None]]:
-        """When each trace begins on the clock of its machine, and the machine's name."""
-        first = [trace.spans[0] for trace in self.values()]
-        return np.array([span.origin - first[0].origin for span in first]), [span.host for span in first]
+        tables = [
+            operations(span).assign(rank=rank, span=place)
+            for rank, trace in enumerate(self.values())
+            for place, span in enumerate(trace.spans)
+        ]
+        return _numbered(pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True))
 
 
 def ranks(path: str | Path) -> Ranks:
@@ -93,51 +93,24 @@ def ranks(path: str | Path) -> Ranks:
     return Ranks({name: traces[_, number, name] for _, number, name in sorted(traces)})
 
 
-# Matching the operations of the ranks.
+def _numbered(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the operations of all ranks with `size` and `number`.
 
-
-def _of_all(ranks: Ranks) -> pd.DataFrame:
-    """Return the operations of all ranks, with `size` and `counted`, which the same operation has on all ranks."""
-    tables = [
-        operations(span).assign(rank=rank, span=place)
-        for rank, trace in enumerate(ranks.values())
-        for place, span in enumerate(trace.spans)
-    ]
-    table = pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+    An operation is the same on all ranks if it has the same group, kind, size, and sequence number. Without sequence
+    numbers, it has the same place in a step: in a step in which a recording lacks one, none matches another.
+    """
     kinds = table.groupby(["group", "operation"])
     sized = table["operation"].isin(SAME_SIZE) & (kinds["bytes"].transform("count") == kinds["bytes"].transform("size"))
     sequenced = kinds["sequence"].transform("count") == kinds["sequence"].transform("size")
     table["size"] = table["bytes"].where(sized, -1.0)
     table["counted"] = table["sequence"].where(sequenced, table["step"].fillna(-1.0))
-    return table
-
-
-def _matched(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None]) -> pd.DataFrame:
-    """Number the operations: by their order in each step, or by their times if the ranks disagree.
-
-    If a recording is incomplete, a rank may lack an operation in the middle, or two ranks may lack different ones.
-    """
     table["place"] = table.groupby([*BLOCK, "rank"]).cumcount()
-    between_two = table["operation"].isin(BETWEEN_TWO)
-    table.loc[between_two, "place"] = -1 - np.arange(between_two.sum())  # each matches no other
     table["number"] = table.groupby([*BLOCK, "place"], sort=False).ngroup()
     blocks = table.groupby(BLOCK)
-    largest, ranks = (blocks[name].transform(how) for name, how in (("place", "max"), ("rank", "nunique")))
-    certain = (ranks > 1) & (blocks["place"].transform("size") == ranks * (largest + 1))  # all have equally many
-    shift = _aligned(table[certain] if certain.any() else table, recorded, hosts)[table["rank"].to_numpy(int)]
-    table = table.assign(begun=table["start"] + shift, ended=table["end"] + shift)
-    numbers = table.groupby("number")
-    apart = numbers["begun"].transform("max") > numbers["ended"].transform("min") + TOLERANCE
-    fitting = table.assign(fits=certain & ~apart).groupby(BLOCK)["fits"].transform("all").astype(bool)
-    following = len(table)
-    for _, block in table[~fitting & table["operation"].isin(SYMMETRIC)].groupby(BLOCK):
-        ranks, until = set(), -math.inf
-        for row in block.sort_values("ended").itertuples():
-            if row.rank in ranks or row.begun > until + TOLERANCE:  # an operation runs on all ranks at the same time
-                following, ranks, until = following + 1, set(), row.ended
-            ranks.add(row.rank)
-            table.loc[row.Index, "number"] = following
-    return table.drop(columns=["begun", "ended", "place"])
+    expected = (blocks["place"].transform("max") + 1) * blocks["rank"].transform("nunique")
+    alone = table["operation"].isin(BETWEEN_TWO) | (blocks["place"].transform("size") < expected)
+    table.loc[alone, "number"] = -1 - np.arange(alone.sum())
+    return table.drop(columns="place")
 
 
 # The difference of the clocks.
@@ -145,7 +118,11 @@ def _matched(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None])
 
 def _aligned(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None]) -> np.ndarray:
     """Return the µs to add to the times of each rank, in order; `recorded` are the starts on the machines' clocks."""
-    starts, ends = (_by_rank(table, column, len(recorded)) for column in ("start", "end"))
+    tying = table[table["operation"].isin(SYMMETRIC)]
+    starts, ends = (  # float [operations, ranks], NaN if a rank has none
+        tying.pivot(index="number", columns="rank", values=column).reindex(columns=range(len(recorded))).to_numpy(float)
+        for column in ("start", "end")
+    )
     clock = np.zeros(len(recorded))
     for rank in range(1, len(recorded)):
         neighbours = [other for other in range(rank) if hosts[other] is not None and hosts[other] == hosts[rank]]
@@ -161,14 +138,6 @@ def _aligned(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None])
             estimate = float(np.median(np.nanmedian(ended, axis=1) - ends[rows, rank]))
             clock[rank] = np.clip(estimate, lowest, highest) if lowest <= highest else estimate
     return clock
-
-
-def _by_rank(table: pd.DataFrame, column: str, ranks: int) -> np.ndarray:
-    """Return a column of the operations that tie clocks, float [operations, ranks], NaN if a rank has none."""
-    table = table[table["operation"].isin(SYMMETRIC)]
-    wide = table.pivot_table(index="number", columns="rank", values=column, aggfunc="first")
-    times: np.ndarray = wide.reindex(columns=range(ranks)).to_numpy(float)
-    return times
 
 
 # The operations of one rank, from `Span.exchanges`. An operation has several events. On the host: its issue,
@@ -199,12 +168,12 @@ def operations(span: Span) -> pd.DataFrame:
     return table.assign(step=np.where(step < 0, math.nan, step))
 
 
-def _by_nccl(span: Span, events: Columns) -> list[dict[str, object]]:
+def _by_nccl(span: Span, events: Columns) -> list[files.Json]:
     """Return NCCL's kernels, each with its description from the events around its launch."""
     kernels, host = events.rows(events["kernel"]).records(), events.rows(~events["kernel"])
     calls = span.events.rows(span.events["kind"] == "Runtime")
     numbered = numbers([kernel["arguments"].get("correlation") for kernel in kernels])
-    launches = places(numbered, calls.get("correlation", np.zeros(0)))
+    launches = places(numbered, calls["correlation"])
     rows = []
     for kernel, launch in zip(kernels, launches, strict=True):
         issued = calls["start"][launch] if launch >= 0 else kernel["start"]
@@ -212,19 +181,21 @@ def _by_nccl(span: Span, events: Columns) -> list[dict[str, object]]:
         described = [event["arguments"] for event in (kernel, *around)]
         titles = [event["name"] for event in around if event["name"].startswith("nccl:")]
         names = [str(each.get("Collective name") or "") for each in described]
-        rows.append(
-            {
-                "backend": "nccl",
-                "operation": operation(next(filter(None, [names[0], *titles, *names[1:], kernel["name"]]))),
-                "group": next(filter(None, map(_group, described)), ""),
-                "bytes": _first_known(map(_bytes, described)),
-                "sequence": _first_known(numbers([each.get("Seq") for each in described])),
-                "issued": issued,
-                "start": kernel["start"],
-                "end": kernel["end"],
-            }
-        )
+        name = next(filter(None, [names[0], *titles, *names[1:], kernel["name"]]))
+        rows.append({"backend": "nccl", "issued": issued, **_described(operation(name), described, kernel)})
     return rows
+
+
+def _described(name: str, arguments: list[files.Json], exchange: files.Json) -> files.Json:
+    """Return what the arguments of an operation's events tell of it, and the times of its exchange."""
+    return {
+        "operation": name,
+        "group": next(filter(None, map(_group, arguments)), ""),
+        "bytes": _first_known(map(_bytes, arguments)),
+        "sequence": _first_known(numbers([each.get("Seq") for each in arguments])),
+        "start": exchange["start"],
+        "end": exchange["end"],
+    }
 
 
 def _around(host: Columns, thread: int, moment: float) -> list[files.Json]:
@@ -234,31 +205,22 @@ def _around(host: Columns, thread: int, moment: float) -> list[files.Json]:
     return host.rows(near[::-1]).records()
 
 
-def _by_gloo(events: Columns, world: int) -> list[dict[str, object]]:
+def _by_gloo(events: Columns, world: int) -> list[files.Json]:
     """Return gloo's operations, each with its issue: gloo begins them in the order of their issue."""
     waiting: dict[str, deque[files.Json]] = defaultdict(deque)
-    for issue in events.rows(np.array([name.startswith("c10d::") for name in events["name"]], bool)).records():
+    for issue in events.rows(named(events["name"], lambda name: name.startswith("c10d::"))).records():
         # gloo has no reduce-scatter of a list: an all-reduce for each rank
         times = world if issue["name"] == "c10d::reduce_scatter_" else 1
         waiting[operation(issue["name"])].extend([issue] * times)
     rows = []
-    for event in events.rows(np.array([name.startswith("gloo:") for name in events["name"]], bool)).records():
+    for event in events.rows(named(events["name"], lambda name: name.startswith("gloo:"))).records():
         name = operation(event["name"])
         queues = [waiting[kind] for kind in {name, "reduce_scatter" if name == "all_reduce" else name} if waiting[kind]]
         queue = min(queues, key=lambda queue: queue[0]["start"], default=None)
         issue = queue.popleft() if queue and queue[0]["start"] <= event["start"] else event
-        rows.append(
-            {
-                "backend": "gloo",
-                "operation": operation(issue["name"]),
-                "group": _group(event["arguments"]),
-                "bytes": 0.0 if name in ("barrier", "recv") else _bytes(event["arguments"]),
-                "sequence": numbers([event["arguments"].get("Seq")])[0],
-                "issued": issue["start"],
-                "start": event["start"],
-                "end": event["end"],
-            }
-        )
+        row = _described(operation(issue["name"]), [event["arguments"]], event)
+        sends_nothing = {"bytes": 0.0} if name in ("barrier", "recv") else {}
+        rows.append({"backend": "gloo", "issued": issue["start"], **row, **sends_nothing})
     return rows
 
 

@@ -8,7 +8,7 @@ dozens of operations from a trace to a table, that is more than parsing a trace 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,12 @@ def numbers(values: Sequence[object]) -> np.ndarray:
         if (found := np.array(values, float)).ndim == 1:  # not if each is a list
             return found
     return np.array([value if isinstance(value, (int, float)) else math.nan for value in values], float)
+
+
+def named(names: np.ndarray, accepts: Callable[[str], object]) -> np.ndarray:
+    """Return a mask of the names that a function accepts; it is called once for each different name."""
+    accepted = {name: bool(accepts(name)) for name in set(names)}
+    return np.array([accepted[name] for name in names], bool)
 
 
 def places(sought: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -5,23 +5,22 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
 from stepscope.traces import files
 from stepscope.traces.columns import Columns, numbers, objects
-from stepscope.traces.files import Json, Result, SeveralRecordings, TraceError
+from stepscope.traces.files import Json, SeveralRecordings, TraceError
 
 CATEGORIES = ["Kernel", "Memcpy", "Memset", "Communication", "Runtime", "DataLoader", "CPU Exec", "Other"]
 KINDS = [*CATEGORIES, "step", "dropped"]
-Recorded = TypeVar("Recorded", "Span", "Trace")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Span:
     """The content of one trace file. Times are in µs since the trace's first event, missing numbers are NaN.
 
@@ -31,9 +30,9 @@ class Span:
         The events in the order of their start: `name`; `kind`, a Categorical of `KINDS`; `host`, whether it ran on the
         CPU and is no call of the accelerator's runtime; `operator`, whether it is an operator of PyTorch; `start`;
         `end`; `thread`, a Categorical; `sequence`, a number that an operator shares with the part of the backward pass
-        that calls it back, and with earlier operators that are not called back. With an accelerator also `external`, a
-        number that an operator shares with the runtime calls it makes, and `correlation`, a number that a runtime call
-        shares with the work it launches.
+        that calls it back, and with earlier operators that are not called back; `external`, a number that an operator
+        shares with the runtime calls it makes; `correlation`, a number that a runtime call shares with the work it
+        launches.
     kernels : Columns
         The kernels among the events, in the order of their start: `name`, `kind` ("Kernel" or "Communication"),
         `start`, `end`, `external` and `correlation` as above; `device` and `stream`, numbers; and for the launch `grid`
@@ -71,7 +70,6 @@ class Span:
     origin: float
     settings: frozenset[str]
     counts: Counter[str]
-    computed: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)  # by `once`
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,10 @@ class Trace:
 
     path: Path
     spans: tuple[Span, ...]
-    computed: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)  # by `once`
+
+
+# For tables of a span or a trace: the last ones are cached. Callers must not write to them.
+once = functools.lru_cache(maxsize=8)
 
 
 def load(path: str | Path | Trace) -> Trace:
@@ -105,45 +106,18 @@ def load(path: str | Path | Trace) -> Trace:
     return of_worker(path, found)
 
 
-# The traces used last, by the path, size and modification time of their files: spans, and results of `once`.
-_cache: dict[tuple[object, ...], tuple[tuple[Span, ...], dict[object, Any]]] = {}
-EVENTS = 1_000_000  # in the cache, at 64 to 200 bytes, and as much for their tables; a larger trace is kept alone
-
-
 def of_worker(path: Path, files_of_it: list[Path]) -> Trace:
     """Read the files of one worker: its spans, in the order of their start."""
-    key = tuple((file.resolve(), (status := file.stat()).st_size, status.st_mtime_ns) for file in files_of_it)
-    entry = _cache.pop(key, None) or (_spans(files_of_it), {})
-    _cache[key] = entry  # at the end: a dict keeps the order
-    while len(_cache) > 1 and sum(map(_size, [*_cache.values()])) > EVENTS:
-        _cache.pop(next(iter(_cache)), None)
-    return Trace(path, *entry)
+    return Trace(path, recorded(tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files_of_it)))
 
 
-def _size(entry: tuple[tuple[Span, ...], object]) -> int:
-    return sum(span.events.height + span.memory.height for span in entry[0])
+@functools.lru_cache(maxsize=4)  # an event takes 64 to 200 bytes, and as much for its tables
+def recorded(files_of_it: tuple[tuple[Path, int, int], ...]) -> tuple[Span, ...]:
+    """Parse the files of one worker, in the order of their start; times count from their first event.
 
-
-def clear() -> None:
-    """Clear the cache of traces."""
-    _cache.clear()
-
-
-def once(compute: Callable[[Recorded], Result]) -> Callable[[Recorded], Result]:
-    """Let `compute` compute the table of a span or trace only once. Callers must not write to it."""
-
-    @functools.wraps(compute)
-    def computed(recorded: Recorded) -> Result:
-        if compute not in recorded.computed:
-            recorded.computed[compute] = compute(recorded)
-        return cast(Result, recorded.computed[compute])
-
-    return computed
-
-
-def _spans(files_of_worker: list[Path]) -> tuple[Span, ...]:
-    """Parse the files of one worker, in the order of their start; times count from their first event."""
-    spans = [_checked(files.read(file, parsed), file) for file in files_of_worker]
+    Each file is given with its size and the time of its modification: when these change, it is parsed again.
+    """
+    spans = [_checked(files.read(file, parsed), file) for file, _, _ in files_of_it]
     spans.sort(key=lambda span: span.events["start"][0])
     origin = float(spans[0].events["start"][0])
     for span in spans:
@@ -158,6 +132,7 @@ def _spans(files_of_worker: list[Path]) -> tuple[Span, ...]:
 OPERATORS = ["cpu_op", "operator", "Operator"]
 KERNELS = ["kernel", "Kernel"]
 SETTINGS = ["record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"]  # 1 in the head if on
+NEEDED = {"name", "ts", "dur", "tid"}  # an event that was open when the profiler stopped lacks some of these
 HEAD = ["deviceProperties", "distributedInfo", "baseTimeNanoseconds", "host_name", *SETTINGS]
 LAUNCH = {  # columns of a kernel's launch, and their names in its arguments
     "device": "device",
@@ -187,42 +162,41 @@ def parsed(parts: Iterable[Json]) -> Span:
     return reader.span()
 
 
-class _Numbering(dict[Any, int]):
-    """Numbers its keys in the order of their first access."""
+_Numbering = defaultdict[Any, int]
 
-    def __missing__(self, key: object) -> int:
-        self[key] = len(self)
-        return self[key]
+
+def _numbering() -> _Numbering:
+    """Return a dict that numbers its keys in the order of their first access."""
+    numbers = _Numbering()
+    numbers.default_factory = numbers.__len__
+    return numbers
 
 
 class _Reader:
     """Collects the content of a span from the parts of its file, one after the other."""
 
     def __init__(self) -> None:
-        self.keys, self.threads = _Numbering(), _Numbering()  # few different names: classify each name once
+        self.keys, self.threads = _numbering(), _numbering()  # few different names: classify each name once
         self.columns: dict[str, list[np.ndarray]] = defaultdict(list)
         self.launches: dict[str, list[object]] = defaultdict(list)
         self.memory: dict[str, list[object]] = defaultdict(list)
         self.head: Json = {}
         self.counts: Counter[object] = Counter()
-        self.exchanging: list[bool] = []  # for each key
         self.exchanges: list[Json] = []
 
     def add(self, part: Json) -> None:
         everything = part["traceEvents"]
         self.head |= {key: part[key] for key in HEAD if key in part}
         self.counts.update([each.get("cat") for each in everything])
-        events = [each for each in everything if each.get("ph") == "X" and each.get("cat") in CLASSIFIERS]
-        try:
-            arrays = _arrays(events, self.keys, self.threads)
-        except KeyError:  # an event was still open when the profiler stopped, or PyTorch did not write it
-            events = [event for event in events if {"name", "ts", "dur", "tid"} <= event.keys()]
-            arrays = _arrays(events, self.keys, self.threads)
+        events = [
+            each
+            for each in everything
+            if each.get("ph") == "X" and each.get("cat") in CLASSIFIERS and each.keys() >= NEEDED
+        ]
+        arrays = _arrays(events, self.keys, self.threads)
         for name, values in arrays.items():
             self.columns[name].append(values)
-        self.exchanging += [_exchanges_data(*key) for key in [*self.keys][len(self.exchanging) :]]
-        of_exchange = np.flatnonzero(np.array(self.exchanging, bool)[arrays["code"]])
-        self.exchanges += [events[place] for place in of_exchange.tolist()]
+        self.exchanges += [each for each in events if _exchanges_data(each["cat"], each["name"])]
         _collect(self.launches, [each for each in events if each["cat"] in KERNELS], LAUNCH)
         memory = [each for each in everything if each.get("name") == "[memory]"]
         self.memory["start"] += [each["ts"] for each in memory]
@@ -231,7 +205,7 @@ class _Reader:
     def span(self) -> Span:
         if not all(isinstance(name, str) for _, name in self.keys):
             raise TypeError("the name of an event is not text")
-        events, launch = self._events()
+        events, kernels = self._events()
         memory = Columns({name: numbers(self.memory[name]) for name in ("start", *MEMORY)})
         job, head = self.head.get("distributedInfo") or {}, self.head
         rank, world, host = job.get("rank"), job.get("world_size"), head.get("host_name")
@@ -242,7 +216,7 @@ class _Reader:
             raise TypeError("the name of a device is not text")
         return Span(
             events,
-            self._kernels(events, launch),
+            kernels,
             memory.rows(np.argsort(memory["start"], kind="stable")),
             self._exchanges(),
             devices,
@@ -254,8 +228,8 @@ class _Reader:
             Counter({str(category): count for category, count in self.counts.items()}),
         )
 
-    def _events(self) -> tuple[Columns, np.ndarray]:
-        """Return the columns of `Span.events`, and for each event its number among the file's kernels, or −1."""
+    def _events(self) -> tuple[Columns, Columns]:
+        """Return the columns of `Span.events` and those of `Span.kernels`."""
         import pandas as pd
 
         keys = list(self.keys)
@@ -279,21 +253,16 @@ class _Reader:
             end=read["start"] + read["duration"],
             thread=pd.Categorical.from_codes(read["thread"], list(self.threads)),
             sequence=read["sequence"],
+            external=external,
+            correlation=read["correlation"],
         )
-        if not np.isnan(read["correlation"]).all():
-            table |= {name: read[name] for name in ("external", "correlation")}
-        return table, read["launch"]
-
-    def _kernels(self, events: Columns, launch: np.ndarray) -> Columns:
-        """Return the columns of `Span.kernels`."""
-        kernels, launch = events.rows(launch >= 0), launch[launch >= 0]
-        unlinked = np.full(len(launch), math.nan)
-        links = {name: kernels.get(name, unlinked) for name in ("external", "correlation")}
-        table = Columns({name: kernels[name] for name in ("name", "kind", "start", "end")} | links)
+        of_kernels = read["launch"] >= 0
+        shared = ("name", "kind", "start", "end", "external", "correlation")
+        kernels = Columns({name: table[name][of_kernels] for name in shared})
         for name, recorded in self.launches.items():
             values = objects(recorded) if name in ("grid", "block") else numbers(recorded)
-            table[name] = values[launch]
-        return table
+            kernels[name] = values[read["launch"][of_kernels]]
+        return table, kernels
 
     def _exchanges(self) -> Columns:
         """Return the columns of `Span.exchanges`."""
@@ -334,6 +303,7 @@ def _arrays(events: list[Json], keys: _Numbering, threads: _Numbering) -> dict[s
     }
 
 
+@functools.lru_cache(maxsize=100_000)
 def _exchanges_data(category: str, name: str) -> bool:
     """Return whether an event belongs to an exchange between processes: see `alignment`."""
     return name.startswith("nccl") if category in KERNELS else EXCHANGES.fullmatch(name) is not None

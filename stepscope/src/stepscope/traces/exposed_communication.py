@@ -11,7 +11,7 @@ import pandas as pd
 from stepscope.base.confidence import student
 from stepscope.base.wording import counted
 from stepscope.traces.alignment import BETWEEN_TWO, Ranks, ranks
-from stepscope.traces.columns import Columns, union
+from stepscope.traces.columns import Columns, named, union
 from stepscope.traces.events import Span, Trace
 from stepscope.traces.step_times import by_step, steps_of
 
@@ -124,12 +124,10 @@ def _on_one_clock(job: Ranks) -> pd.DataFrame:
     clock = np.array(list(job.clock.values()))[table["rank"].to_numpy(int)]
     for column in ("issued", "start", "end"):
         table[column] += clock
-    starts = table.groupby(["number", "rank"])["start"].max().unstack()
-    table["late"] = -math.inf
-    for rank in starts:
-        of_others = starts.drop(columns=rank).max(axis="columns")
-        own = table["rank"] == rank
-        table.loc[own, "late"] = table.loc[own, "number"].map(of_others).fillna(-math.inf)
+    starts = table.groupby("number")["start"]
+    place = starts.rank(method="first", ascending=False)
+    before_the_last = table["start"].where(place == 2).groupby(table["number"]).transform("max")
+    table["late"] = starts.transform("max").where(place > 1, before_the_last).fillna(-math.inf)
     return table.sort_values(["issued", "start"], kind="stable")
 
 
@@ -201,8 +199,7 @@ def _computing(span: Span, *kinds: str) -> tuple[np.ndarray, np.ndarray]:
     An operator that issues an exchange may also wait for it: only the operators inside it count.
     """
     events, exchanges = span.events, span.exchanges
-    other = {name: NO_COMPUTATION.match(name) is None for name in set(events["name"])}
-    computes = events["operator"] & np.array([other[name] for name in events["name"]], bool)
+    computes = events["operator"] & ~named(events["name"], NO_COMPUTATION.match)
     for thread in np.unique(exchanges["thread"]):
         moments = exchanges["start"][exchanges["thread"] == thread]
         places = np.flatnonzero(computes & (events["thread"].codes == thread))
@@ -233,29 +230,20 @@ def _straggler(exposed: pd.DataFrame, step_ms: float) -> tuple[str | None, float
 
 def _unequal(job: Ranks) -> list[str]:
     """Return a sentence for each operation whose number in a step differs between the ranks of its group."""
-    names, table = list(job), job.operations
-    table = table[~table["operation"].isin(BETWEEN_TWO)]
-    if table["step"].notna().any():
-        table = table[table["step"].notna()]
-    sentences = []
-    for (group, operation), rows in table.fillna({"step": -1}).groupby(["group", "operation"], sort=False):
+    names, table, sentences = list(job), job.operations, []
+    table = table[~table["operation"].isin(BETWEEN_TWO) & table["step"].notna()]
+    for (group, operation), rows in table.groupby(["group", "operation"], sort=False):
         members = sorted(rows["rank"].unique()) if group else range(len(names))
-        counts = rows.groupby(["step", "size", "rank"]).size().unstack(fill_value=0)
-        counts = counts.reindex(columns=members, fill_value=0).rename(columns=dict(enumerate(names)))
+        counts = (
+            rows.groupby(["step", "size", "rank"]).size().unstack(fill_value=0).reindex(columns=members, fill_value=0)
+        )
         counts = counts[counts.min(axis=1) < counts.max(axis=1)]
         if len(counts):
-            sentences.append(_sentence(operation, counts))
+            (step, size), first = counts.index[0], counts.iloc[0]
+            usual = first.mode().iloc[-1]
+            other = " and ".join(f"{names[rank]} has {number}" for rank, number in first.items() if number != usual)
+            sizes = f" of {size / 1e6:.3g} MB" if size >= 0 else ""
+            further = counts.index.get_level_values("step").nunique() - 1
+            so_on = f"; the same in {counted(further, 'more step')}" if further else ""
+            sentences.append(f"Of {operation}{sizes} in step {step:.0f} {other}, the others have {usual}{so_on}.")
     return sentences
-
-
-def _sentence(operation: str, counts: pd.DataFrame) -> str:
-    """Return in words how the ranks' numbers of an operation differ: a row a step and size, a column a rank."""
-    (step, size), first = counts.index[0], counts.iloc[0]
-    usual = first.mode().iloc[-1]
-    other = [f"{rank} has {number}" for rank, number in first.items() if number != usual]
-    other[3:] = [f"{len(other) - 3} more have other numbers"] if len(other) > 3 else []
-    sizes = f" of {size / 1e6:.3g} MB" if size >= 0 else ""
-    steps = f" in step {step:.0f}" if step >= 0 else ""
-    further = counts.index.get_level_values("step").nunique() - 1
-    so_on = f"; the same in {counted(further, 'more step')}" if further else ""
-    return f"Of {operation}{sizes}{steps} {' and '.join(other)}, the others have {usual}{so_on}."

@@ -10,9 +10,9 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
 
@@ -22,7 +22,8 @@ Result = TypeVar("Result")
 Json = dict[str, Any]  # a trace, an event or its arguments
 
 TRACE_FILE = re.compile(r"(?P<worker>.*?)(?P<span>\.\d+)?\.pt\.trace\.json(\.gz)?")  # as in TensorBoard
-STOPWATCH = "stopwatch.json"  # beside the traces
+BESIDE = ("stopwatch.json", "facts.json")  # the traces, the latter also for each rank
+STOPWATCH = BESIDE[0]
 PERFETTO = (
     "Perfetto's own format, which PyTorch 2.15 and newer write to a path that ends with .pftrace: ui.perfetto.dev "
     "shows it, but stepscope cannot read it. Record JSON: with tensorboard_trace_handler(…), or "
@@ -107,7 +108,7 @@ def _is_trace(file: Path) -> bool:
 def refuse_others(folder: Path) -> None:
     """Raise `staging.TargetExists` if a folder holds other files than an earlier recording, which may be replaced."""
     names = sorted(file.name for file in folder.glob("[!.]*"))  # without hidden files of the system
-    others = [name for name in names if name != STOPWATCH and not TRACE_FILE.fullmatch(name)]
+    others = [name for name in names if not (name.endswith(BESIDE) or TRACE_FILE.fullmatch(name))]
     if others:
         raise staging.TargetExists(
             f"{folder}: expected a new folder for the recording, or one with only an earlier recording, "
@@ -118,8 +119,6 @@ def refuse_others(folder: Path) -> None:
 # From a file to pieces of JSON.
 
 PIECE = 1 << 16  # bytes: its objects fit the CPU's cache; 256 KiB take up to 1.4 × the time, a whole file 2.3 ×
-_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # surrogates: a pair is a character
-_LONE_SURROGATE = re.compile(f"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}")
 _BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*:)')
 
 
@@ -178,21 +177,18 @@ def parts(path: Path, size: int | None) -> Iterator[Json]:
     piece = next(pieces, b"")
     if not piece or piece.isspace():
         raise TraceError(f"{path} is empty. Did the profiler's process end while it wrote? Record it again.")
-    bare = piece.lstrip().startswith(b"[")  # a list of events, the old format of Chrome
-    if not bare and not piece.lstrip().startswith(b"{"):
+    if not piece.lstrip().startswith(b"{"):
         if path.suffix == ".pftrace":
             raise TraceError(f"{path} is in {PERFETTO}")
-        raise TraceError(f"{path} is no trace: it is not JSON. Name a file that torch.profiler wrote.")
-    opening, closing = (b"[", b"]") if bare else (b'{"traceEvents": [', b"]}")
+        raise TraceError(f"{path} is no trace: it is no JSON object. Name a file that torch.profiler wrote.")
     before = b""
     while piece:
         following = next(pieces, b"")
-        parsed = _parse(before + piece + (closing if following else b""), path, last=not following)
-        part: Json = {"traceEvents": parsed} if bare else parsed
+        part = _parse(before + piece + (b"]}" if following else b""), path, last=not following)
         if following and next(reversed(part), None) != "traceEvents":
             raise _CannotBeCut  # the cut is in another list
         yield part
-        before, piece = opening, following
+        before, piece = b'{"traceEvents": [', following
 
 
 def _pieces(path: Path, size: int | None) -> Iterator[bytes]:
@@ -217,17 +213,14 @@ def _pieces(path: Path, size: int | None) -> Iterator[bytes]:
         yield bytes(text)
 
 
-def _parse(piece: bytes, path: Path, last: bool) -> Any:
-    try:
-        return orjson.loads(piece)
-    except orjson.JSONDecodeError:
-        pass
-    # Kineto sometimes writes invalid JSON: raw control characters, bytes that are not UTF-8, a bare N/A. And a lone
-    # surrogate could not be written again.
+def _parse(piece: bytes, path: Path, last: bool) -> Json:
+    with suppress(orjson.JSONDecodeError):
+        return cast(Json, orjson.loads(piece))
+    # Kineto sometimes writes invalid JSON: raw control characters, bytes that are not UTF-8, a bare N/A.
     text = re.sub(r"([:\[,]\s*)N/A(?=\s*[,\]}])", r'\1"N/A"', piece.decode("utf-8", errors="replace"))
-    text = _LONE_SURROGATE.sub(r"\\ufffd", text)
     try:
-        return json.loads(text, strict=False, parse_int=_number)
+        # As in orjson, a whole number of more than 64 bits is a float
+        return cast(Json, json.loads(text, strict=False, parse_int=lambda n: int(n) if len(n) < 19 else float(n)))
     except json.JSONDecodeError as error:
         if not last:
             raise _CannotBeCut from error
@@ -235,11 +228,6 @@ def _parse(piece: bytes, path: Path, last: bool) -> Any:
             f"{path} ends too early or is damaged: {error.msg}. Did the profiler's process end while it wrote, "
             "or was copying interrupted? Copy it or record it again."
         ) from error
-
-
-def _number(text: str) -> int | float:
-    """Return a whole number like `orjson`: as a float if it has more than 64 bits."""
-    return int(text) if len(text) < 19 else float(text)
 
 
 def _unreadable(path: Path, error: OSError) -> TraceError:

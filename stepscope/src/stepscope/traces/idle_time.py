@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from stepscope.traces.columns import Columns, objects, places, shares, stacked, union
+from stepscope.traces.columns import Columns, named, objects, places, shares, stacked, union
 from stepscope.traces.events import Span, Trace, load, once
-from stepscope.traces.operators import host_events, parents
+from stepscope.traces.operators import nested, parents
 from stepscope.traces.step_times import by_step, step_at, steps, steps_of
 from stepscope.traces.utilization import in_steps, kernels_of, of_each_device, time_of_steps
 
 # Runtime calls that return when the accelerator has finished its work; the last one is AMD's blocking copy
-WAITS = r"Synchronize|^(?:cuda|hip)Memcpy$|^hipMemcpyWithStream$"
+WAITS = re.compile(r"Synchronize|^(?:cuda|hip)Memcpy$|^hipMemcpyWithStream$")
 MEANWHILE = ["copying", "waiting", "launching", "loading", "operators", "other"]
 # In the name of a copy; AMD's names have Host for any memory. Copies from and to pageable memory wait for the
 # accelerator whatever their call: "API synchronization behavior" in the documentation of the CUDA Runtime API.
@@ -57,7 +57,7 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
     -------
     DataFrame
         Index `device`; columns `count`; `total`, `median` and `longest` in µs; `share` of the time as in
-        `accelerators`, NaN if the time is unknown; and the parts of `total` in µs. Each moment counts for the first
+        `accelerators`; and the parts of `total` in µs. Each moment counts for the first
         part that applies:
 
         - `copying`: an accelerator copied or filled memory
@@ -132,51 +132,27 @@ def direction(copy: str) -> str | None:
 
 def _waits(span: Span) -> Columns:
     """Return the `waits` of one span, including those outside of the steps, with step −1."""
-    calls, host = _waiting_or_copying(span), host_events(span)
-    own = Columns({name: host[name] for name in ("name", "start", "end")}, thread=host["thread"].codes)
-    own |= {"waits": np.zeros(host.height, bool), "copy": np.full(host.height, None)}
-    both = stacked([own, Columns({name: calls[name] for name in own})])
-    both = both.rows(np.lexsort((-both["end"], both["start"], both["thread"])))
-    around = parents(both)
-    copies: dict[int, str] = {}
-    for row in np.flatnonzero(both["copy"] != None):  # noqa: E711  of an array
-        copies.setdefault(around[row], both["copy"][row])  # the call that copies and the one that waits may differ
-    copies.pop(-1, None)
-    rows = np.flatnonzero(both["waits"])
-    rows = rows[np.argsort(both["start"][rows], kind="stable")]
-    return Columns(
-        step=step_at(span, both["start"][rows]),
-        call=both["name"][rows],
-        operator=objects([_outermost(both["name"], around, around[row]) for row in rows]),
-        copy=objects([copies.get(around[row]) for row in rows]),
-        start=both["start"][rows],
-        end=both["end"][rows],
-    )
-
-
-def _waiting_or_copying(span: Span) -> Columns:
-    """Return the runtime calls that wait for the accelerator or copy, in threads that run operators.
-
-    Columns `waits`, bool, and `copy`, the direction of the call's copy, or None, are added.
-    """
     events = span.events
-    threads = events["thread"].codes
-    calls = events.rows((events["kind"] == "Runtime") & np.isin(threads, threads[events["operator"]]))
+    threads, of_runtime = events["thread"].codes, events["kind"] == "Runtime"
+    of_operators = np.isin(threads, threads[events["operator"]])
+    calls = nested(events.rows((events["host"] | of_runtime) & of_operators))
     copies = events.rows(events["kind"] == "Memcpy")
-    made = np.full(calls.height, -1)
-    if "correlation" in events:
-        made = places(calls["correlation"], copies["correlation"])
-    names = np.r_[copies["name"], np.array([""], object)][made]
-    directions = {name: direction(name) for name in set(names)}
-    table = Columns(calls, thread=calls["thread"].codes, copy=objects([directions[name] for name in names]))
-    table["waits"] = _matching(WAITS, calls["name"]) | _matching(PAGEABLE, names)
-    return table.rows(table["waits"] | np.array([copy is not None for copy in table["copy"]], bool))
-
-
-def _matching(pattern: str, names: np.ndarray) -> np.ndarray:
-    """Return a mask of the names that contain a pattern."""
-    matches = {name: re.search(pattern, name) is not None for name in set(names)}
-    return np.array([matches[name] for name in names], bool)
+    copied = np.r_[copies["name"], np.array([""], object)][places(calls["correlation"], copies["correlation"])]
+    around, directions = parents(calls), dict[int, str]()
+    for row in np.flatnonzero(named(copied, direction)):
+        directions.setdefault(around[row], str(direction(copied[row])))  # another call of the operator may wait
+    directions.pop(-1, None)
+    waiting = named(calls["name"], WAITS.search) | named(copied, lambda name: PAGEABLE in name)
+    rows = np.flatnonzero((calls["kind"] == "Runtime") & waiting)
+    rows = rows[np.argsort(calls["start"][rows], kind="stable")]
+    return Columns(
+        step=step_at(span, calls["start"][rows]),
+        call=calls["name"][rows],
+        operator=objects([_outermost(calls["name"], around, around[row]) for row in rows]),
+        copy=objects([directions.get(around[row]) for row in rows]),
+        start=calls["start"][rows],
+        end=calls["end"][rows],
+    )
 
 
 def _outermost(names: np.ndarray, around: np.ndarray, row: int) -> str | None:
@@ -207,7 +183,7 @@ def _ways(span: Span) -> np.ndarray:
     kind, names = events["kind"], events["name"]
     runtime = kind == "Runtime"
     waits = runtime.copy()
-    waits[runtime] = _matching(WAITS, names[runtime])
+    waits[runtime] = named(names[runtime], WAITS.search)
     copying = (kind == "Memcpy") | (kind == "Memset")
     operators = events["host"] & ((kind == "CPU Exec") | (kind == "Communication"))
     ways = [copying, waits, runtime, kind == "DataLoader", operators]

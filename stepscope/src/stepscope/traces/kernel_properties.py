@@ -103,13 +103,11 @@ def uses_tensor_cores(kernel: str) -> bool:
     return _TENSOR_CORES.search(kernel) is not None and _OTHERS.search(kernel) is None
 
 
-@functools.lru_cache(maxsize=100_000)
 def multiplies_float32(kernel: str) -> bool:
     """Return whether a kernel's name shows that it multiplies or convolves in float32, and not on Tensor Cores."""
     return _FLOAT32_PRODUCT.search(kernel) is not None and not uses_tensor_cores(kernel)
 
 
-@functools.lru_cache(maxsize=100_000)
 def converts_layout(kernel: str) -> bool:
     """Return whether a kernel's name shows that it only changes the memory format of images."""
     return _LAYOUT_CONVERSION.search(kernel) is not None
@@ -143,8 +141,8 @@ _PROPERTIES += ["sharedMemPerMultiprocessor", "warpSize"]
 def estimated_occupancy(
     grid: Sequence[int] | None,
     block: Sequence[int] | None,
-    registers: float | None,
-    shared_memory: float | None,
+    registers: float,
+    shared_memory: float,
     device: dict[str, Any] | None,
 ) -> float:
     """Return the share of a multiprocessor's threads that a kernel keeps resident in %, or NaN if unknown.
@@ -162,12 +160,9 @@ def estimated_occupancy(
     NaN if a parameter is None or not a number, if the entry lacks a property (AMD's do), if the compute capability is
     unknown, or if the device could not run such a kernel.
     """
-    if grid is None or block is None or registers is None or shared_memory is None or device is None:
+    if not (isinstance(grid, list) and isinstance(block, list) and device):
         return math.nan
-    try:
-        numbers = (*grid, *block, registers, shared_memory, *(device[name] for name in _PROPERTIES))
-    except (KeyError, TypeError):
-        return math.nan
+    numbers = (*grid, *block, registers, shared_memory, *map(device.get, _PROPERTIES))
     if not all(isinstance(each, Real) and math.isfinite(each) for each in numbers):
         return math.nan
     blocks, threads = math.prod(grid), math.prod(block)

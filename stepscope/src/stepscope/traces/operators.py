@@ -10,7 +10,6 @@ from stepscope.traces.columns import Columns, callers, places
 from stepscope.traces.events import Span, Trace, load, once
 
 NO_ROW = r"Optimizer\.|(Distributed)?DataParallel\.forward$"  # the Operator view has no row for these
-ON_DEVICE = ["Kernel", "Memcpy", "Memset", "Communication"]  # kinds on a device; Communication is also on the host
 DEVICE_COLUMNS = ["Device Self Duration (us)", "Device Total Duration (us)"]
 
 
@@ -29,7 +28,7 @@ def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
     trace = load(path)
     table = pd.concat([_calls(span) for span in trace.spans]).groupby("Name").sum()
     table = table[[re.match(NO_ROW, name) is None for name in table.index]]
-    if not any(_on_device(span.events).any() for span in trace.spans):
+    if not any((~span.events["host"] & (span.events["kind"] != "Runtime")).any() for span in trace.spans):
         table = table.drop(columns=DEVICE_COLUMNS)
     return table.sort_values("Host Self Duration (us)", ascending=False, kind="stable").head(count)
 
@@ -37,16 +36,19 @@ def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
 @once
 def host_events(span: Span) -> Columns:
     """Return the events of the CPU, thread by thread, outer events before inner ones."""
-    events = span.events
-    host = events.rows(events["host"])
-    return host.rows(np.lexsort((-host["end"], host["start"], host["thread"].codes)))
+    return nested(span.events.rows(span.events["host"]))
 
 
-def parents(nested: Columns) -> np.ndarray:
-    """Return for each event, in the order of `host_events`, the position of the innermost event around it, or −1."""
-    parents = np.full(len(nested["start"]), -1)
+def nested(events: Columns) -> Columns:
+    """Return events thread by thread, outer events before inner ones."""
+    return events.rows(np.lexsort((-events["end"], events["start"], events["thread"].codes)))
+
+
+def parents(events: Columns) -> np.ndarray:
+    """Return for each of some `nested` events the position of the innermost event around it, or −1."""
+    parents = np.full(events.height, -1)
     around: list[int] = []  # the outermost first
-    threads, starts, ends = (nested[column].tolist() for column in ("thread", "start", "end"))
+    threads, starts, ends = (events[column].tolist() for column in ("thread", "start", "end"))
     for row, (thread, start) in enumerate(zip(threads, starts, strict=True)):
         while around and (threads[around[-1]] != thread or ends[around[-1]] <= start):
             around.pop()
@@ -63,8 +65,6 @@ def linked_calls(span: Span) -> Columns:
     Columns: `operator`, int, its position in `host_events`; `correlation`; and `duration` in µs.
     """
     events, host = span.events, host_events(span)
-    if "external" not in events:
-        return Columns(operator=np.zeros(0, int), correlation=np.zeros(0), duration=np.zeros(0))
     calls = events.rows(events["kind"] == "Runtime")
     operator = callers(calls["external"], calls["start"], host["external"], host["start"], host["end"])
     duration = calls["end"] - calls["start"]
@@ -128,15 +128,8 @@ def _with_inner(amounts: np.ndarray, around: np.ndarray, inner: np.ndarray) -> n
 
 def _launched(events: Columns, correlations: np.ndarray) -> np.ndarray:
     """Return the device time in µs of the work that each call launched, by its correlation."""
-    if not len(correlations):
-        return np.zeros(0)
-    work = events.rows(_on_device(events))
+    work = events.rows(~events["host"] & (events["kind"] != "Runtime"))
     ids, call = np.unique(work["correlation"], return_inverse=True)
     total = np.bincount(call, weights=work["end"] - work["start"])
     launched: np.ndarray = np.r_[total, 0.0][places(correlations, ids)]
     return launched
-
-
-def _on_device(events: Columns) -> np.ndarray:
-    on_device: np.ndarray = np.logical_or.reduce([events["kind"] == kind for kind in ON_DEVICE]) & ~events["host"]
-    return on_device

@@ -2,89 +2,83 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pandas as pd
 
-from stepscope.base.wording import milliseconds, percent, printable
+from stepscope.base.wording import PLAIN_NAMES, milliseconds, percent, printable
 from stepscope.traces.alignment import Ranks, ranks
 from stepscope.traces.events import Trace
 from stepscope.traces.exposed_communication import communication
-from stepscope.traces.files import NoAccelerator, NoSteps, SeveralRecordings, TraceError, of_run, runs
+from stepscope.traces.files import NoAccelerator, NoSteps, SeveralRecordings, TraceError, runs
+from stepscope.traces.files import of_run as files_of_run
 from stepscope.traces.idle_time import MEANWHILE, gaps
 from stepscope.traces.operators import top_operators
-from stepscope.traces.step_times import PLAIN_NAMES, breakdown
+from stepscope.traces.step_times import breakdown
 from stepscope.traces.utilization import accelerators, kernels
-
-Result = TypeVar("Result")
 
 WIDTH = 110  # characters in a line
 TOP = 5  # kernels or operators
 
 
-def show(path: str | Path, describe: Callable[[Trace | Ranks], str] | None = None) -> bool:
+def show(path: str | Path) -> bool:
     """Print the content of each trace at `path`, and why others cannot be read.
 
     `path` is a trace file, the folder of a run, or a folder of such folders. Processes that trained together are
-    printed one by one, and then the cost of their communication. `describe` returns the text for a trace, or for all
-    ranks, by default `text` and `together`, and may raise a TraceError.
+    printed one by one, and then the cost of their communication.
 
     Returns whether all traces could be read. Raises NoTraces if there are none.
     """
-    readable = True
-    for title, described in each(
-        path, describe or (lambda trace: together(trace) if isinstance(trace, Ranks) else text(trace))
-    ):
-        if isinstance(described, TraceError):
-            readable, described = False, _paragraph(f"{type(described).__name__}: {described}")
-        print(f"{title}\n{textwrap.indent(described, '  ')}\n", flush=True)
-    return readable
-
-
-def each(path: str | Path, describe: Callable[[Trace | Ranks], Result]) -> Iterator[tuple[str, Result | TraceError]]:
-    """Yield a title for each trace at `path` and what `describe` returns for it, or the TraceError that it raises.
-
-    `path` is that of `show`, and it raises the same errors.
-    """
-    path = Path(path)
+    path, readable = Path(path), True
     for place in runs(path) if path.is_dir() else [path]:
-        for title, trace in _traces(place, path):
-            try:
-                if isinstance(trace, TraceError):
-                    raise trace
-                yield title, describe(trace)
-            except TraceError as error:
-                yield title, error
+        for title, found in of_run(place, path):
+            if isinstance(found, TraceError):
+                readable, described = False, _paragraph(f"{type(found).__name__}: {found}")
+            else:
+                described = together(found) if isinstance(found, Ranks) else text(found)
+            print(f"{title}\n{textwrap.indent(described, '  ')}\n", flush=True)
+    return readable
 
 
 def text(trace: Trace) -> str:
     """Return the content of a trace in lines of text that are safe for a terminal."""
-    lines = "\n".join([*_steps(trace), *_accelerators(trace)]).splitlines()
-    return "\n".join(line.rstrip() for line in lines)
+    lines = _steps(trace)
+    try:
+        used = accelerators(trace)
+        lines += ["", _used(used), "", _gaps(gaps(trace)), "", _kernels(kernels(trace, TOP))]
+        unknown = used.attrs["unknown"]
+    except NoAccelerator as error:
+        table = top_operators(trace, TOP)
+        lines += [] if table.empty else ["", _operators(table)]
+        unknown = [str(error)] if any(span.devices for span in trace.spans) else []
+    if unknown:
+        lines += ["", *(_paragraph(f"Unknown: {reason}") for reason in unknown)]
+    return "\n".join(lines)
 
 
 def together(job: Ranks) -> str:
     """Return the cost of communication for each rank in a step, and the rank that others wait for, in lines of text."""
     try:
         table = communication(job)
-    except NoSteps as error:
+    except (NoSteps, SeveralRecordings) as error:
         return _paragraph(str(error))
     if not table["collectives"].any():
         return _paragraph("The steps hold no record of communication, so its cost is unknown.")
-    times = ["step", "compute", "overlapped", "transfer", "waiting"]
-    shown = table[times].map(lambda ms: _time(ms * 1e3) if ms > 5e-4 else "0")
-    shown = shown.set_axis(["all of it", "computing", *times[2:]], axis="columns")
-    shown["efficiency"] = table["efficiency"].map(percent)
-    shown["operations"] = table["collectives"].map("{:,.3g}".format)
-    shown["MB"] = table["megabytes"].map(lambda size: "–" if math.isnan(size) else f"{size:,.3g}")
+    columns = {
+        "all of it": table["step"].map(_cost),
+        "computing": table["compute"].map(_cost),
+        **{name: table[name].map(_cost) for name in ("overlapped", "transfer", "waiting")},
+        "efficiency": table["efficiency"].map(percent),
+        "operations": table["collectives"].map("{:,.3g}".format),
+        "MB": table["megabytes"].map(lambda size: "–" if math.isnan(size) else f"{size:,.3g}"),
+    }
     late, waits = table.attrs["straggler"], milliseconds(table.attrs["late_ms"])
     said = [f"The others have {waits} more exposed communication in a step than {late}, which is late: see its part."]
     if late is None:
         said = ["No rank is late by more than chance."] if len(table) > 1 else []
     said += [f"Not all ranks took part in the same operations. {sentence}" for sentence in table.attrs["unequal"]]
-    return "\n".join([_table("in a step", shown.rename(printable)), "", *map(_paragraph, said)])
+    return "\n".join([_table("in a step", columns, table.index.map(printable)), "", *map(_paragraph, said)])
 
 
 def short(kernel: str, width: int = 44) -> str:
@@ -94,17 +88,17 @@ def short(kernel: str, width: int = 44) -> str:
     return _name(kernel.removeprefix("void ").partition("(")[0].strip() or kernel, width)
 
 
-def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | TraceError]]:
-    """Yield the title and the trace of each rank, then all together; or each file, if not all can be read as ranks."""
+def of_run(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | TraceError]]:
+    """Yield the title and the trace of each rank in a run, then all together; or each file, if not all are ranks."""
     title = printable(str(place.relative_to(root) if place != root else place.resolve().name))
     try:
         job = ranks(place)
     except TraceError as error:
-        files = of_run(place) if place.is_dir() else []
+        files = files_of_run(place) if place.is_dir() else []
         if len(files) < 2:
             yield title, error
         else:
-            yield from (each for file in files for each in _traces(file, root))
+            yield from (each for file in files for each in of_run(file, root))
         return
     ranked = all(trace.spans[0].rank is not None for trace in job.values())
     for name, trace in job.items():
@@ -116,10 +110,8 @@ def _traces(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | Trac
 def _steps(trace: Trace) -> list[str]:
     try:
         table = breakdown(trace)
-    except NoSteps:
-        return ["The trace marks no training steps, so their content is unknown: profiler.step() was not called."]
-    except SeveralRecordings as error:
-        return [_paragraph(f"{type(error).__name__}: {error}")]
+    except (NoSteps, SeveralRecordings) as error:
+        return [_paragraph(str(error))]
     total = table.attrs["total"]
     times = table.sum(axis="columns")
     spread = f" ({_time(times.min())} to {_time(times.max())})" if times.max() > times.min() else ""
@@ -131,24 +123,15 @@ def _steps(trace: Trace) -> list[str]:
     ]
 
 
-def _accelerators(trace: Trace) -> list[str]:
-    """Return the paragraphs on the accelerators; without accelerators, on the operators."""
-    try:
-        used = accelerators(trace)
-    except NoAccelerator as error:
-        table = top_operators(trace, TOP)
-        unknown = [str(error)] if any(span.devices for span in trace.spans) else []
-        return [*([] if table.empty else ["", _operators(table)]), *_unknown(unknown)]
-    tables = [_used(used), _gaps(gaps(trace)), _kernels(kernels(trace, TOP))]
-    return [*(line for table in tables for line in ("", table)), *_unknown(used.attrs["unknown"])]
-
-
 def _used(table: pd.DataFrame) -> str:
-    titles = ["utilization", "SM efficiency", "occupancy", "Tensor Cores"]
-    shown = table[["utilization", "sm_efficiency", "occupancy", "tensor_core_share"]].map(percent)
-    shown = shown.set_axis(titles, axis="columns").assign(kernels=table["kernels"].map("{:,}".format))
-    names = table["name"].fillna("").items()
-    return _table("GPU", shown.set_axis([f"{device}  {_name(name)}" for device, name in names]))
+    columns = {
+        "utilization": table["utilization"].map(percent),
+        "SM efficiency": table["sm_efficiency"].map(percent),
+        "occupancy": table["occupancy"].map(percent),
+        "Tensor Cores": table["tensor_core_share"].map(percent),
+        "kernels": table["kernels"].map("{:,}".format),
+    }
+    return _table("GPU", columns, [f"{device}  {_name(name)}" for device, name in table["name"].fillna("").items()])
 
 
 def _gaps(table: pd.DataFrame) -> str:
@@ -159,8 +142,7 @@ def _gaps(table: pd.DataFrame) -> str:
         **{name: (table[name] / table["total"]).map(percent) for name in MEANWHILE},
         "in the longest": table["in_longest"].fillna("").map(lambda name: _name(name, 21)),
     }
-    names = [f"GPU {device}: {count:,}" for device, count in table["count"].items()]
-    return _table("gaps", pd.DataFrame(columns).set_axis(names))
+    return _table("gaps", columns, [f"GPU {device}: {count:,}" for device, count in table["count"].items()])
 
 
 def _kernels(table: pd.DataFrame) -> str:
@@ -171,7 +153,7 @@ def _kernels(table: pd.DataFrame) -> str:
         "Tensor Cores": table["Tensor Cores Used"].map({True: "yes", False: "no"}),
         "launched by": table["Operator"].astype(object).fillna("unknown").map(lambda name: _name(name, 26)),
     }
-    return _table("kernel", pd.DataFrame(columns).rename(short))
+    return _table("kernel", columns, table.index.map(short))
 
 
 def _operators(table: pd.DataFrame) -> str:
@@ -180,17 +162,14 @@ def _operators(table: pd.DataFrame) -> str:
         "in total": table["Host Total Duration (us)"].map(_time),
         "calls": table["Calls"].map("{:,.0f}".format),
     }
-    return _table("operator", pd.DataFrame(columns).rename(_name))
+    return _table("operator", columns, table.index.map(_name))
 
 
-def _unknown(reasons: Iterable[str]) -> list[str]:
-    lines = [_paragraph(f"Unknown: {reason}") for reason in reasons]
-    return ["", *lines] if lines else []
-
-
-def _table(head: str, shown: pd.DataFrame) -> str:
-    """Return a table as text; its index has the title `head`."""
-    return str(shown.rename(columns=" {}".format).rename_axis(index=None, columns=head).to_string())
+def _table(head: str, columns: dict[str, pd.Series], rows: Iterable[str]) -> str:
+    """Return columns by their titles as text; the names of the rows have the title `head`."""
+    shown = pd.DataFrame(columns).set_axis([*rows]).rename(columns=" {}".format)
+    lines = shown.rename_axis(index=None, columns=head).to_string().splitlines()
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _name(name: str, width: int = 44) -> str:
@@ -217,3 +196,8 @@ def _time(us: float) -> str:
         return f"{us:.0f} µs" if us >= 10 else f"{us:.1f} µs"
     value, unit = (us / 1e3, "ms") if us < 1e6 else (us / 1e6, "s")
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+
+
+def _cost(ms: float) -> str:
+    """Return ms with their unit as `_time` does; "0" for half a µs or less."""
+    return _time(ms * 1e3) if ms > 5e-4 else "0"

@@ -77,7 +77,7 @@ def _unnamed(event: files.Json) -> files.Json:
 
 def _kind(event: files.Json) -> str | None:
     """Return the category of an event, "dropped" for an annotation, "Frame", or None for others."""
-    if event.get("ph") != "X" or not {"name", "ts", "dur", "tid"} <= event.keys():
+    if event.get("ph") != "X" or not event.keys() >= events.NEEDED:
         return None
     category = event.get("cat")
     if category == "python_function":

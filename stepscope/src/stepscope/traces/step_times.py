@@ -9,20 +9,10 @@ import numpy as np
 import pandas as pd
 
 from stepscope.base import confidence
+from stepscope.base.wording import PLAIN_NAMES
 from stepscope.traces.columns import Columns, places, shares
 from stepscope.traces.events import CATEGORIES, Span, Trace, load, marks, once
 from stepscope.traces.files import NoSteps, SeveralRecordings
-
-PLAIN_NAMES = {
-    "Kernel": "kernels",
-    "Memcpy": "copies",
-    "Memset": "memory fills",
-    "Communication": "communication",
-    "Runtime": "runtime calls",
-    "DataLoader": "loading",
-    "CPU Exec": "operators on the CPU",
-    "Other": "other",
-}
 
 
 def steps(path: str | Path | Trace) -> pd.DataFrame:
@@ -60,19 +50,9 @@ def breakdown(path: str | Path | Trace) -> pd.DataFrame:
 
 
 def window(span: Span) -> tuple[float, float]:
-    """Return the time that shares refer to: from the first step's start to the last step's end, in µs.
-
-    Without steps: from the first operator's start to the end of the last operator or of the work they launched, as in
-    the plugin; all the time, −inf to inf, if there are no operators either.
-    """
-    table = steps_of(span)
-    starts, ends = table["start"], table["end"]
-    if not table.height:
-        host = span.events.rows(span.events["host"])
-        if not host.height:
-            return -math.inf, math.inf
-        starts, ends = _with_device_work(host["start"][:1], host["end"].max(keepdims=True), span.events)
-    return starts[0], ends[-1]
+    """Return the time that shares refer to, in µs: of the steps, or of all events if the span marks no steps."""
+    table = steps_of(span) if marks(span).height else span.events
+    return table["start"][0], table["end"].max()
 
 
 def by_step(trace: Trace, tables: Iterable[Columns]) -> pd.DataFrame:
@@ -122,7 +102,7 @@ def _with_device_work(starts: np.ndarray, ends: np.ndarray, events: Columns) -> 
     As in TensorBoard, the last step is dropped if it launched less than 80% as much as the step before: the profiler
     may have ended before its kernels did.
     """
-    if not len(starts) or "correlation" not in events:
+    if not len(starts):
         return starts, ends
     links = Columns({name: events[name] for name in ("start", "end", "correlation")})
     linked, is_call = ~events["host"] & ~np.isnan(events["correlation"]), events["kind"] == "Runtime"

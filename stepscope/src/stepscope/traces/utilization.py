@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from stepscope.base.wording import percent
-from stepscope.traces.columns import Columns, capped_sum, places, stacked, union
+from stepscope.traces.columns import Columns, capped_sum, named, places, stacked, union
 from stepscope.traces.events import Span, Trace, load, once
 from stepscope.traces.files import NoAccelerator
 from stepscope.traces.kernel_properties import estimated_occupancy, uses_tensor_cores
@@ -25,7 +25,7 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
     """Return how much of each accelerator was used: the GPU Summary of TensorBoard's Overview.
 
     All shares are of the time from the start of the first step to the end of the last step. If the trace marks no
-    steps, they are of the time from its first operator to the end of the last operator and the launched work.
+    steps, they are of the time from its first event to the end of its last event.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
         for device in np.unique(table["device"]).tolist()
     }
     result = pd.DataFrame.from_dict(rows, orient="index").rename_axis("device")
-    result.attrs["unknown"] = _unknown(trace, table, result, length)
+    result.attrs["unknown"] = _unknown(trace, table, result)
     return result
 
 
@@ -67,24 +67,15 @@ def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
     DataFrame
         Index `Name`, the kernel's; columns `Operator`, the innermost one that launched it, NaN if unknown;
         `Calls`, int; `Total Duration (us)`, `Mean Duration (us)`, `Min Duration (us)`, `Max Duration (us)`;
-        `Share` of all kernels' durations, 0 to 1; `Mean Blocks Per SM` and `Mean Est. Achieved Occupancy (%)`,
-        weighted with the durations, NaN if not recorded; and `Tensor Cores Used`, whether its name shows that (see
+        `Share` of all kernels' durations, 0 to 1; and `Tensor Cores Used`, whether its name shows that (see
         `uses_tensor_cores`). Sorted by total duration.
 
     Raises NoAccelerator if the trace has no kernels.
     """
-    table = Columns(kernels_of(load(path)))
-    means = {"blocks_per_sm": "Mean Blocks Per SM", "occupancy": "Mean Est. Achieved Occupancy (%)"}
-    for column in means:
-        table[f"{column}, weight"] = np.where(np.isnan(table[column]), math.nan, table["duration"])
-        table[f"{column}, sum"] = table[column] * table["duration"]
-    groups = table.table().groupby(["name", "operator"], dropna=False, sort=False)
+    groups = kernels_of(load(path)).table().groupby(["name", "operator"], dropna=False, sort=False)
     result = groups["duration"].agg(["size", "sum", "mean", "min", "max"])
     result.columns = ["Calls", *(f"{word} Duration (us)" for word in ("Total", "Mean", "Min", "Max"))]
     result["Share"] = result["Total Duration (us)"] / result["Total Duration (us)"].sum()
-    sums = groups[[f"{column}, {part}" for column in means for part in ("weight", "sum")]].sum()
-    for column, name in means.items():
-        result[name] = sums[f"{column}, sum"] / sums[f"{column}, weight"]
     result["Tensor Cores Used"] = groups["tensor_cores"].first()
     result = result.reset_index("operator").rename_axis("Name").rename(columns={"operator": "Operator"})
     return result.sort_values("Total Duration (us)", ascending=False, kind="stable").head(count)
@@ -97,7 +88,7 @@ def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> floa
     NoAccelerator if the trace has no kernels.
     """
     table = _computing(load(path))
-    return _busy_time(table.rows(np.array([chosen(name) for name in table["name"]], bool)))
+    return _busy_time(table.rows(named(table["name"], chosen)))
 
 
 def fill(path: str | Path | Trace) -> float:
@@ -134,9 +125,9 @@ def lost_kernels(trace: Trace) -> str:
     are captured for a CUDA graph do not run.
     """
     launches = lost = 0
-    for span in (each for each in trace.spans if "correlation" in each.events):
+    for span in trace.spans:
         calls = span.events.rows(span.events["kind"] == "Runtime")
-        launching = np.array([LAUNCH.search(name) is not None for name in calls["name"]], bool)
+        launching = named(calls["name"], LAUNCH.search)
         found = np.isin(calls["correlation"][launching], span.kernels["correlation"])
         if found.any():  # otherwise the kernels of this accelerator do not say which call launched them
             launches, lost = launches + len(found), lost + (~found).sum()
@@ -149,9 +140,8 @@ def lost_kernels(trace: Trace) -> str:
 
 
 def time_of_steps(trace: Trace) -> float:
-    """Return the length of all spans' steps, NaN if unknown."""
-    length = sum(end - start for start, end in map(window, trace.spans))
-    return length if 0 < length < math.inf else math.nan
+    """Return the length of the `window` of all spans in µs, NaN if it is 0."""
+    return sum(end - start for start, end in map(window, trace.spans)) or math.nan
 
 
 @once
@@ -186,7 +176,7 @@ def _of_span(number: int, span: Span) -> Columns:
         kind=np.asarray(kernels["kind"]),
         duration=kernels["end"] - kernels["start"],
         operator=_operators(span),
-        tensor_cores=np.array([uses_tensor_cores(name) for name in kernels["name"]], bool),
+        tensor_cores=named(kernels["name"], uses_tensor_cores),
         occupancy=_occupancy(span),
         span=np.full(kernels.height, number),
     ).rows(np.isfinite(kernels["device"]))
@@ -251,14 +241,10 @@ def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
     return float(np.average(values[known], weights=weights[known]))
 
 
-def _unknown(trace: Trace, table: Columns, result: pd.DataFrame, length: float) -> list[str]:
+def _unknown(trace: Trace, table: Columns, result: pd.DataFrame) -> list[str]:
     """Return sentences on which values of `accelerators` are unknown, and why."""
     reasons = []
-    if math.isnan(length):
-        reasons.append("Utilization and SM efficiency: the trace has neither steps nor operators, so no total time.")
-    elif not any((span.events["kind"] == "step").any() for span in trace.spans):
-        reasons.append("Which part was training: the trace marks no steps, so shares are of the whole recording.")
-    if result["sm_efficiency"].isna().any() and not math.isnan(length):
+    if result["sm_efficiency"].isna().any():
         reasons.append("SM efficiency: the trace lacks the kernels' numbers of blocks. Only CUDA's profiler has them.")
     missing = _weighted_mean(np.isnan(table["occupancy"]), table["duration"])
     if missing == 1:
