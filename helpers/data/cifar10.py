@@ -69,27 +69,21 @@ def prepare(*, drawn: tuple[int, int] | None = None, download: bool = True) -> P
     data_dir = config.data_dir()
     official = (data_dir / name for name in (_OFFICIAL_ARCHIVE, _OFFICIAL_FOLDER))
     archive = config.cifar10_archive() or next((path for path in official if path.exists()), None)
-    drawn = config.preset().drawn_images if drawn is None else drawn
-    real, stand_in = data_dir / "cifar10", data_dir / f"cifar10-drawn-{drawn[0]}"
+    counts = config.preset().drawn_images if drawn is None else drawn
+    real, stand_in = data_dir / "cifar10", data_dir / f"cifar10-drawn-{counts[0]}"
 
     def prepared_before() -> Path | None:
         return next((folder for folder in ([real] if archive else [real, stand_in]) if folder.exists()), None)
 
-    folder = prepared_before()
-    if folder is None:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        with staging.only_one_process(data_dir):
-            folder = prepared_before()
-            if folder is None:
-                archive = archive or (_download(data_dir) if download else None)
-                if archive:
-                    folder = real
-                    _from_archive(archive, folder)
-                else:
-                    folder = stand_in
-                    _draw(drawn, folder)
-    manifest = manifests.check(folder, facts=_facts)
-    source, made_from, classes, train_images, test_images = _facts(manifest)
+    def make() -> Path:
+        if found := archive or (_download(data_dir) if download else None):
+            _from_archive(found, real)
+            return real
+        _draw(counts, stand_in)
+        return stand_in
+
+    folder = staging.once(data_dir, prepared_before, make)
+    source, made_from, classes, train_images, test_images = manifests.check(folder, facts=_facts)
     if made_from is None:
         hint = f"For the real ones, set CIFAR10_ARCHIVE or put {_OFFICIAL_ARCHIVE} into {data_dir}, and"
     else:
@@ -109,12 +103,13 @@ def _facts(manifest: dict) -> tuple[str, str | None, tuple[str, ...], int, int]:
 
 
 def _draw(counts: tuple[int, int], folder: Path) -> None:
-    staging.check_free(folder.parent, sum(counts), _FILE_BYTES)
     train, test = synthetic.draw(counts[0], config.SEED), synthetic.draw(counts[1], config.SEED + 1)
     _write({"train": train, "test": test}, folder, f"drawn images ({counts[0]:,} + {counts[1]:,})", synthetic.CLASSES)
 
 
 def _write(parts: _Parts, folder: Path, source: str, classes: Sequence[str], made_from: str | None = None) -> None:
+    counts = [len(labels) for _, labels in parts.values()]
+    staging.check_free(folder.parent, sum(counts), _FILE_BYTES)
     contents: dict[str, np.ndarray | str] = {}
     for part, (images, labels) in parts.items():
         names = [f"{number:05d}.png" for number in range(len(labels))]
@@ -130,7 +125,6 @@ def _write(parts: _Parts, folder: Path, source: str, classes: Sequence[str], mad
         Image.fromarray(content).save(png, "PNG")
         return name, png.getvalue()
 
-    counts = [len(labels) for _, labels in parts.values()]
     facts = {"source": source, "classes": classes, "images": counts, "made_from": made_from}
     manifests.write(folder, parts, encode, contents, **facts)
 
@@ -179,7 +173,6 @@ def _from_archive(path: Path, folder: Path) -> None:
         )
     images, labels = (np.concatenate(arrays) for arrays in zip(*training, strict=True))
     counts = len(labels), len(batches[_TEST][1])
-    staging.check_free(folder.parent, sum(counts), _FILE_BYTES)
     source = "CIFAR-10" if counts == _OFFICIAL_COUNTS else f"CIFAR-10 subset ({counts[0]:,} + {counts[1]:,} images)"
     _write({"train": (images, labels), "test": batches[_TEST]}, folder, source, CLASSES, made_from=path.name)
 

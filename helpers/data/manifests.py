@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -44,26 +44,23 @@ def write(
         staging.write(new / _NAME, json.dumps({"format": FORMAT, **facts, "files": files}), durable=True)
 
 
-def check(folder: Path, every_byte: bool = False, facts: Callable[[dict], object] = len) -> dict:
-    """Compare a folder with its manifest, and return the manifest: the facts, and in "files" size and CRC-32 by name.
+def check(folder: Path, every_byte: bool = False, facts: Callable[[dict], Any] = len) -> Any:
+    """Compare a folder with its manifest, and return the facts.
 
     `every_byte` compares the content of all files; else only names and sizes are compared, and the content of tables.
-    `facts` is called with the manifest, and raises KeyError, TypeError or ValueError if a fact is missing or is
-    something else. Raises `staging.DamagedFolder` with the name of the first file that is missing, was added or has
-    changed.
+    `facts` takes them from the manifest, and raises KeyError, TypeError or ValueError if one is missing or is something
+    else. Raises `staging.DamagedFolder` with the name of the first file that is missing, was added or has changed.
     """
     path = folder / _NAME
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        current = manifest["format"] == FORMAT
-        written = manifest["files"] if current else {}
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"another version of the course made this folder, not in format {FORMAT}")
+        written = manifest["files"]
         expected = {name: operator.index(size) for name, (size, _) in written.items()}
-        if current:
-            facts(manifest)
+        found = facts(manifest)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(folder, path, f"expected a list of the images, but: {error!r}") from error
-    if not current:
-        raise _damaged(folder, path, f"expected format {FORMAT}; another version of the course made this folder")
     sizes = {}
     for inner in os.scandir(folder):
         for file in os.scandir(inner) if inner.is_dir() else ():
@@ -78,7 +75,7 @@ def check(folder: Path, every_byte: bool = False, facts: Callable[[dict], object
     for name, checksum in zip(names, checksums, strict=True):
         if checksum != written[name][1]:
             raise _damaged(folder, folder / name, "its content is not what was written")
-    return manifest
+    return found
 
 
 def _damaged(folder: Path, path: Path, what: str) -> staging.DamagedFolder:

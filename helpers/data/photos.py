@@ -43,11 +43,7 @@ def prepare() -> Photos:
         data_dir, drawn = config.data_dir(), config.preset().drawn_photos
         folder, source = data_dir / f"photos-drawn-{drawn}", f"drawn photos ({drawn:,})"
         hint = " For real ones, set COURSE_PHOTOS to a folder that holds a folder of images for each class."
-        if not folder.exists():
-            data_dir.mkdir(parents=True, exist_ok=True)
-            with staging.only_one_process(data_dir):
-                if not folder.exists():
-                    _draw(folder, drawn)
+        staging.once(data_dir, folder.exists, lambda: _draw(folder, drawn))
         manifests.check(folder)
     classes, files, _ = list_images(folder)
     if not hint:

@@ -73,7 +73,19 @@ def rank_timeline(path: str | Path | traces.Ranks, source: str = "") -> Picture:
     words: dict[str, dict[str, str]] = {}
     for place, (rank, trace) in enumerate(ranks.items()):
         words[rank] = {}
-        lanes = _lanes(trace, ranks.clock[rank], operations[operations["rank"] == rank])
+        events, own = pd.concat([span.events.table() for span in trace.spans]), operations[operations["rank"] == rank]
+        work, kind, computing = "kernels", "Kernel", events["kind"] == "Kernel"
+        if not computing.any():
+            work, kind = "operators", "CPU Exec"
+            computing = events["operator"] & (events["kind"] == kind) & ~events["name"].str.match(NO_COMPUTATION)
+        spans = events[["start", "end"]] + ranks.clock[rank]
+        # Place and looks of each activity, with starts and ends in µs on the common clock
+        lanes: dict[str, tuple[float, dict[str, Any], pd.DataFrame]] = {
+            "loading": (-0.36, {"facecolor": COLOURS["loading"]}, spans[events["kind"] == "DataLoader"]),
+            f"computing: {work}": (-0.36, {"facecolor": COLOURS[kind]}, spans[computing]),
+            "communication: waiting for the last rank": (0.02, _WAITING, own[["start", "until"]]),
+            "communication: transfer": (0.02, _TRANSFER, own[["until", "end"]]),
+        }
         for name, (offset, looks, times) in lanes.items():
             share = draw_lane(axes, (place + offset, 0.34), times, window, **looks)
             if share:
@@ -88,23 +100,6 @@ def rank_timeline(path: str | Path | traces.Ranks, source: str = "") -> Picture:
     legend(figure, columns=2, handles=[*handles.values(), begin])
     text = f"in step {step}, {length:.0f} ms; shares of that time. {listed(words)}"
     return finish(figure, f"Time lines of the ranks, each above its communication, {text}", source, "x")
-
-
-def _lanes(trace: traces.Trace, clock: float, operations: pd.DataFrame) -> dict[str, tuple]:
-    """Return place and looks of each of a rank's activities, with starts and ends in µs on the common clock."""
-    events = pd.concat([span.events.table() for span in trace.spans])
-    name, kind, computing = "kernels", "Kernel", events["kind"] == "Kernel"
-    if not computing.any():
-        name, kind = "operators", "CPU Exec"
-        computing = events["operator"] & (events["kind"] == kind) & ~events["name"].str.match(NO_COMPUTATION)
-    times = events[["start", "end"]] + clock
-    loading = times[events["kind"] == "DataLoader"]
-    return {
-        "loading": (-0.36, {"facecolor": COLOURS["loading"]}, loading),
-        f"computing: {name}": (-0.36, {"facecolor": COLOURS[kind]}, times[computing]),
-        "communication: waiting for the last rank": (0.02, _WAITING, operations[["start", "until"]]),
-        "communication: transfer": (0.02, _TRANSFER, operations[["until", "end"]]),
-    }
 
 
 def scaling(table: pd.DataFrame, source: str) -> Picture:

@@ -79,11 +79,10 @@ def finish(figure: Figure, words: str, source: str = "", grid: Literal["x", "y",
     return Picture(figure, " ".join(f"{part}." for part in parts if part))
 
 
-def listed(rows: Mapping[str, Mapping[str, object]]) -> str:
-    """Return the values of each row, for the words of a picture: "one: a 5, b 7; two: a 3"."""
-    return "; ".join(
-        f"{name}: " + ", ".join(f"{key} {text}" for key, text in row.items()) for name, row in rows.items()
-    )
+def listed(rows: Mapping[str, Any], style: str = "{}") -> str:
+    """Return the values of each row, a mapping or series, for the words of a picture: "one: a 5, b 7; two: a 3"."""
+    parts = {name: (f"{key} {style.format(value)}" for key, value in row.items()) for name, row in rows.items()}
+    return "; ".join(f"{name}: {', '.join(row)}" for name, row in parts.items())
 
 
 def patches(colours: Mapping[str, str], **style: Any) -> list[Patch]:

@@ -1,11 +1,10 @@
 """Figures of results: the ladder, a rung on several machines, the gains of a whole class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from helpers.figures.drawing import Picture, finish, legend, listed, make_room, panel, panels
@@ -37,7 +36,26 @@ def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
     height = 0.5 * len(results) + 0.6 * len(parts) + 0.9
     figure, rows = panels(8, height, [len(part) + 0.3 for part in parts])
     for axes, part in zip(rows, parts, strict=True):
-        _bars(axes, {result.rung: result for result in part})
+        means = [result.rate.mean for result in part]
+        end = _LONGEST_INTERVAL * max(means)
+        hatches = ["///" if result.for_another_device else None for result in part]
+        names = [result.rung for result in part]
+        axes.barh(names, means, 0.6, color=NEUTRAL, edgecolor="white", hatch=hatches)
+        for row, result in enumerate(part):
+            rate, highest = result.rate, min(result.rate.highest, end)
+            gap = "   " if rate.highest > end else " "  # beside the arrow
+            text = f"{gap}{rate.mean:,.0f}/s, host waits {result.loading_share:.0%}"
+            if result.device_idle is not None:
+                text += f", device idle {result.device_idle:.0%}"
+            if result.ratio:
+                text += f"\n{gap}{scoreboard.ratio_text(result, short=True)}"
+            axes.text(highest, row, text, va="center", fontsize=9, parse_math=False, in_layout=False)
+            errors = [[rate.mean - rate.lowest], [highest - rate.mean]]
+            axes.errorbar(rate.mean, row, xerr=errors, fmt="none", ecolor="black", capsize=3)
+            if rate.highest > end:
+                axes.plot(end, row, ">", color="black", markersize=6)  # it goes on
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.invert_yaxis()
         if len(parts) > 1:
             axes.set_title(f"a step: {part[0].step}", fontsize=10, loc="left")
     scales = "; each panel has its own scale" if len(parts) > 1 else ""
@@ -86,7 +104,7 @@ def on_a_gpu() -> Picture:
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
     legend(figure, columns=2)
-    words = listed({"Bars of images per second, calculated": {name: f"{rate:,.0f}" for name, rate in rates.items()}})
+    words = listed({"Bars of images per second, calculated": rates}, "{:,.0f}")
     words += f"; points, published: TF32 {measured.before:,.0f}, AMP with channels_last {measured.after:,.0f}"
     return finish(figure, words, f"calculated from the data sheet; {measured.source}, {measured.versions}", "x")
 
@@ -113,35 +131,8 @@ def calculated(table: pd.DataFrame) -> Picture:
     axes.set_yticks(range(len(table)), table["change"])
     axes.invert_yaxis()
     legend(figure, columns=len(marks))
-    words = {
-        row.change: {"before": f"{row.before:.2f}", "after": f"{row.after:.2f}", "gain": f"{row.gain:.2f}"}
-        for row in table.itertuples()
-    }
-    return finish(figure, f"Marks of calculated over measured figures. {listed(words)}", "", "x")
-
-
-def _bars(axes: Axes, results: Mapping[str, scoreboard.Result]) -> None:
-    """Draw a bar for each result, under its name."""
-    rates = [result.rate for result in results.values()]
-    means = [rate.mean for rate in rates]
-    end = _LONGEST_INTERVAL * max(means, default=1)
-    hatches = ["///" if result.for_another_device else None for result in results.values()]
-    axes.barh(list(results), means, 0.6, color=NEUTRAL, edgecolor="white", hatch=hatches)
-    for row, (result, rate) in enumerate(zip(results.values(), rates, strict=True)):
-        gap = "   " if rate.highest > end else " "  # beside the arrow
-        text = f"{gap}{rate.mean:,.0f}/s, host waits {result.loading_share:.0%}"
-        if result.device_idle is not None:
-            text += f", device idle {result.device_idle:.0%}"
-        if result.ratio:
-            text += f"\n{gap}{scoreboard.ratio_text(result, short=True)}"
-        highest = min(rate.highest, end)
-        axes.text(highest, row, text, va="center", fontsize=9, parse_math=False, in_layout=False)
-        errors = [[rate.mean - rate.lowest], [highest - rate.mean]]
-        axes.errorbar(rate.mean, row, xerr=errors, fmt="none", ecolor="black", capsize=3)
-        if rate.highest > end:
-            axes.plot(end, row, ">", color="black", markersize=6)  # it goes on
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.invert_yaxis()
+    words = listed(dict(table.set_index("change")[["before", "after", "gain"]].iterrows()), "{:.2f}")
+    return finish(figure, f"Marks of calculated over measured figures. {words}", "", "x")
 
 
 def ratios(table: pd.DataFrame) -> Picture:

@@ -44,9 +44,9 @@ def access(table: pd.DataFrame, limits: Mapping[str, float], source: str) -> Pic
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()
     legend(figure, columns=3)
-    words = {kind: row.dropna().map("{:,.0f}".format) for kind, row in table.iterrows()}
-    words["for comparison"] = {name: f"{value:,.0f}" for name, value in limits.items()}
-    return finish(figure, f"Marks of images per second, a row per format. {listed(words)}", source, "both")
+    rates = {kind: row.dropna() for kind, row in table.iterrows()} | {"for comparison": limits}
+    words = f"Marks of images per second, a row per format. {listed(rates, '{:,.0f}')}"
+    return finish(figure, words, source, "both")
 
 
 def item_timeline(items: Mapping[str, np.ndarray]) -> Picture:
@@ -65,8 +65,8 @@ def item_timeline(items: Mapping[str, np.ndarray]) -> Picture:
         axes.set(title=title, yticks=workers, yticklabels=[f"worker {worker:.0f}" for worker in workers])
         axes.invert_yaxis()
     rows[-1].set_xlabel("time in s")
-    seconds = {title: f"{np.ptp(made[:, 1:]):.2f} s" for title, made in items.items()}
-    words = listed({"from the first item's start to the last one's end": seconds})
+    seconds = {title: np.ptp(made[:, 1:]) for title, made in items.items()}
+    words = listed({"from the first item's start to the last one's end": seconds}, "{:.2f} s")
     return finish(figure, f"Timeline of items by worker; {words}", grid="x")
 
 
@@ -78,9 +78,7 @@ def memory(growth: Mapping[str, Mapping[int, float]]) -> Picture:
     figure, axes = lines({kind: (list(points), list(points.values())) for kind, points in growth.items()}, marker=True)
     axes.set(xlabel="number of file names", ylabel="growth of a worker in MB")
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    words = listed(
-        {kind: {f"{n:,} names": f"{mb:.1f} MB" for n, mb in points.items()} for kind, points in growth.items()}
-    )
+    words = listed({kind: {f"{n:,} names": mb for n, mb in own.items()} for kind, own in growth.items()}, "{:.1f} MB")
     return finish(figure, f"Lines of a worker's growth in memory over the number of file names. {words}")
 
 
@@ -91,7 +89,7 @@ def throughput(
 
     `table` has a row per measurement: "MB" of a request, "connections", and the "seconds" until each connection has
     done one. For repeated measurements, the mark is the median, and a bar goes from the lowest to the highest.
-    ``seconds(requests, size, connections)`` predicts, for `size` bytes in all, as that of `simulate.Link` does.
+    ``seconds(requests, size, connections)`` predicts, for `size` bytes in all, as that of `simulate.SlowStore` does.
     `epochs` has a row per epoch of shards, with one request for each shard: "MB" of a shard, "connections", some of
     those in `table`, and "MB/s". `core` are the MB/s of shards that one core unpacks and decodes.
     """

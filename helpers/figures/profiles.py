@@ -37,8 +37,8 @@ def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
         axes.set(xlabel="step (between two spans: a gap)" if jumps.any() else "step", title=title)
     columns[0].set_ylabel("time in ms")
     legend(figure, "right center", handles=columns[0].get_legend_handles_labels()[0][::-1])
-    means = {title: (table[used].mean() / 1e3).map("{:.1f}".format) for title, table in tables.items()}
-    return finish(figure, f"Stacked bars, one per step; mean milliseconds. {listed(means)}", source)
+    means = {title: table[used].mean() / 1e3 for title, table in tables.items()}
+    return finish(figure, f"Stacked bars, one per step; mean milliseconds. {listed(means, '{:.1f}')}", source)
 
 
 def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]], source: str = "") -> Picture:
@@ -64,7 +64,18 @@ def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
     traces.accelerators(trace)  # raises NoAccelerator
     steps = traces.steps(traces.Trace(trace.path, trace.spans[:1])).iloc[:3]
     begin, end = steps["start"].iloc[0], steps["end"].iloc[-1]
-    lanes = _lanes(trace.spans[0])
+    events = trace.spans[0].events.table()
+    kinds = events["kind"]
+    lanes = {
+        "loading": ("DataLoader", events[kinds == "DataLoader"]),
+        "operators": ("CPU Exec", events[events["host"] & (kinds == "CPU Exec")]),
+        "runtime calls": ("Runtime", events[kinds == "Runtime"]),
+        "copies": ("Memcpy", events[kinds == "Memcpy"]),
+    }
+    for (device, stream), own in trace.spans[0].kernels.table().groupby(["device", "stream"]):
+        for kind, word in (("Kernel", "kernels"), ("Communication", "communication")):
+            lanes[f"GPU {device:g}, stream {stream:g}: {word}"] = (kind, own[own["kind"] == kind])
+    lanes = {lane: (kind, rows[["start", "end"]]) for lane, (kind, rows) in lanes.items() if len(rows)}
     figure, axes = panel(8, 0.36 * len(lanes) + 1.4)
     shares = {}
     for place, (lane, (kind, events)) in enumerate(lanes.items()):
@@ -77,22 +88,6 @@ def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
     axes.set(yticks=range(len(lanes)), yticklabels=list(lanes), ylim=(len(lanes) - 0.5, -1))
     words = listed({f"in {len(steps)} steps, together {(end - begin) / 1e3:.1f} ms": shares})
     return finish(figure, f"Lanes over time, and the share of it in which each is busy, {words}", source, "x")
-
-
-def _lanes(span: traces.Span) -> dict[str, tuple[str, pd.DataFrame]]:
-    """Return the kind and the starts and ends of the events in each lane that has any."""
-    events = span.events.table()
-    kinds = events["kind"]
-    lanes = {
-        "loading": ("DataLoader", events[kinds == "DataLoader"]),
-        "operators": ("CPU Exec", events[events["host"] & (kinds == "CPU Exec")]),
-        "runtime calls": ("Runtime", events[kinds == "Runtime"]),
-        "copies": ("Memcpy", events[kinds == "Memcpy"]),
-    }
-    for (device, stream), kernels in span.kernels.table().groupby(["device", "stream"]):
-        for kind, word in (("Kernel", "kernels"), ("Communication", "communication")):
-            lanes[f"GPU {device:g}, stream {stream:g}: {word}"] = (kind, kernels[kernels["kind"] == kind])
-    return {name: (kind, rows[["start", "end"]]) for name, (kind, rows) in lanes.items() if len(rows)}
 
 
 def draw_lane(
@@ -134,5 +129,5 @@ def memory_curves(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     figure, axes = lines(series, drawstyle="steps-post")
     axes.set(xlabel="time since the start of the first recorded step in ms", ylabel="memory of tensors in MB")
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    ends = {name: table["allocated"].agg(["min", "max"]).map("{:,.0f} MB".format) for name, table in tables.items()}
-    return finish(figure, f"Lines of the memory of tensors over time. {listed(ends)}", source)
+    ends = {name: table["allocated"].agg(["min", "max"]) for name, table in tables.items()}
+    return finish(figure, f"Lines of the memory of tensors over time. {listed(ends, '{:,.0f} MB')}", source)

@@ -51,11 +51,9 @@ PAIRS = {
 def write(folder: str | Path) -> str:
     """Draw all slides, and write a page with their alternative texts and notes; return a line that says so.
 
-    Other files in `folder` stay. Raises `staging.TargetExists` if `folder` is a file.
+    Other files in `folder` stay.
     """
     folder = Path(folder).resolve()
-    if folder.exists() and not folder.is_dir():
-        raise staging.TargetExists(f"Expected the name of a folder for the slides, and found the file {folder}.")
     text = "# Slides\n\nEach figure names what it was recorded on, or says that it is simulated.\n"
     for number, (title, say, picture) in enumerate(_slides(), 1):
         name = f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.png"
@@ -84,17 +82,55 @@ def _slides() -> Iterator[Slide]:
     boards = sorted(scoreboard.REFERENCE.glob("*/scoreboard.jsonl"))
     for board in boards:
         yield from _ladders(f"recorded on {board.parent.name}", scoreboard.ladder(board))
-    own = scoreboard.ladder()
-    if own:
-        yield from _ladders("measured on this machine", own)
+    yield from _ladders("measured on this machine", scoreboard.ladder())
     for board in boards:
         yield from _pairs(board)
     machine = dict(re.findall(r"^\| (\w+) \| (.*) \|$", (tour.FOLDER / tour.PAGE).read_text(encoding="utf-8"), re.M))
     recorded = f"recorded on {machine['device']}, {machine['processor']}, {machine['cores']} cores"
     said = "Three training steps, then three evaluation steps without a backward pass. Ask: which is which?"
     yield "Six steps of the guided tour", said, breakdown({"tour": traces.breakdown(tour.FOLDER)}, recorded)
-    yield from _concepts()
-    yield from _simulated()
+    said = "Kernels run for 80% of these 10 ms. Is the GPU used well? Mostly nine tenths of it have no work."
+    kernels = [(0.0, 6.0, 0.1), (8.0, 10.0, 1.0)]
+    yield "Utilization is not efficiency", said, utilization_and_efficiency(kernels, "an example, not measured")
+    image = torch.zeros(1, 3, 2, 4)
+    formats = {"contiguous, NCHW": image, "channels_last, NHWC": image.contiguous(memory_format=torch.channels_last)}
+    said = (
+        "The same image, twice. Where are the three numbers of its first pixel? Which does a convolution read together?"
+    )
+    yield "Memory formats", said, memory_formats(formats)
+    said = "Which bits does bfloat16 give up, and which float16? Which of the two needs a loss scale?"
+    yield "Number formats", said, number_formats()
+
+    # The time lines of notebooks 08 and 12, and a prediction for 16, all calculated
+
+    def run(steps: int = 100, **dials) -> simulate.SimulatedRun:
+        return simulate.SimulatedDevice(**({"kernels": 8, "launch_us": 10} | dials)).run(steps)
+
+    said = "Above, kernels twice as fast would gain nothing. Below, the host is ahead, and waits only when it asks."
+    runs = {"launch-bound": run(kernel_us=4), "compute-bound": run(kernel_us=20)}
+    yield "Launch-bound and compute-bound", said, time_lines(runs)
+    said = "One print(loss) a step. What does it cost, and where would it cost nothing?"
+    runs = {"never asks": run(kernel_us=15, loading_us=40), "asks": run(kernel_us=15, loading_us=40, asks=True)}
+    yield "The host asks for the loss", said, time_lines(runs)
+    said = "How far the host is ahead of the device. A stopwatch without synchronize() measures the host only."
+    ends = {"never asks": run(20, kernel_us=20).ends, "asks for the loss": run(20, kernel_us=20, asks=True).ends}
+    yield "The host runs ahead", said, run_ahead(ends, "simulated host and device")
+    said = "The copy of the next batch overlaps this step's kernels. The gain is at most the shorter of the two."
+    runs = {counted(streams, "stream"): run(kernel_us=20, copy_us=100, streams=streams) for streams in (1, 2)}
+    yield "Copies on a stream of their own", said, time_lines(runs, steps=3)
+    said = "Sixteen launches, or one. The kernels are the same."
+    runs = {"launched one by one": run(kernels=16, kernel_us=3), "one graph": run(kernels=16, kernel_us=3, graph=True)}
+    yield "A CUDA graph", said, time_lines(runs, steps=2)
+    network, rows = simulate.SlowNetwork(mb_per_s=625, latency_ms=0.02), []
+    for ranks in (1, 2, 4, 8, 16, 32, 64):
+        exchange = 1e3 * network.seconds(100e6, ranks)
+        for kind, step in (("after backward", 300 + exchange), ("during backward", 100 + max(200, exchange))):
+            rows.append({"kind": kind, "ranks": ranks, "images/s": None, "predicted": 32e3 * ranks / step})
+    table = pd.DataFrame(rows).astype({"images/s": float})
+    said = "Change one number: what happens with a tenth of the bandwidth? What does no calculation know?"
+    source = f"calculated, nothing ran: 100 ms forward, 200 ms backward, 32 images a rank, 100 MB, {network}"
+    yield "What more ranks could bring", said, scaling(table, source)
+
     troubled = {
         name: config.runs_dir() / "17-stragglers-and-failures" / name for name in ("even", "straggler", "buffers")
     }
@@ -125,49 +161,3 @@ def _pairs(board: Path) -> Iterator[Slide]:
             source = f"recorded on {board.parent.name}: {result.device}, {result.step}, {result.data}"
             tables = {rung: traces.breakdown(path) for rung, path in folders.items()}
             yield f"Where a step's time goes: {pair[1]}", said, breakdown(tables, source)
-
-
-def _concepts() -> Iterator[Slide]:
-    said = "Kernels run for 80% of these 10 ms. Is the GPU used well? Mostly nine tenths of it have no work."
-    kernels = [(0.0, 6.0, 0.1), (8.0, 10.0, 1.0)]
-    yield "Utilization is not efficiency", said, utilization_and_efficiency(kernels, "an example, not measured")
-    image = torch.zeros(1, 3, 2, 4)
-    formats = {"contiguous, NCHW": image, "channels_last, NHWC": image.contiguous(memory_format=torch.channels_last)}
-    said = (
-        "The same image, twice. Where are the three numbers of its first pixel? Which does a convolution read together?"
-    )
-    yield "Memory formats", said, memory_formats(formats)
-    said = "Which bits does bfloat16 give up, and which float16? Which of the two needs a loss scale?"
-    yield "Number formats", said, number_formats()
-
-
-def _simulated() -> Iterator[Slide]:
-    """Yield the time lines of notebooks 08 and 12, and a prediction for 16, all calculated."""
-
-    def run(steps: int = 100, **dials) -> simulate.SimulatedRun:
-        return simulate.SimulatedDevice(**({"kernels": 8, "launch_us": 10} | dials)).run(steps)
-
-    said = "Above, kernels twice as fast would gain nothing. Below, the host is ahead, and waits only when it asks."
-    runs = {"launch-bound": run(kernel_us=4), "compute-bound": run(kernel_us=20)}
-    yield "Launch-bound and compute-bound", said, time_lines(runs)
-    said = "One print(loss) a step. What does it cost, and where would it cost nothing?"
-    runs = {"never asks": run(kernel_us=15, loading_us=40), "asks": run(kernel_us=15, loading_us=40, asks=True)}
-    yield "The host asks for the loss", said, time_lines(runs)
-    said = "How far the host is ahead of the device. A stopwatch without synchronize() measures the host only."
-    ends = {"never asks": run(20, kernel_us=20).ends, "asks for the loss": run(20, kernel_us=20, asks=True).ends}
-    yield "The host runs ahead", said, run_ahead(ends, "simulated host and device")
-    said = "The copy of the next batch overlaps this step's kernels. The gain is at most the shorter of the two."
-    runs = {counted(streams, "stream"): run(kernel_us=20, copy_us=100, streams=streams) for streams in (1, 2)}
-    yield "Copies on a stream of their own", said, time_lines(runs, steps=3)
-    said = "Sixteen launches, or one. The kernels are the same."
-    runs = {"launched one by one": run(kernels=16, kernel_us=3), "one graph": run(kernels=16, kernel_us=3, graph=True)}
-    yield "A CUDA graph", said, time_lines(runs, steps=2)
-    network, rows = simulate.SlowNetwork(mb_per_s=625, latency_ms=0.02), []
-    for ranks in (1, 2, 4, 8, 16, 32, 64):
-        exchange = 1e3 * network.seconds(100e6, ranks)
-        for kind, step in (("after backward", 300 + exchange), ("during backward", 100 + max(200, exchange))):
-            rows.append({"kind": kind, "ranks": ranks, "images/s": None, "predicted": 32e3 * ranks / step})
-    table = pd.DataFrame(rows).astype({"images/s": float})
-    said = "Change one number: what happens with a tenth of the bandwidth? What does no calculation know?"
-    source = f"calculated, nothing ran: 100 ms forward, 200 ms backward, 32 images a rank, 100 MB, {network}"
-    yield "What more ranks could bring", said, scaling(table, source)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -42,7 +41,7 @@ def comparison(result: timing.Comparison, source: str) -> Picture:
 def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
     """Draw, for each loader by its name, the two clocks as the prediction combines them, and the measured loop."""
     figure, axes = panel(8, 0.85 * len(results) + 1.5)
-    words = {}
+    words = []
     for place, (name, clocks) in enumerate(results.items()):
         begin, rounds = clocks.predicted_ms - clocks.compute_ms, [run.step_ms for run in clocks.loop]
         left = 0 if clocks.workers else begin
@@ -53,12 +52,8 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
         axes.plot([clocks.predicted_ms] * 2, [place - 0.4, place + 0.42], **_PREDICTED)
         error = signed_percent(clocks.error)
         axes.text(max(clocks.predicted_ms, *rounds), place + 0.27, f"  {error}", va="center", fontsize=9)
-        words[name] = {
-            "loading": f"{clocks.loading_ms:.1f} ms",
-            "compute": f"{clocks.compute_ms:.1f} ms",
-            "predicted": f"{clocks.predicted_ms:.1f} ms",
-            "measured": f"{clocks.loop_ms:.1f} ms ({error})",
-        }
+        times = {"loading": clocks.loading_ms, "compute": clocks.compute_ms, "predicted": clocks.predicted_ms}
+        words.append(f"{listed({name: times}, '{:.1f} ms')}, measured {clocks.loop_ms:.1f} ms ({error})")
     axes.set(xlabel="time per batch in ms (dots: rounds; on the right: the prediction's error)")
     axes.set_yticks(range(len(results)), list(results))
     axes.margins(x=0.1)
@@ -66,7 +61,7 @@ def two_clocks(results: Mapping[str, timing.TwoClocks], source: str) -> Picture:
     axes.invert_yaxis()
     colours = {"loading alone": COLOURS["loading"], "compute alone": COLOURS["compute"], "the loop, measured": NEUTRAL}
     legend(figure, columns=4, handles=[*patches(colours), Line2D([], [], label="predicted", **_PREDICTED)])
-    return finish(figure, f"For each loader bars of the two clocks and of the loop. {listed(words)}", source, "x")
+    return finish(figure, f"For each loader bars of the two clocks and of the loop. {'; '.join(words)}", source, "x")
 
 
 def phases(table: pd.DataFrame, source: str) -> Picture:
@@ -74,7 +69,7 @@ def phases(table: pd.DataFrame, source: str) -> Picture:
 
     `table` has a row per setting, named by the index, and a column per phase, in µs per image.
     """
-    words = listed({row: values.map("{:.0f}".format) for row, values in table.iterrows()})
+    words = listed(dict(table.iterrows()), "{:.0f}")
     return stacked_bars(table, "time per image in µs", f"Stacked bars of microseconds per image. {words}", source)
 
 
@@ -105,11 +100,8 @@ def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     figure, axes = lines(series, marker=True, linestyle="-")
     axes.set(xlabel="step", ylabel="host ahead by ms")
     axes.set_ylim(bottom=0)
-    words = {
-        name: {f"after step {number}": f"{values[number - 1]:.1f} ms" for number in (1, len(values))}
-        for name, values in ahead.items()
-    }
-    return finish(figure, f"Lines of how far the host is ahead of the device. {listed(words)}", source)
+    ends = {name: {f"after step {n}": values[n - 1] for n in (1, len(values))} for name, values in ahead.items()}
+    return finish(figure, f"Lines of how far the host is ahead of the device. {listed(ends, '{:.1f} ms')}", source)
 
 
 def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Picture:
@@ -118,11 +110,25 @@ def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Pic
     The launches and kernels of a step have one colour, and a line goes from each launch to the launched work. The
     figures beside the titles are for the whole run.
     """
-    heights = [len(_lanes(run)) for run in runs.values()]
+    lanes = [sorted(set(run.spans["lane"]), key=len) for run in runs.values()]  # the host, streams 7 and 20
+    heights = list(map(len, lanes))
     figure, rows = panels(8, 0.42 * sum(heights) + 0.5 * len(runs) + 1.1, heights, sharex=True)
     words = []
-    for axes, (title, run) in zip(rows, runs.items(), strict=True):
-        _draw_lines(axes, run, steps)
+    for axes, places, (title, run) in zip(rows, lanes, runs.items(), strict=True):
+        spans = run.spans[run.spans["step"] < steps]
+        launched = dict(zip(spans["launch"], spans["kind"], strict=True))  # the last of each number is on the device
+        ready = dict(zip(spans["launch"][::-1], spans["end"][::-1], strict=True))  # and the first one on the host
+        links = []
+        for span in spans.itertuples():
+            kind = launched[span.launch] if span.launch > 0 else span.kind
+            colour = _OF_KINDS.get(kind, _OF_STEPS[span.step % len(_OF_STEPS)])
+            place, length, hatch = places.index(span.lane), span.end - span.start, "///" if kind == "wait" else None
+            axes.barh(place, length, 0.56, span.start, color=colour, edgecolor="black", linewidth=0.4, hatch=hatch)
+            if span.lane != "host":
+                links.append([(ready[span.launch], 0.28), (span.start, place - 0.28)])
+        axes.add_collection(LineCollection(links, colors="0.35", linewidths=0.6, zorder=0.9))  # behind the bars
+        axes.set_yticks(range(len(places)), [lane if lane == "host" else f"device: {lane}" for lane in places])
+        axes.set_ylim(len(places) - 0.6, -0.4)
         words.append(f"{title}: {run.step_us:,.0f} µs a step, kernels run for {run.utilization:.0%} of the time")
         axes.set_title(words[-1], loc="left", fontsize=10)
     rows[-1].set(xlabel=f"simulated time in µs, the first {counted(steps, 'step')}")
@@ -134,25 +140,3 @@ def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Pic
     legend(figure, columns=len(names), handles=patches(names, edgecolor="black", linewidth=0.4))
     source = "calculated, nothing ran: " + "; ".join(dict.fromkeys(str(run.device) for run in runs.values()))
     return finish(figure, f"Simulated time lines of host and device. {'; '.join(words)}", source, "x")
-
-
-def _lanes(run: simulate.SimulatedRun) -> list[str]:
-    """Return the time lines of a run from above: the host, then the streams."""
-    return sorted(set(run.spans["lane"]), key=lambda lane: (lane != "host", len(lane), lane))
-
-
-def _draw_lines(axes: Axes, run: simulate.SimulatedRun, steps: int) -> None:
-    lanes, spans = _lanes(run), run.spans[run.spans["step"] < steps]
-    launched = dict(zip(spans["launch"], spans["kind"], strict=True))  # the last of each number is on the device
-    ready = dict(zip(spans["launch"][::-1], spans["end"][::-1], strict=True))  # and the first one on the host
-    links = []
-    for span in spans.itertuples():
-        kind = launched[span.launch] if span.launch > 0 else span.kind
-        colour = _OF_KINDS.get(kind, _OF_STEPS[span.step % len(_OF_STEPS)])
-        place, length, hatch = lanes.index(span.lane), span.end - span.start, "///" if kind == "wait" else None
-        axes.barh(place, length, 0.56, span.start, color=colour, edgecolor="black", linewidth=0.4, hatch=hatch)
-        if span.lane != "host":
-            links.append([(ready[span.launch], 0.28), (span.start, place - 0.28)])
-    axes.add_collection(LineCollection(links, colors="0.35", linewidths=0.6, zorder=0.9))  # behind the bars
-    axes.set_yticks(range(len(lanes)), [lane if lane == "host" else f"device: {lane}" for lane in lanes])
-    axes.set_ylim(len(lanes) - 0.6, -0.4)

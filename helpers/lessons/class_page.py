@@ -56,12 +56,12 @@ def write(folder: Path, out: Path, *, anonymous: bool = False) -> list[str]:
 
 def _read(path: Path) -> tuple[list[scoreboard.Result], list[str]]:
     """Return the latest result of each rung, in order, and an error for each line that holds none."""
-    if path.is_symlink() or not path.is_file():  # a pipe may never end, and a link may lead to a private file
-        return [], [f"{path}: expected a scoreboard, found a link, or no regular file"]
+    if path.is_symlink():  # it may lead to a private file
+        return [], [f"{path}: expected a scoreboard, found a link"]
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        return [], [f"{path}: expected a scoreboard, found a file that cannot be read: {error}"]
+        lines = scoreboard.text_of(path).splitlines()
+    except config.CourseError as error:
+        return [], [str(error)]
     latest, errors = {}, []
     for number, line in enumerate(lines, 1):
         try:

@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,33 +23,81 @@ READER_PROCESSES = 16
 READER_RUNS = {"ci": 0.3 * GB, "workshop": 1 * GB, "full": 3 * GB}  # most of it are the packs of 06
 READER_CORES = 2
 SHARED_MEMORY = Path("/dev/shm")
-MOST_PEOPLE = 1_000_000
 
 
 def check(people: int) -> Report:
-    """Check whether so many people, 1 to `MOST_PEOPLE`, can run the notebooks on this machine at once.
+    """Check whether so many people, 1 or more, can run the notebooks on this machine at once.
 
     Raises `config.CourseError` for another number.
     """
-    if not 1 <= people <= MOST_PEOPLE:
-        raise config.CourseError(f"Expected 1 person or more, {MOST_PEOPLE:,} at most, found {people}.")
-    cores = min(machine.cores(), machine.cpu_quota() or math.inf)
+    if people < 1:
+        raise config.CourseError(f"Expected 1 person or more, found {people}.")
+    return Report(tuple(_rows(people)))
+
+
+def _rows(people: int) -> Iterator[Row]:
     where = "at once here; where a hub gives each person a container, check inside a container, for 1"
-    runs = f"{config.runs_dir()} here; each person needs a clone of the course, or a COURSE_RUNS, of their own"
-    rows = [Row("People", f"{people} {where}"), _cores(people, cores), _threads(people, cores), _memory(people)]
-    if SHARED_MEMORY.is_dir():
-        free, needed = shutil.disk_usage(SHARED_MEMORY).free, people * READER_SHARED_MEMORY
-        remedy = f"start the container with  --shm-size={needed / GB:.0f}g"
-        rows.append(room("/dev/shm", free, needed, "loader workers will crash with a bus error", remedy))
-    rows += [_processes(people), _disk(people), _images(people), Row("Runs", runs), _gpu(people), _time(people, cores)]
-    return Report(tuple(rows))
+    yield Row("People", f"{people} {where}")
 
-
-def _cores(people: int, cores: float) -> Row:
+    cores = min(machine.cores(), machine.cpu_quota() or math.inf)
     value = f"{cores:g} for {people}: {cores / people:.2g} each"
     problem = f"under {READER_CORES} each: people who measure at the same moment disturb each other's results"
     problem = problem if cores < READER_CORES * people else ""
-    return Row("Cores", value, problem, _fewer(people, cores / READER_CORES))
+    yield Row("Cores", value, problem, _fewer(people, cores / READER_CORES))
+
+    own, fit = _threads_of_one(cores), max(1, int(cores / people))
+    problem = f"together {own * people} on {cores:g} cores: threads wait for each other" if own > fit else ""
+    remedy = f"in everybody's environment:  export OMP_NUM_THREADS={fit}"
+    yield Row("Threads", f"a training run starts {own}: OMP_NUM_THREADS, or one per core", problem, remedy)
+
+    available = preflight.available_memory()
+    remedy = f"{_fewer(people, available / READER_MEMORY)}; shut down each kernel when its notebook is done"
+    problem = "the system will kill Jupyter kernels, and report only that they died"
+    yield room("Memory", available, people * READER_MEMORY, problem, remedy)
+    if SHARED_MEMORY.is_dir():
+        free, needed = shutil.disk_usage(SHARED_MEMORY).free, people * READER_SHARED_MEMORY
+        remedy = f"start the container with  --shm-size={needed / GB:.0f}g"
+        yield room("/dev/shm", free, needed, "loader workers will crash with a bus error", remedy)
+
+    limits = [int(limit) for limit in machine.control_group_limits("pids.max") if limit != "max"]
+    with suppress(ImportError):  # Windows has no such limit
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        limits += [soft] if soft != resource.RLIM_INFINITY else []
+    processes = people * READER_PROCESSES * (3 + _threads_of_one(machine.cores()))
+    value = f"{processes:,} needed at the most, threads included; limit: {min(limits, default='none')}"
+    problem = "kernels and workers will fail to start" if min(limits, default=processes) < processes else ""
+    remedy = "raise it for the container (--pids-limit) or the shared account (ulimit -u); or lower OMP_NUM_THREADS"
+    yield Row("Processes", value, problem, remedy)
+
+    preset, runs, images, prepared = config.preset().name, config.runs_dir(), config.data_dir(), preflight.manifests()
+    free = shutil.disk_usage(preflight.existing_part(runs)).free
+    needed = people * READER_RUNS[preset] + (0 if prepared else preflight.LEAST_DISK)
+    problem = f"too little for everybody's runs with the preset {preset}"
+    yield room("Disk", free, needed, problem, "put each COURSE_RUNS on another disk; or a smaller COURSE_PRESET")
+    problem, remedy = "", "python -m helpers prepare"
+    closed = [path for path in (images, *images.parents) if path.exists() and not path.stat().st_mode & 0o011]
+    if not prepared:
+        problem = "not prepared: the first reader prepares them, all others wait"
+    elif people > 1 and closed:
+        problem, remedy = f"other accounts cannot enter {closed[0]}", f"chmod a+rX {closed[0]}, or another COURSE_DATA"
+    yield Row("Images", f"{images}: prepared once, for everybody who has COURSE_DATA={images}", problem, remedy)
+    yield Row("Runs", f"{runs} here; each person needs a clone of the course, or a COURSE_RUNS, of their own")
+
+    if torch.cuda.is_available():
+        count, (free, _) = torch.cuda.device_count(), torch.cuda.mem_get_info()
+        value = f"{count} for {people}; {free / GB:.0f} GB of the first are free"
+        problem = "people who measure at the same moment disturb each other" if count < people else ""
+        remedy = "a MIG instance for each, or a queue: see notebooks/teaching.md, One GPU for a class"
+        yield Row("GPU", value, problem, remedy)
+    else:
+        yield Row("GPU", "none; training steps are simulated or computed on the CPU, and labelled so")
+
+    longer = max(1, people / cores)  # in practice more, where a notebook keeps several cores busy
+    problem = f"{longer:.1f} times as long if all run everything at once" if longer > 1.5 else ""
+    remedy = "COURSE_PRESET=ci; fewer at a time (see Cores); start long cells before a break"
+    yield Row("Machine's time", f"for one person alone: {execute.times_text()}", problem, remedy)
 
 
 def _fewer(people: int, fit: float) -> str:
@@ -57,70 +106,6 @@ def _fewer(people: int, fit: float) -> str:
     return f"at most {fit} at a time: groups share a screen, or some run while the others write code; or {machines}"
 
 
-def _threads(people: int, cores: float) -> Row:
-    own, fit = _threads_of_one(cores), max(1, int(cores / people))
-    problem = f"together {own * people} on {cores:g} cores: threads wait for each other" if own > fit else ""
-    remedy = f"in everybody's environment:  export OMP_NUM_THREADS={fit}"
-    return Row("Threads", f"a training run starts {own}: OMP_NUM_THREADS, or one per core", problem, remedy)
-
-
 def _threads_of_one(cores: float) -> int:
     named = os.environ.get("OMP_NUM_THREADS", "")
     return int(named) if named.isdigit() else math.ceil(cores)
-
-
-def _memory(people: int) -> Row:
-    available = preflight.available_memory()
-    remedy = f"{_fewer(people, available / READER_MEMORY)}; shut down each kernel when its notebook is done"
-    problem = "the system will kill Jupyter kernels, and report only that they died"
-    return room("Memory", available, people * READER_MEMORY, problem, remedy)
-
-
-def _disk(people: int) -> Row:
-    preset = config.preset().name
-    free = shutil.disk_usage(preflight.existing_part(config.runs_dir())).free
-    needed = people * READER_RUNS[preset] + (0 if any(preflight.manifests()) else preflight.LEAST_DISK)
-    problem = f"too little for everybody's runs with the preset {preset}"
-    return room("Disk", free, needed, problem, "put each COURSE_RUNS on another disk; or a smaller COURSE_PRESET")
-
-
-def _processes(people: int) -> Row:
-    limits = [int(limit) for limit in machine.control_group_limits("pids.max") if limit != "max"]
-    with suppress(ImportError):  # Windows has no such limit
-        import resource
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-        limits += [soft] if soft != resource.RLIM_INFINITY else []
-    needed = people * READER_PROCESSES * (3 + _threads_of_one(machine.cores()))
-    value = f"{needed:,} needed at the most, threads included; limit: {min(limits, default='none')}"
-    problem = "kernels and workers will fail to start" if min(limits, default=needed) < needed else ""
-    remedy = "raise it for the container (--pids-limit) or the shared account (ulimit -u); or lower OMP_NUM_THREADS"
-    return Row("Processes", value, problem, remedy)
-
-
-def _images(people: int) -> Row:
-    folder = config.data_dir()
-    problem, remedy = "", "python -m helpers prepare"
-    closed = [path for path in (folder, *folder.parents) if path.exists() and not path.stat().st_mode & 0o011]
-    if not any(preflight.manifests()):
-        problem = "not prepared: the first reader prepares them, all others wait"
-    elif people > 1 and closed:
-        problem, remedy = f"other accounts cannot enter {closed[0]}", f"chmod a+rX {closed[0]}, or another COURSE_DATA"
-    return Row("Images", f"{folder}: prepared once, for everybody who has COURSE_DATA={folder}", problem, remedy)
-
-
-def _gpu(people: int) -> Row:
-    if not torch.cuda.is_available():
-        return Row("GPU", "none; training steps are simulated or computed on the CPU, and labelled so")
-    count, (free, _) = torch.cuda.device_count(), torch.cuda.mem_get_info()
-    value = f"{count} for {people}; {free / GB:.0f} GB of the first are free"
-    problem = "people who measure at the same moment disturb each other" if count < people else ""
-    remedy = "a MIG instance for each, or a queue: see notebooks/teaching.md, One GPU for a class"
-    return Row("GPU", value, problem, remedy)
-
-
-def _time(people: int, cores: float) -> Row:
-    longer = max(1, people / cores)  # in practice more, where a notebook keeps several cores busy
-    problem = f"{longer:.1f} times as long if all run everything at once" if longer > 1.5 else ""
-    remedy = "COURSE_PRESET=ci; fewer at a time (see Cores); start long cells before a break"
-    return Row("Machine's time", f"for one person alone: {execute.times_text()}", problem, remedy)

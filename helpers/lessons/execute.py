@@ -118,7 +118,9 @@ def execute(notebook: Path, page: Path | None, core: bool = False) -> nbformat.N
         finally:
             _forget_tensorboard(content)
             if page:
-                _write_page(content, page)
+                exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.j2": OFFLINE})], template_file="offline.j2")
+                html, _ = exporter.from_notebook_node(content, {"metadata": {"name": page.stem}})
+                staging.write(page, html)
     return content
 
 
@@ -136,11 +138,6 @@ def all_notebooks() -> list[Path]:
 def pages() -> Path:
     """Folder where `run` writes pages and keeps executed notebooks, absolute; it need not exist yet."""
     return config.runs_dir() / "html"
-
-
-def _write_page(notebook: nbformat.NotebookNode, page: Path) -> None:
-    exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.j2": OFFLINE})], template_file="offline.j2")
-    staging.write(page, exporter.from_notebook_node(notebook, {"metadata": {"name": page.stem}})[0])
 
 
 async def _leave_ctrl_c_alone(**_) -> None:

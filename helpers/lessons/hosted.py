@@ -9,11 +9,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
-from packaging.requirements import Requirement
 
 from helpers import config
 from helpers.lessons import preflight
@@ -46,28 +44,24 @@ def prepare() -> None:
     folders = [str(config.PROJECT), str(config.PROJECT / "stepscope" / "src"), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     lacking = [package for package in preflight.dependencies() if not preflight.satisfied(package)]
-    if lacking:
-        _install(lacking)
-    print(f"The course is at {config.PROJECT}. No installed package was changed, so the runtime need not be restarted.")
-
-
-def _install(lacking: Sequence[Requirement]) -> None:
     wanted = [f"{package.name}{package.specifier}" for package in lacking]
-    print(f"Missing here: {', '.join(wanted)}. pip installs it, in a minute or less.", flush=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    with tempfile.TemporaryDirectory() as folder:
-        installed = Path(folder, "installed.txt")  # with their versions: what pip may not replace
-        installed.write_bytes(subprocess.run([*pip, "list", "--format=freeze"], stdout=subprocess.PIPE).stdout)
-        process = subprocess.run([*pip, "install", "--quiet", "--constraint", installed, *wanted])
-    if process.returncode:
-        unfit = [f"{package.name} {found}" for package in lacking if (found := preflight.version(package.name))]
-        quoted = " ".join(f"'{package}'" for package in wanted)
-        raise config.CourseError(
-            f"pip could not install {', '.join(wanted)}; its output above says why. Is there internet? Installed, but "
-            f"too old: {', '.join(unfit) or 'no package'}. For such a package choose a newer runtime, or "
-            f"run  pip install {quoted}  and restart the runtime; then run this cell again."
-        )
-    importlib.invalidate_caches()
+    if wanted:
+        print(f"Missing here: {', '.join(wanted)}. pip installs it, in a minute or less.", flush=True)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        with tempfile.TemporaryDirectory() as folder:
+            installed = Path(folder, "installed.txt")  # with their versions: what pip may not replace
+            installed.write_bytes(subprocess.run([*pip, "list", "--format=freeze"], stdout=subprocess.PIPE).stdout)
+            process = subprocess.run([*pip, "install", "--quiet", "--constraint", installed, *wanted])
+        if process.returncode:
+            unfit = [f"{package.name} {found}" for package in lacking if (found := preflight.version(package.name))]
+            quoted = " ".join(f"'{package}'" for package in wanted)
+            raise config.CourseError(
+                f"pip could not install {', '.join(wanted)}; its output above says why. Is there internet? Installed, "
+                f"but too old: {', '.join(unfit) or 'no package'}. For such a package choose a newer runtime, or "
+                f"run  pip install {quoted}  and restart the runtime; then run this cell again."
+            )
+        importlib.invalidate_caches()
+    print(f"The course is at {config.PROJECT}. No installed package was changed, so the runtime need not be restarted.")
 
 
 def write_copies(folder: str | Path) -> list[Path]:

@@ -65,20 +65,14 @@ class Report:
 
 def check() -> Report:
     """Look at this machine and return what was found, problems and remedies included."""
-    looks = [_python, _packages, _cores, _memory, _shared_memory, _disk, _open_files, _hub, _images, _preset]
-    if None not in (version("torch"), version("nvidia-ml-py")):  # if missing, the row of the packages says so
-        looks += [_gpu]
-    if all(map(satisfied, dependencies())):
-        looks += [_times]
+    looks = _packages, _cores, _memory, _disk, _open_files, _hub, _images, _gpu, _course
     return Report(tuple(row for look in looks for row in look()))
 
 
-def _python() -> Iterator[Row]:
-    yield Row("Python", f"{platform.python_version()} at {sys.executable}")
-
-
 def _packages() -> Iterator[Row]:
-    pins = _pins()
+    yield Row("Python", f"{platform.python_version()} at {sys.executable}")
+    lock = (config.PROJECT / "requirements.lock").read_text().splitlines()
+    pins = dict(line.split(";")[0].strip().split("==") for line in lock if "==" in line and not line.startswith("#"))
     shown = []
     for package in SHOWN_PACKAGES:
         found = version(package)
@@ -99,11 +93,6 @@ def dependencies() -> list[Requirement]:
     wanted = {str(each): each for each in map(Requirement, names) if not each.marker or each.marker.evaluate()}
     refused = {"stepscope"} | (SERVERS if machine.in_colab() else set())  # stepscope is a folder of the course
     return [each for each in wanted.values() if each.name not in refused]
-
-
-def _pins() -> dict[str, str]:
-    lines = (config.PROJECT / "requirements.lock").read_text().splitlines()
-    return dict(line.split(";")[0].strip().split("==") for line in lines if "==" in line and not line.startswith("#"))
 
 
 def satisfied(wanted: Requirement) -> bool:
@@ -133,9 +122,6 @@ def _cores() -> Iterator[Row]:
 def _memory() -> Iterator[Row]:
     remedy = "shut down kernels and programs not in use"
     yield room("Memory", available_memory(), LEAST_MEMORY, "too little for a notebook and its workers", remedy)
-
-
-def _shared_memory() -> Iterator[Row]:
     if Path("/dev/shm").is_dir():
         free = shutil.disk_usage("/dev/shm").free
         problem = "loader workers send batches to the main process through it, and will crash with a bus error"
@@ -176,9 +162,11 @@ def _open_files() -> Iterator[Row]:
 
 
 def _gpu() -> Iterator[Row]:
-    import pynvml
-    import torch
-
+    try:
+        import pynvml
+        import torch
+    except ImportError:  # the row of the packages says so
+        return
     try:
         driver, driver_cuda, names = _nvidia()
     except pynvml.NVMLError as error:
@@ -244,17 +232,15 @@ def manifests() -> list[Path]:
     return sorted(config.data_dir().glob("cifar10*/manifest.json"))  # the name of a staging folder begins with a dot
 
 
-def _preset() -> Iterator[Row]:
+def _course() -> Iterator[Row]:
     try:
         yield Row("Preset", f"{config.preset().name}; COURSE_PRESET sets another: {', '.join(config.PRESETS)}")
     except config.CourseError as error:
         yield Row("Preset", "unknown", str(error), "unset COURSE_PRESET")
+    if all(map(satisfied, dependencies())):
+        from helpers.lessons import execute  # which needs most of them
 
-
-def _times() -> Iterator[Row]:
-    from helpers.lessons import execute
-
-    yield Row("Machine's time for all notebooks", execute.times_text())
+        yield Row("Machine's time for all notebooks", execute.times_text())
 
 
 def _nvidia() -> tuple[str | None, int, list[str]]:

@@ -44,7 +44,7 @@ def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = 
     `processes`, 1 or more, is how often each is executed.
 
     Returns what could not be recorded, and why: a cell of the notebook raised an error. Raises `config.CourseError` if
-    the folder holds a recording of another machine or with other settings, or its file is damaged.
+    the folder holds a recording of another machine or with other settings.
     """
     if processes < 1:
         raise config.CourseError(f"Expected to execute each notebook once or more, found {processes} processes.")
@@ -81,16 +81,12 @@ def _measure(notebook: Path, process: int, out: Path) -> None:
         execute.execute(notebook, None, core=True)
         added = scoreboard.read()[len(runs_so_far) :]
         for result in added:
-            _keep_trace(result, Path(folder), out)
+            kept = out / scoreboard.trace_folder(result.rung)
+            written = sorted(Path(folder, result.trace).glob("*.pt.trace.json.gz")) if result.trace else []
+            if written and not kept.exists():
+                with staging.folder(kept) as staged:
+                    traces.slim(written[0], staged / "reference.pt.trace.json.gz")  # it was named after the machine
     staging.write(path, scoreboard.lines([*stored, *added]), durable=True)
-
-
-def _keep_trace(result: Result, runs: Path, out: Path) -> None:
-    folder = out / scoreboard.trace_folder(result.rung)
-    written = sorted((runs / result.trace).glob("*.pt.trace.json.gz")) if result.trace else []
-    if written and not folder.exists():
-        with staging.folder(folder) as staged:
-            traces.slim(written[0], staged / "reference.pt.trace.json.gz")  # it was named after the machine
 
 
 def _by_rung(out: Path) -> dict[str, list[Result]]:
@@ -123,7 +119,7 @@ def _same_machine(out: Path) -> None:
     path, now = out / _MACHINE, hardware.describe()
     if not path.exists():
         staging.write(path, json.dumps(now, indent=2) + "\n")
-    before = _machine(out)
+    before = json.loads(path.read_text(encoding="utf-8"))
     other = [key for key in before.keys() | now.keys() if key not in _CHANGES and before.get(key) != now.get(key)]
     if other:
         found = ", ".join(f"{key} {before.get(key)!r} instead of {now.get(key)!r}" for key in sorted(other))
@@ -132,31 +128,23 @@ def _same_machine(out: Path) -> None:
         )
 
 
-def _machine(out: Path) -> dict:
-    """Return a recording's machine, with the clocks in words; raise `config.CourseError` if its file is damaged."""
-    path = out / _MACHINE
-    try:
-        machine = json.loads(path.read_text(encoding="utf-8"))
-        clocks = (machine["clocks"] or {}).items()
-        machine["clocks"] = ", ".join(f"{kind} {mhz:,} MHz" for kind, mhz in clocks) or None
-        "".join(map(str, machine.values())).encode()  # half a character cannot be written
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise config.CourseError(
-            f"{path}: expected the recording's machine, found something else ({error!r}). Name another folder, "
-            "or delete this one."
-        ) from error
-    return machine
-
-
 def _page(out: Path, results: list[Result]) -> str:
     """Return the reference as a page of Markdown."""
-    machine = _machine(out)
+    machine = json.loads((out / _MACHINE).read_text(encoding="utf-8"))
+    clocks = (machine["clocks"] or {}).items()
+    machine["clocks"] = ", ".join(f"{kind} {mhz:,} MHz" for kind, mhz in clocks) or None
+    rows = []
+    for result in results:
+        rate = f"{result.rate.mean:,.0f} ({result.rate.lowest:,.0f} to {result.rate.highest:,.0f})"
+        times = f"{result.step_ms:.2f} | {result.loading_share:.1%} | {scoreboard.percent_or_dash(result.device_idle)}"
+        size = profiling.size_kb(out / scoreboard.trace_folder(result.rung))
+        rows.append(f"| {result.rung} | {rate} | {times} | {scoreboard.ratio_text(result) or '–'} | {size:.0f} kB |")
     lines = [
         f"# Recorded on {machine['device']}",
         "",
         "| rung | images/s (95% interval) | ms a step | host waits | device idle | ratio (95% interval) | trace |",
         "|---|---|---|---|---|---|---|",
-        *(_row(result, out) for result in results),
+        *rows,
         "",
         "Each rung is what its notebook measured, in interleaved rounds. Where several processes measured it, the "
         f"figures are their means, and the intervals are over the processes; `{_ALL}` has all of them. An interval "
@@ -171,10 +159,3 @@ def _page(out: Path, results: list[Result]) -> str:
         *(f"- {step}; {data}" for step, data in dict.fromkeys((result.step, result.data) for result in results)),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _row(result: Result, out: Path) -> str:
-    rate = f"{result.rate.mean:,.0f} ({result.rate.lowest:,.0f} to {result.rate.highest:,.0f})"
-    times = f"{result.step_ms:.2f} | {result.loading_share:.1%} | {scoreboard.percent_or_dash(result.device_idle)}"
-    size = profiling.size_kb(out / scoreboard.trace_folder(result.rung))
-    return f"| {result.rung} | {rate} | {times} | {scoreboard.ratio_text(result) or '–'} | {size:.0f} kB |"

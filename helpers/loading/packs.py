@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
@@ -28,11 +27,20 @@ def prepare(data: cifar10.Prepared) -> mapped.Npy:
     made_of = f"{(source / 'manifest.json').read_text()} version {packing.VERSION}"
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:_DIGEST]
     folder = source.parent / "packs" / f"{source.name}-{digest}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with staging.only_one_process(folder.parent):
-            if not folder.exists():
-                _pack(data, folder)
+
+    def pack() -> None:
+        from torchvision.transforms import v2  # here, since it takes 2 s, as in helpers.training.models
+
+        outdated = list(folder.parent.glob(f"{source.name}-{'?' * _DIGEST}"))
+        staging.check_free(folder.parent, data.train_images, _BYTES_PER_IMAGE)
+        images = datasets.PngDataset(data.train, v2.PILToTensor())
+        pixels = (images[index][0] for index in range(len(images)))
+        packing.pack(mapped.Npy, pixels, images.labels.tolist(), folder)
+        for each in outdated:  # not before: somebody may still use it, and the new one may not fit
+            shutil.rmtree(each, ignore_errors=True)
+        print(f"Packed {data.train_images:,} images into {folder}.", flush=True)
+
+    staging.once(folder.parent, folder.exists, pack)
     return mapped.Npy(folder)
 
 
@@ -53,16 +61,3 @@ def loader(images: mapped.Npy, batch: int) -> DataLoader:
         pin_memory=config.device().type == "cuda",
         generator=torch.Generator().manual_seed(config.SEED),
     )
-
-
-def _pack(data: cifar10.Prepared, folder: Path) -> None:
-    from torchvision.transforms import v2  # here, since it takes 2 s, as in helpers.training.models
-
-    outdated = list(folder.parent.glob(folder.name[:-_DIGEST] + "?" * _DIGEST))
-    staging.check_free(folder.parent, data.train_images, _BYTES_PER_IMAGE)
-    images = datasets.PngDataset(data.train, v2.PILToTensor())
-    pixels = (images[index][0] for index in range(len(images)))
-    packing.pack(mapped.Npy, pixels, images.labels.tolist(), folder)
-    for pack in outdated:  # not before: somebody may still use it, and the new one may not fit
-        shutil.rmtree(pack, ignore_errors=True)
-    print(f"Packed {data.train_images:,} images into {folder}.", flush=True)

@@ -51,7 +51,7 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
     out.parent.mkdir(parents=True, exist_ok=True)
     staging.check_free(out.parent, len(images), _BYTES_PER_COPY)
     start = time.perf_counter()
-    with staging.only_one_process(out.parent), staging.folder(out, replace=True) as copies:
+    with staging.folder(out, replace=True) as copies:
         write = partial(_write_copy, images, copies, v2.Resize(size))
         # Threads: Pillow releases the GIL while it decodes, resizes and encodes
         with ThreadPoolExecutor(machine.cores()) as threads:

@@ -116,7 +116,7 @@ def add(
     path = own_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        staging.write(path, _stored(path) + lines([result]), durable=True)
+        staging.write(path, text_of(path) + lines([result]), durable=True)
     return result
 
 
@@ -140,11 +140,11 @@ def read(path: Path | None = None) -> list[Result]:
     Raises `config.CourseError` if a line cannot be read; the error names the file and the line.
     """
     path = path or own_path()
-    return [parse(line, f"{path}, line {number}") for number, line in enumerate(_stored(path).splitlines(), 1)]
+    return [parse(line, f"{path}, line {number}") for number, line in enumerate(text_of(path).splitlines(), 1)]
 
 
-def _stored(path: Path) -> str:
-    """Return the text of a scoreboard, empty if there is none."""
+def text_of(path: Path) -> str:
+    """Return the text of a scoreboard, empty if there is none; raise `config.CourseError` if it is another file."""
     if path.exists() and not path.is_file():  # a pipe or a device may have no end
         raise config.CourseError(f"{path}: expected a scoreboard, found no regular file. Move it away.")
     try:

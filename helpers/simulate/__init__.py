@@ -6,6 +6,5 @@ scoreboard's line.
 
 from helpers.simulate.simulated_device import SimulatedDevice, SimulatedRun
 from helpers.simulate.sleeping import DEMANDS, SimulatedAccelerator, SleepingLayer, feeds, wait_until
-from helpers.simulate.slow_link import Link
 from helpers.simulate.slow_network import SlowNetwork
 from helpers.simulate.slow_storage import SHARED_FILE_SYSTEM, SlowStorage, SlowStore, far_away

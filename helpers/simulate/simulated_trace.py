@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepscope.base import staging
 
@@ -31,7 +31,7 @@ def write(spans: pd.DataFrame, title: str, folder: Path, how: str = "simulated")
         "deviceProperties": [{"id": DEVICE, "name": f"{how} device"}],
         "displayTimeUnit": "ms",
         "traceName": name,
-        "traceEvents": [*_names(spans, how), *_steps(spans), *_events(spans, how)],
+        "traceEvents": [*_names(spans, how), *_events(spans, how)],
     }
     staging.write(folder / name, json.dumps(content).encode())
     return folder
@@ -46,17 +46,21 @@ def _names(spans: pd.DataFrame, how: str) -> Iterator[dict]:
         yield {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
 
 
-def _steps(spans: pd.DataFrame) -> Iterator[dict]:
-    of_steps = spans[spans["lane"] == "host"].groupby("step")
-    for step, start, end in zip(of_steps.groups, of_steps["start"].min(), of_steps["end"].max(), strict=True):
-        yield _event("user_annotation", f"ProfilerStep#{step}", start, end)
-
-
 def _events(spans: pd.DataFrame, how: str) -> Iterator[dict]:
-    launched = spans[spans["lane"] != "host"].drop_duplicates("launch").set_index("launch")
+    for step, own in spans[spans["lane"] == "host"].groupby("step"):
+        yield _event("user_annotation", f"ProfilerStep#{step}", own["start"].min(), own["end"].max())
+    kinds = dict(zip(spans["launch"], spans["kind"], strict=True))  # the last span of a launch is on the device
     for span in spans.itertuples():
+        ids = {"External id": span.launch, "correlation": span.launch}
+        copies = kinds[span.launch] == "copy"
         if span.lane != "host":
-            yield from _on_device(span, how)
+            stream = int(span.lane.split()[1])
+            category, name = "kernel", f"{span.name} ({how})"
+            if copies:
+                category, name = "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"
+            place = {"device": DEVICE, "context": 1, "stream": stream}
+            yield _event(category, name, span.start, span.end, DEVICE, stream, **ids, **place)
+            yield _arrow("f", span.launch, span.start, DEVICE, stream) | {"bp": "e"}
         elif span.kind == "loading":
             yield _event("user_annotation", LOADING, span.start, span.end)
         elif span.kind == "wait":
@@ -64,30 +68,14 @@ def _events(spans: pd.DataFrame, how: str) -> Iterator[dict]:
                 yield _event("cpu_op", name, span.start, span.end)
             yield _event("cuda_runtime", "cudaStreamSynchronize", span.start, span.end)
         else:
-            yield from _launch(span, launched["kind"][span.launch], how)
-
-
-def _launch(span: Any, kind: str, how: str) -> Iterator[dict]:
-    call = "cudaMemcpyAsync" if kind == "copy" else "cudaLaunchKernel"
-    if span.name == "graph":
-        call = "cudaGraphLaunch"
-    begin = span.start + WITHIN * (span.end - span.start)
-    numbers = {"External id": span.launch, "correlation": span.launch}
-    operator = "aten::copy_" if kind == "copy" else f"{how}::{span.name}"
-    yield _event("cpu_op", operator, span.start, span.end, **{"External id": span.launch})
-    yield _event("cuda_runtime", call, begin, span.end, **numbers)
-    yield _arrow("s", span.launch, begin, PROCESS, THREAD)
-
-
-def _on_device(span: Any, how: str) -> Iterator[dict]:
-    stream = int(span.lane.split()[1])
-    category, name = "kernel", f"{span.name} ({how})"
-    if span.kind == "copy":
-        category, name = "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"
-    numbers = {"External id": span.launch, "correlation": span.launch}
-    place = {"device": DEVICE, "context": 1, "stream": stream}
-    yield _event(category, name, span.start, span.end, DEVICE, stream, **numbers, **place)
-    yield _arrow("f", span.launch, span.start, DEVICE, stream) | {"bp": "e"}
+            call = "cudaMemcpyAsync" if copies else "cudaLaunchKernel"
+            if span.name == "graph":
+                call = "cudaGraphLaunch"
+            begin = span.start + WITHIN * (span.end - span.start)
+            operator = "aten::copy_" if copies else f"{how}::{span.name}"
+            yield _event("cpu_op", operator, span.start, span.end, **{"External id": span.launch})
+            yield _event("cuda_runtime", call, begin, span.end, **ids)
+            yield _arrow("s", span.launch, begin, PROCESS, THREAD)
 
 
 def _event(

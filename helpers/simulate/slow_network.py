@@ -50,10 +50,6 @@ class SlowNetwork:
     mb_per_s: float
     latency_ms: float = 0.1
 
-    def __post_init__(self):
-        if self.mb_per_s <= 0 or self.latency_ms < 0:
-            raise ValueError(f"Expected a bandwidth above 0 MB/s and a latency of 0 ms or more, found {self}.")
-
     def __str__(self) -> str:
         return f"simulated network ({self.mb_per_s:g} MB/s, {self.latency_ms:g} ms latency)"
 
@@ -80,8 +76,7 @@ class SlowNetwork:
 
         The tensor may have any shape and type. By default all ranks take part; each `group` has its own link. The
         future has the tensor when this network would have transferred it, or the all-reduce's error at once. Raises
-        `ValueError` if the tensor is not on the CPU; `RuntimeError` if there is no process group, or if its ranks are
-        not all on one machine.
+        `ValueError` if the tensor is not on the CPU; `RuntimeError` if there is no process group.
         """
         if tensor.device.type != "cpu":
             raise ValueError(
@@ -146,7 +141,7 @@ _links: weakref.WeakKeyDictionary[ProcessGroup, _Link] = weakref.WeakKeyDictiona
 
 
 def _shared_memory(group: ProcessGroup) -> np.ndarray:
-    """Return an array that the ranks of a group share, float64 [_SLOTS, ranks]; all of them must call this."""
+    """Return an array that a group's ranks, on one machine, share: float64 [_SLOTS, ranks]; all must call this."""
     shape = _SLOTS, group.size()
     path = [""]
     if group.rank() == 0:
@@ -154,14 +149,7 @@ def _shared_memory(group: ProcessGroup) -> np.ndarray:
         os.truncate(file, int(np.prod(shape)) * 8)
         os.close(file)
     dist.broadcast_object_list(path, group=group, group_src=0)
-    try:
-        asked = np.memmap(path[0], np.float64, "r+", shape=shape)
-    except OSError as error:
-        raise RuntimeError(
-            "Expected all ranks on one machine, with one folder for temporary files, found that rank "
-            f"{dist.get_rank()} cannot open another's file ({error}). Between machines there is a real network: "
-            "leave the simulated one out."
-        ) from error
+    asked = np.memmap(path[0], np.float64, "r+", shape=shape)
     dist.barrier(group)  # all have it open
     if group.rank() == 0:
         with suppress(PermissionError):  # Windows cannot delete an open file

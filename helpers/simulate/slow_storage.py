@@ -1,17 +1,17 @@
 """Simulated storage: files that arrive late, and stores that are far away."""
 
 import copy
+import math
 import statistics
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from helpers.simulate.sleeping import wait_until
-from helpers.simulate.slow_link import Counts, Dials, Link
 
 _TRIAL, _TRIAL_BYTES, _TRIALS = "course-12/trial", 8_000_000, 3  # to measure a store elsewhere
 
@@ -30,10 +30,6 @@ class SlowStorage:
 
     seconds_per_open: float
     bytes_per_second: float
-
-    def __post_init__(self):
-        if self.seconds_per_open < 0 or self.bytes_per_second <= 0:
-            raise ValueError(f"Expected a time of 0 s or more and a throughput above 0 bytes/s, found {self}.")
 
     def __str__(self) -> str:
         return f"simulated storage ({self.seconds_per_open * 1e3:g} ms per open, {self.bytes_per_second / 1e6:g} MB/s)"
@@ -55,32 +51,56 @@ class SlowStorage:
 SHARED_FILE_SYSTEM = SlowStorage(seconds_per_open=2e-3, bytes_per_second=50e6)
 
 
-class SlowStore(Dials):
-    """Delays a store of obstore as a `Link` would, for machines without the server: each thread is a connection.
+class Counts(NamedTuple):
+    """What passed so far: requests, and bytes that came back."""
 
-    With a `buckets.Folder` it can be pickled, and needs `connect` in each process, as the folder does. A `measured`
-    store is slow by itself, so its requests are only counted.
+    requests: int
+    bytes: int
+
+    def since(self, before: Self) -> Self:
+        """Return what passed after `before`."""
+        return type(self)(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+class SlowStore:
+    """A store of obstore at the end of a slow link: an answer is complete when the link would have delivered it.
+
+    The first byte of an answer arrives `first_byte_ms` after the request; then every thread, which is a connection, has
+    `mb_per_s` for itself, in each direction. If the store itself is slower, the answer comes later. Opening a
+    connection costs nothing. With a `buckets.Bucket` or `Folder` as `store` it can be pickled, and needs `connect` in
+    each process, as that does. A `measured` store is slow by itself, so its requests are only counted.
+
+    Parameters
+    ----------
+    store : obstore store, buckets.Bucket or buckets.Folder
+    first_byte_ms, mb_per_s : float
+        Assumed. AWS names 100 to 200 ms and 85 to 90 MB/s for S3 (notebook 14 has the sources).
     """
 
     def __init__(self, store: Any, first_byte_ms: float = 30, mb_per_s: float = 90, measured: bool = False):
-        super().__init__(first_byte_ms, mb_per_s)
-        self.store, self.measured = store, measured
-        self._passed: list[tuple[int, int]] = []  # the thread of each request, and the bytes that came back
+        self.store, self.first_byte_ms, self.mb_per_s, self.measured = store, first_byte_ms, mb_per_s, measured
+        self._passed: list[int] = []  # the bytes that came back, for each request
 
     def __str__(self) -> str:
         if self.measured:
             return f"your store (measured: {self.first_byte_ms:.3g} ms to the first byte, {self.mb_per_s:.3g} MB/s)"
-        return super().__str__()
+        return f"simulated link ({self.first_byte_ms:g} ms to the first byte, {self.mb_per_s:g} MB/s a connection)"
+
+    def seconds(self, requests: int, size: float, connections: int = 1) -> float:
+        """Return how long `requests` of equal size take for `size` bytes in all: first bytes, and size ÷ bandwidth."""
+        one = self.first_byte_ms / 1e3 + size / max(requests, 1) / (self.mb_per_s * 1e6)
+        return math.ceil(requests / connections) * one
 
     def connect(self) -> Self:
-        """Return a copy for the connected folder; in one process, both count together."""
+        """Return a copy for the connected store; in one process, both count together."""
         connected = copy.copy(self)
         connected.store = self.store.connect()
         return connected
 
     def get(self, path: str):
         """As obstore does, but late: the content is complete when this returns."""
-        return self._late(lambda: self.store.get(path), lambda result: result.meta["size"])
+        content = self._late(lambda: self.store.get(path).bytes(), len)
+        return SimpleNamespace(bytes=lambda: content, meta={"size": len(content)})
 
     def get_range(self, path: str, **where: int):
         """As obstore does, but late; `where` is `start`, and `end` or `length`."""
@@ -96,32 +116,25 @@ class SlowStore(Dials):
 
     def counts(self) -> Counts:
         """Return what passed so far in this process."""
-        passed = list(self._passed)
-        return Counts(len(passed), len({thread for thread, _ in passed}), sum(size for _, size in passed))
-
-    def stop(self) -> None:
-        """Do nothing: unlike a `Link`, this has no process."""
+        return Counts(len(self._passed), sum(self._passed))
 
     def _late(self, request: Callable, size: Callable = lambda _: 0, sent: int = 0) -> Any:
         start = time.perf_counter()
         answer = request()
-        self._passed.append((threading.get_ident(), size(answer)))
+        self._passed.append(size(answer))
         if not self.measured:
             wait_until(start + self.seconds(1, sent + size(answer)))
         return answer
 
 
-def far_away(place: Any, first_byte_ms: float = 30, mb_per_s: float = 90) -> tuple[Any, Link | SlowStore]:
-    """Return a `buckets.Bucket` or `Folder` at the end of a slow link, to connect to, and that link.
+def far_away(place: Any, first_byte_ms: float = 30, mb_per_s: float = 90) -> tuple[SlowStore, SlowStore]:
+    """Return a `buckets.Bucket` or `Folder` at the end of a slow link, to connect to, and that link: they are one.
 
-    A server on this machine gets a `Link`, and a folder a `SlowStore`; each has `seconds`, `counts` and `stop`. A
-    store elsewhere is far away already: its latency and bandwidth are measured, and its requests are only counted.
+    The link of a server on this machine and of a folder is simulated. A store elsewhere is far away already: its
+    latency and bandwidth are measured, and its requests are only counted.
     """
     endpoint = getattr(place, "endpoint", None)
-    if endpoint is not None and urlsplit(endpoint).hostname in ("127.0.0.1", "localhost"):
-        link = Link(endpoint, first_byte_ms, mb_per_s)
-        return replace(place, endpoint=link.endpoint), link
-    if endpoint is None:
+    if endpoint is None or urlsplit(endpoint).hostname in ("127.0.0.1", "localhost"):
         slow = SlowStore(place, first_byte_ms, mb_per_s)
     else:
         slow = SlowStore(place, *_dials(place.connect()), measured=True)

@@ -1,6 +1,8 @@
 """Jobs of several processes: runs `torchrun` from a notebook, always ends the whole job, and names its failures.
 
-This file also runs as the process between the notebook and ``torchrun``, which ends the job when the notebook ends.
+This file also runs as two kinds of processes of a job. One is between the notebook and ``torchrun``, and ends the job
+when the notebook ends. The other is, for each rank, between ``torchrun`` and the script: it passes on the lines that
+the script writes, and keeps its errors and its exit code in the folder of the rank.
 """
 
 import io
@@ -12,7 +14,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,25 +23,18 @@ import psutil
 
 from stepscope.base import child
 
+_LOOK = 0.05  # seconds between two looks at what a script has written
 _DUMP, _GRACE = 10.0, 30.0  # seconds for ranks to write where they are, and to end
 _LATE = 124  # the exit code of `timeout` in a shell
 _SHOWN = 12  # lines of a rank's errors, or of torchrun's, in an error
 _FOLDER = "PET_LOG_DIR"  # torchrun's --log-dir; all processes of a job inherit it, which is how `_end` finds them
+_LOG = "torchrun.log"  # in this folder: what torchrun itself writes
+_OUTPUT, _ERRORS, _CODE, _STOPPED = "stdout.log", "stderr.log", "exit-code", "stopped"  # in the folder of a rank
+_BY_TORCHRUN = (-signal.SIGTERM, None)  # exit codes of ranks that torchrun ends, the second 30 s later by SIGKILL
 # Without it (torch 2.5 to 2.15) ranks that start again share a store with earlier ranks, and the first ones take old
 # addresses for the new ones: "Connection refused", https://github.com/pytorch/pytorch/issues/135712.
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# What torchrun writes: before a line of a rank, as `_environment` sets it; before it ends the other ranks by SIGTERM;
-# after that; when it kills a rank that ignores SIGTERM; and at the end
-_RANK = re.compile("\x02([0-9]+)\x03")
-_CLOSING = re.compile(r"Sending process (\d+) closing signal")
-_SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-_FORCED = re.compile(r"Unable to shutdown process (\d+)")
-_SUMMARY = re.compile(r"rank +: (\d+) \(.*\n *exitcode +: (-?\d+) \(pid: (\d+)\)")
-_STOPPED = re.compile(r"Stopped when the time was over: rank (\d+)")  # `_abort` writes it
 _FRAME = re.compile(r'File "(.+)", line (\d+) in ')  # as faulthandler writes it
-# What a rank writes when another has gone (gloo on Linux and macOS, and on Windows; NCCL), or does not come
-_LOST = re.compile(r"Connection (closed|reset) by|Broken pipe|forcibly closed|remote process exited")
-_WAITED = re.compile(r"Timed out|timeout", re.IGNORECASE)
 
 
 class JobFailed(RuntimeError):
@@ -85,13 +81,24 @@ def torchrun(
     words = [str(word) for word in (script, *arguments)]
     show = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
     show(f"$ torchrun {shlex.join([*options, *words])}")
+    lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="torchrun-", ignore_cleanup_errors=True) as folder:
         environment = _environment(folder) | (_OWN_STORE if max_restarts else {}) | dict(env or {})
         # "--": or Python up to 3.11 may take an option of the script for an abbreviated one of torchrun
-        command = [__file__, timeout, folder, *options, "--", *words]
-        code, lines, log = _run(command, Path(folder), environment, max_restarts, show)
+        command = [__file__, "job", timeout, folder, *options, "--", __file__, "rank", *words]
+        with open(Path(folder, _LOG), "wb") as log:
+            job = child.Child(command, environment, stdout=subprocess.PIPE, stderr=log)
+        try:
+            assert job.process.stdout is not None  # it is a pipe
+            for line in io.TextIOWrapper(job.process.stdout, encoding="utf-8", errors="replace"):
+                lines.append(line.removesuffix("\n"))
+                show(lines[-1])
+            code = job.process.wait()
+        finally:
+            job.stop(_GRACE)
+            _end(folder)  # what torchrun has left, also if somebody killed the process between
         if code:
-            raise JobFailed(f"{script}: {_reason(script, code, log, Path(folder), timeout)}")
+            raise JobFailed(f"{script}: {_reason(code, Path(folder), script, timeout)}")
     return "\n".join(lines)
 
 
@@ -102,103 +109,55 @@ def _environment(folder: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "KINETO_LOG_LEVEL": "6",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), own.get("PYTHONPATH")])),
-        "PYTHONFAULTHANDLER": "1",  # a rank writes where it is when it is aborted, see `_abort`
+        "PYTHONFAULTHANDLER": "1",  # a script writes where it is when it is aborted, see `_run_rank`
         "USE_LIBUV": "0" if os.name == "nt" else "1",  # PyTorch for Windows is built without
         "PET_LOCAL_ADDR": "127.0.0.1",  # the machine's own name may lead nowhere
-        "PET_TEE": "3",  # the output of each rank into files of its own, too
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "\x02${rank}\x03",
         _FOLDER: folder,
     }
     return usual | own | fixed
 
 
-def _run(
-    command: list[object], folder: Path, environment: dict[str, str], max_restarts: int, show: Callable[[str], None]
-) -> tuple[int, list[str], str]:
-    """Run ``torchrun``, and return its exit code, the lines that the ranks printed, and what it wrote itself."""
-    watcher = child.Child(command, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    lines, log, begun, restarts = [], "", {}, 0
-
-    def say(line: str) -> None:
-        lines.append(line)
-        show(line)
-
-    try:
-        for line in io.TextIOWrapper(watcher.process.stdout, encoding="utf-8", errors="replace"):
-            own, *marked = _RANK.split(line)
-            log += own
-            if closing := _CLOSING.search(own):
-                _wake(int(closing[1]))
-            if (seen := _SEEN.search(own)) and restarts < max_restarts:
-                restarts += 1
-                became = _became([(int(seen[2]), int(seen[1]))], folder).splitlines()[0]
-                say(f"{became}\nAll ranks start again ({restarts} of {max_restarts}).")
-            for rank, text in zip(marked[::2], marked[1::2], strict=True):  # a line may come in several parts
-                begun[rank] = begun.get(rank, "") + text
-                if text.endswith("\n"):
-                    say(begun.pop(rank)[:-1])
-        for text in begun.values():
-            say(text)
-        return watcher.process.wait(), lines, log
-    finally:
-        watcher.stop(_GRACE)
-        _end(folder)  # what torchrun has left, also if somebody killed the watcher
-
-
-def _reason(script: Path, code: int, log: str, folder: Path, timeout: float) -> str:
+def _reason(code: int, folder: Path, script: Path, timeout: float) -> str:
+    """Return in words why a job failed, from its exit code and what its processes have left in the folder."""
+    attempt = max(folder.glob("*/attempt_*"), key=os.path.getmtime, default=folder)
+    codes = _codes(attempt)
     if code == _LATE:
-        errors = {rank.name: _errors(rank) for rank in _ranks(folder)}
-        stopped = dict.fromkeys(_STOPPED.findall(log), "was stopped by a signal, and ")
-        places = "; ".join(
-            f"rank {rank} {stopped.get(rank, '')}{_place(text, script)}" for rank, text in errors.items()
-        )
-        failed = {rank: _traceback(text)[0] for rank, text in errors.items() if "Fatal Python error" not in text}
-        if _CLOSING.search(log) and 0 < len(failed) < len(errors):  # torchrun gives the others 30 s to end
-            first = "; ".join(f"rank {rank} failed: {last or 'it wrote no error'}" for rank, last in failed.items())
-            return f"{first}. After that others had not ended when the {timeout:g} s were over: {places}."
+        places = "; ".join(f"rank {rank.name} {_place(rank, codes[rank], script)}" for rank in codes)
         return (
             f"expected its end within {timeout:g} s, and ended it then: {places or 'no rank had begun'}. Ranks wait "
             "forever if another one leaves out a collective; if they all just need longer, give them more time."
         )
-    killed = set(_FORCED.findall(log))
-    failures = [
-        (int(rank), -signal.SIGTERM if pid in killed else int(exit_code))
-        for rank, exit_code, pid in _SUMMARY.findall(log)
-    ]
-    if failures:
-        return _became(failures, folder)
-    end = "\n".join(log.splitlines()[-_SHOWN:])
-    return f"torchrun itself {_ended(128 - code if code > 128 else code)}. Its last output:\n{end}"
+    if code == 1 and any(codes.values()):
+        return _became(attempt)
+    log = (folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+    ended = _ended(128 - code if code > 128 else code)
+    return "\n".join([f"torchrun itself {ended}. Its last output:", *log[-_SHOWN:]])
 
 
-def _became(failures: list[tuple[int, int]], folder: Path) -> str:
-    """Return in words how the rank that failed first ended, of those with these exit codes.
+def _became(attempt: Path) -> str:
+    """Return in words how the rank that failed first ended, in an attempt in which at least one failed.
 
-    Others fail because of it: they lose their connection, or ``torchrun`` ends them by SIGTERM.
+    Others fail because of it: they lose their connection, or ``torchrun`` ends them.
     """
-    ranks = _ranks(folder)
-    errors = {rank: _traceback(_errors(ranks[rank])) for rank, _ in failures}
+    codes = _codes(attempt)
 
-    def order(failure: tuple[int, int]) -> tuple:
-        rank, code = failure
-        written = (ranks[rank] / "stderr.log").stat().st_mtime_ns
-        # a rank that SIGKILL ends writes nothing then; others write their errors when they end, also at other signals
-        return bool(_LOST.search(errors[rank][0])), code == -signal.SIGTERM, code != -9, written
+    def order(rank: Path) -> tuple[bool, int]:
+        # A rank that SIGKILL ends writes nothing then, so that it is before those that write because it has gone
+        return codes[rank] in _BY_TORCHRUN, (rank / _ERRORS).stat().st_mtime_ns
 
-    rank, code = min(failures, key=order)
-    became, (last, shown) = f"rank {rank} {_ended(code)}", errors[rank]
+    first = min((rank for rank in codes if codes[rank] != 0), key=order)
+    code, (error, shown) = codes[first] or -9, _error(first)
+    became = f"rank {first.name} {_ended(code)}"
     if code == -9:
         return f"{became}, as the system does when memory runs out, or as anybody may."
-    if not last:
+    if not error:
         return f"{became}, and wrote no error."
-    ended = [str(other) for other in range(len(ranks)) if other not in errors]
-    busy = [str(other) for other, code in failures if code == -signal.SIGTERM and other != rank]
-    others = ""
-    if ended and _LOST.search(last):
-        others = f"\nEnded before, without an error: rank {', '.join(ended)}. With fewer steps than the others?"
-    if busy and _WAITED.search(last):
-        others = f"\nNot ended, when the wait for it was over: rank {', '.join(busy)}."
-    return f"{became}: {last}{others}\nThe end of its errors:\n{shown}"
+    lines = [f"{became}: {error}"]
+    if done := [rank.name for rank in codes if codes[rank] == 0]:
+        lines.append(f"Ended without an error: rank {', '.join(done)}. With fewer steps than the others?")
+    if busy := [rank.name for rank in codes if codes[rank] in _BY_TORCHRUN and rank != first]:
+        lines.append(f"Not ended then: rank {', '.join(busy)}.")
+    return "\n".join([*lines, f"The end of the errors of rank {first.name}:", shown])
 
 
 def _ended(code: int) -> str:
@@ -207,25 +166,27 @@ def _ended(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name} (signal {-code})"
 
 
-def _ranks(folder: Path) -> list[Path]:
-    """Return the folder of each rank that has begun in the last attempt; one has `stdout.log` and `stderr.log`."""
-    attempts = sorted(folder.glob("*/attempt_*"), key=lambda path: int(path.name.rpartition("_")[2]))
-    begun = (path.parent for path in attempts[-1].glob("*/stderr.log")) if attempts else ()
-    return sorted(begun, key=lambda path: int(path.name))
+def _codes(attempt: Path) -> dict[Path, int | None]:
+    """Return the folder of each rank that has begun in an attempt, and its exit code.
+
+    The code is None as long as the rank runs, and if SIGKILL has ended the script and the process above it.
+    """
+    ranks = sorted((path.parent for path in attempt.glob(f"*/{_ERRORS}")), key=lambda rank: int(rank.name))
+    return {rank: int((rank / _CODE).read_text()) if (rank / _CODE).exists() else None for rank in ranks}
 
 
 def _errors(rank: Path) -> str:
-    """Return what a rank wrote to standard error, without the marks that PyTorch puts before each line."""
-    text = (rank / "stderr.log").read_text(encoding="utf-8", errors="replace")
-    return re.sub(r"^\[rank\d+\]: ?", "", text, flags=re.MULTILINE)
+    """Return what a script wrote to standard error, without the mark that PyTorch puts before each line."""
+    lines = (rank / _ERRORS).read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(line.removeprefix(f"[rank{rank.name}]:").removeprefix(" ") for line in lines)
 
 
-def _traceback(errors: str) -> tuple[str, str]:
-    """Return the line with the error, or the last one if there is no traceback, and the last lines up to it.
+def _error(rank: Path) -> tuple[str, str]:
+    """Return the line with a rank's error, or its last line if there is no traceback, and the last lines up to it.
 
     Of several tracebacks the last counts: a `DataLoader` quotes its worker's at the end of its own.
     """
-    own = errors.partition("Fatal Python error")[0]  # the rest is faulthandler's output from a killed rank
+    own = _errors(rank).partition("Fatal Python error")[0]  # the rest is faulthandler's output from a killed rank
     lines = [line for line in own.splitlines() if line.strip()]
     begins = [number for number, line in enumerate(lines) if line.endswith("Traceback (most recent call last):")]
     if begins:
@@ -234,22 +195,14 @@ def _traceback(errors: str) -> tuple[str, str]:
     return "".join(lines[-1:]), "\n".join(lines[-_SHOWN:])
 
 
-def _place(errors: str, script: Path) -> str:
-    """Return in words where a rank was when it was aborted, from faulthandler's output."""
-    main = errors.rpartition("(most recent call first):\n")[2]  # the main thread is the last
-    frames = _FRAME.findall(main)
+def _place(rank: Path, code: int | None, script: Path) -> str:
+    """Return in words where a rank was when it was aborted, from faulthandler's output, or how it had ended."""
+    frames = _FRAME.findall(_errors(rank).rpartition("(most recent call first):\n")[2])  # the main thread is the last
     if not frames:
-        return "had ended, or did not say where it was"
+        return "did not say where it was" if code is None else f"{_ended(code)}: {_error(rank)[0]}"
     file, line = next((frame for frame in frames if Path(frame[0]).name == script.name), frames[0])
-    return f"was at {Path(file).name}, line {line}: {linecache.getline(file, int(line)).strip()}"
-
-
-def _wake(rank: int) -> None:
-    """Resume a process if it is stopped: otherwise SIGTERM does not end it, and torchrun waits 30 s for that."""
-    with suppress(psutil.Error):
-        process = psutil.Process(rank)
-        if process.status() == psutil.STATUS_STOPPED:
-            process.resume()
+    stopped = "was stopped by a signal, and " if (rank / _STOPPED).exists() else ""
+    return f"{stopped}was at {Path(file).name}, line {line}: {linecache.getline(file, int(line)).strip()}"
 
 
 def _end(folder: str | Path) -> None:
@@ -268,32 +221,54 @@ def _folder_of(process: psutil.Process) -> str | None:
     return None
 
 
-def _watch(timeout: str, folder: str, *words: str) -> int:
+def _run_job(timeout: str, folder: str, *words: str) -> int:
     """Run ``torchrun`` until it ends, its time is over, or the notebook that started this process ends or asks."""
     child.end_with_owner(lambda: _end(folder), folder)
     signal.signal(signal.SIGINT, lambda *_: None)  # on Windows torchrun sends it to ranks, and to all in its console
     command = [sys.executable, "-P", "-u", "-m", "torch.distributed.run", *words]
-    agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=child.kernel_ends_with_parent())
+    torchrun = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=child.kernel_ends_with_parent())
     try:
-        code = agent.wait(float(timeout))
+        code = torchrun.wait(float(timeout))
     except subprocess.TimeoutExpired:
-        _abort(agent)
-        return _LATE
+        code, ranks = _LATE, psutil.Process(torchrun.pid).children()
+        torchrun.kill()
+        psutil.wait_procs(ranks, _DUMP)  # each aborts its script
+    _end(folder)  # or the notebook would wait for more output
     return code if code >= 0 else 128 - code
 
 
-def _abort(agent: subprocess.Popen) -> None:
-    """End ``torchrun``, and let each rank write where it is: Python's faulthandler does so when it is aborted."""
-    ranks = psutil.Process(agent.pid).children()
-    agent.kill()
-    if os.name != "nt":
-        for rank in ranks:
-            with suppress(psutil.Error):
-                if rank.status() == psutil.STATUS_STOPPED:
-                    print(f"Stopped when the time was over: rank {rank.environ()['RANK']}", flush=True)
-                rank.send_signal(signal.SIGABRT)
-                rank.resume()  # a stopped rank does not abort
-        psutil.wait_procs(ranks, _DUMP)
+def _run_rank(*words: str) -> int:
+    """Run a script as a rank, pass on the lines that it writes, keep its exit code, and end it with ``torchrun``."""
+    rank, again = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent, int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    torchrun, shown = os.getppid(), open(1, "wb", closefd=False)
+    if again and rank.name == "0":
+        became = _became(rank.parent.with_name(f"attempt_{again - 1}")).splitlines()[0]
+        most = os.environ["TORCHELASTIC_MAX_RESTARTS"]
+        shown.write(f"{became}\nAll ranks start again ({again} of {most}).\n".encode())
+    logs = [rank / _OUTPUT, rank / _ERRORS]
+    with logs[0].open("wb") as output, logs[1].open("wb") as errors:
+        command = [sys.executable, "-u", *words]
+        script = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+    # torchrun sends SIGTERM to this process and to the script, which gets it later if it is stopped
+    signal.signal(signal.SIGTERM, lambda *_: script.send_signal(signal.SIGCONT))
+    files, begun, code = [log.open("rb") for log in logs], [b"", b""], None
+    while code is None:
+        time.sleep(_LOOK)
+        code = script.poll()
+        for number, file in enumerate(files):
+            *lines, begun[number] = (begun[number] + file.read()).split(b"\n")
+            shown.writelines(line + b"\n" for line in lines)
+        shown.flush()
+        if os.getppid() != torchrun:
+            if psutil.Process(script.pid).status() == psutil.STATUS_STOPPED:
+                (rank / _STOPPED).touch()
+            script.send_signal(signal.SIGABRT)  # Python's faulthandler then writes where the script is
+            script.send_signal(signal.SIGCONT)  # a stopped process does not abort
+            code = script.wait(_DUMP)
+    shown.writelines(line + b"\n" for line in begun if line)
+    shown.flush()
+    (rank / _CODE).write_text(str(code))
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
@@ -301,4 +276,4 @@ if __name__ == "__main__":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an aborted rank leaves no core behind
-    sys.exit(_watch(*sys.argv[1:]))
+    sys.exit(_run_job(*sys.argv[2:]) if sys.argv[1] == "job" else _run_rank(*sys.argv[2:]))

@@ -55,10 +55,3 @@ def test_ones_own_ladder_is_among_them_once_there_is_one(runs):
     # a rung that nothing is compared with needs no slide
     (runs / "scoreboard.jsonl").write_text(board.read_text().splitlines()[0] + "\n")
     assert list(slides._ladders("measured on this machine", scoreboard.ladder())) == []
-
-
-def test_a_file_in_place_of_the_folder_stays(runs, tmp_path, capsys):
-    (tmp_path / "slides").write_text("mine")
-    assert main(["slides", "--out", str(tmp_path / "slides")]) == 1
-    assert "TargetExists: Expected the name of a folder" in capsys.readouterr().err
-    assert (tmp_path / "slides").read_text() == "mine"

@@ -50,7 +50,7 @@ def test_a_plugin_that_cannot_be_corrected_is_a_problem(monkeypatch):
 
 def test_a_small_shared_memory_is_a_problem_with_a_remedy(monkeypatch):
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: mock.Mock(free=64e6))
-    found = next(preflight._shared_memory())
+    found = row("/dev/shm")
     assert "0.06 GB" in found.value and "bus error" in found.problem and "--shm-size" in found.remedy
 
 

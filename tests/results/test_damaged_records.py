@@ -55,7 +55,6 @@ READERS = {  # the file, what stands in it, who reads it, and the error that may
     "scoreboard": ("scoreboard.jsonl", results, lambda path: scoreboard.ladder_text(), CourseError),
     "class": ("scoreboard.jsonl", results, page, ()),
     "results of processes": ("processes.jsonl", results, recorded, CourseError),
-    "machine": ("machine.json", lambda folder: [hardware.describe() | {"clocks": {"SM": 1980}}], recorded, CourseError),
     "manifest": ("cifar10-drawn-2/manifest.json", manifest, images, DamagedFolder),
     "manifest at a glance": ("cifar10-drawn-2/manifest.json", manifest, images_at_a_glance, ()),
     "shards": (

@@ -6,7 +6,7 @@ import pytest
 from support.clock import Clock
 
 from helpers import simulate
-from helpers.data import buckets
+from helpers.data import buckets, s3_server
 from helpers.simulate import slow_storage
 
 
@@ -36,7 +36,8 @@ def test_a_slow_store_answers_when_the_formula_says(tmp_path, monkeypatch):
     clock = Clock(monkeypatch, simulate)
     place, link = simulate.far_away(folder, first_byte_ms=30, mb_per_s=0.001)
     assert str(link) == "simulated link (30 ms to the first byte, 0.001 MB/s a connection)"
-    store = pickle.loads(pickle.dumps(place)).connect()
+    assert bytes(pickle.loads(pickle.dumps(place)).connect().get("alphabet").bytes()) == b"abcdefghij" * 100
+    clock.now, store = 0.0, place.connect()
     assert bytes(store.get_range("alphabet", start=0, end=10)) == b"abcdefghij"
     assert clock.now == pytest.approx(0.03 + 0.01)
     assert bytes(store.get("alphabet").bytes()) == b"abcdefghij" * 100
@@ -45,7 +46,21 @@ def test_a_slow_store_answers_when_the_formula_says(tmp_path, monkeypatch):
     assert clock.now == pytest.approx(1.07 + 0.13)
     assert sorted(entry["path"] for page in store.list() for entry in page) == ["alphabet", "b"]
     assert clock.now == pytest.approx(1.2 + 0.03)
-    assert store.counts() == (4, 1, 1010)
+    assert store.counts() == link.counts() == (4, 1010)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(s3_server.program() is None, reason="there is no package of the server for this machine")
+def test_a_server_on_this_machine_is_at_the_end_of_a_link_also_after_a_restart(tmp_path):
+    with s3_server.Server(tmp_path) as server:
+        far, link = simulate.far_away(server.bucket, first_byte_ms=0, mb_per_s=10_000)
+        store = far.connect()
+        store.put("a", b"0123456789" * 1_000_000)
+        assert bytes(store.get_range("a", start=5_000_003, end=5_000_006)) == b"345"
+        server.restart()
+        before = link.counts()
+        assert bytes(store.get("a").bytes()) == b"0123456789" * 1_000_000
+        assert link.counts().since(before) == (1, 10_000_000)
 
 
 def test_a_store_elsewhere_is_measured_and_counted_and_not_slowed_down(tmp_path, monkeypatch):
@@ -61,4 +76,3 @@ def test_a_store_elsewhere_is_measured_and_counted_and_not_slowed_down(tmp_path,
     assert bytes(store.get("a").bytes()) == b"content"
     assert "measured: 30 ms" in str(link)
     assert not (tmp_path / "course-12" / "trial").exists()
-    link.stop()

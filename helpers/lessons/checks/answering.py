@@ -1,7 +1,6 @@
 """What all checks share: the form of a wrong answer (case, expected, found), and how it reaches the reader."""
 
 import functools
-import importlib.util
 import signal
 import sys
 import threading
@@ -9,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -129,11 +129,10 @@ def _line_of(error: Exception, written: tuple) -> str:
     return f" (line {lines[-1]} of what you wrote)" if lines else ""
 
 
-def imported(file: Path, name: str) -> Any:
-    """Import a file as it is now, so that a spawned worker can import it, too; return the reader's `name` in it."""
-    importlib.invalidate_caches()
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None  # it is a .py file
-    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return expect_written(getattr(module, name))
+def imported(file: Path) -> ModuleType:
+    """Run a file as it is now, as a module that a spawned worker can import, too, and return that."""
+    # Not by import, which may use the old compiled file if it changes twice within a second
+    module = sys.modules[file.stem] = ModuleType(file.stem)
+    module.__file__ = str(file)
+    exec(compile(file.read_bytes(), file, "exec"), module.__dict__)
+    return module

@@ -131,8 +131,6 @@ def accumulated_step(written: Callable) -> str:
             raise Wrong(f"{case}: {error} Call its update() once, after its step().") from None
         expect(len(steps) <= 1, "one step of the optimizer", len(steps), case)
         expect(types[-1:] == [torch.bfloat16], "bfloat16 from the first layer", types[-1] if types else "no call of it")
-        finite = all(bool(weight.isfinite().all()) for weight in mine.parameters())
-        expect(finite, "finite weights", "infinite or nan", case, "Let the scaler take the step.")
         images, labels = map(torch.cat, zip(*parts, strict=True))
         if images.isfinite().all():
             nn.functional.cross_entropy(right(images), labels).backward()

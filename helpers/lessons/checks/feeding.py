@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from helpers.lessons.checks.answering import Wrong, answered, expect, imported, slip
+from helpers.lessons.checks.answering import Wrong, answered, expect, expect_written, imported, slip
 from helpers.training.called_operators import Calls
 from stepscope.base.wording import counted
 
@@ -40,13 +40,13 @@ class _BrightAtLast:
 @answered
 def mean_and_std(written: Callable) -> str:
     """Notebook 04: ``written(loader)`` returns each channel's mean and standard deviation, of pixels from 0 to 1."""
-    pixels = torch.cat([images for images, _ in _BrightAtLast()]).double() / 255
+    batches = [images.double() / 255 for images, _ in _BrightAtLast()]
+    pixels = torch.cat(batches)
     expected = {"mean": pixels.mean(dim=(0, 2, 3)), "standard deviation": pixels.std(dim=(0, 2, 3), correction=0)}
     loader = _BrightAtLast()
     found = written(loader)
     two = isinstance(found, Sequence) and len(found) == 2
     expect(two, "the mean and the standard deviation", type(found).__name__)
-    batches = [images.double() / 255 for images, _ in _BrightAtLast()]
     means = torch.stack([images.mean((0, 2, 3)) for images in batches]).mean(0)
     deviations = torch.stack([images.std((0, 2, 3)) for images in batches]).mean(0)
     total, shape = pixels.sum(dim=(0, 2, 3)), tuple(pixels.shape[1:])
@@ -113,7 +113,7 @@ def _disc(size: tuple[int, int], mode: str) -> Image.Image:
 @answered
 def packed_images(file: Path) -> str:
     """Notebook 06: a file with `PackedImages`, a dataset that reads whole batches from an array in a file."""
-    written = imported(file, "PackedImages")
+    written = expect_written(imported(file).PackedImages)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         path, labels = Path(name) / "images.npy", torch.arange(3000)
         images = np.random.default_rng(0).integers(0, 256, (3000, 3, 32, 32), np.uint8)

@@ -112,7 +112,6 @@ class _Calls:
         self.ready += parameter.nbytes  # as many as its gradient has
 
     def __call__(self, tensor: torch.Tensor) -> _Noted:
-        expect(isinstance(tensor, torch.Tensor), "a tensor", type(tensor).__name__, "all_reduce")
         self.late |= self.waited
         self.bytes.append(tensor.nbytes)
         future = _Noted(self, tensor.detach())

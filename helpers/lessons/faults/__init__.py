@@ -23,16 +23,13 @@ DRAWN = {"loading": 3, "loop": 2, "GPU": 1}
 
 def draw(seed: int) -> tuple[Fault, ...]:
     """Return the faults that a seed stands for, in the order of the catalogue: the same on every machine."""
-
-    def place_in_line(number: int) -> bytes:
-        """A hash of the number, because Python's random numbers and the words of a fault may change."""
-        return hashlib.sha256(f"{seed} {number}".encode()).digest()
-
+    # By a hash of the number, because Python's random numbers and the words of a fault may change
     numbers = range(len(catalogue.FAULTS))
+    in_line = sorted(numbers, key=lambda number: hashlib.sha256(f"{seed} {number}".encode()).digest())
     drawn: list[Fault] = []
     for place, count in DRAWN.items():
         last = len(drawn) + count
-        for number in sorted(numbers, key=place_in_line):
+        for number in in_line:
             fault = catalogue.FAULTS[number]
             if len(drawn) < last and fault.place == place and all(map(fault.fits_beside, drawn)):
                 drawn.append(fault)
@@ -50,13 +47,9 @@ def text(faults: Sequence[Fault], images: Path) -> str:
 def write(path: Path, faults: Sequence[Fault], images: Path) -> Path:
     """Write a script with these faults, but keep one that has been edited; print which, and return its path.
 
-    `faults` and `images` are as for `text`. Raises `staging.TargetExists` if `path` is a folder.
+    `faults` and `images` are as for `text`.
     """
     path, script = Path(path).resolve(), text(faults, images).encode()
-    if path.is_dir():
-        raise staging.TargetExists(
-            f"Expected the name of a script to write, such as {path / 'train.py'}, and found the folder {path}."
-        )
     if path.exists() and path.read_bytes() != script:
         print(f"{path} differs from the script that was drawn, and is kept. Delete it to begin anew.")
         return path

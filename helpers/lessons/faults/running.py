@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from helpers import config, simulate, training
+from helpers.lessons.checks import answering
 from helpers.lessons.faults.catalogue import EPOCH_STEPS, FAULTS, WORKERS
 from stepscope import timing
 
@@ -239,16 +240,11 @@ def _count(name: str, calls: Counter[str]) -> None:
 
 def _load(path: Path) -> ModuleType:
     """Import a script as it is now, so that workers can import it, too."""
-    # Not by import, which may use the old compiled script if the file changes twice within a second
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise ScriptFailed(f"expected a training script there, found {error.strerror}.") from None
-    script = sys.modules[path.stem] = ModuleType(path.stem)
-    script.__file__ = str(path)
+    if not path.is_file():
+        raise ScriptFailed("expected a training script there, found none.")
     if sys.path[0] != str(path.parent):
         sys.path.insert(0, str(path.parent))  # where a spawned worker finds it
-    exec(compile(source, path, "exec"), script.__dict__)
+    script = answering.imported(path)
     missing = [name for name in FUNCTIONS if not callable(getattr(script, name, None))]
     if missing:
         raise ScriptFailed(f"it has no function {' and no function '.join(missing)}.")
@@ -275,11 +271,12 @@ def simulating(model: nn.Module) -> nn.Module:
 
 
 def _said(error: BaseException) -> str:
-    """Return what is wrong, or the traceback without the lines of this module."""
+    """Return what is wrong, or the traceback without the lines of the course."""
     if isinstance(error, ScriptFailed):
         return str(error)
     report = traceback.TracebackException.from_exception(error)
-    report.stack = traceback.StackSummary.from_list([line for line in report.stack if line.filename != __file__])
+    ours = __file__, answering.__file__
+    report.stack = traceback.StackSummary.from_list([line for line in report.stack if line.filename not in ours])
     return "it failed:\n" + "".join(report.format()).rstrip()
 
 

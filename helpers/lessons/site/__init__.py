@@ -30,6 +30,7 @@ FILES = (
     "notebooks/slurm/*.*",
     "stepscope/*.md",
     "stepscope/docs/*.*",
+    "stepscope/src/stepscope/*.py",
     "stepscope/src/stepscope/*/*.py",
     "stepscope/src/stepscope/*/*.json",
     "stepscope/tests/*.py",

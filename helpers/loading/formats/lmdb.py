@@ -23,8 +23,7 @@ from helpers.loading.formats.packing import Contents
 _FILE = "data.mdb"
 _KEY = struct.Struct(">Q")
 
-_COMMIT_BYTES = 16 * 2**20  # LMDB keeps uncommitted values in memory, and so do we, in case the map is full
-_WAITING_BYTES = 250  # of a key and a value that wait, without the value's content
+_COMMITTED = 100  # values at once: LMDB keeps them in memory until then, and so do we, in case the map is full
 _FIRST_MAP_BYTES = 64 * 2**20
 
 # Header of a page, in LMDB 0.9's mdb.c (struct MDB_page): its number, padding, flags, and how many pages it spans, if
@@ -45,15 +44,14 @@ class Lmdb(PackedDataset):
         # No lock: nobody else knows the file. No sync: the checksums show losses by a power cut.
         store = lmdb.open(str(folder / _FILE), _FIRST_MAP_BYTES, subdir=False, lock=False, sync=False, metasync=False)
         with store:
-            waiting, waiting_bytes = [], 0
+            waiting: list[tuple[bytes, bytes]] = []
             for number, (image, _) in enumerate(contents):
                 stored = image.tobytes() if codec == "raw" else _to_png(image)
                 contents.put(number, stored=stored)
                 waiting.append((_KEY.pack(number), stored))
-                waiting_bytes += len(stored) + _WAITING_BYTES
-                if waiting_bytes >= _COMMIT_BYTES:
+                if len(waiting) == _COMMITTED:
                     _commit(store, waiting)
-                    waiting, waiting_bytes = [], 0
+                    waiting = []
             _commit(store, waiting)
             page_bytes = store.stat()["psize"]
         return {_FILE: _tree_ranges(folder / _FILE, page_bytes)}

@@ -154,7 +154,13 @@ class PackedDataset(Dataset):
         """Return the index's rows of some images, once the files are open."""
         if self._rows is None:
             for name, expected in self._manifest["files"].items():
-                _check_file(self.path, name, expected)
+                file = Path(self.path, name)
+                if not file.exists():
+                    raise damaged(self.path, name, "it is missing")
+                found = {"bytes": file.stat().st_size, "crc32c": ranges_checksum(file, expected["checked"])}
+                for unit, number in found.items():  # the checksum is that of all but images
+                    if number != expected[unit]:
+                        raise damaged(self.path, name, f"expected {unit} {expected[unit]:,}, found {number:,}")
             self._opened = self._open()
             self._rows = np.load(Path(self.path, INDEX), mmap_mode="r").view(np.ndarray)
             _opened_here.add(self)
@@ -229,16 +235,6 @@ def _read_manifest(folder: Path, name: str) -> dict:
             f"version {manifest['version']}. Open it in that format, or pack anew."
         )
     return manifest
-
-
-def _check_file(folder: str, name: str, expected: dict) -> None:
-    """Compare the size of a file, and the checksum of all but its images, with the manifest."""
-    file = Path(folder, name)
-    if not file.exists():
-        raise damaged(folder, name, "it is missing")
-    for unit, number in (("bytes", file.stat().st_size), ("crc32c", ranges_checksum(file, expected["checked"]))):
-        if number != expected[unit]:
-            raise damaged(folder, name, f"expected {unit} {expected[unit]:,}, found {number:,}")
 
 
 def damaged(folder: str | Path, file: str, what: str) -> DamagedPack:
