@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 try:
-    from stepscope import __main__ as stepscope
+    from stepscope import cli as stepscope
 except ImportError:  # also where only the folder of that name is found
     sys.exit(f"{sys.executable} lacks the course's packages. In the course's folder, `make lab` installs them.")
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     option("--out", metavar="DIR", required=True, help="folder to write; notebooks there are replaced")
     options = parser.parse_args(arguments)
     try:
-        return stepscope.run(options.command, options, "helpers")
+        return stepscope.execute(options.command, options, "helpers")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("helpers", "stepscope"):
             raise

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.__main__ import main
+from stepscope.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = sorted(path.stem for path in DOCS.glob("*.md"))
@@ -35,7 +35,7 @@ def test_a_page_names_each_option_of_its_command_and_no_other(capsys, command):
 @pytest.mark.parametrize(
     "command", ["traces", "diagnose", "page", "compare {0}", "tensorboard", "tensorboard --fix {0}"]
 )
-def test_what_the_system_refuses_is_said_in_a_few_lines_that_name_the_path(tmp_path, capsys, command, name):
+def test_an_error_of_the_system_is_printed_in_a_few_lines_that_name_the_path(tmp_path, capsys, command, name):
     (tmp_path / "file").touch()
     assert main([*command.format(tmp_path / name).split(), str(tmp_path / name)]) == 1
     said = "".join(capsys.readouterr()).strip()

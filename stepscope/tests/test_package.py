@@ -93,6 +93,8 @@ def test_a_script_with_helpers_of_its_own_times_its_loop_and_diagnoses_it(enviro
     assert process.returncode == 0, process.stderr
     assert "1000 steps" in process.stdout
     assert "Verdict: " in process.stdout and list((tmp_path / "diagnosis").glob("*.pt.trace.json.gz"))
+    process = run(environment, tmp_path, "-m", "stepscope", "diagnose", "diagnosis/facts.json")
+    assert "Verdict: " in process.stdout, process.stderr
 
 
 def test_a_command_reads_a_trace_from_another_folder_beside_helpers_of_its_own(environment, tmp_path):
@@ -115,7 +117,8 @@ def test_without_the_packages_of_the_tab_the_advice_installs_them_into_this_envi
     assert "Traceback" not in process.stderr
 
 
-def test_the_wheel_leaves_every_other_tensorboard_as_it_is(wheel):
+def test_the_wheel_has_the_schemas_and_leaves_every_other_tensorboard_as_it_is(wheel):
     with zipfile.ZipFile(wheel) as archive:
+        assert {"stepscope/facts/facts.schema.json", "stepscope/report/results.schema.json"} <= {*archive.namelist()}
         (points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         assert "tensorboard" not in archive.read(points).decode()

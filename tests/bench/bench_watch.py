@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stepscope.base import confidence
-from stepscope.script import hooks
-from stepscope.script.watch import Watch
+from stepscope.observe import hooks
+from stepscope.observe.watched import ScriptRecorder
 
 STEPS, PAIRS, BATCH, WIDTH = 200, 60, 64, 8
 
@@ -31,12 +31,12 @@ def main() -> None:
     data = TensorDataset(torch.rand(BATCH * STEPS, WIDTH), torch.zeros(BATCH * STEPS, dtype=torch.long))
     order = torch.arange(len(data)).view(-1, BATCH).repeat(2 * PAIRS + 1, 1)
     with tempfile.TemporaryDirectory() as folder:
-        watch = Watch(10**9, Path(folder), print)  # it goes on timing
-        hooks.install_here(watch)
+        recorder = ScriptRecorder(10**9, Path(folder), print)  # it goes on timing
+        hooks.install_here(recorder)
         batches = iter(DataLoader(data, batch_size=None, sampler=order))
 
         def step_us(over: bool) -> float:
-            watch.over = over
+            recorder.over = over
             start = time.thread_time()
             for inputs, labels in itertools.islice(batches, STEPS):
                 nn.functional.cross_entropy(model(inputs), labels).backward()
@@ -48,7 +48,7 @@ def main() -> None:
         gc.disable()  # it keeps thousands of steps here, and some sixty of a script
         both = (True, False)
         pairs = [{over: step_us(over) for over in (both if number % 2 else both[::-1])} for number in range(PAIRS)]
-        watch.over = True
+        recorder.over = True
     added = confidence.change([0.0] * PAIRS, [pair[False] - pair[True] for pair in pairs])
     print(f"a step takes {min(pair[True] for pair in pairs):.0f} µs by itself")
     print(f"watching adds {added.mean:.0f} µs ({added.lowest:.0f} to {added.highest:.0f})")

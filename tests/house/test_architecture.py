@@ -6,19 +6,29 @@ from pathlib import Path
 from helpers import config
 
 PACKAGES = {"helpers": config.PROJECT / "helpers", "stepscope": config.PROJECT / "stepscope" / "src" / "stepscope"}
-TOOL = {f"stepscope.{room}" for room in ("base", "traces", "timing", "tensorboard", "diagnosis", "results", "script")}
+BASE = {"stepscope.base", "stepscope.thresholds"}
+TOOL = {f"stepscope.{room}" for room in ("base", "traces", "timing", "tensorboard", "diagnosis", "report", "cli")}
 COURSE = {f"helpers.{room}" for room in ("config", "data", "simulate", "training", "loading", "results", "figures")}
 # For each room the rooms that its modules may import, anywhere in a file: what a function imports counts, too.
 MAY_IMPORT = {
+    "stepscope.thresholds": set(),
     "stepscope.base": set(),
     "stepscope.traces": {"stepscope.base"},
     "stepscope.timing": {"stepscope.base", "stepscope.traces"},
     "stepscope.tensorboard": {"stepscope.base", "stepscope.traces"},
-    "stepscope.diagnosis": TOOL - {"stepscope.tensorboard", "stepscope.results", "stepscope.script"},
-    "stepscope.results": {"stepscope.base", "stepscope.diagnosis"},
-    "stepscope.script": TOOL - {"stepscope.tensorboard"},
-    "stepscope.lightning": {"stepscope.script"},
-    "stepscope.transformers": {"stepscope.script"},
+    "stepscope.facts": BASE,
+    "stepscope.observe": BASE | {"stepscope.facts", "stepscope.timing", "stepscope.traces"},
+    "stepscope.report": BASE,
+    "stepscope.rules": BASE | {"stepscope.facts", "stepscope.report"},
+    "stepscope.diagnosis": BASE | {f"stepscope.{room}" for room in ("facts", "observe", "rules", "report", "traces")},
+    "stepscope.run": BASE
+    | {f"stepscope.{room}" for room in ("facts", "observe", "rules", "report", "traces")}
+    | {"stepscope.diagnosis"},
+    "stepscope.cli": TOOL - {"stepscope.cli"} | {"stepscope.run", "stepscope.rules"},
+    "stepscope.__main__": {"stepscope.cli"},
+    "stepscope.__init__": {"stepscope.run"},
+    "stepscope.lightning": {"stepscope.run"},
+    "stepscope.transformers": {"stepscope.run"},
     "helpers.config": TOOL,
     "helpers.data": TOOL | {"helpers.config"},
     "helpers.simulate": TOOL | {"helpers.config"},
@@ -28,8 +38,10 @@ MAY_IMPORT = {
     "helpers.figures": TOOL | COURSE,
     "helpers.lessons": TOOL | COURSE,
     "helpers.course": TOOL | COURSE | {"helpers.lessons"},
+    "helpers.__main__": TOOL | COURSE | {"helpers.lessons"},
+    "helpers.__init__": set(),
 }
-DOORS = {"__init__", "__main__"}  # of a package: a command may use every room
+BY_SUBJECT = {"facts", "observe", "rules"}  # rooms whose files of one name belong together
 
 
 def imported_rooms(source: str) -> list[tuple[int, str]]:
@@ -44,7 +56,7 @@ def imported_rooms(source: str) -> list[tuple[int, str]]:
         else:
             continue
         parts = [name.split(".") for name in names]
-        found += [(node.lineno, ".".join(each[:2])) for each in parts if each[0] in PACKAGES and len(each) > 1]
+        found += [(node.lineno, ".".join((*each, "__init__")[:2])) for each in parts if each[0] in PACKAGES]
     return found
 
 
@@ -59,12 +71,12 @@ def faults(room: str, source: str) -> list[str]:
 
 
 def modules() -> list[tuple[str, Path]]:
-    """Return the room and the path of each module in both packages, but for their doors."""
+    """Return the room and the path of each module in both packages."""
     paths = [(package, path) for package, folder in PACKAGES.items() for path in sorted(folder.rglob("*.py"))]
     rooms = [
         (package, path.relative_to(PACKAGES[package]).parts[0].removesuffix(".py"), path) for package, path in paths
     ]
-    return [(f"{package}.{room}", path) for package, room, path in rooms if room not in DOORS]
+    return [(f"{package}.{room}", path) for package, room, path in rooms]
 
 
 def test_imports_run_downward():
@@ -72,6 +84,14 @@ def test_imports_run_downward():
     assert not found, "\n".join(found)
 
 
-def test_no_file_name_stands_twice():
-    names = [path.name for _, path in modules() if path.stem not in DOORS]
-    assert sorted(names) == sorted(set(names))
+def test_a_bare_import_of_a_package_counts_as_one_of_its_door():
+    assert imported_rooms("import stepscope\nfrom stepscope import rules") == [
+        (1, "stepscope.__init__"),
+        (2, "stepscope.rules"),
+    ]
+
+
+def test_no_file_name_stands_twice_but_for_those_of_one_subject():
+    names = {(path.name, "" if path.parent.name in BY_SUBJECT else str(path.parent)) for _, path in modules()}
+    found = sorted(name for name, _ in names if name not in ("__init__.py", "__main__.py"))
+    assert found == sorted(set(found))

@@ -1,4 +1,4 @@
-"""Ruff and git find nothing: the rules of ruff, and why some are left out, are in pyproject.toml."""
+"""Ruff, mypy and git find nothing: their rules, and why some are left out, are in pyproject.toml."""
 
 import subprocess
 import sys
@@ -18,6 +18,12 @@ RULES = {
 def test_the_code_keeps_to(arguments):
     command = [sys.executable, "-m", "ruff", *arguments.split(), "--no-cache"]
     process = subprocess.run(command, cwd=config.PROJECT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+
+
+@pytest.mark.processes
+def test_the_types_fit():
+    process = subprocess.run([sys.executable, "-m", "mypy"], cwd=config.PROJECT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
 
 

@@ -20,7 +20,7 @@ def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "dia
     steps : int
         Steps to time; 1 or more.
     folder : str or Path
-        Where the profile goes: by default ``diagnosis`` in the current folder.
+        Where the profile and the facts go: by default ``diagnosis`` in the current folder.
 
     It raises ValueError if there is no step to time.
 
@@ -29,8 +29,8 @@ def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "dia
     >>> for images, labels in stepscope.watch(loader):  # doctest: +SKIP
     ...     train(images, labels)
     """
-    from stepscope import script  # here, so that importing stepscope takes no time
+    from stepscope import run  # here, so that importing stepscope takes no time
 
-    script.begin(steps, folder)
+    run.begin(steps, folder)
     for batch in loader:  # noqa: UP028, yield from would end a generator that the caller goes on with
         yield batch

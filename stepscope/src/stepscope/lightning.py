@@ -4,10 +4,10 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from stepscope import script
+from stepscope import run
 
 
-class Diagnose(Callback):
+class Diagnose(Callback):  # type: ignore[misc]
     """Diagnoses the training, as `stepscope.watch` does: ``Trainer(callbacks=[Diagnose()])``.
 
     Parameters
@@ -15,14 +15,14 @@ class Diagnose(Callback):
     steps : int
         Steps to time; 1 or more.
     folder : str or Path
-        Where the profile goes: by default ``diagnosis`` in the current folder.
+        Where the profile and the facts go: by default ``diagnosis`` in the current folder.
     """
 
     def __init__(self, steps: int = 20, folder: str | Path = "diagnosis"):
         self.steps, self.folder = steps, folder
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.watch = script.begin(self.steps, self.folder)
+        self.watch = run.begin(self.steps, self.folder)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.watch is not None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from stepscope import script
+from stepscope import run
 
 
-class Diagnose(TrainerCallback):
+class Diagnose(TrainerCallback):  # type: ignore[misc]
     """Diagnoses the training, as `stepscope.watch` does: ``Trainer(…, callbacks=[Diagnose()])``.
 
     Parameters
@@ -15,7 +15,7 @@ class Diagnose(TrainerCallback):
     steps : int
         Steps to time; 1 or more.
     folder : str or Path
-        Where the profile goes: by default ``diagnosis`` in the current folder.
+        Where the profile and the facts go: by default ``diagnosis`` in the current folder.
     """
 
     def __init__(self, steps: int = 20, folder: str | Path = "diagnosis"):
@@ -24,7 +24,7 @@ class Diagnose(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
     ) -> None:
-        self.watch = script.begin(self.steps, self.folder)
+        self.watch = run.begin(self.steps, self.folder)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object

@@ -1,7 +1,10 @@
 """A clock on which only sleeping and working take time: by it durations are exact, however busy the machine is."""
 
+import itertools
 import sys
 import time
+
+from support.loops import Calls
 
 
 class Clock:
@@ -36,3 +39,16 @@ class Clock:
     def work(self, seconds):
         self.now += seconds
         self.worked += seconds
+
+
+class Busy(Calls):
+    """Items that take a core for some time of a clock; `also` is called for each, such as to let others have it."""
+
+    def __init__(self, clock, seconds, also=lambda: None):
+        super().__init__(lambda index: (clock.work(seconds), also()))
+
+
+def once(clock, seconds, at):
+    """Return a function whose call with this number, from 0, takes some seconds."""
+    calls = itertools.count()
+    return lambda *_: clock.sleep(seconds if next(calls) == at else 0)

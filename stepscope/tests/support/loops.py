@@ -32,6 +32,20 @@ class SleepDataset(Dataset):
         return torch.zeros(3), index
 
 
+class Calls(Dataset):
+    """Items that call a function with their index."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.function(index)
+        return torch.zeros(1), index
+
+
 class Names(Dataset):
     """Reads the length of one of 200,000 file names, which `kind` makes a list or an array."""
 

@@ -124,8 +124,8 @@ def show(logdir: str | Path) -> None:
         from IPython.display import HTML, display
 
         link = html.escape(server.link, quote=True)
-        display(  # type: ignore[no-untyped-call]
-            HTML(  # type: ignore[no-untyped-call]
+        display(
+            HTML(
                 f'<p><a href="{link}" target="_blank">Open TensorBoard in a tab of its own</a></p>'
                 f'<div style="height: {HEIGHT}px; overflow: hidden"><iframe src="{link}" title="TensorBoard" '
                 f'style="border: 0; width: {1 / SCALE:.2%}; height: {HEIGHT / SCALE:.0f}px; '

@@ -1,0 +1,200 @@
+"""The command ``stepscope run · diagnose · compare · page · rules · traces · tensorboard``."""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from stepscope.base.wording import printable
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, or 1 if there is a problem."""
+    parser = argparse.ArgumentParser(prog="stepscope", description="Find the bottleneck of a PyTorch training loop.")
+    commands = parser.add_subparsers(required=True)
+    script = commands.add_parser(
+        "run",
+        help="run a training script as it is, and say where its bottleneck is",
+        usage="stepscope run [options] SCRIPT ARGUMENTS …  or  stepscope run [options] -m MODULE ARGUMENTS …",
+    )
+    script.add_argument(
+        "--steps",
+        type=_count,
+        default=20,
+        metavar="N",
+        help="steps to time (default: 20); it needs some forty more, and more with workers",
+    )
+    script.add_argument(
+        "--then", choices=["stop", "continue"], default="continue", help="what the script does after the diagnosis"
+    )
+    script.add_argument(
+        "--folder", type=Path, default="diagnosis", help="where the profile and the facts go (default: diagnosis)"
+    )
+    script.add_argument("--json", type=Path, metavar="FILE", help="also write the results here, for programs")
+    script.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ARGUMENTS …",
+        help="a Python file, or a program that starts one: torchrun, accelerate launch",
+    )
+    script.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE", help="a module instead")
+    script.set_defaults(command=_run, refuse=script.error)
+    traces = commands.add_parser("traces", help="print traces as tables: steps, loading, accelerators, kernels, gaps")
+    traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
+    traces.set_defaults(command=_traces)
+    diagnose = commands.add_parser(
+        "diagnose", help="say where the bottleneck is in each trace or file of facts, and what to change"
+    )
+    diagnose.add_argument(
+        "path", metavar="TRACE_OR_LOGDIR", help="a trace, a file of facts, the folder of a run, or a folder of runs"
+    )
+    diagnose.add_argument("--json", action="store_true", help="print it as JSON, for programs")
+    diagnose.set_defaults(command=_diagnose)
+    compare = commands.add_parser("compare", help="say how much longer steps take after a change than before it")
+    for side in ("before", "after"):
+        compare.add_argument(
+            side, metavar=side.upper(), help="a file of `stepscope run --json`, or a folder of them from repeated runs"
+        )
+    compare.add_argument(
+        "--fail-above", type=_share, metavar="PERCENT", help="exit with 1 if steps surely take this much longer, as 5%%"
+    )
+    compare.set_defaults(command=_compare)
+    page = commands.add_parser("page", help="write the results as a page of HTML that needs nothing else")
+    page.add_argument("found", metavar="FOUND.json", type=Path, help="a file of run --json, or of diagnose --json")
+    page.add_argument("page", metavar="PAGE.html", type=Path, nargs="?", help="default: beside the file")
+    page.set_defaults(command=_page)
+    rules = commands.add_parser("rules", help="list all findings: key, when each is found, and what to do")
+    rules.set_defaults(command=_rules)
+    tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
+    logdir = tensorboard.add_mutually_exclusive_group(required=True)
+    logdir.add_argument("logdir", metavar="LOGDIR", nargs="?", help="folder of the traces")
+    fixed = "write corrected copies of the traces into the folder OUT instead, for a plain TensorBoard"
+    logdir.add_argument("--fix", metavar=("LOGDIR", "OUT"), nargs=2, help=fixed)
+    tensorboard.set_defaults(command=_tensorboard)
+    options = parser.parse_args(arguments)
+    return execute(options.command, options, "stepscope")
+
+
+def execute(command: Callable[[argparse.Namespace], int], options: argparse.Namespace, package: str) -> int:
+    """Run a command with its options and return its exit status.
+
+    An error of `package`, of stepscope, or of the system, such as a full disk, is printed in one line. Any other error
+    is a bug, and is raised.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal can show all characters
+    try:
+        return command(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in (package, "stepscope"):
+            text = f"{type(error).__name__}: {error}"
+        elif isinstance(error, OSError) and error.strerror:
+            place = "The system refuses to read or write" if error.filename is None else error.filename
+            text = f"{place}: {error.strerror}. Name another path, or check the permissions of this one."
+        else:
+            raise  # a bug of ours: its traceback is needed
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)  # anyone may have written the names in it
+        return 1
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, found {text}")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    number = text.removesuffix("%")
+    try:
+        share = float(number) / 100
+    except ValueError:
+        share = float("nan")
+    if not 0 <= share < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a percentage, such as 5%, found {text}")
+    return share
+
+
+# The imports are in the functions so that each command starts as quickly as it can: PyTorch alone takes seconds.
+
+
+def _run(options: argparse.Namespace) -> int:
+    from stepscope.run import run
+
+    script = options.script[options.script[:1] == ["--"] :]
+    if options.module:  # argparse takes what follows a "--" for the script
+        script = ["-m", *options.module, *options.script]
+    if not script:
+        options.refuse("which script? Such as: stepscope run train.py --epochs 1")
+    return run(script, steps=options.steps, folder=options.folder, stop=options.then == "stop", json_file=options.json)
+
+
+def _traces(options: argparse.Namespace) -> int:
+    from stepscope.traces import report
+
+    return 0 if report.show(options.path) else 1
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from stepscope import diagnosis
+    from stepscope.report import document
+
+    if not options.json:
+        return 0 if diagnosis.show(options.path) else 1
+    found = [*diagnosis.each(options.path)]
+    print(document("diagnose", found), end="")
+    return int(any("problem" in each for each in found))
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from stepscope.report import compare
+
+    compared = compare(options.before, options.after)
+    print(compared)
+    if options.fail_above is None:
+        return 0
+    slower = compared.slower_than(options.fail_above)
+    sure = "surely take" if slower else "do not surely take"
+    print(f"{'failed' if slower else 'passed'}  steps {sure} over {100 * options.fail_above:g}% longer")
+    return int(slower)
+
+
+def _page(options: argparse.Namespace) -> int:
+    from stepscope import report
+    from stepscope.base import staging
+
+    text = report.page(report.read(options.found), f"stepscope: {options.found.stem}")
+    target = options.page or options.found.with_suffix(".html")
+    staging.write(target, text.encode(errors="replace"))
+    print(f"The page is in {target}.")
+    return 0
+
+
+def _rules(options: argparse.Namespace) -> int:
+    from stepscope.rules import ALL
+
+    for rule in ALL:
+        changes = rule.remedy.replace("\n", "\n    ")
+        print(f"{rule.key}: {rule.name}\n    {rule.means}\n    {changes}\n")
+    return 0
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    if not options.fix:
+        from stepscope import tensorboard
+
+        tensorboard.serve(options.logdir)
+        return 0
+    from stepscope.tensorboard import corrections
+
+    written, refused = corrections.write_copies(*options.fix)
+    for error in refused:
+        print(f"Not copied: {error}", file=sys.stderr)
+    print(f"{len(written)} corrected traces for a plain TensorBoard are in {options.fix[1]}.")
+    return 1 if refused else 0

@@ -1,0 +1,124 @@
+"""Facts as files: ``facts.json`` beside the traces that they were read from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from stepscope.base import staging
+from stepscope.base.wording import PLAIN_NAMES
+from stepscope.facts import Facts
+from stepscope.facts.job import LATE_IN, Job
+from stepscope.facts.loader import PARTS, REST
+
+Kind = TypeVar("Kind")
+
+VERSION = 1  # raised when the meaning of a fact changes, or when a fact is added that the rules need
+SCHEMA = Path(__file__).with_name("facts.schema.json")
+NAME = "facts.json"  # of one process; ranks put their name before it, such as rank_0.facts.json
+JOB = "job.facts.json"  # of all ranks together
+LARGEST = 64 << 20  # bytes: facts of fifty sampled steps take less than 100 kB
+
+
+class FactsError(ValueError):
+    """A file does not hold facts that this version can read. The message says why, and what to do."""
+
+
+def of_folder(folder: Path) -> list[Path]:
+    """Return the files of facts directly in a folder, those of all ranks together last."""
+    found = (file for file in folder.glob(f"*{NAME}") if file.name == NAME or file.name.endswith(f".{NAME}"))
+    return sorted(found, key=lambda file: (file.name == JOB, file.name))
+
+
+def write(facts: Facts | Job, file: Path) -> None:
+    """Write facts, the whole file or nothing."""
+    staging.write(file, json.dumps({"version": VERSION, **as_json(facts)}, indent=1) + "\n")
+
+
+def as_json(facts: Facts | Job) -> dict[str, Any]:
+    """Return facts in types of JSON."""
+    return {"job" if isinstance(facts, Job) else "facts": dataclasses.asdict(facts)}
+
+
+def read(file: Path) -> Facts | Job:
+    """Return the facts in a file; raises FactsError, and OSError if it cannot be read."""
+    if not file.is_file() or file.stat().st_size > LARGEST:
+        raise FactsError(f"{file}: expected a file of facts with at most {LARGEST >> 20} MiB. Name such a file.")
+    try:
+        return of_json(json.loads(file.read_bytes()))
+    except FactsError as error:
+        raise FactsError(f"{file}: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise FactsError(
+            f"{file}: expected facts as JSON, found none or damaged ones ({type(error).__name__} {error}). Record the "
+            "loop again, or diagnose its trace."
+        ) from error
+
+
+def of_json(content: Mapping[str, Any]) -> Facts | Job:
+    """Return the facts in the content of such a file; raises FactsError, ValueError, TypeError or LookupError."""
+    if content["version"] != VERSION:
+        raise FactsError(
+            f"expected facts of version {VERSION}, found {content['version']!r}. Diagnose the trace beside it instead, "
+            "or use the stepscope that wrote it."
+        )
+    (name,) = content.keys() - {"version"}
+    facts: Facts | Job = _object(Job, content[name]) if name == "job" else _object(Facts, content["facts"])
+    if not (_complete_job(facts) if isinstance(facts, Job) else _complete(facts)):
+        raise ValueError("facts that are none of a recording, such as no steps, or a part without its share")
+    return facts
+
+
+def _complete(facts: Facts) -> bool:
+    """Return whether the facts of a process have the steps and shares that the rules divide by and ask for."""
+    items = facts.loader.items if facts.loader else None
+    return (
+        (facts.profile is None or facts.profile.shares.keys() == PLAIN_NAMES.keys())
+        and (facts.loop is None or len(facts.loop.steps) > 0)
+        and (items is None or items.parts.keys() == {*PARTS, REST})
+        and (facts.machine is None or facts.machine.cores > 0)
+    )
+
+
+def _complete_job(job: Job) -> bool:
+    """Return the same for the facts of a job."""
+    return len(job.ranks) > 0 and job.step_ms > 0 and (job.straggler is None or job.late_in in LATE_IN)
+
+
+def _object(kind: type[Kind], content: object) -> Kind:
+    """Return a dataclass with these members, each of the type that the dataclass says."""
+    if not isinstance(content, dict):
+        raise TypeError(f"expected an object for {kind.__name__}, found {content!r}")
+    hints = get_type_hints(kind)
+    if unknown := sorted(content.keys() - hints.keys()):
+        raise ValueError(f"{kind.__name__} has no {', '.join(unknown)}")
+    return kind(**{name: _value(hints[name], value) for name, value in content.items()})
+
+
+def _value(hint: Any, value: Any) -> Any:
+    kind, inside = get_origin(hint), get_args(hint)
+    if kind in (Union, types.UnionType):
+        (other,) = (each for each in inside if each is not types.NoneType)
+        return None if value is None else _value(other, value)
+    if kind is tuple:
+        if len(inside) == 2 and inside[1] is ...:
+            inside = inside[:1] * len(_expected(list, value))
+        return tuple(_value(each, element) for each, element in zip(inside, _expected(list, value), strict=True))
+    if kind is dict:
+        return {name: _value(inside[1], element) for name, element in _expected(dict, value).items()}
+    if dataclasses.is_dataclass(hint):
+        return _object(hint, value)  # type: ignore[arg-type]
+    if hint is float and type(value) is int:
+        return float(value)
+    return _expected(hint, value)
+
+
+def _expected(kind: type[Kind], value: object) -> Kind:
+    if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
+        raise TypeError(f"expected {kind.__name__}, found {value!r}")
+    return value

@@ -1,0 +1,301 @@
+"""Examines a loop while it runs: some steps with the stopwatch, some with the profiler, some sampled line by line."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.profiler import profile as profiler
+from torch.profiler import schedule
+from torch.utils._pytree import tree_iter
+from torch.utils.data import DataLoader
+
+from stepscope import thresholds, timing, traces
+from stepscope.base import machine, staging
+from stepscope.base.wording import without_paths
+from stepscope.facts import Facts
+from stepscope.facts.hazards import Growth
+from stepscope.facts.loader import Loader, Settings
+from stepscope.facts.loop import Loop, Machine, Step
+from stepscope.observe import device, hazards, host, items, profile
+from stepscope.observe.contention import Contention
+from stepscope.observe.recorder import Recorder, StepRecord
+from stepscope.observe.sampler import Sampler
+from stepscope.timing import profiling
+from stepscope.timing.loaders import processes
+from stepscope.timing.stopwatch import synchronize
+from stepscope.traces import files
+
+Found = TypeVar("Found")
+Part = Generator[None, StepRecord, Found]
+
+
+class OtherProfiler(RuntimeError):
+    """The script uses a profiler while stepscope needs it: two at once end the process."""
+
+    def __init__(self) -> None:
+        super().__init__("The script runs a profiler itself. Run it without its profiler.")
+
+
+Observed = tuple[Facts, object]  # facts without the items of the loader and without trials; a batch
+
+
+class Examination:
+    """The phases of an examination, in the order of `phases`.
+
+    Parameters
+    ----------
+    recorder : Recorder
+        It sends the steps.
+    count : int
+        Steps to time, at least.
+    folder : Path
+        Where the trace goes.
+
+    Attributes
+    ----------
+    draw : callable or None
+        Returns one more batch without a step, so that the arrival of a ready batch can be timed; None if nothing can.
+    prepared : callable
+        Returns whether the loop has prepared a profiler of its own.
+    """
+
+    def __init__(self, recorder: Recorder, count: int, folder: Path):
+        self.recorder, self.count, self.folder = recorder, count, folder
+        self.draw: Callable[[], object] | None = None
+        self.prepared: Callable[[], bool] = lambda: False
+        self.rank, self.ranks = 0, 1  # of processes that train together
+        self.records = False  # whether a profiler of ours records
+
+    @property
+    def steps_needed(self) -> int:
+        """Steps from the first to the last, about: 36 for the profiles."""
+        return 36 + max(self.count, 2 * self.recorder.num_workers) + 2 * self._warm_up_steps
+
+    def phases(self) -> Part[Observed]:
+        """Receive each finished step; return the facts of all."""
+        yield  # the first step: it imports, compiles and chooses algorithms
+        if distributed.is_available() and distributed.is_initialized():
+            self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+        yield from self._warm_up()
+        contention = Contention()
+        loop, growth, batch = yield from self._timed()
+        trace = yield from self._recorded()
+        recorded = profile.read(trace)
+        yield from self._warm_up()
+        works = [step.duration_ms - step.wait_ms for step in loop.steps]
+        whole_ms = loop.work_ms + loop.wait_ms
+        count = host.steps_to_sample(recorded, whole_ms, works)
+        sampled = yield from self._sampled(count if self.ranks == 1 else thresholds.SAMPLED_STEPS_OF_A_RANK)
+        held = contention.share()
+        line = sampled.getting() if sampled else ""
+        loop = replace(loop, line=line, epoch_steps=self.recorder.epoch_steps(), pauses=self.recorder.pauses())
+        facts = Facts(
+            recorded,
+            host.read(trace, recorded, sampled),
+            device.read(trace, recorded),
+            loop,
+            _loader(self.recorder, growth),
+            this_machine(held),
+            compilation=hazards.compiled(),
+        )
+        return facts, batch
+
+    def _warm_up(self) -> Part[None]:
+        """Wait until the workers give batches evenly."""
+        for _ in range(self._warm_up_steps):
+            yield
+
+    @property
+    def _warm_up_steps(self) -> int:
+        return timing.warmup_steps(self.recorder.dataloader)
+
+    def _timed(self) -> Part[tuple[Loop, Growth | None, object]]:
+        """Time steps without profiling; return the loop that they show, its workers' memory, and a batch."""
+        recorder, records = self.recorder, list[StepRecord]()
+        count = max(self.count, 2 * recorder.num_workers)  # two steps for each worker, which may make a step wait
+        before, cpu = hazards.of_workers(processes(recorder.iterator)), time.process_time()
+        synchronize()
+        contention = Contention()
+        recorder.start = time.perf_counter()
+        for number in range(count):
+            recorder.keeps = number == count - 1
+            records.append((yield))
+        cpu, end = time.process_time() - cpu, time.perf_counter()
+        synchronize()
+        total = sum(record.duration for record in records) + time.perf_counter() - end
+        # Without the time in which the loop's own workers had the cores
+        others = contention.part(sum(record.queued_wait + record.queued_work for record in records))
+        growth = hazards.growth(recorder.dataloader, before, hazards.of_workers(processes(recorder.iterator)), count)
+        queued, batch = recorder.worker_queued(), recorder.kept
+        recorder.keeps, recorder.kept = False, None
+        waits = [record.wait for record in records if not record.first] or [record.wait for record in records]
+        transfer = min(waits) if recorder.num_workers else 0.0
+        if self.draw is not None:
+            transfer = self._transfer(self.draw, total / count) if recorder.num_workers else 0.0
+            batch = self.draw()
+        steps = tuple(
+            Step(each.wait * 1e3, each.duration * 1e3, each.queued_wait * others * 1e3, each.queued_work * others * 1e3,
+                 each.first)
+            for each in records
+        )  # fmt: skip
+        persistent = getattr(recorder.dataloader, "persistent_workers", False)
+        epochs = () if persistent and not recorder.remade else (recorder.starts, recorder.ends)
+        loop = Loop(
+            steps,
+            total * 1e3,
+            asynchronous=torch.cuda.is_available(),
+            workers=getattr(recorder.source, "num_workers", None),
+            start_ms=sum(statistics.median_low(seconds) for seconds in epochs if seconds) * 1e3,
+            epoch_steps=recorder.epoch_steps(),
+            only_first=recorder.epoch_steps() == 1 and _has_more(recorder.dataloader),
+            transfer_ms=transfer * 1e3,
+            queued_ms=queued * 1e3,
+            cpu_ms=cpu / count * 1e3,
+            pickled_bytes=float(_array_bytes(batch)) if recorder.num_workers else 0.0,
+            tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(batch)),
+        )
+        return loop, growth, batch
+
+    def _transfer(self, draw: Callable[[], object], step: float) -> float:
+        """Return how long a ready batch takes to arrive from a worker, in s; a step takes `step` seconds."""
+        # In each step, at least one batch is made
+        time.sleep(min(thresholds.LONGEST_PAUSE_S, 2 * self.recorder.num_workers * step))
+        took = []
+        for _ in range(thresholds.READY_BATCHES):
+            begin = time.perf_counter()
+            draw()
+            took.append(time.perf_counter() - begin)
+        return min(took)
+
+    def _of_one_epoch(self, count: int) -> int:
+        """Return how many of `count` steps can be profiled within an epoch, with the steps before and after."""
+        fit = (self.recorder.epoch_steps() or 0) - 3
+        return min(count, fit) if self.ranks == 1 and fit >= 2 else count
+
+    def _recorded(self) -> Part[traces.Trace]:
+        """Profile some steps, and return their trace, which stays in the folder."""
+        active = self._of_one_epoch(max(thresholds.PROFILED_STEPS, self.recorder.num_workers))
+        folder = self.folder if self.ranks == 1 else self.folder / f"rank_{self.rank}"
+        files.refuse_others(folder)
+        with staging.folder(folder, replace=True) as staged:
+            records = yield from self._profiled(staged, active)
+            clock = {number: {"wait": each.wait * 1e6, "step": each.duration * 1e6} for number, each in records}
+            (staged / files.STOPWATCH).write_text(json.dumps(clock))
+        return _own_trace(folder)
+
+    def _sampled(self, count: int) -> Part[host.Sampled | None]:
+        """Profile `count` steps while their lines are sampled, and return both."""
+        if not count:
+            return None
+        count, recorder = self._of_one_epoch(count + 1) - 1, self.recorder
+        watched = (recorder.getting,) if recorder.rest else (recorder.getting, recorder.stepping)
+        rest = recorder.stepping if recorder.rest else None
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Sampler(thresholds.STEP_SAMPLE_S, *watched, rest=rest) as sampler,
+        ):
+            yield from self._profiled(Path(folder), count + 1)  # one more than are used
+            trace = _own_trace(Path(folder))
+        return host.of_samples(trace, sampler.samples, recorder.received[-count - 1 :], recorder.stepping)
+
+    def _profiled(self, folder: Path, active: int) -> Part[list[tuple[int, StepRecord]]]:
+        """Profile `active` steps and one before them into a folder, all in one epoch if it is long enough.
+
+        Return the recorded steps with their numbers in the trace.
+        """
+        recorder, length = self.recorder, self.recorder.epoch_steps() or 0
+        if self.ranks == 1 and active + 2 < length:
+            for _ in range(active + 2):
+                if length - recorder.steps_of_epoch() > active + 1:
+                    break
+                yield
+        if torch.autograd._profiler_enabled() or self.prepared():
+            raise OtherProfiler
+        self.records = True
+        worker = f"rank_{self.rank}" if self.ranks > 1 else None
+        with profiler(
+            activities=profiling.activities(),
+            schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
+            on_trace_ready=profiling.trace_handler(folder, worker),
+        ) as profile:
+            records = []
+            for number in range(active + 1):
+                records.append((profile.step_num, (yield)))
+                if number == 0:
+                    synchronize()  # earlier steps may have launched work that must not be in the recording
+                profile.step()
+        self.records = False
+        return records[1:]
+
+
+def this_machine(held_share: float = 0.0) -> Machine:
+    """Return this machine; other processes had the cores for a share of the time."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "CPU"
+    processor, versions = platform.processor(), (str(torch.__version__), platform.python_version())
+    with suppress(OSError):  # no Linux
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
+    return Machine(device, processor, machine.cores(), *versions, torch.cuda.is_available(), held_share)
+
+
+def with_items(facts: Facts, dataloader: DataLoader[Any] | None) -> Facts:
+    """Return facts with how the items of the DataLoader are loaded, or why that is unknown."""
+    if facts.loader is None or facts.loop is None or dataloader is None:
+        return facts
+    irregular = facts.loop.usual_wait_ms < thresholds.USUAL_WAIT * facts.loop.wait_ms
+    try:
+        loaded = items.load(dataloader, irregular)
+    except Exception as error:  # the workers could load them, so this is no fault of the loop
+        why = f"loading some in this process failed. {type(error).__name__}: {without_paths(str(error))}"
+        return replace(facts, loader=replace(facts.loader, unknown=why))
+    settings = facts.loader.settings
+    if settings is not None and dataloader.batch_sampler is not None:
+        settings = replace(settings, batch_size=loaded.batch)  # one that was made with a sampler knows no size
+    return replace(facts, loader=replace(facts.loader, settings=settings, items=loaded))
+
+
+def _loader(recorder: Recorder, growth: Growth | None) -> Loader:
+    loader = recorder.dataloader
+    if loader is None:
+        return Loader("" if recorder.source is None else type(recorder.source).__name__)
+    settings = Settings(
+        type(loader.dataset).__name__,
+        loader.batch_size,
+        loader.num_workers,
+        loader.prefetch_factor,
+        loader.persistent_workers,
+        bool(loader.pin_memory),
+    )
+    return Loader(type(loader).__name__, settings, generators=hazards.copied_generators(loader), growth=growth)
+
+
+def _has_more(loader: DataLoader[Any] | None) -> bool:
+    """Return whether a loader has workers, and several batches in an epoch; False if that is unknown."""
+    with suppress(TypeError, NotImplementedError):
+        return loader is not None and loader.num_workers > 0 and len(loader) > 1
+    return False
+
+
+def _array_bytes(batch: object) -> int:
+    """Return the bytes of a batch's NumPy arrays."""
+    return sum(leaf.nbytes for leaf in tree_iter(batch) if isinstance(leaf, np.ndarray))
+
+
+def _own_trace(folder: Path) -> traces.Trace:
+    """Return the trace of a recording of ours, during which the script may have begun one."""
+    try:
+        return traces.load(folder)
+    except files.SeveralRecordings as error:
+        raise OtherProfiler from error

@@ -1,0 +1,103 @@
+"""Looks for problems that cost no step time: functions that are compiled again and again, workers that draw the same
+random numbers, and workers whose memory grows as they read.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch.utils.data import DataLoader
+
+from stepscope import thresholds
+from stepscope.facts.hazards import Compilation, Growth, Objects
+
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_DEPTH, _VISITED = 4, 1_000  # of the objects within a dataset
+_RESUMED = "torch_dynamo_resume_in_"  # begin of the name of the code that follows a graph break
+
+
+def compiled() -> Compilation:
+    """Return what torch.compile has compiled again in this process, and where graphs break.
+
+    PyTorch keeps the last 64 compilations.
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    metrics = [each for each in dynamo.get_compilation_metrics() if each.co_name] if dynamo else []
+    breaks = dict.fromkeys(_place(each) for each in metrics if each.co_name.startswith(_RESUMED))
+    again = [each for each in metrics if each.recompile_reason]
+    if not again:
+        return Compilation(graph_breaks=tuple(breaks))
+    # The condition that failed first, without the number of the compilation and the source line
+    whys = (str(each.recompile_reason).splitlines()[0].partition(": ")[2].partition("#")[0].strip() for each in again)
+    (at, why), _ = Counter(zip(map(_place, again), whys, strict=True)).most_common(1)[0]
+    seconds = sum(each.entire_frame_compile_time_s or 0.0 for each in again)
+    return Compilation(len(again), seconds, at, why, torch._dynamo.config.recompile_limit, tuple(breaks))
+
+
+def _place(metrics: Any) -> str:
+    return f"{Path(metrics.co_filename).name}:{metrics.co_firstlineno}"
+
+
+def copied_generators(loader: DataLoader[Any] | None) -> tuple[str, ...]:
+    """Return the places of a dataset's random generators of which each of several workers has an equal copy."""
+    if loader is None or loader.num_workers < 2 or loader.worker_init_fn is not None:
+        return ()
+    return tuple(place for place, value in _within(loader.dataset) if isinstance(value, _GENERATORS))
+
+
+def of_workers(workers: Iterable[Any]) -> dict[int, int]:
+    """Return for each of these processes the bytes that only it has; a fork shares the rest with its parent."""
+    if sys.platform != "linux":
+        return {}
+    found = {}
+    for worker in workers:
+        with suppress(psutil.Error):  # it has ended
+            found[worker.pid] = psutil.Process(worker.pid).memory_full_info().uss
+    return found
+
+
+def growth(
+    loader: DataLoader[Any] | None, before: Mapping[int, int], after: Mapping[int, int], steps: int
+) -> Growth | None:
+    """Return whether the memory of the workers that are in both has grown in so many steps, and by which objects."""
+    both = before.keys() & after.keys()
+    if loader is None or not both or (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
+        return None
+    grown = sum(after[worker] - before[worker] for worker in both)
+    least = max(thresholds.MANY_OBJECTS, grown / len(both) / thresholds.PAGE_BYTES)
+    large = tuple(
+        Objects(place, len(value))
+        for place, value in _within(loader.dataset)
+        if isinstance(value, list | tuple | dict | set) and len(value) >= least
+    )
+    return Growth(grown, steps, large) if large and grown >= thresholds.GROWTH_BYTES * len(both) else None
+
+
+def _within(dataset: object) -> Iterator[tuple[str, object]]:
+    """Yield the attributes of a dataset and of the objects in it, with their places, such as "Subset.dataset.names"."""
+    left, seen = deque([(type(dataset).__name__, dataset, 0)]), set[int]()
+    while left and len(seen) < _VISITED:
+        place, owner, depth = left.popleft()
+        if id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        if isinstance(owner, list | tuple):
+            inside = [(f"{place}[{index}]", value) for index, value in enumerate(owner)]
+        else:
+            inside = [(f"{place}.{name}", value) for name, value in getattr(owner, "__dict__", {}).items()]
+        yield from inside
+        for where, value in inside if depth < _DEPTH else []:
+            holds = hasattr(value, "__dict__") or (isinstance(value, list | tuple) and len(value) <= 100)
+            if holds and not isinstance(value, type | ModuleType | torch.Tensor):
+                left.append((where, value, depth + 1))

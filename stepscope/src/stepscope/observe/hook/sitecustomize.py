@@ -1,0 +1,22 @@
+"""Python imports this at the start of a script that ``stepscope run`` diagnoses; it installs the hooks.
+
+The user or the system may have another `sitecustomize`, which must still run.
+"""
+
+import sys
+from pathlib import Path
+
+_own = str(Path(__file__).parent)
+_module = sys.modules.pop(__name__)
+sys.path[:] = [folder for folder in sys.path if folder != _own]
+try:
+    from stepscope.observe import hooks
+
+    hooks.install()  # first: the other module may import PyTorch
+finally:
+    try:
+        import sitecustomize  # noqa: F401  the other module
+    except ModuleNotFoundError as error:
+        if error.name != __name__:
+            raise
+    sys.modules.setdefault(__name__, _module)

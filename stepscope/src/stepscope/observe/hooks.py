@@ -1,0 +1,148 @@
+"""Lets a recorder see the training loop of a script: replaces functions of PyTorch when it is imported.
+
+Python imports this module at the start of each process of the script: it must be quick, and import neither PyTorch nor
+much else. Workers of a DataLoader are not watched.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepscope.observe.recorder import Recorder
+
+OPTIONS = "STEPSCOPE_RUN"  # environment variable that `launch` sets: options as JSON
+
+
+def install() -> None:
+    """Watch this process if it begins to train."""
+    if OPTIONS not in os.environ:
+        return
+    wanted: dict[str, Callable[[Any], None]] = {
+        "torch.utils.data.dataloader": _loading,
+        "torch.optim.optimizer": _updating,
+    }
+    for name in sys.modules.keys() & wanted:  # a .pth file imported PyTorch
+        wanted.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(wanted))
+
+
+def install_here(recorder: Recorder) -> None:
+    """Let a recorder see the loops of this process, which has imported PyTorch already."""
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+
+    if not _recorders:
+        _loading(dataloader)
+        _updating(optimizer)
+    _recorders[os.getpid()] = recorder
+
+
+@contextmanager
+def watching(recorder: Recorder) -> Iterator[None]:
+    """Let a recorder see the DataLoaders of this process within the block; afterwards all is as it was before."""
+    from torch.utils.data import dataloader
+
+    loader, iterator, process = dataloader.DataLoader, dataloader._BaseDataLoaderIter, os.getpid()
+    before, methods = dict(_recorders), (loader.__iter__, iterator.__next__)
+    if not _recorders:
+        _loading(dataloader)
+    _recorders[process] = recorder
+    try:
+        yield
+    finally:
+        loader.__iter__, iterator.__next__ = methods  # type: ignore[method-assign]
+        del _recorders[process]
+        _recorders.update(before)
+
+
+def watched() -> bool:
+    """Return whether this process is watched, or was."""
+    return os.getpid() in _recorders or OPTIONS in os.environ
+
+
+class _Finder:
+    """Calls a function with a module when the module is imported, before anything uses it."""
+
+    def __init__(self, wanted: dict[str, Callable[[Any], None]]):
+        self.wanted = wanted
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the module's usual spec, which also calls the function; None for other modules."""
+        if name not in self.wanted:
+            return None
+        spec, then = importlib.machinery.PathFinder.find_spec(name, path, target), self.wanted.pop(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _loading(module: Any) -> None:
+    """Let the recorder see the start of each epoch and each request for a batch."""
+    begin, following = module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__
+
+    def __iter__(loader: Any) -> object:
+        recorder = _recorder()
+        return begin(loader) if recorder is None else recorder.begin(loader, begin)
+
+    def __next__(iterator: Any) -> object:
+        recorder = _recorder()
+        return following(iterator) if recorder is None else recorder.batch(iterator, following)
+
+    module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__ = __iter__, __next__
+
+
+def _updating(module: Any) -> None:
+    """Let the recorder see each step of an optimizer."""
+
+    def updated(optimizer: Any, *_: object) -> None:
+        recorder = _recorder()
+        if recorder is not None:
+            recorder.updated(optimizer)
+
+    module.register_optimizer_step_post_hook(updated)
+
+
+_recorders: dict[int, Recorder] = {}  # by process: forks of a training process have none
+
+
+def _recorder() -> Recorder | None:
+    """Return the recorder of this process; None if there is none, or if it is over."""
+    process = os.getpid()
+    if process not in _recorders:
+        from torch.utils.data import get_worker_info  # here: PyTorch is imported by now
+
+        if _recorders or get_worker_info() is not None:
+            return None
+        _recorders[process] = _of_environment(json.loads(os.environ[OPTIONS]))
+    recorder = _recorders[process]
+    return None if recorder.over else recorder
+
+
+def _of_environment(options: dict[str, Any]) -> Recorder:
+    """Return the recorder of this process, with the options that `launch` put into the environment."""
+    from stepscope.base import staging
+    from stepscope.observe.watched import ScriptRecorder  # here: importing it takes seconds
+
+    reports = Path(options["reports"])
+
+    def report(found: dict[str, Any]) -> None:
+        staging.write(reports / f"{found['rank']}-{os.getpid()}.json", json.dumps(found))
+
+    return ScriptRecorder(options["steps"], reports / "traces", report, stop=options["stop"])

@@ -1,0 +1,300 @@
+"""Measures what a step costs the host: short operators that are called very often, and work outside of operators.
+
+The operators are in the trace. Code between them is sampled line by line while the profiler records the operators.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+
+import numpy as np
+import pandas as pd
+
+from stepscope import thresholds, traces
+from stepscope.base.confidence import without_hiccup
+from stepscope.facts.host import Calls, Host, Operator, Work
+from stepscope.facts.profile import Profile
+from stepscope.observe.sampler import Frame, Sample, Stack, hottest
+
+_FUSED_ON_CPU = r"Optimizer\.step#(SGD|Adam|AdamW|Adagrad)\.step"  # foreach gains nothing there
+_BACKWARD = "autograd::engine::evaluate_function"  # the operator that runs a part of the backward pass
+# Memory-bound operators: they read and write each number and compute little with it
+_ELEMENTWISE = (
+    r"aten::(add|sub|rsub|mul|div|neg|abs|pow|square|sqrt|rsqrt|exp|log|sin|cos|clamp|where|maximum|minimum|masked_fill"
+    r"|sum|mean|var|std|norm|amax|amin|cat|stack|repeat|clone|contiguous)_?"
+)
+_CELL = r"aten::(lstm|gru|rnn_tanh|rnn_relu)_cell"  # one call of a recurrent network can replace all its cells
+
+# A line that calls these counts as training: between operators they are PyTorch's own work. The operators of a network
+# that runs without gradients do not count as training.
+_TRAINING = (
+    r"[/\\]torch[/\\]"
+    r"(nn[/\\]utils|optim|autograd|amp|distributed|_?compile|_dynamo|_inductor|_functorch|_tensor\.py.*backward)"
+)
+_NETWORK = r"[/\\]torch[/\\]nn[/\\]"
+_OPTIMIZER = r"[/\\]torch[/\\]optim"
+# Where a DataLoader makes a batch in the loop itself, waits for a worker's batch, or starts and ends workers: facts of
+# the loader
+_LOADING = (
+    r"[/\\]torch[/\\]utils[/\\]data[/\\]"
+    r"(_utils[/\\]fetch\.py|dataloader\.py:(_get_data|_try_get_data|_get_iterator|_shutdown_workers)$)"
+)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Steps that were sampled; times in s on the clock of the samples."""
+
+    samples: list[Sample]  # those within steps, and within getting their batches
+    operators: np.ndarray  # begin and end of each operator that no other calls, in order; shape (operators, 2)
+    names: list[str]  # of the operators
+    kinds: list[str]  # of each operator: "training", "tracked" by autograd for nothing, or "untracked"
+    starts: list[float]  # when each step began, after it had its batch
+    step: CodeType | None  # the function of a step; samples within another function belong to getting a batch
+
+    @property
+    def in_steps(self) -> list[Sample]:
+        """The samples within steps."""
+        return [each for each in self.samples if each.within is self.step]
+
+    @property
+    def step_ms(self) -> float:
+        """The mean time of a step without its batch."""
+        return _total(self.in_steps) / len(self.starts) * 1e3
+
+    def outside(self, often: frozenset[str]) -> Work:
+        """Return the work of the user's lines in steps that is not training, as a share of the steps.
+
+        It includes the time without operators, and operators that the backward pass does not call back. Operators in
+        `often` do not count, nor does the time between two of them, which belongs to calling them.
+        """
+        gaps, seldom = self._gaps(often), ~np.isin(self.names, list(often))
+        calls = self.operators.copy()  # with the short time until the next operator, which belongs to the call
+        calls[:-1, 1] = np.where(calls[1:, 0] - calls[:-1, 1] <= thresholds.OPERATOR_GAP_S, calls[1:, 0], calls[:-1, 1])
+        tracked, untracked = (calls[seldom & self._of_kind(kind)] for kind in ("tracked", "untracked"))
+        trains = self._trains(tracked, untracked)
+        rows, evaluated = list[_Row](), list[_Row]()
+        for sample in self.in_steps:
+            called = sample.inside[-1:]  # the function that the user's line calls
+            if not sample.path or _any(_TRAINING, called):
+                continue
+            seconds, in_training = _within(untracked, sample), trains[sample.to_network]
+            if not (in_training and _any(_NETWORK, sample.frames)):
+                seconds += _within(tracked, sample)
+            idle = 0.0 if in_training and _any(_NETWORK, called) else _within(gaps, sample)
+            own = (in_training and idle > seconds) or not _any(_NETWORK, sample.inside)
+            (rows if own else evaluated).append((sample, sample.path if own else sample.to_network, seconds + idle))
+        total = _total(self.in_steps)
+        if sum(seconds for *_, seconds in evaluated) >= thresholds.EVALUATED * total:
+            rows += evaluated
+        return self._work(rows, total)
+
+    def _trains(self, tracked: np.ndarray, untracked: np.ndarray) -> dict[Stack, bool]:
+        """Return for each stack that calls a network whether it trains it: a network may also prepare images."""
+        training, times = self.operators[self._of_kind("training")], defaultdict[Stack, float](float)
+        for sample in self.in_steps:
+            others = _within(tracked, sample) + _within(untracked, sample)
+            times[sample.to_network] += _within(training, sample) - others
+        return {stack: seconds > 0 for stack, seconds in times.items()}
+
+    def _of_kind(self, kind: str) -> np.ndarray:
+        return np.array([each == kind for each in self.kinds], bool)
+
+    def _gaps(self, often: frozenset[str]) -> np.ndarray:
+        """Return begin and end of each gap, shape (gaps, 2); gaps between two operators in `often` do not count."""
+        begins, ends = np.r_[-np.inf, self.operators[:, 1]], np.r_[self.operators[:, 0], np.inf]
+        chosen = np.isin(self.names, list(often))
+        within = np.r_[False, chosen[:-1] & chosen[1:], False][: len(begins)]
+        counts = (ends - begins > thresholds.OPERATOR_GAP_S) & ~within
+        return np.stack([begins[counts], ends[counts]], axis=1)
+
+    def around(self) -> Work:
+        """Return the work of the user's lines between steps, without loading, as a share of all the time."""
+        rows = [
+            (each, each.path, each.seconds)
+            for each in self.samples
+            if each.within is not self.step and each.path and not _any(_LOADING, each.frames)
+        ]
+        return self._work(rows, _total(self.samples))
+
+    def _work(self, rows: list[_Row], total: float) -> Work:
+        """Sum up rows as a share of `total` seconds."""
+        if not rows:
+            return Work()
+        steps = np.searchsorted(self.starts, [sample.begin for sample, *_ in rows], "right")
+        by_step = np.bincount(steps, [seconds for *_, seconds in rows], len(self.starts) + 1).tolist()
+        outside = sum(without_hiccup(by_step))  # the longest of them may be a stall
+        share = outside / total
+        waited = sum(sample.waited * seconds / sample.seconds for sample, _, seconds in rows)
+        waited *= share / (sum(seconds for *_, seconds in rows) or 1.0)
+        return Work(share, outside / len(self.starts) * 1e3, waited, hottest(row[1:] for row in rows))
+
+    def calling(self, names: frozenset[str]) -> tuple[str, float]:
+        """Return the user's line that calls most of these operators, "" if unknown; and the share of steps with one."""
+        starts = self.operators[np.isin(self.names, list(names)), 0]
+        counts = [(each, int(((each.begin <= starts) & (starts < each.end)).sum())) for each in self.in_steps]
+        share = _total(each for each, count in counts if count) / (_total(self.in_steps) or 1.0)
+        return hottest((each.path, count) for each, count in counts), share
+
+    def elementwise(self) -> tuple[float, str]:
+        """Return the share of elementwise training that the user's lines call without `torch.nn`, and the main line."""
+        chosen = [bool(re.fullmatch(_ELEMENTWISE, name)) for name in self.names]
+        calls = self.operators[np.array(chosen, bool) & self._of_kind("training")]
+        times = [(sample, _within(calls, sample)) for sample in self.in_steps]
+        own = [(sample.path, seconds) for sample, seconds in times if sample.path and not _any(_NETWORK, sample.inside)]
+        return sum(seconds for _, seconds in own) / (sum(seconds for _, seconds in times) or 1.0), hottest(own)
+
+    def updating(self) -> str:
+        """Return the line that calls an optimizer, "" if unknown."""
+        return hottest((each.path, each.seconds) for each in self.in_steps if _any(_OPTIMIZER, each.inside))
+
+    def getting(self) -> str:
+        """Return the line that gets a batch, "" if unknown."""
+        return hottest((each.path, each.seconds) for each in self.samples if each.within is not self.step)
+
+
+_Row = tuple[Sample, Stack, float]  # a sample, the stack to look at, and the seconds of the sample that count
+
+
+def _total(samples: Iterable[Sample]) -> float:
+    return sum(each.seconds for each in samples)
+
+
+def _within(intervals: np.ndarray, sample: Sample) -> float:
+    """Return how many seconds of a sample these disjoint intervals cover."""
+    return float(np.diff(intervals.clip(sample.begin, sample.end)).sum())
+
+
+def _any(pattern: str, frames: Iterable[Frame]) -> bool:
+    """Whether the file and name of one of these functions match."""
+    return any(re.search(pattern, f"{frame.file}:{frame.name}") for frame in frames)
+
+
+def of_samples(trace: traces.Trace, samples: list[Sample], begun: list[float], step: CodeType) -> Sampled:
+    """Combine a profile and samples of the same steps. `begun` is when each one began; the last does not count."""
+    (span,), (*begun, end), shift = trace.spans, begun, time.perf_counter() - time.time()
+    operators = _outermost(trace)
+    times = (operators[["start", "end"]].to_numpy() + span.origin) / 1e6 + shift
+    samples = [each for each in samples if each.within is not None and begun[0] <= each.begin < end]
+    return Sampled(samples, times, operators["name"].tolist(), operators["kind"].tolist(), begun, step)
+
+
+def _outermost(trace: traces.Trace) -> pd.DataFrame:
+    """Return the operators of the thread that runs the steps, in order, without those that other operators call.
+
+    The columns, with times in µs: `name`, `start`, `end`, `length`, `gap` to the next operator; `backward`, its time in
+    the backward pass; `optimizer`, whether an optimizer calls it; `faster`, whether that optimizer has a faster way on
+    a CPU, too; and `kind`, as of `Sampled`.
+    """
+    return pd.concat([_outermost_of(span.events.table()) for span in trace.spans], ignore_index=True)
+
+
+def _outermost_of(events: pd.DataFrame) -> pd.DataFrame:
+    called_back = _called_back(events)
+    steps = events[events["kind"] == "step"]
+    events = events[events["thread"].isin(steps["thread"]) & (events["end"] <= steps["end"].max())]
+    loading = _during(events["start"], events[events["kind"] == "DataLoader"])  # in the loop itself: not the step
+    operators = events.loc[events["operator"] & ~loading, ["name", "start", "end", "sequence"]]
+    table = operators[operators["start"] >= operators["end"].cummax().shift(fill_value=-np.inf)]
+    backward = table["name"].str.startswith("autograd::")
+    optimizer = _during(table["start"], events[events["name"].str.startswith("Optimizer.")]) & ~backward
+    # Of operators with the same number, the last is the one that is called back: then autograd counts on
+    trained = operators.assign(row=np.searchsorted(table["start"], operators["start"], "right") - 1)
+    trained = trained[~backward.to_numpy()[trained["row"]] & trained["sequence"].isin(called_back.index)]
+    trained = trained.drop_duplicates("sequence", keep="last")
+    training = backward | optimizer | np.isin(np.arange(len(table)), trained["row"])
+    return table.assign(
+        length=table["end"] - table["start"],
+        gap=(table["start"].shift(-1) - table["end"]).clip(0, thresholds.OPERATOR_GAP_S * 1e6).fillna(0),
+        backward=np.bincount(trained["row"], called_back[trained["sequence"]], len(table)),
+        optimizer=optimizer,
+        faster=_during(table["start"], events[events["name"].str.fullmatch(_FUSED_ON_CPU)]),
+        kind=np.where(training, "training", np.where(table["sequence"].isna(), "untracked", "tracked")),
+    )
+
+
+def _called_back(events: pd.DataFrame) -> pd.Series:
+    """Return the time of the backward pass of each operator in µs, by its sequence number."""
+    parts = events[events["name"].str.startswith(_BACKWARD)].dropna(subset="sequence")
+    gap = parts.groupby("thread")["start"].shift(-1) - parts["end"]
+    gap = gap.clip(0, thresholds.OPERATOR_GAP_S * 1e6).fillna(0)
+    return (parts["end"] - parts["start"] + gap).groupby(parts["sequence"]).sum()
+
+
+def _during(moments: pd.Series, events: pd.DataFrame) -> pd.Series:
+    """Return whether each moment is during one of these disjoint events."""
+    inside = np.searchsorted(events["start"], moments, "right") - 1
+    return moments < np.append(events["end"].to_numpy(), -np.inf)[inside]  # −1: before all events
+
+
+def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) -> Host:
+    """Return what a step costs the host beside the work of its operators; `sampled` are sampled steps of the loop."""
+    operators = _outermost(trace)
+    operators = operators[~operators["name"].str.startswith("autograd::")]  # their calls are PyTorch's own choice
+    optimizer = operators["optimizer"]
+    fusible = operators[optimizer & (operators["faster"] | profile.on_device)]
+    # On a GPU, gaps show whether it waits for launches
+    others = operators.head(0) if profile.on_device else operators[~optimizer]
+    by_weight = _calls(fusible, thresholds.MANY_WEIGHTS, profile, sampled)
+    calls = _calls(others, thresholds.MANY_CALLS, profile, sampled)
+    often = frozenset(
+        each.name for group in (by_weight, calls) for each in group.operators if group.share >= thresholds.HOST_WORK
+    )
+    host = Host(by_weight, calls)
+    if sampled is None:
+        return host
+    host = replace(host, outside=sampled.outside(often), around=sampled.around(), sampled_ms=sampled.step_ms)
+    if profile.on_device:  # `device` examines the kernels
+        return host
+    seldom = ~operators["name"].isin(often)
+    large = operators["name"].str.fullmatch(_ELEMENTWISE) & (operators["kind"] == "training") & ~optimizer & seldom
+    own, line = sampled.elementwise()
+    updates = operators[optimizer & seldom]
+    return replace(
+        host,
+        elementwise=own * float((operators["length"] + operators["backward"])[large].sum()) / profile.total_us,
+        elementwise_line=line,
+        updates=float((updates["length"] + updates["gap"]).sum()) / profile.total_us,
+        updates_line=sampled.updating(),
+    )
+
+
+def _calls(operators: pd.DataFrame, many: int, profile: Profile, sampled: Sampled | None) -> Calls:
+    """Return the calls of short operators, or cells, that a step calls at least so many times."""
+    lengths = operators.groupby("name")["length"]
+    short = lengths.transform("median") <= thresholds.SHORT_OPERATOR_US
+    short |= operators["name"].str.fullmatch(_CELL).astype(bool)
+    table = operators[(lengths.transform("size") >= many * profile.steps) & short]
+    if not len(table):
+        return Calls()
+    # Time beyond the usual is work on a large tensor, or a stall of the machine. The backward pass of a call may be
+    # several operators
+    usual = table.groupby("name")["length"].transform("median").clip(lower=thresholds.SHORT_OPERATOR_US)
+    us = (table["length"].clip(upper=usual) + table["gap"]).sum() + table["backward"].clip(upper=3 * usual).sum()
+    sums = table.groupby("name")["length"].agg(["size", "sum"]).sort_values("sum", ascending=False)
+    names = tuple(Operator(str(name), float(row["size"]) / profile.steps) for name, row in sums.iterrows())
+    line, share = sampled.calling(frozenset(table["name"])) if sampled else ("", 0.0)
+    return Calls(float(us) / profile.total_us, names, float(table["length"].median()), line, share)
+
+
+def steps_to_sample(profile: Profile, step_ms: float, works: Sequence[float] = ()) -> int:
+    """Return how many steps of `step_ms` to sample, limited by time and by the number of operators.
+
+    `works` are the times of earlier steps, in any unit: if some do far more than most, such as every tenth that
+    evaluates, two of these are sampled. It is 0 if a step is too short, or has too many operators.
+    """
+    operators, least = profile.operators / profile.steps, thresholds.LEAST_SAMPLED_STEPS
+    if step_ms < thresholds.LEAST_SAMPLED_MS or least * operators > thresholds.TOO_MANY_OPERATORS:
+        return 0
+    by_time = thresholds.STEPS_SAMPLED_S * 1e3 / step_ms + 1
+    most = min(thresholds.MOST_SAMPLED_STEPS, thresholds.MOST_OPERATORS / max(operators, 1), by_time)
+    long = sum(work > thresholds.LONGER_STEP * statistics.median(works) for work in works)
+    for_two = math.ceil(2 * len(works) / long) + 1 if long > 1 else 0
+    return max(least, int(most), for_two if for_two * operators <= thresholds.TOO_MANY_OPERATORS else 0)

@@ -1,0 +1,312 @@
+"""Loads some items in this process, to see how long one takes and where: no trace of the main process shows it."""
+
+from __future__ import annotations
+
+import copy
+import cProfile
+import itertools
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from stepscope import thresholds, timing
+from stepscope.base.confidence import without_hiccup
+from stepscope.base.wording import without_paths
+from stepscope.facts.loader import ANY, IRREGULAR, REST, WAITING, Irregular, Items
+from stepscope.observe import contention
+from stepscope.observe.sampler import Frame, Sampler, place
+
+THIRDS = 3
+
+_Function = tuple[str, int, str]  # file, line and name, as cProfile gives them
+_Stats = Mapping[_Function, tuple[int, int, float, float, Mapping[_Function, tuple[int, int, float, float]]]]
+
+# What a function does, by its file and name, or by its name alone if it is not Python: the first match counts. A
+# function without a match counts to its callers. Collected by running cProfile on Pillow, torchvision, NumPy, h5py,
+# LMDB and zipfile; the names of OpenCV, audio and augmentation libraries are from their documentation.
+PARTS = {
+    "opening": r"(io|posix|nt|builtins)\.open\b|posix\.(stat|lstat)|method '__exit__' of '_io|h5py/_hl/files|lmdb\.open"
+    r"|zipfile\.py:(open|__init__)|tarfile\.py:(open|next)",
+    "reading": r"method '(read\w*|recv\w*)' of|posix\.p?read|:_?read(_bytes|_text|_file|_item)?$|read_file|fromfile"
+    r"|h5py/_hl/(dataset|group)|'(get|getmulti)' of '(lmdb\.)?(Transaction|Cursor)'|urlopen",
+    "resizing": r"resize|upsample|interpolate|'reduce' of 'ImagingCore|thumbnail|grid_sample",
+    "decoding": r"^(?!.*(/json/|of 'bytes'|codecs)).*(decode|decompress)|ImagePlugin\.py|PIL/ImageFile\.py"
+    r"|PIL/Image\.py:(open|convert|load|draft)|'(convert|convert2)' of 'ImagingCore|imread|torchaudio|soundfile"
+    r"|librosa",
+    "collating": r"collate|method stack of|torch\.stack",
+    "transforming": r"transforms/|albumentations|kornia|imgaug",
+}
+
+OPENS = r"(io|builtins)\.open\b|h5py/_hl/files\.py:__init__|lmdb\.open"  # opens a file, also outside of Python
+
+
+def load(loader: DataLoader[Any], longer: bool = False) -> Items:
+    """Load items of a loader's dataset here, as a worker would: with one thread, and in the loader's order.
+
+    Items come from a shallow copy of the dataset, so that the user's dataset keeps no files open. `longer` loads more
+    items, for datasets in which some take long. Errors of the dataset are raised.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    try:
+        return _items(_Measurement(_Source(loader), thresholds.ITEMS_S * (thresholds.LONGER_ITEMS if longer else 1)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _items(measured: _Measurement) -> Items:
+    """Return the facts about items: how long one takes, and where."""
+    source, count, (spent, worked) = measured.source, measured.count, measured.times()
+    ms, cpu_ms, waiting = spent / count * 1e3, worked / count * 1e3, 1 - worked / spent
+    irregular = measured.irregular(spent, waiting)
+    lines = measured.lines(irregular.count > 0)
+    parts, opened, file_bytes, slowest = _profiled(measured, cProfile.Profile)
+    waits, total = dict[str, float](), sum(parts.values()) or 1.0
+    if waiting > thresholds.WAITING_ITEMS:
+        working, *_ = _profiled(measured, lambda: cProfile.Profile(time.process_time))
+        waits = {part: max(0.0, seconds - working[part]) for part, seconds in parts.items()}
+        scale = waiting / (sum(waits.values()) or 1.0)
+        waits = {part: min(seconds * scale, parts[part] / total) for part, seconds in waits.items()}
+    parts = {part: seconds / total for part, seconds in parts.items()}
+    return Items(
+        count, ms, cpu_ms, source.batch, parts, opened, file_bytes, slowest, waits, irregular, lines, source.together
+    )
+
+
+class _Source:
+    """The items of a loader's dataset, a few at a time."""
+
+    def __init__(self, loader: DataLoader[Any]):
+        dataset: Any = _copy(loader.dataset)
+        self.collate_fn = loader.collate_fn
+        self.stream, self.batched = isinstance(dataset, IterableDataset), loader.batch_sampler is not None
+        self.together = not self.stream and self.batched and hasattr(dataset, "__getitems__")
+        self.collated: list[float] = []  # seconds of each call of `take`
+        self.batch = loader.batch_size or 1
+        self.indices: Iterator[Any] = itertools.repeat(None)
+        if self.stream:
+            items = timing.endless(dataset)
+            self.load: Callable[[Any], Any] = lambda _: next(items)
+            return
+        self.load = dataset.__getitems__ if self.together else dataset.__getitem__
+        self.indices = timing.endless(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+        if self.batched:
+            self.batch = len(next(self.indices))
+            if not self.together:
+                self.indices = itertools.chain.from_iterable(self.indices)
+
+    def take(self, count: int) -> int:
+        """Load `count` items as a batch, or a whole batch if the dataset loads only batches; return how many."""
+        indices = list(itertools.islice(self.indices, 1 if self.together else count))
+        items = list(map(self.load, indices))
+        begin = time.perf_counter()
+        for batch in items if self.together or not self.batched else [items]:
+            self.collate(batch)
+        self.collated.append(time.perf_counter() - begin)
+        return len(indices[0]) if self.together else count
+
+    def collate(self, batch: Any) -> None:
+        """Collate a batch; because of this name, the time of the user's function counts to collating."""
+        self.collate_fn(batch)
+
+
+def _copy(dataset: Dataset[Any]) -> Dataset[Any]:
+    """Return a shallow copy of a dataset, whose end does not clean up what the dataset uses."""
+    if isinstance(dataset, (np.ndarray, torch.Tensor)):  # copying it would read a mapped file into memory
+        return dataset
+    copied = copy.copy(dataset)
+    kind = type(copied)
+    if hasattr(kind, "__del__"):
+        copied.__class__ = type(kind.__name__, (kind,), {"__slots__": (), "__del__": lambda self: None})
+    return copied
+
+
+class _Measurement:
+    """Items that were loaded with the stopwatch while their lines were sampled. Times in s."""
+
+    def __init__(self, source: _Source, seconds: float):
+        """Load items for so many seconds."""
+        alone = min(_seconds(source.take, 1) for _ in range(2))  # the first item imports, and opens files, once
+        self.group = max(1, min(source.batch, int(thresholds.GROUP_S / alone)))  # items to load at a time
+        self.source, self.count = source, 0
+        load, loaded = source.load, list[tuple[Any, float, float]]()
+
+        def timed(index: Any) -> Any:
+            begin = time.perf_counter()
+            item = load(index)
+            loaded.append((index, begin, time.perf_counter() - begin))
+            return item
+
+        source.load, source.collated = timed, []
+        with Sampler(thresholds.ITEM_SAMPLE_S, _Source.take.__code__) as sampler:
+            begin, marks = time.perf_counter(), [self._clocks(sampler)]
+            for until, least in [(seconds / 2, 1), (seconds, thresholds.LEAST_ITEMS)]:
+                while self.count < least or time.perf_counter() - begin < until:
+                    self.count += source.take(self.group)
+                marks.append(self._clocks(sampler))
+        source.load, self.collated = load, source.collated.copy()
+        halves = np.diff(marks, axis=0)
+        halves = halves[halves[:, 0] > 0]  # one group may take longer than all of the time
+        self.counts, self.elapsed, self.worked, self.started, self.queued, self.late = halves.T  # as of `_clocks`
+        self.samples, self.sampling = sampler.samples, sampler.worked
+        self.indices, begins, took = zip(*loaded, strict=True)  # of items, or of whole batches
+        self.begins, self.seconds = np.array(begins), np.array(took)
+        self._settle()
+        self.usual = float(np.median(self.seconds))
+        slow = self.seconds > max(thresholds.SLOW_ITEM, source.batch) * self.usual
+        few = not source.together and slow.mean() <= thresholds.MOST_SLOW_ITEMS
+        self.slow = np.flatnonzero(slow & few)  # numbers of items that take far longer than most, and than most batches
+
+    def _clocks(self, sampler: Sampler) -> tuple[float, ...]:
+        """Return the number of loaded items, the time, the CPU time of this process and that of programs that it had
+        started, and how long this thread, and the sampler's, was ready to work while others had the cores.
+        """
+        queued, late = contention.queued(), contention.queued(sampler.task)
+        return self.count, time.perf_counter(), time.process_time(), sum(os.times()[2:4]), queued, late
+
+    def _settle(self) -> None:
+        """Load the slowest items once more, and keep the shorter time of both: the machine may have stalled.
+
+        The second time excludes time in which others had the cores. A stream gives no item twice: its only slow item
+        counts as a usual one.
+        """
+        usual = np.median(self.seconds)
+        least = min(thresholds.SLOW_ITEM * usual, usual + thresholds.SLOW_ITEMS_TIME * self.seconds.sum())
+        slow = np.flatnonzero(self.seconds > least)
+        if self.source.stream:
+            if len(slow) == 1:
+                self.seconds[slow] = usual
+            return
+        slow = slow[np.argsort(-self.seconds[slow])]
+        for number in slow[: max(1, int(thresholds.MOST_SLOW_ITEMS * len(self.seconds)))]:  # more would take too long
+            before = contention.queued()
+            again = _seconds(self.source.load, self.indices[number])
+            again -= min(again, contention.queued() - before)
+            self.seconds[number] = min(self.seconds[number], again)
+
+    def times(self) -> tuple[float, float]:
+        """Return how long loading all items took, and how much of that a core worked."""
+        # The machine may have stalled once, or because others had the cores: then not always in the items
+        collating = sum(without_hiccup(self.collated))
+        spent = min(float((self.elapsed - self.queued).sum()), float(self.seconds.sum()) + collating)
+        if self.started.sum() >= thresholds.STARTED_PROGRAMS * spent:
+            return spent, spent
+        worked = min(max(float(self.worked.sum()) - self.sampling, 0.0), spent)
+        return min(spent, worked + self._waited()), worked
+
+    def _waited(self) -> float:
+        """Return the seconds that items waited: in slow items all the time, in the others at the better half's rate."""
+        in_slow, _ = np.histogram(self.slow, [0, *self.counts.cumsum()], weights=self.seconds[self.slow])
+        # In one half the machine may have stalled. Where others had the cores when the sampler was ready, the items may
+        # have waited until it took the GIL, and then for its work
+        sampling = self.sampling * self.counts / self.count
+        for_sampler = self.late + np.minimum(sampling, self.late)
+        waited = self.elapsed - in_slow - (self.worked - sampling) - self.queued - for_sampler
+        return max(0.0, float((waited / self.counts).min())) * self.count + float(in_slow.sum())
+
+    def irregular(self, spent: float, waiting: float) -> Irregular:
+        """Return the facts about slow items if they take enough of `spent`, of which items waited a share."""
+        # In a stream others perhaps had the cores only in slow items; elsewhere the items' times exclude that
+        held = float(self.queued.sum()) if self.source.stream else 0.0
+        slow = self.seconds[self.slow]
+        share = min((float((slow - self.usual).sum()) - held) / spent, 1.0)
+        if not len(slow) or share < thresholds.SLOW_ITEMS_TIME:
+            return Irregular()
+        index = None if self.source.stream else without_paths(str(self.indices[self.slow[slow.argmax()]]))
+        return Irregular(len(slow), share, min(share, waiting), self.usual * 1e3, float(slow.max()) * 1e3, index)
+
+    def lines(self, irregular: bool) -> dict[str, str]:
+        """Return the user's line that takes most time, for each part of the work (opening counts to reading), for any
+        part, for waiting, and for slow items if loading is `irregular`.
+        """
+        weights = defaultdict[str, list[tuple[Frame | None, float]]](list)
+        begins, ends = self.begins[self.slow], (self.begins + self.seconds)[self.slow]
+        for each in self.samples:
+            part = next(filter(None, (_part((frame.file, 0, frame.name)) for frame in each.frames)), REST)
+            for name in ("reading" if part == "opening" else part, ANY):
+                weights[name].append((each.own, each.seconds - each.waited))
+            weights[WAITING].append((each.own, each.waited))
+            if irregular and ((begins < each.end) & (each.end <= ends)).any():
+                weights[IRREGULAR].append((each.own, each.seconds))
+        return {name: line for name, of_lines in weights.items() if (line := place(of_lines))}
+
+
+def _seconds(call: Callable[[Any], object], argument: Any) -> float:
+    begin = time.perf_counter()
+    call(argument)
+    return time.perf_counter() - begin
+
+
+def _profiled(
+    measured: _Measurement, profiler: Callable[[], cProfile.Profile]
+) -> tuple[dict[str, float], float, float | None, str]:
+    """Load as many items with cProfile. Return for an item the seconds of each part, the median of thirds in case the
+    machine stalls once, and the opened files; the bytes read per file; and the function that takes most by itself.
+    """
+    thirds, loaded, opened, before = [], 0, 0, _bytes_read()
+    for _ in range(THIRDS):
+        profile, items = profiler(), 0
+        while items * THIRDS < measured.count:
+            items += profile.runcall(measured.source.take, measured.group)
+        profile.create_stats()
+        spent, opens, slowest = _parts(profile.stats)
+        thirds.append({part: seconds / items for part, seconds in spent.items()})
+        loaded, opened = loaded + items, opened + opens
+    after = _bytes_read()
+    file_bytes = (after - before) / opened if opened and before is not None and after is not None else None
+    medians = {part: float(np.median([third[part] for third in thirds])) for part in thirds[0]}
+    return medians, opened / loaded, file_bytes, slowest
+
+
+def _parts(stats: _Stats) -> tuple[dict[str, float], int, str]:
+    """Return the seconds of each part, how many files were opened, and the slowest function."""
+    shares = {function: {part: 1.0} for function in stats if (part := _part(function))}
+
+    def attributed(function: _Function, above: frozenset[_Function]) -> dict[str, float]:
+        """Return the parts that a function's own time belongs to: its part, or its callers' parts by their time."""
+        if function not in shares:
+            above |= {function}
+            callers = {each: times[2] for each, times in stats[function][4].items() if times[2] and each not in above}
+            parts, total = defaultdict[str, float](float), sum(callers.values())
+            for caller, seconds in callers.items():
+                for part, share in attributed(caller, above).items():
+                    parts[part] += share * seconds / total
+            shares[function] = parts or {REST: 1.0}
+        return shares[function]
+
+    spent, opens = dict.fromkeys([*PARTS, REST], 0.0), 0
+    for function, (_, calls, seconds, _, _) in stats.items():
+        for part, share in attributed(function, frozenset()).items():
+            spent[part] += seconds * share
+        if re.search(OPENS, _text(function)):
+            opens += calls
+    file, line, name = max(stats, key=lambda function: stats[function][2])
+    slowest = name.strip("<>").removeprefix("built-in method ") if file == "~" else f"{name} ({Path(file).name}:{line})"
+    return spent, opens, slowest
+
+
+def _part(function: _Function) -> str | None:
+    return next((part for part, pattern in PARTS.items() if re.search(pattern, _text(function))), None)
+
+
+def _text(function: _Function) -> str:
+    file, _, name = function
+    return name if file == "~" else f"{file}:{name}".replace("\\", "/")
+
+
+def _bytes_read() -> float | None:
+    """Return the bytes that this process has read so far, from files or the page cache; None if unknown."""
+    try:
+        counters = psutil.Process().io_counters()
+    except (AttributeError, psutil.Error):  # macOS does not report it
+        return None
+    return float(getattr(counters, "read_chars", counters.read_bytes))

@@ -1,0 +1,106 @@
+"""Reads from the traces of all ranks of a job the cost of communication, and the rank that delays the job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+from stepscope import thresholds, traces
+from stepscope.facts.job import Exchanges, Job, Rank
+from stepscope.traces.columns import coverage
+from stepscope.traces.exposed_communication import NO_COMPUTATION
+
+
+def read(ranks: Mapping[str, traces.Trace]) -> Job:
+    """Return the traces of all ranks in numbers; raises the errors of `traces.communication`."""
+    table, steps = traces.communication(ranks), min(len(traces.steps(trace)) for trace in ranks.values())
+    straggler, late_ms = table.attrs["straggler"], float(table.attrs["late_ms"])
+    late_in, longer = ("", 0.0) if straggler is None else _meanwhile_longer(ranks, straggler, late_ms)
+    operations = traces.collectives(ranks)
+    rows = operations[operations["step"].notna()]
+    groups = rows.groupby("number")
+    took = (rows["end"] - groups["start"].transform("max")).clip(lower=0)  # since the last rank began it
+    exchanges = groups[["operation", "bytes", "step"]].first()
+    exchanges["ms"] = took.groupby(rows["number"]).mean() / 1e3
+    broadcasts = exchanges["operation"] == "broadcast"
+    gradients, buffers = exchanges[~broadcasts], exchanges[broadcasts]
+    if buffers["step"].nunique() < thresholds.EVERY_STEP * steps:
+        buffers = buffers.head(0)
+    small = gradients[gradients["bytes"] < thresholds.SMALL_OPERATION_MB * 1e6]
+    if len(small) < thresholds.MANY_OPERATIONS * steps:
+        small = small.head(0)
+    in_a_step = buffers.groupby("step")["bytes"].agg(["size", "sum"]).median()  # DDP sends more in its second forward
+    return Job(
+        ranks=tuple(_rank(str(name), row) for name, row in table.iterrows()),
+        steps=steps,
+        step_ms=float(table["step"].mean()),
+        recorded=len(operations) > 0,
+        all=_exchanges(exchanges, steps),
+        gradients=_exchanges(gradients, steps),
+        buffers=Exchanges(
+            float(in_a_step["size"]), float(buffers["ms"].sum()) / steps, total_bytes=float(in_a_step["sum"])
+        )
+        if len(buffers)
+        else Exchanges(),
+        small=_exchanges(small, steps),
+        sharded=bool(gradients["operation"].str.contains("all_gather|reduce_scatter").any()),
+        sizes_known=not (len(exchanges) and exchanges["bytes"].isna().all()),
+        unequal=tuple(table.attrs["unequal"]),
+        straggler=straggler,
+        late_ms=late_ms if math.isfinite(late_ms) else 0.0,
+        late_in=late_in,
+        late_longer_ms=longer,
+    )
+
+
+def _rank(name: str, row: pd.Series) -> Rank:
+    return Rank(
+        name,
+        exposed_ms=float(row["exposed"]),
+        waiting_ms=float(row["waiting"]),
+        overlapped_ms=float(row["overlapped"]),
+        transfer_ms=float(row["transfer"]),
+        operations=float(row["collectives"]),
+        megabytes=_known(row["megabytes"]),
+        efficiency=float(row["efficiency"]),
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _exchanges(table: pd.DataFrame, steps: int) -> Exchanges:
+    return Exchanges(
+        per_step=len(table) / steps,
+        ms=float(table["ms"].sum()) / steps,
+        kinds=tuple(map(str, table["operation"].value_counts().index)),
+        total_bytes=float(table["bytes"].sum()) / steps,
+        median_bytes=_known(table["bytes"].median()),
+        largest_bytes=_known(table["bytes"].max()),
+    )
+
+
+def _meanwhile_longer(ranks: Mapping[str, traces.Trace], late: str, late_ms: float) -> tuple[str, float]:
+    """Return in which work a late rank takes longer than the other ranks, and by how many ms in a step."""
+    table = pd.DataFrame.from_dict({name: _meanwhile(trace) for name, trace in ranks.items()}, orient="index")
+    longer = table.loc[late] - table.drop(index=late).median()
+    most = float(longer.max())
+    return ("other", 0.0) if most < late_ms / 2 else (str(longer.idxmax()), most)
+
+
+def _meanwhile(trace: traces.Trace) -> dict[str, float]:
+    """Return how long a rank waited for its batch, and how long operators or kernels computed; in ms per step."""
+    covered, steps = {"loading": 0.0, "computing": 0.0}, 0
+    for span in trace.spans:
+        events, table = span.events.table(), traces.steps(traces.Trace(trace.path, (span,)))
+        kernels, waits = events["kind"] == "Kernel", events["name"].str.match(NO_COMPUTATION)
+        operators = events["operator"] & (events["kind"] == "CPU Exec") & ~waits
+        computing = kernels if kernels.any() else operators
+        for name, chosen in (("loading", events["kind"] == "DataLoader"), ("computing", computing)):
+            starts, ends = (events.loc[chosen, column].to_numpy() for column in ("start", "end"))
+            covered[name] += float(coverage(starts, ends, table).sum())
+        steps += len(table)
+    return {name: microseconds / steps / 1e3 for name, microseconds in covered.items()}

@@ -1,0 +1,82 @@
+"""Starts a script whose processes record their loops, and collects their reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stepscope.observe import hooks
+
+HOOK = Path(__file__).parent / "hook"
+LOOK = 0.2  # seconds between two looks for reports
+# Signals that Slurm, for example, sends to the script and to this process alike before a job's time is over
+FOR_THE_SCRIPT = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+Reports = list[dict[str, Any]]  # of processes in the order of ranks, as `watched.ScriptRecorder` makes them
+
+
+def run(command: Sequence[str], show: Callable[[Reports, list[Path]], object], *, steps: int, stop: bool) -> int:
+    """Run a script with its arguments, and return its status: 128 plus a signal's number, if one ends the script.
+
+    `show` receives the reports and the traces as soon as all ranks of this machine have reported facts, otherwise at
+    the script's end. `steps` are timed; `stop` ends the script then. Raises FileNotFoundError if there is no such
+    program.
+    """
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+        reports = Path(folder)
+        options = {"steps": steps, "reports": folder, "stop": stop}
+        path = os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH", "")]))
+        environment = os.environ | {"PYTHONPATH": path, hooks.OPTIONS: json.dumps(options)}
+        process = subprocess.Popen(_command(command), env=environment)
+        ignored = [getattr(signal, name) for name in FOR_THE_SCRIPT if hasattr(signal, name)]
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+        handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        found: Reports = []
+
+        def traces() -> list[Path]:
+            return sorted(reports.glob("traces/**/*.pt.trace.json*"))
+
+        try:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK)
+                if not found and (found := complete(reports)):
+                    show(found, traces())
+        except BaseException:  # such as a full disk: the script ends by itself
+            process.wait()
+            raise
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        if not found:
+            show(_reports(reports), traces())
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def complete(folder: Path) -> Reports:
+    """Return the reports of all ranks of this machine; an empty list as long as one is missing."""
+    reports = [report for report in _reports(folder) if "facts" in report]
+    return reports if reports and len(reports) >= reports[0]["here"] else []
+
+
+def _reports(folder: Path) -> Reports:
+    found = (json.loads(path.read_text()) for path in folder.glob("*.json"))
+    return sorted(found, key=lambda report: int(report["rank"]))
+
+
+def _command(command: Sequence[str]) -> list[str]:
+    """Return the program to start, and its arguments."""
+    if command[0] == "-m" or command[0].endswith(".py"):
+        return [sys.executable, *command]
+    beside = shutil.which(command[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if beside is None:
+        raise FileNotFoundError(2, "no such program", command[0])
+    return [beside, *command[1:]]

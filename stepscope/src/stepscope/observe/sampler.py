@@ -1,0 +1,236 @@
+"""Samples every few ms at which line of the user's code a thread is, and whether it works or waits."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import math
+import os
+import re
+import sys
+import sysconfig
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType
+from typing import TypeVar
+
+from stepscope import thresholds
+from stepscope.base.confidence import without_hiccup
+from stepscope.observe import contention
+
+T = TypeVar("T")
+LONGEST = 70  # characters of a line that are shown
+
+_COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # separate functions in Python 3.11
+_PACKAGE = str(Path(thresholds.__file__).parent)
+_PATHS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_FOREIGN = (*(f"{Path(path).resolve()}{os.sep}" for path in [*_PATHS, _PACKAGE]), "<frozen", "<string>")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A running function: `file`, `line` and `name`; `first` is the line at which the function begins."""
+
+    file: str
+    line: int
+    name: str
+    first: int
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the user's code: in no installed package, not in the standard library, and not here."""
+        return not (self.file.startswith(_FOREIGN) or re.search(r"[/\\](site|dist)-packages[/\\]", self.file))
+
+    def __str__(self) -> str:
+        text = linecache.getline(self.file, self.line).strip()
+        text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+        place = "cell" if "ipykernel_" in self.file else Path(self.file).name
+        return f"{place}:{self.line}: {text}" if text else f"{place}:{self.line}"
+
+
+Stack = tuple[Frame, ...]  # functions that call each other; in weights the outermost first
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Where a thread was, and what it did since the previous sample. Times in s of ``time.perf_counter()``."""
+
+    begin: float  # when the previous sample was taken
+    end: float
+    # Time in which the thread neither worked nor was ready to; 0 where the system does not report it. Only sums are
+    # right: the value is too large while the thread waits for a core, and too small once it has one.
+    waited: float
+    frames: Stack  # the functions it was in, the innermost first; none outside of the watched functions
+    within: CodeType | None = None  # the watched function that called them
+
+    @property
+    def seconds(self) -> float:
+        """Time since the previous sample."""
+        return self.end - self.begin
+
+    @property
+    def path(self) -> Stack:
+        """The functions of the user's code, the outermost first; for a comprehension the one around it."""
+        frames = reversed(self.frames)
+        return tuple(frame for frame in frames if frame.own and frame.name not in _COMPREHENSIONS)
+
+    @property
+    def own(self) -> Frame | None:
+        """The innermost function of the user's code."""
+        return self.path[-1] if self.path else None
+
+    @property
+    def to_network(self) -> Stack:
+        """As `path`, but without functions that `torch.nn` calls: no ``forward``."""
+        called = [each for each, frame in enumerate(self.frames) if re.search(r"[/\\]torch[/\\]nn[/\\]", frame.file)]
+        return replace(self, frames=self.frames[called[-1] :]).path if called else self.path
+
+    @property
+    def inside(self) -> Stack:
+        """The functions that `own` called, the innermost first."""
+        return self.frames if self.own is None else self.frames[: self.frames.index(self.own)]
+
+
+class Sampler:
+    """Samples the thread that enters it, until the thread leaves it.
+
+    `within` are the codes of the watched functions: outside of them a sample has no frames, or counts to `rest`. It
+    stops after `most` samples. Afterwards `worked` is the CPU time of the sampler in s.
+    """
+
+    def __init__(self, interval: float, *within: CodeType, rest: CodeType | None = None, most: float = math.inf):
+        self.within, self.interval, self.rest, self.most = within, interval, rest, most
+        self.samples: list[Sample] = []
+        self.worked = 0.0
+        self._end = threading.Event()
+
+    def __enter__(self) -> Sampler:
+        arguments = threading.get_ident(), _waited(), time.perf_counter()
+        self._thread = threading.Thread(target=self._run, args=arguments, name="sampler", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    @property
+    def task(self) -> str:
+        """The sampler's thread, for `contention.queued`."""
+        return f"self/task/{self._thread.native_id}"
+
+    def _run(self, thread: int, waited: Callable[[], float], begin: float) -> None:
+        before, late, switch = waited(), False, sys.getswitchinterval()
+        sys.setswitchinterval(thresholds.SWITCH_INTERVAL_S)
+        # No sample is possible while a call holds the GIL. This thread gets the GIL when the call is over, and samples
+        # at once: later, another line would get the time of the call.
+        while len(self.samples) < self.most and not self._end.wait(0 if late else self.interval):
+            frames = self._frames(_stack(thread))
+            end, now = time.perf_counter(), waited()
+            late = time.perf_counter() - end > self.interval
+            self.samples.append(Sample(begin, end, now - before, *frames))
+            begin, before = end, now
+        self.worked = time.thread_time()
+        sys.setswitchinterval(switch + 5e-7)  # Python keeps whole µs and rounds down: 100 µs would come back as 99
+
+    def _frames(self, stack: list[tuple[CodeType, int]]) -> tuple[Stack, CodeType | None]:
+        frames = list[Frame]()
+        for code, line in stack:
+            if code in self.within:
+                return tuple(frames), code
+            frames.append(Frame(code.co_filename, line or code.co_firstlineno, code.co_name, code.co_firstlineno))
+        return (tuple(frames), self.rest) if self.rest is not None and stack else ((), None)
+
+
+def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
+    """Return the user's line with the largest sum of weights, as text; "" if too few samples show one.
+
+    A second line is named if it has at least half as much.
+    """
+    lines = defaultdict[tuple[str, int], list[tuple[Frame, float]]](list)
+    for frame, weight in _settled(weights):
+        if frame is not None and weight:
+            lines[frame.file, frame.line].append((frame, weight))
+    sums = {line: sum(weight for _, weight in rows) for line, rows in lines.items()}
+    best = sorted(sums, key=sums.__getitem__, reverse=True)[:2]
+    if not best or len(lines[best[0]]) < thresholds.LEAST_SAMPLES:
+        return ""
+    most, least = sums[best[0]], thresholds.LEAST_SAMPLES
+    named = [lines[line] for line in best if 2 * sums[line] >= most > 0 and len(lines[line]) >= least]
+    return "; also ".join(str(rows[0][0]) for rows in named)
+
+
+def hottest(weights: Iterable[tuple[Stack, float]]) -> str:
+    """Return the line with most of the weight, as text; "" if too few samples show one.
+
+    The search starts at the outermost function and goes on to the called one as long as one line has most of the
+    weight. The text also has the line that calls the result, and the outermost line.
+    """
+    left, lines = _settled((stack, weight) for stack, weight in weights if stack and weight > 0), list[str]()
+    while left:
+        depth, sums = len(lines), defaultdict[Stack, float](float)
+        lines.append(place((stack[depth], weight) for stack, weight in left))
+        for stack, weight in left:
+            sums[stack[: depth + 1]] += weight
+        best = max(sums, key=sums.__getitem__)
+        inner = [(stack, weight) for stack, weight in left if stack[: depth + 1] == best and len(stack) > depth + 1]
+        most = sum(weight for _, weight in inner) >= thresholds.MOSTLY_ONE_LINE * sum(sums.values())
+        left = inner if most else []
+    lines = [line for line in reversed(lines) if line]
+    return ", called at ".join(dict.fromkeys([*lines[:2], *lines[-1:]]))
+
+
+def _settled(weights: Iterable[tuple[T, float]]) -> list[tuple[T, float]]:
+    """Set the largest weight to the second largest: if the machine stalled once, one sample has all of that time."""
+    weights = list(weights)
+    settled = without_hiccup([weight for _, weight in weights])
+    return [(sampled, weight) for (sampled, _), weight in zip(weights, settled, strict=True)]
+
+
+_reading = False  # whether a stack is being read, with garbage collection off
+
+
+def _stack(thread: int) -> list[tuple[CodeType, int]]:
+    """Return the code and the line of each function that a thread is in, the innermost first.
+
+    In Python 3.11 garbage may be collected while `sys._current_frames` holds the lock that every thread needs at its
+    start and end (CPython issue 106883): a finalizer that gives the GIL to such a thread then stops the process for
+    ever. So garbage collection is off meanwhile. Frames are read at once, because a frame that the thread has left may
+    contain anything; such a stack is discarded.
+    """
+    global _reading
+    stack: list[tuple[CodeType, int]] = []
+    collects = gc.isenabled()
+    if collects:
+        _reading = True
+        gc.disable()
+    try:
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            stack.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+    finally:
+        if collects:
+            gc.enable()
+            _reading = False
+    return stack if all(isinstance(code, CodeType) for code, _ in stack) else []
+
+
+if hasattr(os, "register_at_fork"):  # the thread that would enable it is not in the child
+    os.register_at_fork(after_in_child=lambda: gc.enable() if _reading else None)
+
+
+def _waited() -> Callable[[], float]:
+    """Return a function that returns for how many seconds this thread has neither worked nor been ready to.
+
+    It releases the GIL only once. Where the system does not report both times (only Linux does), it returns 0.
+    """
+    queued = contention.queue_clock()
+    if not Path("/proc/self/schedstat").exists():
+        return queued
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    return lambda: time.perf_counter() - time.clock_gettime(clock) - queued()

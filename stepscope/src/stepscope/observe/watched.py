@@ -1,0 +1,271 @@
+"""Records the training loop of an unedited script from within: its steps, and where epochs begin and end.
+
+A step ends at the request for a training batch after an optimizer has changed the weights. So several batches whose
+gradients are accumulated are one step, and so are the updates of two optimizers for one batch. Batches of a validation
+set belong to the step that they are in. Where no DataLoader gives batches, a step ends with the first optimizer's step.
+Work between two epochs is in no step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import statistics
+import threading
+import time
+import traceback
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from stepscope.facts import Facts, saving
+from stepscope.facts.loop import Pauses
+from stepscope.observe import apart, contention, examination
+from stepscope.observe.examination import Examination, OtherProfiler
+from stepscope.observe.pauses import PauseRecorder
+from stepscope.observe.recorder import Pass, Phases, Recorder
+
+Report = Callable[[dict[str, Any]], object]  # receives the facts or the problem of a process, with its rank
+
+
+class ScriptRecorder(Recorder):
+    """The training of a process of the script so far.
+
+    Parameters
+    ----------
+    count : int
+        Steps to time.
+    folder : Path
+        Where traces go.
+    report : callable
+        Receives a dict: ``"facts"``, or the ``"problem"`` why there are none; ``"rank"``, ``"ranks"``, and how many of
+        them are ``"here"``, on this machine.
+    stop : bool
+        Whether to end the script after the examination.
+    """
+
+    rest = True
+
+    def __init__(self, count: int, folder: Path, report: Report, *, stop: bool = False):
+        super().__init__()
+        self.queued = contention.queue_clock(threading.main_thread().native_id)
+        self.report, self.stop = report, stop
+        self.process, self.thread = os.getpid(), threading.main_thread().ident
+        self.latest: DataLoader[Any] | None = None  # that gave the latest batch
+        self.updated_after: DataLoader[Any] | None = None  # that gave the latest batch before the last update
+        self.optimizer: int | None = None  # `id` of the optimizer that ends steps in a loop without a DataLoader
+        self.updates = 0  # in the step so far
+        self.seen: Counter[str] = Counter()
+        self.latest_pass: int | None = None  # that gave the latest batch
+        self.pausing = PauseRecorder()
+        self.sizes: list[int] = []  # batches of each step so far
+        self.examination = Examination(self, count, folder)
+        self.other: Callable[[], Any] = lambda: None  # the script's last profiler
+        self.examination.prepared = self._prepared
+        self.examine(self._beside_profilers())
+        atexit.register(self.end)
+
+    # Events, as `hooks` reports them
+
+    def begin(self, loader: DataLoader[Any], begin: Callable[[DataLoader[Any]], Iterator[Any]]) -> Iterator[Any]:
+        """Begin an epoch of a loader, whose iterator `begin` returns."""
+        now = time.perf_counter()
+        if threading.get_ident() == self.thread:
+            trains = None if self.dataloader is None else loader is self.dataloader
+            self.pausing.begun(now, trains, int(self.updates > 0))
+            if self.pausing.since is not None and self.updates and loader is not self.dataloader:
+                self._stepped()
+            if self.pausing.since is not None and not self.updates:  # work since then is in no step
+                del self.received[len(self.received) - bool(self.batches) :]
+                self.start, self.batches, self.wait, self.queued_wait = now, 0, 0.0, 0.0
+        return super().begin(loader, begin)
+
+    def batch(self, iterator: Iterator[Any], following: Callable[[Iterator[Any]], object]) -> object:
+        """Return the next batch of an epoch, which `following` gets."""
+        loader, number, began, start = vars(iterator).get("_stepscope", (None, None, None, None))
+        if threading.get_ident() != self.thread:
+            self.seen["batches got in other threads"] += 1
+            return following(iterator)
+        evaluates = self.dataloader is None and not torch.is_grad_enabled()
+        if loader is None or self.dataloader not in (None, loader) or evaluates:
+            batch, self.latest_pass = following(iterator), number
+            if began is not None and start is None:  # perhaps this loader trains
+                vars(iterator)["_stepscope"] = Pass(loader, number, began, time.perf_counter() - began)
+            self.latest = self.latest if evaluates else loader
+            self.seen["batches"] += 1
+            return batch
+        if self.updates:
+            self._stepped()
+            if self.over:
+                return following(iterator)
+        else:
+            self.ready = self.queued()
+
+        def next_batch() -> object:
+            try:
+                return self.request(iterator, following)
+            except StopIteration:
+                if torch.cuda.is_initialized():  # its unfinished work belongs to the steps
+                    torch.cuda.synchronize()
+                self.pausing.ended(time.perf_counter())
+                raise
+
+        batch = self.get(next_batch)
+        self.seen["batches"] += 1
+        self.latest, self.latest_pass = loader, number
+        return batch
+
+    def updated(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer has changed the weights."""
+        self.seen["steps of optimizers"] += 1
+        self.updates += 1
+        here = threading.get_ident() == self.thread
+        if self.latest is None:
+            self.optimizer = self.optimizer or id(optimizer)
+            if self.optimizer == id(optimizer) and here:
+                self._stepped()
+                self.received.append(self.start)
+            return
+        if here:
+            self.pausing.updated(time.perf_counter(), self.latest_pass)
+        if self.latest is not self.dataloader and self.latest is self.updated_after:
+            self.remade |= self.dataloader is not None
+            self.dataloader = self.latest  # it gave the batch before two updates in a row
+        self.updated_after = self.latest
+
+    def end(self) -> None:
+        """Report the events so far, if the script ends before the examination does."""
+        if self.over or os.getpid() != self.process:
+            return
+        needed = self.examination.steps_needed
+        self._leave()
+        if self.phases is not None:
+            self.phases.close()
+        saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
+        needs = (
+            f"Some {needed} are needed: let it train longer, or time fewer than {self.examination.count} steps "
+            "(--steps)."
+        )
+        if not self.seen["steps of optimizers"]:
+            needs = "No optimizer of torch.optim has changed weights: use stepscope.diagnosis.diagnose(loader, step)."
+        self._report(problem=f"The script ended before enough of its steps were seen: {saw or 'none'}. {needs}")
+
+    # The recorder's view of epochs
+
+    def epoch_steps(self) -> int | None:
+        if self.pausing.length is not None:
+            return self.pausing.length
+        with suppress(TypeError, NotImplementedError):  # no loader, or one of an iterable dataset without a length
+            return max(1, len(self.dataloader) // max(1, statistics.median_low(self.sizes)))  # type: ignore[arg-type]
+        return None
+
+    def steps_of_epoch(self) -> int:
+        return self.pausing.steps
+
+    def pauses(self) -> Pauses:
+        count = len(self.pausing.seconds)
+        if not count:
+            return Pauses()
+        mean_ms = sum(self.pausing.seconds) / count * 1e3
+        return Pauses(count, mean_ms, self.pausing.apart * 1e3, self.pausing.line)
+
+    def _stepped(self) -> None:
+        """End a step, and go on with the examination."""
+        ended = None
+        if self.pausing.until is not None:  # the step ended before the pause
+            self.pausing.look_away()
+            ended = self.pausing.since
+        self.sizes.append(self.batches)
+        self.pausing.steps += 1
+        self.updates = 0
+        try:
+            found = self.end_step(ended)
+            if found is not None:
+                facts, _ = found
+                content = saving.as_json(self._with_items(facts))["facts"]
+                self._report(facts=json.loads(json.dumps(content)))  # lists, as in a file
+                self._leave()
+        except Exception as error:
+            self._failed(error)
+        if self.over and self.stop:
+            raise SystemExit
+
+    def _with_items(self, facts: Facts) -> Facts:
+        """Return facts with how items are loaded, which another process tries: this one must not change."""
+        dataloader = self.dataloader
+        if dataloader is None or facts.loader is None:
+            return facts
+        try:
+            return apart.call(lambda: examination.with_items(facts, dataloader))
+        except apart.NoResult as why:
+            return replace(facts, loader=replace(facts.loader, unknown=str(why)))
+
+    def _failed(self, error: Exception) -> None:
+        """Report an error, after which the script goes on if it is ours; raise one of its signal handlers."""
+        self._leave()
+        self._report(problem=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
+        handlers = {_code(handler) for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)}
+        if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise error
+        if self.stop:
+            raise SystemExit(1)
+
+    def _leave(self) -> None:
+        """From now on, look at nothing, and keep no object of the script."""
+        self.over = True
+        self.pausing.look_away()
+        self.dataloader = self.latest = self.updated_after = self.iterator = self.kept = None
+
+    def _beside_profilers(self) -> Phases:
+        """Examine until the script uses a profiler while one of ours records: two at once end the process."""
+        kind = torch.autograd.profiler.profile
+        before = {name: getattr(kind, name) for name in ("_prepare_trace", "_start_trace")}
+
+        def use(profiler: torch.autograd.profiler.profile, name: str) -> None:
+            here = threading.get_ident() == self.thread and os.getpid() == self.process
+            phases = self.phases
+            if here and phases is not None and not getattr(phases, "gi_running", False):  # then it is one of ours
+                self.other = weakref.ref(profiler)
+                if self.examination.records and not self.over:
+                    try:
+                        phases.throw(OtherProfiler())
+                    except Exception as error:
+                        self._failed(error)
+            before[name](profiler)
+
+        for name in before:
+            setattr(kind, name, partialmethod(use, name))
+        try:
+            return (yield from self.examination.phases())
+        finally:
+            for name, method in before.items():
+                setattr(kind, name, method)
+
+    def _prepared(self) -> bool:
+        """Return whether the script has prepared a profiler that records nothing yet."""
+        other = self.other()
+        return other is not None and other.kineto_results is None
+
+    def _report(self, **content: object) -> None:
+        """Report the facts, or why there are none."""
+        examined = self.examination
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", examined.ranks))
+        self.report({"rank": examined.rank, "ranks": examined.ranks, "here": here, **content})
+
+    getting, stepping = Recorder.get.__code__, _stepped.__code__
+
+
+def _code(handler: object) -> object:
+    """Return the code of a signal handler, which may be any object that can be called; None if it is not of Python."""
+    handler = getattr(handler, "func", handler)  # of functools.partial
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)

@@ -1,0 +1,7 @@
+"""Diagnoses as text, as HTML, as files of results for programs, compared, and as a page."""
+
+from stepscope.report.compare import Comparison, compare
+from stepscope.report.documents import SCHEMA, ResultError, document, read
+from stepscope.report.page import page
+
+__all__ = ["SCHEMA", "Comparison", "ResultError", "compare", "document", "page", "read"]

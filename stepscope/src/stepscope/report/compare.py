@@ -1,0 +1,146 @@
+"""Two runs of a training script compared: ``stepscope compare BEFORE AFTER``."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.base import confidence
+from stepscope.base.confidence import Interval
+from stepscope.base.wording import counted, milliseconds, printable
+from stepscope.report.documents import WANTED, ResultError, read
+from stepscope.report.findings import UNKNOWN, Diagnosis, Finding
+from stepscope.thresholds import WORTH
+
+LEAST = 1e-6  # ms of a step: no clock measures less
+
+
+@dataclass(frozen=True)
+class Side:
+    """The results before a change, or after it: of one run, or of several repeated runs."""
+
+    diagnosis: Diagnosis  #: The first run's; with several ranks, that of the slowest rank, for which the job waits
+    found: dict[str, str]  #: Keys and names of the findings worth changing, in any rank of any run
+    #: The values to average, in ms: the steps of one run, or the means of several; including work between epochs.
+    values: tuple[float, ...]
+    several: bool  #: Whether `values` are means of runs
+    machines: frozenset[str]  #: The machines, as far as they are known
+    doubts: frozenset[str]  #: Why runs have no verdict, such as that other processes had the cores
+
+    @classmethod
+    def read(cls, path: Path) -> Side:
+        """Read a file of results, or a folder of such files; raises ResultError and OSError."""
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not files:
+            raise ResultError(
+                f"{path}: expected a file of results, or a folder of such files, found no *.json in it. {WANTED}"
+            )
+        slowest, found, machines = list[Diagnosis](), dict[str, str](), set[str]()
+        for file in files:
+            results = _timed(file)
+            slowest.append(max((each["diagnosis"] for each in results), key=_mean))
+            findings: list[Finding] = [each for result in results for each in result["diagnosis"].findings]
+            found |= {each.key: each.name for each in findings if each.gain >= WORTH}
+            machines |= {each["machine"] for each in results if "machine" in each}
+        one = len(slowest) == 1
+        values = _values(slowest[0]) if one else map(_mean, slowest)
+        doubts = frozenset(each.reason for each in slowest if each.verdict == UNKNOWN)
+        return cls(slowest[0], found, tuple(values), not one, frozenset(machines), doubts)
+
+    def __str__(self) -> str:
+        of = counted(len(self.values), "run" if self.several else "step")
+        first = next((each for each in self.diagnosis.findings if each.gain >= WORTH), None)
+        found = f"; first to change: {first.name}{f', {first.line}' if first.line else ''}" if first else ""
+        mean = milliseconds(statistics.fmean(self.values))
+        return f"{mean} a step (mean of {of}); {self.diagnosis.verdict}{found}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The steps before a change and after it."""
+
+    before: Side
+    after: Side
+
+    @property
+    def change(self) -> Interval:
+        """The share by which steps take longer now: 0.1 is 10% longer, −0.5 half as long.
+
+        The 95% interval is Welch's for a difference of means. With one run each, it holds only the scatter of steps;
+        two runs on a shared machine may differ by more, which the means of several runs show.
+        """
+        mean = statistics.fmean(self.before.values)
+        change = confidence.change(self.before.values, self.after.values)
+        return Interval(change.mean / mean, max(-1.0, change.lowest / mean), change.highest / mean, change.count)
+
+    def slower_than(self, share: float) -> bool:
+        """Return whether steps surely take longer by more than this share: the whole interval lies above."""
+        return self.change.lowest > share
+
+    def __str__(self) -> str:
+        change = self.change
+        sure = "longer" if change.lowest > 0 else "shorter" if change.highest < 0 else "no sure difference"
+        ends = f"{change.lowest:+.1%} to {change.highest:+.1%} with 95% confidence"
+        if change.count < 2:
+            ends = "one value has no interval: time more steps, or more runs"
+        lines = [
+            f"before  {self.before}",
+            f"after   {self.after}",
+            f"change  {change.mean:+.1%} of the time of a step: {sure} ({ends})",
+            *(f"gone    {name}" for name in _only_in(self.before.found, self.after.found)),
+            *(f"new     {name}" for name in _only_in(self.after.found, self.before.found)),
+        ]
+        if not (self.before.several and self.after.several):
+            lines.append("One run: the interval does not include differences between runs. Give folders of several.")
+        lines += [f"A run without a verdict: {why}" for why in sorted(self.before.doubts | self.after.doubts)]
+        if len(machines := sorted(self.before.machines | self.after.machines)) > 1:
+            lines.append(f"Not from one machine: {'; '.join(machines)}.")
+        return "\n".join(map(printable, lines))
+
+
+def compare(before: str | Path, after: str | Path) -> Comparison:
+    """Compare the results before a change with the results after it.
+
+    Parameters
+    ----------
+    before, after : str or Path
+        A file that ``stepscope run --json FILE`` wrote, or a folder of such files from repeated runs.
+
+    Raises
+    ------
+    ResultError
+        If a file holds no results, or no steps.
+    OSError
+        If a file cannot be read.
+    """
+    return Comparison(Side.read(Path(before)), Side.read(Path(after)))
+
+
+def _timed(file: Path) -> list[dict[str, Any]]:
+    """Return the results with timed steps of one run, one for each rank."""
+    results = read(file)
+    if sum("trace" in each for each in results) > 1:
+        raise ResultError(f"{file}: expected one trace, found {len(results)}. Diagnose the folder of one run.")
+    timed = [each for each in results if "diagnosis" in each and each["diagnosis"].steps]
+    timed = [each for each in timed if _mean(each["diagnosis"]) >= LEAST]
+    if not timed:
+        why = next((each["problem"] for each in results if "problem" in each), WANTED)
+        raise ResultError(f"{file}: expected timed steps, found none. {why}")
+    return timed
+
+
+def _only_in(these: Mapping[str, str], those: Mapping[str, str]) -> list[str]:
+    """Return the names of findings whose keys only the first has."""
+    return sorted(these[key] for key in these.keys() - those.keys())
+
+
+def _values(diagnosis: Diagnosis) -> list[float]:
+    """Return the duration of each step with its part of the work between epochs, in ms."""
+    return [step + diagnosis.apart_ms for _, step in diagnosis.steps]
+
+
+def _mean(diagnosis: Diagnosis) -> float:
+    return statistics.fmean(_values(diagnosis))

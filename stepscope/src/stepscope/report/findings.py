@@ -1,0 +1,192 @@
+"""A diagnosis: verdict, evidence, and what to change, as text, as HTML and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from stepscope.base.wording import digits, milliseconds, percent, printable
+from stepscope.thresholds import WORTH
+
+WIDTH = 98  # characters in a line: two more may stand before it, and a terminal has 100
+NOTHING, UNKNOWN = "nothing wrong", "unknown"
+VERDICTS = {
+    "loading": "the loop waits for batches, or for the cores that make them",
+    "copies": "copies between host and GPU hold the step up",
+    "launches": "the GPU waits until the host launches its next kernel",
+    "compute": "the operators, on a GPU its kernels, take the time, and could take less",
+    "synchronization": "the host waits for the GPU in every step, and then the GPU for the host",
+    "communication": "the step waits for the other processes",
+    "host": "the host does other work than training, in or between the steps, or calls very many small operators",
+    "settings": "the step is slower than it would be with another setting, or with a larger batch",
+    NOTHING: "no change that is known here would gain 5% of a step",
+    UNKNOWN: "the evidence does not suffice",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that costs time, and what to do about it."""
+
+    key: str  #: Of the rule that found it, such as ``"loader.too-few-workers"``; it stays when texts change
+    name: str  #: The fault, in a few words
+    verdict: str  #: The verdict if this finding has the largest gain; one of `VERDICTS`
+    #: The most that fixing it can gain, as a share of the step (Amdahl: at most the time that it takes); infinite if
+    #: the job hangs.
+    gain: float
+    evidence: str  #: The measurements, in sentences
+    change: str  #: The line of code to change, in its new form
+    topic: str  #: What to read about, in the words of the field, such as ``"mixed precision"``
+    line: str = ""  #: The line of the user's code that causes it, also part of the evidence; "" if none is known
+
+    def bound(self, step_ms: float) -> str:
+        """Return as text how much of a step of `step_ms` milliseconds can be saved."""
+        if self.gain < WORTH:
+            return f"less than {percent(WORTH)} of a step"
+        if math.isinf(self.gain):
+            return "fix it, or the job hangs"
+        saved = f"−{milliseconds(self.gain * step_ms)} of a step of {milliseconds(step_ms)}"
+        factor = 1 / max(1 - self.gain, 0.01)  # Amdahl
+        return f"at most {digits(factor)}× (or {saved})"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The result of `diagnose`: printed, text for a terminal; in a notebook, a table."""
+
+    verdict: str  #: One of `VERDICTS`
+    reason: str  #: Why, in a sentence
+    step_ms: float  #: Mean duration of a step in milliseconds; NaN if it is unknown
+    evidence: tuple[tuple[str, str], ...]  #: The measurements: name and value
+    #: What to change, the largest possible gain first, except that findings with a line precede it if they gain about
+    #: as much. Several gains do not add up.
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...] = ()  #: What could not be examined, and how to examine it
+    #: For topics of the findings, the address or the path of a page; see `linked`.
+    links: Mapping[str, str] = field(default_factory=dict)
+    #: For each timed or recorded step, how long it waited for its batch, and how long it took including that wait;
+    #: wall-clock time in ms.
+    steps: tuple[tuple[float, float], ...] = ()
+    #: Work between two epochs, such as evaluation, divided by the steps of an epoch: part of `step_ms`, but not of
+    #: `steps`.
+    apart_ms: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the diagnosis in types of JSON, without links: unknown or infinite numbers are None."""
+
+        def number(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "step_ms": number(self.step_ms),
+            "evidence": dict(self.evidence),
+            "findings": [dataclasses.asdict(each) | {"gain": number(each.gain)} for each in self.findings],
+            "unknown": list(self.unknown),
+            "waits_ms": [round(wait, 4) for wait, _ in self.steps],
+            "steps_ms": [round(step, 4) for _, step in self.steps],
+            "apart_ms": self.apart_ms,
+        }
+
+    @classmethod
+    def of_json(cls, content: Mapping[str, Any]) -> Self:
+        """Return the diagnosis that `as_json` turned into this; raises ValueError, TypeError or LookupError."""
+        if content["verdict"] not in VERDICTS:
+            raise ValueError(f"the verdict {content['verdict']!r}")
+        gains = [math.inf if each["gain"] is None else float(each["gain"]) for each in content["findings"]]
+        names = [field.name for field in dataclasses.fields(Finding) if field.name != "gain"]
+        texts = [{name: str(each[name]) for name in names} for each in content["findings"]]
+        steps = [*zip(map(float, content["waits_ms"]), map(float, content["steps_ms"]), strict=True)]
+        if not all(0 <= wait <= step < math.inf for wait, step in steps):
+            raise ValueError("a step that waits longer than it takes")
+        apart = float(content.get("apart_ms", 0.0))
+        if not 0 <= apart < math.inf:
+            raise ValueError(f"{apart} ms between epochs")
+        return cls(
+            content["verdict"],
+            str(content["reason"]),
+            math.nan if content["step_ms"] is None else float(content["step_ms"]),
+            tuple((str(name), str(value)) for name, value in content["evidence"].items()),
+            tuple(Finding(gain=gain, **text) for gain, text in zip(gains, texts, strict=True)),
+            tuple(map(str, content["unknown"])),
+            steps=tuple(steps),
+            apart_ms=apart,
+        )
+
+    def linked(self, links: Mapping[str, str]) -> Self:
+        """Return the same diagnosis with links: for a topic, the address or the path of a page."""
+        return dataclasses.replace(self, links=links)
+
+    def at(self, folder: Path) -> Self:
+        """Return the same diagnosis with the folder of its profile in the evidence."""
+        return dataclasses.replace(self, evidence=(*self.evidence, ("profile", str(folder))))
+
+    def __str__(self) -> str:
+        width = max((len(name) for name, _ in self.evidence), default=0) + 2
+        lines = [*_wrapped(f"Verdict: {self.verdict}. {self.reason}"), ""]
+        for name, value in self.evidence:
+            lines += _wrapped(value, f"  {name:{width}}")
+        if self.findings:
+            lines += ["", "What to change, in this order:"]
+        for number, finding in enumerate(self.findings, 1):
+            lines += ["", *_wrapped(f"{finding.name}: {finding.bound(self.step_ms)}", f"{number:3}  ")]
+            page = self.links.get(finding.topic)
+            topic = f"{finding.topic}: {page}" if page else finding.topic
+            for text in (finding.evidence, finding.change, f"→ {topic}"):
+                lines += _wrapped(text, "     ")
+        if len(self.findings) > 1:
+            lines += ["", *_wrapped(ONE_AT_A_TIME)]
+        for text in self.unknown:
+            lines += ["", *_wrapped(f"Unknown: {text}")]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p><b>Verdict: {self.verdict}.</b> {_words(self.reason)}</p>"]
+        parts.append(_table((_words(name), _words(value)) for name, value in self.evidence))
+        if self.findings:
+            parts.append(_table([("<b>what</b>", "<b>gains</b>", "<b>change</b>"), *map(self._row, self.findings)]))
+        if len(self.findings) > 1:
+            parts.append(f"<p>{ONE_AT_A_TIME}</p>")
+        parts += [f"<p>Unknown: {_words(text)}</p>" for text in self.unknown]
+        return "".join(parts)
+
+    def _row(self, finding: Finding) -> tuple[str, ...]:
+        topic, page = _words(finding.topic), self.links.get(finding.topic)
+        return (
+            f"<b>{_words(finding.name)}</b><br>{_words(finding.evidence)}",
+            _words(finding.bound(self.step_ms)),
+            f"<code>{_words(finding.change)}</code><br>→ "
+            + (f'<a href="{html.escape(page)}">{topic}</a>' if page else topic),
+        )
+
+
+ONE_AT_A_TIME = "These gains do not add up. Fix the first, measure, and diagnose again."
+
+
+def _words(text: str) -> str:
+    """Escape a text for HTML."""
+    return html.escape(text).replace("\n", "<br>")
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> str:
+    style = 'style="text-align: left; vertical-align: top"'
+    lines = (f"<tr>{''.join(f'<td {style}>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<table style="margin-left: 0">{"".join(lines)}</table>'
+
+
+def _wrapped(text: str, head: str = "") -> list[str]:
+    """Return the printable lines of a text, the first one after `head`, all further ones indented to match."""
+    lines, indent = list[str](), " " * len(head)
+    for paragraph in text.split("\n"):
+        lines += textwrap.wrap(
+            printable(paragraph), WIDTH, initial_indent=indent if lines else head, subsequent_indent=indent,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return lines

@@ -1,0 +1,148 @@
+"""From facts to findings: pure functions and tables of rules.
+
+Each rule is a row of a table: `loader`, `host`, `device`, `settings` and `job` have one each. A rule reads a view of
+the facts, which computes the numbers that the rules of a table share. All constants are in `stepscope.thresholds`.
+
+The verdict is that of the finding with the largest gain. A gain is at most the share of the step that the finding takes
+(Amdahl's law): for a step of K ms and a share s it is s · K ms, or 1 / (1 − s) times the speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from stepscope import thresholds
+from stepscope.base.wording import percent
+from stepscope.facts import Facts
+from stepscope.facts.job import Job
+from stepscope.facts.loop import Machine
+from stepscope.facts.profile import Profile
+from stepscope.report.findings import NOTHING, UNKNOWN, Diagnosis, Finding
+from stepscope.rules import device, evidence, host, job, loader, settings
+from stepscope.rules.conclusion import conclude
+from stepscope.rules.rule import Rule, findings
+
+ALL: tuple[Rule[Any], ...] = (
+    *loader.RULES, *host.RULES, *settings.RULES, *device.RULES, *device.RULES_OF_A_GPU, *job.RULES,
+)  # fmt: skip
+NEEDS_THE_LOADER = (
+    "why loading is slow. The trace does not contain the workers, the sizes of files, or the times of decoding. "
+    "In a notebook or script, stepscope.diagnosis.diagnose(loader, step) looks at them."
+)
+
+
+def diagnose(facts: Facts | Job) -> Diagnosis:
+    """Return the diagnosis that follows from facts, always the same for the same facts."""
+    if isinstance(facts, Job):
+        return job.diagnose(facts)
+    if facts.profile is None:
+        return conclude(math.nan, (), (), doubt=facts.problem)
+    loading = loader.view(facts, facts.profile)
+    if facts.loop is None or facts.machine is None:
+        return _of_a_trace(facts, facts.profile, loading)
+    return _of_a_loop(facts, facts.profile, loading, facts.machine)
+
+
+def _of_a_trace(facts: Facts, profile: Profile, loading: loader.Loading) -> Diagnosis:
+    rows = [*evidence.rows(facts, profile, loading)]
+    if doubt := evidence.doubt(profile):
+        return conclude(profile.step_ms, rows, (), doubt=doubt, steps=profile.timed)
+    found = [*_of_the_device(facts, profile)]
+    if facts.host is not None:
+        found += findings(host.RULES, host.view(facts.host, profile))
+    found += findings(loader.RULES, loading)
+    unknown = [NEEDS_THE_LOADER] if any(finding.verdict == "loading" for finding in found) else []
+    otherwise = evidence.unexplained(profile)
+    return conclude(profile.step_ms, rows, found, unknown, otherwise=otherwise, steps=profile.timed)
+
+
+def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine: Machine) -> Diagnosis:
+    rows = [*evidence.rows(facts, profile, loading)]
+    found, loading_alone = _of_the_step(facts, profile, loading)
+    doubt = profile.lost_kernels or None
+    if machine.held_share >= thresholds.BUSY and not profile.on_device:
+        shortest = loading.wait_ms + loading.loop.least_ms
+        fastest = loader.with_times(loading, shortest, loading.wait_ms, loading.usual_wait_ms)
+        first, other = conclude(0, (), found), conclude(0, (), _of_the_step(facts, profile, fastest)[0])
+        unsure = not first.findings or first.findings[0].gain < thresholds.SURE_ON_A_BUSY_MACHINE
+        if first.verdict != other.verdict or unsure:
+            held = percent(machine.held_share)
+            doubt = f"Other processes had the cores for {held} of the time. Diagnose again on a quiet machine."
+    unexplained = loader.doubt(loading_alone)
+    unknown = [*_unknown(facts, profile, machine)]
+    if found and unexplained:
+        unknown.append(unexplained)
+    otherwise = evidence.doubt(profile) or evidence.unexplained(profile) or unexplained
+    timed = [(step.wait_ms, step.duration_ms) for step in loading.loop.steps]
+    diagnosis = conclude(
+        loading.whole_ms, rows, found, unknown, doubt, otherwise, timed, loading.loop.pauses.ms_per_step
+    )
+    if diagnosis.verdict == NOTHING:
+        reason = diagnosis.reason
+        if not profile.on_device:
+            reason += " Not tried: bfloat16 and channels_last."
+        if loading.loop.pauses.ms_per_step >= thresholds.WORTH * loading.whole_ms:
+            reason += (
+                f" Work between epochs takes {percent(loading.loop.pauses.ms_per_step / loading.whole_ms)} of the time."
+            )
+        diagnosis = replace(diagnosis, reason=reason)
+    return diagnosis
+
+
+def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tuple[list[Finding], loader.Loading]:
+    """Return the findings of a loop, and its loading without waits that workers cannot reduce.
+
+    A gain is at most the share of the fault in a step whose rest is as short as possible: a fault may slow the rest as
+    well, and two timings of the same loop differ.
+    """
+    work, whole, least = loading.work_ms, loading.whole_ms, loading.loop.least_ms
+    part = loading.step_ms / whole  # the trace's shares are those of a step without the work between epochs
+    found = [replace(each, gain=each.gain * part) for each in _of_the_device(facts, profile)]
+    found = [each for each in found if each.verdict != UNKNOWN]  # the profiler's own time
+    if facts.host is not None:
+        host_work = host.view(facts.host, profile, work / whole, whole)
+        found += findings(host.RULES, host_work)
+        around = min(loading.wait_ms, host_work.around.share * whole)
+        usual = max(0.0, loading.usual_wait_ms - around)
+        loading = loader.with_times(loading, loading.step_ms, loading.wait_ms - around, usual)
+    found += findings(loader.RULES, loading)
+    found += findings(settings.RULES, settings.Tried(facts.trials, loading.work_ms / loading.whole_ms))
+    if not least:  # a GPU computes beside the host
+        return found, loading
+    rest = max(thresholds.REST_OF_MEAN, thresholds.REST_OF_FASTEST * min(1.0, least / max(loading.work_ms, least)))
+
+    def bound(gain: float) -> float:
+        return gain / (gain + (1 - gain) * rest) if gain >= thresholds.WORTH else gain
+
+    return [replace(each, gain=bound(each.gain)) for each in found], loading
+
+
+def _of_the_device(facts: Facts, profile: Profile) -> Iterator[Finding]:
+    """Yield the findings about the accelerator, and about the time between it and the host."""
+    yield from findings(device.RULES, device.Recorded(profile))
+    if facts.device is not None:
+        yield from findings(device.RULES_OF_A_GPU, device.Accelerated(profile, facts.device))
+
+
+def _unknown(facts: Facts, profile: Profile, machine: Machine) -> Iterator[str]:
+    """Yield sentences on all that could not be examined."""
+    known = facts.loader
+    if known is None or known.settings is None:
+        kind = f"the loader is a {known.kind}" if known and known.kind else "there is no loader"
+        yield f"how the batches are made: {kind}, and only a DataLoader shows its workers and dataset."
+    elif known.unknown:
+        yield f"how long an item takes: {known.unknown}"
+    if machine.cuda and not profile.on_device:
+        yield "what the GPU of this machine does: no kernel ran on it. Is the model on it?"
+
+
+def page() -> str:
+    """Return all rules as a page of Markdown: key, name, when a rule applies, and what to do."""
+    rows = []
+    for rule in ALL:
+        changes = "<br>".join(f"`{line}`" for line in rule.remedy.replace("|", "\\|").split("\n"))
+        rows.append(f"| `{rule.key}` | {rule.name} | {rule.means} | {changes} |")
+    return "\n".join(["| key | finding | when | what to do |", "|---|---|---|---|", *rows, ""])

@@ -1,0 +1,135 @@
+"""Facts as rows of the evidence: name and value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepscope import thresholds
+from stepscope.base.wording import PLAIN_NAMES, counted, milliseconds, percent, printable
+from stepscope.facts import Facts
+from stepscope.facts.device import Device
+from stepscope.facts.hazards import Compilation
+from stepscope.facts.loader import Loader
+from stepscope.facts.loop import Machine
+from stepscope.facts.profile import Profile
+from stepscope.rules.loader import Loading
+
+
+def rows(facts: Facts, profile: Profile, loading: Loading) -> Iterator[tuple[str, str]]:
+    """Yield the evidence of a loop, or of a trace alone."""
+    if facts.loop is not None:
+        yield "stopwatch", _stopwatch(loading)
+    yield from _profile(profile, facts.device)
+    if facts.loader is not None and facts.machine is not None:
+        yield from _loader(facts.loader, facts.machine)
+    yield from _compilation(facts.compilation)
+
+
+def _stopwatch(loading: Loading) -> str:
+    loop = loading.loop
+    which = f"mean of {len(loop.steps)} timed" + ", without each epoch's first" * (loop.epoch_steps != 1)
+    if loop.hiccup_ms:
+        which += f"; one of {milliseconds(loop.hiccup_ms)}, far longer, counts as the next longest"
+    step, waits = milliseconds(loading.step_ms), milliseconds(loading.wait_ms)
+    clock = f"{step} a step ({which}), {waits} of it waiting"
+    if loading.restart_ms or loop.pauses.ms_per_step:
+        parts = ["ending and starting workers"] * bool(loading.restart_ms)
+        parts += ["work between epochs"] * bool(loop.pauses.ms_per_step)
+        clock += f"; with {' and '.join(parts)} it is {milliseconds(loading.whole_ms)}, to which the gains refer"
+    return clock
+
+
+def _profile(profile: Profile, device: Device | None) -> Iterator[tuple[str, str]]:
+    stall = (
+        f"; one of {milliseconds(profile.stall_ms)}, far longer, counts as the others' mean" if profile.stall_ms else ""
+    )
+    yield "steps", f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}{stall}"
+    shares = profile.shares.items()
+    yield "in a step", ", ".join(f"{PLAIN_NAMES[name]} {percent(share)}" for name, share in shares if share >= 5e-4)
+    if device is None:
+        yield "accelerator", "none in the trace: these are times of the host"
+        return
+    for each in device.accelerators:
+        columns = {
+            "kernels run": each.utilization, "SM efficiency": each.sm_efficiency, "Tensor Cores": each.tensor_cores
+        }  # fmt: skip
+        known = [f"{name} {percent(share)}" for name, share in columns.items() if share is not None]
+        if each.name is not None:
+            known.append(printable(each.name))
+        if profile.stall_ms and known:
+            known.append("in all recorded steps")
+        yield f"GPU {each.number}", ", ".join(known)
+
+
+def _loader(loader: Loader, machine: Machine) -> Iterator[tuple[str, str]]:
+    settings, items = loader.settings, loader.items
+    if settings is not None:
+        names = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+        values = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
+        yield "DataLoader", f"{settings.dataset}, {values}; {counted(machine.cores, 'core')}"
+    if items is not None:
+        parts = sorted(items.parts.items(), key=lambda part: -part[1])
+        shares = ", ".join(f"{name} {percent(share)}" for name, share in parts if share >= 0.005)
+        took = f"{milliseconds(items.ms)} in one process, {milliseconds(items.cpu_ms)} of it on a core"
+        yield "an item", f"{took}; {shares} (mean of {items.count:,} items)"
+    if loader.generators and settings is not None:
+        text = (
+            f"Each of the {settings.num_workers} workers has a copy of {', '.join(loader.generators)}: all of them "
+            "draw the same numbers, unless an item seeds it. Make it in worker_init_fn, as "
+            "np.random.default_rng(torch.initial_seed())."
+        )
+        yield "random numbers", text
+    if loader.growth is not None:
+        large = ", ".join(f"{each.place} ({each.count:,} objects)" for each in loader.growth.objects)
+        text = (
+            f"grew by {loader.growth.grown_bytes / 1e6:.0f} MB in {counted(loader.growth.steps, 'step')}, probably by "
+            f"reading {large}: a page that a fork shares is copied when a counter of references in it changes. An "
+            "array has no such counters."
+        )
+        yield "workers' memory", text
+
+
+def _compilation(compilation: Compilation) -> Iterator[tuple[str, str]]:
+    if compilation.again:
+        text = (
+            f"{counted(compilation.again, 'time')}, {compilation.seconds:.1f} s in all, mostly the function at "
+            f"{compilation.at}, because of {compilation.why}. After {compilation.limit} times PyTorch runs a function "
+            "as it is. For sizes that change: torch._dynamo.mark_dynamic(inputs, 0) before the first call, or "
+            "drop_last=True."
+        )
+        yield "compiled again", text
+    if compilation.graph_breaks:
+        places = ", ".join(compilation.graph_breaks)
+        text = f"at {places}. Each ends a graph, so that less is fused. fullgraph=True makes an error of a break."
+        yield "graph breaks", text
+
+
+def doubt(profile: Profile) -> str | None:
+    """Return why the profile allows no verdict, or None."""
+    if profile.steps < thresholds.LEAST_STEPS:
+        return (
+            f"The trace holds {counted(profile.steps, 'step')}; with n workers every n-th step waits, so a verdict "
+            f"needs {thresholds.LEAST_STEPS} or more. Record it with schedule(…, active=8)."
+        )
+    if profile.on_device:
+        return profile.lost_kernels or None
+    if profile.unknown_accelerators:
+        names = ", ".join(profile.unknown_accelerators)
+        return f"The trace has events of an accelerator that stepscope does not know: {names}."
+    if profile.without_kernels:
+        return (
+            "The network ran on a GPU, but its kernels are not in the trace. Record it with "
+            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
+        )
+    return None
+
+
+def unexplained(profile: Profile) -> str | None:
+    """Return why something may be wrong even if nothing is found, or None."""
+    if profile.on_device or profile.shares["Other"] < thresholds.UNEXPLAINED:
+        return None
+    return (
+        f"For {percent(profile.shares['Other'])} of the time the trace shows neither operators nor loading: Python, "
+        "other libraries, or an accelerator that PyTorch's profiler does not see. Look there with  py-spy record -o "
+        "flames.svg -- python train.py  or  python -m cProfile -s tottime train.py."
+    )

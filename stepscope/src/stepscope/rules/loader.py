@@ -1,0 +1,451 @@
+"""Why a loop waits for its batches: because of the DataLoader's settings, or because of how long items take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepscope import thresholds
+from stepscope.base.wording import counted, milliseconds, percent
+from stepscope.facts import Facts
+from stepscope.facts.loader import IRREGULAR, PARTS, REST, WAITING, Items
+from stepscope.facts.loop import Loop
+from stepscope.facts.profile import Profile
+from stepscope.rules.rule import Rule, mostly
+
+NOT_LOADED = Items(0, 0.0, 0.0, 0, dict.fromkeys([*PARTS, REST], 0.0), 0.0, None, "")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A view of a loop that loads. A gain is a share of its whole step, and no more than the wait."""
+
+    loop: Loop
+    items: Items
+    loaded: bool  # whether `items` is known
+    cores: int
+    # Times of a step, without the first steps of epochs
+    step_ms: float
+    wait_ms: float  # for its batch; with a GPU, only while the GPU waits as well
+    usual_wait_ms: float  # median
+    work_ms: float  # without the wait
+    restart_ms: float  # that starting workers for each epoch adds to it
+    whole_ms: float  # with the restarts and the work between epochs
+    crowded_ms: float  # in which the cores can do its work and that of its workers, at least
+    lacks_cores: bool  # whether this limits the gain of workers
+    # Workers
+    workers: int  # 0 if unknown
+    useful_workers: int  # that can work at once: those that wait for storage need no core
+    better_workers: int  # that make batches as fast as the steps take them, at most the useful number
+    too_many: bool  # whether there are far more than can work at once
+    fast_enough: bool  # whether they can make batches faster than the steps take them, if they have the cores
+    # Gains, 0 or None where they do not apply
+    of_more_workers: float
+    of_no_workers: float
+    of_fewer_workers: float | None
+    of_even_batches: float | None  # without waits that only a few steps have, and that no busy machine causes
+    of_the_transfer: float | None  # of ready batches, if the waits are not irregular
+    # Why the loop waits
+    by_items: bool  # because of the time that items take
+    in_spite: bool  # although its workers are fast enough on average
+    made_ms: float  # the part of the wait in which loading determines the pace
+    contended_ms: float  # that the workers add to a step that waits for their cores instead of their batches
+
+    def gain_of(self, share: Callable[[Items], float]) -> float | None:
+        """Return the gain if a share of the items' time vanishes; None if the loop does not wait because of items."""
+        if not self.by_items:
+            return None
+        part = share(self.items)
+        part = 1.0 if part >= thresholds.DOMINANT_PART else part
+        return min(self.wait_ms, part * self.made_ms) / self.whole_ms
+
+    @property
+    def pickles(self) -> bool:
+        """Whether workers send much of a batch through a pipe."""
+        return self.loop.pickled_bytes >= thresholds.PICKLED_BYTES
+
+    @property
+    def speed(self) -> str:
+        """How fast batches are made, as a sentence."""
+        if not self.loaded:
+            waits, step = milliseconds(self.wait_ms), milliseconds(self.step_ms)
+            return f"The loop waits {waits} of a step of {step} for its batch."
+        needs = f", which need {milliseconds(self.crowded_ms)} for all the work of a step" if self.lacks_cores else ""
+        return (
+            f"One process makes a batch of {self.items.batch} in {milliseconds(self.items.batch_ms)}, the rest of the "
+            f"step takes {milliseconds(self.work_ms)}; {counted(self.workers, 'worker')} on "
+            f"{counted(self.cores, 'core')}{needs}."
+        )
+
+
+def loading(
+    loop: Loop, step_ms: float, wait_ms: float, usual_wait_ms: float, items: Items | None = None, cores: int = 1
+) -> Loading:
+    """Return the view of a loop with these mean times; `items` is None if it is unknown how they are loaded."""
+    loaded, workers, work_ms = items is not None, loop.workers or 0, step_ms - wait_ms
+    items = items or NOT_LOADED
+    batch_ms, batch_cpu_ms = items.batch_ms, items.batch_cpu_ms
+    restart_ms = 0.0
+    if workers and loaded and loop.epoch_steps:
+        restart_ms = max(0.0, loop.start_ms - batch_ms) / loop.epoch_steps
+    whole_ms = step_ms + restart_ms + loop.pauses.ms_per_step
+    slight_ms = thresholds.SLIGHT_WAIT * whole_ms
+    slight = not workers and wait_ms < min(thresholds.SLIGHT_WAIT_MS, slight_ms)
+    arrives = workers > 0 and wait_ms < min(thresholds.ARRIVED_MS, slight_ms)
+    useful = round(cores * min(max(1.0, items.ms / max(items.cpu_ms, 1e-6)), thresholds.MOST_WORKERS_PER_CORE))
+    too_many = loaded and workers > thresholds.TOO_MANY_WORKERS * useful
+    better = min(max(1, math.ceil(batch_ms / max(work_ms, 1e-3))), useful) if loaded else 2
+    # Without workers this may be longer than `items` says, if other processes use the machine
+    made_ms = min(wait_ms, thresholds.SLOWED_BATCH * batch_ms)
+    slower = 1.0 if workers else max(1.0, made_ms / max(batch_ms, 1e-6))
+    # Without workers the step's own CPU time includes loading
+    crowded_ms = (loop.cpu_ms + (batch_cpu_ms if workers else 0.0)) / cores
+
+    def pace_ms(workers: int) -> float:
+        """Return the least time in which so many workers make a batch, given the cores and how busy they are."""
+        return slower * max(batch_ms / workers, batch_cpu_ms / cores)
+
+    def gained(shorter_ms: float) -> float:
+        return max(0.0, min(step_ms - shorter_ms, wait_ms) / whole_ms)
+
+    without = 0.0  # gain of loading without workers
+    if workers and loaded:  # waits for other reasons than the transfer would stay
+        margin_ms = thresholds.NO_WORKERS_MARGIN * (work_ms + batch_ms)
+        without = gained(step_ms - min(wait_ms, loop.transfer_ms) + batch_ms + margin_ms)
+    more = 0.0
+    if not loaded:  # then the gain of workers is unknown: at most the whole wait
+        more = wait_ms / whole_ms if loop.workers == 0 else 0.0
+    elif better > workers and not slight:
+        more = gained(max(work_ms, pace_ms(better), crowded_ms))
+        arrival = 0.0 if workers else thresholds.ARRIVAL_MS / whole_ms  # of a batch from a first worker
+        more = more if more >= max(without, thresholds.WORTH, arrival) else 0.0
+    none = without if not more and without >= thresholds.WORTH else 0.0
+    fewer = None
+    if too_many:
+        fewer = gained(max(work_ms, pace_ms(useful))) + (1 - useful / workers) * restart_ms / whole_ms
+    fast_enough = loaded and workers > 0 and pace_ms(workers) < work_ms * (1 - thresholds.NO_WORKERS_MARGIN)
+    by_items = loaded and bool(more or none or not (fast_enough or slight))
+    in_spite = loaded and not by_items and not too_many
+    pickles = loop.pickled_bytes >= thresholds.PICKLED_BYTES
+    even = transfer = None
+    if in_spite and not pickles and usual_wait_ms < thresholds.USUAL_WAIT * wait_ms:
+        even = max(0.0, wait_ms - loop.queued_ms) / whole_ms
+    many_tensors = loop.tensors >= thresholds.MANY_TENSORS
+    if in_spite and not (pickles or many_tensors or arrives or (even or 0.0) >= thresholds.WORTH):
+        transfer = min(wait_ms, loop.transfer_ms) / whole_ms
+    contended_ms = 0.0
+    if loaded and workers and loop.cpu_ms and not by_items and crowded_ms >= thresholds.ALL_CORES_BUSY * step_ms:
+        contended_ms = batch_cpu_ms / cores
+    paced_ms = step_ms if workers else made_ms
+    if none:  # then most of that time is the transfer
+        paced_ms = min(paced_ms, batch_ms)
+    return Loading(
+        loop, items, loaded, cores,
+        step_ms, wait_ms, usual_wait_ms, work_ms, restart_ms, whole_ms,
+        crowded_ms, crowded_ms > max(work_ms, pace_ms(better)),
+        workers, useful, better, too_many, fast_enough,
+        more, none, fewer, even, transfer,
+        by_items, in_spite, paced_ms, contended_ms,
+    )  # fmt: skip
+
+
+def view(facts: Facts, profile: Profile) -> Loading:
+    """Return the loop's loading; of a trace alone, the profile's."""
+    if facts.loop is None:
+        wait = profile.loading * profile.step_ms
+        return loading(Loop((), 0.0, workers=0 if profile.in_process else None), profile.step_ms, wait, wait)
+    loop = facts.loop
+    wait, usual, step = loop.wait_ms, loop.usual_wait_ms, loop.work_ms + loop.wait_ms
+    if profile.on_device:  # only waits during which the GPU waits as well can be gained
+        wait = min(wait, profile.loading * step)
+        usual = min(wait, usual)
+    items = facts.loader.items if facts.loader else None
+    cores = facts.machine.cores if facts.machine else 1
+    found = loading(loop, step, wait, usual, items, cores)
+    if loop.epoch_steps == 1:  # each wait includes a start of the workers
+        restart = min(found.restart_ms, wait)
+        found = with_times(found, step - restart, wait - restart, min(wait - restart, usual))
+    return found
+
+
+def with_times(known: Loading, step_ms: float, wait_ms: float, usual_wait_ms: float) -> Loading:
+    """Return the same loop with other times."""
+    items = known.items if known.loaded else None
+    return loading(known.loop, step_ms, wait_ms, usual_wait_ms, items, known.cores)
+
+
+def doubt(loading: Loading) -> str | None:
+    """Return why something may be wrong even if nothing is found, or None."""
+    waits = f"The loop waits {milliseconds(loading.wait_ms)} a step, although"
+    if loading.loop.workers == 0 and loading.loaded:
+        made_ms = min(loading.wait_ms, thresholds.SLOWED_BATCH * loading.items.batch_ms)
+        if loading.wait_ms - made_ms < thresholds.WORTH * loading.whole_ms:
+            return None
+        return f"{waits} a batch is made in {milliseconds(loading.items.batch_ms)}: the cause of the wait is not known."
+    unexplained = loading.wait_ms - loading.loop.transfer_ms  # by the transfer from fast enough workers
+    if not loading.fast_enough or unexplained / loading.whole_ms < thresholds.WORTH:
+        return None
+    why, queued = "the cause of the wait is not known", milliseconds(loading.loop.queued_ms)
+    if loading.loop.queued_ms >= unexplained / 2:
+        why = f"for each batch they were ready to work for {queued} while other processes had the cores"
+    return (
+        f"{waits} its workers are fast enough by themselves and a ready batch arrives in "
+        f"{milliseconds(loading.loop.transfer_ms)}: {why}. Diagnose again on a quiet machine; "
+        "if that changes nothing, leave a core to the workers: torch.set_num_threads(…)."
+    )
+
+
+def _at(line: str) -> str:
+    return f", mostly at {line}" if line else ""
+
+
+def _line(name: str) -> Callable[[Loading], str]:
+    return lambda loading: loading.items.line(name)
+
+
+def _slow_items(items: Items) -> str:
+    """Return which items take far longer than most, as a sentence; "" if none do."""
+    slow = items.irregular
+    if not slow.count:
+        return ""
+    which = "" if slow.slowest is None else f", item {slow.slowest},"
+    return (
+        f"{slow.count} of {counted(items.count, 'item')} take {percent(slow.share)} of the time: the slowest{which} "
+        f"{milliseconds(slow.slowest_ms)}, most {milliseconds(slow.usual_ms)}{_at(items.line(IRREGULAR))}."
+    )
+
+
+def _part(key: str, part: str, name: str, topic: str, means: str, change: str) -> Rule[Loading]:
+    """Return the row for a part of the items' work; its gain is that of removing the part."""
+
+    def evidence(loading: Loading) -> str:
+        items = loading.items
+        where = _at(items.line(part)) or (f"; most in {items.slowest}" if part == REST else "")
+        beside = " The workers use the cores that the step needs." if loading.contended_ms else ""
+        took = f"{percent(items.working(part))} of the {milliseconds(items.ms)} that an item takes"
+        return f"{took} goes to {part}{where}.{beside}"
+
+    def share(items: Items) -> float:
+        if items.tiny and part in (REST, "collating"):
+            return 0.0
+        return items.with_the_other(part) if part == REST else items.working(part)
+
+    def gain(loading: Loading) -> float | None:
+        contended = loading.contended_ms
+        return share(loading.items) * contended / loading.whole_ms if contended else loading.gain_of(share)
+
+    return Rule(key, name, "loading", topic, means, gain, evidence, change, line=_line(part))
+
+
+def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
+    """Return the row for reading small files, or large ones."""
+
+    def evidence(loading: Loading) -> str:
+        items = loading.items
+        files = "a file once" if items.opened == 1 else f"files {items.opened:.2g} times"
+        size = "" if items.file_bytes is None else f", {items.file_bytes / 1e3:,.0f} kB each time"
+        opens = f"; each opens {files}{size}" if items.opened else ""
+        return (
+            f"{percent(items.reading)} of the {milliseconds(items.ms)} that an item takes goes to opening and "
+            f"reading{opens}{_at(items.line('reading'))}."
+        )
+
+    def share(items: Items) -> float:
+        return items.with_the_other("reading") if items.small_files is small else 0.0
+
+    return Rule(
+        key, name, "loading", "packed formats", means, lambda loading: loading.gain_of(share), evidence,
+        "# open a file once, and keep it open; pack small files into a large one; or read from a local disk",
+        line=_line("reading"),
+    )  # fmt: skip
+
+
+RULES: tuple[Rule[Loading], ...] = (
+    Rule(
+        "loader.iterator-for-each-batch", "a new iterator for each batch", "loading", "persistent workers",
+        "Each batch is the first of a new iterator over the loader, which starts its workers each time.",
+        lambda loading: (
+            (loading.wait_ms + loading.restart_ms) / loading.whole_ms if loading.loop.only_first else None
+        ),
+        lambda loading: (
+            f"Each batch is the first of a new iterator over the loader, which starts its workers each time: "
+            f"{milliseconds(loading.restart_ms)} a step.{mostly(loading.loop.line)}"
+        ),
+        "for batch in loader: …  # not next(iter(loader)), which starts again each time",
+        line=lambda loading: loading.loop.line,
+    ),
+    Rule(
+        "loader.workers-restarted", "workers restarted every epoch", "loading", "persistent workers",
+        "Each epoch ends its workers and starts new ones.",
+        lambda loading: None if loading.loop.only_first else loading.restart_ms / loading.whole_ms,
+        "Each epoch ends its workers and starts new ones: on average {restart_ms:ms} more a step.",
+        lambda loading: (
+            f"DataLoader(…, persistent_workers=True"
+            f"{f', num_workers={loading.useful_workers}' if loading.too_many else ''})"
+        ),
+        example="DataLoader(…, persistent_workers=True)",
+    ),
+    Rule(
+        "loop.work-between-epochs", "work between the epochs", "host", "work between the operators",
+        "The script does other work after each epoch, such as evaluating or saving, for a large part of the time.",
+        lambda loading: loading.loop.pauses.ms_per_step / loading.whole_ms,
+        lambda loading: (
+            f"After an epoch of {counted(loading.loop.epoch_steps or 0, 'step')} the script does other work for "
+            f"{milliseconds(loading.loop.pauses.mean_ms)}, such as evaluating or saving "
+            f"(mean of {counted(loading.loop.pauses.count, 'pause')})"
+            f"{_at(loading.loop.pauses.line)}: {milliseconds(loading.loop.pauses.ms_per_step)} a step on average."
+        ),
+        "# evaluate less often, on fewer images, or in larger batches; save in a thread",
+        least=thresholds.BETWEEN_EPOCHS,
+        line=lambda loading: loading.loop.pauses.line,
+    ),
+    Rule(
+        "loader.too-slow", "loading too slowly", "loading", "more workers",
+        "The loop waits for its batches; a trace alone does not show why.",
+        lambda loading: (
+            loading.wait_ms / loading.whole_ms if not loading.loaded and loading.loop.workers != 0 else None
+        ),
+        "{speed}",
+        "DataLoader(…, num_workers=…)  # more workers, or less work for each item",
+    ),
+    Rule(
+        "loader.too-many-workers", "too many workers", "loading", "number of workers",
+        "Far more workers than the cores can keep busy.",
+        lambda loading: loading.of_fewer_workers,
+        "{cores:core} keep {useful_workers} of {workers} workers busy; the rest take memory, and more time to start.",
+        "DataLoader(…, num_workers={useful_workers})",
+        least=0.0,
+    ),
+    Rule(
+        "loader.too-few-workers", "too few workers", "loading", "more workers",
+        "The workers make batches more slowly than the steps take them, and more workers would have cores.",
+        lambda loading: loading.of_more_workers if loading.workers else None,
+        "{speed}",
+        "DataLoader(…, num_workers={better_workers})",
+    ),
+    Rule(
+        "loader.no-workers", "loading in the loop itself", "loading", "more workers",
+        "The loop makes its batches itself, one after the other with its steps.",
+        lambda loading: None if loading.workers else loading.of_more_workers,
+        "{speed}",
+        lambda loading: (
+            f"DataLoader(…, num_workers={loading.better_workers})"
+            f"{'' if loading.loaded else '  # try more, up to your cores'}"
+        ),
+        example="DataLoader(…, num_workers=…)",
+    ),
+    Rule(
+        "loader.workers-slower-than-none", "workers slower than none", "loading", "loading without workers",
+        "A batch takes longer to arrive from a worker than to be made in the loop.",
+        lambda loading: loading.of_no_workers,
+        "{speed} A ready batch arrives from a worker in {loop.transfer_ms:ms}.",
+        "DataLoader(…, num_workers=0)",
+    ),
+    Rule(
+        "items.irregular", "irregular items", "loading", "prefetching",
+        "A few items take far longer than most, whenever they are loaded.",
+        lambda loading: loading.gain_of(lambda items: items.irregular.share),
+        lambda loading: _slow_items(loading.items),
+        "# find out what these items do; if they are rare, a larger prefetch_factor or in_order=False bridges them",
+        line=_line(IRREGULAR),
+    ),
+    Rule(
+        "items.waiting", "items that wait", "loading", "more workers",
+        "No core works on an item for much of its time: it waits, for storage or a server.",
+        lambda loading: loading.gain_of(lambda items: items.waiting),
+        lambda loading: (
+            f"For {percent(loading.items.waiting)} of the {milliseconds(loading.items.ms)} that an item takes no core "
+            f"works on it: it waits{_at(loading.items.line(WAITING))}."
+        ),
+        "# request a whole batch at once, and keep connections open; or let more workers wait in parallel",
+        line=_line(WAITING),
+    ),
+    _part(
+        "items.decoding", "decoding", "decoding at every read", "preprocessing ahead of time",
+        "Decoding takes much of an item's time, in every epoch again.",
+        "# store smaller images, resized once, ahead of time; or decoded images",
+    ),
+    _part(
+        "items.resizing", "resizing", "resizing at every read", "preprocessing ahead of time",
+        "Resizing takes much of an item's time, in every epoch again.",
+        "# resize once, ahead of time, and read the copies; only random crops stay",
+    ),
+    _part(
+        "items.transforms", "transforming", "transforms of each image", "normalization on the device",
+        "Transforms take much of an item's time.",
+        "transforms.PILToTensor()  # only this; the first layer of the network normalizes",
+    ),
+    _part(
+        "items.collating", "collating", "collating item by item", "loading whole batches",
+        "Putting items into a batch takes much of their time.",
+        "def __getitems__(self, indices): …  # a whole batch at once",
+    ),
+    Rule(
+        "items.one-by-one", "items one by one", "loading", "loading whole batches",
+        "An item takes no longer than the calls that request it and put it into a batch.",
+        lambda loading: (
+            loading.gain_of(lambda items: items.working(REST) + items.working("collating"))
+            if loading.loaded and loading.items.tiny else None
+        ),
+        lambda loading: (
+            f"An item takes {milliseconds(loading.items.ms)}, about as long as the calls that request it and put it "
+            f"into a batch of {loading.items.batch}{_at(loading.items.line(REST))}."
+        ),
+        "def __getitems__(self, indices): …  # a whole batch at once",
+        line=_line(REST),
+    ),
+    _part(
+        "items.dataset", REST, "the dataset's own work", "preprocessing ahead of time",
+        "The dataset's own code takes much of an item's time.",
+        "def __getitem__(self, index): …  # do once, ahead of time, what is the same in every epoch",
+    ),
+    _reading(
+        "items.small-files", "many small files", "Opening and reading small files takes much of an item's time.", True
+    ),
+    _reading("items.reading", "slow reading", "Reading takes much of an item's time.", False),
+    Rule(
+        "loader.irregular", "irregular loading", "loading", "prefetching",
+        "The workers are fast enough on average, but a few steps wait for long.",
+        lambda loading: loading.of_even_batches,
+        lambda loading: (
+            f"{loading.speed} They are fast enough, but the loop waits {milliseconds(loading.wait_ms)} a step on "
+            f"average, and at most {milliseconds(loading.usual_wait_ms)} in half of the steps. "
+            f"{_slow_items(loading.items)}"
+        ),
+        "DataLoader(…, prefetch_factor=8)  # or in_order=False, if any order will do",
+    ),
+    Rule(
+        "loader.pickled-batches", "batches through a pipe", "loading", "loading whole batches",
+        "Workers pickle NumPy arrays and send them through a pipe; tensors would be in shared memory.",
+        lambda loading: (
+            (loading.wait_ms if loading.in_spite else min(loading.wait_ms, loading.loop.transfer_ms)) / loading.whole_ms
+            if loading.pickles else None
+        ),
+        lambda loading: (
+            f"{loading.speed} {loading.loop.pickled_bytes / 1e6:.2g} MB of a batch are NumPy arrays: these are pickled "
+            f"and sent through a pipe, while tensors are in shared memory. A ready batch arrives in "
+            f"{milliseconds(loading.loop.transfer_ms)}."
+        ),
+        "collate_fn: torch.from_numpy(…)  # tensors, as the default collate_fn makes them",
+    ),
+    Rule(
+        "loader.many-tensors", "many tensors in a batch", "loading", "loading whole batches",
+        "A batch has many tensors, each of which a worker shares separately.",
+        lambda loading: (
+            min(loading.wait_ms, loading.loop.transfer_ms) / loading.whole_ms
+            if loading.workers and loading.loop.tensors >= thresholds.MANY_TENSORS else None
+        ),
+        "A batch has {loop.tensors:tensor}, each of which a worker shares separately: a ready batch arrives in "
+        "{loop.transfer_ms:ms}.",
+        "collate_fn: torch.stack(…)  # one tensor of all items, as the default collate_fn makes it",
+    ),
+    Rule(
+        "loader.transfer", "transfer from the workers", "loading", "normalization on the device",
+        "The workers are fast enough, but a ready batch takes long to arrive.",
+        lambda loading: loading.of_the_transfer,
+        "{speed} They are fast enough, but the loop waits {wait_ms:ms} a step. A ready batch arrives from a worker in "
+        "{loop.transfer_ms:ms}.",
+        "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the device",
+    ),
+)  # fmt: skip

@@ -1,0 +1,134 @@
+"""A script or a loop is watched, and its diagnosis printed: ``stepscope run``, `stepscope.watch` and the callbacks.
+
+The command puts a folder first in the script's PYTHONPATH, and Python imports its ``sitecustomize`` at the start. That
+lets a recorder see each batch of a DataLoader and each step of an optimizer. The script's processes report facts; the
+diagnosis is made here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope import rules
+from stepscope.base import staging
+from stepscope.facts import Facts, saving
+from stepscope.observe import hooks, launch
+from stepscope.report import documents
+from stepscope.traces import files
+
+if TYPE_CHECKING:
+    from stepscope.observe.watched import ScriptRecorder
+
+NOTHING = (
+    "Nothing was seen: no batch of a torch DataLoader, and no step of an optimizer of torch.optim; or a signal, or "
+    "os._exit, ended the process that trains before its diagnosis."
+)
+
+
+def say(text: str) -> None:
+    """Print a text to stderr, if it is open."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(f"\n{text}", file=sys.stderr, flush=True)
+
+
+def begin(steps: int, folder: str | Path) -> ScriptRecorder | None:
+    """Watch the loops of this process from now on, and print the diagnosis to stderr when it is ready.
+
+    Returns the recorder; None if the process is watched already. Raises ValueError if there is no step to time.
+    """
+    if steps < 1:
+        raise ValueError(f"Expected at least one step to time, found {steps=}.")
+    if hooks.watched():
+        return None
+    from stepscope.observe.watched import ScriptRecorder  # here, since torch takes seconds, and the shell needs none
+
+    folder = Path(folder)
+
+    def report(found: dict[str, Any]) -> None:
+        if "facts" in found:
+            facts = _facts(found)
+            place = folder if found["ranks"] == 1 else folder / f"rank_{found['rank']}"
+            say(str(rules.diagnose(facts).at(place)))
+            with _whose_errors_are_printed():
+                saving.write(facts, place / saving.NAME)
+        else:
+            say(found["problem"])
+
+    recorder = ScriptRecorder(steps, folder, report)
+    hooks.install_here(recorder)
+    return recorder
+
+
+def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_file: Path | None) -> int:
+    """Run a script with its arguments, print its diagnosis to stderr as soon as it is ready, and return its status.
+
+    `command` is a Python file or ``-m`` and a module, with arguments; or a program that starts one, such as
+    ``torchrun``. `steps` are timed, `folder` is where traces and facts go, `json_file` gets the results, too, and
+    `stop` ends the script after its diagnosis: with the status 0, or 1 if an error ended the diagnosis. If a signal
+    ends the script, the status is 128 plus the signal's number, as in a shell. Raises `FileNotFoundError` if there is
+    no such program, and `FileExistsError` if `folder` holds files that are not of a recording.
+    """
+    files.refuse_others(folder)
+    return launch.run(command, lambda reports, traces: show(reports, traces, folder, json_file), steps=steps, stop=stop)
+
+
+def show(reports: launch.Reports, traces: list[Path], folder: Path, json_file: Path | None) -> None:
+    """Print the diagnoses of a script's processes, and write facts, traces and the requested file."""
+    kept, several = list[dict[str, Any]](), bool(reports) and reports[0]["ranks"] > 1
+    for report in reports:
+        result = {name: value for name, value in report.items() if name != "here"}
+        text = report.get("problem", "")
+        if "facts" in report:
+            facts = _facts(report)
+            diagnosis = rules.diagnose(facts).at(folder)
+            text, result["diagnosis"] = str(diagnosis), diagnosis.as_json()
+            if facts.machine is not None:
+                machine = facts.machine
+                result["machine"] = {"device": machine.device, "cores": machine.cores, "torch": machine.torch}
+        say(f"Rank {report['rank']}. {text}" if several else text)
+        kept.append(result)
+    if not reports:
+        say(NOTHING)
+    if traces:
+        with _whose_errors_are_printed():
+            files.refuse_others(folder)  # again: the script may have put its own files there
+            with staging.folder(folder, replace=True) as staged:
+                for trace in traces:
+                    shutil.copy(trace, staged)
+                for report in reports:
+                    if "facts" in report:
+                        rank = f"rank_{report['rank']}." if several else ""
+                        saving.write(_facts(report), staged / f"{rank}{saving.NAME}")
+    if len(reports) > 1 and all("facts" in report for report in reports):
+        from stepscope.diagnosis import facts_of_ranks  # here: its tables need pandas, and most scripts are one process
+
+        with _whose_errors_are_printed():
+            job = facts_of_ranks(folder)
+            saving.write(job, folder / saving.JOB)
+            together, ranks = rules.diagnose(job), reports[0]["ranks"]
+            say(f"{'All ranks' if len(reports) == ranks else f'{len(reports)} of {ranks} ranks'} together. {together}")
+            kept.append({"rank": None, "ranks": ranks, "diagnosis": together.as_json(), **saving.as_json(job)})
+    if json_file is not None:
+        with _whose_errors_are_printed():
+            staging.write(json_file, documents.document("run", kept or [{"problem": NOTHING}]))
+
+
+def _facts(report: dict[str, Any]) -> Facts:
+    facts = saving.of_json({"version": saving.VERSION, "facts": report["facts"]})
+    assert isinstance(facts, Facts)
+    return facts
+
+
+@contextmanager
+def _whose_errors_are_printed() -> Iterator[None]:
+    """Print an error of writing results: the script and its exit status are as without it."""
+    try:
+        yield
+    except (OSError, files.TraceError) as error:
+        say(f"{type(error).__name__}: {error}")

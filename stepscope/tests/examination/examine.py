@@ -1,0 +1,225 @@
+"""The examination: facts of loops with a known truth, recorded once on each kind of machine, judged by today's rules.
+
+    examine.py [--set THRESHOLD=VALUE …]        print each loop whose first finding, or gain, a threshold changes
+    examine.py --accept                         write the tables in ACCURACY.md anew
+    examine.py --record [NAME or KIND …]        run loops here: measure their true gains, and record their facts
+    examine.py --live NAME … [--busy N]         run loops here, diagnose them, and judge; N processes keep a core busy
+
+A gain is the share of the faulty step that the fixed one saves, measured with nothing else running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from stepscope import thresholds
+
+RECORDED = Path(__file__).with_name("recorded")  # a folder for each kind of machine, a file for each loop
+ACCURACY = Path(__file__).parents[2] / "ACCURACY.md"
+TABLES = re.compile(r"(?<=<!-- examination -->\n).*(?=<!-- end -->)", re.DOTALL)
+ROUNDS = 3
+Record = dict[str, Any]
+
+
+def recorded() -> Iterator[Record]:
+    """Yield all recorded loops."""
+    for file in sorted(RECORDED.glob("*/*.json")):
+        yield {"machine": file.parent.name} | json.loads(file.read_text())
+
+
+def judged(record: Record) -> Record:
+    """Return what today's rules say of a recorded loop, and whether that is right: nothing, if the loop is healthy."""
+    from stepscope import rules
+    from stepscope.facts import saving
+
+    diagnosis = rules.diagnose(saving.of_json(record))
+    found = [each for each in diagnosis.findings if each.gain >= thresholds.WORTH]
+    texts = [" ".join((each.name, each.evidence, each.change)).replace(record["name"], "") for each in found]
+    first, lines = next(iter(texts), ""), set(record["lines"])
+    line = bool(lines & set(re.findall(r"\w+\.py:\d+", first)))
+    named = line or (not lines and bool(re.search(record["names"], first, re.IGNORECASE)))
+    return {
+        "machine": record["machine"],
+        "name": record["name"],
+        "kind": record["kind"],
+        "verdict": diagnosis.verdict,
+        "right": not found if record["kind"].startswith("healthy") else named,
+        "key": found[0].key if found else "",
+        "line": line if lines else None,  # None if no line of the loop is at fault
+        "stated": found[0].gain if found else 0.0,
+        "true": record.get("true"),
+        "scatter": record.get("scatter"),
+    }
+
+
+def ratio(row: Record) -> float:
+    """Return a stated gain divided by the true one; NaN where one is unknown."""
+    return row["stated"] / row["true"] if row["true"] and row["stated"] else math.nan
+
+
+def tables(rows: Iterable[Record]) -> str:
+    """Return the tables of ACCURACY.md: for each machine the kinds of loops, then the loops."""
+    rows, parts = list(rows), []
+    for machine in dict.fromkeys(row["machine"] for row in rows):
+        here = [row for row in rows if row["machine"] == machine]
+        parts += [f"### {machine}\n", "| fault in | loops | right | its line | gain 1 to 1.5 (0.95 to 1.5) times |"]
+        parts.append("|---|---:|---:|---:|---:|")
+        kinds = {kind: [row for row in here if row["kind"] == kind] for kind in dict.fromkeys(r["kind"] for r in here)}
+        for kind, some in [*kinds.items(), ("all", here)]:
+            lines = [row["line"] for row in some if row["line"] is not None]
+            ratios = [ratio(row) for row in some if not math.isnan(ratio(row))]
+            close, near = (sum(least <= each <= 1.5 for each in ratios) for least in (1, 0.95))
+            right = sum(row["right"] for row in some)
+            gains = f"{close} ({near}) of {len(ratios)}" if ratios else ""
+            parts.append(f"| {kind} | {len(some)} | {right} | {sum(lines)} of {len(lines)} | {gains} |")
+        parts += ["", "| loop | first finding | its line | gain: stated, true | right |", "|---|---|---|---:|---|"]
+        for row in here:
+            line = {True: "yes", False: "no", None: ""}[row["line"]]
+            true = "" if row["true"] is None else f"{row['true']:.2f}"
+            gain = f"{row['stated']:.2f}, {true}" if row["stated"] or true else ""
+            found = f"`{row['key']}`" if row["key"] else row["verdict"]
+            parts.append(f"| {row['name']} | {found} | {line} | {gain} | {'yes' if row['right'] else '**no**'} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def mean_step(loader: Any, step: Any, warm_s: float = 0.5, least_s: float = 1.2, most_s: float = 3.0) -> float:
+    """Return the mean duration of a warm step in s: of whole epochs, or of the steps of a long one."""
+    first, began, steps, whole = time.perf_counter(), math.inf, 0, False
+    while True:
+        for batch in loader:
+            step(*batch)
+            steps, now = steps + 1, time.perf_counter()
+            if began == math.inf and now > first + warm_s:
+                began, steps = now, 0
+            elif now > began + most_s:
+                return (now - began) / steps
+        if whole and now > began + least_s:
+            return (now - began) / steps
+        if not whole:
+            began, steps, whole = now, 0, True
+
+
+def child(part: str, name: str) -> Record:
+    """Return a part of a loop's record, measured in this process: its "truth", or its "facts"."""
+    import loops
+
+    loops.write_files()
+    loop = loops.LOOPS[name]
+    if part == "facts":
+        from stepscope.facts import saving
+        from stepscope.observe.loop import observe
+
+        return {"version": saving.VERSION, **saving.as_json(observe(*loop.make(False), 20, Path("diagnosis")))}
+    rounds = [[mean_step(*loop.make(fixed)) for fixed in (False, True)] for _ in range(ROUNDS)]
+    wrong, right = (min(times) for times in zip(*rounds, strict=True))  # what else the machine does can only add to it
+    each = [1 - right / wrong for wrong, right in rounds]
+    return {"true": 1 - right / wrong, "scatter": [min(each), max(each)]}
+
+
+def in_own_process(part: str, name: str, busy: int = 0) -> Record:
+    """Return what `child` returns in a process of its own, beside busy ones; raises RuntimeError if it fails."""
+    # Two threads on one core that wait by spinning, as OpenMP's do, stop each other for 0.2 s in each step
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    environment.pop("OMP_NUM_THREADS", None)  # of a test: one thread would be a fault
+    command = ["timeout", "-s", "KILL", "600", sys.executable, str(Path(__file__).absolute()), "--child", part, name]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as stack:
+        for _ in range(busy):
+            stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{part} of {name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        return json.loads(Path(folder, "result.json").read_text())
+
+
+def live(name: str, truth: bool, busy: int = 0) -> Record:
+    """Run a loop here and return its record."""
+    import loops
+
+    loop = loops.LOOPS[name]
+    source, number = inspect.getsourcelines(loop.source)
+    lines = [f"loops.py:{number + i}" for i, line in enumerate(source) if "# FAULT" in line]
+    record = {"machine": "here", "name": name, "kind": loop.kind, "names": loop.names, "lines": lines}
+    if truth and loop.kind != "healthy":
+        record |= in_own_process("truth", name)
+    return record | in_own_process("facts", name, busy)
+
+
+def keep(record: Record) -> None:
+    """Write a record into the folder of its kind of machine, such as "AMD-EPYC-2-cores"."""
+    machine = record["facts"]["machine"]
+    kind = machine["processor"] if machine["device"] == "CPU" else machine["device"]
+    folder = RECORDED / re.sub(r"[^A-Za-z0-9]+", "-", f"{kind} {machine['cores']} cores").strip("-")
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {key: value for key, value in record.items() if key != "machine"}
+    name = re.sub(r"[^A-Za-z0-9]+", "_", record["name"]).strip("_")
+    (folder / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("loops", nargs="*", metavar="NAME or KIND")
+    parser.add_argument("--set", nargs="*", default=[], metavar="THRESHOLD=VALUE", dest="changed")
+    parser.add_argument("--accept", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--live", action="store_true")
+    parser.add_argument("--busy", type=int, default=0, metavar="N")
+    parser.add_argument("--child", choices=["truth", "facts"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        Path("result.json").write_text(json.dumps(child(options.child, options.loops[0])))
+    elif options.record or options.live:
+        import loops
+
+        wanted = set(options.loops)
+        for name in (name for name, loop in loops.LOOPS.items() if not wanted or {name, loop.kind} & wanted):
+            try:
+                record = live(name, options.record, options.busy)
+            except RuntimeError as error:
+                print(error, flush=True)
+                continue
+            if options.record:
+                keep(record)
+            print(json.dumps(judged(record)), flush=True)
+    elif options.accept:
+        text = tables(map(judged, recorded()))
+        ACCURACY.write_text(TABLES.sub(lambda _: text, ACCURACY.read_text()))
+    else:
+        # In a process of its own, since rules read some thresholds when they are imported
+        before = {(row["machine"], row["name"]): row for row in _in_child([])}
+        for row in _in_child(options.changed):
+            was = before[row["machine"], row["name"]]
+            if was != row or not options.changed:
+                print(f"{row['machine']} {row['name']}: {_said(was)}{f' -> {_said(row)}' if was != row else ''}")
+
+
+def _in_child(changed: list[str]) -> list[Record]:
+    program = (
+        "import json, sys; sys.path.insert(0, sys.argv[1]); from stepscope import thresholds\n"
+        "for each in sys.argv[2:]: name, _, value = each.partition('='); getattr(thresholds, name); "
+        "setattr(thresholds, name, float(value))\n"
+        "import examine; print(json.dumps([*map(examine.judged, examine.recorded())]))"
+    )
+    command = [sys.executable, "-c", program, str(Path(__file__).parent), *changed]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def _said(row: Record) -> str:
+    return f"{row['key'] or row['verdict']} {row['stated']:.2f}{'' if row['right'] else ' (wrong)'}"
+
+
+if __name__ == "__main__":
+    main()

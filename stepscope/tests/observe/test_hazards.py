@@ -1,0 +1,69 @@
+"""Problems of a loop that cost no share of its steps: each beside a control in which nothing is found."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from support import loops
+from torch.utils.data import DataLoader, Subset
+
+from stepscope.facts.hazards import Compilation, Objects
+from stepscope.observe import hazards
+
+
+class Noise:
+    """A transform with a generator of its own."""
+
+    def __init__(self):
+        self.numbers = np.random.default_rng(0)
+
+
+def test_generators_that_workers_copy_are_named():
+    within = DataLoader(Subset(loops.Names(loops.array, [Noise()]), range(9)), num_workers=2)
+    assert hazards.copied_generators(within) == ("Subset.dataset.transform[0].numbers",)
+    alone = DataLoader(within.dataset, num_workers=1)
+    seeded = DataLoader(within.dataset, num_workers=2, worker_init_fn=print)
+    for loader in (alone, seeded, DataLoader(loops.Names(loops.array), num_workers=2), None):
+        assert hazards.copied_generators(loader) == ()
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks safely")
+@pytest.mark.parametrize("kind", [list, loops.array])
+def test_lists_whose_pages_workers_copy_by_reading_are_named(facts_of, quick, kind):
+    loader = DataLoader(loops.Names(kind), 100, shuffle=True, num_workers=2, multiprocessing_context="fork")
+    growth = facts_of(loader, lambda batch: None, 100).loader.growth
+    if kind is list:
+        assert (growth.steps, growth.objects) == (100, (Objects("Names.names", 200_000),))
+    else:
+        assert growth is None
+
+
+@pytest.fixture
+def dynamo():
+    torch._dynamo.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
+
+
+def test_graph_breaks_and_functions_that_are_compiled_again_have_their_lines(dynamo):
+    def whole(numbers):
+        return numbers * 2
+
+    def broken(numbers):
+        doubled = numbers * 2
+        if doubled.sum().item() > 1e9:  # the graph ends here
+            doubled = doubled + 1
+        return doubled + 3
+
+    torch.compile(whole, backend="eager")(torch.ones(3))
+    assert hazards.compiled() == Compilation()
+    compiled = torch.compile(broken, backend="eager")
+    for size in (3, 3, 4):
+        compiled(torch.zeros(size))
+    found, line = hazards.compiled(), broken.__code__.co_firstlineno
+    assert (found.graph_breaks, found.at) == ((f"test_hazards.py:{line + 2}",), f"test_hazards.py:{line}")
+    assert found.again > 0 and "size mismatch" in found.why

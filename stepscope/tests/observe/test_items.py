@@ -1,0 +1,161 @@
+"""Facts of loading items, most of them by a clock on which only sleeping and working take time."""
+
+import cProfile
+import gc
+import os
+import subprocess
+import sys
+import time
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support import loops
+from support.clock import Busy, once
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+from stepscope.facts.loader import ANY, IRREGULAR, Irregular
+from stepscope.observe import apart, items
+
+PHOTO, FILE = Image.effect_noise((1600, 1200), 50).convert("RGB"), BytesIO()
+PHOTO.save(FILE, "jpeg")
+
+
+@pytest.mark.parametrize(
+    ("part", "load"),
+    [
+        ("decoding", lambda index: np.array(Image.open(FILE).convert("RGB").crop((0, 0, 8, 8)))),
+        ("resizing", lambda index: np.array(v2.Resize(64)(PHOTO))),
+    ],
+)
+def test_decoding_and_resizing_are_found(quick, monkeypatch, part, load):
+    monkeypatch.setattr(items, "cProfile", SimpleNamespace(Profile=lambda *_: cProfile.Profile(time.thread_time)))
+    parts = items.load(DataLoader(loops.Calls(load), 2)).parts
+    assert max(parts, key=parts.get) == part
+
+
+def test_opening_and_reading_small_files_are_found(clock):
+    def read_file():
+        clock.sleep(0.004)
+        return Path(__file__).read_bytes()
+
+    loaded = items.load(DataLoader(Busy(clock, 0, read_file), 8))
+    assert (loaded.ms, loaded.cpu_ms, loaded.opened) == pytest.approx((4, 0, 1), abs=1e-6)
+    assert loaded.reading > 0.99 and loaded.small_files
+
+
+def test_irregular_items_are_found_with_their_share(clock):
+    loaded = items.load(DataLoader(loops.SleepDataset(10_000, 0.0001, 64, 0.2), 8), longer=True)
+    assert loaded.irregular.share == pytest.approx(0.2 / 0.2063, abs=0.01)
+    assert (loaded.irregular.usual_ms, loaded.irregular.slowest_ms) == pytest.approx((0.1, 200))
+    assert int(loaded.irregular.slowest) % 64 == 63
+
+
+@pytest.mark.parametrize("at", [0, 1, 10, 30, 50])
+@pytest.mark.parametrize("where", ["items", "whole batches", "collating"])
+def test_an_interruption_at_any_time_changes_nothing(clock, where, at):
+    class Whole(Busy):
+        def __getitems__(self, indices):
+            clock.work(0.01 * len(indices))
+            return [self[index] for index in indices]
+
+    def load(late):
+        interrupted = once(clock, late, at)
+        if where == "collating":
+            return items.load(DataLoader(Busy(clock, 0.01), 2, collate_fn=interrupted))
+        return items.load(DataLoader((Whole if where == "whole batches" else Busy)(clock, 0.01, interrupted), 2))
+
+    usual, loaded = load(0), load(0.835)
+    assert loaded.ms == pytest.approx(usual.ms, rel=0.01)
+    assert (loaded.irregular, loaded.waits) == (Irregular(), {})
+    assert loaded.parts == pytest.approx(usual.parts, abs=0.01)
+
+
+@pytest.mark.parametrize("at", [2, 5, 9])
+def test_where_others_have_the_cores_a_short_interruption_is_no_wait_of_the_items(clock, at):
+    """It takes as long as an item, most of which others have the cores."""
+    interrupted = once(clock, 0.029, at)
+    loaded = items.load(DataLoader(Busy(clock, 0.003, lambda: (clock.hold(0.027), interrupted())), 2))
+    assert (loaded.ms, loaded.cpu_ms) == pytest.approx((3, 3), rel=0.01)
+    assert loaded.waits == {}
+
+
+def test_a_wait_for_the_sampler_while_others_have_the_cores_is_no_wait_of_the_items(clock):
+    loaded = items.load(DataLoader(Busy(clock, 0.003, lambda: clock.hold_sampler(0.002)), 2))
+    assert (loaded.ms, loaded.cpu_ms) == pytest.approx((3, 3), rel=0.01)
+    assert loaded.waits == {}
+
+
+@pytest.mark.parametrize(("in_slow_items", "in_collating"), [(0.0, 0.01), (0.1, 0.0)])
+def test_where_others_have_the_cores_irregular_items_are_found_with_their_share(clock, in_slow_items, in_collating):
+    class Slow(loops.SleepDataset):
+        def __getitem__(self, index):
+            clock.hold(in_slow_items if index % 64 == 63 else 0)
+            return super().__getitem__(index)
+
+    slow = Slow(10_000, 0.0001, hiccup_every=64, hiccup_seconds=0.3)
+    loaded = items.load(DataLoader(slow, 8, collate_fn=lambda batch: clock.hold(in_collating)))
+    assert (loaded.irregular.share, loaded.waiting) == pytest.approx((0.3 / 0.3064, 0), abs=0.05)
+    assert loaded.irregular.slowest_ms == pytest.approx(300, rel=0.01)
+
+
+def start(index):
+    subprocess.run([sys.executable, "-I", "-S", "-c", "sum(range(500_000))"], check=True)
+
+
+def wait(index):
+    time.sleep(0.05 if index % 64 == 63 else 0)
+
+
+@pytest.mark.parametrize(("load", "works", "name"), [(start, True, ANY), (wait, False, IRREGULAR)])
+def test_programs_that_items_start_are_work_and_irregular_items_have_a_line(quick, load, works, name):
+    loaded = items.load(DataLoader(loops.Calls(load), 1))
+    assert (loaded.cpu_ms == loaded.ms) == works
+    assert loaded.lines[name].startswith(f"test_items.py:{load.__code__.co_firstlineno + 1}:")
+
+
+class Opener(loops.SleepDataset):
+    """Opens its file when the first item is asked for, as a dataset should; notes how many threads it has then."""
+
+    file, threads, ended = None, set(), []
+
+    def __getitem__(self, index):
+        self.file = self.file or open(os.devnull)
+        self.threads.add(torch.get_num_threads())
+        return torch.zeros(1), index
+
+    def __del__(self):
+        self.ended.append(self)
+
+
+def test_items_are_loaded_with_one_thread_and_what_they_open_is_not_left_open(quick):
+    dataset, threads = Opener(1000, 0), torch.get_num_threads()
+    torch.set_num_threads(2)
+    items.load(DataLoader(dataset, 4))
+    assert (dataset.threads, torch.get_num_threads(), dataset.file) == ({1}, 2, None)
+    gc.collect()
+    assert not dataset.ended  # a copy, too, may have deleted what the dataset uses
+    torch.set_num_threads(threads)
+
+
+def test_what_is_read_in_another_process_is_still_there_for_the_script(tmp_path):
+    (tmp_path / "items").write_bytes(bytes(range(256)))
+    (tmp_path / "log").touch()
+    reading, writing = os.pipe()
+    os.write(writing, b"an item")
+    with (tmp_path / "items").open("rb", buffering=0) as file, (tmp_path / "log").open("a") as log:
+        file.read(7)
+
+        def load():
+            log.write("loaded")
+            log.flush()
+            return file.read(3), os.read(reading, 7)
+
+        assert apart.call(load) == (bytes([7, 8, 9]), b"")
+        assert (file.read(3), os.read(reading, 7)) == (bytes([7, 8, 9]), b"an item")
+    assert (tmp_path / "log").read_text() == "loaded"

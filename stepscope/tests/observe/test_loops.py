@@ -1,0 +1,246 @@
+"""Facts of loops, most of them by a clock on which only sleeping takes time: from `diagnose`, and of a script."""
+
+import multiprocessing
+from collections import deque
+from pathlib import Path
+
+import pytest
+import torch
+from support import loops
+from support.clock import Busy, once
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from stepscope import diagnosis, rules, thresholds
+from stepscope.facts import saving
+from stepscope.observe import contention, loop
+
+
+class Simulated(DataLoader):
+    """Loads in this process, and by its clock takes the time that it would with workers, each of which has a core.
+
+    `starting` and `ending` are the times that it takes to start them, and to end them.
+    """
+
+    def __init__(self, clock, *arguments, starting=0.0, ending=0.0, **settings):
+        super().__init__(*arguments, **settings)
+        self.clock, self.starting, self.ending = clock, starting, ending
+
+    def _get_iterator(self):
+        return _Workers(self) if self.num_workers else super()._get_iterator()
+
+
+class _Workers(_SingleProcessDataLoaderIter):
+    def __init__(self, loader):
+        super().__init__(DataLoader(loader.dataset, loader.batch_size))
+        self.loader, self.clock = loader, loader.clock
+        self.ready = [self.clock.now + loader.starting] * loader.num_workers
+        self._ask()
+
+    def _ask(self):
+        self.asked = deque([self.clock.now] * self.loader.num_workers * self.loader.prefetch_factor)
+
+    def _reset(self, loader, first_iter=False):
+        super()._reset(loader, first_iter)
+        self._ask()
+
+    def _next_data(self):
+        now, worker = self.clock.now, self._num_yielded % len(self.ready)
+        try:
+            batch = super()._next_data()
+        except StopIteration:
+            self.clock.sleep(self.loader.ending)
+            raise
+        self.ready[worker] = max(self.ready[worker], self.asked.popleft()) + self.clock.now - now
+        self.clock.now = max(now, self.ready[worker])
+        self.asked.append(self.clock.now)
+        return batch
+
+
+USUAL = (1000, 0.004)  # items, and the seconds of one: a batch takes 32 ms
+RESTARTED = dict(starting=0.06, ending=0.04)
+
+
+@pytest.mark.parametrize(
+    ("items", "settings", "step_ms", "expected"),
+    [
+        (USUAL, dict(num_workers=2), 100, dict(wait_ms=0, usual_wait_ms=0, start_ms=32, epoch_steps=125)),
+        (USUAL, dict(num_workers=1), 10, dict(wait_ms=22, usual_wait_ms=22, start_ms=32, epoch_steps=125)),
+        (USUAL, dict(), 10, dict(wait_ms=32, usual_wait_ms=32, start_ms=32, epoch_steps=125)),
+        # Workers that are restarted every epoch, workers that persist, and irregular loading
+        ((32, 0.001), dict(num_workers=2) | RESTARTED, 25, dict(wait_ms=0, start_ms=108, epoch_steps=4)),
+        ((32, 0.001), dict(num_workers=2, persistent_workers=True), 25, dict(wait_ms=0, start_ms=0, epoch_steps=4)),
+        ((1000, 0.0001, 64, 0.2), dict(num_workers=2), 20, dict(wait_ms=3 * 120.7 / 24, usual_wait_ms=0)),
+        ((160, 0.001), dict(num_workers=2), 20, dict(wait_ms=0, start_ms=8, epoch_steps=20)),
+    ],
+)
+def test_the_times_of_a_loop_are_exact(facts_of, clock, items, settings, step_ms, expected):
+    loader = Simulated(clock, loops.SleepDataset(*items), 8, **settings)
+    timed = facts_of(loader, loops.SleepStep(step_ms), 24).loop
+    assert {name: getattr(timed, name) for name in expected} == pytest.approx(expected, abs=0.01)
+    assert (timed.work_ms, timed.workers) == (pytest.approx(step_ms), settings.get("num_workers", 0))
+    assert not timed.only_first
+
+
+def test_diagnose_also_times_the_arrival_of_a_ready_batch(clock):
+    loader = Simulated(clock, loops.SleepDataset(*USUAL), 8, num_workers=1)
+    assert loop.observe(loader, loops.SleepStep(10), 8, Path("profile")).loop.transfer_ms == 0  # though steps wait
+
+
+@pytest.mark.parametrize(("count", "pauses", "start_ms"), [(4, [0.2] * 9, 200), (100, [0, 0.8], 0)])
+def test_the_usual_start_of_an_epoch_of_any_loader_is_no_wait(clock, count, pauses, start_ms):
+    class SlowStart:
+        def __iter__(self):
+            clock.sleep(pauses.pop(0))
+            yield from [(torch.zeros(1), torch.zeros(1))] * count
+
+    timed = loop.observe(SlowStart(), loops.SleepStep(5), 9, Path("profile")).loop
+    assert (timed.start_ms, timed.work_ms) == pytest.approx((start_ms, 5))
+    assert (timed.wait_ms, timed.usual_wait_ms) == (0, 0)
+
+
+def test_workers_that_a_wrapper_starts_again_are_seen(facts_of, clock):
+    class Remade:
+        def __iter__(self):
+            settings = dict(num_workers=2, persistent_workers=True) | RESTARTED
+            yield from Simulated(clock, loops.SleepDataset(32, 0.001), 8, **settings)
+
+    timed = facts_of(Remade(), loops.SleepStep(25), 8).loop
+    assert timed.start_ms == pytest.approx(108)
+    assert timed.epoch_steps in (3, 4)  # two batches of a new loader pass before it is known to train a script
+
+
+def test_a_loop_that_takes_only_the_first_batch_of_each_iterator_is_seen(facts_of, clock):
+    class First:
+        def __iter__(self):
+            yield next(iter(loader))
+
+    loader = Simulated(clock, loops.SleepDataset(1000, 0.001), 8, num_workers=2, starting=0.06)
+    timed = facts_of(First(), loops.SleepStep(5), 8).loop
+    assert timed.only_first and not timed.pauses.count  # work between epochs of one step is part of the step
+    assert (timed.epoch_steps, timed.start_ms) == (1, pytest.approx(68))
+
+
+@pytest.mark.parametrize(("workers", "late"), [(0, 0.013), (2, 0.2)])
+def test_one_wait_that_no_item_needs_is_not_blamed_on_loading(facts_of, clock, workers, late):
+    loader = Simulated(clock, Busy(clock, 1e-4, once(clock, late, at=60)), 8, num_workers=workers)
+    facts = facts_of(loader, loops.SleepStep(20), 8)
+    assert facts.loop.wait_ms < 1
+    assert rules.diagnose(facts).findings == ()
+
+
+@pytest.mark.parametrize("at", [4, 11, 16])
+def test_a_step_that_takes_long_once_is_accused_of_nothing(facts_of, clock, at):
+    slow = once(clock, 0.8, at)
+    facts = facts_of(Simulated(clock, Busy(clock, 1e-4), 8), lambda *_: (clock.sleep(0.02), slow()), 8)
+    assert facts.loop.work_ms == pytest.approx(20, rel=0.01)
+    assert rules.diagnose(facts).verdict == "nothing wrong"
+
+
+def test_time_in_which_others_have_the_core_is_neither_loading_nor_work(facts_of, clock):
+    loader = Simulated(clock, Busy(clock, 0.005, lambda: clock.hold(0.001)), 8)
+    facts = facts_of(loader, lambda *_: (clock.work(0.02), clock.hold(0.1)), 8)
+    assert (facts.loop.wait_ms, facts.loop.work_ms) == pytest.approx((40, 20))
+    assert facts.machine.held_share == pytest.approx(108 / 168, rel=0.05)
+
+
+def test_time_in_which_the_loops_own_workers_have_the_core_is_part_of_its_steps(facts_of, clock, monkeypatch):
+    monkeypatch.setattr(contention, "_others", lambda: 0.0)
+    loader = Simulated(clock, Busy(clock, 1e-4), 8, num_workers=1)
+    facts = facts_of(loader, lambda *_: (clock.work(0.02), clock.hold(0.1)), 8)
+    assert facts.loop.work_ms == pytest.approx(120)
+
+
+class Order(BatchSampler):
+    """Batches of two items in order; notes at the start of each epoch whether a profiler records."""
+
+    def __init__(self, count):
+        super().__init__(range(2 * count), 2, drop_last=False)
+        self.recorded = []
+
+    def __iter__(self):
+        self.recorded.append(torch.autograd._profiler_enabled())
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(("count", "crosses"), [(30, False), (9, False), (4, True)])
+def test_steps_are_profiled_within_an_epoch_if_one_is_long_enough(facts_of, quick, monkeypatch, count, crosses):
+    monkeypatch.setattr(thresholds, "MOST_SAMPLED_STEPS", 10)
+    order = Order(count)
+    facts = facts_of(DataLoader(loops.SleepDataset(60, 0), batch_sampler=order), loops.SleepStep(2), 18)
+    assert any(order.recorded) == crosses
+    assert (facts.profile.steps, facts.loop.epoch_steps) == (4, count)
+    assert facts.host.sampled_ms is not None
+    assert facts.loader.settings.batch_size == 2  # the DataLoader itself knows none
+
+
+class Stream(IterableDataset):
+    """Items without a length."""
+
+    def __init__(self, count=10_000):
+        self.count = count
+
+    def __iter__(self):
+        for index in range(self.count):
+            yield torch.zeros(3), index
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("settings", [{"batch_size": 4, "num_workers": 2}, {"batch_size": None}], ids=str)
+def test_the_items_of_a_stream_without_a_length_are_loaded(facts_of, quick, settings):
+    facts = facts_of(DataLoader(Stream(), **settings), loops.SleepStep(5), 4)
+    assert facts.loader.items.count > 0 and not facts.loader.unknown
+
+
+def test_an_epoch_shorter_than_what_is_asked_for_is_begun_again(quick):
+    calls = []
+    loader = DataLoader(Stream(3), batch_size=2)
+    loop.observe(loader, lambda images, labels: calls.append(len(images)), 9, Path("profile"))
+    assert len(calls) == 1 + 2 + 9 + (1 + 4) + 2  # first; warm-up and timed; the profiler's own and recorded; warm-up
+    assert calls[:4] == [2, 1, 2, 1]
+
+
+def test_a_loader_that_is_none_of_torchs_is_diagnosed(clock):
+    found = diagnosis.diagnose([(torch.zeros(4), torch.zeros(4))] * 3, loops.SleepStep(5), steps=4)
+    assert found.verdict == "nothing wrong"
+    assert (loader := saving.read(Path("diagnosis", saving.NAME)).loader).kind == "list" and not loader.settings
+
+
+def number_of_worker(index):
+    return get_worker_info().id
+
+
+@pytest.mark.processes
+def test_items_that_only_a_worker_can_load_are_unknown(facts_of, quick):
+    facts = facts_of(DataLoader(loops.Calls(number_of_worker), 8, num_workers=1), loops.SleepStep(10), 6)
+    assert facts.loader.items is None and "AttributeError" in facts.loader.unknown
+
+
+@pytest.mark.processes
+def test_after_a_diagnosis_or_an_error_no_worker_is_left_and_a_dataloader_is_as_it_was(quick):
+    def fail(images, labels):
+        raise ZeroDivisionError("the loss is gone")
+
+    loader = DataLoader(loops.SleepDataset(1000, 0.0001), 4, num_workers=2, persistent_workers=True)
+    methods = DataLoader.__iter__, _BaseDataLoaderIter.__next__
+    for step, error in ((fail, ZeroDivisionError), (lambda images: None, TypeError)):
+        with pytest.raises(error) as caught:
+            diagnosis.diagnose(loader, step)
+        assert "2 arguments" in caught.value.__notes__[0]
+        assert multiprocessing.active_children() == []
+    diagnosis.diagnose(loader, lambda *batch: None, steps=3)
+    assert multiprocessing.active_children() == []
+    assert (DataLoader.__iter__, _BaseDataLoaderIter.__next__) == methods
+    assert len(list(loader)) == 250
+    loader._iterator._shutdown_workers()  # the kept errors hold this frame, and so the loader
+
+
+def test_loaders_without_batches_are_refused(quick):
+    with pytest.raises(ValueError, match="yields no batch"):
+        diagnosis.diagnose([], lambda batch: None)
+
+
+def test_a_profiler_that_runs_already_is_named(quick):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        with pytest.raises(RuntimeError, match="profiler"):
+            diagnosis.diagnose([(torch.zeros(1),)], lambda batch: None)

@@ -1,0 +1,252 @@
+"""Tests of ``stepscope run``: a script runs as without it, and its bottleneck is named."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from stepscope import run as doors
+from stepscope.facts import saving
+from stepscope.observe import launch
+from stepscope.report import documents
+
+pytestmark = pytest.mark.processes
+SCRIPT = Path(__file__).parent / "train.py"
+ALL = 10**6  # steps: it does not end by itself
+
+
+@pytest.fixture
+def execute(tmp_path):
+    """Run Python with these arguments in a folder with a `sitecustomize`; return how it ended."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import builtins\nbuiltins.site = 'the own'\n")
+    path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+
+    def execute(*arguments):
+        command = [sys.executable, *map(str, arguments)]
+        environment = os.environ | {"PYTHONPATH": path}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+
+    return execute
+
+
+@pytest.fixture
+def run(execute, tmp_path):
+    """Run a command below ``stepscope run``; return how it ended, and what it wrote with ``--json``."""
+
+    def run(*command, **options):
+        options = [text for name, value in options.items() for text in (f"--{name}", value)]
+        ended = execute("-m", "stepscope", "run", "--json", "found.json", *options, *command)
+        written = tmp_path / "found.json"
+        if not written.is_file():
+            return ended, None
+        content = json.loads(written.read_text())
+        jsonschema.validate(content, json.loads(documents.SCHEMA.read_text()))
+        return ended, content["results"]
+
+    return run
+
+
+def line(fault):
+    """Return how a finding begins to show the line with this fault."""
+    lines = SCRIPT.read_text().splitlines()
+    (number,) = (number for number, text in enumerate(lines, 1) if text.endswith(f"# fault: {fault}"))
+    return f"train.py:{number}:"
+
+
+def first(found):
+    """Return key and line of the first finding."""
+    finding = found["diagnosis"]["findings"][0]
+    return finding["key"], finding["line"]
+
+
+def test_the_line_is_named_and_output_and_status_are_those_of_the_script(execute, run, tmp_path):
+    alone = execute(SCRIPT, "slow", 150)
+    ended, (found,) = run(SCRIPT, "slow", 150)
+    assert (ended.returncode, ended.stdout) == (alone.returncode, alone.stdout) == (3, alone.stdout), ended.stderr
+    assert "150 steps of 150 batches" in ended.stdout and "the own" in ended.stdout  # and the weights are the same
+    key, place = first(found)
+    assert key == "items.waiting" and place.startswith(line("slow"))
+    assert ended.stderr.count("Verdict: ") == 1 and line("slow") in ended.stderr
+    (trace,) = (tmp_path / "diagnosis").glob("*.pt.trace.json.gz")
+    assert saving.as_json(saving.read(trace.with_name(saving.NAME)))["facts"]["loop"]["epoch_steps"] == 128
+
+
+@pytest.mark.slow
+def test_a_watched_loop_is_diagnosed_in_the_same_way(execute, tmp_path):
+    script = SCRIPT.read_text().replace("else loader:", "else stepscope.watch(loader, steps=5):")
+    (tmp_path / "train.py").write_text(f"import stepscope; {script}")
+    ended = execute("train.py", "slow", 300)
+    assert (ended.returncode, ended.stdout[:10]) == (3, "300 steps "), ended.stderr
+    assert ended.stderr.count("Verdict: ") == 1 and line("slow") in ended.stderr
+    assert saving.read(tmp_path / "diagnosis" / saving.NAME).loader.items.count > 0
+
+
+@pytest.mark.slow
+def test_validation_is_work_of_the_step_and_accumulated_batches_are_one_step(run):
+    ended, (found,) = run(SCRIPT, "validates", ALL, then="stop", steps=5)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+    key, place = first(found)
+    assert key == "host.other-work-in-steps" and line("validates") in place
+    assert found["facts"]["loop"]["epoch_steps"] == 64
+    assert found["facts"]["loader"]["settings"]["num_workers"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "count", "key", "epoch_steps"),
+    [("apart", 200, "loop.work-between-epochs", 20), ("own", 150, "host.other-work-in-steps", None)],
+)
+def test_work_between_epochs_and_own_batches_are_named_with_their_lines(run, fault, count, key, epoch_steps):
+    ended, (found,) = run(SCRIPT, fault, count, steps=10)
+    assert (ended.returncode, ended.stdout[:10]) == (3, f"{count} steps "), ended.stderr
+    assert first(found)[0] == key and first(found)[1].startswith(line(fault)), found
+    assert found["facts"]["loop"]["epoch_steps"] == epoch_steps
+    assert max(found["diagnosis"]["steps_ms"]) < 400  # a pause is no part of a step
+
+
+@pytest.mark.slow
+def test_each_rank_of_a_job_is_diagnosed_and_all_together(run, tmp_path):
+    ended, found = run("torchrun", "--nproc-per-node", 2, SCRIPT, "ranks", 100, steps=5)
+    assert ended.returncode == 1  # torchrun's, of scripts that end with 3
+    assert [(each["rank"], first(each)[0]) for each in found[:2]] == [(0, "items.waiting"), (1, "items.waiting")]
+    assert (found[2]["rank"], len(found)) == (None, 3)  # all together
+    assert "All ranks together. Verdict: " in ended.stderr
+    names = {path.name for path in saving.of_folder(tmp_path / "diagnosis")}
+    assert names == {saving.JOB, f"rank_0.{saving.NAME}", f"rank_1.{saving.NAME}"}
+
+
+def test_a_script_without_enough_steps_is_told_which_batches_and_steps_were_seen(run, tmp_path):
+    (tmp_path / "site" / "sitecustomize.py").write_text("import torch\nraise ValueError('of the own')\n")
+    ended, (found,) = run(SCRIPT, "none", 10)
+    assert ended.returncode == 3 and "of the own" in ended.stderr
+    assert "10 batches, 10 steps of optimizers" in found["problem"]
+    (tmp_path / "other.py").write_text("print('done')")
+    ended, (found,) = run("other.py")
+    assert (ended.returncode, ended.stdout) == (0, "done\n")
+    assert "Nothing was seen" in ended.stderr and "Nothing was seen" in found["problem"]
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ([], "which script?"),
+        (["-m"], "which script?"),
+        (["nowhere"], "no such program"),
+        (["--steps", "0", "x.py"], "1 or more, found 0"),
+        (["--folder", "site", "x.py"], "sitecustomize.py"),  # which a profile would replace
+    ],
+)
+def test_a_command_that_cannot_run_is_refused_in_one_line(run, tmp_path, command, problem):
+    ended, found = run(*command)
+    assert ended.returncode in (1, 2) and found is None and ended.stdout == ""
+    assert problem in ended.stderr and "Traceback" not in ended.stderr
+    assert (tmp_path / "site" / "sitecustomize.py").exists()
+
+
+def test_a_module_runs_with_its_package_and_its_arguments(run, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "own.py").write_text("import sys")
+    (tmp_path / "package" / "train.py").write_text("from .own import sys\nprint(sys.argv[1:])\nsys.exit(7)")
+    ended, _ = run("-m", "package.train", "--steps", "3", "-m", "--", "x")
+    assert (ended.returncode, ended.stdout) == (7, "['--steps', '3', '-m', '--', 'x']\n"), ended.stderr
+
+
+TRAINS = """import itertools, multiprocessing, os, torch
+from torch.utils.data import DataLoader
+data, number = torch.arange(1280.0).view(320, 4) / 1280, itertools.count()
+def train(data, each=lambda: None, loader=DataLoader):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-7)
+    for batch in itertools.chain.from_iterable([loader(data, 8)] * 6):
+        each()
+        model(batch).sum().backward()
+        optimizer.step()
+    print(model.weight.sum().item())
+"""
+BESIDES = {
+    "profiles some steps": """def each():
+    if next(number) % 14 == 13:
+        with torch.profiler.profile(): torch.ones(1)
+train(data, each)""",
+    "warms its profiler up": """scheduled = torch.profiler.schedule(wait=6, warmup=10, active=3, repeat=1)
+with torch.profiler.profile(schedule=scheduled) as profiler: train(data, profiler.step)""",
+    "starts a process in its dataset": """def produce(queue):
+    for row in data.tolist(): queue.put(row)
+class Produced(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        queue = multiprocessing.Queue()
+        multiprocessing.Process(target=produce, args=(queue,), daemon=True).start()
+        return (torch.tensor(queue.get()) for _ in data)
+train(Produced())""",
+    "closes all files": "train(data, lambda: next(number) or os.closerange(3, 256))",
+    "has an iterator of its own, and prints": """class Own(DataLoader):
+    def _get_iterator(self): return (each for each in super()._get_iterator())
+class Printing(list):
+    def __getitem__(self, index): return print("item", flush=True) or super().__getitem__(index)
+train(Printing(data), loader=Own)""",
+    "diagnoses a loop of its own before, meanwhile and afterwards": """from stepscope.diagnosis import diagnose
+def own():
+    found = []
+    diagnose(DataLoader(data, 8), lambda batch: found.append(len(batch)), steps=5, folder="own")
+    print(len(found))
+own()
+train(data, lambda: next(number) != 3 or own())
+own()""",
+}
+
+
+@pytest.mark.parametrize("does", BESIDES)
+def test_a_script_ends_and_prints_as_without_whatever_it_does_beside_its_training(execute, run, tmp_path, does):
+    (tmp_path / "besides.py").write_text(TRAINS + BESIDES[does])
+    alone = execute("besides.py")
+    ended, (found,) = run("besides.py", steps=5)
+    # On a busy machine a diagnosis that takes long shows a progress bar
+    said = [[line for line in each.stdout.splitlines() if "diagnosing" not in line] for each in (alone, ended)]
+    assert (alone.returncode, ended.returncode, said[1]) == (0, 0, said[0]), ended.stderr
+    profiles = does in ("profiles some steps", "warms its profiler up")
+    assert "runs a profiler itself" in found["problem"] if profiles else "diagnosis" in found, found
+
+
+def test_files_that_a_script_writes_into_the_folder_of_the_profile_are_kept(tmp_path, capsys):
+    recorded, folder = tmp_path / "reports" / "script.1.pt.trace.json", tmp_path / "diagnosis"
+    recorded.parent.mkdir()
+    recorded.touch()
+    doors.show([{"rank": 0, "ranks": 1, "problem": "It ended."}], [recorded], folder, None)
+    (folder / "checkpoint.pt").touch()
+    doors.show([{"rank": 0, "ranks": 1, "problem": "It ended."}], [recorded], folder, None)
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint.pt", recorded.name]
+    printed = capsys.readouterr().err
+    assert printed.count("It ended.") == 2 and printed.count("found checkpoint.pt in it") == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+        ("os.kill(os.getppid(), signal.SIGUSR1); os.kill(os.getppid(), signal.SIGHUP); sys.exit(7)", 7),
+        ("os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)", 143),
+    ],
+)
+def test_the_status_is_that_of_the_script_and_an_earlier_recording_stays(run, tmp_path, script, status):
+    (tmp_path / "train.py").write_text(f"import os, signal, sys, time\n{script}")
+    (tmp_path / "diagnosis").mkdir()
+    (tmp_path / "diagnosis" / "earlier.1.pt.trace.json").touch()
+    (tmp_path / "found.json").mkdir()
+    (tmp_path / "found.json" / "own").touch()
+    ended, _ = run("train.py")
+    assert ended.returncode == status, ended.stderr
+    assert "or a signal" in ended.stderr and "found.json" in ended.stderr and "Traceback" not in ended.stderr
+    assert (tmp_path / "diagnosis" / "earlier.1.pt.trace.json").exists()
+
+
+def test_the_ranks_of_one_machine_are_waited_for_and_no_others(tmp_path):
+    for rank, content in ((2, {"problem": "It ended."}), (3, {"facts": {}}), (2, {"facts": {}})):
+        assert launch.complete(tmp_path) == []
+        (tmp_path / f"{rank}.json").write_text(json.dumps({"rank": rank, "ranks": 4, "here": 2, **content}))
+    assert [report["rank"] for report in launch.complete(tmp_path)] == [2, 3]

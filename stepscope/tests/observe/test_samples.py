@@ -1,0 +1,257 @@
+"""The work of the host in sampled steps, from samples written by hand; and the sampler itself."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import cuda_trace, loops
+from torch import nn
+from torch.utils.data import DataLoader
+
+from stepscope import thresholds, traces
+from stepscope.facts.host import Work
+from stepscope.observe import host, loop, profile, sampler
+from stepscope.observe.sampler import Frame, Sample, Sampler
+from stepscope.timing import profiling
+
+FRAME = Frame("/home/reader/train.py", 3, "step", 1)
+FORWARD = Frame("/lib/python3/site-packages/torch/nn/modules/module.py", 9, "_call_impl", 1)
+CLIPPING = Frame("/lib/python3/site-packages/torch/nn/utils/clip_grad.py", 9, "clip_grad_norm_", 1)
+FETCH = Frame("/lib/python3/site-packages/torch/utils/data/_utils/fetch.py", 9, "fetch", 1)
+WRAPPERS = [method.__code__ for method in (torch.optim.SGD.zero_grad, torch.optim.SGD.step)]  # which the user calls
+OF_TRAINING = [CLIPPING, *(Frame(code.co_filename, 1, code.co_name, 1) for code in WRAPPERS)]
+TRAINING = ["training"] * 3
+STEP, BETWEEN = (compile("", name, "exec") for name in ("step", "between"))
+
+
+def sampled(*frames, waited=0.0, kinds=TRAINING, within=STEP):
+    """Return two steps of 60 ms, each sampled twice; operators run in 30 ms of each, with a gap of 10 µs, and of 30 ms.
+
+    The long gap is between `b` and `c`. `kinds` are those of the operators.
+    """
+    halves, operators = ((0, 0.03, 0), (0.03, 0.06, waited)), np.array([[0, 0.01], [0.01001, 0.02], [0.05, 0.06]])
+    starts = [0.0, 0.06]
+    samples = [Sample(at + begin, at + end, waits, frames, within) for at in starts for begin, end, waits in halves]
+    operators = np.concatenate([operators + at for at in starts])
+    return host.Sampled(samples, operators, ["a", "b", "c"] * 2, kinds * 2, starts, STEP)
+
+
+def test_work_in_only_one_step_counts_as_a_stall():
+    both = sampled(FRAME)
+    assert dataclasses.replace(both, samples=both.samples[:2]).outside(frozenset()).share == 0
+
+
+def test_time_without_operators_counts_except_for_short_gaps():
+    found = sampled(FRAME, waited=0.03).outside(frozenset())
+    assert (found.share, found.line) == (pytest.approx(0.5), "train.py:3")
+    assert found.waited == pytest.approx(1 / 3)  # 20 of the 30 ms in the second sample are without an operator
+
+
+@pytest.mark.parametrize(
+    ("frames", "kinds", "often", "share"),
+    [
+        ([FRAME], TRAINING, "bc", 0),  # the gap is between operators that are called too often
+        ([FRAME], TRAINING, "ab", 1 / 2),
+        ([FORWARD, FRAME], TRAINING, "", 0),  # the network between its operators
+        ([FORWARD, FRAME], ["tracked", "training", "training"], "", 0),  # it prepares its images, and trains
+        ([FORWARD, FRAME], ["untracked"] * 3, "", 1),  # it is evaluated
+        ([FRAME], ["tracked", "training", "training"], "", 2 / 3),  # the reader's own line, and the gap
+        *(([frame, FRAME], ["untracked", "training", "training"], "", 0) for frame in OF_TRAINING),
+    ],
+)
+def test_operators_that_no_backward_pass_calls_back_count_unless_they_belong_to_training(frames, kinds, often, share):
+    assert sampled(*frames, kinds=kinds).outside(frozenset(often)).share == pytest.approx(share, abs=1e-3)
+
+
+def test_a_network_that_teaches_another_is_no_fault():
+    teaches = sampled(FORWARD, FRAME, kinds=["untracked", "training", "training"])
+    samples = [
+        each if number % 2 == 0 else dataclasses.replace(each, frames=(CLIPPING, FRAME))
+        for number, each in enumerate(teaches.samples)
+    ]
+    assert dataclasses.replace(teaches, samples=samples).outside(frozenset()).share == 0
+
+
+def test_work_between_steps_is_found_but_loading_is_not():
+    found = sampled(FRAME, within=BETWEEN).around()
+    assert (found.share, found.line) == (pytest.approx(1), "train.py:3")
+    assert sampled(FRAME, FETCH, within=BETWEEN).around().share == 0
+    assert sampled(FRAME, within=BETWEEN).outside(frozenset()).share == 0
+
+
+def test_a_line_that_calls_operators_is_found_by_their_names():
+    assert sampled(FRAME).calling(frozenset({"a", "c"})) == ("train.py:3", pytest.approx(1))
+    assert sampled(FRAME).calling(frozenset({"a"})) == ("train.py:3", pytest.approx(0.5))
+    assert sampled(FRAME).calling(frozenset({"d"})) == ("", 0)
+
+
+def test_without_samples_nothing_is_found():
+    nothing = host.Sampled([], np.empty((0, 2)), [], [], [], STEP)
+    assert (nothing.outside(frozenset()), nothing.around()) == (Work(), Work())
+    assert nothing.calling(frozenset({"a"})) == ("", 0)
+
+
+def test_the_line_is_in_the_function_whose_lines_share_the_time():
+    calls = Frame("/home/reader/train.py", 20, "step", 18)
+    loop, other = (Frame("/home/reader/train.py", line, "evaluate", 9) for line in (10, 11))
+    spread = [((calls, loop), 0.001), ((calls, other), 0.0009)] * 5
+    assert sampler.hottest(spread) == "train.py:10; also train.py:11, called at train.py:20"
+    assert sampler.hottest([((calls, loop), 0.001)] * 5) == "train.py:10, called at train.py:20"
+    late = ((FRAME,), 0.001)  # a sample that was taken when the call was over
+    assert sampler.hottest([((calls, loop), 0.001)] * 7 + [late] * 3) == "train.py:10, called at train.py:20"
+
+
+def test_one_sample_in_which_the_machine_stood_still_hides_no_line():
+    stalled = Frame("/home/reader/train.py", 8, "step", 1)
+    assert sampler.place([(stalled, 0.8), *[(FRAME, 0.001)] * 5]) == "train.py:3"
+
+
+def test_a_call_that_holds_the_gil_is_seen_at_its_line():
+    numbers = list(range(500_000))
+
+    def encodes():
+        for _ in range(8):
+            json.dumps(numbers)  # long, and compiled
+            for _ in range(20):
+                time.sleep(0)  # lets go of the GIL
+
+    def calls():
+        encodes()
+
+    with Sampler(0.001, calls.__code__) as looking:
+        calls()
+    seconds = Counter()
+    for each in looking.samples:
+        seconds[each.own and each.own.line - encodes.__code__.co_firstlineno] += each.seconds
+    assert seconds[2] > 0.5 * seconds.total(), seconds  # of eight calls, a few may be seen late beside others
+
+
+def test_the_lines_that_get_a_batch_and_that_do_other_work_are_known(facts_of, quick):
+    def load(index):
+        time.sleep(0.005)
+
+    def step(*batch):
+        time.sleep(0.01)
+
+    facts = facts_of(DataLoader(loops.Calls(load), 2), step, 5)
+    for function, text in ((load, facts.loop.line), (step, facts.host.outside.line)):
+        assert text.startswith(f"test_samples.py:{function.__code__.co_firstlineno + 1}: time.sleep")
+
+
+class Network(nn.Module):
+    """Has many weights, of which a batch needs few, or all at once."""
+
+    def __init__(self, count, rows):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.rand(rows, 10) for _ in range(count))
+
+    def forward(self, numbers):
+        return numbers @ torch.stack([weight[:64] for weight in self.weights]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "foreach", "share"),
+    [(200, 64, False, lambda host: host.optimizer.share), (1, 1_000_000, None, lambda host: host.updates)],
+)
+def test_the_share_and_the_line_of_an_optimizer_are_known(one_thread, count, rows, foreach, share):
+    model = Network(count, rows)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=foreach)
+
+    def step(numbers):
+        model(numbers).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    host = loop.observe([torch.rand(8, 64)] * 8, step, 5, Path("profile")).host
+    assert share(host) > 0
+    line = f"test_samples.py:{step.__code__.co_firstlineno + 2}: optimizer.step()"
+    assert (host.optimizer.line if count > 1 else host.updates_line).startswith(line)
+
+
+# What is collected while the sampler looks lets go of the GIL, and threads begin and end meanwhile.
+GARBAGE = """
+import gc, threading, time
+from stepscope.observe.sampler import Sampler
+
+class Garbage:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        time.sleep(1e-4)
+
+def work():
+    Garbage()
+    time.sleep(1e-4)
+
+def begin_threads():
+    while not end.is_set():
+        several = [threading.Thread(target=work) for _ in range(10)]
+        for thread in several:
+            thread.start()
+        for thread in several:
+            thread.join()
+
+gc.set_threshold(1)
+end = threading.Event()
+threads = threading.Thread(target=begin_threads)
+with Sampler(1e-4) as sampler:
+    threads.start()
+    for _ in range(1000):
+        work()
+    end.set()
+    threads.join()
+assert sampler.samples and gc.isenabled()
+"""
+
+
+def test_garbage_that_is_collected_meanwhile_stops_no_process():
+    subprocess.run([sys.executable, "-c", GARBAGE], check=True, timeout=60)  # without care, none of eight runs ended
+
+
+def test_a_sampler_stops_after_so_many_samples():
+    before = sys.getswitchinterval()
+    for interval in (before, 1e-4):
+        sys.setswitchinterval(interval)
+        interval = sys.getswitchinterval()
+        with Sampler(0.001, most=3) as looking:
+            while looking._thread.is_alive():
+                time.sleep(0.01)
+            assert sys.getswitchinterval() == interval
+        assert len(looking.samples) == 3
+    sys.setswitchinterval(before)
+
+
+def test_two_steps_that_do_more_than_most_are_sampled(tmp_path):
+    recorded = profile.read(traces.load(cuda_trace.write(tmp_path / "x.pt.trace.json")))
+    assert host.steps_to_sample(recorded, 1000, [50] * 20) == thresholds.LEAST_SAMPLED_STEPS
+    assert host.steps_to_sample(recorded, 1000, ([50] * 9 + [900]) * 2) == 2 * 10 + 1
+    stood_still = [50] * 19 + [900]  # or so it looks
+    assert host.steps_to_sample(recorded, 1000, stood_still) == thresholds.LEAST_SAMPLED_STEPS
+
+
+def test_only_operators_that_a_backward_pass_calls_back_train(tmp_path):
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(images):
+        logits = model(images.sub(0.5))
+        logits.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        logits.argmax(1)
+        with torch.no_grad():
+            model(images)
+
+    trace = traces.load(profiling.record([torch.rand(16, 32)] * 4, train, tmp_path / "run", active=3))
+    seen = host.of_samples(trace, [], [0.0, 1.0], STEP)
+    kinds = {*zip(seen.names, seen.kinds, strict=True)}
+    assert {("aten::sub", "tracked"), ("aten::argmax", "tracked"), ("aten::mean", "training")} < kinds
+    assert {kind for name, kind in kinds if name in ("aten::linear", "aten::relu")} == {"training", "untracked"}

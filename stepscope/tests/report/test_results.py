@@ -1,0 +1,164 @@
+"""Tests of results as files: their schema, two runs compared, and the page."""
+
+import json
+import random
+import re
+from dataclasses import replace
+
+import jsonschema
+import numpy as np
+import pytest
+from support import cuda_trace, rank_traces
+
+from stepscope import diagnosis, report
+from stepscope.cli import main
+from stepscope.report.findings import Diagnosis, Finding
+
+SCHEMA = json.loads(report.SCHEMA.read_text())
+HOSTILE = '<script>alert("\x1b[2J")</script>'
+
+
+def found(*steps, waits=0.0, key="items.slow", name="slow items", line="train.py:7: read()", gain=0.5, apart=0.0):
+    """Return a diagnosis of steps, in ms."""
+    finding = Finding(key, name, "loading", gain, "Half of a step.", "cache(…)", "caching", line)
+    times = tuple((waits, ms) for ms in steps)
+    return Diagnosis("loading", "It waits.", 10.0, (("a", "b"),), (finding,), steps=times, apart_ms=apart)
+
+
+def write(path, *diagnoses, **others):
+    content = [{"rank": rank, "diagnosis": each.as_json(), **others} for rank, each in enumerate(diagnoses)]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(report.document("run", content))
+    return path
+
+
+def around(ms, count=20, seed=0):
+    chance = random.Random(seed)
+    return [chance.gauss(ms, 0.02 * ms) for _ in range(count)]
+
+
+def test_a_diagnosis_follows_the_schema_and_is_read_again_as_it_was(capsys, tmp_path):
+    traced = tmp_path / "runs"
+    for folder in ("gpu", "job", "bad"):
+        (traced / folder).mkdir(parents=True)
+    cuda_trace.write(traced / "gpu" / "host_1.10.pt.trace.json")
+    rank_traces.write(traced / "job", rank_traces.job([[[50], [60]], [[70], [50]]], 20))
+    (traced / "bad" / "x.pt.trace.json").write_text("no trace")
+    assert main(["diagnose", str(traced), "--json"]) == 1  # one cannot be read
+    (tmp_path / "found.json").write_text(text := capsys.readouterr().out)
+    jsonschema.validate(json.loads(text), SCHEMA)
+    again = {each["trace"]: each for each in report.read(tmp_path / "found.json")}
+    assert [title for title, each in again.items() if "problem" in each] == ["bad"]
+    one = diagnosis.of_trace(traced / "gpu")
+    read = next(each["diagnosis"] for name, each in again.items() if name.startswith("gpu, "))
+    assert str(read) == str(one)
+    assert np.array(read.steps) == pytest.approx(np.array(one.steps), abs=1e-4)
+    assert len(one.steps) == int(dict(one.evidence)["steps"].split()[0])
+    assert "job, 2 ranks together" in again
+
+
+@pytest.mark.parametrize("lost", ["version", "results", "verdict", "key", "gain", "steps_ms"])
+def test_a_file_that_lacks_something_follows_no_schema_and_is_refused(tmp_path, lost):
+    text = write(tmp_path / "found.json", found(1, 2)).read_text()
+    (tmp_path / "less.json").write_text(text.replace(f'"{lost}"', '"other"'))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads((tmp_path / "less.json").read_text()), SCHEMA)
+    with pytest.raises(report.ResultError, match=r"less\.json"):
+        report.read(tmp_path / "less.json")
+
+
+def test_results_of_another_version_are_refused_by_their_number(tmp_path):
+    path = write(tmp_path / "found.json", found(1, 2))
+    path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
+    with pytest.raises(report.ResultError, match="version 2, found 1"):
+        report.read(path)
+
+
+@pytest.mark.parametrize(
+    ("after", "status", "says"),
+    [(10, 0, "no sure difference"), (10.4, 0, "longer"), (11, 1, "longer"), (5, 0, "shorter")],
+)
+def test_steps_that_are_surely_slower_by_more_than_the_limit_fail(tmp_path, capsys, after, status, says):
+    paths = [write(tmp_path / f"{ms}-{seed}.json", found(*around(ms, seed=seed))) for seed, ms in ((1, 10), (2, after))]
+    assert main(["compare", *map(str, paths), "--fail-above", "5%"]) == status
+    said = capsys.readouterr().out
+    assert f"of a step: {says} (" in said
+    change = report.compare(*paths).change
+    assert change.lowest < after / 10 - 1 < change.highest
+
+
+def test_runs_that_differ_more_than_their_steps_make_the_interval_wider(tmp_path):
+    for side, means in (("before", (10, 12, 11)), ("after", (11, 12.5, 10.5))):
+        for number, ms in enumerate(means):
+            write(tmp_path / side / f"{number}.json", found(*around(ms, seed=number)))
+    one = report.compare(tmp_path / "before" / "0.json", tmp_path / "after" / "0.json")
+    three = report.compare(tmp_path / "before", tmp_path / "after")
+    assert one.change.lowest > 0.05 > three.change.lowest
+    assert "One run" in str(one)
+    assert "One run" not in str(three) and "without a verdict" not in str(three)
+    busy = replace(found(10, 20), verdict="unknown", reason="Other processes had the cores.")
+    write(tmp_path / "after" / "3.json", busy)
+    assert f"without a verdict: {busy.reason}" in str(report.compare(tmp_path / "before", tmp_path / "after"))
+
+
+def test_findings_that_are_gone_or_new_and_other_machines_are_listed(tmp_path):
+    machine = {"device": "CPU", "cores": 2, "torch": "2.15"}
+    before = write(tmp_path / "before.json", found(*around(10)), machine=machine)
+    ranks = [found(*around(ms), key="a.late", name="late", line=HOSTILE) for ms in (6, 8)]
+    said = str(report.compare(before, write(tmp_path / "after.json", *ranks, machine=machine | {"cores": 4})))
+    assert "gone    slow items" in said
+    assert "new     late" in said
+    assert "8.0 ms a step" in said  # of the slowest rank
+    assert "cores 2" in said and "cores 4" in said
+    assert "\x1b" not in said
+
+
+def test_a_finding_that_any_rank_of_any_run_has_by_its_key_is_not_gone_or_new(tmp_path):
+    before = write(tmp_path / "before.json", found(*around(10)), found(*around(8), key="a.late", name="late"))
+    for number, key in enumerate(["a.late", "items.slow"]):
+        write(tmp_path / "after" / f"{number}.json", found(*around(10), key=key, name="another text"))
+    write(tmp_path / "after" / "2.json", found(*around(10), key="a.small", name="hardly worth it", gain=0.01))
+    said = str(report.compare(before, tmp_path / "after"))
+    assert "gone" not in said and "new " not in said, said
+
+
+def test_work_between_epochs_counts_for_each_step(tmp_path):
+    paths = [write(tmp_path / f"{apart}.json", found(*around(10), apart=apart)) for apart in (0.0, 5.0)]
+    assert report.compare(*paths).change.mean == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("no JSON", "expected results as JSON"),
+        (report.document("run", [{"problem": "\x1b[2J nothing"}]), "[2J nothing"),
+        (report.document("run", [{"diagnosis": found(0, 5e-324).as_json()}]), "expected timed steps"),
+        (report.document("run", [{"problem": "It ended too early."}]), "It ended too early."),
+        (report.document("diagnose", [{"trace": "a", "problem": "b"}] * 2), "expected one trace, found 2"),
+    ],
+)
+def test_files_that_cannot_be_compared_are_refused_in_a_line(tmp_path, capsys, content, says):
+    (tmp_path / "found.json").write_text(content)
+    good = write(tmp_path / "good.json", found(1, 2))
+    assert main(["compare", str(good), str(tmp_path / "found.json")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line and "found.json" in line and "\x1b" not in line
+    assert main(["compare", str(good), str(tmp_path)]) == 1  # one bad file among others is named, too
+    assert "found.json" in capsys.readouterr().err
+
+
+def test_the_page_shows_each_rank_and_step_and_asks_for_nothing_elsewhere(tmp_path):
+    write(tmp_path / "found.json", found(3, 4, 5, waits=1), found(5, 6, 7, waits=2, name=HOSTILE))
+    assert main(["page", str(tmp_path / "found.json")]) == 0
+    page = (tmp_path / "found.html").read_text()
+    assert page.count('<rect class="wait"') == 2 + 3 + 3
+    assert "rank 1: 6.0 ms, 2.0 ms of it waiting" in page
+    assert page.count("<b>Verdict: loading.</b>") == 2
+    assert not re.search("<script|https?:|src=|url\\(", page)
+    assert "&lt;script&gt;" in page
+
+
+def test_a_file_without_results_gives_no_page(tmp_path, capsys):
+    (tmp_path / "found.json").write_text(report.document("run", []))
+    assert main(["page", str(tmp_path / "found.json")]) == 1
+    assert "Expected a result" in capsys.readouterr().err and not (tmp_path / "found.html").exists()

@@ -1,0 +1,49 @@
+"""Tests of a diagnosis as text for a terminal, and as HTML for a notebook."""
+
+import html
+import re
+
+import pytest
+
+from stepscope.report.findings import Finding
+from stepscope.rules.conclusion import conclude
+
+
+@pytest.mark.parametrize(
+    ("gain", "numbers"),
+    [(0.2, "1.25× (or −10 ms"), (0.8, "5.00× (or −40 ms"), (1.0, "100× (or −50 ms"), (0.01, "less than")],
+)
+def test_the_bound_is_a_factor_and_a_number_of_milliseconds(gain, numbers):
+    assert numbers in Finding("a.fault", "a fault", "copies", gain, "", "", "a topic").bound(50)
+
+
+def a_diagnosis():
+    findings = [
+        Finding("loader.few", "too <few> workers", "loading", 0.5, "word " * 40, "DataLoader(…)", "more workers"),
+        Finding("copies.other", "another", "copies", 0.2, "1.2 ms", "x.to(…)", "pinned <memory>"),
+    ]
+    return conclude(40.0, [("steps", "8"), ("a long name", "x " * 80)], findings, ["why <it> is so"])
+
+
+def test_the_text_fits_a_terminal_and_is_aligned():
+    lines = str(a_diagnosis()).splitlines()
+    assert max(map(len, lines)) <= 98
+    assert lines[0].startswith("Verdict: loading. ")
+    assert lines[2].index("8") == lines[3].index("x")
+    assert any("2.00× (or −20 ms of a step of 40 ms)" in line for line in lines)
+    assert any(line.strip() == "→ more workers" for line in lines)
+
+
+def test_topics_with_a_link_are_linked_in_text_and_html():
+    linked = a_diagnosis().linked({"more workers": "there/03&more.html", "another topic": "nowhere"})
+    lines = [line.strip() for line in str(linked).splitlines()]
+    assert "→ more workers: there/03&more.html" in lines and "→ pinned <memory>" in lines
+    assert "nowhere" not in str(linked)
+    assert re.findall("<a .*?</a>", linked._repr_html_()) == ['<a href="there/03&amp;more.html">more workers</a>']
+
+
+def test_html_shows_text_as_text():
+    page = a_diagnosis()._repr_html_()
+    assert "href" not in page and html.escape("→ pinned <memory>") in page
+    assert html.escape("too <few> workers") in page and html.escape("why <it> is so") in page
+    assert "color" not in page  # so that it can be read on light and on dark

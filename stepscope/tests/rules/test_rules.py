@@ -1,0 +1,407 @@
+"""Tests of `stepscope.rules` by tables: for each rule facts in which it is found, and facts in which it is not."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from support import generated
+from support.made_facts import IDLE, NO_PARTS, of_gpu, of_job, of_loop, of_trace
+
+from stepscope import rules, thresholds
+from stepscope.cli import main
+from stepscope.facts import Facts
+from stepscope.facts.hazards import Compilation, Growth, Objects
+from stepscope.facts.host import Calls, Host, Operator, Work
+from stepscope.facts.job import Exchanges
+from stepscope.facts.loader import REST, WAITING, Irregular, Loader
+from stepscope.facts.loop import Step
+from stepscope.facts.trials import Trial, Trials
+from stepscope.report.findings import VERDICTS
+
+FASTER, UNSURE = Trial(10, 4, True), Trial(10, 4, False)
+# Loops: too slow items in workers that use both cores; workers that keep up; quick items; a batch of tiny items.
+SLOW = dict(step=34, wait=24, cores=2)
+KEEPS_UP = dict(step=50, wait=8, workers=4)
+QUICK = dict(cores=2, cpu_ms=0.1, ms=0.1)
+TINY = dict(
+    step=30, wait=20, cores=2, ms=0.01, cpu_ms=0.01, batch=2000, parts=NO_PARTS | {REST: 0.75, "collating": 0.25}
+)
+RARE = Irregular(3, 0.96, usual_ms=0.1, slowest_ms=30.0, slowest="7")
+
+
+def item(part, share=1.0, **changes):
+    """Return the facts of a loop that waits for its items, of which one part takes a share."""
+    return of_loop(**SLOW, parts=NO_PARTS | {part: share}, **changes)
+
+
+def calls(share, **changes):
+    return Calls(share, (Operator("aten::add_", 120.0),), 5.0, **changes)
+
+
+def of_host(step=40, wait=0, **changes):
+    return of_loop(step, wait, host=Host(**changes))
+
+
+def tried(**changes):
+    return of_loop(trials=Trials(**changes))
+
+
+SMALL = Exchanges(200.0, 20.0, ("all_gather",), 1e6, 5e3, 5e3)
+# For each rule: facts in which only this rule is found, the gain, and facts in which it is not found.
+CASES = {
+    "loader.iterator-for-each-batch": (
+        of_loop(50, 30, only_first=True, epoch_steps=1, start_ms=62.0), 0.6,
+        of_loop(50, 30, only_first=False, epoch_steps=1, start_ms=62.0),
+    ),
+    "loader.workers-restarted": (of_loop(40, 0.5, restart=10), 10 / 50, of_loop(40, 0.5, restart=0.5)),
+    "loop.work-between-epochs": (of_loop(40, 0.5, apart=40), 40 / 80, of_loop(40, 0.5, apart=10)),
+    "loader.too-slow": (of_trace(DataLoader=0.4), 0.4, of_trace(DataLoader=0.4, in_process=True)),
+    "loader.too-many-workers": (of_loop(40, 0.5, workers=17), 0.5 / 40, of_loop(40, 0.5, workers=16)),
+    # 32 ms by 4 is less than the 10 ms that are left
+    "loader.too-few-workers": (of_loop(34, 24, workers=1), 24 / 34, of_loop(**SLOW)),
+    "loader.no-workers": (of_loop(8, 1.3, workers=0, **QUICK), 1.3 / 8, of_loop(12, 0.8, workers=0, **QUICK)),
+    "loader.workers-slower-than-none": (
+        of_loop(12, 2, workers=4, ms=0.01, cpu_ms=0.01, transfer_ms=2), 0.054,
+        of_loop(184, 155, cores=2, ms=2.0, cpu_ms=2.0, transfer_ms=2),  # other processes have the cores
+    ),
+    "items.irregular": (item(REST, irregular=RARE), 24 / 34, item(REST, irregular=replace(RARE, share=0.04))),
+    "items.waiting": (item(REST, waits={REST: 1.0}), 24 / 34, item("reading", waits={"reading": 1.0})),
+    # A part that dominates counts as all of an item
+    "items.decoding": (of_loop(40, 36, cores=2, parts=NO_PARTS | {"decoding": 0.8}), 36 / 40, item("decoding", 0.04)),
+    "items.resizing": (item("resizing"), 24 / 34, item("resizing", 0.04)),
+    "items.transforms": (item("transforming"), 24 / 34, item("transforming", 0.04)),
+    "items.collating": (item("collating"), 24 / 34, item("collating", 0.04)),
+    "items.dataset": (item(REST), 24 / 34, item(REST, 0.04)),
+    "items.one-by-one": (of_loop(**TINY), 20 / 30, of_loop(**TINY, together=True)),
+    "items.small-files": (item("opening"), 24 / 34, item("opening", file_bytes=20e6)),
+    "items.reading": (item("reading", file_bytes=20e6), 24 / 34, item("reading")),
+    "loader.irregular": (of_loop(**KEEPS_UP, usual=0.2), 8 / 50, of_loop(**KEEPS_UP)),
+    "loader.pickled-batches": (
+        of_loop(**KEEPS_UP, transfer_ms=6, pickled_bytes=1e7), 8 / 50,
+        of_loop(**KEEPS_UP, transfer_ms=6, pickled_bytes=9e4),
+    ),
+    "loader.many-tensors": (
+        of_loop(**KEEPS_UP, transfer_ms=6, tensors=64), 6 / 50, of_loop(**KEEPS_UP, transfer_ms=6, tensors=15),
+    ),
+    "loader.transfer": (of_loop(**KEEPS_UP, transfer_ms=6), 6 / 50, of_loop(20, 2.5, workers=4, transfer_ms=2.5)),
+    "host.optimizer-by-weight": (of_host(optimizer=calls(0.3)), 0.3, of_host(optimizer=calls(0.09))),
+    "host.small-operators": (of_host(calls=calls(0.3)), 0.3, of_host(calls=calls(0.09))),
+    "host.elementwise": (of_host(elementwise=0.4), 0.4, of_host(elementwise=0.29)),
+    "host.updates": (of_host(updates=0.6), 0.6, of_host(updates=0.49)),
+    "host.other-work-in-steps": (of_host(outside=Work(0.3, 12)), 0.3, of_host(outside=Work(0.09, 3.6))),
+    "host.other-work-between-steps": (of_host(wait=12, around=Work(0.3, 12)), 0.3, of_host(around=Work(0.09, 3.6))),
+    "settings.few-threads": (
+        tried(threads=1, other_threads=8, other=FASTER), 0.6, tried(threads=1, other_threads=8, other=UNSURE),
+    ),
+    "settings.many-threads": (
+        tried(threads=32, other_threads=8, other=FASTER), 0.6, tried(threads=1, other_threads=8, other=FASTER),
+    ),
+    "settings.anomaly-detection": (tried(anomaly=FASTER), 0.6, tried(anomaly=UNSURE)),
+    "settings.deterministic": (tried(deterministic=FASTER), 0.6, tried(deterministic=UNSURE)),
+    "settings.float64": (tried(single=FASTER), 0.6, tried(single=UNSURE)),
+    "settings.small-batch": (tried(batch=2, larger=FASTER), 0.6, tried(batch=2, larger=UNSURE)),
+    "profiler.overhead": (
+        of_trace(operators=100_000, recorded_us=1e5), 0.2, of_loop(profile=of_trace(operators=1_000_000).profile),
+    ),
+    "communication.exposed": (of_trace(communication=0.2), 0.2, of_trace(communication=0.04)),
+    "device.synchronization": (of_gpu({"Other": 0.3}, synchronizing=0.3), 0.3, of_gpu(synchronizing=0.3)),
+    "copies.pageable": (of_gpu(copying=0.2, pageable=0.2), 0.2, of_gpu(copying=0.2, pageable=0.05)),
+    "copies.blocking": (of_gpu(copying=0.1, blocked=0.1), 0.2, of_gpu(copying=0.1, blocked=0.04)),
+    "copies.large": (of_gpu(copying=0.2), 0.2, of_gpu(copying=0.2, blocked=0.1)),
+    "copies.within-device": (of_gpu(within=0.1), 0.1, of_gpu(within=0.04)),
+    "device.launch-bound": (of_gpu({"Other": 0.17}, short_us=1000.0), 0.2, of_gpu({"Other": 0.17}, short_us=200.0)),
+    "device.host-does-other-work": (
+        of_gpu({"Other": 0.17}, long_us=1000.0), 0.2, of_gpu({"Other": 0.17}, long_us=1000.0, waiting=0.16),
+    ),
+    "device.float32": (of_gpu(float32=0.8), 0.75, of_gpu(float32=0.8, capability=None)),
+    "device.layout-conversions": (of_gpu(layouts=0.1), 0.1, of_gpu(layouts=0.04)),
+    "device.small-batch": (of_gpu(fill=0.4), 0.97 * 0.6, of_gpu(fill=0.5)),
+    "communication.unequal": (of_job(unequal=("An all_reduce lacks rank 0.",)), math.inf, of_job()),
+    "communication.straggler": (of_job(straggler="rank 1", late_ms=20.0, late_in="loading"), 0.2, of_job(waiting=20.0)),
+    "communication.buffers": (of_job(transfer=15.0, buffers=Exchanges(1.0, 15.0)), 0.15, of_job(transfer=15.0)),
+    "communication.small-operations": (
+        of_job(transfer=20.0, gradients=SMALL, small=SMALL), 0.2, of_job(transfer=20.0, gradients=SMALL),
+    ),
+    "communication.sharded": (of_job(transfer=20.0, sharded=True), 0.2, of_job(transfer=20.0)),
+    "communication.late": (of_job(transfer=20.0, overlapped=4.0), 0.2, of_job(transfer=20.0)),
+    "communication.overlapped": (of_job(transfer=20.0), 0.2, of_job(transfer=20.0, overlapped=4.0)),
+}  # fmt: skip
+
+
+@pytest.fixture
+def unbounded(monkeypatch):
+    """Take each gain as it is, though the fault may slow the rest of the step, too."""
+    monkeypatch.setattr(thresholds, "REST_OF_MEAN", 1.0)
+
+
+def gains(facts):
+    return {finding.key: finding.gain for finding in rules.diagnose(facts).findings}
+
+
+@pytest.mark.parametrize("key", CASES)
+@pytest.mark.usefixtures("unbounded")
+def test_a_rule_is_found_in_its_facts_alone_with_its_gain_and_not_beside_them(key):
+    found, gain, beside = CASES[key]
+    assert gains(found) == {key: pytest.approx(gain, abs=0.001)}
+    assert key not in gains(beside)
+
+
+def test_no_rule_is_without_a_case_and_no_two_rules_have_one_key():
+    assert sorted(rule.key for rule in rules.ALL) == sorted(CASES)
+
+
+@pytest.mark.parametrize("rule", rules.ALL, ids=lambda rule: rule.key)
+def test_a_rule_has_a_room_a_name_a_meaning_and_a_remedy(rule):
+    assert re.fullmatch(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*", rule.key)
+    assert rule.name and rule.topic and rule.verdict in VERDICTS
+    assert rule.means[0].isupper() and rule.means.endswith(".")
+    assert rule.remedy and not re.search("[{}]|<function", rule.remedy)
+
+
+def test_the_page_of_rules_holds_all_rules_as_the_shell_lists_them(capsys):
+    assert generated.PAGE.read_text(encoding="utf-8") == generated.page()
+    assert main(["rules"]) == 0
+    listed = re.findall(r"^(\S+): ", capsys.readouterr().out, re.MULTILINE)
+    assert listed == re.findall(r"^\| `(\S+)` \| .+ \| .+ \| `.+` \|$", rules.page(), re.MULTILINE)
+    assert listed == [rule.key for rule in rules.ALL]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        of_loop(40, 0.5),
+        of_loop(40, 0.5, workers=16),
+        of_loop(40, 0.0, workers=0, ms=0.001),
+        of_loop(20, 2.5, workers=4, transfer_ms=2.5),  # a batch has to arrive
+        of_loop(40, 0.5, workers=30, cpu_ms=0.1),  # they wait for storage, which takes no core
+        of_trace(),
+        of_gpu(),
+        of_job(),
+    ],
+)
+def test_facts_without_a_fault_give_no_finding(facts):
+    found = rules.diagnose(facts)
+    assert (found.verdict, found.findings) == ("nothing wrong", ())
+
+
+# Facts, the rule that is found in them beside what the items do, its gain, and the workers that are advised.
+NUMBERS_OF_WORKERS = {
+    "waiting": (dict(**SLOW, cpu_ms=0.1), "loader.too-few-workers", 24 / 34, 4),
+    "cores": (dict(step=42, wait=32, workers=0, cores=2), "loader.no-workers", 26 / 42, 2),
+    # All cores work in the step already: what workers do, they cannot
+    "crowded": (dict(step=42, wait=32, workers=0, cores=2, cpu=76), "loader.no-workers", 4 / 42, 2),
+    # Five times as long as the items by themselves: the machine is busy
+    "busy": (dict(step=170, wait=160, workers=0, cores=2), "loader.no-workers", 90 / 170, 2),
+    "unknown items": (dict(step=34, wait=24, workers=0, loaded=False), "loader.no-workers", 24 / 34, 2),
+    # Each of them starts in each epoch, too
+    "restarted": (
+        dict(step=40, wait=0.5, workers=17, restart=20), "loader.too-many-workers", (0.5 + 20 * 9 / 17) / 60, 8,
+    ),
+    "fewer": (dict(step=40, wait=0.5, workers=17, restart=20), "loader.workers-restarted", 20 / 60, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NUMBERS_OF_WORKERS)
+@pytest.mark.usefixtures("unbounded")
+def test_the_number_of_workers_is_advised_with_its_gain(case):
+    facts, key, gain, workers = NUMBERS_OF_WORKERS[case]
+    finding = next(each for each in rules.diagnose(of_loop(**facts)).findings if each.key == key)
+    assert finding.gain == pytest.approx(gain, abs=0.001)
+    assert f"num_workers={workers})" in finding.change
+
+
+def test_a_wait_counts_as_far_as_the_gpu_waits_as_well():
+    gpu = of_gpu({"DataLoader": 0.2})
+    facts = replace(of_loop(34, 24, workers=1, asynchronous=True), profile=gpu.profile, device=gpu.device)
+    assert gains(facts) == {"loader.too-few-workers": pytest.approx(0.2)}
+
+
+def test_a_wait_for_the_only_batch_of_an_epoch_includes_the_start_of_the_workers():
+    facts = of_loop(50, 30, workers=1, asynchronous=True, epoch_steps=1, start_ms=52.0)
+    assert gains(facts)["loader.workers-restarted"] == pytest.approx(20 / 50)
+    assert gains(facts)["loader.too-few-workers"] == pytest.approx(10 / 50)
+
+
+@pytest.mark.usefixtures("unbounded")
+def test_the_waiting_of_items_and_their_work_are_findings_with_a_line_each():
+    lines = {WAITING: "train.py:3: ask()", REST: "train.py:4: sort()"}
+    waiting, working = rules.diagnose(item(REST, waits={REST: 0.75}, lines=lines)).findings
+    assert (waiting.key, waiting.gain, waiting.line) == ("items.waiting", pytest.approx(24 / 34), "train.py:3: ask()")
+    assert (working.key, working.gain, working.line) == ("items.dataset", pytest.approx(0.25), "train.py:4: sort()")
+    assert waiting.line in waiting.evidence and working.line in working.evidence
+
+
+@pytest.mark.usefixtures("unbounded")
+def test_workers_on_the_cores_that_the_step_needs_are_found_though_the_step_does_not_wait():
+    facts = dict(step=60, wait=0.5, cores=2, parts=NO_PARTS | {"decoding": 1.0})  # 32 items of 1 ms: 16 of 60 ms
+    assert gains(of_loop(**facts, cpu=40)) == {}  # there is a core to spare
+    assert gains(of_loop(**facts, cpu=85)) == {"items.decoding": pytest.approx(16 / 60)}
+
+
+@pytest.mark.usefixtures("unbounded")
+def test_reading_and_computing_at_one_line_count_together():
+    parts = NO_PARTS | {"reading": 0.5, REST: 0.3, "collating": 0.2}
+    apart, together = (
+        gains(of_loop(**SLOW, parts=parts, lines={"reading": "train.py:3", REST: line}))
+        for line in ("train.py:9", "train.py:3")
+    )
+    assert apart["items.small-files"] == pytest.approx(0.5)
+    assert together["items.small-files"] == pytest.approx(24 / 34)
+    assert together["items.dataset"] == apart["items.dataset"] == pytest.approx(0.3)
+
+
+def test_arrays_in_a_pipe_are_named_before_the_findings_that_follow_from_them():
+    facts = of_loop(80, 70, workers=4, transfer_ms=75, pickled_bytes=6e6, tensors=128, ms=0.01, batch=100)
+    pipe = ["loader.pickled-batches", "loader.many-tensors", "loader.workers-slower-than-none"]
+    assert [*gains(facts)] == pipe
+
+
+@pytest.mark.parametrize("usual", [0.2, 8])
+def test_workers_that_wait_for_a_core_are_no_fault_of_the_loop_and_make_a_verdict_impossible(usual):
+    loop = dict(**KEEPS_UP, usual=usual, transfer_ms=0.5)
+    found = rules.diagnose(of_loop(**loop, queued_ms=12))
+    assert (found.verdict, found.findings) == ("unknown", ())
+    assert "12 ms" in found.reason
+    other = rules.diagnose(of_loop(**loop, queued_ms=0.1))
+    assert "not known" in "".join([other.reason, *other.unknown])
+
+
+@pytest.mark.parametrize(
+    "facts", [of_loop(**KEEPS_UP, transfer_ms=7), of_loop(34, 24, workers=1), of_loop(42, 32, workers=0)]
+)
+def test_a_wait_that_is_explained_is_not_doubted(facts):
+    found = rules.diagnose(facts)
+    assert (found.verdict, found.unknown) == ("loading", ())
+
+
+def test_a_wait_that_making_a_batch_does_not_explain_is_doubted():
+    found = rules.diagnose(of_loop(42, 32, workers=0, ms=0.1))
+    assert "not known" in found.reason + "".join(found.unknown)
+
+
+@pytest.mark.parametrize(("step_ms", "share"), [(60, 0.5), (50, 0.4), (30, 0.3)])
+@pytest.mark.usefixtures("unbounded")
+def test_short_operators_take_the_time_that_the_rest_of_sampled_steps_leaves(step_ms, share):
+    sampled = dict(calls=calls(0.2, sampled_share=0.5), sampled_ms=60.0)
+    assert gains(of_host(step_ms, **sampled)) == {"host.small-operators": pytest.approx(share)}
+
+
+@pytest.mark.parametrize(("ms", "share"), [(12, 0.3), (16, 0.4), (24, 0.45)])
+@pytest.mark.usefixtures("unbounded")
+def test_other_work_takes_a_larger_share_of_a_step_that_no_profiler_slows(ms, share):
+    (finding,) = rules.diagnose(of_host(outside=Work(0.3, ms, 0.2, "train.py:3: save()"))).findings
+    assert (finding.gain, finding.line) == (pytest.approx(share), "train.py:3: save()")
+    assert "waits" in finding.evidence
+    assert "waits" not in rules.diagnose(of_host(outside=Work(0.3, ms, 0.1))).findings[0].evidence
+
+
+def test_work_of_the_host_gains_no_more_than_the_time_in_which_the_gpu_waits_for_the_host():
+    facts = replace(of_gpu({"Other": 0.1, "CPU Exec": 0.1}), host=Host(optimizer=calls(0.3)))
+    assert gains(facts) == {"host.optimizer-by-weight": pytest.approx(0.2)}
+
+
+@pytest.mark.usefixtures("unbounded")
+def test_a_setting_gains_time_only_while_the_loop_does_not_wait():
+    facts = of_loop(40, 20, trials=Trials(anomaly=FASTER))
+    assert gains(facts)["settings.anomaly-detection"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("fastest", "rest"), [(10, 0.72), (9, 0.648), (1, 0.56)])
+def test_a_fault_may_slow_the_rest_of_a_step_so_its_gain_is_bounded_by_the_fastest_step(fastest, rest):
+    facts = of_loop(34, 24, workers=1)
+    steps = [Step(24, 24 + work) for work in [fastest, *[10 + (10 - fastest) / 19] * 19]]
+    bounded = gains(replace(facts, loop=replace(facts.loop, steps=tuple(steps))))
+    assert bounded == {"loader.too-few-workers": pytest.approx(24 / (24 + 10 * rest))}
+    assert gains(of_loop(34, 24, workers=1, asynchronous=True)) == {"loader.too-few-workers": pytest.approx(24 / 34)}
+
+
+def test_a_gain_on_the_gpu_counts_in_the_step_without_the_work_between_epochs():
+    slow, healthy = of_gpu(within=0.2), of_gpu()
+    alone, with_pauses = (
+        rules.diagnose(replace(of_loop(10, apart=apart), profile=slow.profile, device=slow.device)) for apart in (0, 30)
+    )
+    assert [each.key for each in with_pauses.findings] == ["loop.work-between-epochs", "copies.within-device"]
+    assert with_pauses.findings[1].gain / alone.findings[0].gain == pytest.approx(1 / 4, abs=0.05)
+    some = rules.diagnose(replace(of_loop(10, apart=2), profile=healthy.profile, device=healthy.device))
+    assert some.reason.endswith("Work between epochs takes 17% of the time.")
+
+
+def test_the_largest_gain_gives_the_verdict_unless_a_finding_with_a_line_gains_about_as_much():
+    found = rules.diagnose(of_gpu(within=0.1, fill=0.4))
+    assert [each.key for each in found.findings] == ["device.small-batch", "copies.within-device"]
+    assert (found.verdict, found.reason.startswith("The operators")) == ("compute", True)
+    saving = Work(0.5, 20, line="train.py:3: save()")
+    found = rules.diagnose(of_loop(host=Host(outside=saving), trials=Trials(anomaly=FASTER)))
+    assert [each.key for each in found.findings] == ["host.other-work-in-steps", "settings.anomaly-detection"]
+    assert found.verdict == "host" and found.findings[0].gain < found.findings[1].gain
+    found = rules.diagnose(of_loop(host=Host(outside=replace(saving, share=0.3, ms=12)), trials=Trials(anomaly=FASTER)))
+    assert found.verdict == "settings"
+
+
+# The host's work takes most of a step, but of the fastest step loading takes most.
+TURNS = of_loop(100, 45, workers=1, ms=3.0, cpu_ms=3.0, host=Host(outside=Work(1.0, 100)), held=0.2)
+TURNS = replace(TURNS, loop=replace(TURNS.loop, steps=(Step(45, 56), *[Step(45, 102)] * 19)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict"),
+    [
+        (of_loop(34, 24, workers=1, held=0.2), "loading"),
+        (of_loop(**KEEPS_UP, transfer_ms=6, held=0.2), "unknown"),
+        (of_loop(**KEEPS_UP, transfer_ms=6, held=0.09), "loading"),
+        (of_loop(40, held=0.2), "unknown"),
+        (TURNS, "unknown"),
+        (replace(TURNS, machine=of_loop().machine), "host"),
+        (of_loop(profile=of_gpu().profile, held=0.2), "nothing wrong"),
+    ],
+)
+def test_a_verdict_that_a_busy_machine_may_have_turned_is_unknown(facts, verdict):
+    found = rules.diagnose(facts)
+    assert found.verdict == verdict
+    assert ("20%" in found.reason) == (verdict == "unknown")
+
+
+def test_facts_that_do_not_suffice_give_no_verdict():
+    assert rules.diagnose(Facts(problem="No step is marked.")).reason == "No step is marked."
+    lost = replace(of_gpu(within=0.2).profile, lost_kernels="A quarter of the kernels is lost.")
+    for facts in (Facts(lost, device=of_gpu(within=0.2).device), of_loop(34, 24, workers=1, profile=lost)):
+        found = rules.diagnose(facts)
+        assert (found.verdict, found.reason) == ("unknown", lost.lost_kernels)
+    mostly_python = replace(of_trace(Other=0.4).profile, shares=IDLE | {"Other": 0.4, "CPU Exec": 0.6})
+    assert rules.diagnose(of_loop(profile=mostly_python)).verdict == "unknown"
+    assert rules.diagnose(of_loop(34, 24, workers=1, profile=mostly_python)).verdict == "loading"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (dict(loader=None), "there is no loader"),
+        (dict(loader=Loader("Wrapped")), "Wrapped"),
+        (dict(loader=replace(of_loop(loaded=False).loader, unknown="OSError: no such file")), "OSError: no such file"),
+        (dict(machine=replace(of_loop().machine, cuda=True)), "GPU"),
+    ],
+)
+def test_the_parts_of_a_loop_that_could_not_be_examined_are_named(changes, text):
+    (unknown,) = rules.diagnose(replace(of_loop(), **changes)).unknown
+    assert text in unknown
+    assert rules.diagnose(of_loop()).unknown == ()
+
+
+def test_problems_that_cost_no_time_are_rows_of_the_evidence():
+    facts = of_loop()
+    loader = replace(
+        facts.loader,
+        generators=("Photos.transform[0].numbers",),
+        growth=Growth(3e6, 20, (Objects("Photos.names", 200_000),)),
+    )
+    compilation = Compilation(3, 2.5, "train.py:7", "size mismatch", 8, ("train.py:9",))
+    rows = dict(rules.diagnose(replace(facts, loader=loader, compilation=compilation)).evidence)
+    texts = {
+        "random numbers": "Photos.transform[0].numbers",
+        "workers' memory": "Photos.names (200,000 objects)",
+        "compiled again": "train.py:7",
+        "graph breaks": "train.py:9",
+    }
+    assert all(text in rows[name] for name, text in texts.items())
+    assert rows.keys() - dict(rules.diagnose(facts).evidence).keys() == texts.keys()
