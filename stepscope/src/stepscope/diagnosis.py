@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import rules, traces
-from stepscope.base.wording import printable
+from stepscope.base.wording import printable, without_paths
 from stepscope.facts import Facts, saving
 from stepscope.facts.job import Job
 from stepscope.report.findings import Diagnosis, Finding
@@ -120,7 +120,7 @@ def facts_of_trace(trace: traces.Trace) -> Facts:
     try:
         recorded = profile.read(trace)
     except traces.NoSteps as error:
-        return Facts(problem=str(error))
+        return Facts(problem=without_paths(str(error)))
     return Facts(recorded, host.read(trace, recorded), device.read(trace, recorded))
 
 
@@ -137,7 +137,7 @@ def facts_of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Facts | Job
     try:
         return job.read(ranks)
     except traces.NoSteps as error:
-        return Facts(problem=str(error))
+        return Facts(problem=without_paths(str(error)))
 
 
 def show(path: str | Path) -> bool:

@@ -45,7 +45,7 @@ def judged(record: Record) -> Record:
     from stepscope import rules
     from stepscope.facts import saving
 
-    diagnosis = rules.diagnose(saving.of_json(record))
+    diagnosis = rules.diagnose(saving.of_json({key: record[key] for key in ("version", "facts")}))
     found = [each for each in diagnosis.findings if each.gain >= thresholds.WORTH]
     texts = [" ".join((each.name, each.evidence, each.change)).replace(record["name"], "") for each in found]
     first, lines = next(iter(texts), ""), set(record["lines"])

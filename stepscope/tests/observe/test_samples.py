@@ -108,6 +108,12 @@ def test_the_line_is_in_the_function_whose_lines_share_the_time():
     assert sampler.hottest([((calls, loop), 0.001)] * 7 + [late] * 3) == "train.py:10, called at train.py:20"
 
 
+def test_a_line_shows_no_folder_of_its_user(tmp_path):
+    (tmp_path / "train.py").write_text('open("/home/ada/images/x.npy"), 6 / 3 / 2, "~/y", "a/b"\n')
+    shown = str(sampler.Frame(str(tmp_path / "train.py"), 1, "load", 1))
+    assert shown == 'train.py:1: open("…/x.npy"), 6 / 3 / 2, "…/y", "a/b"'
+
+
 def test_one_sample_in_which_the_machine_stood_still_hides_no_line():
     stalled = Frame("/home/reader/train.py", 8, "step", 1)
     assert sampler.place([(stalled, 0.8), *[(FRAME, 0.001)] * 5]) == "train.py:3"

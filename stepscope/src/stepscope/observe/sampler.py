@@ -24,6 +24,7 @@ from stepscope.observe import contention
 
 T = TypeVar("T")
 LONGEST = 70  # characters of a line that are shown
+_PATH = re.compile(r"""(["'])(?:file:/*|~|[A-Za-z]:)?[/\\](?:[^"']*[/\\])?""")  # a folder in code may name its user
 
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # separate functions in Python 3.11
 _PACKAGE = str(Path(thresholds.__file__).parent)
@@ -46,7 +47,7 @@ class Frame:
         return not (self.file.startswith(_FOREIGN) or re.search(r"[/\\](site|dist)-packages[/\\]", self.file))
 
     def __str__(self) -> str:
-        text = linecache.getline(self.file, self.line).strip()
+        text = _PATH.sub(r"\1…/", linecache.getline(self.file, self.line).strip())
         text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
         place = "cell" if "ipykernel_" in self.file else Path(self.file).name
         return f"{place}:{self.line}: {text}" if text else f"{place}:{self.line}"
