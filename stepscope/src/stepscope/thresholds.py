@@ -105,7 +105,7 @@ BUCKETS_MB = (25, 10, 5, 2, 1)
 
 # Part 2: how to measure.
 
-# Steps to profile; or one for each worker if that is more, since one worker may make every n-th step wait.
+# Steps to profile, rounded up to a multiple of the workers.
 PROFILED_STEPS = 8
 # Seconds in which the workers prepare the next batches, at most; and batches that are requested after this pause.
 LONGEST_PAUSE_S, READY_BATCHES = 2.0, 3

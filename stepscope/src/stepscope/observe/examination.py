@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 import tempfile
@@ -81,7 +82,7 @@ class Examination:
     @property
     def steps_needed(self) -> int:
         """Steps from the first to the last, about: 36 for the profiles."""
-        return 36 + max(self.count, 2 * self.recorder.num_workers) + 2 * self._warm_up_steps
+        return 36 + self._whole_periods(max(self.count, 2 * self.recorder.num_workers)) + 2 * self._warm_up_steps
 
     def phases(self) -> Part[Observed]:
         """Receive each finished step; return the facts of all."""
@@ -124,11 +125,11 @@ class Examination:
     def _timed(self) -> Part[tuple[Loop, Growth | None, object]]:
         """Time steps without profiling; return the loop that they show, its workers' memory, and a batch."""
         recorder, records = self.recorder, list[StepRecord]()
-        count = max(self.count, 2 * recorder.num_workers)  # two steps for each worker, which may make a step wait
+        # Two steps or more for each worker, since one worker may make every n-th step wait
+        count = self._whole_periods(max(self.count, 2 * recorder.num_workers))
         before, cpu = hazards.of_workers(processes(recorder.iterator)), time.process_time()
         synchronize()
         contention = Contention()
-        recorder.start = time.perf_counter()
         for number in range(count):
             recorder.keeps = number == count - 1
             records.append((yield))
@@ -179,14 +180,21 @@ class Examination:
             took.append(time.perf_counter() - begin)
         return min(took)
 
+    def _whole_periods(self, count: int) -> int:
+        """Return `count` rounded up to a multiple of the workers: with w workers, waits come in periods of w steps."""
+        workers = max(1, self.recorder.num_workers)
+        return workers * math.ceil(count / workers)
+
     def _of_one_epoch(self, count: int) -> int:
         """Return how many of `count` steps can be profiled within an epoch, with the steps before and after."""
         fit = (self.recorder.epoch_steps() or 0) - 3
-        return min(count, fit) if self.ranks == 1 and fit >= 2 else count
+        if self.ranks > 1 or fit < 2 or count <= fit:
+            return count
+        return fit - fit % max(1, self.recorder.num_workers) or fit  # whole periods of the workers, if one fits
 
     def _recorded(self) -> Part[traces.Trace]:
         """Profile some steps, and return their trace, which stays in the folder."""
-        active = self._of_one_epoch(max(thresholds.PROFILED_STEPS, self.recorder.num_workers))
+        active = self._of_one_epoch(self._whole_periods(thresholds.PROFILED_STEPS))
         folder = self.folder if self.ranks == 1 else self.folder / f"rank_{self.rank}"
         files.refuse_others(folder)
         with staging.folder(folder, replace=True) as staged:

@@ -53,7 +53,7 @@ def watching(recorder: Recorder) -> Iterator[None]:
 
     loader, iterator, process = dataloader.DataLoader, dataloader._BaseDataLoaderIter, os.getpid()
     before, methods = dict(_recorders), (loader.__iter__, iterator.__next__)
-    if not _recorders:
+    if loader.__iter__.__module__ != __name__:  # otherwise `stepscope run` has put our functions there
         _loading(dataloader)
     _recorders[process] = recorder
     try:
