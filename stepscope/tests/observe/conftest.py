@@ -71,7 +71,7 @@ def clock(quick, monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: 8)
     monkeypatch.setattr(contention, "queued", clock.of_task)
     monkeypatch.setattr(contention, "queue_clock", lambda *thread: clock.of_task)
-    monkeypatch.setattr(contention, "_others", lambda: clock.queued + clock.queued_sampler)
+    monkeypatch.setattr(contention, "_cpu_of_others", lambda: clock.queued + clock.queued_sampler)
 
     def tick():
         clock.sleep(1e-12)  # each call takes some time

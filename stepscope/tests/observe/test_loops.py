@@ -147,7 +147,7 @@ def test_time_in_which_others_have_the_core_is_neither_loading_nor_work(facts_of
 
 
 def test_time_in_which_the_loops_own_workers_have_the_core_is_part_of_its_steps(facts_of, clock, monkeypatch):
-    monkeypatch.setattr(contention, "_others", lambda: 0.0)
+    monkeypatch.setattr(contention, "_cpu_of_others", lambda: 0.0)
     loader = Simulated(clock, Busy(clock, 1e-4), 8, num_workers=1)
     facts = facts_of(loader, lambda *_: (clock.work(0.02), clock.hold(0.1)), 8)
     assert facts.loop.work_ms == pytest.approx(120)

@@ -21,16 +21,16 @@ Result = TypeVar("Result")
 
 
 class NoResult(RuntimeError):
-    """The other process returned nothing. The message says why, as the end of a sentence."""
+    """The child process returned nothing. The message says why, as the end of a sentence."""
 
 
 def call(function: Callable[[], Result]) -> Result:
-    """Return what a function returns in another process; raises NoResult if it returns nothing in time."""
+    """Call a function in a child process, and return its result; raises NoResult if there is none in time."""
     if not hasattr(os, "fork"):
-        raise NoResult("this system has no fork, and loading some here would change the script.")
+        raise NoResult("this system has no fork, and loading items in this process would change the script.")
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # this process has threads, but the other process uses none of them
+        warnings.simplefilter("ignore")  # this process has threads, but the child uses none of them
         process = os.fork()
     if not process:
         try:
@@ -47,16 +47,16 @@ def call(function: Callable[[], Result]) -> Result:
     finally:
         os.close(reading)
         with suppress(OSError):
-            os.killpg(process, signal.SIGKILL)  # with all that the dataset started there
+            os.killpg(process, signal.SIGKILL)  # the child, and all processes that the dataset started in it
     if content:
         return pickle.loads(content)  # type: ignore[no-any-return]
     late = os.waitstatus_to_exitcode(status) == -signal.SIGALRM
     limit = counted(thresholds.ITEMS_LIMIT_S, "second")
-    raise NoResult(f"loading some took more than {limit}." if late else "the process that loaded some died.")
+    raise NoResult(f"loading items took more than {limit}." if late else "the process that loaded items died.")
 
 
 def _read(file: int, process: int) -> tuple[bytes, int]:
-    """Return what a child process writes until it ends, and its status. What it started may keep the file open."""
+    """Return a child's output and status once it ends: processes that the child started may keep the file open."""
     content, status, ended, poll = list[bytes](), 0, 0, select.poll()
     poll.register(file, select.POLLIN)
     while True:
@@ -65,20 +65,20 @@ def _read(file: int, process: int) -> tuple[bytes, int]:
         elif ended:
             return b"".join(content), status
         else:
-            with suppress(ChildProcessError):  # the script has the system wait for its children
+            with suppress(ChildProcessError):  # the script ignores SIGCHLD: the system has reaped the child
                 ended, status = os.waitpid(process, os.WNOHANG)
                 continue
             ended = process
 
 
-def _separate(but: int) -> int:
-    """Open the files of this process, a fork, again, and replace its pipes and sockets by empty ones.
+def _separate(keep: int) -> int:
+    """Reopen the files of this process, a fork, and replace its pipes and sockets by the null device.
 
-    Otherwise the process that it comes from would miss the bytes that this one reads. One stays open: it is returned.
+    Otherwise the parent would miss the bytes that this process reads. File `keep` stays open, as the returned file.
     """
-    import fcntl  # here: Windows has none, and no forks
+    import fcntl  # here: Windows has neither fcntl nor fork
 
-    but = fcntl.fcntl(but, fcntl.F_DUPFD, 3)  # the script may have closed its standard output
+    keep = fcntl.fcntl(keep, fcntl.F_DUPFD, 3)  # the script may have closed its standard output
     for file in psutil.Process().open_files():
         with suppress(OSError):
             access = fcntl.fcntl(file.fd, fcntl.F_GETFL)
@@ -92,6 +92,6 @@ def _separate(but: int) -> int:
     for shared in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):
             mode = os.fstat(shared).st_mode
-            if shared not in (1, 2, but) and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            if shared not in (1, 2, keep) and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
                 os.dup2(empty, shared)
-    return but
+    return keep

@@ -12,14 +12,14 @@ from stepscope.facts.device import Accelerator, Device
 from stepscope.facts.profile import Profile
 from stepscope.traces.idle_time import PAGEABLE, direction
 
-WITHOUT_TENSOR_CORES = "GTX 16"  # in the names of GPUs of compute capability 7.5 without them
+WITHOUT_TENSOR_CORES = "GTX 16"  # in the names of GPUs of compute capability 7.5 without Tensor Cores
 TO_DEVICE, WITHIN_DEVICE = "to the device", "within the device"
-# The host's activities in a gap of the GPU, by the columns of `traces.idle`.
+# The host's activities in a gap of the GPU, by the columns of `traces.idle`
 _DOING = {"launching": "calls of the runtime", "operators": "operators on the CPU", "other": "Python"}
 
 
 def read(trace: traces.Trace, profile: Profile) -> Device | None:
-    """Return the facts about all accelerators of a trace; None without one."""
+    """Return the facts about all accelerators of a trace; None without accelerators."""
     if not profile.on_device:
         return None
     return Device(
@@ -42,7 +42,7 @@ def _known(value: float) -> float | None:
 
 
 def _waits(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
-    """Return how long the host waits in calls of every step: not in those for a checkpoint, or at the end."""
+    """Return how long the host waits in calls that every step makes: not in calls for a checkpoint, or at the end."""
     waits = traces.waits(trace)
     waits = waits.assign(length=(waits["end"] - waits["start"]).astype(float), operator=waits["operator"].fillna(""))
     groups = waits.fillna({"copy": "none"}).groupby(["call", "operator", "copy"])["step"]
@@ -59,7 +59,7 @@ def _waits(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
 
 
 def _copies(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
-    """Return the shares that copies take while no kernel runs."""
+    """Return the shares of the steps that copies take while no kernel runs."""
     copies = traces.exposed_copies(trace).sum() / profile.total_us
 
     def share(where: str, kind: str = "") -> float:
@@ -112,6 +112,6 @@ def _capability(trace: traces.Trace) -> tuple[int, int] | None:
     used = {int(device) for span in trace.spans for device in span.kernels["device"] if device >= 0}
     for device in (device for span in trace.spans for device in span.devices if device.get("id") in used):
         major, minor, warp = device.get("computeMajor"), device.get("computeMinor"), device.get("warpSize", 32)
-        if isinstance(major, int) and isinstance(minor, int) and warp == 32:  # AMD's numbers mean other things
+        if isinstance(major, int) and isinstance(minor, int) and warp == 32:  # AMD's numbers mean something else
             return None if WITHOUT_TENSOR_CORES in str(device.get("name")) else (major, minor)
     return None

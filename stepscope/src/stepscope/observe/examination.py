@@ -1,4 +1,4 @@
-"""Examines a loop while it runs: some steps with the stopwatch, some with the profiler, some sampled line by line."""
+"""Examines a loop while it runs: times some steps, profiles some steps, and samples the lines of some steps."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from stepscope.timing.stopwatch import synchronize
 from stepscope.traces import files
 
 Found = TypeVar("Found")
-Part = Generator[None, StepRecord, Found]
+Phase = Generator[None, StepRecord, Found]
 
 
 class OtherProfiler(RuntimeError):
-    """The script uses a profiler while stepscope needs it: two at once end the process."""
+    """The script uses a profiler while stepscope profiles: two profilers at once end the process."""
 
     def __init__(self) -> None:
-        super().__init__("The script runs a profiler itself. Run it without its profiler.")
+        super().__init__("The script runs a profiler itself. Run the script without its profiler.")
 
 
-Observed = tuple[Facts, object]  # facts without the items of the loader and without trials; a batch
+Observed = tuple[Facts, object]  # facts, still without the loader's items and without trials; and a batch
 
 
 class Examination:
@@ -58,35 +58,35 @@ class Examination:
     Parameters
     ----------
     recorder : Recorder
-        It sends the steps.
+        Sends the finished steps.
     count : int
-        Steps to time, at least.
+        Minimum number of steps to time.
     folder : Path
-        Where the trace goes.
+        Folder for the trace.
 
     Attributes
     ----------
     draw : callable or None
-        Returns one more batch without a step, so that the arrival of a ready batch can be timed; None if nothing can.
+        Returns one more batch without a step, to time the arrival of a ready batch; None in a script.
     prepared : callable
-        Returns whether the loop has prepared a profiler of its own.
+        Returns whether the script has prepared a profiler.
     """
 
     def __init__(self, recorder: Recorder, count: int, folder: Path):
         self.recorder, self.count, self.folder = recorder, count, folder
         self.draw: Callable[[], object] | None = None
         self.prepared: Callable[[], bool] = lambda: False
-        self.rank, self.ranks = 0, 1  # of processes that train together
-        self.records = False  # whether a profiler of ours records
+        self.rank, self.ranks = 0, 1  # of the processes that train together
+        self.recording = False  # whether our own profiler records
 
     @property
     def steps_needed(self) -> int:
-        """Steps from the first to the last, about: 36 for the profiles."""
+        """Approximate number of steps of the whole examination, with 36 steps for the profiles."""
         return 36 + self._whole_periods(max(self.count, 2 * self.recorder.num_workers)) + 2 * self._warm_up_steps
 
-    def phases(self) -> Part[Observed]:
-        """Receive each finished step; return the facts of all."""
-        yield  # the first step: it imports, compiles and chooses algorithms
+    def phases(self) -> Phase[Observed]:
+        """Receive each finished step; return the facts and a batch."""
+        yield  # the first step imports, compiles and chooses algorithms: skip it
         if distributed.is_available() and distributed.is_initialized():
             self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         yield from self._warm_up()
@@ -99,7 +99,7 @@ class Examination:
         whole_ms = loop.work_ms + loop.wait_ms
         count = host.steps_to_sample(recorded, whole_ms, works)
         sampled = yield from self._sampled(count if self.ranks == 1 else thresholds.SAMPLED_STEPS_OF_A_RANK)
-        held = contention.share()
+        held_share = contention.share()
         line = sampled.getting() if sampled else ""
         loop = replace(loop, line=line, epoch_steps=self.recorder.epoch_steps(), pauses=self.recorder.pauses())
         facts = Facts(
@@ -108,13 +108,13 @@ class Examination:
             device.read(trace, recorded),
             loop,
             _loader(self.recorder, growth),
-            this_machine(held),
+            this_machine(held_share),
             compilation=hazards.compiled(),
         )
         return facts, batch
 
-    def _warm_up(self) -> Part[None]:
-        """Wait until the workers give batches evenly."""
+    def _warm_up(self) -> Phase[None]:
+        """Skip steps until the workers deliver batches at a steady rate."""
         for _ in range(self._warm_up_steps):
             yield
 
@@ -122,10 +122,10 @@ class Examination:
     def _warm_up_steps(self) -> int:
         return timing.warmup_steps(self.recorder.dataloader)
 
-    def _timed(self) -> Part[tuple[Loop, Growth | None, object]]:
-        """Time steps without profiling; return the loop that they show, its workers' memory, and a batch."""
+    def _timed(self) -> Phase[tuple[Loop, Growth | None, object]]:
+        """Time steps without the profiler; return the loop's facts, the growth of its workers' memory, and a batch."""
         recorder, records = self.recorder, list[StepRecord]()
-        # Two steps or more for each worker, since one worker may make every n-th step wait
+        # At least two steps for each worker, since a slow worker makes only every n-th step wait
         count = self._whole_periods(max(self.count, 2 * recorder.num_workers))
         before, cpu = hazards.of_workers(processes(recorder.iterator)), time.process_time()
         synchronize()
@@ -136,8 +136,8 @@ class Examination:
         cpu, end = time.process_time() - cpu, time.perf_counter()
         synchronize()
         total = sum(record.duration for record in records) + time.perf_counter() - end
-        # Without the time in which the loop's own workers had the cores
-        others = contention.part(sum(record.queued_wait + record.queued_work for record in records))
+        # The part of the queueing that other processes caused, and not the loop's own workers
+        part = contention.part_of_others(sum(record.queued_wait + record.queued_work for record in records))
         growth = hazards.growth(recorder.dataloader, before, hazards.of_workers(processes(recorder.iterator)), count)
         queued, batch = recorder.worker_queued(), recorder.kept
         recorder.keeps, recorder.kept = False, None
@@ -147,12 +147,12 @@ class Examination:
             transfer = self._transfer(self.draw, total / count) if recorder.num_workers else 0.0
             batch = self.draw()
         steps = tuple(
-            Step(each.wait * 1e3, each.duration * 1e3, each.queued_wait * others * 1e3, each.queued_work * others * 1e3,
+            Step(each.wait * 1e3, each.duration * 1e3, each.queued_wait * part * 1e3, each.queued_work * part * 1e3,
                  each.first)
             for each in records
         )  # fmt: skip
         persistent = getattr(recorder.dataloader, "persistent_workers", False)
-        epochs = () if persistent and not recorder.remade else (recorder.starts, recorder.ends)
+        epochs = () if persistent and not recorder.loader_changed else (recorder.starts, recorder.ends)
         loop = Loop(
             steps,
             total * 1e3,
@@ -171,7 +171,7 @@ class Examination:
 
     def _transfer(self, draw: Callable[[], object], step: float) -> float:
         """Return how long a ready batch takes to arrive from a worker, in s; a step takes `step` seconds."""
-        # In each step, at least one batch is made
+        # At one batch or more per step, the workers make the next 2 × num_workers batches in this time
         time.sleep(min(thresholds.LONGEST_PAUSE_S, 2 * self.recorder.num_workers * step))
         took = []
         for _ in range(thresholds.READY_BATCHES):
@@ -181,18 +181,18 @@ class Examination:
         return min(took)
 
     def _whole_periods(self, count: int) -> int:
-        """Return `count` rounded up to a multiple of the workers: with w workers, waits come in periods of w steps."""
+        """Return `count` rounded up to a multiple of the workers: with w workers, waits have a period of w steps."""
         workers = max(1, self.recorder.num_workers)
         return workers * math.ceil(count / workers)
 
     def _of_one_epoch(self, count: int) -> int:
-        """Return how many of `count` steps can be profiled within an epoch, with the steps before and after."""
+        """Return `count`, or fewer steps so that they fit in one epoch with the steps before and after them."""
         fit = (self.recorder.epoch_steps() or 0) - 3
         if self.ranks > 1 or fit < 2 or count <= fit:
             return count
         return fit - fit % max(1, self.recorder.num_workers) or fit  # whole periods of the workers, if one fits
 
-    def _recorded(self) -> Part[traces.Trace]:
+    def _recorded(self) -> Phase[traces.Trace]:
         """Profile some steps, and return their trace, which stays in the folder."""
         active = self._of_one_epoch(self._whole_periods(thresholds.PROFILED_STEPS))
         folder = self.folder if self.ranks == 1 else self.folder / f"rank_{self.rank}"
@@ -203,25 +203,25 @@ class Examination:
             (staged / files.STOPWATCH).write_text(json.dumps(clock))
         return _own_trace(folder)
 
-    def _sampled(self, count: int) -> Part[host.Sampled | None]:
+    def _sampled(self, count: int) -> Phase[host.Sampled | None]:
         """Profile `count` steps while their lines are sampled, and return both."""
         if not count:
             return None
         count, recorder = self._of_one_epoch(count + 1) - 1, self.recorder
-        watched = (recorder.getting,) if recorder.rest else (recorder.getting, recorder.stepping)
-        rest = recorder.stepping if recorder.rest else None
+        watched = (recorder.getting,) if recorder.rest_is_step else (recorder.getting, recorder.stepping)
+        default = recorder.stepping if recorder.rest_is_step else None
         with (
             tempfile.TemporaryDirectory() as folder,
-            Sampler(thresholds.STEP_SAMPLE_S, *watched, rest=rest) as sampler,
+            Sampler(thresholds.STEP_SAMPLE_S, *watched, default=default) as sampler,
         ):
-            yield from self._profiled(Path(folder), count + 1)  # one more than are used
+            yield from self._profiled(Path(folder), count + 1)  # the last step only marks the end
             trace = _own_trace(Path(folder))
         return host.of_samples(trace, sampler.samples, recorder.received[-count - 1 :], recorder.stepping)
 
-    def _profiled(self, folder: Path, active: int) -> Part[list[tuple[int, StepRecord]]]:
-        """Profile `active` steps and one before them into a folder, all in one epoch if it is long enough.
+    def _profiled(self, folder: Path, active: int) -> Phase[list[tuple[int, StepRecord]]]:
+        """Profile `active` steps after one step of warm-up, all in one epoch if the epoch is long enough.
 
-        Return the recorded steps with their numbers in the trace.
+        Write the trace to the folder; return the recorded steps with their numbers in the trace.
         """
         recorder, length = self.recorder, self.recorder.epoch_steps() or 0
         if self.ranks == 1 and active + 2 < length:
@@ -231,7 +231,7 @@ class Examination:
                 yield
         if torch.autograd._profiler_enabled() or self.prepared():
             raise OtherProfiler
-        self.records = True
+        self.recording = True
         worker = f"rank_{self.rank}" if self.ranks > 1 else None
         with profiler(
             activities=profiling.activities(),
@@ -244,33 +244,33 @@ class Examination:
                 if number == 0:
                     synchronize()  # earlier steps may have launched work that must not be in the recording
                 profile.step()
-        self.records = False
+        self.recording = False
         return records[1:]
 
 
 def this_machine(held_share: float = 0.0) -> Machine:
-    """Return this machine; other processes had the cores for a share of the time."""
+    """Return this machine; `held_share` is the share of the time in which other processes had the cores."""
     device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "CPU"
     processor, versions = platform.processor(), (str(torch.__version__), platform.python_version())
-    with suppress(OSError):  # no Linux
+    with suppress(OSError):  # not Linux
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
         processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
     return Machine(device, processor, machine.cores(), *versions, torch.cuda.is_available(), held_share)
 
 
 def with_items(facts: Facts, dataloader: DataLoader[Any] | None) -> Facts:
-    """Return facts with how the items of the DataLoader are loaded, or why that is unknown."""
+    """Return the facts with measurements of the DataLoader's items, or with the reason why there are none."""
     if facts.loader is None or facts.loop is None or dataloader is None:
         return facts
     irregular = facts.loop.usual_wait_ms < thresholds.USUAL_WAIT * facts.loop.wait_ms
     try:
         loaded = items.load(dataloader, irregular)
-    except Exception as error:  # the workers could load them, so this is no fault of the loop
-        why = f"loading some in this process failed. {type(error).__name__}: {without_paths(str(error))}"
+    except Exception as error:  # no fault of the loop: its workers could load the items
+        why = f"loading items in this process failed. {type(error).__name__}: {without_paths(str(error))}"
         return replace(facts, loader=replace(facts.loader, unknown=why))
     settings = facts.loader.settings
     if settings is not None and dataloader.batch_sampler is not None:
-        settings = replace(settings, batch_size=loaded.batch)  # one that was made with a sampler knows no size
+        settings = replace(settings, batch_size=loaded.batch)  # a DataLoader with a batch_sampler knows no batch size
     return replace(facts, loader=replace(facts.loader, settings=settings, items=loaded))
 
 
@@ -290,19 +290,19 @@ def _loader(recorder: Recorder, growth: Growth | None) -> Loader:
 
 
 def _has_more(loader: DataLoader[Any] | None) -> bool:
-    """Return whether a loader has workers, and several batches in an epoch; False if that is unknown."""
+    """Return whether a loader has workers, and several batches in an epoch; False if its length is unknown."""
     with suppress(TypeError, NotImplementedError):
         return loader is not None and loader.num_workers > 0 and len(loader) > 1
     return False
 
 
 def _array_bytes(batch: object) -> int:
-    """Return the bytes of a batch's NumPy arrays."""
+    """Return the size of a batch's NumPy arrays in bytes."""
     return sum(leaf.nbytes for leaf in tree_iter(batch) if isinstance(leaf, np.ndarray))
 
 
 def _own_trace(folder: Path) -> traces.Trace:
-    """Return the trace of a recording of ours, during which the script may have begun one."""
+    """Return the trace of our own recording; raises OtherProfiler if the script recorded at the same time."""
     try:
         return traces.load(folder)
     except files.SeveralRecordings as error:

@@ -23,14 +23,14 @@ from stepscope import thresholds
 from stepscope.facts.hazards import Compilation, Growth, Objects
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-_DEPTH, _VISITED = 4, 1_000  # of the objects within a dataset
-_RESUMED = "torch_dynamo_resume_in_"  # begin of the name of the code that follows a graph break
+_DEPTH, _VISITED = 4, 1_000  # limits of the search for objects within a dataset
+_RESUMED = "torch_dynamo_resume_in_"  # prefix of the names of functions that follow a graph break
 
 
 def compiled() -> Compilation:
-    """Return what torch.compile has compiled again in this process, and where graphs break.
+    """Return which functions torch.compile compiled again in this process, and where graphs break.
 
-    PyTorch keeps the last 64 compilations.
+    PyTorch keeps a record of the last 64 compilations.
     """
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     metrics = [each for each in dynamo.get_compilation_metrics() if each.co_name] if dynamo else []
@@ -38,7 +38,7 @@ def compiled() -> Compilation:
     again = [each for each in metrics if each.recompile_reason]
     if not again:
         return Compilation(graph_breaks=tuple(breaks))
-    # The condition that failed first, without the number of the compilation and the source line
+    # The first condition that failed, without the number of the compilation and the source line
     whys = (str(each.recompile_reason).splitlines()[0].partition(": ")[2].partition("#")[0].strip() for each in again)
     (at, why), _ = Counter(zip(map(_place, again), whys, strict=True)).most_common(1)[0]
     seconds = sum(each.entire_frame_compile_time_s or 0.0 for each in again)
@@ -50,14 +50,14 @@ def _place(metrics: Any) -> str:
 
 
 def copied_generators(loader: DataLoader[Any] | None) -> tuple[str, ...]:
-    """Return the places of a dataset's random generators of which each of several workers has an equal copy."""
+    """Return the places of random generators in a dataset that are duplicated in every worker."""
     if loader is None or loader.num_workers < 2 or loader.worker_init_fn is not None:
         return ()
     return tuple(place for place, value in _within(loader.dataset) if isinstance(value, _GENERATORS))
 
 
 def of_workers(workers: Iterable[Any]) -> dict[int, int]:
-    """Return for each of these processes the bytes that only it has; a fork shares the rest with its parent."""
+    """Return each worker's unshared memory in bytes, by process id: a fork shares all other memory with its parent."""
     if sys.platform != "linux":
         return {}
     found = {}
@@ -70,7 +70,7 @@ def of_workers(workers: Iterable[Any]) -> dict[int, int]:
 def growth(
     loader: DataLoader[Any] | None, before: Mapping[int, int], after: Mapping[int, int], steps: int
 ) -> Growth | None:
-    """Return whether the memory of the workers that are in both has grown in so many steps, and by which objects."""
+    """Return the growth of the workers' memory in `steps` steps, with the objects that may cause it; None if slight."""
     both = before.keys() & after.keys()
     if loader is None or not both or (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
         return None

@@ -1,7 +1,7 @@
-"""Lets a recorder see the training loop of a script: replaces functions of PyTorch when it is imported.
+"""Lets a recorder see the training loop of a script: replaces functions of PyTorch when PyTorch is imported.
 
-Python imports this module at the start of each process of the script: it must be quick, and import neither PyTorch nor
-much else. Workers of a DataLoader are not watched.
+Python imports this module at the start of each process of the script: the import must be fast, without PyTorch. Workers
+of a DataLoader are not watched.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def install() -> None:
     if OPTIONS not in os.environ:
         return
     wanted: dict[str, Callable[[Any], None]] = {
-        "torch.utils.data.dataloader": _loading,
-        "torch.optim.optimizer": _updating,
+        "torch.utils.data.dataloader": _patch_dataloader,
+        "torch.optim.optimizer": _hook_optimizers,
     }
-    for name in sys.modules.keys() & wanted:  # a .pth file imported PyTorch
+    for name in sys.modules.keys() & wanted:  # a .pth file has imported PyTorch
         wanted.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _Finder(wanted))
 
@@ -41,20 +41,20 @@ def install_here(recorder: Recorder) -> None:
     from torch.utils.data import dataloader
 
     if not _recorders:
-        _loading(dataloader)
-        _updating(optimizer)
+        _patch_dataloader(dataloader)
+        _hook_optimizers(optimizer)
     _recorders[os.getpid()] = recorder
 
 
 @contextmanager
 def watching(recorder: Recorder) -> Iterator[None]:
-    """Let a recorder see the DataLoaders of this process within the block; afterwards all is as it was before."""
+    """Let a recorder see the DataLoaders of this process within the block; restore PyTorch's functions afterwards."""
     from torch.utils.data import dataloader
 
     loader, iterator, process = dataloader.DataLoader, dataloader._BaseDataLoaderIter, os.getpid()
     before, methods = dict(_recorders), (loader.__iter__, iterator.__next__)
-    if loader.__iter__.__module__ != __name__:  # otherwise `stepscope run` has put our functions there
-        _loading(dataloader)
+    if loader.__iter__.__module__ != __name__:  # otherwise `stepscope run` has replaced the methods
+        _patch_dataloader(dataloader)
     _recorders[process] = recorder
     try:
         yield
@@ -65,12 +65,12 @@ def watching(recorder: Recorder) -> Iterator[None]:
 
 
 def watched() -> bool:
-    """Return whether this process is watched, or was."""
+    """Return whether this process is or was watched."""
     return os.getpid() in _recorders or OPTIONS in os.environ
 
 
 class _Finder:
-    """Calls a function with a module when the module is imported, before anything uses it."""
+    """Calls a function with a module when the module is imported, before any other code uses it."""
 
     def __init__(self, wanted: dict[str, Callable[[Any], None]]):
         self.wanted = wanted
@@ -78,7 +78,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's usual spec, which also calls the function; None for other modules."""
+        """Return the module's usual spec, with a loader that also calls the function; None for other modules."""
         if name not in self.wanted:
             return None
         spec, then = importlib.machinery.PathFinder.find_spec(name, path, target), self.wanted.pop(name)
@@ -93,9 +93,9 @@ class _Finder:
         return spec
 
 
-def _loading(module: Any) -> None:
+def _patch_dataloader(module: Any) -> None:
     """Let the recorder see the start of each epoch and each request for a batch."""
-    begin, following = module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__
+    begin, get_next = module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__
 
     def __iter__(loader: Any) -> object:
         recorder = _recorder()
@@ -103,12 +103,12 @@ def _loading(module: Any) -> None:
 
     def __next__(iterator: Any) -> object:
         recorder = _recorder()
-        return following(iterator) if recorder is None else recorder.batch(iterator, following)
+        return get_next(iterator) if recorder is None else recorder.batch(iterator, get_next)
 
     module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__ = __iter__, __next__
 
 
-def _updating(module: Any) -> None:
+def _hook_optimizers(module: Any) -> None:
     """Let the recorder see each step of an optimizer."""
 
     def updated(optimizer: Any, *_: object) -> None:
@@ -119,24 +119,24 @@ def _updating(module: Any) -> None:
     module.register_optimizer_step_post_hook(updated)
 
 
-_recorders: dict[int, Recorder] = {}  # by process: forks of a training process have none
+_recorders: dict[int, Recorder] = {}  # by process id: a fork of a training process has no recorder
 
 
 def _recorder() -> Recorder | None:
-    """Return the recorder of this process; None if there is none, or if it is over."""
+    """Return the recorder of this process; None if there is none, or if its examination is over."""
     process = os.getpid()
     if process not in _recorders:
         from torch.utils.data import get_worker_info  # here: PyTorch is imported by now
 
         if _recorders or get_worker_info() is not None:
             return None
-        _recorders[process] = _of_environment(json.loads(os.environ[OPTIONS]))
+        _recorders[process] = _new_recorder(json.loads(os.environ[OPTIONS]))
     recorder = _recorders[process]
     return None if recorder.over else recorder
 
 
-def _of_environment(options: dict[str, Any]) -> Recorder:
-    """Return the recorder of this process, with the options that `launch` put into the environment."""
+def _new_recorder(options: dict[str, Any]) -> Recorder:
+    """Return a new recorder, with the options that `launch` put into the environment."""
     from stepscope.base import staging
     from stepscope.observe.watched import ScriptRecorder  # here: importing it takes seconds
 

@@ -1,6 +1,6 @@
-"""Measures what a step costs the host: short operators that are called very often, and work outside of operators.
+"""Measures the host's overhead in a step: short operators that are called very often, and work outside of operators.
 
-The operators are in the trace. Code between them is sampled line by line while the profiler records the operators.
+The trace shows the operators. The code between operators is sampled while the profiler records the operators.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from stepscope.facts.host import Calls, Host, Operator, Work
 from stepscope.facts.profile import Profile
 from stepscope.observe.sampler import Frame, Sample, Stack, hottest
 
-_FUSED_ON_CPU = r"Optimizer\.step#(SGD|Adam|AdamW|Adagrad)\.step"  # foreach gains nothing there
+_FUSED_ON_CPU = r"Optimizer\.step#(SGD|Adam|AdamW|Adagrad)\.step"  # foreach gains nothing on the CPU
 _BACKWARD = "autograd::engine::evaluate_function"  # the operator that runs a part of the backward pass
-# Memory-bound operators: they read and write each number and compute little with it
+# Memory-bound operators: they read and write each number, and compute little
 _ELEMENTWISE = (
     r"aten::(add|sub|rsub|mul|div|neg|abs|pow|square|sqrt|rsqrt|exp|log|sin|cos|clamp|where|maximum|minimum|masked_fill"
     r"|sum|mean|var|std|norm|amax|amin|cat|stack|repeat|clone|contiguous)_?"
 )
 _CELL = r"aten::(lstm|gru|rnn_tanh|rnn_relu)_cell"  # one call of a recurrent network can replace all its cells
 
-# A line that calls these counts as training: between operators they are PyTorch's own work. The operators of a network
-# that runs without gradients do not count as training.
+# A line that calls these functions counts as training: their code between operators is PyTorch's own work. The
+# operators of a network that runs without gradients do not count as training.
 _TRAINING = (
     r"[/\\]torch[/\\]"
     r"(nn[/\\]utils|optim|autograd|amp|distributed|_?compile|_dynamo|_inductor|_functorch|_tensor\.py.*backward)"
 )
 _NETWORK = r"[/\\]torch[/\\]nn[/\\]"
 _OPTIMIZER = r"[/\\]torch[/\\]optim"
-# Where a DataLoader makes a batch in the loop itself, waits for a worker's batch, or starts and ends workers: facts of
-# the loader
+# The functions in which a DataLoader makes a batch in the loop itself, waits for a worker's batch, or starts and ends
+# workers: the facts of the loader contain their time
 _LOADING = (
     r"[/\\]torch[/\\]utils[/\\]data[/\\]"
     r"(_utils[/\\]fetch\.py|dataloader\.py:(_get_data|_try_get_data|_get_iterator|_shutdown_workers)$)"
@@ -52,12 +52,12 @@ _LOADING = (
 class Sampled:
     """Steps that were sampled; times in s on the clock of the samples."""
 
-    samples: list[Sample]  # those within steps, and within getting their batches
-    operators: np.ndarray  # begin and end of each operator that no other calls, in order; shape (operators, 2)
+    samples: list[Sample]  # within steps, and within the requests for batches
+    operators: np.ndarray  # begin and end of each outermost operator, in order; float64, shape (operators, 2)
     names: list[str]  # of the operators
-    kinds: list[str]  # of each operator: "training", "tracked" by autograd for nothing, or "untracked"
-    starts: list[float]  # when each step began, after it had its batch
-    step: CodeType | None  # the function of a step; samples within another function belong to getting a batch
+    kinds: list[str]  # of each operator: "training", "tracked" by autograd without a backward pass, or "untracked"
+    starts: list[float]  # when each step had its batch
+    step: CodeType | None  # the function of a step; samples within another function belong to the wait for a batch
 
     @property
     def in_steps(self) -> list[Sample]:
@@ -72,11 +72,11 @@ class Sampled:
     def outside(self, often: frozenset[str]) -> Work:
         """Return the work of the user's lines in steps that is not training, as a share of the steps.
 
-        It includes the time without operators, and operators that the backward pass does not call back. Operators in
-        `often` do not count, nor does the time between two of them, which belongs to calling them.
+        The work includes time without operators, and operators without a backward counterpart. It excludes operators
+        in `often`, and the time between two of these operators, which is the cost of calling them.
         """
         gaps, seldom = self._gaps(often), ~np.isin(self.names, list(often))
-        calls = self.operators.copy()  # with the short time until the next operator, which belongs to the call
+        calls = self.operators.copy()  # with the short gap until the next operator, which belongs to the call
         calls[:-1, 1] = np.where(calls[1:, 0] - calls[:-1, 1] <= thresholds.OPERATOR_GAP_S, calls[1:, 0], calls[:-1, 1])
         tracked, untracked = (calls[seldom & self._of_kind(kind)] for kind in ("tracked", "untracked"))
         trains = self._trains(tracked, untracked)
@@ -97,18 +97,18 @@ class Sampled:
         return self._work(rows, total)
 
     def _trains(self, tracked: np.ndarray, untracked: np.ndarray) -> dict[Stack, bool]:
-        """Return for each stack that calls a network whether it trains it: a network may also prepare images."""
+        """Return for each stack whether the network that it calls is trained: networks may also only prepare images."""
         training, times = self.operators[self._of_kind("training")], defaultdict[Stack, float](float)
         for sample in self.in_steps:
-            others = _within(tracked, sample) + _within(untracked, sample)
-            times[sample.to_network] += _within(training, sample) - others
+            not_training = _within(tracked, sample) + _within(untracked, sample)
+            times[sample.to_network] += _within(training, sample) - not_training
         return {stack: seconds > 0 for stack, seconds in times.items()}
 
     def _of_kind(self, kind: str) -> np.ndarray:
         return np.array([each == kind for each in self.kinds], bool)
 
     def _gaps(self, often: frozenset[str]) -> np.ndarray:
-        """Return begin and end of each gap, shape (gaps, 2); gaps between two operators in `often` do not count."""
+        """Return begin and end of each gap, shape (gaps, 2); gaps between two operators in `often` are excluded."""
         begins, ends = np.r_[-np.inf, self.operators[:, 1]], np.r_[self.operators[:, 0], np.inf]
         chosen = np.isin(self.names, list(often))
         within = np.r_[False, chosen[:-1] & chosen[1:], False][: len(begins)]
@@ -116,7 +116,7 @@ class Sampled:
         return np.stack([begins[counts], ends[counts]], axis=1)
 
     def around(self) -> Work:
-        """Return the work of the user's lines between steps, without loading, as a share of all the time."""
+        """Return the work of the user's lines between steps, without loading, as a share of the sampled time."""
         rows = [
             (each, each.path, each.seconds)
             for each in self.samples
@@ -130,21 +130,21 @@ class Sampled:
             return Work()
         steps = np.searchsorted(self.starts, [sample.begin for sample, *_ in rows], "right")
         by_step = np.bincount(steps, [seconds for *_, seconds in rows], len(self.starts) + 1).tolist()
-        outside = sum(without_hiccup(by_step))  # the longest of them may be a stall
+        outside = sum(without_hiccup(by_step))  # the longest step may have a stall of the machine
         share = outside / total
         waited = sum(sample.waited * seconds / sample.seconds for sample, _, seconds in rows)
         waited *= share / (sum(seconds for *_, seconds in rows) or 1.0)
         return Work(share, outside / len(self.starts) * 1e3, waited, hottest(row[1:] for row in rows))
 
     def calling(self, names: frozenset[str]) -> tuple[str, float]:
-        """Return the user's line that calls most of these operators, "" if unknown; and the share of steps with one."""
+        """Return the line that calls most of these operators, "" if unknown; and the share of the time with calls."""
         starts = self.operators[np.isin(self.names, list(names)), 0]
         counts = [(each, int(((each.begin <= starts) & (starts < each.end)).sum())) for each in self.in_steps]
         share = _total(each for each, count in counts if count) / (_total(self.in_steps) or 1.0)
         return hottest((each.path, count) for each, count in counts), share
 
     def elementwise(self) -> tuple[float, str]:
-        """Return the share of elementwise training that the user's lines call without `torch.nn`, and the main line."""
+        """Return the share of elementwise training operators called without `torch.nn`, and the user's main line."""
         chosen = [bool(re.fullmatch(_ELEMENTWISE, name)) for name in self.names]
         calls = self.operators[np.array(chosen, bool) & self._of_kind("training")]
         times = [(sample, _within(calls, sample)) for sample in self.in_steps]
@@ -168,17 +168,17 @@ def _total(samples: Iterable[Sample]) -> float:
 
 
 def _within(intervals: np.ndarray, sample: Sample) -> float:
-    """Return how many seconds of a sample these disjoint intervals cover."""
+    """Return how many seconds of a sample the intervals cover; they are disjoint, shape (intervals, 2)."""
     return float(np.diff(intervals.clip(sample.begin, sample.end)).sum())
 
 
 def _any(pattern: str, frames: Iterable[Frame]) -> bool:
-    """Whether the file and name of one of these functions match."""
+    """Return whether the file and name of any function match the pattern."""
     return any(re.search(pattern, f"{frame.file}:{frame.name}") for frame in frames)
 
 
 def of_samples(trace: traces.Trace, samples: list[Sample], begun: list[float], step: CodeType) -> Sampled:
-    """Combine a profile and samples of the same steps. `begun` is when each one began; the last does not count."""
+    """Combine a profile and samples of the same steps. `begun` is when each step began; the last step is excluded."""
     (span,), (*begun, end), shift = trace.spans, begun, time.perf_counter() - time.time()
     operators = _outermost(trace)
     times = (operators[["start", "end"]].to_numpy() + span.origin) / 1e6 + shift
@@ -187,11 +187,11 @@ def of_samples(trace: traces.Trace, samples: list[Sample], begun: list[float], s
 
 
 def _outermost(trace: traces.Trace) -> pd.DataFrame:
-    """Return the operators of the thread that runs the steps, in order, without those that other operators call.
+    """Return the outermost operators of the thread that runs the steps, in order.
 
-    The columns, with times in µs: `name`, `start`, `end`, `length`, `gap` to the next operator; `backward`, its time in
-    the backward pass; `optimizer`, whether an optimizer calls it; `faster`, whether that optimizer has a faster way on
-    a CPU, too; and `kind`, as of `Sampled`.
+    Columns, with times in µs: `name`, `start`, `end`, `length`; `gap` until the next operator; `backward`, the time of
+    its backward pass; `optimizer`, whether an optimizer calls it; `faster`, whether that optimizer has a fused version
+    for the CPU; and `kind`, as in `Sampled`.
     """
     return pd.concat([_outermost_of(span.events.table()) for span in trace.spans], ignore_index=True)
 
@@ -200,12 +200,12 @@ def _outermost_of(events: pd.DataFrame) -> pd.DataFrame:
     called_back = _called_back(events)
     steps = events[events["kind"] == "step"]
     events = events[events["thread"].isin(steps["thread"]) & (events["end"] <= steps["end"].max())]
-    loading = _during(events["start"], events[events["kind"] == "DataLoader"])  # in the loop itself: not the step
+    loading = _during(events["start"], events[events["kind"] == "DataLoader"])  # in the loop itself: not in a step
     operators = events.loc[events["operator"] & ~loading, ["name", "start", "end", "sequence"]]
     table = operators[operators["start"] >= operators["end"].cummax().shift(fill_value=-np.inf)]
     backward = table["name"].str.startswith("autograd::")
     optimizer = _during(table["start"], events[events["name"].str.startswith("Optimizer.")]) & ~backward
-    # Of operators with the same number, the last is the one that is called back: then autograd counts on
+    # Only the last operator with a sequence number has a backward pass: autograd then takes the next number
     trained = operators.assign(row=np.searchsorted(table["start"], operators["start"], "right") - 1)
     trained = trained[~backward.to_numpy()[trained["row"]] & trained["sequence"].isin(called_back.index)]
     trained = trained.drop_duplicates("sequence", keep="last")
@@ -221,7 +221,7 @@ def _outermost_of(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _called_back(events: pd.DataFrame) -> pd.Series:
-    """Return the time of the backward pass of each operator in µs, by its sequence number."""
+    """Return the time of each operator's backward pass in µs, by the operator's sequence number."""
     parts = events[events["name"].str.startswith(_BACKWARD)].dropna(subset="sequence")
     gap = parts.groupby("thread")["start"].shift(-1) - parts["end"]
     gap = gap.clip(0, thresholds.OPERATOR_GAP_S * 1e6).fillna(0)
@@ -229,21 +229,21 @@ def _called_back(events: pd.DataFrame) -> pd.Series:
 
 
 def _during(moments: pd.Series, events: pd.DataFrame) -> pd.Series:
-    """Return whether each moment is during one of these disjoint events."""
+    """Return whether each moment is during one of the events, which are disjoint."""
     inside = np.searchsorted(events["start"], moments, "right") - 1
     return moments < np.append(events["end"].to_numpy(), -np.inf)[inside]  # −1: before all events
 
 
 def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) -> Host:
-    """Return what a step costs the host beside the work of its operators; `sampled` are sampled steps of the loop."""
+    """Return the host's overhead in a step, beside the work of operators; `sampled` are sampled steps of the loop."""
     operators = _outermost(trace)
-    operators = operators[~operators["name"].str.startswith("autograd::")]  # their calls are PyTorch's own choice
+    operators = operators[~operators["name"].str.startswith("autograd::")]  # PyTorch decides on these calls
     optimizer = operators["optimizer"]
     fusible = operators[optimizer & (operators["faster"] | profile.on_device)]
-    # On a GPU, gaps show whether it waits for launches
-    others = operators.head(0) if profile.on_device else operators[~optimizer]
+    # With a GPU, the gaps between its kernels show whether the GPU waits for launches
+    other_operators = operators.head(0) if profile.on_device else operators[~optimizer]
     by_weight = _calls(fusible, thresholds.MANY_WEIGHTS, profile, sampled)
-    calls = _calls(others, thresholds.MANY_CALLS, profile, sampled)
+    calls = _calls(other_operators, thresholds.MANY_CALLS, profile, sampled)
     often = frozenset(
         each.name for group in (by_weight, calls) for each in group.operators if group.share >= thresholds.HOST_WORK
     )
@@ -267,14 +267,14 @@ def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) 
 
 
 def _calls(operators: pd.DataFrame, many: int, profile: Profile, sampled: Sampled | None) -> Calls:
-    """Return the calls of short operators, or cells, that a step calls at least so many times."""
+    """Return the calls of short operators, or of recurrent cells, that a step calls at least `many` times."""
     lengths = operators.groupby("name")["length"]
     short = lengths.transform("median") <= thresholds.SHORT_OPERATOR_US
     short |= operators["name"].str.fullmatch(_CELL).astype(bool)
     table = operators[(lengths.transform("size") >= many * profile.steps) & short]
     if not len(table):
         return Calls()
-    # Time beyond the usual is work on a large tensor, or a stall of the machine. The backward pass of a call may be
+    # Time beyond the usual is work on a large tensor, or a stall of the machine. The backward pass of a call may have
     # several operators
     usual = table.groupby("name")["length"].transform("median").clip(lower=thresholds.SHORT_OPERATOR_US)
     us = (table["length"].clip(upper=usual) + table["gap"]).sum() + table["backward"].clip(upper=3 * usual).sum()
@@ -287,8 +287,8 @@ def _calls(operators: pd.DataFrame, many: int, profile: Profile, sampled: Sample
 def steps_to_sample(profile: Profile, step_ms: float, works: Sequence[float] = ()) -> int:
     """Return how many steps of `step_ms` to sample, limited by time and by the number of operators.
 
-    `works` are the times of earlier steps, in any unit: if some do far more than most, such as every tenth that
-    evaluates, two of these are sampled. It is 0 if a step is too short, or has too many operators.
+    `works` is the duration of earlier steps, in any unit: if some steps take far longer, such as every tenth step that
+    evaluates, two long steps are sampled. The number is 0 if a step is too short, or has too many operators.
     """
     operators, least = profile.operators / profile.steps, thresholds.LEAST_SAMPLED_STEPS
     if step_ms < thresholds.LEAST_SAMPLED_MS or least * operators > thresholds.TOO_MANY_OPERATORS:

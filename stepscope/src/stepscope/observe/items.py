@@ -1,4 +1,4 @@
-"""Loads some items in this process, to see how long one takes and where: no trace of the main process shows it."""
+"""Loads items in this process, to time an item and its parts: a trace of the main process cannot show the workers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ THIRDS = 3
 _Function = tuple[str, int, str]  # file, line and name, as cProfile gives them
 _Stats = Mapping[_Function, tuple[int, int, float, float, Mapping[_Function, tuple[int, int, float, float]]]]
 
-# What a function does, by its file and name, or by its name alone if it is not Python: the first match counts. A
-# function without a match counts to its callers. Collected by running cProfile on Pillow, torchvision, NumPy, h5py,
+# Parts of the work, by a function's file and name, or by its name alone if it is not Python: the first match counts. A
+# function without a match belongs to its callers. Collected by running cProfile on Pillow, torchvision, NumPy, h5py,
 # LMDB and zipfile; the names of OpenCV, audio and augmentation libraries are from their documentation.
 PARTS = {
     "opening": r"(io|posix|nt|builtins)\.open\b|posix\.(stat|lstat)|method '__exit__' of '_io|h5py/_hl/files|lmdb\.open"
@@ -46,14 +46,14 @@ PARTS = {
     "transforming": r"transforms/|albumentations|kornia|imgaug",
 }
 
-OPENS = r"(io|builtins)\.open\b|h5py/_hl/files\.py:__init__|lmdb\.open"  # opens a file, also outside of Python
+OPENS = r"(io|builtins)\.open\b|h5py/_hl/files\.py:__init__|lmdb\.open"  # functions that open a file, in Python or C
 
 
 def load(loader: DataLoader[Any], longer: bool = False) -> Items:
     """Load items of a loader's dataset here, as a worker would: with one thread, and in the loader's order.
 
     Items come from a shallow copy of the dataset, so that the user's dataset keeps no files open. `longer` loads more
-    items, for datasets in which some take long. Errors of the dataset are raised.
+    items, for datasets in which some items take long. Errors of the dataset are raised.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
@@ -64,7 +64,7 @@ def load(loader: DataLoader[Any], longer: bool = False) -> Items:
 
 
 def _items(measured: _Measurement) -> Items:
-    """Return the facts about items: how long one takes, and where."""
+    """Return the facts about items: the time of an item, and of its parts."""
     source, count, (spent, worked) = measured.source, measured.count, measured.times()
     ms, cpu_ms, waiting = spent / count * 1e3, worked / count * 1e3, 1 - worked / spent
     irregular = measured.irregular(spent, waiting)
@@ -83,7 +83,7 @@ def _items(measured: _Measurement) -> Items:
 
 
 class _Source:
-    """The items of a loader's dataset, a few at a time."""
+    """Loads the items of a loader's dataset, a few at a time."""
 
     def __init__(self, loader: DataLoader[Any]):
         dataset: Any = _copy(loader.dataset)
@@ -105,7 +105,7 @@ class _Source:
                 self.indices = itertools.chain.from_iterable(self.indices)
 
     def take(self, count: int) -> int:
-        """Load `count` items as a batch, or a whole batch if the dataset loads only batches; return how many."""
+        """Load `count` items as a batch, or a whole batch if the dataset loads only batches; return the item count."""
         indices = list(itertools.islice(self.indices, 1 if self.together else count))
         items = list(map(self.load, indices))
         begin = time.perf_counter()
@@ -115,12 +115,12 @@ class _Source:
         return len(indices[0]) if self.together else count
 
     def collate(self, batch: Any) -> None:
-        """Collate a batch; because of this name, the time of the user's function counts to collating."""
+        """Collate a batch; the name of this method makes the time of the user's function count as collating."""
         self.collate_fn(batch)
 
 
 def _copy(dataset: Dataset[Any]) -> Dataset[Any]:
-    """Return a shallow copy of a dataset, whose end does not clean up what the dataset uses."""
+    """Return a shallow copy of a dataset, without ``__del__``: only the dataset itself may clean up."""
     if isinstance(dataset, (np.ndarray, torch.Tensor)):  # copying it would read a mapped file into memory
         return dataset
     copied = copy.copy(dataset)
@@ -131,10 +131,10 @@ def _copy(dataset: Dataset[Any]) -> Dataset[Any]:
 
 
 class _Measurement:
-    """Items that were loaded with the stopwatch while their lines were sampled. Times in s."""
+    """Times of loaded items in s, and samples of their lines."""
 
     def __init__(self, source: _Source, seconds: float):
-        """Load items for so many seconds."""
+        """Load items for this time, in s."""
         alone = min(_seconds(source.take, 1) for _ in range(2))  # the first item imports, and opens files, once
         self.group = max(1, min(source.batch, int(thresholds.GROUP_S / alone)))  # items to load at a time
         self.source, self.count = source, 0
@@ -155,8 +155,8 @@ class _Measurement:
                 marks.append(self._clocks(sampler))
         source.load, self.collated = load, source.collated.copy()
         halves = np.diff(marks, axis=0)
-        halves = halves[halves[:, 0] > 0]  # one group may take longer than all of the time
-        self.counts, self.elapsed, self.worked, self.started, self.queued, self.late = halves.T  # as of `_clocks`
+        halves = halves[halves[:, 0] > 0]  # a single group may take longer than `seconds`
+        self.counts, self.elapsed, self.worked, self.programs, self.queued, self.sampler_queued = halves.T
         self.samples, self.sampling = sampler.samples, sampler.worked
         self.indices, begins, took = zip(*loaded, strict=True)  # of items, or of whole batches
         self.begins, self.seconds = np.array(begins), np.array(took)
@@ -164,20 +164,19 @@ class _Measurement:
         self.usual = float(np.median(self.seconds))
         slow = self.seconds > max(thresholds.SLOW_ITEM, source.batch) * self.usual
         few = not source.together and slow.mean() <= thresholds.MOST_SLOW_ITEMS
-        self.slow = np.flatnonzero(slow & few)  # numbers of items that take far longer than most, and than most batches
+        self.slow = np.flatnonzero(slow & few)  # positions of items that take far longer than most items and batches
 
     def _clocks(self, sampler: Sampler) -> tuple[float, ...]:
-        """Return the number of loaded items, the time, the CPU time of this process and that of programs that it had
-        started, and how long this thread, and the sampler's, was ready to work while others had the cores.
+        """Return the number of loaded items; and in s: the time, the CPU time of this process and of programs that
+        it had started, and how long this thread and the sampler's thread were queued for a core.
         """
         queued, late = contention.queued(), contention.queued(sampler.task)
         return self.count, time.perf_counter(), time.process_time(), sum(os.times()[2:4]), queued, late
 
     def _settle(self) -> None:
-        """Load the slowest items once more, and keep the shorter time of both: the machine may have stalled.
+        """Load the slowest items once more, and keep the shorter of both times: the machine may have stalled.
 
-        The second time excludes time in which others had the cores. A stream gives no item twice: its only slow item
-        counts as a usual one.
+        The second time excludes queueing. Streams cannot be re-read: a single slow item gets the median time.
         """
         usual = np.median(self.seconds)
         least = min(thresholds.SLOW_ITEM * usual, usual + thresholds.SLOW_ITEMS_TIME * self.seconds.sum())
@@ -194,38 +193,38 @@ class _Measurement:
             self.seconds[number] = min(self.seconds[number], again)
 
     def times(self) -> tuple[float, float]:
-        """Return how long loading all items took, and how much of that a core worked."""
-        # The machine may have stalled once, or because others had the cores: then not always in the items
+        """Return the time and the CPU time of loading all items, in s."""
+        # The smaller of two estimates: one excludes queueing for a core, the other a single stall of the machine
         collating = sum(without_hiccup(self.collated))
         spent = min(float((self.elapsed - self.queued).sum()), float(self.seconds.sum()) + collating)
-        if self.started.sum() >= thresholds.STARTED_PROGRAMS * spent:
+        if self.programs.sum() >= thresholds.STARTED_PROGRAMS * spent:
             return spent, spent
         worked = min(max(float(self.worked.sum()) - self.sampling, 0.0), spent)
         return min(spent, worked + self._waited()), worked
 
     def _waited(self) -> float:
-        """Return the seconds that items waited: in slow items all the time, in the others at the better half's rate."""
+        """Return the seconds that items waited: slow items always, usual items at the lower rate of both halves."""
         in_slow, _ = np.histogram(self.slow, [0, *self.counts.cumsum()], weights=self.seconds[self.slow])
-        # In one half the machine may have stalled. Where others had the cores when the sampler was ready, the items may
-        # have waited until it took the GIL, and then for its work
+        # In one half the machine may have stalled. While the sampler was queued for a core, the items may have waited
+        # until the sampler took the GIL, and then for the sampler's work
         sampling = self.sampling * self.counts / self.count
-        for_sampler = self.late + np.minimum(sampling, self.late)
+        for_sampler = self.sampler_queued + np.minimum(sampling, self.sampler_queued)
         waited = self.elapsed - in_slow - (self.worked - sampling) - self.queued - for_sampler
         return max(0.0, float((waited / self.counts).min())) * self.count + float(in_slow.sum())
 
     def irregular(self, spent: float, waiting: float) -> Irregular:
-        """Return the facts about slow items if they take enough of `spent`, of which items waited a share."""
-        # In a stream others perhaps had the cores only in slow items; elsewhere the items' times exclude that
-        held = float(self.queued.sum()) if self.source.stream else 0.0
+        """Return the facts about slow items if they take enough of `spent`, in s; `waiting` is the share of waits."""
+        # In a stream, all queueing may have been in slow items; otherwise the times of items exclude queueing
+        queued = float(self.queued.sum()) if self.source.stream else 0.0
         slow = self.seconds[self.slow]
-        share = min((float((slow - self.usual).sum()) - held) / spent, 1.0)
+        share = min((float((slow - self.usual).sum()) - queued) / spent, 1.0)
         if not len(slow) or share < thresholds.SLOW_ITEMS_TIME:
             return Irregular()
         index = None if self.source.stream else without_paths(str(self.indices[self.slow[slow.argmax()]]))
         return Irregular(len(slow), share, min(share, waiting), self.usual * 1e3, float(slow.max()) * 1e3, index)
 
     def lines(self, irregular: bool) -> dict[str, str]:
-        """Return the user's line that takes most time, for each part of the work (opening counts to reading), for any
+        """Return the user's line that takes most time, for each part of the work (opening counts as reading), for any
         part, for waiting, and for slow items if loading is `irregular`.
         """
         weights = defaultdict[str, list[tuple[Frame | None, float]]](list)
@@ -249,8 +248,8 @@ def _seconds(call: Callable[[Any], object], argument: Any) -> float:
 def _profiled(
     measured: _Measurement, profiler: Callable[[], cProfile.Profile]
 ) -> tuple[dict[str, float], float, float | None, str]:
-    """Load as many items with cProfile. Return for an item the seconds of each part, the median of thirds in case the
-    machine stalls once, and the opened files; the bytes read per file; and the function that takes most by itself.
+    """Load as many items as `measured` with cProfile. Return the seconds of each part per item (the median of thirds,
+    since the machine may stall once), the opened files per item, the bytes read per file, and the slowest function.
     """
     thirds, loaded, opened, before = [], 0, 0, _bytes_read()
     for _ in range(THIRDS):
@@ -272,7 +271,7 @@ def _parts(stats: _Stats) -> tuple[dict[str, float], int, str]:
     shares = {function: {part: 1.0} for function in stats if (part := _part(function))}
 
     def attributed(function: _Function, above: frozenset[_Function]) -> dict[str, float]:
-        """Return the parts that a function's own time belongs to: its part, or its callers' parts by their time."""
+        """Return the parts of a function's own time, as shares: its part, or its callers' parts weighted by time."""
         if function not in shares:
             above |= {function}
             callers = {each: times[2] for each, times in stats[function][4].items() if times[2] and each not in above}
@@ -307,6 +306,6 @@ def _bytes_read() -> float | None:
     """Return the bytes that this process has read so far, from files or the page cache; None if unknown."""
     try:
         counters = psutil.Process().io_counters()
-    except (AttributeError, psutil.Error):  # macOS does not report it
+    except (AttributeError, psutil.Error):  # macOS does not report this counter
         return None
     return float(getattr(counters, "read_chars", counters.read_bytes))

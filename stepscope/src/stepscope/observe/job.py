@@ -14,14 +14,14 @@ from stepscope.traces.exposed_communication import NO_COMPUTATION
 
 
 def read(ranks: Mapping[str, traces.Trace]) -> Job:
-    """Return the traces of all ranks in numbers; raises the errors of `traces.communication`."""
+    """Return the facts from the traces of all ranks; raises the errors of `traces.communication`."""
     table, steps = traces.communication(ranks), min(len(traces.steps(trace)) for trace in ranks.values())
     straggler, late_ms = table.attrs["straggler"], float(table.attrs["late_ms"])
-    late_in, longer = ("", 0.0) if straggler is None else _meanwhile_longer(ranks, straggler, late_ms)
+    late_in, longer = ("", 0.0) if straggler is None else _longer_work(ranks, straggler, late_ms)
     operations = traces.collectives(ranks)
     rows = operations[operations["step"].notna()]
     groups = rows.groupby("number")
-    took = (rows["end"] - groups["start"].transform("max")).clip(lower=0)  # since the last rank began it
+    took = (rows["end"] - groups["start"].transform("max")).clip(lower=0)  # since the last rank began the operation
     exchanges = groups[["operation", "bytes", "step"]].first()
     exchanges["ms"] = took.groupby(rows["number"]).mean() / 1e3
     broadcasts = exchanges["operation"] == "broadcast"
@@ -83,15 +83,15 @@ def _exchanges(table: pd.DataFrame, steps: int) -> Exchanges:
     )
 
 
-def _meanwhile_longer(ranks: Mapping[str, traces.Trace], late: str, late_ms: float) -> tuple[str, float]:
-    """Return in which work a late rank takes longer than the other ranks, and by how many ms in a step."""
-    table = pd.DataFrame.from_dict({name: _meanwhile(trace) for name, trace in ranks.items()}, orient="index")
+def _longer_work(ranks: Mapping[str, traces.Trace], late: str, late_ms: float) -> tuple[str, float]:
+    """Return in which work the late rank takes longer than the other ranks, and by how many ms per step."""
+    table = pd.DataFrame.from_dict({name: _work_ms(trace) for name, trace in ranks.items()}, orient="index")
     longer = table.loc[late] - table.drop(index=late).median()
     most = float(longer.max())
     return ("other", 0.0) if most < late_ms / 2 else (str(longer.idxmax()), most)
 
 
-def _meanwhile(trace: traces.Trace) -> dict[str, float]:
+def _work_ms(trace: traces.Trace) -> dict[str, float]:
     """Return how long a rank waited for its batch, and how long operators or kernels computed; in ms per step."""
     covered, steps = {"loading": 0.0, "computing": 0.0}, 0
     for span in trace.spans:

@@ -18,17 +18,17 @@ from stepscope.observe import hooks
 
 HOOK = Path(__file__).parent / "hook"
 LOOK = 0.2  # seconds between two looks for reports
-# Signals that Slurm, for example, sends to the script and to this process alike before a job's time is over
+# Signals that reach both the script and this process; for example, Slurm sends one before a job's time limit
 FOR_THE_SCRIPT = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
-Reports = list[dict[str, Any]]  # of processes in the order of ranks, as `watched.ScriptRecorder` makes them
+Reports = list[dict[str, Any]]  # one for each process, in the order of ranks; `watched.ScriptRecorder` makes them
 
 
 def run(command: Sequence[str], show: Callable[[Reports, list[Path]], object], *, steps: int, stop: bool) -> int:
-    """Run a script with its arguments, and return its status: 128 plus a signal's number, if one ends the script.
+    """Run a script with its arguments, and return its exit status: 128 plus the signal's number, if a signal ends it.
 
     `show` receives the reports and the traces as soon as all ranks of this machine have reported facts, otherwise at
-    the script's end. `steps` are timed; `stop` ends the script then. Raises FileNotFoundError if there is no such
-    program.
+    the script's end. `steps` is the number of steps to time; `stop` ends the script after its examination. Raises
+    FileNotFoundError if the program does not exist.
     """
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         reports = Path(folder)
@@ -50,7 +50,7 @@ def run(command: Sequence[str], show: Callable[[Reports, list[Path]], object], *
                     process.wait(LOOK)
                 if not found and (found := complete(reports)):
                     show(found, traces())
-        except BaseException:  # such as a full disk: the script ends by itself
+        except BaseException:  # for example a full disk: let the script finish
             process.wait()
             raise
         finally:
@@ -62,7 +62,7 @@ def run(command: Sequence[str], show: Callable[[Reports, list[Path]], object], *
 
 
 def complete(folder: Path) -> Reports:
-    """Return the reports of all ranks of this machine; an empty list as long as one is missing."""
+    """Return the reports of all ranks of this machine; an empty list until all ranks have reported."""
     reports = [report for report in _reports(folder) if "facts" in report]
     return reports if reports and len(reports) >= reports[0]["here"] else []
 
@@ -76,7 +76,7 @@ def _command(command: Sequence[str]) -> list[str]:
     """Return the program to start, and its arguments."""
     if command[0] == "-m" or command[0].endswith(".py"):
         return [sys.executable, *command]
-    beside = shutil.which(command[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if beside is None:
+    program = shutil.which(command[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
         raise FileNotFoundError(2, "no such program", command[0])
-    return [beside, *command[1:]]
+    return [program, *command[1:]]

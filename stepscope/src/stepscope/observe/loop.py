@@ -1,4 +1,4 @@
-"""Runs a loop of a loader and a step, and examines it: for those who can give both."""
+"""Runs and examines a loop of a loader and a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stepscope.timing.comparison import progress
 def observe(loader: Iterable[Any], step: timing.Step, count: int, folder: Path) -> Facts:
     """Run a loop and return its facts, timing `count` steps; see `stepscope.diagnosis.diagnose`.
 
-    No worker of the loader is left when it returns or raises.
+    All workers of the loader have ended when the function returns or raises.
     """
     if count < 1:
         raise ValueError(f"Expected at least one step to time, found steps={count}.")
@@ -55,7 +55,7 @@ def observe(loader: Iterable[Any], step: timing.Step, count: int, folder: Path) 
 
 
 def _threads(facts: Facts) -> int | None:
-    """Return the number of cores that no worker keeps busy, as a number of threads; None if a GPU computes."""
+    """Return the number of threads to try: the cores that no worker keeps busy; None if a GPU computes."""
     loop, machine = facts.loop, facts.machine
     if facts.device is not None or loop is None or machine is None:
         return None
@@ -65,15 +65,15 @@ def _threads(facts: Facts) -> int | None:
 
 
 def _noted(step: timing.Step) -> timing.Step:
-    """Return a step that calls this one, and notes in its errors how it was called."""
+    """Return a wrapper of the step that adds a note on the step's arguments to its errors."""
 
     def noted(*batch: object) -> None:
         try:
             step(*batch)
         except Exception as error:
             error.add_note(
-                f"The step was called with {counted(len(batch), 'argument')}: a tuple or list as batch is unpacked, "
-                "step(*batch); any other batch is not, step(batch)."
+                f"The step was called with {counted(len(batch), 'argument')}: a batch that is a tuple or list "
+                "is unpacked, step(*batch); any other batch is passed whole, step(batch)."
             )
             raise
 
@@ -81,16 +81,16 @@ def _noted(step: timing.Step) -> timing.Step:
 
 
 class LoopRecorder(Recorder):
-    """The loop of a loader and a step. The loader may also wrap a DataLoader, or be any other iterable."""
+    """Records a loop of a loader and a step. The loader is a DataLoader, a wrapper of one, or any other iterable."""
 
     def __init__(self, loader: Iterable[Any]):
         super().__init__()
         self.loader = loader
         self.dataloader = loader if isinstance(loader, DataLoader) else None
-        self.wraps = self.dataloader is None  # whether the loader may use a DataLoader
-        self.asks = False  # whether the loop asks for a batch; otherwise a DataLoader is used by the step
+        self.wraps = self.dataloader is None  # whether the loader may wrap a DataLoader
+        self.asks = False  # whether the loop is asking for a batch; otherwise the step uses a DataLoader
         self.length: int | None = None
-        self.taken = 0  # batches of the epoch
+        self.taken = 0  # batches of the epoch so far
         with suppress(TypeError, NotImplementedError):  # an iterable dataset without a length
             self.length = len(loader)  # type: ignore[arg-type]
 
@@ -106,12 +106,12 @@ class LoopRecorder(Recorder):
 
     def begin(self, loader: DataLoader[Any], begin: Callable[[DataLoader[Any]], Iterator[Any]]) -> Iterator[Any]:
         if self.asks and self.wraps:
-            self.remade |= self.dataloader not in (None, loader)
+            self.loader_changed |= self.dataloader not in (None, loader)
             self.dataloader = loader
         return super().begin(loader, begin)
 
-    def batch(self, iterator: Iterator[Any], following: Callable[[Iterator[Any]], object]) -> object:
-        return self.request(iterator, following) if self.asks and self.wraps else following(iterator)
+    def batch(self, iterator: Iterator[Any], get_next: Callable[[Iterator[Any]], object]) -> object:
+        return self.request(iterator, get_next) if self.asks and self.wraps else get_next(iterator)
 
     def began_epoch(self, seconds: float) -> None:
         super().began_epoch(seconds)
@@ -131,8 +131,8 @@ class LoopRecorder(Recorder):
         return batch
 
     def take_step(self, batches: Iterator[Any], step: timing.Step) -> Any:
-        """Take a step; return the result of the examination when it was the last one, otherwise None."""
-        self.start, self.ready = time.perf_counter(), self.queued()
+        """Take a step; return the result of the examination after its last step, otherwise None."""
+        self.start, self.last_queued = time.perf_counter(), self.queued()
         batch = self.get(lambda: self.draw(batches))
         self.call(step, batch)
         del batch  # before the clock is read: freeing a batch of photos takes a millisecond
@@ -147,7 +147,7 @@ class LoopRecorder(Recorder):
 
 
 class _Epoch:
-    """One pass over a loader; `timing.batches` can see and end its workers as with a DataLoader's own iterator."""
+    """One pass over a loader; `timing.batches` finds and ends its workers as those of a DataLoader's own iterator."""
 
     def __init__(self, recorder: LoopRecorder):
         self.recorder, self.count, self.began = recorder, 0, time.perf_counter()
@@ -160,7 +160,7 @@ class _Epoch:
 
     def __next__(self) -> Any:
         recorder, asked = self.recorder, time.perf_counter()
-        wraps = recorder.wraps and recorder.dataloader is not None  # then its epochs count
+        wraps = recorder.wraps and recorder.dataloader is not None  # then the DataLoader's epochs count
         try:
             batch = next(self.iterator)
         except StopIteration:
@@ -168,7 +168,7 @@ class _Epoch:
                 recorder.length = self.count
                 recorder.ends.append(time.perf_counter() - asked)
             raise
-        # A wrapper may have found its DataLoader just now
+        # The first batch may have revealed the DataLoader of a wrapper
         if not self.count and not (recorder.wraps and recorder.dataloader is not None):
             recorder.began_epoch(time.perf_counter() - self.began)
         self.count += 1
@@ -181,4 +181,4 @@ class _Epoch:
     def _shutdown_workers(self) -> None:
         getattr(self.recorder.iterator, "_shutdown_workers", lambda: None)()
         if self.recorder.dataloader is not None:
-            self.recorder.dataloader._iterator = None  # persistent workers have ended: the next epoch starts new ones
+            self.recorder.dataloader._iterator = None  # persistent workers have ended: start new workers next time

@@ -8,13 +8,13 @@ from stepscope import thresholds, traces
 from stepscope.facts.profile import Profile
 from stepscope.traces.events import CLASSIFIERS
 
-_OF_A_GPU = "cudnn_(?!is_acceptable)|miopen_|_cuda"  # operators; the excluded one is called on the CPU, too
+_OF_A_GPU = "cudnn_(?!is_acceptable)|miopen_|_cuda"  # operators; PyTorch calls the excluded operator on the CPU, too
 
 
 def read(trace: traces.Trace) -> Profile:
-    """Return a trace in numbers; raises NoSteps and SeveralRecordings like `traces.breakdown`."""
+    """Return the profile of a trace; raises NoSteps and SeveralRecordings like `traces.breakdown`."""
     table = traces.breakdown(trace)
-    work = table.sum(axis="columns") - table["DataLoader"]  # with n workers every n-th step waits
+    work = table.sum(axis="columns") - table["DataLoader"]  # without waits: with n workers, every n-th step waits
     timed = zip(table["DataLoader"] / 1e3, table.sum(axis="columns") / 1e3, strict=True)
     long, stall_ms = work > thresholds.STALL * work.median(), 0.0
     if long.sum() == 1 and len(table) > thresholds.LEAST_STEPS:
@@ -22,7 +22,7 @@ def read(trace: traces.Trace) -> Profile:
         table[long] = table[~long].mean().to_numpy()
     total = float(table.to_numpy().sum())
     if not total > 0:
-        raise traces.NoSteps(f"The steps of {trace.path} take no time: it is damaged. Copy it or record it again.")
+        raise traces.NoSteps(f"The steps of {trace.path} take no time: the trace is damaged. Copy or record it again.")
     spans = trace.spans
     waits = (name for span in spans for name in span.events["name"][span.events["kind"] == "DataLoader"])
     devices = {device for span in spans for device in span.kernels["device"] if device >= 0}
@@ -54,4 +54,4 @@ def _communication(trace: traces.Trace, share: float, on_device: bool) -> float:
     if not share or on_device:
         return share
     (row,) = traces.communication({"this one": trace}).itertuples()
-    return float(row.exposed / row.step)  # gloo's threads exchange while operators run, too
+    return float(row.exposed / row.step)  # gloo's threads also exchange data while operators run

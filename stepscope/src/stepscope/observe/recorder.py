@@ -1,6 +1,6 @@
-"""The engine: measures the steps of one loop, whoever runs it, and sends each finished step to an examination.
+"""The engine: measures the steps of one loop, and sends each finished step to an examination.
 
-`watched` defines a step by the events of an unedited script; `loop` runs a loop itself. All else is here.
+`watched` defines a step by the events of an unedited script; `loop` runs a loop itself. Both share this module.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from stepscope.timing.loaders import processes
 
 
 class StepRecord(NamedTuple):
-    """A finished step; times in s. (A tuple, because a dataclass takes three times as long to make.)"""
+    """A finished step; times in s. (A tuple, because a dataclass takes three times as long to create.)"""
 
-    begin: float  # when the loop asked for the batch, of ``time.perf_counter()``
+    begin: float  # when the loop asked for the batch, by ``time.perf_counter()``
     wait: float  # until the batch arrived
-    duration: float  # with the wait
-    queued_wait: float  # of the wait, in which other processes had the cores
-    queued_work: float  # the same of the rest
-    first: bool  # of an epoch
+    duration: float  # of the step, with the wait
+    queued_wait: float  # part of the wait in which the thread was queued for a core
+    queued_work: float  # queued part of the work
+    first: bool  # whether the step is the first of its epoch
 
 
 class Pass(NamedTuple):
@@ -37,44 +37,45 @@ class Pass(NamedTuple):
     loader: DataLoader[Any]
     number: int  # of all passes over any loader
     began: float | None  # when it began; None after its first batch of a training step
-    start: float | None = None  # seconds until its first batch, if that was got before its loader was known to train
+    start: float | None = None  # seconds until its first batch, if the batch came before the loader was known to train
 
 
 Phases = Generator[None, StepRecord, Any]  # an examination: receives each finished step, and returns its result
 
 
 class Recorder:
-    """The steps of a loop, and the epochs of its DataLoader.
+    """Records the steps of a loop, and the epochs of its DataLoader.
 
     Attributes
     ----------
     over : bool
-        Whether the examination is over: then nothing is recorded any more.
+        Whether the examination is over, and nothing more is recorded.
     dataloader : DataLoader or None
-        The DataLoader that makes the training batches, as far as it is known.
+        The DataLoader that makes the training batches; None as long as it is unknown.
     """
 
-    getting: CodeType  # code that runs within this function gets a batch
-    stepping: CodeType  # code that runs within this function is the step,
-    rest = False  # or, if this is true, all other code is
+    getting: CodeType  # the function in which a batch is fetched
+    stepping: CodeType  # the function of the step
+    rest_is_step = False  # whether all code outside of `getting` counts to `stepping`
 
     def __init__(self) -> None:
         self.over = False
         self.dataloader: DataLoader[Any] | None = None
-        self.remade = False  # whether the DataLoader changed
+        self.loader_changed = False  # whether another DataLoader became the training loader
         self.iterator: object = None  # of the latest training batch
-        self.keeps = False  # whether to keep the next batch,
-        self.kept: object = None  # and that batch
+        self.keeps = False  # whether to keep the next batch in `kept`
+        self.kept: object = None
         self.starts: list[float] = []  # seconds from the start of each epoch to its first batch
-        self.ends: list[float] = []  # seconds from asking for a batch after the last one to the end of the epoch
-        self.received: list[float] = []  # moments at which steps got their first batch
+        self.ends: list[float] = []  # seconds from the request after the last batch to the end of each epoch
+        self.received: list[float] = []  # when each step had its first batch
         self.queued = contention.queue_clock()
-        self.ready = 0.0  # `queued()` at the latest event, in s
-        self.start = time.perf_counter()  # of the step
+        self.last_queued = 0.0  # `queued()` at the latest event, in s
+        self.start = time.perf_counter()  # begin of the step
         self.wait = self.queued_wait = 0.0  # of the step so far
         self.first = False  # whether the step began an epoch
-        self.batches = self.passes = self.made = 0  # batches of the step, passes over any loader, batches of the epoch
-        self.workers_queued = 0.0  # seconds that the workers had been queued at the epoch's first batch
+        self.batches = self.epoch_batches = 0  # of the step and of the epoch so far
+        self.passes = 0  # over any loader
+        self.workers_queued = 0.0  # seconds that the workers had been queued before the epoch's first batch arrived
         self.phases: Phases | None = None
 
     @property
@@ -88,15 +89,15 @@ class Recorder:
         return getattr(self.source, "num_workers", 0) or 0
 
     def epoch_steps(self) -> int | None:
-        """Return the steps of an epoch; None if they are unknown."""
+        """Return the number of steps in an epoch; None if unknown."""
         return None
 
     def steps_of_epoch(self) -> int:
-        """Return the steps of the current epoch so far."""
+        """Return the number of steps in the current epoch so far."""
         return 0
 
     def pauses(self) -> Pauses:
-        """Return the work between two epochs, which is in no step."""
+        """Return the work between two epochs, which belongs to no step."""
         return Pauses()
 
     def examine(self, phases: Phases) -> None:
@@ -107,25 +108,25 @@ class Recorder:
     # Events that `hooks` reports
 
     def begin(self, loader: DataLoader[Any], begin: Callable[[DataLoader[Any]], Iterator[Any]]) -> Iterator[Any]:
-        """Begin an epoch of any DataLoader, whose iterator `begin` returns."""
+        """Begin an epoch of any DataLoader; `begin` returns its iterator."""
         began, iterator = time.perf_counter(), begin(loader)
         self.passes += 1
-        with suppress(AttributeError):  # a loader of its own kind
+        with suppress(AttributeError):  # an iterator that takes no attributes
             iterator._stepscope = Pass(loader, self.passes, began)  # type: ignore[attr-defined]
         return iterator
 
-    def batch(self, iterator: Iterator[Any], following: Callable[[Iterator[Any]], object]) -> object:
-        """Return the next batch of any DataLoader, which `following` gets."""
+    def batch(self, iterator: Iterator[Any], get_next: Callable[[Iterator[Any]], object]) -> object:
+        """Return the next batch of any DataLoader from `get_next`."""
         raise NotImplementedError
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has changed the weights."""
 
-    def request(self, iterator: Iterator[Any], following: Callable[[Iterator[Any]], object]) -> object:
-        """Return the next training batch, and note whether an epoch begins or ends with it."""
+    def request(self, iterator: Iterator[Any], get_next: Callable[[Iterator[Any]], object]) -> object:
+        """Return the next training batch, and note whether an epoch begins or ends here."""
         asked = time.perf_counter()
         try:
-            batch = following(iterator)
+            batch = get_next(iterator)
         except StopIteration:
             self.ends.append(time.perf_counter() - asked)
             raise
@@ -137,32 +138,32 @@ class Recorder:
 
     # Steps
 
-    def get(self, following: Callable[[], object]) -> object:
-        """Return the next training batch, which `following` gets. All code outside of it belongs to the step."""
-        asked, before = time.perf_counter(), self.ready
+    def get(self, get_next: Callable[[], object]) -> object:
+        """Return the next training batch from `get_next`, and add the wait for the batch to the step."""
+        asked, before = time.perf_counter(), self.last_queued
         try:
-            batch = following()
+            batch = get_next()
         finally:
             now = time.perf_counter()
-            self.ready = before if now - asked < thresholds.SHORT_WAIT_S else self.queued()
-            self.wait, self.queued_wait = self.wait + now - asked, self.queued_wait + self.ready - before
+            self.last_queued = before if now - asked < thresholds.SHORT_WAIT_S else self.queued()
+            self.wait, self.queued_wait = self.wait + now - asked, self.queued_wait + self.last_queued - before
         if not self.batches:
             self.received.append(now)
         self.batches += 1
-        self.made += 1
+        self.epoch_batches += 1
         if self.keeps:
             self.kept = batch
         return batch
 
     def began_epoch(self, seconds: float) -> None:
-        """Note that the batch is the first of an epoch, which took so long to start."""
+        """Note that the latest batch is the first of an epoch that took `seconds` to start."""
         self.starts.append(seconds)
-        self.first, self.made, self.workers_queued = True, 0, self._workers_queued()
+        self.first, self.epoch_batches, self.workers_queued = True, 0, self._workers_queued()
 
     def end_step(self, ended: float | None = None) -> Any:
-        """End a step, now or at an earlier moment; return the result of the examination when this was its last step."""
+        """End a step now or at the earlier moment `ended`; return the result of the examination after its last step."""
         now, queued = time.perf_counter(), self.queued()
-        work = max(0.0, queued - self.ready) if ended is None else 0.0  # how long it was queued earlier is unknown
+        work = max(0.0, queued - self.last_queued) if ended is None else 0.0  # unknown for an earlier moment
         record = StepRecord(
             self.start, self.wait, (now if ended is None else ended) - self.start, self.queued_wait, work, self.first
         )
@@ -174,12 +175,12 @@ class Recorder:
         except StopIteration as end:
             self.over, found = True, end.value
         self.start = time.perf_counter()
-        self.ready = queued if self.start - now < thresholds.SHORT_WAIT_S else self.queued()
+        self.last_queued = queued if self.start - now < thresholds.SHORT_WAIT_S else self.queued()
         return found
 
     def worker_queued(self) -> float:
-        """Return for how many seconds a worker was ready while other processes had the cores, for each batch."""
-        return max(0.0, self._workers_queued() - self.workers_queued) / max(1, self.made - 1)
+        """Return for how many seconds per batch the workers were queued for a core, since the epoch's first batch."""
+        return max(0.0, self._workers_queued() - self.workers_queued) / max(1, self.epoch_batches - 1)
 
     def _workers_queued(self) -> float:
         return sum((contention.queued(worker.pid or "none") for worker in processes(self.iterator)), 0.0)

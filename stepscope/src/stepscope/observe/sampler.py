@@ -1,4 +1,4 @@
-"""Samples every few ms at which line of the user's code a thread is, and whether it works or waits."""
+"""Samples every few ms which line of the user's code a thread runs, and whether the thread works or waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stepscope.observe import contention
 
 T = TypeVar("T")
 LONGEST = 70  # characters of a line that are shown
-_PATH = re.compile(r"""(["'])(?:file:/*|~|[A-Za-z]:)?[/\\](?:[^"']*[/\\])?""")  # a folder in code may name its user
+_PATH = re.compile(r"""(["'])(?:file:/*|~|[A-Za-z]:)?[/\\](?:[^"']*[/\\])?""")  # a path may contain the user's name
 
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # separate functions in Python 3.11
 _PACKAGE = str(Path(thresholds.__file__).parent)
@@ -43,7 +43,7 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """Whether it is the user's code: in no installed package, not in the standard library, and not here."""
+        """Whether the code is the user's: not in an installed package, the standard library or stepscope."""
         return not (self.file.startswith(_FOREIGN) or re.search(r"[/\\](site|dist)-packages[/\\]", self.file))
 
     def __str__(self) -> str:
@@ -53,20 +53,20 @@ class Frame:
         return f"{place}:{self.line}: {text}" if text else f"{place}:{self.line}"
 
 
-Stack = tuple[Frame, ...]  # functions that call each other; in weights the outermost first
+Stack = tuple[Frame, ...]  # of calls; in weights the outermost function comes first
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Where a thread was, and what it did since the previous sample. Times in s of ``time.perf_counter()``."""
+    """A thread's call stack, and its wait since the previous sample. Times in s of ``time.perf_counter()``."""
 
     begin: float  # when the previous sample was taken
     end: float
-    # Time in which the thread neither worked nor was ready to; 0 where the system does not report it. Only sums are
-    # right: the value is too large while the thread waits for a core, and too small once it has one.
+    # Seconds in which the thread neither worked nor was ready to work; 0 where the system does not report them. Only
+    # sums over samples are right: a value is too large while the thread waits for a core, too small when it has a core.
     waited: float
-    frames: Stack  # the functions it was in, the innermost first; none outside of the watched functions
-    within: CodeType | None = None  # the watched function that called them
+    frames: Stack  # the innermost function first; empty outside of the watched functions
+    within: CodeType | None = None  # the watched function that called `frames`
 
     @property
     def seconds(self) -> float:
@@ -75,18 +75,18 @@ class Sample:
 
     @property
     def path(self) -> Stack:
-        """The functions of the user's code, the outermost first; for a comprehension the one around it."""
+        """The user's functions, the outermost first; a comprehension belongs to the function around it."""
         frames = reversed(self.frames)
         return tuple(frame for frame in frames if frame.own and frame.name not in _COMPREHENSIONS)
 
     @property
     def own(self) -> Frame | None:
-        """The innermost function of the user's code."""
+        """The innermost of the user's functions."""
         return self.path[-1] if self.path else None
 
     @property
     def to_network(self) -> Stack:
-        """As `path`, but without functions that `torch.nn` calls: no ``forward``."""
+        """Like `path`, but without functions that `torch.nn` calls, such as ``forward``."""
         called = [each for each, frame in enumerate(self.frames) if re.search(r"[/\\]torch[/\\]nn[/\\]", frame.file)]
         return replace(self, frames=self.frames[called[-1] :]).path if called else self.path
 
@@ -97,14 +97,14 @@ class Sample:
 
 
 class Sampler:
-    """Samples the thread that enters it, until the thread leaves it.
+    """Samples the thread that enters the ``with`` block, until the thread leaves the block.
 
-    `within` are the codes of the watched functions: outside of them a sample has no frames, or counts to `rest`. It
-    stops after `most` samples. Afterwards `worked` is the CPU time of the sampler in s.
+    `within` is the code of the watched functions: a sample outside of them has no frames, or belongs to `default`.
+    Sampling stops after `most` samples. Afterwards `worked` is the CPU time of the sampler in s.
     """
 
-    def __init__(self, interval: float, *within: CodeType, rest: CodeType | None = None, most: float = math.inf):
-        self.within, self.interval, self.rest, self.most = within, interval, rest, most
+    def __init__(self, interval: float, *within: CodeType, default: CodeType | None = None, most: float = math.inf):
+        self.within, self.interval, self.default, self.most = within, interval, default, most
         self.samples: list[Sample] = []
         self.worked = 0.0
         self._end = threading.Event()
@@ -121,14 +121,14 @@ class Sampler:
 
     @property
     def task(self) -> str:
-        """The sampler's thread, for `contention.queued`."""
+        """The sampler's thread, as `contention.queued` names it."""
         return f"self/task/{self._thread.native_id}"
 
     def _run(self, thread: int, waited: Callable[[], float], begin: float) -> None:
         before, late, switch = waited(), False, sys.getswitchinterval()
         sys.setswitchinterval(thresholds.SWITCH_INTERVAL_S)
         # No sample is possible while a call holds the GIL. This thread gets the GIL when the call is over, and samples
-        # at once: later, another line would get the time of the call.
+        # at once: a later sample would count the time of the call to another line.
         while len(self.samples) < self.most and not self._end.wait(0 if late else self.interval):
             frames = self._frames(_stack(thread))
             end, now = time.perf_counter(), waited()
@@ -144,13 +144,13 @@ class Sampler:
             if code in self.within:
                 return tuple(frames), code
             frames.append(Frame(code.co_filename, line or code.co_firstlineno, code.co_name, code.co_firstlineno))
-        return (tuple(frames), self.rest) if self.rest is not None and stack else ((), None)
+        return (tuple(frames), self.default) if self.default is not None and stack else ((), None)
 
 
 def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
-    """Return the user's line with the largest sum of weights, as text; "" if too few samples show one.
+    """Return the user's line with the largest sum of weights, as text; "" if too few samples show a line.
 
-    A second line is named if it has at least half as much.
+    A second line is also named if its sum is at least half as large.
     """
     lines = defaultdict[tuple[str, int], list[tuple[Frame, float]]](list)
     for frame, weight in _settled(weights):
@@ -166,10 +166,10 @@ def place(weights: Iterable[tuple[Frame | None, float]]) -> str:
 
 
 def hottest(weights: Iterable[tuple[Stack, float]]) -> str:
-    """Return the line with most of the weight, as text; "" if too few samples show one.
+    """Return the line with most of the weight, as text; "" if too few samples show a line.
 
-    The search starts at the outermost function and goes on to the called one as long as one line has most of the
-    weight. The text also has the line that calls the result, and the outermost line.
+    The search starts at the outermost function, and goes on to the called function as long as one line has most of
+    the weight. The text also names the line that calls the found line, and the outermost line.
     """
     left, lines = _settled((stack, weight) for stack, weight in weights if stack and weight > 0), list[str]()
     while left:
@@ -186,7 +186,7 @@ def hottest(weights: Iterable[tuple[Stack, float]]) -> str:
 
 
 def _settled(weights: Iterable[tuple[T, float]]) -> list[tuple[T, float]]:
-    """Set the largest weight to the second largest: if the machine stalled once, one sample has all of that time."""
+    """Set the largest weight to the second largest: if the machine stalled once, one sample contains the stall."""
     weights = list(weights)
     settled = without_hiccup([weight for _, weight in weights])
     return [(sampled, weight) for (sampled, _), weight in zip(weights, settled, strict=True)]
@@ -199,9 +199,9 @@ def _stack(thread: int) -> list[tuple[CodeType, int]]:
     """Return the code and the line of each function that a thread is in, the innermost first.
 
     In Python 3.11 garbage may be collected while `sys._current_frames` holds the lock that every thread needs at its
-    start and end (CPython issue 106883): a finalizer that gives the GIL to such a thread then stops the process for
-    ever. So garbage collection is off meanwhile. Frames are read at once, because a frame that the thread has left may
-    contain anything; such a stack is discarded.
+    start and end (CPython issue 106883): a finalizer that gives the GIL to such a thread then blocks the process for
+    ever. So garbage collection is off during the call. Frames are read at once, because a frame that the thread has
+    left may contain anything; a stack with such a frame is discarded.
     """
     global _reading
     stack: list[tuple[CodeType, int]] = []
@@ -221,14 +221,14 @@ def _stack(thread: int) -> list[tuple[CodeType, int]]:
     return stack if all(isinstance(code, CodeType) for code, _ in stack) else []
 
 
-if hasattr(os, "register_at_fork"):  # the thread that would enable it is not in the child
+if hasattr(os, "register_at_fork"):  # the thread that would enable garbage collection is not in the child
     os.register_at_fork(after_in_child=lambda: gc.enable() if _reading else None)
 
 
 def _waited() -> Callable[[], float]:
-    """Return a function that returns for how many seconds this thread has neither worked nor been ready to.
+    """Return a function that returns for how many seconds this thread has neither worked nor been ready to work.
 
-    It releases the GIL only once. Where the system does not report both times (only Linux does), it returns 0.
+    The function releases the GIL only once. It returns 0 where the system does not report both times: only Linux does.
     """
     queued = contention.queue_clock()
     if not Path("/proc/self/schedstat").exists():

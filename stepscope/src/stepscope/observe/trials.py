@@ -1,4 +1,4 @@
-"""Compares a step with its alternatives in interleaved runs: settings of PyTorch, 32-bit numbers, and a larger batch.
+"""Compares a step with its alternatives in interleaved runs: settings of PyTorch, float32, and a larger batch.
 
 No trace shows how long a step takes with another setting. A trial runs steps on a batch that is already loaded, and
 only if a setting is known to slow steps.
@@ -26,7 +26,7 @@ from stepscope.timing.stopwatch import synchronize
 
 @contextmanager
 def double_weights() -> Iterator[list[bool]]:
-    """Notice within the block whether optimizers change 64-bit weights: if so, the list is not empty."""
+    """Notice within the block whether optimizers change float64 weights: if so, the list is not empty."""
     found: list[bool] = []
 
     def notice(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -39,9 +39,9 @@ def double_weights() -> Iterator[list[bool]]:
 
 
 def run(step: timing.Step, batch: object, *, threads: int | None, double: bool) -> Trials:
-    """Try all changes that may gain, with a batch of the loop.
+    """Time a step with each change that may gain, on a batch of the loop.
 
-    `threads` is the number of free cores, None if the CPU does not matter; `double` is whether weights have 64 bits.
+    `threads` is the number of free cores, None if a GPU computes; `double` says whether weights are float64.
     """
 
     def call() -> object:
@@ -59,11 +59,11 @@ def run(step: timing.Step, batch: object, *, threads: int | None, double: bool) 
         tried["deterministic"] = _compare(call, call, lambda tries: set_to(not tries, warn_only=warn_only))
     memory = thresholds.LARGER_BATCH * psutil.Process().memory_info().rss
     if size < thresholds.SMALL_BATCH and memory < psutil.virtual_memory().available:
-        with suppress(Exception):  # out of memory, or a step that takes no other number of items
+        with suppress(Exception):  # out of memory, or the step needs this batch size
             larger = tree_map_only(torch.Tensor, _repeated, batch)
             if batch_size(larger) > size:
                 tried["larger"] = _compare(call, lambda: timing.call(step, larger), parts=thresholds.LARGER_BATCH)
-    with suppress(Exception):  # a network that cannot be copied, or not be called so
+    with suppress(Exception):  # the network cannot be copied, or not be called alone
         if double and (network := _network(call)):
             tried["single"] = _compare(_pass(*network, torch.float64), _pass(*network, torch.float32))
     return Trials(threads=now, other_threads=other, batch=size, **tried)
@@ -77,7 +77,7 @@ def _compare(
 ) -> Trial:
     """Call two functions in interleaved rounds, and return how long a call of each takes.
 
-    `change` changes a setting for the second function, and back. The time of the second is divided by `parts`.
+    `change` changes a setting for the second function, and restores it. The second time is divided by `parts`.
     """
     begin = time.perf_counter()
     before()
@@ -96,7 +96,7 @@ def _compare(
 
 
 def _ms(call: Callable[[], object], repeat: int) -> float:
-    """Return the time of a call in ms, the mean of some."""
+    """Return the mean time of `repeat` calls in ms."""
     begin = time.perf_counter()
     for _ in range(repeat):
         call()
@@ -109,12 +109,12 @@ def _repeated(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _network(call: Callable[[], object]) -> tuple[nn.Module, tuple[object, ...]] | None:
-    """Return a copy of the 64-bit network that a step trains, and its arguments; None if there is none."""
+    """Return a copy of the float64 network that a step trains, and its arguments; None if there is none."""
     found = list[tuple[nn.Module, tuple[object, ...]]]()
 
     def notice(module: nn.Module, arguments: tuple[object, ...]) -> None:
         double = any(weight.dtype == torch.float64 for weight in module.parameters())
-        if double and module.training and not found:  # the first module calls all others
+        if double and module.training and not found:  # the first module is the outermost
             found.append((copy.deepcopy(module), tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)))
 
     with nn.modules.module.register_module_forward_pre_hook(notice):
@@ -123,7 +123,7 @@ def _network(call: Callable[[], object]) -> tuple[nn.Module, tuple[object, ...]]
 
 
 def _pass(module: nn.Module, arguments: tuple[object, ...], dtype: torch.dtype) -> Callable[[], None]:
-    """Return a function that runs a copy of a network forward and backward with numbers of this type."""
+    """Return a function that runs a copy of a network forward and backward in this dtype."""
     module = copy.deepcopy(module).to(dtype)
     arguments = tree_map_only(
         torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, arguments

@@ -1,9 +1,9 @@
 """Records the training loop of an unedited script from within: its steps, and where epochs begin and end.
 
-A step ends at the request for a training batch after an optimizer has changed the weights. So several batches whose
-gradients are accumulated are one step, and so are the updates of two optimizers for one batch. Batches of a validation
-set belong to the step that they are in. Where no DataLoader gives batches, a step ends with the first optimizer's step.
-Work between two epochs is in no step.
+A step ends when the script asks for a training batch after an optimizer has changed the weights. So several batches
+with accumulated gradients are one step, and so are the updates of two optimizers for one batch. Validation batches
+within a step belong to that step. In a loop without a DataLoader, each step of the first optimizer ends a step. Work
+between two epochs belongs to no step.
 """
 
 from __future__ import annotations
@@ -39,90 +39,90 @@ Report = Callable[[dict[str, Any]], object]  # receives the facts or the problem
 
 
 class ScriptRecorder(Recorder):
-    """The training of a process of the script so far.
+    """Records the training loop of one process of the script.
 
     Parameters
     ----------
     count : int
         Steps to time.
     folder : Path
-        Where traces go.
+        Folder for the traces.
     report : callable
-        Receives a dict: ``"facts"``, or the ``"problem"`` why there are none; ``"rank"``, ``"ranks"``, and how many of
-        them are ``"here"``, on this machine.
+        Receives a dict: ``"facts"``, or the ``"problem"`` that prevented them; ``"rank"``, ``"ranks"``, and the number
+        of ranks on this machine, ``"here"``.
     stop : bool
         Whether to end the script after the examination.
     """
 
-    rest = True
+    rest_is_step = True
 
     def __init__(self, count: int, folder: Path, report: Report, *, stop: bool = False):
         super().__init__()
         self.queued = contention.queue_clock(threading.main_thread().native_id)
         self.report, self.stop = report, stop
         self.process, self.thread = os.getpid(), threading.main_thread().ident
-        self.latest: DataLoader[Any] | None = None  # that gave the latest batch
-        self.updated_after: DataLoader[Any] | None = None  # that gave the latest batch before the last update
+        self.latest_loader: DataLoader[Any] | None = None  # of the latest batch
+        self.updated_after: DataLoader[Any] | None = None  # loader of the latest batch before the last update
         self.optimizer: int | None = None  # `id` of the optimizer that ends steps in a loop without a DataLoader
-        self.updates = 0  # in the step so far
+        self.updates = 0  # of the weights in the step so far
         self.seen: Counter[str] = Counter()
-        self.latest_pass: int | None = None  # that gave the latest batch
+        self.latest_pass: int | None = None  # number of the pass that gave the latest batch
         self.pausing = PauseRecorder()
-        self.sizes: list[int] = []  # batches of each step so far
+        self.sizes: list[int] = []  # number of batches of each finished step
         self.examination = Examination(self, count, folder)
-        self.other: Callable[[], Any] = lambda: None  # the script's last profiler
+        self.script_profiler: Callable[[], Any] = lambda: None  # reference to the script's last profiler
         self.examination.prepared = self._prepared
-        self.examine(self._beside_profilers())
+        self.examine(self._guarded_phases())
         atexit.register(self.end)
 
-    # Events, as `hooks` reports them
+    # Events that `hooks` reports
 
     def begin(self, loader: DataLoader[Any], begin: Callable[[DataLoader[Any]], Iterator[Any]]) -> Iterator[Any]:
-        """Begin an epoch of a loader, whose iterator `begin` returns."""
+        """Begin an epoch of a loader; `begin` returns its iterator."""
         now = time.perf_counter()
         if threading.get_ident() == self.thread:
             trains = None if self.dataloader is None else loader is self.dataloader
             self.pausing.begun(now, trains, int(self.updates > 0))
             if self.pausing.since is not None and self.updates and loader is not self.dataloader:
                 self._stepped()
-            if self.pausing.since is not None and not self.updates:  # work since then is in no step
+            if self.pausing.since is not None and not self.updates:  # work in a pause belongs to no step
                 del self.received[len(self.received) - bool(self.batches) :]
                 self.start, self.batches, self.wait, self.queued_wait = now, 0, 0.0, 0.0
         return super().begin(loader, begin)
 
-    def batch(self, iterator: Iterator[Any], following: Callable[[Iterator[Any]], object]) -> object:
-        """Return the next batch of an epoch, which `following` gets."""
+    def batch(self, iterator: Iterator[Any], get_next: Callable[[Iterator[Any]], object]) -> object:
+        """Return the next batch of an epoch from `get_next`."""
         loader, number, began, start = vars(iterator).get("_stepscope", (None, None, None, None))
         if threading.get_ident() != self.thread:
-            self.seen["batches got in other threads"] += 1
-            return following(iterator)
+            self.seen["batches loaded in other threads"] += 1
+            return get_next(iterator)
         evaluates = self.dataloader is None and not torch.is_grad_enabled()
         if loader is None or self.dataloader not in (None, loader) or evaluates:
-            batch, self.latest_pass = following(iterator), number
-            if began is not None and start is None:  # perhaps this loader trains
+            batch, self.latest_pass = get_next(iterator), number
+            if began is not None and start is None:  # this loader may turn out to be the training loader
                 vars(iterator)["_stepscope"] = Pass(loader, number, began, time.perf_counter() - began)
-            self.latest = self.latest if evaluates else loader
+            self.latest_loader = self.latest_loader if evaluates else loader
             self.seen["batches"] += 1
             return batch
         if self.updates:
             self._stepped()
             if self.over:
-                return following(iterator)
+                return get_next(iterator)
         else:
-            self.ready = self.queued()
+            self.last_queued = self.queued()
 
         def next_batch() -> object:
             try:
-                return self.request(iterator, following)
+                return self.request(iterator, get_next)
             except StopIteration:
-                if torch.cuda.is_initialized():  # its unfinished work belongs to the steps
+                if torch.cuda.is_initialized():  # the GPU's unfinished work belongs to the steps
                     torch.cuda.synchronize()
                 self.pausing.ended(time.perf_counter())
                 raise
 
         batch = self.get(next_batch)
         self.seen["batches"] += 1
-        self.latest, self.latest_pass = loader, number
+        self.latest_loader, self.latest_pass = loader, number
         return batch
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
@@ -130,7 +130,7 @@ class ScriptRecorder(Recorder):
         self.seen["steps of optimizers"] += 1
         self.updates += 1
         here = threading.get_ident() == self.thread
-        if self.latest is None:
+        if self.latest_loader is None:
             self.optimizer = self.optimizer or id(optimizer)
             if self.optimizer == id(optimizer) and here:
                 self._stepped()
@@ -138,13 +138,13 @@ class ScriptRecorder(Recorder):
             return
         if here:
             self.pausing.updated(time.perf_counter(), self.latest_pass)
-        if self.latest is not self.dataloader and self.latest is self.updated_after:
-            self.remade |= self.dataloader is not None
-            self.dataloader = self.latest  # it gave the batch before two updates in a row
-        self.updated_after = self.latest
+        if self.latest_loader is not self.dataloader and self.latest_loader is self.updated_after:
+            self.loader_changed |= self.dataloader is not None
+            self.dataloader = self.latest_loader  # the loader of the batches before two updates in a row
+        self.updated_after = self.latest_loader
 
     def end(self) -> None:
-        """Report the events so far, if the script ends before the examination does."""
+        """Report the events so far, if the script ends before the examination."""
         if self.over or os.getpid() != self.process:
             return
         needed = self.examination.steps_needed
@@ -153,8 +153,8 @@ class ScriptRecorder(Recorder):
             self.phases.close()
         saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
         needs = (
-            f"Some {needed} are needed: let it train longer, or time fewer than {self.examination.count} steps "
-            "(--steps)."
+            f"About {needed} steps are needed: let the script train longer, or time fewer than "
+            f"{self.examination.count} steps (--steps)."
         )
         if not self.seen["steps of optimizers"]:
             needs = "No optimizer of torch.optim has changed weights: use stepscope.diagnosis.diagnose(loader, step)."
@@ -165,7 +165,7 @@ class ScriptRecorder(Recorder):
     def epoch_steps(self) -> int | None:
         if self.pausing.length is not None:
             return self.pausing.length
-        with suppress(TypeError, NotImplementedError):  # no loader, or one of an iterable dataset without a length
+        with suppress(TypeError, NotImplementedError):  # no loader, or a loader without a length
             return max(1, len(self.dataloader) // max(1, statistics.median_low(self.sizes)))  # type: ignore[arg-type]
         return None
 
@@ -177,13 +177,13 @@ class ScriptRecorder(Recorder):
         if not count:
             return Pauses()
         mean_ms = sum(self.pausing.seconds) / count * 1e3
-        return Pauses(count, mean_ms, self.pausing.apart * 1e3, self.pausing.line)
+        return Pauses(count, mean_ms, self.pausing.seconds_per_step * 1e3, self.pausing.line)
 
     def _stepped(self) -> None:
-        """End a step, and go on with the examination."""
+        """End a step, and continue the examination."""
         ended = None
-        if self.pausing.until is not None:  # the step ended before the pause
-            self.pausing.look_away()
+        if self.pausing.until is not None:  # the step ended when the pause began
+            self.pausing.stop_sampling()
             ended = self.pausing.since
         self.sizes.append(self.batches)
         self.pausing.steps += 1
@@ -193,7 +193,7 @@ class ScriptRecorder(Recorder):
             if found is not None:
                 facts, _ = found
                 content = saving.as_json(self._with_items(facts))["facts"]
-                self._report(facts=json.loads(json.dumps(content)))  # lists, as in a file
+                self._report(facts=json.loads(json.dumps(content)))  # lists instead of tuples, as in a file
                 self._leave()
         except Exception as error:
             self._failed(error)
@@ -201,7 +201,7 @@ class ScriptRecorder(Recorder):
             raise SystemExit
 
     def _with_items(self, facts: Facts) -> Facts:
-        """Return facts with how items are loaded, which another process tries: this one must not change."""
+        """Return the facts with measurements of items, made in a child process so that this process does not change."""
         dataloader = self.dataloader
         if dataloader is None or facts.loader is None:
             return facts
@@ -211,7 +211,7 @@ class ScriptRecorder(Recorder):
             return replace(facts, loader=replace(facts.loader, unknown=str(why)))
 
     def _failed(self, error: Exception) -> None:
-        """Report an error, after which the script goes on if it is ours; raise one of its signal handlers."""
+        """Report an error, and let the script go on; raise the error if a signal handler of the script raised it."""
         self._leave()
         self._report(problem=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
         handlers = {_code(handler) for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)}
@@ -221,22 +221,22 @@ class ScriptRecorder(Recorder):
             raise SystemExit(1)
 
     def _leave(self) -> None:
-        """From now on, look at nothing, and keep no object of the script."""
+        """Stop recording, and keep no object of the script."""
         self.over = True
-        self.pausing.look_away()
-        self.dataloader = self.latest = self.updated_after = self.iterator = self.kept = None
+        self.pausing.stop_sampling()
+        self.dataloader = self.latest_loader = self.updated_after = self.iterator = self.kept = None
 
-    def _beside_profilers(self) -> Phases:
-        """Examine until the script uses a profiler while one of ours records: two at once end the process."""
+    def _guarded_phases(self) -> Phases:
+        """Run the examination; stop if the script uses a profiler while ours records: two at once end the process."""
         kind = torch.autograd.profiler.profile
         before = {name: getattr(kind, name) for name in ("_prepare_trace", "_start_trace")}
 
         def use(profiler: torch.autograd.profiler.profile, name: str) -> None:
             here = threading.get_ident() == self.thread and os.getpid() == self.process
             phases = self.phases
-            if here and phases is not None and not getattr(phases, "gi_running", False):  # then it is one of ours
-                self.other = weakref.ref(profiler)
-                if self.examination.records and not self.over:
+            if here and phases is not None and not getattr(phases, "gi_running", False):  # else the profiler is ours
+                self.script_profiler = weakref.ref(profiler)
+                if self.examination.recording and not self.over:
                     try:
                         phases.throw(OtherProfiler())
                     except Exception as error:
@@ -253,11 +253,11 @@ class ScriptRecorder(Recorder):
 
     def _prepared(self) -> bool:
         """Return whether the script has prepared a profiler that records nothing yet."""
-        other = self.other()
+        other = self.script_profiler()
         return other is not None and other.kineto_results is None
 
     def _report(self, **content: object) -> None:
-        """Report the facts, or why there are none."""
+        """Report the facts, or the problem."""
         examined = self.examination
         here = int(os.environ.get("LOCAL_WORLD_SIZE", examined.ranks))
         self.report({"rank": examined.rank, "ranks": examined.ranks, "here": here, **content})
@@ -266,6 +266,6 @@ class ScriptRecorder(Recorder):
 
 
 def _code(handler: object) -> object:
-    """Return the code of a signal handler, which may be any object that can be called; None if it is not of Python."""
+    """Return the code of a signal handler, which may be any callable; None if the handler is not written in Python."""
     handler = getattr(handler, "func", handler)  # of functools.partial
     return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)

@@ -1,4 +1,4 @@
-"""Python imports this at the start of a script that ``stepscope run`` diagnoses; it installs the hooks.
+"""Installs the hooks: Python imports this module at the start of a script that ``stepscope run`` diagnoses.
 
 The user or the system may have another `sitecustomize`, which must still run.
 """
@@ -12,10 +12,10 @@ sys.path[:] = [folder for folder in sys.path if folder != _own]
 try:
     from stepscope.observe import hooks
 
-    hooks.install()  # first: the other module may import PyTorch
+    hooks.install()  # first, since the other sitecustomize may import PyTorch
 finally:
     try:
-        import sitecustomize  # noqa: F401  the other module
+        import sitecustomize  # noqa: F401  the other sitecustomize
     except ModuleNotFoundError as error:
         if error.name != __name__:
             raise
