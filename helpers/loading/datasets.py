@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from torch.utils.data import Dataset, get_worker_info
 
 from helpers.data import photos
+from stepscope.base import staging
 
 # The errors for damage of Pillow and, last, TorchCodec
 _DAMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, RuntimeError)
@@ -26,6 +27,9 @@ class UnreadableImage(OSError):
 
 class PngDataset(Dataset):
     """One PNG per image, opened and decoded at every read: simple, and slow.
+
+    Raises `staging.DamagedFolder` if a label is missing or not a number, or if the files in the folder are not those in
+    the table.
 
     Parameters
     ----------
@@ -41,11 +45,8 @@ class PngDataset(Dataset):
         self.folder = str(folder)
         self.transform = transform
         self.storage = storage
-        with open(Path(folder, "labels.csv"), newline="") as file:
-            rows = list(csv.DictReader(file))
         # Arrays, not lists of Python objects: workers keep sharing them with us (measured in notebook 03).
-        self.files = np.array([row["file"] for row in rows], dtype="S")
-        self.labels = np.array([int(row["label"]) for row in rows])
+        self.files, self.labels = _read_labels(Path(folder))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -190,3 +191,21 @@ def _named(path: str | Path, remedy: str) -> Iterator[None]:
 def _read(path: str | Path) -> bytes:
     with open(path, "rb") as file:
         return file.read()
+
+
+def _read_labels(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    table = folder / "labels.csv"
+    try:
+        with open(table, newline="") as file:
+            labels = {row["file"]: int(row["label"]) for row in csv.DictReader(file)}
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
+        raise staging.DamagedFolder(
+            f"{table}: expected a table with the columns file and label, and a class number in each row, but: "
+            f"{error!r}. Run `python -m helpers prepare` to make the images."
+        ) from error
+    images = {entry.name for entry in os.scandir(folder) if entry.name.endswith(".png")}
+    if unlabelled := images - labels.keys():
+        raise staging.DamagedFolder(f"{folder / min(unlabelled)}: this image has no label in {table}.")
+    if missing := labels.keys() - images:
+        raise staging.DamagedFolder(f"{folder / min(missing)}: no such image, but {table} has a label for it.")
+    return np.array(list(labels), dtype="S"), np.array(list(labels.values()))

@@ -11,6 +11,7 @@ from torchvision.datasets import ImageFolder
 
 from helpers import config
 from helpers.loading import datasets
+from stepscope.base import staging
 
 COUNT = 12
 
@@ -60,6 +61,23 @@ def test_a_damaged_png_is_named(folder, damage):
     put(folder / "00007.png", changed if damage == "one byte changed" else DAMAGES[damage](content))
     with pytest.raises(datasets.UnreadableImage, match="00007.png"):
         dataset[7]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda table: table.replace("00004.png,4\n", ""), r"00004\.png"),
+        (lambda table: table.replace("00004.png,4", "00004.png,cat"), r"labels\.csv.*cat"),
+        (lambda table: table + "99.png,1\n", r"99\.png"),
+        (lambda table: table.replace("file,label", "name,class"), r"labels\.csv.*helpers prepare"),
+    ],
+    ids=["no label", "no number", "no image", "other columns"],
+)
+def test_labels_that_do_not_fit_the_images_are_named(folder, change, named):
+    table = folder / "labels.csv"
+    table.write_text(change(table.read_text()))
+    with pytest.raises(staging.DamagedFolder, match=named):
+        datasets.PngDataset(folder)
 
 
 @pytest.fixture

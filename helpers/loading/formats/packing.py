@@ -43,7 +43,7 @@ class Contents:
     def __iter__(self) -> Iterator[tuple[np.ndarray, int]]:
         """Yield each image and its label; `put` must be called before the next one."""
         for number, (image, label) in enumerate(self._pairs):
-            self._current = _checked_image(image, number), operator.index(label)
+            self._current = _checked_image(image, number), _checked_label(label, number)
             yield self._current
         if not self._rows:
             raise ValueError("Expected at least one image to pack, found none.")
@@ -91,7 +91,7 @@ def pack(
 
     Raises
     ------
-    ValueError, TypeError
+    ValueError
         If there are no images, fewer or more labels, or an image or label of another type.
     staging.TargetExists
         If there is something at `path`.
@@ -136,3 +136,10 @@ def _checked_image(image, number: int) -> np.ndarray:
             f"{image.shape}."
         )
     return image
+
+
+def _checked_label(label, number: int) -> int:
+    try:
+        return int(np.int64(operator.index(label)))
+    except (TypeError, OverflowError):
+        raise ValueError(f"Expected label {number} to be a whole number of 64 bits, found {label!r}.") from None

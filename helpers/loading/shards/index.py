@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -82,6 +83,9 @@ class Index:
             index = cls(tuple(Piece(*row) for row in table["pieces"]))
             if index.fingerprint != table["fingerprint"]:
                 raise ValueError(f"pieces of the fingerprint {index.fingerprint} instead of {table['fingerprint']}")
+            outside = [piece.shard for piece in index.pieces if not re.fullmatch(r"[\w-][\w.-]*", piece.shard)]
+            if outside:
+                raise ValueError(f"{outside[0]!r} as the name of a shard")
             return index
         except (ValueError, TypeError, KeyError) as error:
             raise ShardsError(

@@ -91,14 +91,14 @@ def join(store: Any, prefix: str = "") -> Index:
     missing = [task for task in range(tasks) if _PART.format(task, tasks) not in names]
     if missing:
         raise ShardsError(
-            f"{where}: {counted(len(missing), 'task')} of {tasks} left no index: {', '.join(map(str, missing[:20]))}. "
-            "Run these again; the others are done."
+            f"{where}: {counted(len(missing), 'task')} of {tasks} left no index: {_some(missing)}. Run these again; "
+            "the others are done."
         )
     parts = [Index.load(store, prefix, _PART.format(task, tasks)) for task in range(tasks)]
     index = Index(tuple(piece for part in parts for piece in part.pieces))
     lost = sorted(set(index.shard_bytes) - names)
     if lost:
-        raise ShardsError(f"{where}: {', '.join(lost[:20])} in an index, but not in the store. Run their tasks again.")
+        raise ShardsError(f"{where}: {_some(lost)} in an index, but not in the store. Run their tasks again.")
     _put(store, prefix + NAME, index.to_json())
     return index
 
@@ -158,6 +158,10 @@ def _header(number: int, extension: str, size: int) -> bytes:
     header = tarfile.TarInfo(name)  # without user and time: the same samples give the same bytes
     header.size = size
     return header.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _some(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:20])) + (", …" if len(names) > 20 else "")
 
 
 def _put(store: Any, path: str, content: bytes | bytearray) -> None:

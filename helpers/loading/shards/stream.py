@@ -79,6 +79,7 @@ class ShardStream(IterableDataset):
         # Epoch, first position, order; in memory shared with the workers: persistent ones see what set_epoch and
         # load_state change.
         self._now = torch.tensor([0, 0, seed, lanes, shuffle]).share_memory_()
+        self._say_what_is_left_out()
         ordering.order(index.samples[:0], epoch=0, **self.order)  # refuses impossible settings here, not in a worker
 
     @property
@@ -105,20 +106,29 @@ class ShardStream(IterableDataset):
         """
         batches = self._batches(self.world - 1)  # the last rank's end a step
         ends = [int(self._now[1]), *(batch.stop for batch in batches)]
+        if not 0 <= steps < len(ends):
+            raise ValueError(f"Expected 0 to {len(ends) - 1} steps, as many as there are batches, found {steps}.")
         return {"epoch": self.epoch, "done": ends[steps], "shards": self.index.fingerprint, **self.order}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on after the samples of a state, in its order, with any number of ranks and workers and any batch size.
 
-        If fewer samples than ranks remain, they are left out: set_epoch begins the next epoch. Raises ShardsError if
-        the state is of other shards.
+        If fewer samples than ranks remain, they are left out, with a warning: set_epoch begins the next epoch.
+        Raises ShardsError if the state is of other shards, or no state.
         """
-        if state.get("shards") != self.index.fingerprint:
+        numbers = [state.get(name) for name in ("epoch", "done", *_ORDER)]
+        whole = all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers)
+        if not whole or not state["lanes"] or "shards" not in state:
+            raise ShardsError(f"Expected a state of ShardStream.state, found {dict(state)}.")
+        if state["shards"] != self.index.fingerprint:
             raise ShardsError(
                 f"Expected a state of these shards ({self.index.fingerprint}), found one of others "
-                f"({state.get('shards')}): the shards were written anew, or the state is of another data set."
+                f"({state['shards']}): the shards were written anew, or the state is of another data set."
             )
-        self._now[:] = torch.tensor([state[name] for name in ("epoch", "done", *_ORDER)])
+        if state["done"] > len(self.index):
+            raise ShardsError(f"Expected at most {len(self.index):,} samples done, found {state['done']:,}.")
+        self._now[:] = torch.tensor(numbers)
+        self._say_what_is_left_out()
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -131,6 +141,15 @@ class ShardStream(IterableDataset):
 
     def _batches(self, rank: int) -> list[range]:
         return ordering.batches(len(self.index), self.batch, rank=rank, world=self.world, start=int(self._now[1]))
+
+    def _say_what_is_left_out(self) -> None:
+        left = len(self.index) - int(self._now[1])
+        if not self._batches(self.rank) and left:
+            warnings.warn(
+                f"{counted(left, 'sample')} of epoch {self.epoch} left out: there are {self.world} ranks, and each "
+                "needs one or more in each step. Fewer ranks could read them.",
+                stacklevel=3,
+            )
 
     def _decoded(self, sample: dict[str, Any]) -> Any:
         try:
@@ -169,16 +188,7 @@ class ShardStream(IterableDataset):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, asked: Future, piece: Piece) -> list[dict[str, Any]]:
-        try:
-            content = asked.result(_SAID_AFTER)
-        except TimeoutError:
-            warnings.warn(
-                f"{self._name(piece)}: no answer from the store for {_SAID_AFTER:g} s. It is asked again for up to "
-                f"{buckets.PATIENCE:g} s.",
-                stacklevel=2,
-            )
-            content = asked.result()
-        samples = read_samples(content)
+        samples = read_samples(self._answer(asked, piece))
         if len(samples) != piece.samples:
             raise ShardsError(
                 f"{self._name(piece)}: expected {counted(piece.samples, 'sample')} in bytes {piece.start:,} to "
@@ -186,19 +196,31 @@ class ShardStream(IterableDataset):
             )
         return samples
 
+    def _answer(self, asked: Future, piece: Piece) -> bytes:
+        try:
+            return asked.result(_SAID_AFTER)
+        except TimeoutError:
+            warnings.warn(
+                f"{self._name(piece)}: no answer from the store for {_SAID_AFTER:g} s. It is asked again for up to "
+                f"{buckets.PATIENCE:g} s.",
+                stacklevel=2,
+            )
+            return asked.result()
+
     def _name(self, piece: Piece) -> str:
         return f"{self.bucket}/{self.prefix}{piece.shard}"
 
     def _download(self, store: Any, piece: Piece) -> bytes:
-        """Return the bytes of a piece as they were written."""
+        """Return the bytes of a piece as they were written; a damaged piece is requested once more."""
         path, name, size = f"{self.prefix}{piece.shard}", self._name(piece), self.index.shard_bytes[piece.shard]
         again = "Write it again, or load the index of what is there now."
         try:
             with buckets.request(name):
-                content = _range(store, path, piece)
-                crc32c = google_crc32c.value(content)
-                if crc32c == piece.crc32c:
-                    return content
+                for _ in range(2):
+                    content = _range(store, path, piece)
+                    crc32c = google_crc32c.value(content)
+                    if crc32c == piece.crc32c:
+                        return content
                 there = store.get(path).meta["size"]
         except FileNotFoundError as error:
             raise ShardsError(f"{name}: in the index, but not in the store. {again}") from error

@@ -95,3 +95,16 @@ def test_a_shard_that_is_not_as_it_was_is_named_with_what_happened_to_it(damage,
     store.delete(name) if change is None else store.put(name, change(content))
     with pytest.raises(shards.ShardsError, match=f"^{bucket}/{name}: .*{message}"):
         list(shards.ShardStream(bucket, index, 7, number_of))
+
+
+def test_a_piece_that_was_damaged_on_its_way_is_asked_for_once_more():
+    bucket, index = packed(300)
+
+    class Noisy(Watched):
+        def get_range(self, path, **where):
+            content = bytes(super().get_range(path, **where))
+            return content if self.requests % 2 == 0 else flipped(content, 9)
+
+    noisy = Noisy(bucket.store)
+    assert sorted(numbers(streams(InMemory(noisy), index, 10, threads=1))) == list(range(300))
+    assert noisy.requests == 2 * len(index.pieces)

@@ -16,6 +16,7 @@ from obstore.store import LocalStore, MemoryStore
 from support.shards import InMemory, numbers, samples, streams
 
 from helpers.loading import shards
+from helpers.loading.shards.index import Piece
 
 
 def content_of(store):
@@ -88,6 +89,12 @@ def test_an_index_of_which_a_byte_was_changed_is_refused_or_the_same(data):
         assert shards.Index.from_json(bytes(content)) == index
     except shards.ShardsError as error:
         assert "index.json" in str(error)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a/b", "..", ""])
+def test_an_index_names_files_of_its_folder_only(name):
+    with pytest.raises(shards.ShardsError, match="the name of a shard"):
+        shards.Index.from_json(shards.Index((Piece(name, 0, 512, 1, 0),)).to_json())
 
 
 def test_pack_needs_memory_for_one_shard_however_many_there_are():
