@@ -1,4 +1,4 @@
-"""Finds the bottleneck of a PyTorch training loop: times it, reads its profiler traces, and says what to change."""
+"""Finds the bottleneck of a PyTorch training loop: times the loop, reads its profiler traces, and suggests changes."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,21 +8,21 @@ Batch = TypeVar("Batch")
 
 
 def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "diagnosis") -> Iterator[Batch]:
-    """Yield the batches of a loader, and meanwhile diagnose the loop that takes them.
+    """Yield the batches of a loader, and diagnose the loop that uses them.
 
-    After about sixty steps the diagnosis is printed to stderr, by each rank its own; the loop goes on. Called in each
-    epoch, `watch` goes on where it was. A step is defined as in ``stepscope run``.
+    After about sixty steps each rank prints its diagnosis to stderr, and the loop continues. If `watch` is called in
+    each epoch, a diagnosis may span several epochs. A step is defined as in ``stepscope run``.
 
     Parameters
     ----------
     loader : iterable
-        A DataLoader; or any other iterable, but then it is unknown how it makes its batches.
+        A DataLoader. With another iterable, the diagnosis cannot examine how batches are made.
     steps : int
-        Steps to time; 1 or more.
+        Number of steps to time; 1 or more.
     folder : str or Path
-        Where the profile and the facts go: by default ``diagnosis`` in the current folder.
+        Folder for the profile and the facts: by default ``diagnosis`` in the current folder.
 
-    It raises ValueError if there is no step to time.
+    Raises ValueError if there is no step to time.
 
     Examples
     --------
@@ -32,5 +32,5 @@ def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "dia
     from stepscope import run  # here, so that importing stepscope takes no time
 
     run.begin(steps, folder)
-    for batch in loader:  # noqa: UP028, yield from would end a generator that the caller goes on with
+    for batch in loader:  # noqa: UP028, yield from would close a generator that the caller may still use
         yield batch

@@ -1,8 +1,8 @@
-"""Says where the bottleneck of a training loop is, and what to change: for a running loop, or for a trace of one.
+"""Finds the bottleneck of a training loop, and suggests changes: for a running loop, or for a recorded trace.
 
-`diagnose` runs a loop: it looks at the loader, times some steps with the stopwatch and records some with the profiler.
-`of_trace` reads a recorded trace, `of_ranks` the traces of all processes that trained together, `of_facts` the facts
-that a run wrote beside its trace. ``stepscope diagnose PATH`` prints each of them for a folder.
+`diagnose` runs a loop: it examines the loader, times some steps with the stopwatch, and records steps with the
+profiler. `of_trace` reads a recorded trace, `of_ranks` the traces of all ranks of a job, `of_facts` the facts that a
+run wrote beside its trace. ``stepscope diagnose PATH`` prints these diagnoses for a folder.
 
 Measurements become facts (`stepscope.observe`), facts become findings (`stepscope.rules`), and findings become text, a
 page or a file (`stepscope.report`). Each finding names a topic, such as "mixed precision". `Diagnosis.linked` adds
@@ -31,44 +31,44 @@ def diagnose(
 ) -> Diagnosis:
     """Find the bottleneck of a training loop.
 
-    The loop runs unchanged: first with the stopwatch, then with the profiler, then while a second thread notes each
-    millisecond which line runs. So `step` is called some dozens of times, and trains. Some items of the dataset are
-    loaded in this process, to time them. If a setting is known to slow steps, more steps run with the other setting. If
-    a batch has fewer than eight items, more run with one that repeats it eight times, and may fail half-way: give
-    `step` a model to throw away. All workers started here have ended on return.
+    The loop runs unchanged: first with the stopwatch, then with the profiler, then while a second thread samples the
+    running line each millisecond. `step` is called some dozens of times, and trains the model. Some items of the
+    dataset are loaded in this process, to time them. If a setting is known to slow steps, further steps run with
+    another setting. If a batch has fewer than eight items, further steps run with a batch that repeats the items eight
+    times; such a step may fail half-way, so use a model that you can discard. On return all workers have ended.
 
-    The profiler's trace and the facts stay in `folder`, where they replace those of the previous diagnosis.
+    The profiler's trace and the facts stay in `folder`, where they replace the results of the previous diagnosis.
 
     Parameters
     ----------
     loader : iterable
-        A DataLoader, or another iterable that can be iterated over again; from the latter no items are loaded.
+        A DataLoader, or another iterable that can be iterated again; only items of a DataLoader are timed.
     step : callable
         One training step. It is called as ``step(*batch)`` if the batch is a tuple or a list, such as images and
         labels, otherwise, as with a dict, as ``step(batch)``; see `timing.call`.
     steps : int
-        Steps to time; 1 or more.
+        Number of steps to time; 1 or more.
     folder : str or Path
-        Where the profile goes: by default ``diagnosis`` in the current folder.
+        Folder for the profile and the facts: by default ``diagnosis`` in the current folder.
 
     Raises
     ------
     Exception
-        What the loader or the step raises; from a worker, with the worker's traceback.
+        Any error of the loader or the step; an error in a worker has the worker's traceback.
     timing.WorkerDied
         If a worker is killed or exits.
     ValueError
-        If the loader yields no batches, or none when it is started again; or if there is no step to time.
+        If the loader yields no batches, or no batches when it is iterated again; or if there is no step to time.
     RuntimeError
         If a profiler is active already.
     FileExistsError
-        If `folder` holds files that are not of a recording.
+        If `folder` contains other files than recordings.
 
     Examples
     --------
     >>> diagnosis.diagnose(loader, lambda images, labels: train(images, labels))  # doctest: +SKIP
     """
-    from stepscope.observe import loop  # here, since torch takes seconds, and the shell does not need it
+    from stepscope.observe import loop  # here: importing torch takes seconds, and the command does not need torch
 
     folder = Path(folder)
     facts = loop.observe(loader, step, steps, folder)
@@ -79,7 +79,7 @@ def diagnose(
 def of_facts(file: str | Path) -> Diagnosis:
     """Return the diagnosis that follows from a file of facts, such as ``facts.json`` beside a trace.
 
-    Raises `saving.FactsError` if it is none, or one of another version, and OSError if it cannot be read.
+    Raises `saving.FactsError` if the file has no facts, or facts of another version, and OSError if it cannot be read.
     """
     return _concluded(saving.read(Path(file)), Path(file).parent)
 
@@ -90,31 +90,31 @@ def _concluded(facts: Facts | Job, folder: Path) -> Diagnosis:
 
 
 def of_trace(path: str | Path | traces.Trace) -> Diagnosis:
-    """Find the bottleneck of the training loop that a trace, of PyTorch 1.12 or newer, was recorded from.
+    """Find the bottleneck of a training loop in its trace, recorded with PyTorch 1.12 or newer.
 
-    `path` may be the folder of a run. Raises TraceError if there is no trace, if it cannot be read, or if it holds
+    `path` may be the folder of a run. Raises TraceError if there is no trace, if it cannot be read, or if it contains
     several processes or recordings.
     """
     return rules.diagnose(facts_of_trace(traces.load(path)))
 
 
 def of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Diagnosis:
-    """Find the cost of training in several processes: communication, and waiting for a late process.
+    """Find the bottleneck of a job: communication, or waiting for a late rank.
 
-    `of_trace` diagnoses each process by itself.
+    `of_trace` diagnoses each rank separately.
 
     Parameters
     ----------
     path : str, Path or mapping of str to Trace
-        The folder with the traces of all ranks, or what `traces.ranks` returns.
+        The folder with the traces of all ranks, or the result of `traces.ranks`.
 
-    It raises TraceError if there is no trace, if one cannot be read, or if two belong to the same rank.
+    Raises TraceError if there is no trace, if a trace cannot be read, or if two traces belong to the same rank.
     """
     return rules.diagnose(facts_of_ranks(path))
 
 
 def facts_of_trace(trace: traces.Trace) -> Facts:
-    """Return the facts that a trace alone shows."""
+    """Return the facts that a trace alone contains."""
     from stepscope.observe import device, host, profile  # here: tables need pandas
 
     try:
@@ -125,7 +125,7 @@ def facts_of_trace(trace: traces.Trace) -> Facts:
 
 
 def facts_of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Facts | Job:
-    """Return the facts of all ranks together; `of_ranks` says more."""
+    """Return the facts of all ranks together; see `of_ranks`."""
     from stepscope.observe import job  # here: tables need pandas
 
     ranks = path if isinstance(path, Mapping) else traces.ranks(path)
@@ -141,15 +141,15 @@ def facts_of_ranks(path: str | Path | Mapping[str, traces.Trace]) -> Facts | Job
 
 
 def show(path: str | Path) -> bool:
-    """Print each diagnosis at `path`, of all ranks in a folder together, too, and what cannot be read.
+    """Print each diagnosis at `path`, and the error of each file that cannot be read.
 
     Parameters
     ----------
     path : str or Path
-        A trace, a file of facts, the folder of a run, or a folder of such folders. Where a folder holds facts, these
-        are read instead of its traces. Processes that trained together are diagnosed one by one, and then together.
+        A trace, a file of facts, the folder of a run, or a folder of such folders. If a folder contains facts, these
+        are read instead of its traces. The ranks of a job are diagnosed one by one, and then together.
 
-    It returns whether all of them could be read, and raises NoTraces if there are none.
+    Returns whether all files could be read; raises NoTraces if there are none.
     """
     readable = True
     for title, found, folder in _each(path):
@@ -163,9 +163,9 @@ def show(path: str | Path) -> bool:
 
 
 def each(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield each diagnosis that `show` prints, with its facts, as `stepscope.report.document` takes it.
+    """Yield each diagnosis that `show` prints, with its facts, in the form that `stepscope.report.document` takes.
 
-    Each process of a job is one result, and all processes together are another. It raises what `show` raises.
+    Each rank of a job is one result, and all ranks together are another result. Raises the errors of `show`.
     """
     for title, found, folder in _each(path):
         if isinstance(found, Exception):

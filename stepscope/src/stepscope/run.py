@@ -1,8 +1,8 @@
-"""A script or a loop is watched, and its diagnosis printed: ``stepscope run``, `stepscope.watch` and the callbacks.
+"""Watches a script or a loop and prints its diagnosis: ``stepscope run``, `stepscope.watch` and the callbacks.
 
-The command puts a folder first in the script's PYTHONPATH, and Python imports its ``sitecustomize`` at the start. That
-lets a recorder see each batch of a DataLoader and each step of an optimizer. The script's processes report facts; the
-diagnosis is made here.
+The command puts a folder first in the script's PYTHONPATH, and Python imports the folder's ``sitecustomize`` at the
+start. This module lets a recorder see each batch of a DataLoader and each step of an optimizer. The script's processes
+report facts, and the command's process makes the diagnosis.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from stepscope.observe.watched import ScriptRecorder
 
 NOTHING = (
-    "Nothing was seen: no batch of a torch DataLoader, and no step of an optimizer of torch.optim; or a signal, or "
-    "os._exit, ended the process that trains before its diagnosis."
+    "Nothing was seen: the script used no batch of a torch DataLoader, and no step of an optimizer of torch.optim; or "
+    "a signal or os._exit ended the training process before its diagnosis."
 )
 
 
@@ -40,13 +40,13 @@ def say(text: str) -> None:
 def begin(steps: int, folder: str | Path) -> ScriptRecorder | None:
     """Watch the loops of this process from now on, and print the diagnosis to stderr when it is ready.
 
-    Returns the recorder; None if the process is watched already. Raises ValueError if there is no step to time.
+    Return the recorder; None if the process is watched already. Raises ValueError if there is no step to time.
     """
     if steps < 1:
         raise ValueError(f"Expected at least one step to time, found {steps=}.")
     if hooks.watched():
         return None
-    from stepscope.observe.watched import ScriptRecorder  # here, since torch takes seconds, and the shell needs none
+    from stepscope.observe.watched import ScriptRecorder  # here: torch takes seconds, and the command does not need it
 
     folder = Path(folder)
 
@@ -68,11 +68,11 @@ def begin(steps: int, folder: str | Path) -> ScriptRecorder | None:
 def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_file: Path | None) -> int:
     """Run a script with its arguments, print its diagnosis to stderr as soon as it is ready, and return its status.
 
-    `command` is a Python file or ``-m`` and a module, with arguments; or a program that starts one, such as
-    ``torchrun``. `steps` are timed, `folder` is where traces and facts go, `json_file` gets the results, too, and
-    `stop` ends the script after its diagnosis: with the status 0, or 1 if an error ended the diagnosis. If a signal
-    ends the script, the status is 128 plus the signal's number, as in a shell. Raises `FileNotFoundError` if there is
-    no such program, and `FileExistsError` if `folder` holds files that are not of a recording.
+    `command` is a Python file or ``-m`` and a module, with arguments; or a program that starts a Python file, such as
+    ``torchrun``. `steps` is the number of steps to time, `folder` is for traces and facts, and `json_file` for the
+    results. `stop` ends the script after its diagnosis, with the status 0, or 1 if an error ended the diagnosis. If a
+    signal ends the script, the status is 128 plus the signal's number, as in a shell. Raises `FileNotFoundError` if
+    the program does not exist, and `FileExistsError` if `folder` contains other files than recordings.
     """
     files.refuse_others(folder)
     return launch.run(command, lambda reports, traces: show(reports, traces, folder, json_file), steps=steps, stop=stop)
@@ -106,7 +106,7 @@ def show(reports: launch.Reports, traces: list[Path], folder: Path, json_file: P
                         rank = f"rank_{report['rank']}." if several else ""
                         saving.write(_facts(report), staged / f"{rank}{saving.NAME}")
     if len(reports) > 1 and all("facts" in report for report in reports):
-        from stepscope.diagnosis import facts_of_ranks  # here: its tables need pandas, and most scripts are one process
+        from stepscope.diagnosis import facts_of_ranks  # here: it needs pandas, and most scripts are one process
 
         with _whose_errors_are_printed():
             job = facts_of_ranks(folder)
@@ -127,7 +127,7 @@ def _facts(report: dict[str, Any]) -> Facts:
 
 @contextmanager
 def _whose_errors_are_printed() -> Iterator[None]:
-    """Print an error of writing results: the script and its exit status are as without it."""
+    """Print errors in writing results, and suppress them: the script and its exit status must not change."""
     try:
         yield
     except (OSError, files.TraceError) as error:

@@ -13,9 +13,9 @@ class Diagnose(TrainerCallback):  # type: ignore[misc]
     Parameters
     ----------
     steps : int
-        Steps to time; 1 or more.
+        Number of steps to time; 1 or more.
     folder : str or Path
-        Where the profile and the facts go: by default ``diagnosis`` in the current folder.
+        Folder for the profile and the facts: by default ``diagnosis`` in the current folder.
     """
 
     def __init__(self, steps: int = 20, folder: str | Path = "diagnosis"):

@@ -90,7 +90,7 @@ def test_a_job_that_hangs_is_named_before_the_findings_that_cost_time(tmp_path):
 def test_ranks_that_wait_in_turns_have_no_straggler_and_make_a_verdict_impossible(tmp_path):
     found = diagnosis.of_ranks(ddp(tmp_path, late=lambda step, rank: 100 * (step % 2 == rank), milliseconds=1))
     assert (found.verdict, found.findings) == ("unknown", ())
-    assert "each time for another one" in found.reason
+    assert "each time for a different rank" in found.reason
 
 
 def test_a_rank_that_is_late_behind_overlapped_buckets_makes_a_verdict_impossible_at_least(tmp_path):

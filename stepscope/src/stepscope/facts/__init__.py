@@ -1,8 +1,8 @@
-"""Measurements of a training loop, and nothing else: frozen dataclasses with units in their names.
+"""Measurements of a training loop: frozen dataclasses with units in the names of their attributes.
 
-`observe` makes facts, rules read them. They are written as ``facts.json`` beside each recorded trace, so that the same
-diagnosis can be made again anywhere (`saving`). An attribute that may be unknown is None, and only there. No fact holds
-values of tensors, environment variables, or absolute paths: a file of facts is safe to send.
+`observe` measures facts, and `rules` read them. `saving` writes facts as ``facts.json`` beside each recorded trace, so
+that any machine can repeat the diagnosis. None means unknown. Facts contain no values of tensors, no environment
+variables and no absolute paths: a file of facts is safe to send.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from stepscope.facts.trials import Trials
 
 @dataclass(frozen=True)
 class Facts:
-    """One process that trains: all that the rules need. Of a trace alone only `profile`, `host` and `device` are known.
+    """The facts of one training process. A trace alone gives only `profile`, `host` and `device`.
 
-    `problem` says why there is no profile, which every diagnosis needs.
+    Every diagnosis needs `profile`; if it is None, `problem` says why.
     """
 
     profile: Profile | None = None

@@ -1,4 +1,4 @@
-"""Time lost between the host and the accelerator, and on the accelerator, as a trace shows it."""
+"""Time lost between the host and the accelerator, and on the accelerator, read from a trace."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Accelerator:
-    """How much an accelerator of the trace did; shares of the steps' time, None where the trace does not say."""
+    """Use of one accelerator. Shares are shares of the steps' time, None if the trace does not record them."""
 
-    number: int
+    number: int  # of the device, as in the trace
     name: str | None
-    utilization: float | None
-    sm_efficiency: float | None
-    tensor_cores: float | None
+    utilization: float | None  # share in which a kernel runs
+    sm_efficiency: float | None  # mean share of the multiprocessors that have work
+    tensor_cores: float | None  # share of all kernels' durations in kernels that use Tensor Cores
 
 
 @dataclass(frozen=True)
 class Device:
-    """All accelerators together; shares are shares of the steps' time."""
+    """All accelerators together. Shares are shares of the steps' time."""
 
     accelerators: tuple[Accelerator, ...]
-    # Waits of the host in every step
-    waiting: float  # share, as the next three
-    blocked: float  # in copies to the GPU, as far as the GPU idles
-    synchronizing: float  # without copies to the GPU
-    synchronized: int  # steps with such a wait
-    operator: str  # in which the host waits most; "" for a call without an operator
-    # Copies while no kernel runs: shares
-    copying: float  # to the GPU
-    pageable: float  # the part of it from memory that is not pinned
-    within: float  # within the GPU
-    # Gaps in which the GPU waits for the host
-    gaps: float  # short ones, in a step
-    gap_us: float | None  # median of the short ones
-    short_us: float  # time of the short ones in which the host is busy, as the next two
-    long_us: float
-    all_us: float
-    doing: str  # the host's activity in the long gaps; "" if there are none
+    # Waits of the host for the GPU, in calls that every step makes
+    waiting: float  # share in which the host waits for the GPU
+    blocked: float  # share in which the host waits in copies to the GPU, at most the avoidable idle time of the GPU
+    synchronizing: float  # share in which the host waits for the GPU, except in copies to the GPU
+    synchronized: int  # number of steps in which the host waits for the GPU, except in copies to the GPU
+    operator: str  # operator in which the host waits longest; "" for a call outside of operators
+    # Copies while no kernel runs
+    copying: float  # share of copies to the GPU while no kernel runs
+    pageable: float  # share of copies to the GPU from memory that is not pinned, while no kernel runs
+    within: float  # share of copies within the GPU while no kernel runs
+    # Gaps between kernels in which the GPU waits for the host
+    gaps: float  # number of short gaps in a step
+    gap_us: float | None  # median length of a short gap; None without short gaps
+    short_us: float  # total time of the short gaps, without loading and copies
+    long_us: float  # total time of the long gaps, without loading and copies
+    all_us: float  # total time of all gaps, without loading and copies
+    doing: str  # the host's main activity in the long gaps; "" without long gaps
     # Kernels
     kernels: float  # share in which kernels run
-    launches: float  # in a step
-    kernel_us: float  # mean
-    fill: float | None  # share of the multiprocessors that have work while kernels run
+    launches: float  # number of kernels in a step
+    kernel_us: float  # mean duration of a kernel
+    fill: float | None  # mean share of the multiprocessors that have work while kernels run
     float32: float  # share of matrix products and convolutions in float32
-    layouts: float  # share of conversions of the memory format
-    capability: tuple[int, int] | None  # None without Tensor Cores, or if unknown
+    layouts: float  # share of kernels that convert the memory format
+    capability: tuple[int, int] | None  # compute capability; None without Tensor Cores, or if unknown

@@ -1,32 +1,32 @@
-"""Problems that cost no step time: memory that grows, and functions that are compiled again."""
+"""Problems that cost no step time: growing memory, recompilations and graph breaks."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Objects:
-    """Python objects that workers read: their place in the dataset, such as "Subset.dataset.names"."""
+    """Python objects that workers read."""
 
-    place: str
+    place: str  # in the dataset, such as "Subset.dataset.names"
     count: int
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Memory that the workers copied while they read, since each page that a fork shares is copied when it changes."""
+    """Growth of the workers' memory: a page that workers share with their parent is copied when it changes."""
 
-    grown_bytes: float  # of all workers
-    steps: int
-    objects: tuple[Objects, ...]
+    grown_bytes: float  # growth of all workers together
+    steps: int  # number of steps during which the memory grew
+    objects: tuple[Objects, ...]  # large collections of objects that may cause the growth
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """Work of torch.compile that repeats; `at` is the place of the function that was compiled again most often."""
+    """Recompilations and graph breaks of torch.compile."""
 
-    again: int = 0  # functions compiled again
-    seconds: float = 0.0  # that took
-    at: str = ""
-    why: str = ""  # the condition that failed
-    limit: int = 0  # PyTorch compiles a function so often, then runs it as it is
-    graph_breaks: tuple[str, ...] = ()  # places
+    again: int = 0  # number of recompilations
+    seconds: float = 0.0  # total time of the recompilations
+    at: str = ""  # place of the function that was recompiled most often
+    why: str = ""  # the guard of this function that failed
+    limit: int = 0  # recompilations of a function after which PyTorch runs the function without compiling it
+    graph_breaks: tuple[str, ...] = ()  # places of graph breaks

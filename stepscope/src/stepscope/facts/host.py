@@ -1,4 +1,4 @@
-"""The host's part of a step: short operators that are called very often, and work outside of operators."""
+"""The host's overhead in a step: short operators that are called very often, and work outside of operators."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Operator:
-    """Calls of one operator in a step."""
+    """Calls of one operator."""
 
     name: str
-    calls: float
+    calls: float  # mean number of calls in a step
 
 
 @dataclass(frozen=True)
 class Calls:
     """Short operators that a step calls very often; by default none."""
 
-    share: float = 0.0  # of the recorded steps: the calls with the code between them, without unusually long calls
-    operators: tuple[Operator, ...] = ()  # the most expensive first
-    median_us: float = 0.0  # of a call
-    line: str = ""  # the user's line that calls most of them; "" if unknown, as everywhere here
-    sampled_share: float = 0.0  # of the sampled steps, in samples with such a call
+    share: float = 0.0  # share of the recorded steps for these calls and the code between them, without unusual delays
+    operators: tuple[Operator, ...] = ()  # the operator with the longest total time first
+    median_us: float = 0.0  # median duration of a call
+    line: str = ""  # the user's line that makes most of these calls; "" if unknown
+    sampled_share: float = 0.0  # share of the sampled steps in samples during which such a call begins
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work of the user's lines that is not training."""
+    """Work of the user's lines other than training."""
 
-    share: float = 0.0  # of the sampled time
-    ms: float = 0.0  # in a step
+    share: float = 0.0  # share of the sampled time
+    ms: float = 0.0  # mean time in a step
     waited: float = 0.0  # the part of `share` spent waiting
-    line: str = ""  # that takes most of it
+    line: str = ""  # the user's line that takes most of this work; "" if unknown
 
 
 @dataclass(frozen=True)
 class Host:
-    """The host's time in a step beside the work of its operators. Without sampled steps, no line is known."""
+    """The host's overhead in a step. Without sampled steps, only `optimizer` and `calls` are known, without lines."""
 
-    optimizer: Calls = Calls()  # those that an optimizer calls which has a faster way
-    calls: Calls = Calls()  # all other calls
+    optimizer: Calls = Calls()  # calls by an optimizer that has a faster version, such as fused=True
+    calls: Calls = Calls()  # calls outside of optimizers; not measured with a GPU
     elementwise: float = 0.0  # share of large elementwise operators, with their backward pass
-    elementwise_line: str = ""
-    updates: float = 0.0  # share of the optimizer, without short calls
-    updates_line: str = ""
-    outside: Work = Work()  # in steps
-    around: Work = Work()  # between steps, without loading
-    sampled_ms: float | None = None  # a sampled step without its batch; None if no step was sampled
+    elementwise_line: str = ""  # the user's line that takes most of `elementwise`; "" if unknown
+    updates: float = 0.0  # share of the optimizer, without short operators that it calls very often
+    updates_line: str = ""  # the user's line that calls the optimizer; "" if unknown
+    outside: Work = Work()  # work within steps
+    around: Work = Work()  # work between steps, without loading
+    sampled_ms: float | None = None  # mean duration of a sampled step without its wait; None if no step was sampled

@@ -6,33 +6,33 @@ from dataclasses import dataclass
 
 from stepscope import thresholds
 
-LATE_IN = ("loading", "computing", "other")  # the work in which a late rank takes longer than the others
+LATE_IN = ("loading", "computing", "other")  # kinds of work in which a late rank may take longer than the other ranks
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Communication of a rank in a step, in ms."""
+    """Mean communication of one rank in a step."""
 
     name: str
-    exposed_ms: float
-    waiting_ms: float  # the part of it in which another rank was not ready
-    overlapped_ms: float
-    transfer_ms: float  # the part of the exposed time in which data moved
-    operations: float
-    megabytes: float | None
+    exposed_ms: float  # communication while the rank does nothing else
+    waiting_ms: float  # the part of `exposed_ms` before the last rank began the operation
+    overlapped_ms: float  # communication while the rank does other work
+    transfer_ms: float  # the part of `exposed_ms` after the last rank began the operation
+    operations: float  # number of operations
+    megabytes: float | None  # input of the operations, in 1e6 bytes
     efficiency: float  # share of a step without exposed communication
 
 
 @dataclass(frozen=True)
 class Exchanges:
-    """Some of the operations that exchange data."""
+    """A group of operations that exchange data between ranks."""
 
-    per_step: float = 0.0
-    ms: float = 0.0  # a step, from the moment at which the last rank began each
-    kinds: tuple[str, ...] = ()  # names of operations, the most frequent first
-    total_bytes: float = 0.0  # a step
-    median_bytes: float | None = None
-    largest_bytes: float | None = None
+    per_step: float = 0.0  # number of operations in a step
+    ms: float = 0.0  # time in a step; each operation counts from the moment at which the last rank began it
+    kinds: tuple[str, ...] = ()  # names of the operations, the most frequent first
+    total_bytes: float = 0.0  # bytes in a step
+    median_bytes: float | None = None  # median size of an operation
+    largest_bytes: float | None = None  # size of the largest operation
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class Job:
     """All ranks of a job."""
 
     ranks: tuple[Rank, ...]
-    steps: int  # of each rank
-    step_ms: float  # mean
-    recorded: bool  # whether the traces hold operations that exchange data, in the steps or outside of them
-    all: Exchanges = Exchanges()
-    gradients: Exchanges = Exchanges()  # without broadcasts
-    buffers: Exchanges = Exchanges()  # broadcasts, if every step has some
-    small: Exchanges = Exchanges()  # gradients' operations of few bytes, if a step has many
-    sharded: bool = False  # whether the operations gather or scatter weights
-    sizes_known: bool = True
+    steps: int  # number of recorded steps of each rank
+    step_ms: float  # mean duration of a step
+    recorded: bool  # whether the traces contain operations that exchange data, within or outside of the steps
+    all: Exchanges = Exchanges()  # all operations within steps
+    gradients: Exchanges = Exchanges()  # all operations except broadcasts
+    buffers: Exchanges = Exchanges()  # broadcasts, if every step has broadcasts
+    small: Exchanges = Exchanges()  # operations in `gradients` with few bytes, if a step has many of them
+    sharded: bool = False  # whether there are all_gather or reduce_scatter operations, as with sharded weights
+    sizes_known: bool = True  # whether the traces contain sizes of operations
     unequal: tuple[str, ...] = ()  # sentences on operations in which not all ranks took part
-    straggler: str | None = None  # the rank that is late
-    late_ms: float = 0.0  # by which it is late in a step
-    late_in: str = ""  # "loading", "computing" or "other"
-    late_longer_ms: float = 0.0  # by which that takes longer than on the other ranks
+    straggler: str | None = None  # name of the late rank; None if no rank is late
+    late_ms: float = 0.0  # how late the straggler is in a step
+    late_in: str = ""  # work in which the straggler takes longer: "loading", "computing" or "other"
+    late_longer_ms: float = 0.0  # how much longer the straggler takes for this work than the median of the other ranks
 
     @property
     def efficiency(self) -> float:
@@ -62,17 +62,17 @@ class Job:
 
     @property
     def least_transfer_ms(self) -> float:
-        """Exposed transfer of the rank with the least: on the other ranks, it has further causes."""
+        """Shortest exposed transfer of a rank in ms: on the other ranks, further transfers have other causes."""
         return min(rank.transfer_ms for rank in self.ranks)
 
     @property
     def broadcasting_ms(self) -> float:
-        """Exposed transfer of buffers."""
+        """Exposed transfer of buffers, in ms per step."""
         return min(self.buffers.ms, self.least_transfer_ms)
 
     @property
     def latency_ms(self) -> float:
-        """Exposed transfer of small operations; 0 if it is slight."""
+        """Exposed transfer of small operations, in ms per step; 0 if it is slight."""
         if not (self.small.per_step and self.gradients.ms):
             return 0.0
         latency = (self.least_transfer_ms - self.broadcasting_ms) * self.small.ms / self.gradients.ms
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def transfer_ms(self) -> float:
-        """Exposed transfer of the rest."""
+        """Exposed transfer without buffers and small operations, in ms per step."""
         return self.least_transfer_ms - self.broadcasting_ms - self.latency_ms
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from stepscope import thresholds
 from stepscope.facts.hazards import Growth
 
-# Parts of an item's work, in this order, and the part that is in none of them.
+# Parts of the work on an item, and the name of the remaining work.
 PARTS = ("opening", "reading", "resizing", "decoding", "collating", "transforming")
 REST = "the rest of the dataset"
 # Extra keys of `Items.lines`.
@@ -16,64 +16,63 @@ ANY, WAITING, IRREGULAR = "any part", "waiting", "irregular"
 
 @dataclass(frozen=True)
 class Irregular:
-    """Items that take far longer than most whenever they are loaded; by default none."""
+    """Items that take far longer than most items, each time they are loaded; by default none."""
 
     count: int = 0
-    share: float = 0.0  # of the time of all items: the time beyond the usual
-    waiting: float = 0.0  # the part of this share spent waiting
-    usual_ms: float = 0.0  # median of all items
-    slowest_ms: float = 0.0
+    share: float = 0.0  # share of the time of all items, counting only time beyond the median
+    waiting: float = 0.0  # the part of `share` spent waiting
+    usual_ms: float = 0.0  # median time of all items
+    slowest_ms: float = 0.0  # time of the slowest item
     slowest: str | None = None  # index of the slowest item in the dataset; None for an iterable dataset
 
 
 @dataclass(frozen=True)
 class Items:
-    """How items are loaded. Time in which other processes had the cores is excluded where the
-    system reports it."""
+    """How items are loaded. Time in which other processes used the cores is excluded if the system reports it."""
 
-    count: int  # items loaded with the stopwatch
-    ms: float  # of an item
-    cpu_ms: float  # CPU time of an item, the rest is waiting; the same as `ms` if the dataset starts programs that work
-    batch: int  # items of a batch
-    parts: dict[str, float]  # share of the time of each of `PARTS` and of `REST`
-    opened: float  # files, for each item
-    file_bytes: float | None  # read for each file opened; None where the system does not report it
-    slowest: str  # the function that by itself took most time
-    waits: dict[str, float] = field(default_factory=dict)  # the waiting within each share in `parts`
+    count: int  # number of timed items
+    ms: float  # mean time of an item in one process
+    cpu_ms: float  # mean CPU time of an item; equal to `ms` if the dataset starts programs that use the CPU
+    batch: int  # items in a batch
+    parts: dict[str, float]  # share of the time for each of `PARTS` and for `REST`
+    opened: float  # number of files opened for an item
+    file_bytes: float | None  # bytes read per opened file; None if the system does not report them
+    slowest: str  # the function with the longest own time
+    waits: dict[str, float] = field(default_factory=dict)  # share of the time spent waiting in each part
     irregular: Irregular = Irregular()
-    # The user's line that takes most time, for parts, `WAITING` and `IRREGULAR`; where known
+    # The user's line that takes most time, for parts, `ANY`, `WAITING` and `IRREGULAR`; where known
     lines: dict[str, str] = field(default_factory=dict)
-    together: bool = False  # whether the dataset loads a whole batch at once
+    together: bool = False  # whether the dataset loads a whole batch at once, by `__getitems__`
 
     @property
     def tiny(self) -> bool:
-        """Whether calling the dataset for each item takes most of the time."""
+        """Whether most of the time goes to calling the dataset for each item."""
         tiny = self.ms < thresholds.TINY_ITEM_MS and self.working(REST) >= thresholds.MOST_OF_AN_ITEM
         return not self.together and tiny
 
     @property
     def batch_ms(self) -> float:
-        """Time in which one process makes a batch."""
+        """Time in which one process makes a batch, in ms."""
         return self.ms * self.batch
 
     @property
     def batch_cpu_ms(self) -> float:
-        """CPU time of a batch."""
+        """CPU time of a batch, in ms."""
         return self.cpu_ms * self.batch
 
     @property
     def reading(self) -> float:
-        """The share of the time that goes to opening and reading files."""
+        """Share of the time for opening and reading files."""
         return self.parts["opening"] + self.parts["reading"]
 
     @property
     def small_files(self) -> bool:
-        """Whether the files that the items open are small."""
+        """Whether the items open files, and the files are small."""
         return self.opened > 0 and (self.file_bytes is None or self.file_bytes <= thresholds.SMALL_FILE_BYTES)
 
     @property
     def waiting(self) -> float:
-        """The share of the time in which no core works, without irregular items and reading."""
+        """Share of the time in which no core works, without irregular items and reading."""
         waits = [share for part, share in self.waits.items() if part not in ("opening", "reading")]
         return sum(waits) - self.irregular.waiting
 
@@ -83,7 +82,7 @@ class Items:
         return share - (self.irregular.share - self.irregular.waiting) if part == REST else share
 
     def with_the_other(self, part: str) -> float:
-        """Return the share of reading or of the rest; both shares, if one line causes them and the other is less."""
+        """Return the share of "reading" or `REST`; the sum of both if one line causes both and `part` is the larger."""
         shares = {"reading": self.reading, REST: self.working(REST)}
         other = REST if part == "reading" else "reading"
         together = self.line(part) and self.line(part) == self.line(other) and shares[other] < shares[part]
@@ -92,7 +91,7 @@ class Items:
     def line(self, name: str) -> str:
         """Return the user's line for a part, or for another key of `lines`; "" if unknown.
 
-        No sampled line may belong to a part: compiled code that Python calls has no line.
+        Compiled code has no sampled line: a part that takes most of the time then gets the line of `ANY` part.
         """
         most = self.parts.get(name, 0) >= thresholds.MOST_OF_AN_ITEM
         return self.lines.get(name, self.lines.get(ANY, "") if most else "")
@@ -102,7 +101,7 @@ class Items:
 class Settings:
     """Arguments of a DataLoader, and the type of its dataset."""
 
-    dataset: str
+    dataset: str  # name of the type
     batch_size: int | None
     num_workers: int
     prefetch_factor: int | None
@@ -114,9 +113,9 @@ class Settings:
 class Loader:
     """The loader that gives the training batches."""
 
-    kind: str  # its type; "" if there is no loader
-    settings: Settings | None = None  # None if it is no DataLoader
+    kind: str  # type of the loader; "" if there is no loader
+    settings: Settings | None = None  # None if the loader is no DataLoader
     items: Items | None = None
     unknown: str = ""  # why `items` is None, as the end of a sentence
-    generators: tuple[str, ...] = ()  # places of random generators of which each of several workers has an equal copy
-    growth: Growth | None = None  # of the workers' memory
+    generators: tuple[str, ...] = ()  # places of random generators that are duplicated in every worker
+    growth: Growth | None = None  # growth of the workers' memory; None if slight or unknown

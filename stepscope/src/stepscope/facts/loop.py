@@ -1,4 +1,4 @@
-"""A loop as the stopwatch sees it, without the profiler, and the machine that it ran on."""
+"""A loop timed by the stopwatch, without the profiler, and the machine on which the loop ran."""
 
 from __future__ import annotations
 
@@ -15,80 +15,80 @@ class Machine:
     """Where a loop ran, and how busy the machine was."""
 
     device: str  # the GPU's name, or "CPU"
-    processor: str  # its name, "" if unknown
-    cores: int  # that the process may use
-    torch: str  # version, as the next one
-    python: str
+    processor: str  # the processor's name; "" if unknown
+    cores: int  # number of cores that the process may use
+    torch: str  # version of PyTorch
+    python: str  # version of Python
     cuda: bool = False  # whether PyTorch can use a GPU
-    held_share: float = 0.0  # of the time, in which other processes had the cores
+    held_share: float = 0.0  # share of the time in which the loop was queued for a core because of other processes
 
 
 @dataclass(frozen=True)
 class Step:
-    """A timed step; times in ms. Of both queued times the part that the loop's own workers caused is excluded."""
+    """A timed step. Queueing for a core that the loop's own workers caused is excluded from both queued times."""
 
-    wait_ms: float  # for its batch
-    duration_ms: float  # with the wait
-    queued_wait_ms: float = 0.0  # the part of the wait in which other processes had the cores
-    queued_work_ms: float = 0.0  # the same of the rest
-    first: bool = False  # of an epoch
+    wait_ms: float  # wait for the batch
+    duration_ms: float  # duration of the step, with the wait
+    queued_wait_ms: float = 0.0  # part of the wait in which other processes used the cores
+    queued_work_ms: float = 0.0  # part of the work in which other processes used the cores
+    first: bool = False  # whether the step is the first of an epoch
 
 
 @dataclass(frozen=True)
 class Pauses:
     """Work between two epochs, such as evaluating and saving."""
 
-    count: int = 0
-    mean_ms: float = 0.0
-    ms_per_step: float = 0.0  # all pauses, divided by the steps of the epochs before them
+    count: int = 0  # number of pauses
+    mean_ms: float = 0.0  # mean duration of a pause
+    ms_per_step: float = 0.0  # total duration of the pauses, divided by the steps of the epochs before them
     line: str = ""  # the user's line that takes most of the time; "" if unknown
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Timed steps, and how their batches arrive. The derived numbers exclude time in which other processes had the
-    cores, and the first steps of epochs, unless each epoch has only one.
+    """Timed steps, and how their batches arrive. The properties exclude time in which other processes used the cores,
+    and the first step of each epoch, unless every epoch has only one step.
     """
 
     steps: tuple[Step, ...]
-    total_ms: float  # of all steps, until a GPU has finished its work
-    asynchronous: bool = False  # whether a GPU may compute beside the host
-    workers: int | None = None  # None if unknown
-    start_ms: float = 0.0  # between two epochs, to end and start workers, with the first batch; 0 if they persist
-    epoch_steps: int | None = None  # None if unknown
-    only_first: bool = False  # whether each batch is the first of an iterator that has more, and workers start for it
-    transfer_ms: float = 0.0  # from asking for a batch that a worker has ready to having it
-    queued_ms: float = 0.0  # for each batch, how long its worker was ready, while other processes had the cores
+    total_ms: float  # duration of all steps, until a GPU has finished its work
+    asynchronous: bool = False  # whether a GPU may compute while the host continues
+    workers: int | None = None  # number of workers; None if unknown
+    start_ms: float = 0.0  # time between epochs to end and start workers, with the first batch; 0 if workers persist
+    epoch_steps: int | None = None  # number of steps in an epoch; None if unknown
+    only_first: bool = False  # whether each batch is the first of several in a new iterator, which starts workers
+    transfer_ms: float = 0.0  # time from the request for a ready batch until the batch arrives from its worker
+    queued_ms: float = 0.0  # time per batch in which the workers were queued for a core
     cpu_ms: float = 0.0  # CPU time of a step, all threads of this process together; 0 if unknown
-    pickled_bytes: float = 0.0  # of a batch that workers send through a pipe: only tensors go through shared memory
-    tensors: int = 0  # in a batch
-    line: str = ""  # the user's line that gets a batch; "" if unknown
+    pickled_bytes: float = 0.0  # NumPy arrays in a batch: workers pickle them, while tensors go through shared memory
+    tensors: int = 0  # number of tensors in a batch
+    line: str = ""  # the user's line that fetches a batch; "" if unknown
     pauses: Pauses = Pauses()
 
     @cached_property
     def usual(self) -> tuple[Step, ...]:
-        """The steps that count: without the first steps of epochs."""
+        """The steps without the first step of each epoch; all steps if each is the first of an epoch."""
         return tuple(step for step in self.steps if not step.first) or self.steps
 
     @cached_property
     def waits_ms(self) -> list[float]:
-        """The wait of each step that counts; a single stall counts as the next longest wait."""
+        """The waits of the usual steps in ms, without queueing; a single stall counts as the next longest wait."""
         return without_hiccup([step.wait_ms - min(step.wait_ms, step.queued_wait_ms) for step in self.usual])
 
     @property
     def wait_ms(self) -> float:
-        """Mean wait for a batch."""
+        """Mean wait for a batch in ms."""
         return statistics.mean(self.waits_ms)
 
     @property
     def usual_wait_ms(self) -> float:
-        """Median wait for a batch."""
+        """Median wait for a batch in ms."""
         return statistics.median(self.waits_ms)
 
     @cached_property
     def work_ms(self) -> float:
-        """Mean time of a step without its wait."""
-        if self.asynchronous:  # most steps only launch kernels, and one waits for the kernels of all
+        """Mean time of a step without its wait, in ms."""
+        if self.asynchronous:  # most steps only launch kernels; a few steps wait for the kernels of all steps
             firsts = sum(step.duration_ms for step in self.steps) - sum(step.duration_ms for step in self.usual)
             return (self.total_ms - firsts - sum(step.wait_ms for step in self.usual)) / len(self.usual)
         works = ((step.duration_ms - step.wait_ms, step.queued_work_ms) for step in self.usual)
@@ -96,12 +96,12 @@ class Loop:
 
     @property
     def least_ms(self) -> float:
-        """The fastest step without its wait; 0 if it is unknown, as beside a GPU."""
+        """Time of the fastest step without its wait, in ms; 0 if unknown, as with a GPU."""
         lefts = (step.duration_ms - step.wait_ms - step.queued_work_ms for step in self.usual)
         return 0.0 if self.asynchronous else min((left for left in lefts if left > 0), default=0.0)
 
     @property
     def hiccup_ms(self) -> float:
-        """A step far longer than the next longest, as which it counts; 0 if there is none."""
+        """Duration in ms of a single step that is far longer than the next longest step; 0 if there is none."""
         longest = sorted(step.duration_ms for step in self.usual)[-2:]
         return longest[-1] if not self.asynchronous and longest[-1] > thresholds.STALL * longest[0] else 0.0

@@ -1,4 +1,4 @@
-"""Facts as files: ``facts.json`` beside the traces that they were read from."""
+"""Reads and writes facts: the file ``facts.json`` beside a trace."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ Kind = TypeVar("Kind")
 
 VERSION = 1  # raised when the meaning of a fact changes, or when a fact is added that the rules need
 SCHEMA = Path(__file__).with_name("facts.schema.json")
-NAME = "facts.json"  # of one process; ranks put their name before it, such as rank_0.facts.json
-JOB = "job.facts.json"  # of all ranks together
+NAME = "facts.json"  # facts of one process; in a job the name of the rank comes first, such as rank_0.facts.json
+JOB = "job.facts.json"  # facts of all ranks together
 LARGEST = 64 << 20  # bytes: facts of fifty sampled steps take less than 100 kB
 
 
 class FactsError(ValueError):
-    """A file does not hold facts that this version can read. The message says why, and what to do."""
+    """A file contains no facts that this version can read. The message says why, and how to proceed."""
 
 
 def of_folder(folder: Path) -> list[Path]:
-    """Return the files of facts directly in a folder, those of all ranks together last."""
+    """Return the files of facts directly in a folder; the file of all ranks together is last."""
     found = (file for file in folder.glob(f"*{NAME}") if file.name == NAME or file.name.endswith(f".{NAME}"))
     return sorted(found, key=lambda file: (file.name == JOB, file.name))
 
 
 def write(facts: Facts | Job, file: Path) -> None:
-    """Write facts, the whole file or nothing."""
+    """Write facts to a file; the file appears complete or not at all."""
     staging.write(file, json.dumps({"version": VERSION, **as_json(facts)}, indent=1) + "\n")
 
 
 def as_json(facts: Facts | Job) -> dict[str, Any]:
-    """Return facts in types of JSON."""
+    """Return facts as types of JSON."""
     return {"job" if isinstance(facts, Job) else "facts": dataclasses.asdict(facts)}
 
 
 def read(file: Path) -> Facts | Job:
-    """Return the facts in a file; raises FactsError, and OSError if it cannot be read."""
+    """Return the facts in a file; raises FactsError, and OSError if the file cannot be read."""
     if not file.is_file() or file.stat().st_size > LARGEST:
         raise FactsError(f"{file}: expected a file of facts with at most {LARGEST >> 20} MiB. Name such a file.")
     try:
@@ -55,27 +55,27 @@ def read(file: Path) -> Facts | Job:
         raise FactsError(f"{file}: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise FactsError(
-            f"{file}: expected facts as JSON, found none or damaged ones ({type(error).__name__} {error}). Record the "
-            "loop again, or diagnose its trace."
+            f"{file}: expected facts as JSON, found no facts or damaged facts ({type(error).__name__} {error}). Record "
+            "the loop again, or diagnose its trace."
         ) from error
 
 
 def of_json(content: Mapping[str, Any]) -> Facts | Job:
-    """Return the facts in the content of such a file; raises FactsError, ValueError, TypeError or LookupError."""
+    """Return the facts in the parsed content of a file; raises FactsError, ValueError, TypeError or LookupError."""
     if content["version"] != VERSION:
         raise FactsError(
-            f"expected facts of version {VERSION}, found {content['version']!r}. Diagnose the trace beside it instead, "
-            "or use the stepscope that wrote it."
+            f"expected facts of version {VERSION}, found {content['version']!r}. Diagnose the trace beside the file "
+            "instead, or use the version of stepscope that wrote the file."
         )
     (name,) = content.keys() - {"version"}
     facts: Facts | Job = _object(Job, content[name]) if name == "job" else _object(Facts, content["facts"])
     if not (_complete_job(facts) if isinstance(facts, Job) else _complete(facts)):
-        raise ValueError("facts that are none of a recording, such as no steps, or a part without its share")
+        raise ValueError("incomplete facts: for example, there are no steps, or the share of a part is missing")
     return facts
 
 
 def _complete(facts: Facts) -> bool:
-    """Return whether the facts of a process have the steps and shares that the rules divide by and ask for."""
+    """Return whether the facts of a process contain the steps, shares and cores that the rules need."""
     items = facts.loader.items if facts.loader else None
     return (
         (facts.profile is None or facts.profile.shares.keys() == PLAIN_NAMES.keys())
@@ -86,12 +86,12 @@ def _complete(facts: Facts) -> bool:
 
 
 def _complete_job(job: Job) -> bool:
-    """Return the same for the facts of a job."""
+    """Return whether the facts of a job contain the ranks and step times that the rules need."""
     return len(job.ranks) > 0 and job.step_ms > 0 and (job.straggler is None or job.late_in in LATE_IN)
 
 
 def _object(kind: type[Kind], content: object) -> Kind:
-    """Return a dataclass with these members, each of the type that the dataclass says."""
+    """Return a dataclass with these members; raises an error if a member does not have the type of its attribute."""
     if not isinstance(content, dict):
         raise TypeError(f"expected an object for {kind.__name__}, found {content!r}")
     hints = get_type_hints(kind)

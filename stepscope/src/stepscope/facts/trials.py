@@ -1,31 +1,31 @@
-"""A step compared with its alternatives in interleaved runs."""
+"""A step compared with changed settings in interleaved runs."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A step as it is, and changed: ms in the fastest round, in which other processes had the cores least."""
+    """A step without and with a change: its time in the fastest round, which other processes disturbed least."""
 
     before_ms: float = 0.0
     after_ms: float = 0.0
-    sure: bool = False  # whether it was faster in all rounds but one at most
+    sure: bool = False  # whether the changed step was faster in all rounds, except one at most
 
     @property
     def gain(self) -> float:
-        """The share of the step that the change saves."""
+        """The share of the step that the change saves; 0 if the gain is not sure."""
         return max(0.0, 1 - self.after_ms / self.before_ms) if self.sure and self.before_ms else 0.0
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The settings that were tried with a step; a `Trial` without times was not tried."""
+    """The settings that were tried with a step; a `Trial` without times was not run."""
 
-    threads: int = 0
-    other_threads: int = 0  # the number of cores that no worker keeps busy
-    batch: int = 0  # items
-    other: Trial = Trial()  # with `other_threads`
-    anomaly: Trial = Trial()
-    deterministic: Trial = Trial()
+    threads: int = 0  # PyTorch's number of threads
+    other_threads: int = 0  # number of threads to try: the cores that no worker keeps busy
+    batch: int = 0  # items in a batch
+    other: Trial = Trial()  # with `threads`, and with `other_threads`
+    anomaly: Trial = Trial()  # with anomaly detection, and without
+    deterministic: Trial = Trial()  # with deterministic algorithms, and with the default algorithms
     single: Trial = Trial()  # a forward and a backward pass with float64, and with float32
-    larger: Trial = Trial()  # a batch, and an equal part of a larger one
+    larger: Trial = Trial()  # a batch, and the same number of items in a larger batch

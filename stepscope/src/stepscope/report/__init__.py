@@ -1,4 +1,4 @@
-"""Diagnoses as text, as HTML, as files of results for programs, compared, and as a page."""
+"""Reports of diagnoses: text, HTML, files of results for programs, comparisons, and a page."""
 
 from stepscope.report.compare import Comparison, compare
 from stepscope.report.documents import SCHEMA, ResultError, document, read

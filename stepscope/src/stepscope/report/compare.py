@@ -15,20 +15,20 @@ from stepscope.report.documents import WANTED, ResultError, read
 from stepscope.report.findings import UNKNOWN, Diagnosis, Finding
 from stepscope.thresholds import WORTH
 
-LEAST = 1e-6  # ms of a step: no clock measures less
+LEAST = 1e-6  # ms of a step: no clock measures a shorter time
 
 
 @dataclass(frozen=True)
 class Side:
-    """The results before a change, or after it: of one run, or of several repeated runs."""
+    """The results of one run, or of several repeated runs, before or after a change."""
 
-    diagnosis: Diagnosis  #: The first run's; with several ranks, that of the slowest rank, for which the job waits
-    found: dict[str, str]  #: Keys and names of the findings worth changing, in any rank of any run
-    #: The values to average, in ms: the steps of one run, or the means of several; including work between epochs.
+    diagnosis: Diagnosis  #: Of the first run; with several ranks, of the slowest rank, for which the job waits
+    found: dict[str, str]  #: Keys and names of the findings worth a change, in any rank of any run
+    #: Values to average, in ms: the steps of one run, or the means of several runs; with work between epochs.
     values: tuple[float, ...]
     several: bool  #: Whether `values` are means of runs
-    machines: frozenset[str]  #: The machines, as far as they are known
-    doubts: frozenset[str]  #: Why runs have no verdict, such as that other processes had the cores
+    machines: frozenset[str]  #: The known machines of the runs
+    doubts: frozenset[str]  #: Reasons why runs have no verdict, such as a busy machine
 
     @classmethod
     def read(cls, path: Path) -> Side:
@@ -36,7 +36,7 @@ class Side:
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not files:
             raise ResultError(
-                f"{path}: expected a file of results, or a folder of such files, found no *.json in it. {WANTED}"
+                f"{path}: expected a file of results, or a folder of such files, found no *.json. {WANTED}"
             )
         slowest, found, machines = list[Diagnosis](), dict[str, str](), set[str]()
         for file in files:
@@ -60,24 +60,24 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The steps before a change and after it."""
+    """The steps before and after a change."""
 
     before: Side
     after: Side
 
     @property
     def change(self) -> Interval:
-        """The share by which steps take longer now: 0.1 is 10% longer, −0.5 half as long.
+        """Relative change of the mean step: 0.1 is 10% longer, −0.5 half as long.
 
-        The 95% interval is Welch's for a difference of means. With one run each, it holds only the scatter of steps;
-        two runs on a shared machine may differ by more, which the means of several runs show.
+        The 95% interval is Welch's interval for a difference of means. With one run each, it contains only the scatter
+        of steps. Two runs on a shared machine may differ by more, as the means of several runs show.
         """
         mean = statistics.fmean(self.before.values)
         change = confidence.change(self.before.values, self.after.values)
         return Interval(change.mean / mean, max(-1.0, change.lowest / mean), change.highest / mean, change.count)
 
     def slower_than(self, share: float) -> bool:
-        """Return whether steps surely take longer by more than this share: the whole interval lies above."""
+        """Return whether steps surely take longer by more than this share: the whole interval lies above the share."""
         return self.change.lowest > share
 
     def __str__(self) -> str:
@@ -94,10 +94,10 @@ class Comparison:
             *(f"new     {name}" for name in _only_in(self.after.found, self.before.found)),
         ]
         if not (self.before.several and self.after.several):
-            lines.append("One run: the interval does not include differences between runs. Give folders of several.")
+            lines.append("One run: the interval does not include differences between runs. Give folders of runs.")
         lines += [f"A run without a verdict: {why}" for why in sorted(self.before.doubts | self.after.doubts)]
         if len(machines := sorted(self.before.machines | self.after.machines)) > 1:
-            lines.append(f"Not from one machine: {'; '.join(machines)}.")
+            lines.append(f"Different machines: {'; '.join(machines)}.")
         return "\n".join(map(printable, lines))
 
 
@@ -120,7 +120,7 @@ def compare(before: str | Path, after: str | Path) -> Comparison:
 
 
 def _timed(file: Path) -> list[dict[str, Any]]:
-    """Return the results with timed steps of one run, one for each rank."""
+    """Return the results of one run that have timed steps, one result for each rank."""
     results = read(file)
     if sum("trace" in each for each in results) > 1:
         raise ResultError(f"{file}: expected one trace, found {len(results)}. Diagnose the folder of one run.")
@@ -132,13 +132,13 @@ def _timed(file: Path) -> list[dict[str, Any]]:
     return timed
 
 
-def _only_in(these: Mapping[str, str], those: Mapping[str, str]) -> list[str]:
-    """Return the names of findings whose keys only the first has."""
-    return sorted(these[key] for key in these.keys() - those.keys())
+def _only_in(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    """Return the names of findings whose keys are in `first`, but not in `second`."""
+    return sorted(first[key] for key in first.keys() - second.keys())
 
 
 def _values(diagnosis: Diagnosis) -> list[float]:
-    """Return the duration of each step with its part of the work between epochs, in ms."""
+    """Return the duration of each step in ms, with its part of the work between epochs."""
     return [step + diagnosis.apart_ms for _, step in diagnosis.steps]
 
 

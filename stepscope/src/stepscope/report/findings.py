@@ -1,4 +1,4 @@
-"""A diagnosis: verdict, evidence, and what to change, as text, as HTML and as JSON."""
+"""A diagnosis: verdict, evidence and changes, as text, as HTML and as JSON."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from typing import Any, Self
 from stepscope.base.wording import digits, milliseconds, percent, printable
 from stepscope.thresholds import WORTH
 
-WIDTH = 98  # characters in a line: two more may stand before it, and a terminal has 100
+WIDTH = 98  # characters in a line: a terminal has 100, and a line may be indented by two
 NOTHING, UNKNOWN = "nothing wrong", "unknown"
 VERDICTS = {
-    "loading": "the loop waits for batches, or for the cores that make them",
-    "copies": "copies between host and GPU hold the step up",
-    "launches": "the GPU waits until the host launches its next kernel",
-    "compute": "the operators, on a GPU its kernels, take the time, and could take less",
-    "synchronization": "the host waits for the GPU in every step, and then the GPU for the host",
-    "communication": "the step waits for the other processes",
-    "host": "the host does other work than training, in or between the steps, or calls very many small operators",
-    "settings": "the step is slower than it would be with another setting, or with a larger batch",
-    NOTHING: "no change that is known here would gain 5% of a step",
+    "loading": "the loop waits for batches, or competes with its workers for cores",
+    "copies": "copies between host and GPU delay the step",
+    "launches": "the GPU waits for the host to launch its next kernel",
+    "compute": "the operators (on a GPU, its kernels) take the time, and could take less",
+    "synchronization": "in every step the host waits for the GPU, and afterwards the GPU waits for the host",
+    "communication": "the step waits for communication with other processes",
+    "host": "the host does work other than training, in or between the steps, or calls very many small operators",
+    "settings": "the step would be faster with another setting, or with a larger batch",
+    NOTHING: "no change known to stepscope would gain 5% of a step",
     UNKNOWN: "the evidence does not suffice",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that costs time, and what to do about it."""
+    """A fault that costs time, and the change that fixes the fault."""
 
-    key: str  #: Of the rule that found it, such as ``"loader.too-few-workers"``; it stays when texts change
+    key: str  #: Key of the rule, such as ``"loader.too-few-workers"``; it stays when texts change
     name: str  #: The fault, in a few words
     verdict: str  #: The verdict if this finding has the largest gain; one of `VERDICTS`
-    #: The most that fixing it can gain, as a share of the step (Amdahl: at most the time that it takes); infinite if
-    #: the job hangs.
+    #: Largest possible gain, as a share of the step (Amdahl: at most the time that the fault takes); infinite if the
+    #: job hangs.
     gain: float
     evidence: str  #: The measurements, in sentences
     change: str  #: The line of code to change, in its new form
-    topic: str  #: What to read about, in the words of the field, such as ``"mixed precision"``
-    line: str = ""  #: The line of the user's code that causes it, also part of the evidence; "" if none is known
+    topic: str  #: A topic to read about, by a term of the field, such as ``"mixed precision"``
+    line: str = ""  #: The user's line that causes the fault, also part of the evidence; "" if unknown
 
     def bound(self, step_ms: float) -> str:
         """Return as text how much of a step of `step_ms` milliseconds can be saved."""
@@ -58,27 +58,26 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of `diagnose`: printed, text for a terminal; in a notebook, a table."""
+    """The result of `diagnose`: text if it is printed, and a table in a notebook."""
 
     verdict: str  #: One of `VERDICTS`
-    reason: str  #: Why, in a sentence
-    step_ms: float  #: Mean duration of a step in milliseconds; NaN if it is unknown
+    reason: str  #: The reason for the verdict, in a sentence
+    step_ms: float  #: Mean duration of a step in milliseconds; NaN if unknown
     evidence: tuple[tuple[str, str], ...]  #: The measurements: name and value
-    #: What to change, the largest possible gain first, except that findings with a line precede it if they gain about
-    #: as much. Several gains do not add up.
+    #: The largest gain first, except that findings with a line precede findings that gain about as much. Gains do not
+    #: add up.
     findings: tuple[Finding, ...]
-    unknown: tuple[str, ...] = ()  #: What could not be examined, and how to examine it
-    #: For topics of the findings, the address or the path of a page; see `linked`.
+    unknown: tuple[str, ...] = ()  #: Parts that could not be examined, and how to examine them
+    #: The address or the path of a page for each topic of the findings; see `linked`.
     links: Mapping[str, str] = field(default_factory=dict)
-    #: For each timed or recorded step, how long it waited for its batch, and how long it took including that wait;
-    #: wall-clock time in ms.
+    #: For each timed or recorded step, its wait for a batch, and its duration with this wait; wall-clock time in ms.
     steps: tuple[tuple[float, float], ...] = ()
     #: Work between two epochs, such as evaluation, divided by the steps of an epoch: part of `step_ms`, but not of
     #: `steps`.
     apart_ms: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the diagnosis in types of JSON, without links: unknown or infinite numbers are None."""
+        """Return the diagnosis as types of JSON, without links; unknown or infinite numbers are None."""
 
         def number(value: float) -> float | None:
             return value if math.isfinite(value) else None
@@ -97,7 +96,7 @@ class Diagnosis:
 
     @classmethod
     def of_json(cls, content: Mapping[str, Any]) -> Self:
-        """Return the diagnosis that `as_json` turned into this; raises ValueError, TypeError or LookupError."""
+        """Return the diagnosis from the result of `as_json`; raises ValueError, TypeError or LookupError."""
         if content["verdict"] not in VERDICTS:
             raise ValueError(f"the verdict {content['verdict']!r}")
         gains = [math.inf if each["gain"] is None else float(each["gain"]) for each in content["findings"]]
@@ -121,7 +120,7 @@ class Diagnosis:
         )
 
     def linked(self, links: Mapping[str, str]) -> Self:
-        """Return the same diagnosis with links: for a topic, the address or the path of a page."""
+        """Return the same diagnosis with links: the address or the path of a page for each topic."""
         return dataclasses.replace(self, links=links)
 
     def at(self, folder: Path) -> Self:
@@ -151,7 +150,7 @@ class Diagnosis:
         parts = [f"<p><b>Verdict: {self.verdict}.</b> {_words(self.reason)}</p>"]
         parts.append(_table((_words(name), _words(value)) for name, value in self.evidence))
         if self.findings:
-            parts.append(_table([("<b>what</b>", "<b>gains</b>", "<b>change</b>"), *map(self._row, self.findings)]))
+            parts.append(_table([("<b>finding</b>", "<b>gain</b>", "<b>change</b>"), *map(self._row, self.findings)]))
         if len(self.findings) > 1:
             parts.append(f"<p>{ONE_AT_A_TIME}</p>")
         parts += [f"<p>Unknown: {_words(text)}</p>" for text in self.unknown]
@@ -167,7 +166,7 @@ class Diagnosis:
         )
 
 
-ONE_AT_A_TIME = "These gains do not add up. Fix the first, measure, and diagnose again."
+ONE_AT_A_TIME = "These gains do not add up. Fix the first fault, measure, and diagnose again."
 
 
 def _words(text: str) -> str:
@@ -182,7 +181,7 @@ def _table(rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _wrapped(text: str, head: str = "") -> list[str]:
-    """Return the printable lines of a text, the first one after `head`, all further ones indented to match."""
+    """Return the printable lines of a text: the first line after `head`, all further lines indented to match."""
     lines, indent = list[str](), " " * len(head)
     for paragraph in text.split("\n"):
         lines += textwrap.wrap(

@@ -1,4 +1,4 @@
-"""Results as a page of HTML that needs nothing else: no server, no script, no internet."""
+"""Results as a self-contained page of HTML: without a server, scripts or internet."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +23,9 @@ KEY = (
 
 
 def page(results: Sequence[dict[str, Any]], title: str) -> str:
-    """Return results as a page: for each the verdict, a bar for each step, and what to change; the ranks of a job.
+    """Return results as a page: verdict, a bar for each step, and findings of each result; mean steps of all ranks.
 
-    `results` come from `stepscope.results.read`, at least one; otherwise it raises ResultError.
+    `results` come from `stepscope.report.read`. Raises ResultError if there are none.
     """
     if not results:
         raise ResultError(f"Expected a result for the page {title!r}, found none. {WANTED}")
@@ -54,7 +54,7 @@ def _name(result: dict[str, Any]) -> str:
 
 
 def _ranks(results: Iterable[dict[str, Any]]) -> str:
-    """Return a chart of the mean step of each rank; "" for one process."""
+    """Return a chart with the mean step of each rank; "" for one process."""
     means = {}
     for result in results:
         if "rank" in result and "diagnosis" in result and (steps := result["diagnosis"].steps):
@@ -62,7 +62,7 @@ def _ranks(results: Iterable[dict[str, Any]]) -> str:
     return _chart(means, "Mean step") if len(means) > 1 else ""
 
 
-def _chart(bars: Mapping[str, tuple[float, float]], what: str) -> str:
+def _chart(bars: Mapping[str, tuple[float, float]], title: str) -> str:
     """Return a chart with a named bar for each wait and duration in ms; the wait is below the rest of the step."""
     longest = max(step for _, step in bars.values()) or 1.0
     scale, bottom, wide = (HEIGHT - 40) / longest, HEIGHT - 20, WIDTH / len(bars)
@@ -77,10 +77,10 @@ def _chart(bars: Mapping[str, tuple[float, float]], what: str) -> str:
             parts.append(f'<rect class="{kind}" {place}>{said}</rect>')
     first, *_, last = bars if len(bars) > 1 else [*bars, ""]
     texts = (
-        f'<text x="0" y="14">{what}, the longest {milliseconds(longest)}</text>'
+        f'<text x="0" y="14">{title}, the longest {milliseconds(longest)}</text>'
         f'<text x="0" y="{HEIGHT - 4}">{first}</text>'
         f'<text x="{WIDTH}" y="{HEIGHT - 4}" text-anchor="end">{last}</text>'
     )
     share = sum(wait for wait, _ in bars.values()) / (sum(step for _, step in bars.values()) or 1.0)
-    label = f"{what}, {first} to {last}: the longest {milliseconds(longest)}, {share:.0%} of the time waiting"
+    label = f"{title}, {first} to {last}: the longest {milliseconds(longest)}, {share:.0%} of the time waiting"
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}{texts}</svg>{KEY}'

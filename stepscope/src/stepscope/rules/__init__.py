@@ -1,10 +1,10 @@
 """From facts to findings: pure functions and tables of rules.
 
-Each rule is a row of a table: `loader`, `host`, `device`, `settings` and `job` have one each. A rule reads a view of
-the facts, which computes the numbers that the rules of a table share. All constants are in `stepscope.thresholds`.
+Each rule is a row of a table; `loader`, `host`, `device`, `settings` and `job` have a table each. A rule reads a view
+of the facts, which computes numbers that several rules need. All constants are in `stepscope.thresholds`.
 
-The verdict is that of the finding with the largest gain. A gain is at most the share of the step that the finding takes
-(Amdahl's law): for a step of K ms and a share s it is s · K ms, or 1 / (1 − s) times the speed.
+The finding with the largest gain gives the verdict. A gain is at most the share of the step that the fault takes
+(Amdahl's law): for a step of K ms and a share s it is s · K ms, or a speedup of 1 / (1 − s).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ALL: tuple[Rule[Any], ...] = (
     *loader.RULES, *host.RULES, *settings.RULES, *device.RULES, *device.RULES_OF_A_GPU, *job.RULES,
 )  # fmt: skip
 NEEDS_THE_LOADER = (
-    "why loading is slow. The trace does not contain the workers, the sizes of files, or the times of decoding. "
-    "In a notebook or script, stepscope.diagnosis.diagnose(loader, step) looks at them."
+    "why loading is slow. A trace contains neither the workers nor the dataset. `stepscope run` measures both, and so "
+    "does stepscope.diagnosis.diagnose(loader, step) in a notebook or script."
 )
 
 
@@ -70,7 +70,7 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
         unsure = not first.findings or first.findings[0].gain < thresholds.SURE_ON_A_BUSY_MACHINE
         if first.verdict != other.verdict or unsure:
             held = percent(machine.held_share)
-            doubt = f"Other processes had the cores for {held} of the time. Diagnose again on a quiet machine."
+            doubt = f"Other processes used the cores for {held} of the time. Diagnose again on an idle machine."
     unexplained = loader.doubt(loading_alone)
     unknown = [*_unknown(facts, profile, machine)]
     if found and unexplained:
@@ -83,7 +83,7 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
     if diagnosis.verdict == NOTHING:
         reason = diagnosis.reason
         if not profile.on_device:
-            reason += " Not tried: bfloat16 and channels_last."
+            reason += " bfloat16 and channels_last were not tried."
         if loading.loop.pauses.ms_per_step >= thresholds.WORTH * loading.whole_ms:
             reason += (
                 f" Work between epochs takes {percent(loading.loop.pauses.ms_per_step / loading.whole_ms)} of the time."
@@ -93,15 +93,15 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
 
 
 def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tuple[list[Finding], loader.Loading]:
-    """Return the findings of a loop, and its loading without waits that workers cannot reduce.
+    """Return the findings of a loop, and the view of its loading without waits that workers cannot shorten.
 
-    A gain is at most the share of the fault in a step whose rest is as short as possible: a fault may slow the rest as
-    well, and two timings of the same loop differ.
+    A gain is an upper bound: the share of the fault in a step whose healthy part is as short as `rest`. A fault may
+    slow the healthy part, too, and two timings of the same loop differ.
     """
     work, whole, least = loading.work_ms, loading.whole_ms, loading.loop.least_ms
-    part = loading.step_ms / whole  # the trace's shares are those of a step without the work between epochs
+    part = loading.step_ms / whole  # shares of the trace refer to a step without the work between epochs
     found = [replace(each, gain=each.gain * part) for each in _of_the_device(facts, profile)]
-    found = [each for each in found if each.verdict != UNKNOWN]  # the profiler's own time
+    found = [each for each in found if each.verdict != UNKNOWN]  # the steps were timed without profiler overhead
     if facts.host is not None:
         host_work = host.view(facts.host, profile, work / whole, whole)
         found += findings(host.RULES, host_work)
@@ -110,7 +110,7 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
         loading = loader.with_times(loading, loading.step_ms, loading.wait_ms - around, usual)
     found += findings(loader.RULES, loading)
     found += findings(settings.RULES, settings.Tried(facts.trials, loading.work_ms / loading.whole_ms))
-    if not least:  # a GPU computes beside the host
+    if not least:  # unknown with a GPU
         return found, loading
     rest = max(thresholds.REST_OF_MEAN, thresholds.REST_OF_FASTEST * min(1.0, least / max(loading.work_ms, least)))
 
@@ -128,21 +128,21 @@ def _of_the_device(facts: Facts, profile: Profile) -> Iterator[Finding]:
 
 
 def _unknown(facts: Facts, profile: Profile, machine: Machine) -> Iterator[str]:
-    """Yield sentences on all that could not be examined."""
+    """Yield sentences on the parts that could not be examined."""
     known = facts.loader
     if known is None or known.settings is None:
         kind = f"the loader is a {known.kind}" if known and known.kind else "there is no loader"
-        yield f"how the batches are made: {kind}, and only a DataLoader shows its workers and dataset."
+        yield f"how batches are made: {kind}, and only a DataLoader gives access to its workers and dataset."
     elif known.unknown:
         yield f"how long an item takes: {known.unknown}"
     if machine.cuda and not profile.on_device:
-        yield "what the GPU of this machine does: no kernel ran on it. Is the model on it?"
+        yield "the use of this machine's GPU: no kernel ran on the GPU. Is the model on the GPU?"
 
 
 def page() -> str:
-    """Return all rules as a page of Markdown: key, name, when a rule applies, and what to do."""
+    """Return all rules as a table in Markdown: key, name, when the rule applies, and the change."""
     rows = []
     for rule in ALL:
         changes = "<br>".join(f"`{line}`" for line in rule.remedy.replace("|", "\\|").split("\n"))
         rows.append(f"| `{rule.key}` | {rule.name} | {rule.means} | {changes} |")
-    return "\n".join(["| key | finding | when | what to do |", "|---|---|---|---|", *rows, ""])
+    return "\n".join(["| key | finding | when | change |", "|---|---|---|---|", *rows, ""])

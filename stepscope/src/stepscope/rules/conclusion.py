@@ -18,10 +18,10 @@ def conclude(
     steps: Iterable[tuple[float, float]] = (),
     apart_ms: float = 0.0,
 ) -> Diagnosis:
-    """Return the diagnosis that follows from the findings, given in any order.
+    """Return the diagnosis that follows from findings in any order.
 
-    `steps` and `apart_ms` are those of the `Diagnosis`. `doubt` is a reason to give no verdict at all; `otherwise` is a
-    reason to give none if nothing was found.
+    `steps` and `apart_ms` are attributes of `Diagnosis`. `doubt` is a reason to give no verdict; `otherwise` is a
+    reason to give no verdict if nothing was found.
     """
     ranked = _ranked([*findings])
     worth = [finding for finding in ranked if finding.gain >= thresholds.WORTH]
@@ -32,14 +32,14 @@ def conclude(
     else:
         verdict, reason = worth[0].verdict, _sentence(VERDICTS[worth[0].verdict])
         if verdict == UNKNOWN:
-            reason = f"{_sentence(worth[0].name)} Fix that first, and diagnose again."
+            reason = f"{_sentence(worth[0].name)} Fix this problem first, and diagnose again."
     return Diagnosis(
         verdict, reason, step_ms, tuple(evidence), tuple(ranked), tuple(unknown), steps=tuple(steps), apart_ms=apart_ms
     )
 
 
 def _ranked(findings: list[Finding]) -> list[Finding]:
-    """Return findings, the largest gain first; among those that gain about as much, those with a line come first."""
+    """Return findings, the largest gain first; findings with a line precede findings that gain about as much."""
     most = max((finding.gain for finding in findings), default=0.0)
     return sorted(
         findings,

@@ -12,7 +12,7 @@ from stepscope.facts.profile import Profile
 from stepscope.report.findings import UNKNOWN
 from stepscope.rules.rule import Rule
 
-# Operators around a read from the GPU: how the read looks in Python, and how to avoid it.
+# For each operator that reads from the GPU: the read in Python, and the code that avoids the read.
 _READS = {
     "item|_local_scalar|is_nonzero|equal": (
         ".item(), float(loss), print(loss), if loss > …",
@@ -22,9 +22,9 @@ _READS = {
         ".cpu(), .numpy(), .tolist()",
         "losses.append(loss.detach())  # on the GPU; .cpu() once, at the end",
     ),
-    "^$": ("torch.cuda.synchronize() or an event's", "# remove torch.cuda.synchronize() from the loop"),
+    "^$": ("torch.cuda.synchronize() or event.synchronize()", "# remove torch.cuda.synchronize() from the loop"),
     "": (
-        "the size of its result depends on the values, or the host needs a value",
+        "the size of the result depends on values on the GPU, or the host needs a value",
         "torch.where(mask, x, 0)  # instead of x[mask]: keeps the size",
     ),
 }
@@ -38,7 +38,7 @@ class Recorded:
 
     @property
     def settings(self) -> str:
-        """Settings of the profiler as text."""
+        """Options of the profiler as text."""
         return ", ".join(self.profile.settings) or "no options"
 
 
@@ -50,12 +50,12 @@ class Accelerated(Recorded):
 
     @property
     def operator(self) -> str:
-        """The operator in which the host waits most."""
-        return printable(self.device.operator) or "a call of its own"
+        """The operator in which the host waits longest."""
+        return printable(self.device.operator) or "a call outside of operators"
 
     @property
     def read(self) -> str:
-        """How this wait looks in Python."""
+        """The wait in Python."""
         return self._read[0]
 
     @property
@@ -69,47 +69,47 @@ class Accelerated(Recorded):
 
     @property
     def kind_of_copies(self) -> str:
-        """The finding about copies to the GPU: their memory is not pinned, or they block, or they are large."""
+        """The key of the finding about copies to the GPU: from memory that is not pinned, or blocking, or large."""
         if self.device.pageable > self.device.copying / 2:
             return "copies.pageable"
         return "copies.blocking" if self.device.blocked >= thresholds.WORTH else "copies.large"
 
     @property
     def launching(self) -> float:
-        """Share of gaps in which the GPU waits for a launch."""
+        """Share of short gaps, in which the GPU waits for a launch."""
         return self._of_busy * self.device.short_us
 
     @property
     def long_gaps(self) -> float:
-        """Share of gaps in which the host does other work."""
+        """Share of long gaps, in which the host does work other than launching."""
         return self._of_busy * self.device.long_us
 
     @property
     def _of_busy(self) -> float:
-        """The share that neither waits nor the profiler explain, for each µs of gaps."""
+        """The host's share without waits and profiler overhead, divided by the time of all gaps in µs."""
         recording = self.profile.recording
         left = self.profile.host - self.device.waiting - (recording if recording >= thresholds.PROFILER else 0.0)
         return max(left, 0.0) / max(self.device.all_us, 1e-6)
 
     @property
     def tensor_cores(self) -> tuple[str, int]:
-        """The type that the GPU's Tensor Cores multiply, and how much faster than float32; "" and 1 if unknown."""
+        """The data type of the GPU's Tensor Cores, and their largest speedup over float32; "" and 1 if unknown."""
         capability = self.device.capability or (0, 0)
         return next((known for least, known in thresholds.TENSOR_CORES.items() if capability >= least), ("", 1))
 
     @property
     def precision(self) -> str:
-        """The type that the Tensor Cores multiply."""
+        """The data type of the Tensor Cores."""
         return self.tensor_cores[0]
 
     @property
     def ratio(self) -> int:
-        """The factor by which they are faster, at most."""
+        """The largest speedup of the Tensor Cores over float32."""
         return self.tensor_cores[1]
 
     @property
     def gain_of_a_larger_batch(self) -> float | None:
-        """The gain, for each item, of a batch that fills the GPU."""
+        """The gain per item of a batch that fills the GPU; None if the fill is unknown or sufficient."""
         fill = self.device.fill
         return self.device.kernels * (1 - fill) if fill is not None and fill < thresholds.LEAST_FILL else None
 
@@ -119,51 +119,51 @@ def _copying(key: str, name: str, more: str, topic: str, means: str, change: str
     return Rule(
         key, name, "copies", topic, means,
         lambda view: view.device.copying + view.device.blocked if view.kind_of_copies == key else None,
-        "For {device.copying:%} of the time copies to the GPU run and no kernel does. The host waits for copies, so "
-        f"that the GPU idles for up to {{device.blocked:%}} of the time{more}.",
+        "For {device.copying:%} of the time copies to the GPU run and no kernel runs. The host waits for copies, which "
+        f"leaves the GPU idle for up to {{device.blocked:%}} of the time.{more}",
         change,
     )  # fmt: skip
 
 
 RULES: tuple[Rule[Recorded], ...] = (
     Rule(
-        "profiler.overhead", "the profiler itself in the way", UNKNOWN, "profiler overhead",
+        "profiler.overhead", "profiler overhead", UNKNOWN, "profiler overhead",
         "Recording took so much of the time that the trace shows the profiler rather than the training.",
         lambda view: view.profile.recording,
         "Recording {profile.operators:operator} and {profile.frames:Python frame} (with {settings}) took about "
-        "{profile.recording:%} of the time: part of the host's time is the profiler's.",
+        "{profile.recording:%} of the time, and all times of the host include this overhead.",
         "profile(activities=…, schedule=schedule(wait=5, warmup=1, active=8))  # no stacks, shapes or memory",
         least=thresholds.PROFILER,
     ),
     Rule(
         "communication.exposed", "exposed communication", "communication",
         "overlapping communication with computation",
-        "The step exchanges data with other processes and computes nothing meanwhile, by the trace of one rank.",
+        "By the trace of one rank, the step exchanges data with other processes and computes nothing meanwhile.",
         lambda view: view.profile.communication,
         "For {profile.communication:%} of the time the step exchanges data with other processes, and computes nothing "
-        "meanwhile. It may wait for a slower process: the diagnosis of all ranks together says whether it does.",
-        "DDP(model, bucket_cap_mb=…)  # buckets that are sent during backward\n"
-        "with model.no_sync(): loss_of(model(images)).backward()  # except every n-th step; or a larger batch",
+        "meanwhile. The process may wait for a slower process: the diagnosis of all ranks together names a slow rank.",
+        "DDP(model, bucket_cap_mb=…)  # sends buckets during the backward pass\n"
+        "with model.no_sync(): loss_of(model(images)).backward()  # except every n-th step; or use a larger batch",
     ),
 )  # fmt: skip
 # A waiting host cannot launch ahead, so the GPU idles afterwards. Both the wait and the idle time bound the gain.
 RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
     Rule(
         "device.synchronization", "a synchronization in every step", "synchronization", "fewer synchronizations",
-        "In every step the host waits for the GPU, and then the GPU for the host.",
+        "In every step the host waits for the GPU, and afterwards the GPU waits for the host.",
         lambda view: min(view.device.synchronizing, view.profile.avoidable_idle),
-        "In {device.synchronized} of {profile.steps} steps the host waits for the GPU, {device.synchronizing:%} of the "
+        "In {device.synchronized} of {profile.steps} steps the host waits for the GPU: {device.synchronizing:%} of the "
         "time, mostly in {operator} ({read}). For {profile.host:%} of the time the GPU waits for the host.",
         lambda view: view.instead,
         example=_READS["item|_local_scalar|is_nonzero|equal"][1],
     ),
     _copying(
-        "copies.pageable", "pageable copies", ". The memory is not pinned", "pinned memory",
+        "copies.pageable", "pageable copies", " Most copies are from memory that is not pinned.", "pinned memory",
         "Copies to the GPU come from memory that is not pinned, and no kernel runs meanwhile.",
         'DataLoader(…, pin_memory=True)\nimages.to("cuda", non_blocking=True)',
     ),
     _copying(
-        "copies.blocking", "copies that block", ", though the memory may be pinned", "asynchronous copies",
+        "copies.blocking", "blocking copies", " The copies block, even if the memory is pinned.", "asynchronous copies",
         "The host waits for copies to the GPU.",
         'images.to("cuda", non_blocking=True)  # from a DataLoader with pin_memory=True',
     ),
@@ -176,46 +176,46 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
         "copies.within-device", "copies within the GPU", "copies", "fewer copies",
         "The GPU copies within its memory while no kernel runs.",
         lambda view: view.device.within,
-        "They take {device.within:%} of the time while no kernel runs.",
+        "For {device.within:%} of the time the GPU copies within its memory while no kernel runs.",
         "# look for .contiguous(), .clone(), torch.cat\nDDP(…, gradient_as_bucket_view=True)",
     ),
     Rule(
         "device.launch-bound", "launch-bound steps", "launches", "fewer launches",
         "The GPU waits for the launch of its next kernel, many times in a step.",
         lambda view: view.launching,
-        "{device.gaps:,.0f} times a step the GPU waits for its next kernel, {device.gap_us:.0f} µs in the median, "
+        "In a step the GPU waits {device.gaps:,.0f} times for its next launch (median {device.gap_us:.0f} µs): "
         "{launching:%} of the time. A step has {device.launches:,.0f} kernels of {device.kernel_us:.0f} µs on average.",
         'model = torch.compile(model, mode="reduce-overhead")\nSGD(…, fused=True)',
     ),
     Rule(
-        "device.host-does-other-work", "the host does something else", "launches", "less work between launches",
-        "The GPU waits while the host does other work than launching kernels.",
+        "device.host-does-other-work", "other work between launches", "launches", "less work between launches",
+        "The GPU waits while the host does work other than launching kernels.",
         lambda view: view.long_gaps,
         f"In gaps of more than {thresholds.LAUNCH_GAP_US:.0f} µs the GPU waits for the host, {{long_gaps:%}} of the "
         "time, mostly for {device.doing}.",
-        "# move it out of the loop, or do it every n-th step",
+        "# move this work out of the loop, or do it every n-th step",
     ),
     Rule(
         "device.float32", "float32 without Tensor Cores", "compute", "mixed precision",
-        "Matrix products and convolutions run in float32, which Tensor Cores do not multiply.",
+        "Matrix products and convolutions run in float32, without Tensor Cores.",
         lambda view: view.device.float32 * (1 - 1 / view.ratio),
         "Matrix products and convolutions in float32 take {device.float32:%} of the time. The Tensor Cores of this GPU "
-        "multiply {precision} at most {ratio} times as fast.",
+        "are up to {ratio} times as fast, in {precision}.",
         'with torch.autocast("cuda", torch.{precision}): …  # float16 also needs torch.amp.GradScaler()',
     ),
     Rule(
         "device.layout-conversions", "layout conversions", "compute", "channels-last memory format",
         "Kernels convert the memory format of images back and forth.",
         lambda view: view.device.layouts,
-        "Kernels that convert NCHW to NHWC, or back, take {device.layouts:%} of the time.",
+        "Kernels that convert the memory format (NCHW to NHWC, or back) take {device.layouts:%} of the time.",
         "model.to(memory_format=torch.channels_last)\nimages.to(memory_format=torch.channels_last)",
     ),
     Rule(
         "device.small-batch", "a batch too small to fill the GPU", "compute", "larger batches",
         "While kernels run, most multiprocessors of the GPU have no work.",
         lambda view: view.gain_of_a_larger_batch,
-        "While kernels run, {device.kernels:%} of the time, on average {device.fill:%} of the multiprocessors have "
-        "work. The gain is per image; the step itself does not become shorter.",
-        "DataLoader(…, batch_size=…)  # double it until the memory is full, and adapt the learning rate",
+        "Kernels run for {device.kernels:%} of the time. Meanwhile {device.fill:%} of the GPU's multiprocessors have "
+        "work, on average. The gain is per item: the step itself does not become shorter.",
+        "DataLoader(…, batch_size=…)  # double the size until the memory is full, and adapt the learning rate",
     ),
 )  # fmt: skip

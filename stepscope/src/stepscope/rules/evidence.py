@@ -27,27 +27,26 @@ def rows(facts: Facts, profile: Profile, loading: Loading) -> Iterator[tuple[str
 
 def _stopwatch(loading: Loading) -> str:
     loop = loading.loop
-    which = f"mean of {len(loop.steps)} timed" + ", without each epoch's first" * (loop.epoch_steps != 1)
+    which = f"mean of {len(loop.steps)} timed steps" + ", without the first of each epoch" * (loop.epoch_steps != 1)
     if loop.hiccup_ms:
-        which += f"; one of {milliseconds(loop.hiccup_ms)}, far longer, counts as the next longest"
+        which += f"; a single long step of {milliseconds(loop.hiccup_ms)} counts as the next longest"
     step, waits = milliseconds(loading.step_ms), milliseconds(loading.wait_ms)
-    clock = f"{step} a step ({which}), {waits} of it waiting"
+    clock = f"{step} a step ({which}), {waits} of it waiting for a batch"
     if loading.restart_ms or loop.pauses.ms_per_step:
         parts = ["ending and starting workers"] * bool(loading.restart_ms)
         parts += ["work between epochs"] * bool(loop.pauses.ms_per_step)
-        clock += f"; with {' and '.join(parts)} it is {milliseconds(loading.whole_ms)}, to which the gains refer"
+        clock += f"; the gains refer to {milliseconds(loading.whole_ms)}, with {' and '.join(parts)}"
     return clock
 
 
 def _profile(profile: Profile, device: Device | None) -> Iterator[tuple[str, str]]:
-    stall = (
-        f"; one of {milliseconds(profile.stall_ms)}, far longer, counts as the others' mean" if profile.stall_ms else ""
-    )
-    yield "steps", f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}{stall}"
+    stall = f"; a single long step of {milliseconds(profile.stall_ms)} counts as the mean of the other steps"
+    mean = f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}"
+    yield "steps", mean + stall * (profile.stall_ms > 0)
     shares = profile.shares.items()
     yield "in a step", ", ".join(f"{PLAIN_NAMES[name]} {percent(share)}" for name, share in shares if share >= 5e-4)
     if device is None:
-        yield "accelerator", "none in the trace: these are times of the host"
+        yield "accelerator", "none in the trace: all times are of the host"
         return
     for each in device.accelerators:
         columns = {
@@ -57,7 +56,7 @@ def _profile(profile: Profile, device: Device | None) -> Iterator[tuple[str, str
         if each.name is not None:
             known.append(printable(each.name))
         if profile.stall_ms and known:
-            known.append("in all recorded steps")
+            known.append("with the long step")
         yield f"GPU {each.number}", ", ".join(known)
 
 
@@ -70,21 +69,21 @@ def _loader(loader: Loader, machine: Machine) -> Iterator[tuple[str, str]]:
     if items is not None:
         parts = sorted(items.parts.items(), key=lambda part: -part[1])
         shares = ", ".join(f"{name} {percent(share)}" for name, share in parts if share >= 0.005)
-        took = f"{milliseconds(items.ms)} in one process, {milliseconds(items.cpu_ms)} of it on a core"
+        took = f"{milliseconds(items.ms)} in one process, {milliseconds(items.cpu_ms)} of it CPU time"
         yield "an item", f"{took}; {shares} (mean of {items.count:,} items)"
     if loader.generators and settings is not None:
         text = (
-            f"Each of the {settings.num_workers} workers has a copy of {', '.join(loader.generators)}: all of them "
-            "draw the same numbers, unless an item seeds it. Make it in worker_init_fn, as "
-            "np.random.default_rng(torch.initial_seed())."
+            f"Each of the {settings.num_workers} workers has an equal copy of {', '.join(loader.generators)}: all "
+            "workers draw the same numbers, unless an item seeds its generator. Create the generator in "
+            "worker_init_fn, for example np.random.default_rng(torch.initial_seed())."
         )
         yield "random numbers", text
     if loader.growth is not None:
         large = ", ".join(f"{each.place} ({each.count:,} objects)" for each in loader.growth.objects)
         text = (
             f"grew by {loader.growth.grown_bytes / 1e6:.0f} MB in {counted(loader.growth.steps, 'step')}, probably by "
-            f"reading {large}: a page that a fork shares is copied when a counter of references in it changes. An "
-            "array has no such counters."
+            f"reading {large}: reading an object changes its reference count, and the worker then copies the memory "
+            "page that it shared with its parent. The elements of an array have no reference counts."
         )
         yield "workers' memory", text
 
@@ -92,24 +91,24 @@ def _loader(loader: Loader, machine: Machine) -> Iterator[tuple[str, str]]:
 def _compilation(compilation: Compilation) -> Iterator[tuple[str, str]]:
     if compilation.again:
         text = (
-            f"{counted(compilation.again, 'time')}, {compilation.seconds:.1f} s in all, mostly the function at "
-            f"{compilation.at}, because of {compilation.why}. After {compilation.limit} times PyTorch runs a function "
-            "as it is. For sizes that change: torch._dynamo.mark_dynamic(inputs, 0) before the first call, or "
-            "drop_last=True."
+            f"{counted(compilation.again, 'time')}, {compilation.seconds:.1f} s in total, mostly the function at "
+            f"{compilation.at}, whose guard failed: {compilation.why}. After {compilation.limit} recompilations "
+            "PyTorch runs the function without compiling it. If sizes change, call "
+            "torch._dynamo.mark_dynamic(inputs, 0) before the first call, or set drop_last=True."
         )
         yield "compiled again", text
     if compilation.graph_breaks:
         places = ", ".join(compilation.graph_breaks)
-        text = f"at {places}. Each ends a graph, so that less is fused. fullgraph=True makes an error of a break."
+        text = f"at {places}. Fewer operators are fused around a break. With fullgraph=True a break is an error."
         yield "graph breaks", text
 
 
 def doubt(profile: Profile) -> str | None:
-    """Return why the profile allows no verdict, or None."""
+    """Return why the profile allows no verdict; None if it allows one."""
     if profile.steps < thresholds.LEAST_STEPS:
         return (
-            f"The trace holds {counted(profile.steps, 'step')}; with n workers every n-th step waits, so a verdict "
-            f"needs {thresholds.LEAST_STEPS} or more. Record it with schedule(…, active=8)."
+            f"The trace has {counted(profile.steps, 'step')}, and a verdict needs {thresholds.LEAST_STEPS} or more: "
+            "with n workers, only every n-th step waits. Record the trace with schedule(…, active=8)."
         )
     if profile.on_device:
         return profile.lost_kernels or None
@@ -118,7 +117,7 @@ def doubt(profile: Profile) -> str | None:
         return f"The trace has events of an accelerator that stepscope does not know: {names}."
     if profile.without_kernels:
         return (
-            "The network ran on a GPU, but its kernels are not in the trace. Record it with "
+            "The network ran on a GPU, but the trace has no kernels. Record the trace with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
         )
     return None
@@ -129,7 +128,7 @@ def unexplained(profile: Profile) -> str | None:
     if profile.on_device or profile.shares["Other"] < thresholds.UNEXPLAINED:
         return None
     return (
-        f"For {percent(profile.shares['Other'])} of the time the trace shows neither operators nor loading: Python, "
-        "other libraries, or an accelerator that PyTorch's profiler does not see. Look there with  py-spy record -o "
-        "flames.svg -- python train.py  or  python -m cProfile -s tottime train.py."
+        f"For {percent(profile.shares['Other'])} of the time the trace shows neither operators nor loading: the time "
+        "goes to Python, to other libraries, or to an accelerator that PyTorch's profiler does not record. Profile the "
+        "script with  py-spy record -o flames.svg -- python train.py  or  python -m cProfile -s tottime train.py."
     )

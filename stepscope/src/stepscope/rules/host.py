@@ -1,4 +1,4 @@
-"""The host's time in a step: short operators that are called very often, and work outside of operators."""
+"""The host's overhead in a step: short operators that are called very often, and work outside of operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepscope.rules.rule import Rule, mostly
 
 @dataclass(frozen=True)
 class HostWork:
-    """A view of the host's work; shares of the loop's step without the profiler."""
+    """A view of the host's work. Shares refer to a step of the loop without the profiler."""
 
     host: Host
     optimizer: float
@@ -27,20 +27,20 @@ class HostWork:
 
 
 def view(host: Host, profile: Profile, work: float = 1.0, step_ms: float = math.inf) -> HostWork:
-    """Return the host's work in a step of `step_ms`; `work` is the share in which it does not wait for its batch."""
-    # The largest share that can be gained: while a GPU is busy, the host's calls cost nothing
+    """Return the host's work in a step of `step_ms`; `work` is the share of the step without its wait for a batch."""
+    # The largest possible gain: while a GPU is busy, the host's calls cost nothing
     limit = min(work, profile.host) if profile.on_device else work
     calls = min(host.calls.share, limit)
     if host.sampled_ms is not None and calls >= thresholds.HOST_WORK:
-        # More than the calls: Python, and operators between them; not in an optimizer, which has a faster version.
-        # The profiler makes the rest of a sampled step no shorter
+        # Replacing the calls also saves the Python code and the operators between them (not in an optimizer, which has
+        # a faster version). The profiler may lengthen the rest of a sampled step, but does not shorten it
         most = host.calls.sampled_share
         rest = (1 - most) * host.sampled_ms / step_ms
         with_python = max(min(most * work, thresholds.SLOWED_BY_SAMPLING * calls), work - rest)
         calls = min(limit, max(calls, with_python))
 
     def in_the_loop(sampled: Work, work: float, limit: float) -> Work:
-        # The profiler slows operators, but hardly the code between them: this share may exceed that of sampled steps
+        # The profiler slows operators, but hardly the code between them: the code's share is larger without it
         share = sampled.share * work
         share = min(limit, max(share, min(sampled.ms / step_ms, thresholds.SLOWED_BY_SAMPLING * share)))
         return replace(sampled, share=share, waited=sampled.waited * share / (sampled.share or 1.0))
@@ -57,18 +57,18 @@ def view(host: Host, profile: Profile, work: float = 1.0, step_ms: float = math.
 
 
 def _calls(calls: Calls, share: float) -> str:
-    """Return a text with the three operators that take most time, how often they are called, and by which line."""
+    """Return as text the calls of the three operators with the longest total time, and the line that calls them."""
     names = [f"{printable(each.name)} {round(each.calls):,} times" for each in calls.operators[:3]]
     rest = len(calls.operators) - 3
-    more = f" and {counted(rest, 'other')}" if rest > 0 else ""
+    more = f" and {counted(rest, 'other operator')}" if rest > 0 else ""
     return (
-        f"{', '.join(names)}{more}, {calls.median_us:.0f} µs each in the median. With the code between them, that "
-        f"takes {percent(share)} of the time.{mostly(calls.line)}"
+        f"{', '.join(names)}{more}; the median call takes {calls.median_us:.0f} µs. The calls, with the code between "
+        f"them, take {percent(share)} of the time.{mostly(calls.line)}"
     )
 
 
 def _where(work: Work) -> str:
-    """Return the end of a sentence: whether the other work waits, and its line."""
+    """Return the end of a sentence about other work: whether it mostly waits, and its line."""
     waits = ", and mostly waits" if work.waited >= work.share / 2 else ""
     return f"{waits}{f': mostly at {work.line}' if work.line else '.'}"
 
@@ -79,8 +79,8 @@ def _line(of: Callable[[Host], str]) -> Callable[[HostWork], str]:
 
 RULES: tuple[Rule[HostWork], ...] = (
     Rule(
-        "host.optimizer-by-weight", "an optimizer that goes weight by weight", "host", "fewer launches",
-        "The optimizer calls short operators for each tensor of weights.",
+        "host.optimizer-by-weight", "an optimizer that updates weights one by one", "host", "fewer launches",
+        "The optimizer calls short operators for each weight tensor.",
         lambda view: view.optimizer,
         lambda view: f"In a step the optimizer calls {_calls(view.host.optimizer, view.optimizer)}",
         "SGD(model.parameters(), …, fused=True)  # or foreach=True: all weights at once",
@@ -89,55 +89,55 @@ RULES: tuple[Rule[HostWork], ...] = (
     ),
     Rule(
         "host.small-operators", "many small operators", "host", "fewer launches",
-        "A step calls short operators very often, as a loop in Python does.",
+        "A step calls short operators very often, for example in a Python loop.",
         lambda view: view.calls,
         lambda view: f"A step calls {_calls(view.host.calls, view.calls)}",
-        "# one call for the whole batch, or the whole sequence, instead of a loop in Python",
+        "# one call for the whole batch, or the whole sequence, instead of a Python loop",
         least=thresholds.HOST_WORK,
         line=_line(lambda host: host.calls.line),
     ),
     Rule(
         "host.elementwise", "large elementwise operators", "compute", "fewer launches",
-        "Operators that read and write each number and compute little with it take much of the step on the CPU.",
+        "Memory-bound operators, which compute little for each number that they read, take much of a step on the CPU.",
         lambda view: view.elementwise,
         lambda view: (
-            f"Memory-bound operators, which read and write each number and compute little with it, take "
+            f"Memory-bound operators, which compute little for each number that they read, take "
             f"{percent(view.elementwise)} of the time with their backward pass.{mostly(view.host.elementwise_line)}"
         ),
-        "torch.compile(…)  # fuses several loops into one; or a matrix product, as torch.cdist uses for distances",
+        "torch.compile(…)  # fuses several operators; or use a matrix product, as torch.cdist does for distances",
         least=thresholds.ELEMENTWISE,
         line=_line(lambda host: host.elementwise_line),
     ),
     Rule(
         "host.updates", "an optimizer that takes most of the step", "compute", "larger batches",
-        "Updating the weights takes most of the step, however small the batch is.",
+        "Updating the weights takes most of the step. This time does not depend on the batch size.",
         lambda view: view.updates,
         lambda view: (
-            f"Updating the weights takes {percent(view.updates)} of the time, however small the batch is."
+            f"Updating the weights takes {percent(view.updates)} of the time, and no less with a smaller batch."
             f"{mostly(view.host.updates_line)}"
         ),
-        "Adam(…, fused=True)  # and fewer updates: a larger batch, or SparseAdam for a large nn.Embedding(sparse=True)",
+        "Adam(…, fused=True)  # and update less: a larger batch, or SparseAdam for a large nn.Embedding(sparse=True)",
         least=thresholds.UPDATES,
         line=_line(lambda host: host.updates_line),
     ),
     Rule(
         "host.other-work-in-steps", "the step does something else", "host", "work between the operators",
-        "The step does other work than training, such as evaluating, logging or saving.",
+        "The step does work other than training, such as evaluating, logging or saving.",
         lambda view: view.outside.share,
         lambda view: f"For {percent(view.outside.share)} of the time a step does not train{_where(view.outside)}",
-        "# move it out of the step, or do it every n-th step",
+        "# move this work out of the step, or do it every n-th step",
         least=thresholds.HOST_WORK,
         line=lambda view: view.outside.line,
     ),
     Rule(
         "host.other-work-between-steps", "work between the steps", "host", "work between the operators",
-        "The loop does other work while it gets its batch.",
+        "The loop does other work between the steps, outside of the DataLoader.",
         lambda view: view.around.share,
         lambda view: (
-            f"For {percent(view.around.share)} of the time the loop waits for its batch, but not for the dataset: "
-            f"it does other work between the steps{_where(view.around)}"
+            f"For {percent(view.around.share)} of the time the loop does other work between the steps, outside of the "
+            f"DataLoader{_where(view.around)}"
         ),
-        "# do it once, ahead of time, or in the dataset, whose workers run in parallel with the steps",
+        "# do this work once, ahead of time, or in the dataset, whose workers run in parallel with the steps",
         least=thresholds.HOST_WORK,
         line=lambda view: view.around.line,
     ),

@@ -14,37 +14,37 @@ from stepscope.rules.conclusion import conclude
 from stepscope.rules.rule import Rule, findings
 
 LISTED = 8  # ranks with a separate line
-# The work that a rank does for longer than the other ranks: the text, and the change.
+# For each kind of work in which a rank is late: a description, and the change.
 _DOING = {
     "loading": (
         "waits for its batches",
-        "its data on node-local storage, in shards as large as the others', and as many cores for its workers",
+        "its data on node-local storage, and shards and cores for its workers as on the other ranks",
     ),
     "computing": (
         "computes",
-        "batches as large and as long as the others'; or its machine is slower, or busy: leave it out",
+        "batches as large, and sequences as long, as on the other ranks; leave out a slower or busy machine",
     ),
     "other": (
-        "neither computes nor loads: Python, mostly",
-        "work that only this rank does, such as logs and checkpoints, outside of the step or in a thread",
+        "neither computes nor loads; mostly it runs Python",
+        "work that only this rank does, such as logs and checkpoints: move it out of the step, or into a thread",
     ),
 }
 
 
 def diagnose(job: Job) -> Diagnosis:
-    """Return the cost of training in several processes: communication, and waiting for a late process."""
+    """Return the diagnosis of a job: the cost of communication, and of waiting for a late rank."""
     unknown = []
     if not job.sizes_known:
-        unknown = ["how many bytes each operation has. Record the traces with profile(…, record_shapes=True)."]
+        unknown = ["the size of each operation. Record the traces with profile(…, record_shapes=True)."]
     found = conclude(job.step_ms, _evidence(job), findings(RULES, job), unknown, _doubt(job), _uneven(job))
     if found.verdict == "communication" and not job.unequal:
         exposed = percent(1 - job.efficiency)
-        found = replace(found, reason=f"Communication is exposed for {exposed} of a step: a rank does nothing else.")
+        found = replace(found, reason=f"Exposed communication, with no other work, takes {exposed} of a step.")
     return found
 
 
 def _doubt(job: Job) -> str | None:
-    """Return why the traces allow no verdict, or None."""
+    """Return why the traces allow no verdict; None if they allow one."""
     if not job.recorded:
         return (
             f"The traces of {counted(len(job.ranks), 'rank')} hold no operation that exchanges data. Were they "
@@ -52,8 +52,8 @@ def _doubt(job: Job) -> str | None:
         )
     if job.steps < thresholds.LEAST_STEPS and not job.unequal:
         return (
-            f"The traces hold {counted(job.steps, 'step')}; a rank may be late in one by chance, so a verdict needs "
-            f"{thresholds.LEAST_STEPS} or more. Record them with schedule(…, active=8)."
+            f"The traces hold {counted(job.steps, 'step')}, and a verdict needs {thresholds.LEAST_STEPS} or more: a "
+            "rank may be late in one step by chance. Record the traces with schedule(…, active=8)."
         )
     return None
 
@@ -67,8 +67,8 @@ def _uneven(job: Job) -> str | None:
         return None
     text = f"On average {least.name} is busy {milliseconds(more)} longer in a step than {most.name}"
     if more <= waiting:
-        text = f"In a step a rank waits up to {milliseconds(waiting)}, each time for another one"
-    return f"{text}: by chance, or because their batches differ. Record more steps, and diagnose each rank on its own."
+        text = f"In a step a rank waits up to {milliseconds(waiting)}, each time for a different rank"
+    return f"{text}: by chance, or because batches differ. Record more steps, and diagnose each rank separately."
 
 
 def _evidence(job: Job) -> list[tuple[str, str]]:
@@ -105,10 +105,10 @@ def _operations(number: float) -> str:
 def _late(job: Job) -> str:
     doing = _DOING[job.late_in][0]
     if job.late_in != "other":
-        doing += f", {milliseconds(job.late_longer_ms)} longer than on the other ranks"
+        doing += f", {milliseconds(job.late_longer_ms)} longer than the other ranks"
     return (
         f"In a step the other ranks have {milliseconds(job.late_ms)} more exposed communication than {job.straggler}: "
-        f"they wait for it. Meanwhile it {doing}."
+        f"they wait for this rank. Meanwhile {job.straggler} {doing}."
     )
 
 
@@ -116,17 +116,17 @@ def _buffers(job: Job) -> str:
     sizes = f" of {job.buffers.total_bytes:,.0f} bytes" if job.buffers.total_bytes else ""
     broadcasts = counted(round(job.buffers.per_step), "broadcast")
     return (
-        f"In every step the ranks wait for {broadcasts}{sizes} from one of them, {milliseconds(job.broadcasting_ms)} "
-        "in addition to waiting for a late rank. DistributedDataParallel sends a model's buffers before each forward, "
-        "whether they have changed or not."
+        f"In every step the ranks wait {milliseconds(job.broadcasting_ms)} for {broadcasts}{sizes} from one rank, "
+        "without waiting for a late rank. DistributedDataParallel sends a model's buffers before each forward pass, "
+        "even if the buffers have not changed."
     )
 
 
 def _small(job: Job) -> str:
     return (
-        f"In a step {job.small.per_step:,.0f} of the operations have less than {thresholds.SMALL_OPERATION_MB:g} MB, "
-        f"{(job.small.median_bytes or 0.0) / 1e3:,.3g} kB in the median (mostly {job.small.kinds[0]}). Their time, "
-        f"{milliseconds(job.latency_ms)} of it exposed, is latency, which one large operation has only once."
+        f"In a step {job.small.per_step:,.0f} operations, mostly {job.small.kinds[0]}, exchange less than "
+        f"{thresholds.SMALL_OPERATION_MB:g} MB each, with a median of {(job.small.median_bytes or 0.0) / 1e3:,.3g} kB. "
+        f"Their time, {milliseconds(job.latency_ms)} of it exposed, is latency; one large operation has it only once."
     )
 
 
@@ -137,7 +137,7 @@ def _bucket(job: Job) -> int:
 
 
 def _kind(job: Job) -> str:
-    """Return why communication is exposed."""
+    """Return why communication is exposed, as the end of a rule's key."""
     if job.sharded:
         return "sharded"
     return "overlapped" if job.overlapped >= thresholds.OVERLAPPED else "late"
@@ -172,10 +172,10 @@ RULES: tuple[Rule[Job], ...] = (
         lambda job: math.inf if job.unequal else None,
         lambda job: (
             f"{' '.join(job.unequal)} An operation waits for all ranks: this job hangs, or adds up values that "
-            "do not belong together. Most often one rank has more batches than another."
+            "do not belong together. The usual cause: one rank has more batches than another."
         ),
-        "DistributedSampler(dataset, drop_last=True)  # shards and files: as many batches for each rank\n"
-        "with Join([model]): …  # or let ranks that have ended answer the rest",
+        "DistributedSampler(dataset, drop_last=True)  # with shards or files: as many batches for each rank\n"
+        "with Join([model]): …  # or: ranks without batches take part in the remaining operations",
     ),
     Rule(
         "communication.straggler", "a straggler", "communication", "stragglers",
@@ -184,39 +184,39 @@ RULES: tuple[Rule[Job], ...] = (
         _late,
         lambda job: f"# {job.straggler}: {_DOING[job.late_in][1]}",
         least=0.0,
-        example="# of the late rank: the work that it does for longer than the rest",
+        example="# shorten the work in which the late rank takes longer than the other ranks",
     ),
     Rule(
         "communication.buffers", "buffers broadcast in every forward", "communication",
         "buffers of a distributed model",
-        "In every step the ranks wait for the model's buffers from one of them.",
+        "In every step the ranks wait for the model's buffers from one rank.",
         lambda job: job.broadcasting_ms / job.step_ms if job.buffers.per_step else None,
         _buffers,
-        "DDP(model, broadcast_buffers=False)  # if nothing changes them, or if you save those of rank 0",
+        "DDP(model, broadcast_buffers=False)  # if no step changes the buffers, or if you save the buffers of rank 0",
         least=0.0,
     ),
     Rule(
         "communication.small-operations", "many small operations", "communication", "gradient buckets",
-        "Most operations exchange so little that their time is latency.",
+        "Most operations exchange so few bytes that their time is latency.",
         lambda job: job.latency_ms / job.step_ms,
         _small,
         lambda job: (
             "DDP(model, bucket_cap_mb=25)  # not one all_reduce for each weight"
             if job.small.kinds[0] == "all_reduce"
-            else "# combine small tensors into one; SyncBatchNorm: use BatchNorm, if batches are large enough"
+            else "# combine small tensors; replace SyncBatchNorm with BatchNorm, if batches are large enough"
         ),
         example="DDP(model, bucket_cap_mb=25)  # not one all_reduce for each weight",
     ),
     _exposed(
         "sharded", OVERLAPPING,
-        "Sharded weights are gathered while nothing is computed.", "",
-        "fully_shard(layer)  # each block by itself, then the model; reshard_after_forward=False if memory allows\n"
+        "Sharded weights are gathered while the ranks compute nothing.", "",
+        "fully_shard(layer)  # each block, then the whole model; reshard_after_forward=False if memory allows\n"
         "layer.set_modules_to_forward_prefetch([next_layer])",
     ),
     _exposed(
         "late", OVERLAPPING,
         "Gradients are exchanged after the backward pass instead of during it.",
-        " It begins too late: by hand after backward, or in buckets that are too large.",
+        " The exchange begins too late: by hand after the backward pass, or in buckets that are too large.",
         lambda job: (
             f"DDP(model, bucket_cap_mb={_bucket(job)})  # sends a bucket when its gradients are ready, during backward"
         ),
@@ -224,10 +224,10 @@ RULES: tuple[Rule[Job], ...] = (
     ),
     _exposed(
         "overlapped", "less communication",
-        "The exchange overlaps with the backward pass already, and takes longer than it.",
-        " It overlaps already, so only less communication helps.",
+        "The exchange already overlaps with the backward pass, and takes longer than the backward pass.",
+        " The exchange already overlaps, so only less communication helps.",
         "model.register_comm_hook(None, default_hooks.bf16_compress_hook)  # half of the bytes\n"
-        "with model.no_sync(): loss_of(model(images)).backward()  # except every n-th step; or a larger batch\n"
+        "with model.no_sync(): loss_of(model(images)).backward()  # except every n-th step; or use a larger batch\n"
         "DDP(…, gradient_as_bucket_view=True, bucket_cap_mb=…)  # saves copies; each bucket has a latency, and the "
         "last bucket overlaps with nothing",
     ),

@@ -1,4 +1,4 @@
-"""Why a loop waits for its batches: because of the DataLoader's settings, or because of how long items take."""
+"""Why a loop waits for its batches: because of the DataLoader's settings, or because of the time that items take."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ NOT_LOADED = Items(0, 0.0, 0.0, 0, dict.fromkeys([*PARTS, REST], 0.0), 0.0, None
 
 @dataclass(frozen=True)
 class Loading:
-    """A view of a loop that loads. A gain is a share of its whole step, and no more than the wait."""
+    """A view of a loop's loading. A gain is a share of the whole step, and at most the wait."""
 
     loop: Loop
     items: Items
     loaded: bool  # whether `items` is known
     cores: int
-    # Times of a step, without the first steps of epochs
+    # Mean times of a step, without the first steps of epochs
     step_ms: float
-    wait_ms: float  # for its batch; with a GPU, only while the GPU waits as well
-    usual_wait_ms: float  # median
-    work_ms: float  # without the wait
-    restart_ms: float  # that starting workers for each epoch adds to it
-    whole_ms: float  # with the restarts and the work between epochs
-    crowded_ms: float  # in which the cores can do its work and that of its workers, at least
-    lacks_cores: bool  # whether this limits the gain of workers
+    wait_ms: float  # wait for the batch; with a GPU, only while the GPU waits as well
+    usual_wait_ms: float  # median wait
+    work_ms: float  # the step without the wait
+    restart_ms: float  # time to start workers in each epoch, divided by the steps of an epoch
+    whole_ms: float  # the step with `restart_ms` and the work between epochs
+    crowded_ms: float  # shortest time in which the cores can do the work of the step and of its workers
+    lacks_cores: bool  # whether `crowded_ms` limits the gain of more workers
     # Workers
     workers: int  # 0 if unknown
-    useful_workers: int  # that can work at once: those that wait for storage need no core
-    better_workers: int  # that make batches as fast as the steps take them, at most the useful number
-    too_many: bool  # whether there are far more than can work at once
-    fast_enough: bool  # whether they can make batches faster than the steps take them, if they have the cores
-    # Gains, 0 or None where they do not apply
+    useful_workers: int  # workers that can work at once; a worker that waits for storage needs no core
+    better_workers: int  # workers that keep up with the steps, at most `useful_workers`
+    too_many: bool  # whether there are far more workers than can work at once
+    fast_enough: bool  # whether the workers, given free cores, make batches faster than the steps use them
+    # Gains; 0 or None if they do not apply
     of_more_workers: float
     of_no_workers: float
     of_fewer_workers: float | None
-    of_even_batches: float | None  # without waits that only a few steps have, and that no busy machine causes
-    of_the_transfer: float | None  # of ready batches, if the waits are not irregular
+    of_even_batches: float | None  # gain without the long waits of a few steps, unless a busy machine causes them
+    of_the_transfer: float | None  # gain if ready batches arrive at once; None if the waits are irregular
     # Why the loop waits
     by_items: bool  # because of the time that items take
     in_spite: bool  # although its workers are fast enough on average
-    made_ms: float  # the part of the wait in which loading determines the pace
-    contended_ms: float  # that the workers add to a step that waits for their cores instead of their batches
+    made_ms: float  # part of a step in which making batches sets the pace
+    contended_ms: float  # time lost to CPU contention with workers
 
     def gain_of(self, share: Callable[[Items], float]) -> float | None:
-        """Return the gain if a share of the items' time vanishes; None if the loop does not wait because of items."""
+        """Return the gain of removing a share of the items' time; None if the loop does not wait because of items."""
         if not self.by_items:
             return None
         part = share(self.items)
@@ -67,22 +67,22 @@ class Loading:
 
     @property
     def speed(self) -> str:
-        """How fast batches are made, as a sentence."""
+        """How fast batches are made, in sentences."""
         if not self.loaded:
             waits, step = milliseconds(self.wait_ms), milliseconds(self.step_ms)
             return f"The loop waits {waits} of a step of {step} for its batch."
-        needs = f", which need {milliseconds(self.crowded_ms)} for all the work of a step" if self.lacks_cores else ""
+        needs = f", which need {milliseconds(self.crowded_ms)} for all work of a step" if self.lacks_cores else ""
         return (
-            f"One process makes a batch of {self.items.batch} in {milliseconds(self.items.batch_ms)}, the rest of the "
-            f"step takes {milliseconds(self.work_ms)}; {counted(self.workers, 'worker')} on "
-            f"{counted(self.cores, 'core')}{needs}."
+            f"One process makes a batch of {counted(self.items.batch, 'item')} in {milliseconds(self.items.batch_ms)}, "
+            f"and the rest of the step takes {milliseconds(self.work_ms)}. The loop has "
+            f"{counted(self.workers, 'worker')} on {counted(self.cores, 'core')}{needs}."
         )
 
 
 def loading(
     loop: Loop, step_ms: float, wait_ms: float, usual_wait_ms: float, items: Items | None = None, cores: int = 1
 ) -> Loading:
-    """Return the view of a loop with these mean times; `items` is None if it is unknown how they are loaded."""
+    """Return the view of a loop with these mean times of a step; `items` is None if no items were timed."""
     loaded, workers, work_ms = items is not None, loop.workers or 0, step_ms - wait_ms
     items = items or NOT_LOADED
     batch_ms, batch_cpu_ms = items.batch_ms, items.batch_cpu_ms
@@ -96,29 +96,29 @@ def loading(
     useful = round(cores * min(max(1.0, items.ms / max(items.cpu_ms, 1e-6)), thresholds.MOST_WORKERS_PER_CORE))
     too_many = loaded and workers > thresholds.TOO_MANY_WORKERS * useful
     better = min(max(1, math.ceil(batch_ms / max(work_ms, 1e-3))), useful) if loaded else 2
-    # Without workers this may be longer than `items` says, if other processes use the machine
+    # On a busy machine, the loop itself may take longer to make a batch than `items` says
     made_ms = min(wait_ms, thresholds.SLOWED_BATCH * batch_ms)
     slower = 1.0 if workers else max(1.0, made_ms / max(batch_ms, 1e-6))
     # Without workers the step's own CPU time includes loading
     crowded_ms = (loop.cpu_ms + (batch_cpu_ms if workers else 0.0)) / cores
 
     def pace_ms(workers: int) -> float:
-        """Return the least time in which so many workers make a batch, given the cores and how busy they are."""
+        """Return the shortest time per batch with this number of workers, limited by the cores, in ms."""
         return slower * max(batch_ms / workers, batch_cpu_ms / cores)
 
     def gained(shorter_ms: float) -> float:
         return max(0.0, min(step_ms - shorter_ms, wait_ms) / whole_ms)
 
     without = 0.0  # gain of loading without workers
-    if workers and loaded:  # waits for other reasons than the transfer would stay
+    if workers and loaded:  # without workers, waits for reasons other than the transfer would stay
         margin_ms = thresholds.NO_WORKERS_MARGIN * (work_ms + batch_ms)
         without = gained(step_ms - min(wait_ms, loop.transfer_ms) + batch_ms + margin_ms)
     more = 0.0
-    if not loaded:  # then the gain of workers is unknown: at most the whole wait
+    if not loaded:  # the gain of more workers is unknown: at most the whole wait
         more = wait_ms / whole_ms if loop.workers == 0 else 0.0
     elif better > workers and not slight:
         more = gained(max(work_ms, pace_ms(better), crowded_ms))
-        arrival = 0.0 if workers else thresholds.ARRIVAL_MS / whole_ms  # of a batch from a first worker
+        arrival = 0.0 if workers else thresholds.ARRIVAL_MS / whole_ms  # a batch from a first worker arrives later
         more = more if more >= max(without, thresholds.WORTH, arrival) else 0.0
     none = without if not more and without >= thresholds.WORTH else 0.0
     fewer = None
@@ -138,7 +138,7 @@ def loading(
     if loaded and workers and loop.cpu_ms and not by_items and crowded_ms >= thresholds.ALL_CORES_BUSY * step_ms:
         contended_ms = batch_cpu_ms / cores
     paced_ms = step_ms if workers else made_ms
-    if none:  # then most of that time is the transfer
+    if none:  # most of the step's time is then the transfer
         paced_ms = min(paced_ms, batch_ms)
     return Loading(
         loop, items, loaded, cores,
@@ -151,13 +151,13 @@ def loading(
 
 
 def view(facts: Facts, profile: Profile) -> Loading:
-    """Return the loop's loading; of a trace alone, the profile's."""
+    """Return the view of a loop's loading; from a trace alone, of the profile's loading."""
     if facts.loop is None:
         wait = profile.loading * profile.step_ms
         return loading(Loop((), 0.0, workers=0 if profile.in_process else None), profile.step_ms, wait, wait)
     loop = facts.loop
     wait, usual, step = loop.wait_ms, loop.usual_wait_ms, loop.work_ms + loop.wait_ms
-    if profile.on_device:  # only waits during which the GPU waits as well can be gained
+    if profile.on_device:  # only waits during which the GPU waits as well can be saved
         wait = min(wait, profile.loading * step)
         usual = min(wait, usual)
     items = facts.loader.items if facts.loader else None
@@ -170,13 +170,13 @@ def view(facts: Facts, profile: Profile) -> Loading:
 
 
 def with_times(known: Loading, step_ms: float, wait_ms: float, usual_wait_ms: float) -> Loading:
-    """Return the same loop with other times."""
+    """Return the view of the same loop with other times."""
     items = known.items if known.loaded else None
     return loading(known.loop, step_ms, wait_ms, usual_wait_ms, items, known.cores)
 
 
 def doubt(loading: Loading) -> str | None:
-    """Return why something may be wrong even if nothing is found, or None."""
+    """Return in a sentence that the wait is longer than loading explains; None if loading explains the wait."""
     waits = f"The loop waits {milliseconds(loading.wait_ms)} a step, although"
     if loading.loop.workers == 0 and loading.loaded:
         made_ms = min(loading.wait_ms, thresholds.SLOWED_BATCH * loading.items.batch_ms)
@@ -188,11 +188,11 @@ def doubt(loading: Loading) -> str | None:
         return None
     why, queued = "the cause of the wait is not known", milliseconds(loading.loop.queued_ms)
     if loading.loop.queued_ms >= unexplained / 2:
-        why = f"for each batch they were ready to work for {queued} while other processes had the cores"
+        why = f"for each batch the workers were queued for {queued} while other processes used the cores"
     return (
         f"{waits} its workers are fast enough by themselves and a ready batch arrives in "
-        f"{milliseconds(loading.loop.transfer_ms)}: {why}. Diagnose again on a quiet machine; "
-        "if that changes nothing, leave a core to the workers: torch.set_num_threads(…)."
+        f"{milliseconds(loading.loop.transfer_ms)}: {why}. Diagnose again on an idle machine. "
+        "If the wait stays, leave a core to the workers: torch.set_num_threads(…)."
     )
 
 
@@ -205,26 +205,27 @@ def _line(name: str) -> Callable[[Loading], str]:
 
 
 def _slow_items(items: Items) -> str:
-    """Return which items take far longer than most, as a sentence; "" if none do."""
+    """Return a sentence on items that take far longer than most items; "" if there are none."""
     slow = items.irregular
     if not slow.count:
         return ""
-    which = "" if slow.slowest is None else f", item {slow.slowest},"
+    which = "" if slow.slowest is None else f" (index {slow.slowest})"
     return (
-        f"{slow.count} of {counted(items.count, 'item')} take {percent(slow.share)} of the time: the slowest{which} "
-        f"{milliseconds(slow.slowest_ms)}, most {milliseconds(slow.usual_ms)}{_at(items.line(IRREGULAR))}."
+        f"{slow.count} of {counted(items.count, 'item')} take {percent(slow.share)} of the time: the slowest item"
+        f"{which} takes {milliseconds(slow.slowest_ms)}, the median item {milliseconds(slow.usual_ms)}"
+        f"{_at(items.line(IRREGULAR))}."
     )
 
 
 def _part(key: str, part: str, name: str, topic: str, means: str, change: str) -> Rule[Loading]:
-    """Return the row for a part of the items' work; its gain is that of removing the part."""
+    """Return the row for a part of the items' work; the gain assumes that the part is removed."""
 
     def evidence(loading: Loading) -> str:
-        items = loading.items
-        where = _at(items.line(part)) or (f"; most in {items.slowest}" if part == REST else "")
+        items, work = loading.items, "the dataset's own code" if part == REST else part
+        where = _at(items.line(part)) or (f"; mostly in {items.slowest}" if part == REST else "")
         beside = " The workers use the cores that the step needs." if loading.contended_ms else ""
-        took = f"{percent(items.working(part))} of the {milliseconds(items.ms)} that an item takes"
-        return f"{took} goes to {part}{where}.{beside}"
+        took = percent(items.working(part))
+        return f"An item takes {milliseconds(items.ms)}, and {took} of this time goes to {work}{where}.{beside}"
 
     def share(items: Items) -> float:
         if items.tiny and part in (REST, "collating"):
@@ -239,15 +240,15 @@ def _part(key: str, part: str, name: str, topic: str, means: str, change: str) -
 
 
 def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
-    """Return the row for reading small files, or large ones."""
+    """Return the row for reading small files, or for reading large files."""
 
     def evidence(loading: Loading) -> str:
         items = loading.items
         files = "a file once" if items.opened == 1 else f"files {items.opened:.2g} times"
-        size = "" if items.file_bytes is None else f", {items.file_bytes / 1e3:,.0f} kB each time"
-        opens = f"; each opens {files}{size}" if items.opened else ""
+        size = "" if items.file_bytes is None else f", and reads {items.file_bytes / 1e3:,.0f} kB each time"
+        opens = f"; an item opens {files}{size}" if items.opened else ""
         return (
-            f"{percent(items.reading)} of the {milliseconds(items.ms)} that an item takes goes to opening and "
+            f"An item takes {milliseconds(items.ms)}, and {percent(items.reading)} of this time goes to opening and "
             f"reading{opens}{_at(items.line('reading'))}."
         )
 
@@ -256,7 +257,7 @@ def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
 
     return Rule(
         key, name, "loading", "packed formats", means, lambda loading: loading.gain_of(share), evidence,
-        "# open a file once, and keep it open; pack small files into a large one; or read from a local disk",
+        "# open a file once, and keep it open; pack small files into a large file; or read from a local disk",
         line=_line("reading"),
     )  # fmt: skip
 
@@ -264,22 +265,22 @@ def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
 RULES: tuple[Rule[Loading], ...] = (
     Rule(
         "loader.iterator-for-each-batch", "a new iterator for each batch", "loading", "persistent workers",
-        "Each batch is the first of a new iterator over the loader, which starts its workers each time.",
+        "Each batch is the first of a new iterator over the loader, and each iterator starts new workers.",
         lambda loading: (
             (loading.wait_ms + loading.restart_ms) / loading.whole_ms if loading.loop.only_first else None
         ),
         lambda loading: (
-            f"Each batch is the first of a new iterator over the loader, which starts its workers each time: "
+            "Each batch is the first of a new iterator over the loader, and each iterator starts new workers: "
             f"{milliseconds(loading.restart_ms)} a step.{mostly(loading.loop.line)}"
         ),
-        "for batch in loader: …  # not next(iter(loader)), which starts again each time",
+        "for batch in loader: …  # not next(iter(loader)), which starts new workers each time",
         line=lambda loading: loading.loop.line,
     ),
     Rule(
         "loader.workers-restarted", "workers restarted every epoch", "loading", "persistent workers",
-        "Each epoch ends its workers and starts new ones.",
+        "Each epoch ends its workers and starts new workers.",
         lambda loading: None if loading.loop.only_first else loading.restart_ms / loading.whole_ms,
-        "Each epoch ends its workers and starts new ones: on average {restart_ms:ms} more a step.",
+        "Each epoch ends its workers and starts new workers, which adds {restart_ms:ms} to a step on average.",
         lambda loading: (
             f"DataLoader(…, persistent_workers=True"
             f"{f', num_workers={loading.useful_workers}' if loading.too_many else ''})"
@@ -291,8 +292,8 @@ RULES: tuple[Rule[Loading], ...] = (
         "The script does other work after each epoch, such as evaluating or saving, for a large part of the time.",
         lambda loading: loading.loop.pauses.ms_per_step / loading.whole_ms,
         lambda loading: (
-            f"After an epoch of {counted(loading.loop.epoch_steps or 0, 'step')} the script does other work for "
-            f"{milliseconds(loading.loop.pauses.mean_ms)}, such as evaluating or saving "
+            f"After an epoch of {counted(loading.loop.epoch_steps or 0, 'step')} the script does other work, such as "
+            f"evaluating or saving, for {milliseconds(loading.loop.pauses.mean_ms)} "
             f"(mean of {counted(loading.loop.pauses.count, 'pause')})"
             f"{_at(loading.loop.pauses.line)}: {milliseconds(loading.loop.pauses.ms_per_step)} a step on average."
         ),
@@ -301,7 +302,7 @@ RULES: tuple[Rule[Loading], ...] = (
         line=lambda loading: loading.loop.pauses.line,
     ),
     Rule(
-        "loader.too-slow", "loading too slowly", "loading", "more workers",
+        "loader.too-slow", "slow loading", "loading", "more workers",
         "The loop waits for its batches; a trace alone does not show why.",
         lambda loading: (
             loading.wait_ms / loading.whole_ms if not loading.loaded and loading.loop.workers != 0 else None
@@ -311,27 +312,27 @@ RULES: tuple[Rule[Loading], ...] = (
     ),
     Rule(
         "loader.too-many-workers", "too many workers", "loading", "number of workers",
-        "Far more workers than the cores can keep busy.",
+        "There are far more workers than the cores can keep busy.",
         lambda loading: loading.of_fewer_workers,
-        "{cores:core} keep {useful_workers} of {workers} workers busy; the rest take memory, and more time to start.",
+        "{cores:core} can keep {useful_workers} of {workers} workers busy; the rest take memory and time to start.",
         "DataLoader(…, num_workers={useful_workers})",
         least=0.0,
     ),
     Rule(
         "loader.too-few-workers", "too few workers", "loading", "more workers",
-        "The workers make batches more slowly than the steps take them, and more workers would have cores.",
+        "The workers make batches more slowly than the steps use them, and there are cores for more workers.",
         lambda loading: loading.of_more_workers if loading.workers else None,
         "{speed}",
         "DataLoader(…, num_workers={better_workers})",
     ),
     Rule(
         "loader.no-workers", "loading in the loop itself", "loading", "more workers",
-        "The loop makes its batches itself, one after the other with its steps.",
+        "The loop makes its batches itself, and cannot train meanwhile.",
         lambda loading: None if loading.workers else loading.of_more_workers,
         "{speed}",
         lambda loading: (
             f"DataLoader(…, num_workers={loading.better_workers})"
-            f"{'' if loading.loaded else '  # try more, up to your cores'}"
+            f"{'' if loading.loaded else '  # try more, up to the number of cores'}"
         ),
         example="DataLoader(…, num_workers=…)",
     ),
@@ -339,66 +340,66 @@ RULES: tuple[Rule[Loading], ...] = (
         "loader.workers-slower-than-none", "workers slower than none", "loading", "loading without workers",
         "A batch takes longer to arrive from a worker than to be made in the loop.",
         lambda loading: loading.of_no_workers,
-        "{speed} A ready batch arrives from a worker in {loop.transfer_ms:ms}.",
+        "{speed} A ready batch takes {loop.transfer_ms:ms} to arrive from a worker.",
         "DataLoader(…, num_workers=0)",
     ),
     Rule(
         "items.irregular", "irregular items", "loading", "prefetching",
-        "A few items take far longer than most, whenever they are loaded.",
+        "A few items take far longer than most items, each time they are loaded.",
         lambda loading: loading.gain_of(lambda items: items.irregular.share),
         lambda loading: _slow_items(loading.items),
-        "# find out what these items do; if they are rare, a larger prefetch_factor or in_order=False bridges them",
+        "# examine these items; if they are rare, a larger prefetch_factor or in_order=False hides their time",
         line=_line(IRREGULAR),
     ),
     Rule(
         "items.waiting", "items that wait", "loading", "more workers",
-        "No core works on an item for much of its time: it waits, for storage or a server.",
+        "An item waits for much of its time, for storage or a server, and uses no core meanwhile.",
         lambda loading: loading.gain_of(lambda items: items.waiting),
         lambda loading: (
-            f"For {percent(loading.items.waiting)} of the {milliseconds(loading.items.ms)} that an item takes no core "
-            f"works on it: it waits{_at(loading.items.line(WAITING))}."
+            f"An item takes {milliseconds(loading.items.ms)}, and waits for {percent(loading.items.waiting)} of this "
+            f"time without using a core{_at(loading.items.line(WAITING))}."
         ),
         "# request a whole batch at once, and keep connections open; or let more workers wait in parallel",
         line=_line(WAITING),
     ),
     _part(
         "items.decoding", "decoding", "decoding at every read", "preprocessing ahead of time",
-        "Decoding takes much of an item's time, in every epoch again.",
-        "# store smaller images, resized once, ahead of time; or decoded images",
+        "Decoding takes much of an item's time, again in every epoch.",
+        "# store resized, smaller images ahead of time; or store decoded images",
     ),
     _part(
         "items.resizing", "resizing", "resizing at every read", "preprocessing ahead of time",
-        "Resizing takes much of an item's time, in every epoch again.",
-        "# resize once, ahead of time, and read the copies; only random crops stay",
+        "Resizing takes much of an item's time, again in every epoch.",
+        "# resize images once, ahead of time, and read the copies; keep only random crops",
     ),
     _part(
         "items.transforms", "transforming", "transforms of each image", "normalization on the device",
         "Transforms take much of an item's time.",
-        "transforms.PILToTensor()  # only this; the first layer of the network normalizes",
+        "transforms.PILToTensor()  # only this transform; the first layer of the network normalizes",
     ),
     _part(
         "items.collating", "collating", "collating item by item", "loading whole batches",
-        "Putting items into a batch takes much of their time.",
-        "def __getitems__(self, indices): …  # a whole batch at once",
+        "Collating items into a batch takes much of their time.",
+        "def __getitems__(self, indices): …  # loads a whole batch at once",
     ),
     Rule(
-        "items.one-by-one", "items one by one", "loading", "loading whole batches",
-        "An item takes no longer than the calls that request it and put it into a batch.",
+        "items.one-by-one", "items loaded one by one", "loading", "loading whole batches",
+        "An item takes no longer than the calls that request and collate it.",
         lambda loading: (
             loading.gain_of(lambda items: items.working(REST) + items.working("collating"))
             if loading.loaded and loading.items.tiny else None
         ),
         lambda loading: (
-            f"An item takes {milliseconds(loading.items.ms)}, about as long as the calls that request it and put it "
-            f"into a batch of {loading.items.batch}{_at(loading.items.line(REST))}."
+            f"An item takes {milliseconds(loading.items.ms)}, about as long as the calls that request and collate it "
+            f"in a batch of {counted(loading.items.batch, 'item')}{_at(loading.items.line(REST))}."
         ),
-        "def __getitems__(self, indices): …  # a whole batch at once",
+        "def __getitems__(self, indices): …  # loads a whole batch at once",
         line=_line(REST),
     ),
     _part(
         "items.dataset", REST, "the dataset's own work", "preprocessing ahead of time",
         "The dataset's own code takes much of an item's time.",
-        "def __getitem__(self, index): …  # do once, ahead of time, what is the same in every epoch",
+        "def __getitem__(self, index): …  # precompute work that is the same in every epoch",
     ),
     _reading(
         "items.small-files", "many small files", "Opening and reading small files takes much of an item's time.", True
@@ -406,46 +407,45 @@ RULES: tuple[Rule[Loading], ...] = (
     _reading("items.reading", "slow reading", "Reading takes much of an item's time.", False),
     Rule(
         "loader.irregular", "irregular loading", "loading", "prefetching",
-        "The workers are fast enough on average, but a few steps wait for long.",
+        "The workers are fast enough on average, but a few steps wait for a long time.",
         lambda loading: loading.of_even_batches,
         lambda loading: (
-            f"{loading.speed} They are fast enough, but the loop waits {milliseconds(loading.wait_ms)} a step on "
-            f"average, and at most {milliseconds(loading.usual_wait_ms)} in half of the steps. "
-            f"{_slow_items(loading.items)}"
+            f"{loading.speed} The workers are fast enough, but steps wait: {milliseconds(loading.wait_ms)} on average, "
+            f"with a median of {milliseconds(loading.usual_wait_ms)}. {_slow_items(loading.items)}"
         ),
         "DataLoader(…, prefetch_factor=8)  # or in_order=False, if any order will do",
     ),
     Rule(
         "loader.pickled-batches", "batches through a pipe", "loading", "loading whole batches",
-        "Workers pickle NumPy arrays and send them through a pipe; tensors would be in shared memory.",
+        "Workers pickle NumPy arrays and send them through a pipe; tensors would use shared memory.",
         lambda loading: (
             (loading.wait_ms if loading.in_spite else min(loading.wait_ms, loading.loop.transfer_ms)) / loading.whole_ms
             if loading.pickles else None
         ),
         lambda loading: (
-            f"{loading.speed} {loading.loop.pickled_bytes / 1e6:.2g} MB of a batch are NumPy arrays: these are pickled "
-            f"and sent through a pipe, while tensors are in shared memory. A ready batch arrives in "
-            f"{milliseconds(loading.loop.transfer_ms)}."
+            f"{loading.speed} {loading.loop.pickled_bytes / 1e6:.2g} MB of a batch are NumPy arrays, which workers "
+            "pickle and send through a pipe; tensors would use shared memory. A ready batch takes "
+            f"{milliseconds(loading.loop.transfer_ms)} to arrive."
         ),
-        "collate_fn: torch.from_numpy(…)  # tensors, as the default collate_fn makes them",
+        "collate_fn: torch.from_numpy(…)  # returns tensors, like the default collate_fn",
     ),
     Rule(
         "loader.many-tensors", "many tensors in a batch", "loading", "loading whole batches",
-        "A batch has many tensors, each of which a worker shares separately.",
+        "A batch has many tensors, and a worker shares each tensor separately.",
         lambda loading: (
             min(loading.wait_ms, loading.loop.transfer_ms) / loading.whole_ms
             if loading.workers and loading.loop.tensors >= thresholds.MANY_TENSORS else None
         ),
-        "A batch has {loop.tensors:tensor}, each of which a worker shares separately: a ready batch arrives in "
-        "{loop.transfer_ms:ms}.",
-        "collate_fn: torch.stack(…)  # one tensor of all items, as the default collate_fn makes it",
+        "A batch has {loop.tensors:tensor}, and a worker shares each tensor separately: a ready batch takes "
+        "{loop.transfer_ms:ms} to arrive.",
+        "collate_fn: torch.stack(…)  # one tensor of all items, like the default collate_fn",
     ),
     Rule(
         "loader.transfer", "transfer from the workers", "loading", "normalization on the device",
         "The workers are fast enough, but a ready batch takes long to arrive.",
         lambda loading: loading.of_the_transfer,
-        "{speed} They are fast enough, but the loop waits {wait_ms:ms} a step. A ready batch arrives from a worker in "
-        "{loop.transfer_ms:ms}.",
+        "{speed} The workers are fast enough, but the loop waits {wait_ms:ms} a step. A ready batch takes "
+        "{loop.transfer_ms:ms} to arrive from a worker.",
         "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the device",
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A rule is a row of a table: facts go in, and a finding comes out, or none."""
+"""Rules as rows of a table: a rule reads facts, and gives a finding or none."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from stepscope.base.wording import counted, milliseconds, percent
 from stepscope.report.findings import Finding
 from stepscope.thresholds import WORTH
 
-View = TypeVar("View")  # of the facts: the numbers that the rules of a table need
+View = TypeVar("View")  # numbers computed from facts, for the rules of a table
 
 
 @dataclass(frozen=True)
 class Rule(Generic[View]):
-    """The attributes of a `Finding`, computed from a view of the facts.
+    """Computes the attributes of a `Finding` from a view of the facts.
 
-    A text names attributes of the view, with their units: ``"{wait_ms:ms}"``, ``"{share:%}"``, and ``"{cores:core}"``
+    A text contains attributes of the view with their units: ``"{wait_ms:ms}"``, ``"{share:%}"``, and ``"{cores:core}"``
     for a number of cores. A text may also be a function of the view.
     """
 
-    key: str  # as of `Finding`: room and name
+    key: str  # unique, such as "loader.too-few-workers"; it stays when texts change
     name: str
     verdict: str
     topic: str
-    means: str  # when the rule applies, in a sentence for its page
+    means: str  # when the rule applies, in a sentence for the page of rules
     gain: Callable[[View], float | None]  # None if the rule does not apply
     evidence: str | Callable[[View], str]
     change: str | Callable[[View], str]
-    least: float = WORTH  # smallest gain that makes a finding
+    least: float = WORTH  # smallest gain of a finding
     line: Callable[[View], str] = lambda view: ""
-    example: str = ""  # of a change that is a function of the view
+    example: str = ""  # the change for the page of rules, if `change` is a function
 
     @property
     def remedy(self) -> str:
@@ -42,7 +42,7 @@ class Rule(Generic[View]):
 
 
 class _Text(string.Formatter):
-    """Fills a text with attributes of an object."""
+    """Replaces names in a text by attributes of an object."""
 
     def get_value(self, name: int | str, arguments: Sequence[Any], more: Mapping[str, Any]) -> Any:
         return getattr(arguments[0], str(name))
@@ -68,5 +68,5 @@ def findings(rules: Iterable[Rule[View]], view: View) -> Iterator[Finding]:
 
 
 def mostly(line: str) -> str:
-    """Return a sentence with the user's line, "" if it is unknown."""
+    """Return a sentence with the user's line; "" if the line is unknown."""
     return f" Mostly at {line}" if line else ""

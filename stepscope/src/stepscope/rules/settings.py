@@ -1,4 +1,4 @@
-"""Settings that a step was tried with."""
+"""Settings that trials found to slow the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepscope.rules.rule import Rule
 
 @dataclass(frozen=True)
 class Tried:
-    """A view of the trials; `work` is the share of a step in which it does not wait for its batch."""
+    """A view of the trials; `work` is the share of a step without its wait for a batch."""
 
     trials: Trials
     work: float = 1.0
@@ -32,8 +32,8 @@ def _threads(key: str, name: str, means: str, too_many: bool) -> Rule[Tried]:
     return Rule(
         key, name, "settings", "number of threads", means, gain,
         "A step took {trials.other.before_ms:ms} with PyTorch's {trials.threads:thread}, and "
-        "{trials.other.after_ms:ms} with {trials.other_threads}.",
-        "torch.set_num_threads({trials.other_threads})  # OMP_NUM_THREADS in the environment may set it, too",
+        "{trials.other.after_ms:ms} with {trials.other_threads:thread}.",
+        "torch.set_num_threads({trials.other_threads})  # or the environment variable OMP_NUM_THREADS",
     )  # fmt: skip
 
 
@@ -44,32 +44,32 @@ RULES: tuple[Rule[Tried], ...] = (
         "settings.anomaly-detection", "anomaly detection", "settings", "debugging settings",
         "Autograd checks each operator for NaN.",
         _gain(lambda trials: trials.anomaly),
-        "Autograd checks each operator for NaN: a step took {trials.anomaly.before_ms:ms}, without checks "
-        "{trials.anomaly.after_ms:ms}.",
+        "Autograd checks each operator for NaN: a step took {trials.anomaly.before_ms:ms} with the checks, and "
+        "{trials.anomaly.after_ms:ms} without them.",
         "torch.autograd.set_detect_anomaly(False)  # only to look for a NaN",
     ),
     Rule(
         "settings.deterministic", "deterministic algorithms", "settings", "debugging settings",
         "Deterministic algorithms are slower here than the default ones.",
         _gain(lambda trials: trials.deterministic),
-        "A step took {trials.deterministic.before_ms:ms}, with the default algorithms "
-        "{trials.deterministic.after_ms:ms}.",
-        "torch.use_deterministic_algorithms(False)  # seeds alone reproduce a run about as well",
+        "A step took {trials.deterministic.before_ms:ms} with deterministic algorithms, and "
+        "{trials.deterministic.after_ms:ms} with the default algorithms.",
+        "torch.use_deterministic_algorithms(False)  # with fixed seeds, runs still differ little",
     ),
     Rule(
-        "settings.float64", "numbers of 64 bits", "settings", "mixed precision",
-        "The weights have 64 bits.",
+        "settings.float64", "float64 weights", "settings", "mixed precision",
+        "The weights are float64.",
         _gain(lambda trials: trials.single),
-        "The weights are float64: a forward and a backward pass took {trials.single.before_ms:ms}, with float32 "
-        "{trials.single.after_ms:ms}.",
-        "model.float()  # and the batches: NumPy computes in float64",
+        "The weights are float64: a forward and a backward pass took {trials.single.before_ms:ms}, and "
+        "{trials.single.after_ms:ms} with float32.",
+        "model.float()  # convert the batches, too: NumPy's default is float64",
     ),
     Rule(
         "settings.small-batch", "a small batch", "settings", "larger batches",
-        "An item costs less in a larger batch.",
+        "An item takes less time in a larger batch.",
         _gain(lambda trials: trials.larger),
-        f"A step of {{trials.batch}} took {{trials.larger.before_ms:ms}}; in one {thresholds.LARGER_BATCH} times as "
-        "large, as many took {trials.larger.after_ms:ms}.",
-        "DataLoader(…, batch_size=…)  # larger, with a learning rate for it; or accumulate fewer",
+        "A step with a batch of {trials.batch:item} took {trials.larger.before_ms:ms}. In a batch "
+        f"{thresholds.LARGER_BATCH} times as large, as many items took {{trials.larger.after_ms:ms}}.",
+        "DataLoader(…, batch_size=…)  # larger, with an adapted learning rate; or accumulate fewer gradients",
     ),
 )  # fmt: skip
