@@ -46,15 +46,15 @@ def needed(packages: list[str]) -> set[str]:
     return names
 
 
-def make_environment(folder: Path, wheel: Path) -> Path:
-    """Make an environment of the wheel and of links to what it requires, which is installed here; return its bin."""
+def make_environment(folder: Path, wheel: Path, *more: str) -> Path:
+    """Make an environment of the wheel, and of links to the packages that it requires and `more`; return its bin."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("[Ll]ib/**/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(packages)
     requires = next(packages.glob("stepscope-*.dist-info/METADATA")).read_text(encoding="utf-8")
     wanted = re.findall(r"^Requires-Dist: ([\w.-]+)[^;\n]*$", requires, re.MULTILINE)
-    for name in needed(wanted):
+    for name in needed([*wanted, *more]):
         installed = importlib.metadata.distribution(name)
         for top in {file.parts[0] for file in installed.files} - {"..", "__pycache__"}:
             target = packages / top
@@ -75,7 +75,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory):
-    return make_environment(tmp_path_factory.mktemp("small") / "environment", wheel)
+    return make_environment(tmp_path_factory.mktemp("small") / "environment", wheel, "torch")
 
 
 def run(environment: Path, folder: Path, *command: str) -> subprocess.CompletedProcess:
@@ -95,6 +95,20 @@ def test_a_script_with_helpers_of_its_own_times_its_loop_and_diagnoses_it(enviro
     assert "Verdict: " in process.stdout and list((tmp_path / "diagnosis").glob("*.pt.trace.json.gz"))
     process = run(environment, tmp_path, "-m", "stepscope", "diagnose", "diagnosis/facts.json")
     assert "Verdict: " in process.stdout, process.stderr
+
+
+@pytest.mark.parametrize("version", [None, "2.2.2"])
+def test_a_script_is_not_started_where_pytorch_is_missing_or_too_old(wheel, tmp_path, version):
+    environment = make_environment(tmp_path / "environment", wheel)
+    (packages,) = (tmp_path / "environment").glob("[Ll]ib/**/site-packages")
+    if version:
+        (packages / "torch").mkdir()
+        (packages / f"torch-{version}.dist-info").mkdir()
+        (packages / f"torch-{version}.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+    (tmp_path / "train.py").write_text("print('started')\n")
+    process = run(environment, tmp_path, "-m", "stepscope", "run", "train.py")
+    assert (process.returncode, process.stdout) == (1, "") and "Traceback" not in process.stderr
+    assert f"found {version or 'no torch'}" in process.stderr
 
 
 def test_a_command_reads_a_trace_from_another_folder_beside_helpers_of_its_own(environment, tmp_path):

@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True)
     script = commands.add_parser(
         "run",
-        help="run a training script as it is, and say where its bottleneck is",
+        help="run an unedited training script and find its bottleneck",
         usage="stepscope run [options] SCRIPT ARGUMENTS …  or  stepscope run [options] -m MODULE ARGUMENTS …",
     )
     script.add_argument(
@@ -24,53 +24,53 @@ def main(arguments: list[str] | None = None) -> int:
         type=_count,
         default=20,
         metavar="N",
-        help="steps to time (default: 20); it needs some forty more, and more with workers",
+        help="steps to time (default: 20); about 40 further steps are needed, and more with workers",
     )
     script.add_argument(
-        "--then", choices=["stop", "continue"], default="continue", help="what the script does after the diagnosis"
+        "--then", choices=["stop", "continue"], default="continue", help="the script's action after the diagnosis"
     )
     script.add_argument(
-        "--folder", type=Path, default="diagnosis", help="where the profile and the facts go (default: diagnosis)"
+        "--folder", type=Path, default="diagnosis", help="folder for the profile and the facts (default: diagnosis)"
     )
-    script.add_argument("--json", type=Path, metavar="FILE", help="also write the results here, for programs")
+    script.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE as JSON")
     script.add_argument(
         "script",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT ARGUMENTS …",
         help="a Python file, or a program that starts one: torchrun, accelerate launch",
     )
-    script.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE", help="a module instead")
+    script.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE", help="run a module instead")
     script.set_defaults(command=_run, refuse=script.error)
     traces = commands.add_parser("traces", help="print traces as tables: steps, loading, accelerators, kernels, gaps")
     traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
     traces.set_defaults(command=_traces)
     diagnose = commands.add_parser(
-        "diagnose", help="say where the bottleneck is in each trace or file of facts, and what to change"
+        "diagnose", help="find the bottleneck in each trace or file of facts, and suggest changes"
     )
     diagnose.add_argument(
         "path", metavar="TRACE_OR_LOGDIR", help="a trace, a file of facts, the folder of a run, or a folder of runs"
     )
-    diagnose.add_argument("--json", action="store_true", help="print it as JSON, for programs")
+    diagnose.add_argument("--json", action="store_true", help="print the results as JSON")
     diagnose.set_defaults(command=_diagnose)
-    compare = commands.add_parser("compare", help="say how much longer steps take after a change than before it")
+    compare = commands.add_parser("compare", help="compare the duration of steps before and after a change")
     for side in ("before", "after"):
         compare.add_argument(
-            side, metavar=side.upper(), help="a file of `stepscope run --json`, or a folder of them from repeated runs"
+            side, metavar=side.upper(), help="a file of `stepscope run --json`, or a folder of files of several runs"
         )
     compare.add_argument(
-        "--fail-above", type=_share, metavar="PERCENT", help="exit with 1 if steps surely take this much longer, as 5%%"
+        "--fail-above", type=_share, metavar="PERCENT", help="exit with 1 if steps surely take longer by more than this"
     )
     compare.set_defaults(command=_compare)
-    page = commands.add_parser("page", help="write the results as a page of HTML that needs nothing else")
-    page.add_argument("found", metavar="FOUND.json", type=Path, help="a file of run --json, or of diagnose --json")
-    page.add_argument("page", metavar="PAGE.html", type=Path, nargs="?", help="default: beside the file")
+    page = commands.add_parser("page", help="write the results as a self-contained page of HTML")
+    page.add_argument("found", metavar="FOUND.json", type=Path, help="a file from run --json, or from diagnose --json")
+    page.add_argument("page", metavar="PAGE.html", type=Path, nargs="?", help="default: FOUND.html")
     page.set_defaults(command=_page)
-    rules = commands.add_parser("rules", help="list all findings: key, when each is found, and what to do")
+    rules = commands.add_parser("rules", help="list all findings: key, name, when it applies, and the change")
     rules.set_defaults(command=_rules)
     tensorboard = commands.add_parser("tensorboard", help="show traces in the corrected profiler tab")
     logdir = tensorboard.add_mutually_exclusive_group(required=True)
     logdir.add_argument("logdir", metavar="LOGDIR", nargs="?", help="folder of the traces")
-    fixed = "write corrected copies of the traces into the folder OUT instead, for a plain TensorBoard"
+    fixed = "instead write corrected copies of the traces into the folder OUT, for a plain TensorBoard"
     logdir.add_argument("--fix", metavar=("LOGDIR", "OUT"), nargs=2, help=fixed)
     tensorboard.set_defaults(command=_tensorboard)
     options = parser.parse_args(arguments)
@@ -80,16 +80,16 @@ def main(arguments: list[str] | None = None) -> int:
 def execute(command: Callable[[argparse.Namespace], int], options: argparse.Namespace, package: str) -> int:
     """Run a command with its options and return its exit status.
 
-    An error of `package`, of stepscope, or of the system, such as a full disk, is printed in one line. Any other error
+    Errors of `package`, of stepscope and of the system, such as a full disk, are printed in one line. Any other error
     is a bug, and is raised.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # not every terminal can show all characters
+        sys.stdout.reconfigure(errors="replace")  # some terminals cannot show all characters
     try:
         return command(options)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -97,10 +97,10 @@ def execute(command: Callable[[argparse.Namespace], int], options: argparse.Name
             text = f"{type(error).__name__}: {error}"
         elif isinstance(error, OSError) and error.strerror:
             place = "The system refuses to read or write" if error.filename is None else error.filename
-            text = f"{place}: {error.strerror}. Name another path, or check the permissions of this one."
+            text = f"{place}: {error.strerror}. Check the permissions of this path, or name another path."
         else:
-            raise  # a bug of ours: its traceback is needed
-        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)  # anyone may have written the names in it
+            raise  # a bug in stepscope: the traceback is needed
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)  # names may contain escape sequences
         return 1
 
 
@@ -121,17 +121,20 @@ def _share(text: str) -> float:
     return share
 
 
-# The imports are in the functions so that each command starts as quickly as it can: PyTorch alone takes seconds.
+# The imports are in the functions so that each command starts quickly: importing PyTorch takes seconds.
 
 
 def _run(options: argparse.Namespace) -> int:
+    from stepscope.base import environment
+
+    environment.refuse()
     from stepscope.run import run
 
     script = options.script[options.script[:1] == ["--"] :]
-    if options.module:  # argparse takes what follows a "--" for the script
+    if options.module:  # argparse assigns the arguments after "--" to `script`
         script = ["-m", *options.module, *options.script]
     if not script:
-        options.refuse("which script? Such as: stepscope run train.py --epochs 1")
+        options.refuse("which script? For example: stepscope run train.py --epochs 1")
     return run(script, steps=options.steps, folder=options.folder, stop=options.then == "stop", json_file=options.json)
 
 

@@ -184,6 +184,10 @@ class Produced(torch.utils.data.IterableDataset):
         multiprocessing.Process(target=produce, args=(queue,), daemon=True).start()
         return (torch.tensor(queue.get()) for _ in data)
 train(Produced())""",
+    "starts another Python": """import subprocess, venv
+venv.create("other", symlinks=True)
+print(subprocess.run(["other/bin/python", "-c", "print('started')"], capture_output=True, text=True))
+train(data)""",
     "closes all files": "train(data, lambda: next(number) or os.closerange(3, 256))",
     "has an iterator of its own, and prints": """class Own(DataLoader):
     def _get_iterator(self): return (each for each in super()._get_iterator())
@@ -211,6 +215,15 @@ def test_a_script_ends_and_prints_as_without_whatever_it_does_beside_its_trainin
     assert (alone.returncode, ended.returncode, said[1]) == (0, 0, said[0]), ended.stderr
     profiles = does in ("profiles some steps", "warms its profiler up")
     assert "runs a profiler itself" in found["problem"] if profiles else "diagnosis" in found, found
+
+
+def test_a_script_runs_as_without_stepscope_where_a_package_is_broken(execute, run, tmp_path):
+    (tmp_path / "besides.py").write_text(f"{TRAINS}train(data)")
+    alone = execute("besides.py")
+    (tmp_path / "site" / "pandas.py").write_text("raise ValueError('numpy.dtype size changed')")
+    ended, (found,) = run("besides.py")
+    assert (ended.returncode, ended.stdout) == (alone.returncode, alone.stdout)
+    assert "numpy.dtype size changed" in found["problem"] and "cannot observe" in ended.stderr
 
 
 def test_files_that_a_script_writes_into_the_folder_of_the_profile_are_kept(tmp_path, capsys):

@@ -5,7 +5,6 @@ import itertools
 import os
 import signal
 import sys
-import time
 import weakref
 
 import pytest
@@ -14,7 +13,7 @@ from support.clock import Clock
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from stepscope.observe import hooks, loop, pauses, recorder
+from stepscope.observe import hooks, loop, recorder
 from stepscope.observe import watched as watching
 
 
@@ -175,15 +174,6 @@ def test_without_a_training_loader_each_step_of_the_optimizer_is_a_step(watched)
     assert sorted(watched.seconds) == [2] * 36 + [12] * 3
 
 
-def test_a_loader_that_is_begun_for_each_step_has_epochs_of_one(watched):
-    for _ in range(20):
-        next(iter(watched.loader))
-        watched.update()
-        watched.save()
-    assert watched.recorder.pausing.seconds == [] and watched.recorder.epoch_steps() == 1
-    assert watched.seconds[-1] == 32
-
-
 def test_a_pause_after_several_epochs_counts_for_the_steps_of_all(watched):
     """As in reinforcement learning: play, then train for four epochs on the recorded games."""
     for _ in range(3):
@@ -230,10 +220,23 @@ def test_an_error_of_the_scripts_signal_handler_is_raised(watched, handler):
     assert "TimeoutError" in watched.reports[0]["problem"]
 
 
-def test_another_error_is_reported_only(watched):
+def test_an_error_of_an_examination_is_reported_only(watched):
     watched.examine(lambda step: signal.Signals(999))  # by code of the type that signal.SIG_DFL has, too
     watched.train(watched.loader)
     assert "999 is not a valid Signals" in watched.reports[0]["problem"]
+
+
+@pytest.mark.parametrize("event", ["begin", "batch", "updated", "queued", "began_epoch"])
+def test_a_loop_gets_all_its_batches_when_its_recorder_fails(watched, monkeypatch, event):
+    watched.train(watched.loader)
+
+    def fail(*arguments):
+        raise LookupError("of the recorder")
+
+    monkeypatch.setattr(watched.recorder, event, fail)
+    batches = [batch.item() for batch in watched.loader if not watched.update()]
+    assert batches == list(range(20)) and watched.recorder.over
+    assert "of the recorder" in watched.reports[0]["problem"]
 
 
 def test_without_another_thread_a_pause_has_no_line(watched, monkeypatch):
@@ -248,20 +251,3 @@ def test_without_another_thread_a_pause_has_no_line(watched, monkeypatch):
     found = watched.recorder.pauses()
     assert (found.mean_ms, found.line) == (30e3, "")
     assert sys.getswitchinterval() == interval
-
-
-def test_the_line_between_epochs_is_the_one_that_takes_the_time():
-    def evaluates():
-        for _ in range(30):
-            torch.randn(300, 300) @ torch.randn(300, 300)
-
-    found = pauses.PauseRecorder()
-    found.steps = 2
-    begin = time.perf_counter()
-    found.ended(begin)
-    while time.perf_counter() - begin < 0.3:
-        evaluates()
-    found.begun(end := time.perf_counter(), True, 0)
-    found.updated(end, 2)
-    assert f"{__file__.split('/')[-1]}:{evaluates.__code__.co_firstlineno + 2}:" in found.line
-    assert (found.seconds, found.lengths) == ([end - begin], [2])

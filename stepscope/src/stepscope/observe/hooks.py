@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stepscope.observe.recorder import Recorder
 
 OPTIONS = "STEPSCOPE_RUN"  # environment variable that `launch` sets: options as JSON
+_RANKS = {"rank": ("RANK", 0), "ranks": ("WORLD_SIZE", 1), "here": ("LOCAL_WORLD_SIZE", 1)}  # as torchrun sets them
 
 
 def install() -> None:
@@ -99,11 +100,11 @@ def _patch_dataloader(module: Any) -> None:
 
     def __iter__(loader: Any) -> object:
         recorder = _recorder()
-        return begin(loader) if recorder is None else recorder.begin(loader, begin)
+        return begin(loader) if recorder is None else _observed(recorder, recorder.begin, begin, loader)
 
     def __next__(iterator: Any) -> object:
         recorder = _recorder()
-        return get_next(iterator) if recorder is None else recorder.batch(iterator, get_next)
+        return get_next(iterator) if recorder is None else _observed(recorder, recorder.batch, get_next, iterator)
 
     module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__ = __iter__, __next__
 
@@ -114,12 +115,57 @@ def _hook_optimizers(module: Any) -> None:
     def updated(optimizer: Any, *_: object) -> None:
         recorder = _recorder()
         if recorder is not None:
-            recorder.updated(optimizer)
+            try:
+                recorder.updated(optimizer)
+            except BaseException as error:
+                recorder.failed(error)
 
     module.register_optimizer_step_post_hook(updated)
 
 
-_recorders: dict[int, Recorder] = {}  # by process id: a fork of a training process has no recorder
+class _Call:
+    """A call of PyTorch's own function by a recorder, which may fail before the call, or after it."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        self.function = function
+        self.made = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, argument: Any) -> Any:
+        self.made = True
+        try:
+            self.result = self.function(argument)
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.result
+
+
+def _observed(
+    recorder: Recorder, event: Callable[[Any, Any], Any], function: Callable[[Any], Any], argument: Any
+) -> Any:
+    """Return the result of PyTorch's function, which the event of a recorder calls.
+
+    The script gets this result, or the error of PyTorch's function, even if the recorder fails.
+    """
+    call = _Call(function)
+    try:
+        try:
+            return event(argument, call)
+        except BaseException as error:
+            if error is call.error:
+                raise
+            recorder.failed(error)
+        if call.error is not None:
+            raise call.error
+        return call.result if call.made else function(argument)
+    finally:
+        call.error = None  # whose traceback has this frame: a cycle, which would keep the loader
+
+
+# By process id: a fork of a training process has no recorder; None where stepscope cannot observe
+_recorders: dict[int, Recorder | None] = {}
 
 
 def _recorder() -> Recorder | None:
@@ -132,17 +178,28 @@ def _recorder() -> Recorder | None:
             return None
         _recorders[process] = _new_recorder(json.loads(os.environ[OPTIONS]))
     recorder = _recorders[process]
-    return None if recorder.over else recorder
+    return None if recorder is None or recorder.over else recorder
 
 
-def _new_recorder(options: dict[str, Any]) -> Recorder:
-    """Return a new recorder, with the options that `launch` put into the environment."""
-    from stepscope.base import staging
-    from stepscope.observe.watched import ScriptRecorder  # here: importing it takes seconds
-
+def _new_recorder(options: dict[str, Any]) -> Recorder | None:
+    """Return a new recorder, with the options that `launch` put into the environment; None if stepscope cannot run."""
     reports = Path(options["reports"])
 
     def report(found: dict[str, Any]) -> None:
+        from stepscope.base import staging
+
         staging.write(reports / f"{found['rank']}-{os.getpid()}.json", json.dumps(found))
 
-    return ScriptRecorder(options["steps"], reports / "traces", report, stop=options["stop"])
+    try:
+        from stepscope.base import environment
+
+        environment.refuse()
+        from stepscope.observe.watched import ScriptRecorder  # here: importing it takes seconds
+
+        return ScriptRecorder(options["steps"], reports / "traces", report, stop=options["stop"])
+    except Exception as error:  # such as a package that this environment lacks: the script must not notice
+        problem = f"stepscope cannot observe this process. {type(error).__name__}: {error}"
+        ranks = {name: int(os.environ.get(variable, least)) for name, (variable, least) in _RANKS.items()}
+        with suppress(Exception):
+            report({**ranks, "problem": problem})
+        return None

@@ -122,6 +122,10 @@ class Recorder:
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has changed the weights."""
 
+    def failed(self, error: BaseException) -> None:
+        """Raise an error of this recorder, unless the loop must go on without it."""
+        raise error
+
     def request(self, iterator: Iterator[Any], get_next: Callable[[Iterator[Any]], object]) -> object:
         """Return the next training batch, and note whether an epoch begins or ends here."""
         asked = time.perf_counter()

@@ -188,15 +188,12 @@ class ScriptRecorder(Recorder):
         self.sizes.append(self.batches)
         self.pausing.steps += 1
         self.updates = 0
-        try:
-            found = self.end_step(ended)
-            if found is not None:
-                facts, _ = found
-                content = saving.as_json(self._with_items(facts))["facts"]
-                self._report(facts=json.loads(json.dumps(content)))  # lists instead of tuples, as in a file
-                self._leave()
-        except Exception as error:
-            self._failed(error)
+        found = self.end_step(ended)
+        if found is not None:
+            facts, _ = found
+            content = saving.as_json(self._with_items(facts))["facts"]
+            self._report(facts=json.loads(json.dumps(content)))  # lists, as in a file
+            self._leave()
         if self.over and self.stop:
             raise SystemExit
 
@@ -210,10 +207,17 @@ class ScriptRecorder(Recorder):
         except apart.NoResult as why:
             return replace(facts, loader=replace(facts.loader, unknown=str(why)))
 
-    def _failed(self, error: Exception) -> None:
-        """Report an error, and let the script go on; raise the error if a signal handler of the script raised it."""
+    def failed(self, error: BaseException) -> None:
+        """Report an error of stepscope, after which the script goes on; raise an error of the script."""
+        if not isinstance(error, Exception):  # such as KeyboardInterrupt
+            raise error
         self._leave()
-        self._report(problem=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
+        with suppress(Exception):  # it was the error's place, or our profiler still records
+            if self.phases is not None:
+                self.phases.close()
+        text = "".join(traceback.format_exception(error))
+        with suppress(OSError):  # a full disk: `launch` then says that nothing was seen
+            self._report(problem=f"{type(error).__name__}: {error}", traceback=text)
         handlers = {_code(handler) for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)}
         if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
             raise error
@@ -240,7 +244,7 @@ class ScriptRecorder(Recorder):
                     try:
                         phases.throw(OtherProfiler())
                     except Exception as error:
-                        self._failed(error)
+                        self.failed(error)
             before[name](profiler)
 
         for name in before:

@@ -13,10 +13,11 @@ try:
     from stepscope.observe import hooks
 
     hooks.install()  # first, since the other sitecustomize may import PyTorch
-finally:
-    try:
-        import sitecustomize  # noqa: F401  the other sitecustomize
-    except ModuleNotFoundError as error:
-        if error.name != __name__:
-            raise
-    sys.modules.setdefault(__name__, _module)
+except Exception:  # such as ImportError: a child of the script runs another Python, which has no stepscope
+    pass
+try:
+    import sitecustomize  # noqa: F401  the other sitecustomize
+except ModuleNotFoundError as error:
+    if error.name != __name__:
+        raise
+sys.modules.setdefault(__name__, _module)
