@@ -66,4 +66,5 @@ def test_graph_breaks_and_functions_that_are_compiled_again_have_their_lines(dyn
         compiled(torch.zeros(size))
     found, line = hazards.compiled(), broken.__code__.co_firstlineno
     assert (found.graph_breaks, found.at) == ((f"test_hazards.py:{line + 2}",), f"test_hazards.py:{line}")
-    assert found.again > 0 and "size mismatch" in found.why
+    assert found.again > 0 and found.limit == 8
+    assert "size mismatch" in found.why or (torch.__version__ < (2, 7) and not found.why)  # which has no reasons

@@ -1,7 +1,5 @@
 """Datasets, a step that takes a known time and no CPU time, and an error as a dataset raises it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

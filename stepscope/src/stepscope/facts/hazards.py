@@ -27,6 +27,6 @@ class Compilation:
     again: int = 0  # number of recompilations
     seconds: float = 0.0  # total time of the recompilations
     at: str = ""  # place of the function that was recompiled most often
-    why: str = ""  # the guard of this function that failed
+    why: str = ""  # the guard of this function that failed; "" if unknown
     limit: int = 0  # recompilations of a function after which PyTorch runs the function without compiling it
     graph_breaks: tuple[str, ...] = ()  # places of graph breaks

@@ -35,14 +35,19 @@ def compiled() -> Compilation:
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     metrics = [each for each in dynamo.get_compilation_metrics() if each.co_name] if dynamo else []
     breaks = dict.fromkeys(_place(each) for each in metrics if each.co_name.startswith(_RESUMED))
-    again = [each for each in metrics if each.recompile_reason]
+    again = [each for each in metrics if getattr(each, "recompile_reason", each.cache_size)]  # 2.6 has no reasons
     if not again:
         return Compilation(graph_breaks=tuple(breaks))
-    # The first condition that failed, without the number of the compilation and the source line
-    whys = (str(each.recompile_reason).splitlines()[0].partition(": ")[2].partition("#")[0].strip() for each in again)
-    (at, why), _ = Counter(zip(map(_place, again), whys, strict=True)).most_common(1)[0]
-    seconds = sum(each.entire_frame_compile_time_s or 0.0 for each in again)
-    return Compilation(len(again), seconds, at, why, torch._dynamo.config.recompile_limit, tuple(breaks))
+    (at, why), _ = Counter((_place(each), _failed_guard(each)) for each in again).most_common(1)[0]
+    seconds, config = sum(each.entire_frame_compile_time_s or 0.0 for each in again), torch._dynamo.config
+    limit = config.recompile_limit if hasattr(config, "recompile_limit") else config.cache_size_limit  # in 2.6
+    return Compilation(len(again), seconds, at, why, limit, tuple(breaks))
+
+
+def _failed_guard(metrics: Any) -> str:
+    """Return the first condition that failed, without the number of the compilation and the source line."""
+    reason = str(getattr(metrics, "recompile_reason", ""))
+    return reason.partition("\n")[0].partition(": ")[2].partition("#")[0].strip()
 
 
 def _place(metrics: Any) -> str:

@@ -90,9 +90,10 @@ def _loader(loader: Loader, machine: Machine) -> Iterator[tuple[str, str]]:
 
 def _compilation(compilation: Compilation) -> Iterator[tuple[str, str]]:
     if compilation.again:
+        why = f", whose guard failed: {compilation.why}" if compilation.why else ""
         text = (
             f"{counted(compilation.again, 'time')}, {compilation.seconds:.1f} s in total, mostly the function at "
-            f"{compilation.at}, whose guard failed: {compilation.why}. After {compilation.limit} recompilations "
+            f"{compilation.at}{why}. After {compilation.limit} recompilations "
             "PyTorch runs the function without compiling it. If sizes change, call "
             "torch._dynamo.mark_dynamic(inputs, 0) before the first call, or set drop_last=True."
         )
