@@ -32,10 +32,11 @@ def diagnose(
     """Find the bottleneck of a training loop.
 
     The loop runs unchanged: first with the stopwatch, then with the profiler, then while a second thread samples the
-    running line each millisecond. `step` is called some dozens of times, and trains the model. Some items of the
-    dataset are loaded in this process, to time them. If a setting is known to slow steps, further steps run with
-    another setting. If a batch has fewer than eight items, further steps run with a batch that repeats the items eight
-    times; such a step may fail half-way, so use a model that you can discard. On return all workers have ended.
+    running line each millisecond. `step` is called some dozens of times, or hundreds if some calls take far longer than
+    most, and trains the model. Some items of the dataset are loaded in this process, to time them. If a setting is
+    known to slow steps, further steps run with another setting. If a batch has fewer than eight items, further steps
+    run with a batch that repeats the items eight times; such a step may fail half-way, so use a model that you can
+    discard. On return all workers have ended.
 
     The profiler's trace and the facts stay in `folder`, where they replace the results of the previous diagnosis.
 

@@ -53,6 +53,10 @@ USUAL_WAIT = 0.5
 # Share of an item's time: for a part with at least this share, the item's slowest line counts as the part's line.
 MOST_OF_AN_ITEM = 0.5
 
+# Share of the additional time of long steps: with this much time for lines that usual steps do not run, long steps do
+# other work; otherwise their batches are larger, or the machine stalled.
+OTHER_WORK = 0.5
+
 # The host. Share of a step for the work of one function: with 200 samples, 10% is measured as 8 to 12%.
 HOST_WORK = 0.1
 # Share of a step for large elementwise operators that the user's lines call: any network has some.
@@ -119,8 +123,15 @@ LEAST_SAMPLED_MS = 1.0
 # Most operators in all sampled steps: reading them takes a second. If the fewest steps have more operators
 # than the second number, no step is sampled.
 MOST_OPERATORS, TOO_MANY_OPERATORS = 20_000, 300_000
-# Factor over the median: a step that takes longer may do work that other steps do not do.
-LONGER_STEP = 1.5
+# Factor over the median: a step that takes longer may do work that other steps do not do. Part of the longest step's
+# additional time: a step with less additional time is not one of the long steps.
+LONGER_STEP, PART_OF_THE_LONGEST = 1.5, 0.25
+# Seconds that a long step takes in addition: two samples show the line.
+LEAST_ADDITIONAL_S = 0.002
+# Long steps to sample; most steps and seconds until then: work in every hundredth step is seen four times.
+LONG_STEPS, MOST_STEPS_UNTIL_LONG, SECONDS_UNTIL_LONG = 4, 400, 10.0
+# Part of its share of long steps: a line that takes this share of usual steps, too, is work of all steps.
+USUAL_WORK = 0.1
 # Calls of one operator that count as many, in a step and in a call of an optimizer. A ResNet-50 has 161 weight tensors,
 # and 53 convolutions with as many batch norms.
 MANY_CALLS, MANY_WEIGHTS = 60, 16

@@ -15,7 +15,7 @@ from stepscope.facts.hazards import Compilation, Growth, Objects
 from stepscope.facts.host import Calls, Host, Operator, Work
 from stepscope.facts.job import Exchanges
 from stepscope.facts.loader import REST, WAITING, Irregular, Loader
-from stepscope.facts.loop import Step
+from stepscope.facts.loop import LongSteps, Step
 from stepscope.facts.trials import Trial, Trials
 from stepscope.report.findings import VERDICTS
 
@@ -47,6 +47,7 @@ def tried(**changes):
     return of_loop(trials=Trials(**changes))
 
 
+EVALUATES = LongSteps(3, every=10.0, usual_ms=39.5, least_ms=200.0, mean_ms=239.5, other=0.9)
 SMALL = Exchanges(200.0, 20.0, ("all_gather",), 1e6, 5e3, 5e3)
 # For each rule: facts in which only this rule is found, the gain, and facts in which it is not found.
 CASES = {
@@ -56,6 +57,9 @@ CASES = {
     ),
     "loader.workers-restarted": (of_loop(40, 0.5, restart=10), 10 / 50, of_loop(40, 0.5, restart=0.5)),
     "loop.work-between-epochs": (of_loop(40, 0.5, apart=40), 40 / 80, of_loop(40, 0.5, apart=10)),
+    "loop.work-in-some-steps": (
+        of_loop(40, 0.5, long=EVALUATES), 20 / 60, of_loop(40, 0.5, long=replace(EVALUATES, other=0.4)),
+    ),
     "loader.too-slow": (of_trace(DataLoader=0.4), 0.4, of_trace(DataLoader=0.4, in_process=True)),
     "loader.too-many-workers": (of_loop(40, 0.5, workers=17), 0.5 / 40, of_loop(40, 0.5, workers=16)),
     # 32 ms by 4 is less than the 10 ms that are left
@@ -360,6 +364,13 @@ def test_a_verdict_that_a_busy_machine_may_have_turned_is_unknown(facts, verdict
     found = rules.diagnose(facts)
     assert found.verdict == verdict
     assert ("20%" in found.reason) == (verdict == "unknown")
+
+
+@pytest.mark.parametrize(("mean", "verdict"), [(239.5, "unknown"), (80.0, "nothing wrong")])
+def test_long_steps_with_the_work_of_all_steps_are_doubted_if_they_take_far_longer(mean, verdict):
+    found = rules.diagnose(of_loop(40, 0.5, long=replace(EVALUATES, other=0.1, mean_ms=mean)))
+    assert (found.verdict, found.findings) == (verdict, ())
+    assert ("one in 10 steps" in found.reason) is (verdict == "unknown")
 
 
 def test_facts_that_do_not_suffice_give_no_verdict():

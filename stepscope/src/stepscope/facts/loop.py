@@ -45,9 +45,32 @@ class Pauses:
 
 
 @dataclass(frozen=True)
+class LongSteps:
+    """Steps that take far longer than most steps, such as every tenth step, which evaluates."""
+
+    count: int = 0  # number of long steps that were sampled; 0 if long steps were not seen, or not again
+    every: float = 0.0  # mean number of steps from one long step to the next
+    usual_ms: float = 0.0  # median time of a step without its wait
+    least_ms: float = 0.0  # shortest long step, without its wait
+    mean_ms: float = 0.0  # mean time of a long step without its wait
+    other: float = 0.0  # share of the additional time that goes to work which the usual steps do not do
+    line: str = ""  # the user's line that takes most of this work; "" if unknown
+
+    @property
+    def distinct(self) -> bool:
+        """Whether several long steps do other work, instead of more of the same work."""
+        return self.count > 1 and self.other >= thresholds.OTHER_WORK
+
+    @property
+    def ms_per_step(self) -> float:
+        """Additional time of the long steps, divided by all steps, in ms."""
+        return (self.mean_ms - self.usual_ms) / self.every if self.count else 0.0
+
+
+@dataclass(frozen=True)
 class Loop:
     """Timed steps, and how their batches arrive. The properties exclude time in which other processes used the cores,
-    and the first step of each epoch, unless every epoch has only one step.
+    the first step of each epoch, unless every epoch has only one step, and long steps that do other work.
     """
 
     steps: tuple[Step, ...]
@@ -64,11 +87,15 @@ class Loop:
     tensors: int = 0  # number of tensors in a batch
     line: str = ""  # the user's line that fetches a batch; "" if unknown
     pauses: Pauses = Pauses()
+    long: LongSteps = LongSteps()
 
     @cached_property
     def usual(self) -> tuple[Step, ...]:
-        """The steps without the first step of each epoch; all steps if each is the first of an epoch."""
-        return tuple(step for step in self.steps if not step.first) or self.steps
+        """The steps without the first step of each epoch, unless each is the first, and without distinct long steps."""
+        steps = tuple(step for step in self.steps if not step.first) or self.steps
+        if not self.long.distinct:
+            return steps
+        return tuple(step for step in steps if step.duration_ms - step.wait_ms < self.long.least_ms) or steps
 
     @cached_property
     def waits_ms(self) -> list[float]:

@@ -18,7 +18,7 @@ from stepscope.facts.loader import PARTS, REST
 
 Kind = TypeVar("Kind")
 
-VERSION = 1  # raised when the meaning of a fact changes, or when a fact is added that the rules need
+VERSION = 1  # raised when the meaning of a fact changes; an added fact has a default, which says that it is unknown
 SCHEMA = Path(__file__).with_name("facts.schema.json")
 NAME = "facts.json"  # facts of one process; in a job the name of the rank comes first, such as rank_0.facts.json
 JOB = "job.facts.json"  # facts of all ranks together

@@ -28,10 +28,10 @@ from stepscope.base.wording import without_paths
 from stepscope.facts import Facts
 from stepscope.facts.hazards import Growth
 from stepscope.facts.loader import Loader, Settings
-from stepscope.facts.loop import Loop, Machine, Step
-from stepscope.observe import device, hazards, host, items, profile
+from stepscope.facts.loop import LongSteps, Loop, Machine, Step
+from stepscope.observe import device, hazards, host, items, long_steps, profile
 from stepscope.observe.contention import Contention
-from stepscope.observe.recorder import Recorder, StepRecord
+from stepscope.observe.recorder import LoopEnded, Recorder, StepRecord
 from stepscope.observe.sampler import Sampler
 from stepscope.timing import profiling
 from stepscope.timing.loaders import processes
@@ -78,6 +78,7 @@ class Examination:
         self.prepared: Callable[[], bool] = lambda: False
         self.rank, self.ranks = 0, 1  # of the processes that train together
         self.recording = False  # whether our own profiler records
+        self.seen: list[list[StepRecord]] = []  # timed, recorded and sampled steps
 
     @property
     def steps_needed(self) -> int:
@@ -99,9 +100,14 @@ class Examination:
         whole_ms = loop.work_ms + loop.wait_ms
         count = host.steps_to_sample(recorded, whole_ms, works)
         sampled = yield from self._sampled(count if self.ranks == 1 else thresholds.SAMPLED_STEPS_OF_A_RANK)
+        factor = long_steps.factor(self.seen)
+        long = LongSteps() if factor == math.inf else (yield from self._long_steps(factor))
+        if sampled and long.distinct:
+            sampled = sampled.without_long_steps(factor)
         held_share = contention.share()
         line = sampled.getting() if sampled else ""
-        loop = replace(loop, line=line, epoch_steps=self.recorder.epoch_steps(), pauses=self.recorder.pauses())
+        epoch_steps, pauses = self.recorder.epoch_steps(), self.recorder.pauses()
+        loop = replace(loop, line=line, epoch_steps=epoch_steps, pauses=pauses, long=long)
         facts = Facts(
             recorded,
             host.read(trace, recorded, sampled),
@@ -134,6 +140,7 @@ class Examination:
             recorder.keeps = number == count - 1
             records.append((yield))
         cpu, end = time.process_time() - cpu, time.perf_counter()
+        self.seen.append(records)
         synchronize()
         total = sum(record.duration for record in records) + time.perf_counter() - end
         # The part of the queueing that other processes caused, and not the loop's own workers
@@ -208,12 +215,7 @@ class Examination:
         if not count:
             return None
         count, recorder = self._of_one_epoch(count + 1) - 1, self.recorder
-        watched = (recorder.getting,) if recorder.rest_is_step else (recorder.getting, recorder.stepping)
-        default = recorder.stepping if recorder.rest_is_step else None
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Sampler(thresholds.STEP_SAMPLE_S, *watched, default=default) as sampler,
-        ):
+        with tempfile.TemporaryDirectory() as folder, self._sampler() as sampler:
             yield from self._profiled(Path(folder), count + 1)  # the last step only marks the end
             trace = _own_trace(Path(folder))
         return host.of_samples(trace, sampler.samples, recorder.received[-count - 1 :], recorder.stepping)
@@ -245,7 +247,31 @@ class Examination:
                     synchronize()  # earlier steps may have launched work that must not be in the recording
                 profile.step()
         self.recording = False
+        self.seen.append([record for _, record in records[1:]])
         return records[1:]
+
+    def _long_steps(self, factor: float) -> Phase[LongSteps]:
+        """Sample the lines of steps until some were long; return the facts about them. The loop may end meanwhile."""
+        recorder, records, begin = self.recorder, list[StepRecord](), time.perf_counter()
+        recorder.synchronizes = True  # otherwise a step that waits for the GPU seems long
+        with self._sampler() as sampler, suppress(LoopEnded):
+            while (
+                len(records) < thresholds.MOST_STEPS_UNTIL_LONG
+                and time.perf_counter() - begin < thresholds.SECONDS_UNTIL_LONG
+                and not long_steps.enough(records, factor)
+            ):
+                records.append((yield))
+        recorder.synchronizes = False
+        samples = (each for each in sampler.samples if each.within is recorder.stepping)
+        timed = [] if torch.cuda.is_available() else self.seen[0]  # a GPU's work is not in the steps that were timed
+        return long_steps.read(timed, records, samples, factor)
+
+    def _sampler(self) -> Sampler:
+        """Return a sampler of the steps, and of the requests for batches."""
+        recorder = self.recorder
+        watched = (recorder.getting,) if recorder.rest_is_step else (recorder.getting, recorder.stepping)
+        default = recorder.stepping if recorder.rest_is_step else None
+        return Sampler(thresholds.STEP_SAMPLE_S, *watched, default=default)
 
 
 def this_machine(held_share: float = 0.0) -> Machine:

@@ -5,6 +5,7 @@ The trace shows the operators. The code between operators is sampled while the p
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -68,6 +69,15 @@ class Sampled:
     def step_ms(self) -> float:
         """The mean time of a step without its batch."""
         return _total(self.in_steps) / len(self.starts) * 1e3
+
+    def without_long_steps(self, factor: float) -> Sampled:
+        """Return the samples of the usual steps: `long_steps` examines the work of long steps."""
+        ends = [*self.starts[1:], max(each.end for each in self.samples)]
+        lengths = [end - begin for begin, end in zip(self.starts, ends, strict=True)]
+        usual = [each <= factor * statistics.median(lengths) for each in lengths]
+        steps = np.searchsorted(self.starts, [each.begin for each in self.samples], "right") - 1
+        samples = [each for each, step in zip(self.samples, steps, strict=True) if usual[max(0, step)]]
+        return replace(self, samples=samples, starts=[*itertools.compress(self.starts, usual)])
 
     def outside(self, often: frozenset[str]) -> Work:
         """Return the work of the user's lines in steps that is not training, as a share of the steps.

@@ -18,6 +18,7 @@ from stepscope import thresholds
 from stepscope.facts.loop import Pauses
 from stepscope.observe import contention
 from stepscope.timing.loaders import processes
+from stepscope.timing.stopwatch import synchronize
 
 
 class StepRecord(NamedTuple):
@@ -38,6 +39,10 @@ class Pass(NamedTuple):
     number: int  # of all passes over any loader
     began: float | None  # when it began; None after its first batch of a training step
     start: float | None = None  # seconds until its first batch, if the batch came before the loader was known to train
+
+
+class LoopEnded(Exception):
+    """The loop ends before its examination: the examination returns its facts, if they suffice."""
 
 
 Phases = Generator[None, StepRecord, Any]  # an examination: receives each finished step, and returns its result
@@ -76,6 +81,7 @@ class Recorder:
         self.batches = self.epoch_batches = 0  # of the step and of the epoch so far
         self.passes = 0  # over any loader
         self.workers_queued = 0.0  # seconds that the workers had been queued before the epoch's first batch arrived
+        self.synchronizes = False  # whether a step ends only when the GPU has finished its work
         self.phases: Phases | None = None
 
     @property
@@ -166,6 +172,8 @@ class Recorder:
 
     def end_step(self, ended: float | None = None) -> Any:
         """End a step now or at the earlier moment `ended`; return the result of the examination after its last step."""
+        if self.synchronizes:
+            synchronize()
         now, queued = time.perf_counter(), self.queued()
         work = max(0.0, queued - self.last_queued) if ended is None else 0.0  # unknown for an earlier moment
         record = StepRecord(

@@ -31,9 +31,9 @@ from torch.utils.data import DataLoader
 from stepscope.facts import Facts, saving
 from stepscope.facts.loop import Pauses
 from stepscope.observe import apart, contention, examination
-from stepscope.observe.examination import Examination, OtherProfiler
+from stepscope.observe.examination import Examination, Observed, OtherProfiler
 from stepscope.observe.pauses import PauseRecorder
-from stepscope.observe.recorder import Pass, Phases, Recorder
+from stepscope.observe.recorder import LoopEnded, Pass, Phases, Recorder
 
 Report = Callable[[dict[str, Any]], object]  # receives the facts or the problem of a process, with its rank
 
@@ -148,9 +148,18 @@ class ScriptRecorder(Recorder):
         if self.over or os.getpid() != self.process:
             return
         needed = self.examination.steps_needed
+        try:
+            if self.phases is not None:
+                self.phases.throw(LoopEnded())
+        except StopIteration as ended:
+            self._report_facts(ended.value)
+            return
+        except LoopEnded:
+            pass
+        except Exception as error:
+            self.failed(error)
+            return
         self._leave()
-        if self.phases is not None:
-            self.phases.close()
         saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
         needs = (
             f"About {needed} steps are needed: let the script train longer, or time fewer than "
@@ -190,12 +199,15 @@ class ScriptRecorder(Recorder):
         self.updates = 0
         found = self.end_step(ended)
         if found is not None:
-            facts, _ = found
-            content = saving.as_json(self._with_items(facts))["facts"]
-            self._report(facts=json.loads(json.dumps(content)))  # lists, as in a file
-            self._leave()
+            self._report_facts(found)
         if self.over and self.stop:
             raise SystemExit
+
+    def _report_facts(self, observed: Observed) -> None:
+        """Report the result of the examination, with measurements of items, and leave the loop."""
+        content = saving.as_json(self._with_items(observed[0]))["facts"]
+        self._report(facts=json.loads(json.dumps(content)))  # lists, as in a file
+        self._leave()
 
     def _with_items(self, facts: Facts) -> Facts:
         """Return the facts with measurements of items, made in a child process so that this process does not change."""

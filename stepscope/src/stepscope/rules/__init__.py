@@ -75,7 +75,7 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
     unknown = [*_unknown(facts, profile, machine)]
     if found and unexplained:
         unknown.append(unexplained)
-    otherwise = evidence.doubt(profile) or evidence.unexplained(profile) or unexplained
+    otherwise = evidence.doubt(profile) or evidence.unexplained(profile) or evidence.long_steps(loading) or unexplained
     timed = [(step.wait_ms, step.duration_ms) for step in loading.loop.steps]
     diagnosis = conclude(
         loading.whole_ms, rows, found, unknown, doubt, otherwise, timed, loading.loop.pauses.ms_per_step

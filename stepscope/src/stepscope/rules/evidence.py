@@ -32,9 +32,10 @@ def _stopwatch(loading: Loading) -> str:
         which += f"; a single long step of {milliseconds(loop.hiccup_ms)} counts as the next longest"
     step, waits = milliseconds(loading.step_ms), milliseconds(loading.wait_ms)
     clock = f"{step} a step ({which}), {waits} of it waiting for a batch"
-    if loading.restart_ms or loop.pauses.ms_per_step:
+    if loading.whole_ms > loading.step_ms:
         parts = ["ending and starting workers"] * bool(loading.restart_ms)
         parts += ["work between epochs"] * bool(loop.pauses.ms_per_step)
+        parts += ["the work of long steps"] * loop.long.distinct
         clock += f"; the gains refer to {milliseconds(loading.whole_ms)}, with {' and '.join(parts)}"
     return clock
 
@@ -122,6 +123,24 @@ def doubt(profile: Profile) -> str | None:
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
         )
     return None
+
+
+def long_steps(loading: Loading) -> str | None:
+    """Return why something may be wrong if some steps take far longer than most, with the same work; None if not."""
+    long = loading.loop.long
+    if long.distinct or not long.count or long.mean_ms < thresholds.STALL * long.usual_ms:
+        return None
+    if long.ms_per_step < thresholds.WORTH * loading.whole_ms:
+        return None
+    if long.count == 1:
+        return (
+            f"One of {long.every:.0f} steps took {milliseconds(long.mean_ms)}, and the median step "
+            f"{milliseconds(long.usual_ms)}: a stall of the machine, or work that few steps do. Time more steps."
+        )
+    return (
+        f"About one in {long.every:.3g} steps takes {milliseconds(long.mean_ms)}, and the median step "
+        f"{milliseconds(long.usual_ms)}, in the same lines of code. Are the batches of the long steps larger?"
+    )
 
 
 def unexplained(profile: Profile) -> str | None:

@@ -10,7 +10,7 @@ from stepscope import thresholds
 from stepscope.base.wording import counted, milliseconds, percent
 from stepscope.facts import Facts
 from stepscope.facts.loader import IRREGULAR, PARTS, REST, WAITING, Items
-from stepscope.facts.loop import Loop
+from stepscope.facts.loop import LongSteps, Loop
 from stepscope.facts.profile import Profile
 from stepscope.rules.rule import Rule, mostly
 
@@ -31,7 +31,7 @@ class Loading:
     usual_wait_ms: float  # median wait
     work_ms: float  # the step without the wait
     restart_ms: float  # time to start workers in each epoch, divided by the steps of an epoch
-    whole_ms: float  # the step with `restart_ms` and the work between epochs
+    whole_ms: float  # the step with `restart_ms`, the work between epochs, and the work of long steps
     crowded_ms: float  # shortest time in which the cores can do the work of the step and of its workers
     lacks_cores: bool  # whether `crowded_ms` limits the gain of more workers
     # Workers
@@ -89,7 +89,7 @@ def loading(
     restart_ms = 0.0
     if workers and loaded and loop.epoch_steps:
         restart_ms = max(0.0, loop.start_ms - batch_ms) / loop.epoch_steps
-    whole_ms = step_ms + restart_ms + loop.pauses.ms_per_step
+    whole_ms = step_ms + restart_ms + loop.pauses.ms_per_step + loop.long.ms_per_step * loop.long.distinct
     slight_ms = thresholds.SLIGHT_WAIT * whole_ms
     slight = not workers and wait_ms < min(thresholds.SLIGHT_WAIT_MS, slight_ms)
     arrives = workers > 0 and wait_ms < min(thresholds.ARRIVED_MS, slight_ms)
@@ -204,6 +204,15 @@ def _line(name: str) -> Callable[[Loading], str]:
     return lambda loading: loading.items.line(name)
 
 
+def _long_steps(long: LongSteps) -> str:
+    """Return how often steps are long, and why, as sentences."""
+    return (
+        f"About one in {long.every:.3g} steps takes {milliseconds(long.mean_ms)}, and the median step "
+        f"{milliseconds(long.usual_ms)}. The long steps do other work, such as evaluating or saving"
+        f"{_at(long.line)}: {milliseconds(long.ms_per_step)} a step on average."
+    )
+
+
 def _slow_items(items: Items) -> str:
     """Return a sentence on items that take far longer than most items; "" if there are none."""
     slow = items.irregular
@@ -300,6 +309,14 @@ RULES: tuple[Rule[Loading], ...] = (
         "# evaluate less often, on fewer images, or in larger batches; save in a thread",
         least=thresholds.BETWEEN_EPOCHS,
         line=lambda loading: loading.loop.pauses.line,
+    ),
+    Rule(
+        "loop.work-in-some-steps", "work in every n-th step", "host", "work between the operators",
+        "Some steps do work that most steps do not do, such as evaluating or saving, for a large part of the time.",
+        lambda loading: loading.loop.long.ms_per_step / loading.whole_ms if loading.loop.long.distinct else None,
+        lambda loading: _long_steps(loading.loop.long),
+        "# do this work less often, for fewer batches, or in a thread",
+        line=lambda loading: loading.loop.long.line,
     ),
     Rule(
         "loader.too-slow", "slow loading", "loading", "more workers",

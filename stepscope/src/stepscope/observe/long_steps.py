@@ -1,0 +1,100 @@
+"""Finds work that only some steps do, such as evaluating or saving in every tenth step, and its line."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from stepscope import thresholds
+from stepscope.facts.loop import LongSteps
+from stepscope.observe.recorder import StepRecord
+from stepscope.observe.sampler import Frame, Sample, hottest
+
+_Part = tuple[str, int | str]  # a line of the user's code, or a function of other code
+
+
+def work(record: StepRecord) -> float:
+    """Return the time of a step without its wait, and without queueing for a core, in s."""
+    return max(0.0, record.duration - record.wait - record.queued_work)
+
+
+def factor(phases: Iterable[Sequence[StepRecord]]) -> float:
+    """Return the factor over the median step from which a step is long; infinite if no phase has long steps.
+
+    A phase has long steps if they take so much more than its median step that the difference is worth a finding, and
+    can be sampled.
+    """
+    for records in phases:
+        works = [work(each) for each in records if not each.first] or [work(each) for each in records]
+        usual = statistics.median(works)
+        long = [each for each in works if each > thresholds.LONGER_STEP * usual]
+        worth = sum(long) - len(long) * usual >= thresholds.WORTH * sum(works)
+        if worth and max(long) - usual >= thresholds.LEAST_ADDITIONAL_S:
+            return max(thresholds.LONGER_STEP, 1 + (max(long) / usual - 1) * thresholds.PART_OF_THE_LONGEST)
+    return math.inf
+
+
+def enough(records: Sequence[StepRecord], factor: float) -> bool:
+    """Return whether so many steps were long that their work can be compared with the work of usual steps."""
+    works = [*map(work, records)]
+    return bool(works) and sum(each > factor * statistics.median(works) for each in works) >= thresholds.LONG_STEPS
+
+
+def read(
+    timed: Sequence[StepRecord], records: Sequence[StepRecord], samples: Iterable[Sample], factor: float
+) -> LongSteps:
+    """Return the facts about long steps, from steps that were only timed, and from `records`, which were sampled."""
+    works, starts = np.array([*map(work, records)]), [each.begin for each in records]
+    is_long = works > factor * np.median(works) if len(works) else np.array([], bool)
+    (long,) = np.nonzero(is_long)
+    if not len(long):
+        return LongSteps()
+    in_usual, in_long, steps = list[Sample](), list[Sample](), list[int]()
+    for sample in samples:
+        step = int(np.searchsorted(starts, sample.end, "right")) - 1  # at the end its stack was read
+        if step >= 0 and sample.end < starts[step] + records[step].duration:
+            (in_long if is_long[step] else in_usual).append(sample)
+            steps += [step] * bool(is_long[step])
+    usually, shares = _shares(in_usual), _shares(in_long)
+    of_all = {part for part, share in shares.items() if usually[part] >= thresholds.USUAL_WORK * share}
+    is_other = [not of_all.issuperset(_parts(sample)) for sample in in_long]
+    seconds = [sample.seconds * counts for sample, counts in zip(in_long, is_other, strict=True)]
+    other, excess = np.bincount(steps, seconds, len(works)), works - np.median(works)
+    distinct = long[other[long] >= thresholds.OTHER_WORK * excess[long]]
+    long = distinct if len(distinct) else long  # the machine stalled in the rest
+    times = np.array([work(each) for each in timed if not each.first])  # sampling lengthens steps
+    if not len(times) or not (times > factor * np.median(times)).any():
+        times = works
+    usual = float(np.median(times))
+    long_times = times[times > factor * usual]
+    return LongSteps(
+        len(long),
+        # From the first long step to the last: whole periods
+        float(long[-1] - long[0]) / (len(long) - 1) if len(long) > 1 else float(len(works)),
+        usual * 1e3,
+        float(long_times.min()) * 1e3,
+        float(long_times.mean()) * 1e3,
+        min(1.0, float(other[long].sum() / excess[long].sum())),
+        hottest((sample.path, weight) for sample, weight in zip(in_long, seconds, strict=True)),
+    )
+
+
+def _parts(sample: Sample) -> set[_Part]:
+    return {_part(frame) for frame in sample.frames}
+
+
+def _part(frame: Frame) -> _Part:
+    return (frame.file, frame.line if frame.own else frame.name)
+
+
+def _shares(samples: Sequence[Sample]) -> defaultdict[_Part, float]:
+    """Return each part's share of the sampled time."""
+    shares, total = defaultdict[_Part, float](float), sum(sample.seconds for sample in samples)
+    for sample in samples:
+        for part in _parts(sample):
+            shares[part] += sample.seconds / total
+    return shares

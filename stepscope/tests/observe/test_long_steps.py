@@ -1,0 +1,82 @@
+"""Work that only some steps do: how often, for how long, and at which line."""
+
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from stepscope.observe import hooks, watched
+from stepscope.observe.long_steps import factor
+from stepscope.observe.recorder import StepRecord
+
+pytestmark = pytest.mark.processes
+STEP_S, LONG_S = 0.002, 0.03
+
+
+def trains(seconds=STEP_S):
+    time.sleep(seconds)
+
+
+def evaluates():
+    time.sleep(LONG_S)
+
+
+class Steps:
+    """Steps of which every `every`-th step, or only step number `once`, does or waits for more."""
+
+    def __init__(self, long, every=None, once=None):
+        self.long, self.every, self.once, self.count = long, every, once, 0
+
+    def __call__(self, batch):
+        self.count += 1
+        trains()
+        if self.count == self.once or (self.every and self.count % self.every == 0):
+            self.long()
+
+
+@pytest.mark.parametrize("every", [7, 15])
+def test_work_of_every_nth_step_has_its_period_its_time_and_its_line(facts_of, quick, every):
+    found = facts_of(DataLoader(range(10_000)), Steps(evaluates, every), 20).loop
+    assert (found.long.every, found.long.distinct) == (every, True)
+    assert 1e3 * LONG_S <= found.long.mean_ms - found.long.usual_ms < 3e3 * LONG_S
+    assert f"test_long_steps.py:{evaluates.__code__.co_firstlineno + 1}: " in found.long.line
+    assert found.work_ms < 1e3 * (STEP_S + LONG_S / 10)
+
+
+def test_more_of_the_same_work_is_no_other_work(facts_of, quick):
+    class Larger(Steps):
+        def __call__(self, batch):
+            self.count += 1
+            trains(STEP_S if self.count % 5 else LONG_S)
+
+    found = facts_of(DataLoader(range(10_000)), Larger(trains), 20).loop
+    assert found.long.count > 1 and not found.long.distinct
+
+
+def test_one_stall_is_not_sought_for_ever(facts_of, quick):
+    found = facts_of(DataLoader(range(10_000)), Steps(evaluates, once=12), 20).loop
+    assert not found.long.distinct and found.long.ms_per_step < 1
+
+
+def test_a_script_that_ends_while_long_steps_are_sought_is_diagnosed(tmp_path, quick):
+    reports, weight = [], torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    recorder = watched.ScriptRecorder(20, tmp_path / "profile", reports.append)
+    hooks.install_here(recorder)
+    optimizer, step = torch.optim.SGD([weight]), Steps(evaluates, every=30)
+    for number, batch in enumerate(DataLoader(range(10_000))):
+        step(batch)
+        optimizer.step()
+        if number == 100:
+            break
+    recorder.end()
+    assert reports[0]["facts"]["loop"]["long"]["count"] > 0
+
+
+def test_only_steps_that_cost_a_share_of_the_time_are_long():
+    def records(longest, usual=1.0):
+        return [StepRecord(0.0, 0.0, each, 0.0, 0.0, False) for each in [usual] * 19 + [longest]]
+
+    assert factor([records(1.8), records(0.002, usual=0.0005)]) == float("inf")
+    assert factor([records(1.0), records(9.0)]) == 3.0
