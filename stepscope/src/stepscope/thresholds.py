@@ -40,8 +40,9 @@ ARRIVED_MS = 3.0
 SMALL_FILE_BYTES = 1_000_000
 # Share of the time between epochs: an evaluation after each epoch usually takes less.
 BETWEEN_EPOCHS = 0.25
-# CPU utilization at which workers contend with the step.
-ALL_CORES_BUSY = 0.9
+# CPU utilization at which workers contend with the step; or the time in which a worker is queued for a core, as a part
+# of the CPU time of a batch. Beside steps of two threads on two cores, two workers were queued for 0.8 to 1.8 of it.
+ALL_CORES_BUSY, QUEUED_WORKERS = 0.9, 0.5
 # Tensors in a batch: a worker shares each tensor separately, in 0.2 to 0.4 ms.
 MANY_TENSORS = 16
 # ms of an item: some tens of Python calls, which load an item, take as long.

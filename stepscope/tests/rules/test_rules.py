@@ -241,6 +241,9 @@ def test_workers_on_the_cores_that_the_step_needs_are_found_though_the_step_does
     facts = dict(step=60, wait=0.5, cores=2, parts=NO_PARTS | {"decoding": 1.0})  # 32 items of 1 ms: 16 of 60 ms
     assert gains(of_loop(**facts, cpu=40)) == {}  # there is a core to spare
     assert gains(of_loop(**facts, cpu=85)) == {"items.decoding": pytest.approx(16 / 60)}
+    # Threads that wait for each other leave cores idle, for which workers are queued all the same
+    assert gains(of_loop(**facts, cpu=70, queued_ms=16)) == {"items.decoding": pytest.approx(16 / 60)}
+    assert gains(of_loop(**facts, cpu=70, queued_ms=15)) == {}
 
 
 @pytest.mark.usefixtures("unbounded")

@@ -135,7 +135,9 @@ def loading(
     if in_spite and not (pickles or many_tensors or arrives or (even or 0.0) >= thresholds.WORTH):
         transfer = min(wait_ms, loop.transfer_ms) / whole_ms
     contended_ms = 0.0
-    if loaded and workers and loop.cpu_ms and not by_items and crowded_ms >= thresholds.ALL_CORES_BUSY * step_ms:
+    contends = crowded_ms >= thresholds.ALL_CORES_BUSY * step_ms
+    contends |= loop.queued_ms >= thresholds.QUEUED_WORKERS * batch_cpu_ms
+    if loaded and workers and loop.cpu_ms and not by_items and contends:
         contended_ms = batch_cpu_ms / cores
     paced_ms = step_ms if workers else made_ms
     if none:  # most of the step's time is then the transfer
