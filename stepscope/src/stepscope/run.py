@@ -75,11 +75,21 @@ def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_fi
     the program does not exist, and `FileExistsError` if `folder` contains other files than recordings.
     """
     files.refuse_others(folder)
-    return launch.run(command, lambda reports, traces: show(reports, traces, folder, json_file), steps=steps, stop=stop)
+
+    def show_all(reports: launch.Reports, traces: list[Path], status: int | None) -> None:
+        show(reports, traces, folder, json_file, status)
+
+    return launch.run(command, show_all, steps=steps, stop=stop)
 
 
-def show(reports: launch.Reports, traces: list[Path], folder: Path, json_file: Path | None) -> None:
-    """Print the diagnoses of a script's processes, and write facts, traces and the requested file."""
+def show(
+    reports: launch.Reports, traces: list[Path], folder: Path, json_file: Path | None, status: int | None = None
+) -> None:
+    """Print the diagnoses of a script's processes, and write facts, traces and the requested file.
+
+    `status` is the exit status of a script that ended before its diagnosis.
+    """
+    nothing = f"The script ended with status {status}. {NOTHING}" if status else NOTHING
     kept, several = list[dict[str, Any]](), bool(reports) and reports[0]["ranks"] > 1
     for report in reports:
         result = {name: value for name, value in report.items() if name != "here"}
@@ -94,7 +104,7 @@ def show(reports: launch.Reports, traces: list[Path], folder: Path, json_file: P
         say(f"Rank {report['rank']}. {text}" if several else text)
         kept.append(result)
     if not reports:
-        say(NOTHING)
+        say(nothing)
     if traces:
         with _whose_errors_are_printed():
             files.refuse_others(folder)  # again: the script may have put its own files there
@@ -116,7 +126,7 @@ def show(reports: launch.Reports, traces: list[Path], folder: Path, json_file: P
             kept.append({"rank": None, "ranks": ranks, "diagnosis": together.as_json(), **saving.as_json(job)})
     if json_file is not None:
         with _whose_errors_are_printed():
-            staging.write(json_file, documents.document("run", kept or [{"problem": NOTHING}]))
+            staging.write(json_file, documents.document("run", kept or [{"problem": nothing}]))
 
 
 def _facts(report: dict[str, Any]) -> Facts:

@@ -137,11 +137,15 @@ def test_a_script_without_enough_steps_is_told_which_batches_and_steps_were_seen
         ([], "which script?"),
         (["-m"], "which script?"),
         (["nowhere"], "no such program"),
+        (["nowhere.py"], "no such script"),
+        (["site"], "found a folder"),
+        (["site/sitecustomize.sh"], "with bash"),
         (["--steps", "0", "x.py"], "1 or more, found 0"),
         (["--folder", "site", "x.py"], "sitecustomize.py"),  # which a profile would replace
     ],
 )
 def test_a_command_that_cannot_run_is_refused_in_one_line(run, tmp_path, command, problem):
+    (tmp_path / "site" / "sitecustomize.sh").touch()
     ended, found = run(*command)
     assert ended.returncode in (1, 2) and found is None and ended.stdout == ""
     assert problem in ended.stderr and "Traceback" not in ended.stderr
@@ -254,7 +258,11 @@ def test_the_status_is_that_of_the_script_and_an_earlier_recording_stays(run, tm
     (tmp_path / "found.json" / "own").touch()
     ended, _ = run("train.py")
     assert ended.returncode == status, ended.stderr
-    assert "or a signal" in ended.stderr and "found.json" in ended.stderr and "Traceback" not in ended.stderr
+    assert (
+        f"ended with status {status}. Nothing was seen" in ended.stderr
+        and "found.json" in ended.stderr
+        and "Traceback" not in ended.stderr
+    )
     assert (tmp_path / "diagnosis" / "earlier.1.pt.trace.json").exists()
 
 

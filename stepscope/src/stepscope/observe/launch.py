@@ -21,14 +21,15 @@ LOOK = 0.2  # seconds between two looks for reports
 # Signals that reach both the script and this process; for example, Slurm sends one before a job's time limit
 FOR_THE_SCRIPT = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 Reports = list[dict[str, Any]]  # one for each process, in the order of ranks; `watched.ScriptRecorder` makes them
+Show = Callable[[Reports, list[Path], int | None], object]
 
 
-def run(command: Sequence[str], show: Callable[[Reports, list[Path]], object], *, steps: int, stop: bool) -> int:
+def run(command: Sequence[str], show: Show, *, steps: int, stop: bool) -> int:
     """Run a script with its arguments, and return its exit status: 128 plus the signal's number, if a signal ends it.
 
     `show` receives the reports and the traces as soon as all ranks of this machine have reported facts, otherwise at
-    the script's end. `steps` is the number of steps to time; `stop` ends the script after its examination. Raises
-    FileNotFoundError if the program does not exist.
+    the script's end, with its exit status. `steps` is the number of steps to time; `stop` ends the script after its
+    examination. Raises FileNotFoundError if the program does not exist.
     """
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         reports = Path(folder)
@@ -49,16 +50,17 @@ def run(command: Sequence[str], show: Callable[[Reports, list[Path]], object], *
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK)
                 if not found and (found := complete(reports)):
-                    show(found, traces())
+                    show(found, traces(), None)
         except BaseException:  # for example a full disk: let the script finish
             process.wait()
             raise
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+        status = process.returncode if process.returncode >= 0 else 128 - process.returncode
         if not found:
-            show(_reports(reports), traces())
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+            show(_reports(reports), traces(), status)
+    return status
 
 
 def complete(folder: Path) -> Reports:
@@ -73,10 +75,17 @@ def _reports(folder: Path) -> Reports:
 
 
 def _command(command: Sequence[str]) -> list[str]:
-    """Return the program to start, and its arguments."""
-    if command[0] == "-m" or command[0].endswith(".py"):
+    """Return the program to start, with its arguments; raises FileNotFoundError if there is none."""
+    name = command[0]
+    if name == "-m" or (name.endswith(".py") and Path(name).is_file()):
         return [sys.executable, *command]
-    program = shutil.which(command[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    program = None if name.endswith(".py") else shutil.which(name, path=path)
     if program is None:
-        raise FileNotFoundError(2, "no such program", command[0])
+        why = "no such script" if name.endswith(".py") else "no such program"
+        if Path(name).is_dir():
+            why = "expected a Python file or a program, found a folder"
+        elif Path(name).is_file():
+            why = "expected a Python file or a program; start a shell script with bash"
+        raise FileNotFoundError(2, why, name)
     return [program, *command[1:]]
