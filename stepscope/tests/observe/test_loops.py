@@ -13,6 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from stepscope import diagnosis, rules, thresholds
 from stepscope.facts import saving
+from stepscope.facts.host import Optimizer
 from stepscope.observe import contention, loop
 
 
@@ -206,6 +207,13 @@ def test_a_loader_that_is_none_of_torchs_is_diagnosed(clock):
     found = diagnosis.diagnose([(torch.zeros(4), torch.zeros(4))] * 3, loops.SleepStep(5), steps=4)
     assert found.verdict == "nothing wrong"
     assert (loader := saving.read(Path("diagnosis", saving.NAME)).loader).kind == "list" and not loader.settings
+
+
+def test_the_optimizer_of_a_loop_is_known(facts_of, quick):
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    optimizer = torch.optim.AdamW([{"params": weights[:2]}, {"params": weights[2:]}], foreach=True)
+    facts = facts_of(DataLoader(range(100)), lambda batch: optimizer.step(), 3)
+    assert facts.optimizer == Optimizer("AdamW", 2, 3, ("fused",))
 
 
 def number_of_worker(index):

@@ -12,7 +12,7 @@ from stepscope import rules, thresholds
 from stepscope.cli import main
 from stepscope.facts import Facts
 from stepscope.facts.hazards import Compilation, Growth, Objects
-from stepscope.facts.host import Calls, Host, Operator, Work
+from stepscope.facts.host import Calls, Host, Operator, Optimizer, Work
 from stepscope.facts.job import Exchanges
 from stepscope.facts.loader import REST, WAITING, Irregular, Loader
 from stepscope.facts.loop import LongSteps, Step
@@ -374,6 +374,21 @@ def test_long_steps_with_the_work_of_all_steps_are_doubted_if_they_take_far_long
     found = rules.diagnose(of_loop(40, 0.5, long=replace(EVALUATES, other=0.1, mean_ms=mean)))
     assert (found.verdict, found.findings) == (verdict, ())
     assert ("one in 10 steps" in found.reason) is (verdict == "unknown")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "change"),
+    [
+        (Optimizer(), "SGD(model.parameters(), …, fused=True)"),
+        (Optimizer("AdamW", 2, 150, ("fused", "foreach")), "AdamW(model.parameters(), …, fused=True)"),
+        (Optimizer("RMSprop", 1, 150, ("foreach",)), "RMSprop(model.parameters(), …, foreach=True)"),
+        (Optimizer("Adam", 150, 150, ("fused", "foreach")), "# 150 parameter groups for 150 weight tensors"),
+        (Optimizer("LBFGS", 1, 150), "# LBFGS updates one"),
+    ],
+)
+def test_the_advice_names_the_optimizer_of_the_script_and_options_that_it_has(optimizer, change):
+    facts = replace(of_host(optimizer=calls(0.3)), optimizer=optimizer)
+    assert rules.diagnose(facts).findings[0].change.startswith(change)
 
 
 def test_facts_that_do_not_suffice_give_no_verdict():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
-from stepscope.facts.host import Host
+from stepscope.facts.host import Host, Optimizer
 from stepscope.facts.loader import Loader
 from stepscope.facts.loop import Loop, Machine
 from stepscope.facts.profile import Profile
@@ -33,4 +33,5 @@ class Facts:
     machine: Machine | None = None
     trials: Trials = field(default_factory=Trials)
     compilation: Compilation = field(default_factory=Compilation)
+    optimizer: Optimizer = field(default_factory=Optimizer)
     problem: str = ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepscope import thresholds
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -22,6 +24,21 @@ class Calls:
     median_us: float = 0.0  # median duration of a call
     line: str = ""  # the user's line that makes most of these calls; "" if unknown
     sampled_share: float = 0.0  # share of the sampled steps in samples during which such a call begins
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimizer of the training; by default unknown, as in a trace alone."""
+
+    name: str = ""  # its type, such as "AdamW"
+    groups: int = 0  # number of parameter groups
+    tensors: int = 0  # number of weight tensors in all groups
+    faster: tuple[str, ...] = ()  # options of its type that update all weights at once, and that no group has set
+
+    @property
+    def split(self) -> bool:
+        """Whether the weights are in many groups, which any optimizer updates one after another."""
+        return self.groups >= thresholds.MANY_WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from stepscope.base import machine, staging
 from stepscope.base.wording import without_paths
 from stepscope.facts import Facts
 from stepscope.facts.hazards import Growth
+from stepscope.facts.host import Optimizer
 from stepscope.facts.loader import Loader, Settings
 from stepscope.facts.loop import LongSteps, Loop, Machine, Step
 from stepscope.observe import device, hazards, host, items, long_steps, profile
@@ -116,6 +117,7 @@ class Examination:
             _loader(self.recorder, growth),
             this_machine(held_share),
             compilation=hazards.compiled(),
+            optimizer=self.recorder.optimizer or Optimizer(),
         )
         return facts, batch
 

@@ -27,7 +27,7 @@ def install() -> None:
     """Watch this process if it begins to train."""
     if OPTIONS not in os.environ:
         return
-    wanted: dict[str, Callable[[Any], None]] = {
+    wanted: dict[str, Callable[[Any], Any]] = {
         "torch.utils.data.dataloader": _patch_dataloader,
         "torch.optim.optimizer": _hook_optimizers,
     }
@@ -49,18 +49,23 @@ def install_here(recorder: Recorder) -> None:
 
 @contextmanager
 def watching(recorder: Recorder) -> Iterator[None]:
-    """Let a recorder see the DataLoaders of this process within the block; restore PyTorch's functions afterwards."""
+    """Let a recorder see this process within the block; restore PyTorch's functions afterwards."""
+    from torch.optim import optimizer
     from torch.utils.data import dataloader
 
     loader, iterator, process = dataloader.DataLoader, dataloader._BaseDataLoaderIter, os.getpid()
     before, methods = dict(_recorders), (loader.__iter__, iterator.__next__)
+    hook = None
     if loader.__iter__.__module__ != __name__:  # otherwise `stepscope run` has replaced the methods
         _patch_dataloader(dataloader)
+        hook = _hook_optimizers(optimizer)
     _recorders[process] = recorder
     try:
         yield
     finally:
         loader.__iter__, iterator.__next__ = methods  # type: ignore[method-assign]
+        if hook is not None:
+            hook.remove()
         del _recorders[process]
         _recorders.update(before)
 
@@ -109,8 +114,8 @@ def _patch_dataloader(module: Any) -> None:
     module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__ = __iter__, __next__
 
 
-def _hook_optimizers(module: Any) -> None:
-    """Let the recorder see each step of an optimizer."""
+def _hook_optimizers(module: Any) -> Any:
+    """Let the recorder see each step of an optimizer; return a handle, by which the hook can be removed."""
 
     def updated(optimizer: Any, *_: object) -> None:
         recorder = _recorder()
@@ -120,7 +125,7 @@ def _hook_optimizers(module: Any) -> None:
             except BaseException as error:
                 recorder.failed(error)
 
-    module.register_optimizer_step_post_hook(updated)
+    return module.register_optimizer_step_post_hook(updated)
 
 
 class _Call:

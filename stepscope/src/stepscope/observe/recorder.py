@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from stepscope import thresholds
+from stepscope.facts.host import Optimizer
 from stepscope.facts.loop import Pauses
 from stepscope.observe import contention
 from stepscope.timing.loaders import processes
@@ -81,6 +83,7 @@ class Recorder:
         self.batches = self.epoch_batches = 0  # of the step and of the epoch so far
         self.passes = 0  # over any loader
         self.workers_queued = 0.0  # seconds that the workers had been queued before the epoch's first batch arrived
+        self.optimizer: Optimizer | None = None  # facts about the first optimizer that changed weights
         self.synchronizes = False  # whether a step ends only when the GPU has finished its work
         self.phases: Phases | None = None
 
@@ -127,6 +130,8 @@ class Recorder:
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has changed the weights."""
+        if self.optimizer is None:
+            self.optimizer = _facts_of(optimizer)
 
     def failed(self, error: BaseException) -> None:
         """Raise an error of this recorder, unless the loop must go on without it."""
@@ -196,3 +201,10 @@ class Recorder:
 
     def _workers_queued(self) -> float:
         return sum((contention.queued(worker.pid or "none") for worker in processes(self.iterator)), 0.0)
+
+
+def _facts_of(optimizer: torch.optim.Optimizer) -> Optimizer:
+    groups, known = optimizer.param_groups, inspect.signature(type(optimizer)).parameters
+    faster = (name for name in ("fused", "foreach") if name in known and not any(group.get(name) for group in groups))
+    tensors = sum(len(group["params"]) for group in groups)
+    return Optimizer(type(optimizer).__name__, len(groups), tensors, tuple(faster))

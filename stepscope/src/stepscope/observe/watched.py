@@ -63,7 +63,7 @@ class ScriptRecorder(Recorder):
         self.process, self.thread = os.getpid(), threading.main_thread().ident
         self.latest_loader: DataLoader[Any] | None = None  # of the latest batch
         self.updated_after: DataLoader[Any] | None = None  # loader of the latest batch before the last update
-        self.optimizer: int | None = None  # `id` of the optimizer that ends steps in a loop without a DataLoader
+        self.stepper: int | None = None  # `id` of the optimizer that ends steps in a loop without a DataLoader
         self.updates = 0  # of the weights in the step so far
         self.seen: Counter[str] = Counter()
         self.latest_pass: int | None = None  # number of the pass that gave the latest batch
@@ -127,12 +127,13 @@ class ScriptRecorder(Recorder):
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has changed the weights."""
+        super().updated(optimizer)
         self.seen["steps of optimizers"] += 1
         self.updates += 1
         here = threading.get_ident() == self.thread
         if self.latest_loader is None:
-            self.optimizer = self.optimizer or id(optimizer)
-            if self.optimizer == id(optimizer) and here:
+            self.stepper = self.stepper or id(optimizer)
+            if self.stepper == id(optimizer) and here:
                 self._stepped()
                 self.received.append(self.start)
             return

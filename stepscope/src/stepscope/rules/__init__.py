@@ -103,7 +103,7 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
     found = [replace(each, gain=each.gain * part) for each in _of_the_device(facts, profile)]
     found = [each for each in found if each.verdict != UNKNOWN]  # the steps were timed without profiler overhead
     if facts.host is not None:
-        host_work = host.view(facts.host, profile, work / whole, whole)
+        host_work = host.view(facts.host, profile, work / whole, whole, facts.optimizer)
         found += findings(host.RULES, host_work)
         around = min(loading.wait_ms, host_work.around.share * whole)
         usual = max(0.0, loading.usual_wait_ms - around)
@@ -124,7 +124,7 @@ def _of_the_device(facts: Facts, profile: Profile) -> Iterator[Finding]:
     """Yield the findings about the accelerator, and about the time between it and the host."""
     yield from findings(device.RULES, device.Recorded(profile))
     if facts.device is not None:
-        yield from findings(device.RULES_OF_A_GPU, device.Accelerated(profile, facts.device))
+        yield from findings(device.RULES_OF_A_GPU, device.Accelerated(profile, facts.device, facts.optimizer))
 
 
 def _unknown(facts: Facts, profile: Profile, machine: Machine) -> Iterator[str]:

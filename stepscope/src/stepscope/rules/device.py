@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from stepscope import thresholds
 from stepscope.base.wording import printable
 from stepscope.facts.device import Device
+from stepscope.facts.host import Optimizer
 from stepscope.facts.profile import Profile
 from stepscope.report.findings import UNKNOWN
+from stepscope.rules.host import at_once
 from stepscope.rules.rule import Rule
 
 # For each operator that reads from the GPU: the read in Python, and the code that avoids the read.
@@ -47,6 +49,7 @@ class Accelerated(Recorded):
     """A view of a profile with an accelerator; shares of the steps' time."""
 
     device: Device
+    optimizer: Optimizer
 
     @property
     def operator(self) -> str:
@@ -185,7 +188,8 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
         lambda view: view.launching,
         "In a step the GPU waits {device.gaps:,.0f} times for its next launch (median {device.gap_us:.0f} µs): "
         "{launching:%} of the time. A step has {device.launches:,.0f} kernels of {device.kernel_us:.0f} µs on average.",
-        'model = torch.compile(model, mode="reduce-overhead")\nSGD(…, fused=True)',
+        lambda view: f'model = torch.compile(model, mode="reduce-overhead")\n{at_once(view.optimizer)}'.rstrip(),
+        example='model = torch.compile(model, mode="reduce-overhead")\nSGD(model.parameters(), …, fused=True)',
     ),
     Rule(
         "device.host-does-other-work", "other work between launches", "launches", "less work between launches",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from stepscope import thresholds
 from stepscope.base.wording import counted, percent, printable
-from stepscope.facts.host import Calls, Host, Work
+from stepscope.facts.host import Calls, Host, Optimizer, Work
 from stepscope.facts.profile import Profile
 from stepscope.rules.rule import Rule, mostly
 
@@ -24,9 +24,36 @@ class HostWork:
     updates: float
     outside: Work
     around: Work
+    used: Optimizer
+
+    @property
+    def faster(self) -> str:
+        """The optimizer's version that updates all weights at once, or the reason why it does not."""
+        if self.used.split:
+            return (
+                f"# {self.used.groups} parameter groups for {self.used.tensors} weight tensors: merge the groups with "
+                "equal options, since each group is updated by itself"
+            )
+        return at_once(self.used) or (
+            f"# {self.used.name} updates one weight tensor after another: prefer an optimizer with fused=True"
+        )
+
+    @property
+    def fewer_updates(self) -> str:
+        """The change if updates take most of the step."""
+        return f"{at_once(self.used)}\n# larger batches, or SparseAdam for a large nn.Embedding(sparse=True)".lstrip()
 
 
-def view(host: Host, profile: Profile, work: float = 1.0, step_ms: float = math.inf) -> HostWork:
+def at_once(used: Optimizer) -> str:
+    """Return the optimizer with the option that updates all weights at once; "" if its type has no such option."""
+    name, faster = (used.name, used.faster) if used.name else ("SGD", ("fused", "foreach"))
+    other = "or foreach=True: " if len(faster) > 1 else ""
+    return f"{name}(model.parameters(), …, {faster[0]}=True)  # {other}all weights at once" if faster else ""
+
+
+def view(
+    host: Host, profile: Profile, work: float = 1.0, step_ms: float = math.inf, used: Optimizer | None = None
+) -> HostWork:
     """Return the host's work in a step of `step_ms`; `work` is the share of the step without its wait for a batch."""
     # The largest possible gain: while a GPU is busy, the host's calls cost nothing
     limit = min(work, profile.host) if profile.on_device else work
@@ -53,6 +80,7 @@ def view(host: Host, profile: Profile, work: float = 1.0, step_ms: float = math.
         min(host.updates, limit),
         in_the_loop(host.outside, work, limit),
         in_the_loop(host.around, 1.0, 1.0),
+        used or Optimizer(),
     )
 
 
@@ -83,8 +111,9 @@ RULES: tuple[Rule[HostWork], ...] = (
         "The optimizer calls short operators for each weight tensor.",
         lambda view: view.optimizer,
         lambda view: f"In a step the optimizer calls {_calls(view.host.optimizer, view.optimizer)}",
-        "SGD(model.parameters(), …, fused=True)  # or foreach=True: all weights at once",
+        "{faster}",
         least=thresholds.HOST_WORK,
+        example="SGD(model.parameters(), …, fused=True)  # or foreach=True: all weights at once",
         line=_line(lambda host: host.optimizer.line),
     ),
     Rule(
@@ -116,8 +145,10 @@ RULES: tuple[Rule[HostWork], ...] = (
             f"Updating the weights takes {percent(view.updates)} of the time, and no less with a smaller batch."
             f"{mostly(view.host.updates_line)}"
         ),
-        "Adam(…, fused=True)  # and update less: a larger batch, or SparseAdam for a large nn.Embedding(sparse=True)",
+        "{fewer_updates}",
         least=thresholds.UPDATES,
+        example="SGD(model.parameters(), …, fused=True)  # or foreach=True: all weights at once\n# larger batches, or "
+        "SparseAdam for a large nn.Embedding(sparse=True)",
         line=_line(lambda host: host.updates_line),
     ),
     Rule(
