@@ -70,7 +70,7 @@ def ended(numbers, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_killed_owner_ends_its_child_with_what_that_started_though_a_fork_lives(arguments, tmp_path):
+def test_a_child_and_its_processes_end_with_a_killed_owner_though_a_fork_lives(arguments, tmp_path):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, *arguments], stdout=subprocess.PIPE, text=True)
     child, below, fork = map(int, owner.stdout.readline().split())
     try:
@@ -100,7 +100,7 @@ def test_a_child_ends_when_it_is_stopped_dropped_or_terminated(arguments, tmp_pa
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_what_a_thread_forks_while_the_child_ends_ends_too(tmp_path):
+def test_a_process_that_a_thread_forks_while_the_child_ends_also_ends(tmp_path):
     mark = str(tmp_path)
     child = Child(["-c", FORKING], env=os.environ | {ranks.MARK: mark})
     ranks.wait_until(lambda: len(ranks.processes(mark)) > 20)

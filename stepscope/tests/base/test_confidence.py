@@ -20,7 +20,7 @@ from stepscope.timing.comparison import shuffled
 STUDENT = {(1, 0.95): 12.706, (2, 0.95): 4.303, (9, 0.95): 2.262, (120, 0.95): 1.980, (4, 0.99): 4.604}
 
 
-def test_students_t_is_that_of_the_textbooks():
+def test_students_t_equals_the_values_of_textbooks():
     assert {of: confidence.student(*of) for of in STUDENT} == pytest.approx(STUDENT, rel=5e-4)
 
 
@@ -70,7 +70,7 @@ def share_with_a_claim(kind, rounds, variants, times, gain=1.0):
 
 @pytest.mark.processes  # for seconds
 @pytest.mark.parametrize("kind", NOISE)
-def test_of_equal_variants_one_is_called_different_in_less_than_one_comparison_of_twenty(kind):
+def test_fewer_than_one_of_twenty_comparisons_call_an_equal_variant_different(kind):
     cases = [(rounds, variants) for rounds in (2, 3, 5, 10) for variants in (2, 3, 8)]
     assert statistics.fmean(share_with_a_claim(kind, *case, times=100) for case in cases) < 0.05
 
@@ -80,7 +80,7 @@ def test_of_equal_variants_one_is_called_different_in_less_than_one_comparison_o
 @pytest.mark.parametrize("kind", NOISE)
 @pytest.mark.parametrize("rounds", range(2, 11))
 @pytest.mark.parametrize("variants", range(2, 9))
-def test_so_it_is_for_every_number_of_rounds_and_variants(kind, rounds, variants):
+def test_false_differences_are_rare_for_every_number_of_rounds_and_variants(kind, rounds, variants):
     assert share_with_a_claim(kind, rounds, variants, times=1000) < 0.05 + 0.02  # 1,000 draws scatter by 0.007
 
 
@@ -92,7 +92,7 @@ def test_the_detectable_gain_is_seen_in_three_of_four_comparisons(rounds):
     assert share_with_a_claim("normal", rounds, 2, 400, gain) == pytest.approx(0.75, abs=0.08)
 
 
-def test_a_ratio_is_as_sure_as_all_ratios_together():
+def test_the_interval_of_a_ratio_is_wider_among_several_ratios():
     compared = comparison(np.random.default_rng(0), NOISE["normal"], 5, [1.0, 1.1, 1.2])
     alone = {
         name: timing.Comparison({each: compared.timings[each] for each in ("0", name)}).ratio(name) for name in "123"
@@ -121,7 +121,7 @@ def test_the_interval_of_a_difference_holds_the_truth_in_19_of_20_cases_or_more(
     assert statistics.fmean(each.lowest <= -1 <= each.highest for each in intervals) > 0.94
 
 
-def test_of_single_values_no_interval_is_known():
+def test_a_single_value_has_no_interval():
     assert confidence.change([1.0], [3.0]) == confidence.Interval(2.0, -math.inf, math.inf, 1)
 
 

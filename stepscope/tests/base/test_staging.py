@@ -70,7 +70,7 @@ def write(path, wait):
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_block_that_raises_leaves_what_was_there(tmp_path, replace):
+def test_a_block_that_raises_leaves_the_existing_files(tmp_path, replace):
     if replace:
         staging.write(tmp_path / "new/old", "old")
     before = sorted(tmp_path.rglob("*"))
@@ -97,7 +97,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions_and_the_link_to_it(tmp_pa
     assert stat.S_IMODE(file.stat().st_mode) == 0o666
 
 
-def test_what_is_staged_can_be_recognized(tmp_path):
+def test_staging_files_and_folders_can_be_recognized(tmp_path):
     with staging.folder(tmp_path / "one") as one:
         (found,) = (path for path in tmp_path.iterdir() if path.is_dir())
         assert staging.is_staging(found) and staging.is_staging(one / "deep/file")
@@ -121,7 +121,7 @@ def test_a_target_that_another_process_made_meanwhile_stays(tmp_path):
 
 
 @pytest.mark.parametrize("old", ["deep/place/old", "deep/place", "deep/other/file"])
-def test_a_folder_appears_when_its_block_ends_in_the_place_of_whatever_was_there(tmp_path, old):
+def test_a_folder_appears_when_its_block_ends_and_replaces_an_existing_one(tmp_path, old):
     staging.write(tmp_path / old, "old")
     with staging.folder(tmp_path / "deep/place", replace="place" in old) as new:
         (new / "file").touch()
@@ -132,7 +132,7 @@ def test_a_folder_appears_when_its_block_ends_in_the_place_of_whatever_was_there
 
 @needs_fork
 @pytest.mark.parametrize("make", [make_folder, write])
-def test_what_a_process_makes_stays_while_it_lives_and_is_removed_by_the_next_when_it_was_killed(tmp_path, make):
+def test_staging_files_stay_while_their_process_lives_and_are_removed_after_it_was_killed(tmp_path, make):
     process = started(make, tmp_path / "new")
     left = set(names_in(tmp_path))
     assert len(left) == 2 and "new" not in left  # the staging folder and its lock
@@ -147,7 +147,7 @@ STEPS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtre
 
 
 @needs_fork
-def test_killed_at_any_step_there_is_a_whole_folder_or_none_and_the_next_leaves_nothing_else(tmp_path):
+def test_a_process_killed_at_any_step_leaves_a_whole_folder_or_none_and_the_next_cleans_up(tmp_path):
     def make(folder, moment):
         def end(event, arguments):
             here = event in STEPS and (event == "fcntl.flock" or str(folder) in str(arguments[0]))
@@ -175,7 +175,7 @@ def test_killed_at_any_step_there_is_a_whole_folder_or_none_and_the_next_leaves_
 
 
 @needs_fork
-def test_thirty_at_once_in_a_folder_with_leftovers_do_not_get_in_each_others_way(tmp_path, capfd):
+def test_thirty_processes_at_once_share_a_folder_with_leftovers(tmp_path, capfd):
     meeting = multiprocessing.get_context("fork").Barrier(30)
 
     def make():
@@ -215,7 +215,7 @@ def shared():
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root can write files of several users")
-def test_what_another_user_makes_or_left_does_no_harm_and_is_removed_by_that_user(shared):
+def test_files_of_another_user_do_no_harm_and_are_removed_by_that_user(shared):
     def write_as(user, name):
         process = forked(staging.write, shared / name, "", user=user)
         process.join()
@@ -241,7 +241,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_is_named_and_keeps_the_old_file_and_no_part_of_a_folder(small_disk):
+def test_a_full_disk_is_named_and_leaves_the_old_file_and_no_part_of_a_folder(small_disk):
     with pytest.raises(staging.NotEnoughDisk, match="new"), staging.folder(small_disk / "new") as new:
         (new / "file").write_bytes(bytes(2 * 2**20))
     with pytest.raises(staging.NotEnoughDisk, match="new"), staging.folder(small_disk / "new") as new:
@@ -257,7 +257,7 @@ def test_a_full_disk_is_named_and_keeps_the_old_file_and_no_part_of_a_folder(sma
     assert names_in(small_disk) == ["file", "fill"] and (small_disk / "file").read_text() == "old"
 
 
-def test_before_many_files_are_made_their_room_is_checked(tmp_path):
+def test_free_space_is_checked_before_many_files_are_made(tmp_path):
     staging.check_free(tmp_path, 10, 1000)
     with pytest.raises(staging.NotEnoughDisk, match=str(tmp_path)):
         staging.check_free(tmp_path, 10**9, 10**9)

@@ -26,7 +26,7 @@ def loop(*steps, total_ms=0.0, **changes):
         ([*USUAL, Step(6, 14), Step(6, 14), Step(2, 12)], 20 / 6, 8),
     ],
 )
-def test_a_mean_step_is_usual_and_has_the_cores(steps, wait_ms, work_ms):
+def test_the_mean_step_excludes_unusual_steps_and_waits_for_cores(steps, wait_ms, work_ms):
     found = loop(*steps)
     assert (found.wait_ms, found.work_ms) == (pytest.approx(wait_ms), pytest.approx(work_ms))
 
@@ -35,18 +35,18 @@ def test_the_usual_wait_is_the_median():
     assert loop(*USUAL, Step(8, 16), Step(9, 17)).usual_wait_ms == 2
 
 
-def test_steps_that_a_gpu_computes_beside_the_host_share_the_time_until_it_has_finished():
+def test_asynchronous_steps_share_the_time_until_the_gpu_has_finished():
     found = loop(Step(50, 60, first=True), *USUAL, total_ms=96.0, asynchronous=True)
     assert (found.wait_ms, found.work_ms, found.least_ms) == (2, pytest.approx((96 - 60 - 6) / 3), 0)
     assert loop(*USUAL, Step(2, 300), asynchronous=True).hiccup_ms == 0
 
 
-def test_the_fastest_step_had_the_cores():
+def test_the_fastest_step_excludes_queued_work():
     assert loop(*USUAL, Step(2, 7), Step(2, 10, queued_work_ms=9)).least_ms == 5
     assert loop(Step(2, 10, queued_work_ms=9)).least_ms == 0
 
 
-def test_one_step_that_is_far_longer_than_all_others_is_a_hiccup():
+def test_one_step_that_is_far_longer_than_all_other_steps_is_a_hiccup():
     assert loop(*USUAL, Step(2, 31)).hiccup_ms == 31
     assert loop(*USUAL, Step(2, 29)).hiccup_ms == loop(*USUAL, Step(2, 31), Step(2, 31)).hiccup_ms == 0
     assert loop(*USUAL, Step(2, 31, first=True)).hiccup_ms == 0

@@ -79,7 +79,7 @@ def anything(hint, name=""):
 
 
 @given(some.one_of(anything(Facts), anything(Job)))
-def test_any_facts_come_back_from_their_text_as_they_were(facts):
+def test_facts_that_are_written_and_read_are_unchanged(facts):
     text = json.dumps({"version": saving.VERSION, **saving.as_json(facts)})
     assert saving.of_json(json.loads(text)) == facts
 
@@ -153,7 +153,7 @@ def test_damaged_facts_are_refused_unless_they_follow_the_schema_and_give_a_diag
         ("x" * 200, "expected a file of facts"),  # too large
     ],
 )
-def test_a_file_without_facts_is_refused_in_a_line_that_names_it(tmp_path, monkeypatch, capsys, content, says):
+def test_a_file_without_facts_is_refused_in_a_line_with_its_name(tmp_path, monkeypatch, capsys, content, says):
     file = tmp_path / "other.facts.json"
     file.mkdir() if content is None else file.write_text(content)
     monkeypatch.setattr(saving, "LARGEST", 199 if content == "x" * 200 else saving.LARGEST)
@@ -197,7 +197,7 @@ def test_a_file_of_facts_of_a_run_holds_no_path_no_variable_and_no_values(record
 
 
 @pytest.mark.processes
-def test_the_facts_of_a_run_give_its_diagnosis_again_to_the_digit(recorded, capsys):
+def test_the_facts_of_a_run_reproduce_its_diagnosis_exactly(recorded, capsys):
     folder, found = recorded
     assert diagnosis.of_facts(folder / saving.NAME) == found
     assert main(["diagnose", str(folder), "--json"]) == 0

@@ -77,7 +77,7 @@ def test_an_interruption_at_any_time_changes_nothing(clock, where, at):
 
 
 @pytest.mark.parametrize("at", [2, 5, 9])
-def test_where_others_have_the_cores_a_short_interruption_is_no_wait_of_the_items(clock, at):
+def test_a_short_interruption_by_other_processes_is_not_a_wait_of_the_items(clock, at):
     """It takes as long as an item, most of which others have the cores."""
     interrupted = once(clock, 0.029, at)
     loaded = items.load(DataLoader(Busy(clock, 0.003, lambda: (clock.hold(0.027), interrupted())), 2))
@@ -85,14 +85,14 @@ def test_where_others_have_the_cores_a_short_interruption_is_no_wait_of_the_item
     assert loaded.waits == {}
 
 
-def test_a_wait_for_the_sampler_while_others_have_the_cores_is_no_wait_of_the_items(clock):
+def test_time_in_which_the_sampler_is_held_is_not_a_wait_of_the_items(clock):
     loaded = items.load(DataLoader(Busy(clock, 0.003, lambda: clock.hold_sampler(0.002)), 2))
     assert (loaded.ms, loaded.cpu_ms) == pytest.approx((3, 3), rel=0.01)
     assert loaded.waits == {}
 
 
 @pytest.mark.parametrize(("in_slow_items", "in_collating"), [(0.0, 0.01), (0.1, 0.0)])
-def test_where_others_have_the_cores_irregular_items_are_found_with_their_share(clock, in_slow_items, in_collating):
+def test_irregular_items_are_found_while_other_processes_have_the_cores(clock, in_slow_items, in_collating):
     class Slow(loops.SleepDataset):
         def __getitem__(self, index):
             clock.hold(in_slow_items if index % 64 == 63 else 0)
@@ -133,7 +133,7 @@ class Opener(loops.SleepDataset):
         self.ended.append(self)
 
 
-def test_items_are_loaded_with_one_thread_and_what_they_open_is_not_left_open(quick):
+def test_items_are_loaded_with_one_thread_and_leave_no_file_open(quick):
     dataset, threads = Opener(1000, 0), torch.get_num_threads()
     torch.set_num_threads(2)
     items.load(DataLoader(dataset, 4))
@@ -143,7 +143,7 @@ def test_items_are_loaded_with_one_thread_and_what_they_open_is_not_left_open(qu
     torch.set_num_threads(threads)
 
 
-def test_what_is_read_in_another_process_is_still_there_for_the_script(tmp_path):
+def test_data_read_in_another_process_remain_unread_for_the_script(tmp_path):
     (tmp_path / "items").write_bytes(bytes(range(256)))
     (tmp_path / "log").touch()
     reading, writing = os.pipe()

@@ -44,7 +44,7 @@ def test_work_of_every_nth_step_has_its_period_its_time_and_its_line(facts_of, q
     assert found.work_ms < 1e3 * (STEP_S + LONG_S / 10)
 
 
-def test_more_of_the_same_work_is_no_other_work(facts_of, quick):
+def test_more_of_the_same_work_does_not_count_as_other_work(facts_of, quick):
     class Larger(Steps):
         def __call__(self, batch):
             self.count += 1

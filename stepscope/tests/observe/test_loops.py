@@ -91,7 +91,7 @@ def test_diagnose_also_times_the_arrival_of_a_ready_batch(clock):
 
 
 @pytest.mark.parametrize(("count", "pauses", "start_ms"), [(4, [0.2] * 9, 200), (100, [0, 0.8], 0)])
-def test_the_usual_start_of_an_epoch_of_any_loader_is_no_wait(clock, count, pauses, start_ms):
+def test_the_usual_start_of_an_epoch_does_not_count_as_a_wait(clock, count, pauses, start_ms):
     class SlowStart:
         def __iter__(self):
             clock.sleep(pauses.pop(0))
@@ -140,7 +140,7 @@ def test_a_step_that_takes_long_once_is_accused_of_nothing(facts_of, clock, at):
     assert rules.diagnose(facts).verdict == "nothing wrong"
 
 
-def test_time_in_which_others_have_the_core_is_neither_loading_nor_work(facts_of, clock):
+def test_time_in_which_other_processes_have_the_core_is_neither_loading_nor_work(facts_of, clock):
     loader = Simulated(clock, Busy(clock, 0.005, lambda: clock.hold(0.001)), 8)
     facts = facts_of(loader, lambda *_: (clock.work(0.02), clock.hold(0.1)), 8)
     assert (facts.loop.wait_ms, facts.loop.work_ms) == pytest.approx((40, 20))
@@ -195,7 +195,7 @@ def test_the_items_of_a_stream_without_a_length_are_loaded(facts_of, quick, sett
     assert facts.loader.items.count > 0 and not facts.loader.unknown
 
 
-def test_an_epoch_shorter_than_what_is_asked_for_is_begun_again(quick):
+def test_an_epoch_shorter_than_the_requested_steps_begins_again(quick):
     calls = []
     loader = DataLoader(Stream(3), batch_size=2)
     loop.observe(loader, lambda images, labels: calls.append(len(images)), 9, Path("profile"))
@@ -203,7 +203,7 @@ def test_an_epoch_shorter_than_what_is_asked_for_is_begun_again(quick):
     assert calls[:4] == [2, 1, 2, 1]
 
 
-def test_a_loader_that_is_none_of_torchs_is_diagnosed(clock):
+def test_a_loader_that_is_not_a_dataloader_is_diagnosed(clock):
     found = diagnosis.diagnose([(torch.zeros(4), torch.zeros(4))] * 3, loops.SleepStep(5), steps=4)
     assert found.verdict == "nothing wrong"
     assert (loader := saving.read(Path("diagnosis", saving.NAME)).loader).kind == "list" and not loader.settings

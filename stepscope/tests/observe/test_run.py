@@ -120,7 +120,7 @@ def test_each_rank_of_a_job_is_diagnosed_and_all_together(run, tmp_path):
     assert names == {saving.JOB, f"rank_0.{saving.NAME}", f"rank_1.{saving.NAME}"}
 
 
-def test_a_script_without_enough_steps_is_told_which_batches_and_steps_were_seen(run, tmp_path):
+def test_the_batches_and_steps_of_a_script_with_too_few_steps_are_reported(run, tmp_path):
     (tmp_path / "site" / "sitecustomize.py").write_text("import torch\nraise ValueError('of the own')\n")
     ended, (found,) = run(SCRIPT, "none", 10)
     assert ended.returncode == 3 and "of the own" in ended.stderr
@@ -210,7 +210,7 @@ own()""",
 
 
 @pytest.mark.parametrize("does", BESIDES)
-def test_a_script_ends_and_prints_as_without_whatever_it_does_beside_its_training(execute, run, tmp_path, does):
+def test_a_script_with_other_work_ends_and_prints_as_without_stepscope(execute, run, tmp_path, does):
     (tmp_path / "besides.py").write_text(TRAINS + BESIDES[does])
     alone = execute("besides.py")
     ended, (found,) = run("besides.py", steps=5)
@@ -266,7 +266,7 @@ def test_the_status_is_that_of_the_script_and_an_earlier_recording_stays(run, tm
     assert (tmp_path / "diagnosis" / "earlier.1.pt.trace.json").exists()
 
 
-def test_the_ranks_of_one_machine_are_waited_for_and_no_others(tmp_path):
+def test_only_the_ranks_of_one_machine_are_waited_for(tmp_path):
     for rank, content in ((2, {"problem": "It ended."}), (3, {"facts": {}}), (2, {"facts": {}})):
         assert launch.complete(tmp_path) == []
         (tmp_path / f"{rank}.json").write_text(json.dumps({"rank": rank, "ranks": 4, "here": 2, **content}))

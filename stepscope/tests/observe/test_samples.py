@@ -66,11 +66,11 @@ def test_time_without_operators_counts_except_for_short_gaps():
         *(([frame, FRAME], ["untracked", "training", "training"], "", 0) for frame in OF_TRAINING),
     ],
 )
-def test_operators_that_no_backward_pass_calls_back_count_unless_they_belong_to_training(frames, kinds, often, share):
+def test_operators_without_a_backward_counterpart_count_unless_they_belong_to_training(frames, kinds, often, share):
     assert sampled(*frames, kinds=kinds).outside(frozenset(often)).share == pytest.approx(share, abs=1e-3)
 
 
-def test_a_network_that_teaches_another_is_no_fault():
+def test_a_network_that_teaches_another_network_is_not_a_fault():
     teaches = sampled(FORWARD, FRAME, kinds=["untracked", "training", "training"])
     samples = [
         each if number % 2 == 0 else dataclasses.replace(each, frames=(CLIPPING, FRAME))
@@ -218,11 +218,11 @@ assert sampler.samples and gc.isenabled()
 """
 
 
-def test_garbage_that_is_collected_meanwhile_stops_no_process():
+def test_garbage_collection_during_sampling_stops_no_process():
     subprocess.run([sys.executable, "-c", GARBAGE], check=True, timeout=60)  # without care, none of eight runs ended
 
 
-def test_a_sampler_stops_after_so_many_samples():
+def test_a_sampler_stops_after_the_maximum_number_of_samples():
     before = sys.getswitchinterval()
     for interval in (before, 1e-4):
         sys.setswitchinterval(interval)
@@ -235,7 +235,7 @@ def test_a_sampler_stops_after_so_many_samples():
     sys.setswitchinterval(before)
 
 
-def test_two_steps_that_do_more_than_most_are_sampled(tmp_path):
+def test_enough_steps_are_sampled_to_include_two_with_more_work(tmp_path):
     recorded = profile.read(traces.load(cuda_trace.write(tmp_path / "x.pt.trace.json")))
     assert host.steps_to_sample(recorded, 1000, [50] * 20) == thresholds.LEAST_SAMPLED_STEPS
     assert host.steps_to_sample(recorded, 1000, ([50] * 9 + [900]) * 2) == 2 * 10 + 1
@@ -243,7 +243,7 @@ def test_two_steps_that_do_more_than_most_are_sampled(tmp_path):
     assert host.steps_to_sample(recorded, 1000, stood_still) == thresholds.LEAST_SAMPLED_STEPS
 
 
-def test_only_operators_that_a_backward_pass_calls_back_train(tmp_path):
+def test_only_operators_with_a_backward_counterpart_belong_to_training(tmp_path):
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

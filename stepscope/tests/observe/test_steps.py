@@ -174,7 +174,7 @@ def test_without_a_training_loader_each_step_of_the_optimizer_is_a_step(watched)
     assert sorted(watched.seconds) == [2] * 36 + [12] * 3
 
 
-def test_a_pause_after_several_epochs_counts_for_the_steps_of_all(watched):
+def test_a_pause_after_several_epochs_counts_for_the_steps_of_all_these_epochs(watched):
     """As in reinforcement learning: play, then train for four epochs on the recorded games."""
     for _ in range(3):
         watched.clock.sleep(400)

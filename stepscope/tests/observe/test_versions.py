@@ -38,7 +38,7 @@ def python(request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "key"), [("slow", "items.waiting"), ("validates", "host.other-work-in-steps")])
-def test_a_script_with_an_older_pytorch_is_diagnosed_and_the_same_in_the_end(python, tmp_path, fault, key):
+def test_a_script_with_an_older_pytorch_is_diagnosed_and_prints_the_same(python, tmp_path, fault, key):
     def execute(*command):
         command = [python, *command, SCRIPT, fault, "150"]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

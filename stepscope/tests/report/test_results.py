@@ -37,7 +37,7 @@ def around(ms, count=20, seed=0):
     return [chance.gauss(ms, 0.02 * ms) for _ in range(count)]
 
 
-def test_a_diagnosis_follows_the_schema_and_is_read_again_as_it_was(capsys, tmp_path):
+def test_a_diagnosis_follows_the_schema_and_is_unchanged_when_read(capsys, tmp_path):
     traced = tmp_path / "runs"
     for folder in ("gpu", "job", "bad"):
         (traced / folder).mkdir(parents=True)
@@ -58,7 +58,7 @@ def test_a_diagnosis_follows_the_schema_and_is_read_again_as_it_was(capsys, tmp_
 
 
 @pytest.mark.parametrize("lost", ["version", "results", "verdict", "key", "gain", "steps_ms"])
-def test_a_file_that_lacks_something_follows_no_schema_and_is_refused(tmp_path, lost):
+def test_a_file_with_missing_data_violates_the_schema_and_is_refused(tmp_path, lost):
     text = write(tmp_path / "found.json", found(1, 2)).read_text()
     (tmp_path / "less.json").write_text(text.replace(f'"{lost}"', '"other"'))
     with pytest.raises(jsonschema.ValidationError):
@@ -113,7 +113,7 @@ def test_findings_that_are_gone_or_new_and_other_machines_are_listed(tmp_path):
     assert "\x1b" not in said
 
 
-def test_a_finding_that_any_rank_of_any_run_has_by_its_key_is_not_gone_or_new(tmp_path):
+def test_a_finding_is_not_gone_or_new_if_any_rank_of_any_run_has_its_key(tmp_path):
     before = write(tmp_path / "before.json", found(*around(10)), found(*around(8), key="a.late", name="late"))
     for number, key in enumerate(["a.late", "items.slow"]):
         write(tmp_path / "after" / f"{number}.json", found(*around(10), key=key, name="another text"))
@@ -147,7 +147,7 @@ def test_files_that_cannot_be_compared_are_refused_in_a_line(tmp_path, capsys, c
     assert "found.json" in capsys.readouterr().err
 
 
-def test_the_page_shows_each_rank_and_step_and_asks_for_nothing_elsewhere(tmp_path):
+def test_the_page_shows_each_rank_and_step_and_loads_nothing_from_other_servers(tmp_path):
     write(tmp_path / "found.json", found(3, 4, 5, waits=1), found(5, 6, 7, waits=2, name=HOSTILE))
     assert main(["page", str(tmp_path / "found.json")]) == 0
     page = (tmp_path / "found.html").read_text()

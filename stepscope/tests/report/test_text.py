@@ -42,7 +42,7 @@ def test_topics_with_a_link_are_linked_in_text_and_html():
     assert re.findall("<a .*?</a>", linked._repr_html_()) == ['<a href="there/03&amp;more.html">more workers</a>']
 
 
-def test_html_shows_text_as_text():
+def test_text_is_escaped_in_html():
     page = a_diagnosis()._repr_html_()
     assert "href" not in page and html.escape("→ pinned <memory>") in page
     assert html.escape("too <few> workers") in page and html.escape("why <it> is so") in page

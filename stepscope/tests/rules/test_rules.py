@@ -145,7 +145,7 @@ def gains(facts):
 
 @pytest.mark.parametrize("key", CASES)
 @pytest.mark.usefixtures("unbounded")
-def test_a_rule_is_found_in_its_facts_alone_with_its_gain_and_not_beside_them(key):
+def test_each_rule_alone_is_found_in_its_facts_and_not_in_similar_facts(key):
     found, gain, beside = CASES[key]
     assert gains(found) == {key: pytest.approx(gain, abs=0.001)}
     assert key not in gains(beside)
@@ -156,7 +156,7 @@ def test_no_rule_is_without_a_case_and_no_two_rules_have_one_key():
 
 
 @pytest.mark.parametrize("rule", rules.ALL, ids=lambda rule: rule.key)
-def test_a_rule_has_a_room_a_name_a_meaning_and_a_remedy(rule):
+def test_each_rule_has_a_key_a_name_a_meaning_and_a_remedy(rule):
     assert re.fullmatch(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*", rule.key)
     assert rule.name and rule.topic and rule.verdict in VERDICTS
     assert rule.means[0].isupper() and rule.means.endswith(".")
@@ -363,7 +363,7 @@ TURNS = replace(TURNS, loop=replace(TURNS.loop, steps=(Step(45, 56), *[Step(45, 
         (of_loop(profile=of_gpu().profile, held=0.2), "nothing wrong"),
     ],
 )
-def test_a_verdict_that_a_busy_machine_may_have_turned_is_unknown(facts, verdict):
+def test_a_verdict_that_a_busy_machine_may_have_changed_is_unknown(facts, verdict):
     found = rules.diagnose(facts)
     assert found.verdict == verdict
     assert ("20%" in found.reason) == (verdict == "unknown")

@@ -119,7 +119,7 @@ def named(module, numbers):
     return {f"{name}_{number}": {name: inside for child in children for name, inside in child.items()}}
 
 
-def test_the_runs_views_workers_and_spans_are_those_written(ours):
+def test_runs_views_workers_and_spans_match_the_written_traces(ours):
     assert ours.get("runs") == {"runs": RUNS, "loading": False}
     common = ["Overview", "Operator", "Trace"]
     for run in RECORDED:
@@ -156,7 +156,7 @@ def test_the_operator_view_equals_top_operators(ours, logdir, run):
     assert not [name for name in shown if name.startswith(("enumerate", "Optimizer", "ProfilerStep"))]
 
 
-def test_modules_call_stacks_and_shapes_are_those_of_the_model(stock, ours):
+def test_modules_call_stacks_and_shapes_match_the_model(stock, ours):
     run = "everything-2"
     assert module_tree(ask(ours, "module", run, "Module")["data"]) == named(recordings.Network(), Counter())
     assert not any(operators(stock, run, "has_call_stack").values())
@@ -219,13 +219,13 @@ FAULTS = {  # what is asked, and what the stock plugin and ours answer
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_fault_is_in_stock_and_not_in_ours(stock, ours, fault):
+def test_the_fault_is_in_the_plugin_but_not_in_the_corrected_plugin(stock, ours, fault):
     asked, faulty, right = FAULTS[fault]
     assert asked(stock) == faulty
     assert asked(ours) == right
 
 
-def test_the_overview_operators_and_summary_of_a_gpu_are_the_truth(ours):
+def test_overview_operators_and_summary_of_a_gpu_are_correct(ours):
     assert parts(ours) == [cuda_trace.BREAKDOWN] * 3
     own, total = (operators(ours, "gpu", f"device_{kind}_duration") for kind in ("self", "total"))
     assert {name: (own[name], total[name]) for name in cuda_trace.OPERATORS} == cuda_trace.OPERATORS
@@ -248,7 +248,7 @@ def test_a_call_whose_operator_is_not_in_the_trace_keeps_its_number():
     assert list(corrections.link_calls_to_their_operators({"traceEvents": [operator, call]})) == [operator, call]
 
 
-def test_a_plain_tensorboard_over_corrected_copies_is_right_and_the_traces_stay(ours, logdir, tmp_path):
+def test_a_plain_tensorboard_shows_corrected_copies_correctly_and_the_traces_stay(ours, logdir, tmp_path):
     before = {file: file.read_bytes() for file in logdir.rglob("*.json*")}
     written, refused = corrections.write_copies(logdir, tmp_path / "copies")
     assert (len(written), refused) == (len(RUNS) + 1, [])
@@ -264,7 +264,7 @@ def test_a_plain_tensorboard_over_corrected_copies_is_right_and_the_traces_stay(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there is a disk that is always full")
-def test_a_full_disk_is_one_line(tmp_path):
+def test_a_full_disk_is_reported_in_one_line(tmp_path):
     write(tmp_path / "run", cuda_trace.trace())
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "stepscope", "traces", str(tmp_path)]
@@ -272,7 +272,7 @@ def test_a_full_disk_is_one_line(tmp_path):
     assert (ended.returncode, ended.stderr.count("\n"), "No space left" in ended.stderr) == (1, 1, True), ended.stderr
 
 
-def test_copies_lie_neither_among_the_traces_nor_on_other_files_and_a_damaged_trace_is_named(tmp_path, capsys):
+def test_copies_among_traces_or_over_files_are_refused_and_a_damaged_trace_is_named(tmp_path, capsys):
     write(tmp_path / "good", cuda_trace.trace())
     for name, text in (("cut", '{"traceEvents": ['), ("odd", '{"traceEvents": [3]}')):
         (tmp_path / f"{name}.pt.trace.json").write_text(text)

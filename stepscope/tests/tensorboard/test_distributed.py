@@ -86,13 +86,13 @@ def note(server, run):
     return ask(server, run, "overlap")["metadata"]["note"]
 
 
-def test_the_view_is_there_for_all_jobs_and_not_for_a_single_process(ours, logdir):
+def test_the_view_exists_for_jobs_but_not_for_a_single_process(ours, logdir):
     for run in (folder.name for folder in logdir.iterdir()):
         assert ("Distributed" in ours.get("views", run=run)) == (run != "single"), run
 
 
 @pytest.mark.parametrize("run", ["gloo", "nccl", "unequal", "all-to-all"])
-def test_the_numbers_are_those_of_traces_communication(ours, logdir, run):
+def test_the_numbers_equal_traces_communication(ours, logdir, run):
     table = traces.communication(logdir / run)
     assert (note(ours, run) is None) == (run != "unequal")
     steps = len(overlap_steps := ask(ours, run, "overlap")["data"]) - 1
@@ -121,16 +121,16 @@ def test_the_table_counts_and_sizes_the_operations_and_their_transfers(ours):
     [
         ("alone", False, "1 of 2 ranks"),
         ("some", True, "2 of 3 ranks"),
-        ("same-rank", False, "are rank 0"),
+        ("same-rank", False, "recorded as rank 0"),
         ("other-steps", True, "(rank_0: 3, 4; rank_1: 4, 5)"),
-        ("unequal", True, "step 4 rank_1 has 1"),
+        ("unequal", True, "step 4: rank_1 has 1"),
         ("no-kernels", True, "ProfilerActivity.CUDA"),
         ("no-sizes", True, "record_shapes=True"),
         ("no-steps", False, "profiler.step()"),
         ("damaged", False, "1 of 2 ranks"),
     ],
 )
-def test_what_cannot_be_compared_is_left_out_and_the_note_says_why(ours, run, compares, says):
+def test_data_that_cannot_be_compared_are_left_out_and_the_note_says_why(ours, run, compares, says):
     assert says in note(ours, run)
     assert (len(waits(ours, run)["all"]) > 0) == compares
     if not compares and run != "no-steps":

@@ -62,7 +62,7 @@ ASKED_FOR = metadata.entry_points(group="tensorboard_plugins", name="corrected_p
 
 
 @pytest.mark.skipif(not ASKED_FOR, reason="this environment does not ask for corrections of every TensorBoard")
-def test_a_tensorboard_that_is_started_otherwise_is_corrected_where_the_environment_asks_for_it(logdir, tmp_path):
+def test_any_tensorboard_is_corrected_in_an_environment_that_asks_for_it(logdir, tmp_path):
     own = {"TMPDIR": str(tmp_path)}  # it ends where it may not write into the one that all users share
     plain = subprocess.Popen(
         [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir / "one"), "--port", "0"],
@@ -84,7 +84,7 @@ def test_a_tensorboard_that_is_started_otherwise_is_corrected_where_the_environm
 
 
 @pytest.mark.parametrize("page", ["", "index.html", "data/logdir", f"{tensorboard.PLUGIN}/runs"])
-def test_without_its_secret_path_nothing_is_read(server, page):
+def test_without_the_secret_path_nothing_is_read(server, page):
     url = urlsplit(server.url)
     assert urllib.request.urlopen(server.url + page).status == 200
     for path in ("/", url.path[:-2] + "/"):
@@ -93,7 +93,7 @@ def test_without_its_secret_path_nothing_is_read(server, page):
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can look as another user does")
-def test_no_other_user_of_the_machine_finds_its_secret_path(logdir, monkeypatch):
+def test_no_other_user_of_the_machine_finds_the_secret_path(logdir, monkeypatch):
     with tempfile.TemporaryDirectory() as folder:  # for this server alone: to look through that of all takes long
         Path(folder).chmod(0o1777)
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -134,7 +134,7 @@ def test_a_tensorboard_that_does_not_start_is_ended_and_the_error_says_why(
     assert psutil.Process().children() == before
 
 
-def test_it_starts_where_the_path_of_temporary_files_is_too_long_for_sockets(logdir, tmp_path, monkeypatch):
+def test_tensorboard_starts_where_the_path_of_temporary_files_is_too_long_for_sockets(logdir, tmp_path, monkeypatch):
     long = tmp_path / ("a-job's-own-folder" * 5)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -144,7 +144,7 @@ def test_it_starts_where_the_path_of_temporary_files_is_too_long_for_sockets(log
     assert not server.folder.exists()
 
 
-def test_showing_another_folder_replaces_the_one_before_and_no_other(logdir, server):
+def test_showing_another_folder_replaces_only_the_previous_tensorboard(logdir, server):
     tensorboard.show(logdir / "other")
     before = tensorboard._shown
     tensorboard.show(logdir / "one")
@@ -160,7 +160,7 @@ def test_showing_another_folder_replaces_the_one_before_and_no_other(logdir, ser
     assert server.get("runs")["runs"] == RUNS
 
 
-def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir):
+def test_in_a_notebook_tensorboard_is_embedded_and_ends_with_the_kernel(logdir):
     shown = f"from stepscope import tensorboard\ntensorboard.show({str(logdir)!r})"
     cell = nbformat.v4.new_code_cell(f"{shown}\nprint(tensorboard._shown.url)")
     notebook = nbformat.v4.new_notebook(cells=[cell])
@@ -173,7 +173,7 @@ def test_in_a_notebook_it_is_embedded_and_ends_with_the_kernel(logdir):
     assert ends(url)
 
 
-def test_from_the_shell_it_runs_until_ctrl_c(logdir):
+def test_from_the_shell_tensorboard_runs_until_ctrl_c(logdir):
     command = [sys.executable, "-m", "stepscope", "tensorboard", str(logdir)]
     shell = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     url = shell.stdout.readline().split()[-1]
@@ -189,7 +189,7 @@ def test_from_the_shell_it_runs_until_ctrl_c(logdir):
     # The second without the slash that relative links need
     [("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/"), ("TENSORBOARD_PROXY_URL", "/user/ada/proxy/%PORT%")],
 )
-def test_behind_a_proxy_the_link_goes_through_it(server, hub, monkeypatch, variable, value):
+def test_behind_a_proxy_the_link_goes_through_the_proxy(server, hub, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     page, fragment = server.link.split("#")
     assert page.startswith("/user/ada/proxy/")
@@ -199,7 +199,7 @@ def test_behind_a_proxy_the_link_goes_through_it(server, hub, monkeypatch, varia
     assert RUNS[0] in runs
 
 
-def test_in_colab_its_own_function_shows_the_tab_and_no_address_is_named(logdir, server, monkeypatch, capsys):
+def test_in_colab_a_function_of_colab_shows_the_tab_without_an_address(logdir, server, monkeypatch, capsys):
     shown = []
     output = types.ModuleType("google.colab.output")  # a stand-in for Colab's module, which exists nowhere else
     output.serve_kernel_port_as_iframe = lambda port, path="/", **options: shown.append((port, path, options))

@@ -171,7 +171,7 @@ def test_the_trace_view_has_the_steps_and_the_streams(tab):
     tab.viewer.get_by_text("stream 7").first.wait_for()
 
 
-def test_the_diff_shows_what_one_run_called_and_the_other_did_not(tab):
+def test_the_diff_shows_operators_that_only_one_run_called(tab):
     tab.compare("stacks", "plain")
     tab.frame.get_by_role("columnheader", name="Exp Calls").click()  # the fewest first
     cells = tab.frame.locator("tr.ant-table-row").first.locator("td")
@@ -198,7 +198,7 @@ def test_dragging_over_the_memory_curve_zooms_and_a_right_click_resets(tab):
     expect(ticks).to_have_text(first, timeout=PATIENCE)
 
 
-def test_the_page_follows_tensorboards_choice_of_dark(tab):
+def test_the_page_follows_the_dark_mode_of_tensorboard(tab):
     for name, page in (("Dark", "html.dark"), ("Light", "html:not(.dark)")):
         tab.page.get_by_label("Menu for changing light or dark theme").click()
         tab.page.get_by_role("menuitem", name=name).click()
@@ -301,7 +301,7 @@ slices = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(slices)
-def test_in_each_row_of_the_trace_events_lie_in_one_another_or_apart(events):
+def test_events_in_each_row_of_the_trace_are_nested_or_disjoint(events):
     trace = json.loads(pages.rearrange(json.dumps({"traceEvents": events}).encode()))
     assert [each | {"tid": None} for each in trace["traceEvents"]] == [each | {"tid": None} for each in events]
     rows = defaultdict(list)

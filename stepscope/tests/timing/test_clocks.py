@@ -9,7 +9,7 @@ from stepscope import timing
 from stepscope.timing import clocks as clocks_module
 
 
-def test_the_time_that_a_step_keeps_the_host_is_without_that_of_the_device(clock, monkeypatch):
+def test_the_host_time_of_a_step_excludes_the_time_of_the_device(clock, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(clocks_module, "synchronize", lambda: clock.sleep(0.5))
     assert clocks_module._host_ms(lambda images: clock.sleep(0.003), torch.zeros(4), 5) == pytest.approx(3)
@@ -52,7 +52,7 @@ def test_the_verdict_says_how_far_the_prediction_is_off(loop, outcome):
     assert outcome in clocks([20, 20, 20], [10, 10, 10], loop, workers=0).verdict()
 
 
-def test_both_clocks_and_the_loop_are_timed_compute_always_on_the_same_batch(clock, monkeypatch):
+def test_both_clocks_and_the_loop_are_timed_with_compute_on_one_batch(clock, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # else the host alone is timed, too
     seen = []
 

@@ -46,7 +46,7 @@ class Fails(Dataset):
         ("no tensor", 1, 1),
     ],
 )
-def test_a_step_gets_tuples_and_lists_item_by_item_and_all_else_whole(batch, given, size):
+def test_a_step_gets_tuples_and_lists_unpacked_and_other_batches_whole(batch, given, size):
     seen = []
     timing.call(lambda *arguments: seen.extend(arguments), batch)
     assert len(seen) == given
@@ -65,7 +65,7 @@ def test_no_worker_is_left_when_a_step_raises():
         assert sorted({int(next(batches)[1][0]) for _ in range(45)}) == list(range(0, 40, 2))
 
 
-def test_what_a_worker_raises_keeps_its_type_and_traceback_and_leaves_no_worker():
+def test_an_error_in_a_worker_keeps_its_type_and_traceback_and_leaves_no_worker():
     loader = DataLoader(Fails("raise"), 2, num_workers=2)
     with pytest.raises(loops.UnreadableImage, match="(?s)in explode.*image 20") as kept:
         with timing.batches(loader) as batches:
@@ -78,7 +78,7 @@ def test_what_a_worker_raises_keeps_its_type_and_traceback_and_leaves_no_worker(
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are killed otherwise there")
 @pytest.mark.parametrize(("how", "said"), [("exit", "exit code 3"), ("kill", "by SIGKILL|killed by signal")])
-def test_a_worker_that_dies_is_named_and_takes_the_others_with_it(how, said):
+def test_a_worker_that_dies_is_named_and_the_other_workers_end(how, said):
     loader = DataLoader(Fails(how), 2, num_workers=2, persistent_workers=True)
     with pytest.raises(timing.WorkerDied, match=said) as kept, timing.batches(loader) as batches:
         for _ in range(20):

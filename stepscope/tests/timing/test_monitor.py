@@ -60,7 +60,7 @@ def sampled(clock, *between):
     return watched
 
 
-def test_cpu_time_is_reported_of_this_process_and_of_its_workers_on_average(clock, processes):
+def test_cpu_time_is_reported_for_this_process_and_for_the_mean_of_its_workers(clock, processes):
     processes.update({7: Process(3), 8: Process(5)})
 
     def work():
@@ -91,7 +91,7 @@ def test_reading_from_the_disk_is_distinguished_from_reading_from_memory(clock, 
     assert table["from disk in MB/s"].tolist() == pytest.approx([5 / monitor.INTERVAL, 0])
 
 
-def test_samples_are_taken_while_the_block_runs_also_when_that_raises():
+def test_samples_are_taken_while_the_block_runs_also_if_the_block_raises():
     with pytest.raises(ZeroDivisionError), monitor.Monitor() as watched:
         while len(watched._samples) < 4 and watched._thread.is_alive():
             time.sleep(0.01)

@@ -21,7 +21,7 @@ def loader(workers=0):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_trace_has_just_the_active_steps_and_a_stopwatch_runs_along(tmp_path, workers):
+def test_the_trace_has_only_the_active_steps_and_a_stopwatch_times_them(tmp_path, workers):
     folder = profiling.record(loader(workers), loops.SleepStep(3), tmp_path / "run", active=3)
     assert folder == tmp_path / "run"
     (file,) = folder.glob("*.pt.trace.json.gz")
@@ -67,7 +67,7 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path):
     assert (tmp_path / "thesis" / "thesis.txt").read_text() == "years of work"
 
 
-def test_the_gpu_has_done_the_earlier_steps_before_the_first_is_recorded(tmp_path, monkeypatch):
+def test_the_gpu_has_finished_earlier_steps_before_the_recording_begins(tmp_path, monkeypatch):
     done = []
     monkeypatch.setattr(profiling, "synchronize", lambda: done.append("waited"))
     profiling.record(loader(), lambda *_: done.append("step"), tmp_path / "run", active=2)

@@ -28,7 +28,7 @@ class Photos(list):
         weakref.finalize(self, clock.sleep, seconds)
 
 
-def test_a_step_includes_freeing_its_batch_and_not_what_is_done_between_two_steps(clock):
+def test_a_step_includes_freeing_its_batch_but_no_work_between_steps(clock):
     def batches():
         while True:
             yield Photos(clock, 0.25)
@@ -40,13 +40,13 @@ def test_a_step_includes_freeing_its_batch_and_not_what_is_done_between_two_step
     assert [step[:3] for step in steps] == [(0, 0, 1.25), (8.25, 0, 1.25), (16.5, 0, 1.25)]
 
 
-def test_warming_up_uses_what_the_workers_prefetched():
+def test_the_warm_up_uses_up_the_prefetched_batches():
     items = loops.SleepDataset(8, 0.0)
     loaders = DataLoader(items, num_workers=2, prefetch_factor=4), DataLoader(items), [items]
     assert [timing.warmup_steps(loader) for loader in loaders] == [2 + 8, 2, 2]
 
 
-def test_loading_alone_goes_on_until_the_time_is_up_and_not_a_batch_longer(clock):
+def test_loading_alone_ends_with_the_first_batch_after_which_the_time_is_up(clock):
     loader = DataLoader(loops.SleepDataset(4, seconds=0.125), batch_size=2)
     run = timing.loading(loader, seconds=1)
     assert run.durations == run.waits == (0.25,) * 4
@@ -55,7 +55,7 @@ def test_loading_alone_goes_on_until_the_time_is_up_and_not_a_batch_longer(clock
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(0.0, 1024), (1e-3, 8), (2.6e-3, 2), (6e-3, 1)])
-def test_calls_are_as_many_in_a_row_as_take_long_enough_to_time(clock, seconds, calls):
+def test_short_calls_are_repeated_until_they_take_long_enough_to_time(clock, seconds, calls):
     def function():
         seen.append(clock.now)
         clock.sleep(seconds)
@@ -68,7 +68,7 @@ def test_calls_are_as_many_in_a_row_as_take_long_enough_to_time(clock, seconds, 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_calls_are_timed_by_its_own_clock_and_not_waited_for_one_by_one(monkeypatch):
+def test_on_a_gpu_calls_are_timed_by_the_clock_of_the_gpu_without_waiting_for_each(monkeypatch):
     waited, called, timed = [], [], []
     finish, elapsed = torch.cuda.synchronize, torch.cuda.Event.elapsed_time
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: (waited.append(1), finish()))
@@ -82,7 +82,7 @@ def test_on_a_gpu_calls_are_timed_by_its_own_clock_and_not_waited_for_one_by_one
     assert len(waited) == 1 + 2 * len(timed)  # before and after so many calls
 
 
-def test_without_a_gpu_the_host_runs_ahead_of_nothing(clock):
+def test_without_a_gpu_the_host_does_not_run_ahead(clock):
     table = timing.run_ahead(lambda images: clock.sleep(0.25), torch.zeros(4), steps=3)
     assert list(table["host"]) == list(table["device"]) == [250, 500, 750]
 
@@ -103,7 +103,7 @@ def limit():
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0.01, 20), (0.1, 5), (5.0, 2)])
-def test_a_timed_run_of_slow_steps_has_fewer_of_them_but_never_less_than_two(clock, limit, seconds, steps):
+def test_a_timed_run_of_slow_steps_has_fewer_steps_but_at_least_two(clock, limit, seconds, steps):
     run = timing.loop([BATCH], lambda *batch: clock.sleep(seconds), 20, warmup=0)
     assert len(run.durations) == len(run.waits) == steps
     assert run.step_ms == pytest.approx(1e3 * seconds)
@@ -111,7 +111,7 @@ def test_a_timed_run_of_slow_steps_has_fewer_of_them_but_never_less_than_two(clo
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.4, 9), (1, 4), (100, 2)])
-def test_a_comparison_of_slow_runs_has_fewer_rounds_but_never_less_than_two(clock, limit, capsys, seconds, rounds):
+def test_a_comparison_of_slow_runs_has_fewer_rounds_but_at_least_two(clock, limit, capsys, seconds, rounds):
     def run():
         clock.sleep(seconds)
         return timing.Timing(1, seconds, (0.0,), (seconds,))

@@ -40,7 +40,7 @@ def test_each_moment_of_a_step_on_a_gpu_is_charged_once(gpu):
     assert table.drop_duplicates().to_dict("records") == [cuda_trace.BREAKDOWN]
 
 
-def test_how_much_of_a_gpu_was_used(gpu):
+def test_the_use_of_a_gpu_is_computed_from_its_kernels(gpu):
     table = traces.accelerators(gpu)
     assert table.index.to_list() == [0] and table.attrs["unknown"] == []
     used = table.loc[0]
@@ -61,12 +61,12 @@ def test_kernels_are_listed_with_the_operator_that_launched_each(gpu):
     assert table.index[table["Tensor Cores Used"]].to_list() == [cuda_trace.CONVOLUTION]
 
 
-def test_operators_are_charged_with_what_they_launched(gpu):
+def test_operators_are_charged_with_the_work_that_they_launched(gpu):
     table = traces.top_operators(gpu, 100)[["Device Self Duration (us)", "Device Total Duration (us)"]]
     assert {name: tuple(table.loc[name]) for name in cuda_trace.OPERATORS} == cuda_trace.OPERATORS
 
 
-def test_gaps_between_kernels_and_what_happened_meanwhile(gpu):
+def test_gaps_between_kernels_are_divided_by_the_activity_meanwhile(gpu):
     row = traces.gaps(gpu).loc[0]
     assert row[list(cuda_trace.GAPS)].to_dict() == cuda_trace.GAPS
     assert row[list(cuda_trace.IN_GAPS)].to_dict() == cuda_trace.IN_GAPS
@@ -74,7 +74,7 @@ def test_gaps_between_kernels_and_what_happened_meanwhile(gpu):
     assert row["in_longest"] == cuda_trace.LOADING
 
 
-def test_a_gap_in_which_the_host_waits_is_no_gap_of_launching(tmp_path):
+def test_a_gap_in_which_the_host_waits_does_not_count_as_launching(tmp_path):
     wait = event("cuda_runtime", "cudaDeviceSynchronize", 20, 70, correlation=2)
     events = [event("cpu_op", "a", 0, 90), kernel(0, 10), wait, kernel(80, 90)]
     row = traces.gaps(written(tmp_path / "trace.json", events))
@@ -82,7 +82,7 @@ def test_a_gap_in_which_the_host_waits_is_no_gap_of_launching(tmp_path):
     assert row.loc[0, "in_longest"] == "cudaDeviceSynchronize"
 
 
-def test_the_innermost_of_what_fills_the_longest_gap_is_named(tmp_path):
+def test_the_innermost_event_that_fills_the_longest_gap_is_named(tmp_path):
     events = [kernel(0, 10), kernel(90, 95), event("cpu_op", "start", 0, 20)]
     events += [event("cpu_op", "around", 15, 100), event("cpu_op", "inner", 20, 90), event("cpu_op", "part", 20, 60)]
     assert traces.gaps(written(tmp_path / "trace.json", events)).loc[0, "in_longest"] == "around"
@@ -123,7 +123,7 @@ def test_each_gpu_of_a_trace_has_a_row_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [True, False], ids=["steps in both", "no steps in the second"])
-def test_several_spans_are_taken_together_without_the_time_between_them(tmp_path, steps):
+def test_several_spans_are_combined_without_the_time_between_them(tmp_path, steps):
     cuda_trace.write(tmp_path / "host_1.1.pt.trace.json")
     later = [
         each | {"ts": each["ts"] + 1e6, "name": re.sub(r"(?<=^ProfilerStep#)", "1", each["name"])}
@@ -139,7 +139,7 @@ def test_several_spans_are_taken_together_without_the_time_between_them(tmp_path
         assert traces.gaps(tmp_path).loc[0, "total"] == 2 * cuda_trace.GAPS["total"]
 
 
-def test_a_trace_without_a_known_gpu_says_so(tmp_path):
+def test_the_error_for_a_trace_without_a_known_gpu_explains_why(tmp_path):
     path = written(tmp_path / "trace.json", [event("cpu_op", "aten::add", 0, 10)], devices=[])
     with pytest.raises(traces.NoAccelerator, match=r"ProfilerActivity\.CUDA\."):
         traces.gaps(path)
@@ -148,7 +148,7 @@ def test_a_trace_without_a_known_gpu_says_so(tmp_path):
         traces.kernels(written(tmp_path / "other.json", events, devices=[{"name": "ARTEMIS"}]))
 
 
-def test_on_amd_what_is_known_is_returned(tmp_path):
+def test_on_amd_known_values_are_returned(tmp_path):
     amd = {"id": 0, "name": "AMD Instinct MI250X", "warpSize": 64, "computeMajor": 9, "computeMinor": 0, "numSms": 104}
     events = cuda_trace.events()
     for each in events:
@@ -161,14 +161,14 @@ def test_on_amd_what_is_known_is_returned(tmp_path):
     assert reasons == ["SM efficiency", "Occupancy", "Tensor Cores"]
 
 
-def test_without_device_properties_a_false_0_is_left_out_and_said_so(tmp_path):
+def test_without_device_properties_a_false_occupancy_of_0_is_left_out_and_reported(tmp_path):
     table = traces.accelerators(written(tmp_path / "trace.json", cuda_trace.events(), devices=[]))
     known = cuda_trace.OCCUPANCY * cuda_trace.KERNEL_TIME - 600 * cuda_trace.CONVOLUTION_OCCUPANCY
     assert table.loc[0, "occupancy"] == pytest.approx(known / (cuda_trace.KERNEL_TIME - 600))
     assert "Occupancy of 34% of the kernels' time" in table.attrs["unknown"][0]
 
 
-def test_without_steps_shares_are_of_the_whole_recording(tmp_path):
+def test_without_steps_shares_refer_to_the_whole_recording(tmp_path):
     table = traces.accelerators(written(tmp_path / "a.json", [event("cpu_op", "a", 0, 100), kernel(0, 50)]))
     assert table.loc[0, "utilization"] == 0.5
     table = traces.accelerators(written(tmp_path / "b.json", [kernel(0, 50), kernel(60, 70)]))
@@ -180,7 +180,7 @@ def test_without_steps_shares_are_of_the_whole_recording(tmp_path):
     [{}, {"External id": 0}, {"External id": 7}, {"External id": 1}],
     ids=["no External id", "External id 0", "that of an operator long past", "that of the step"],
 )
-def test_a_kernel_that_cannot_be_linked_is_launched_by_nobody(tmp_path, link):
+def test_a_kernel_without_a_valid_link_has_no_operator(tmp_path, link):
     events = [
         event("user_annotation", "ProfilerStep#1", 0, 100, **{"External id": 1}),
         event("cpu_op", "aten::empty", 0, 10, **{"External id": 7}),
@@ -200,7 +200,7 @@ def shown(capsys, *arguments):
     return status, re.sub(" +", " ", capsys.readouterr().out)
 
 
-def test_the_shell_prints_what_is_in_a_trace(gpu, capsys):
+def test_the_shell_prints_the_content_of_a_trace(gpu, capsys):
     status, output = shown(capsys, gpu.path)
     assert status == 0
     for words in [
@@ -215,14 +215,14 @@ def test_the_shell_prints_what_is_in_a_trace(gpu, capsys):
     assert max(map(len, output.splitlines())) <= 120
 
 
-def test_the_shell_prints_what_is_unknown(tmp_path, capsys):
+def test_the_shell_prints_which_values_are_unknown(tmp_path, capsys):
     _, output = shown(capsys, written(tmp_path / "trace.json", [kernel(0, 50), kernel(60, 70)], devices=[]))
     assert "marks no training steps" in output
     assert "0 86% – – 0% 2\n" in output
     assert "Unknown: SM efficiency" in output
 
 
-def test_a_bad_trace_or_rank_is_named_and_the_others_are_printed(tmp_path, capsys):
+def test_a_bad_trace_is_named_and_the_other_traces_are_printed(tmp_path, capsys):
     for run in ("a", "b"):
         (tmp_path / run).mkdir()
         for rank in (0, 1):
@@ -255,7 +255,7 @@ def test_no_name_in_a_trace_can_control_the_terminal(tmp_path, capsys):
 
 
 @pytest.mark.processes
-def test_a_reader_who_has_read_enough_ends_the_command_quietly(tmp_path):
+def test_the_command_ends_quietly_when_its_output_is_closed(tmp_path):
     cuda_trace.write(tmp_path / "trace.json")
     shell = subprocess.Popen(
         [sys.executable, "-m", "stepscope", "traces", tmp_path / "trace.json"],

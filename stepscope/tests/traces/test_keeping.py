@@ -29,7 +29,7 @@ def parsed(monkeypatch):
     events.recorded.cache_clear()
 
 
-def test_a_trace_is_parsed_once_however_many_tables_are_made_of_it(tmp_path, parsed):
+def test_a_trace_is_parsed_once_for_all_tables(tmp_path, parsed):
     path = cuda_trace.write(tmp_path / "host_1.10.pt.trace.json")
     for table in TABLES:
         table(path)
@@ -37,7 +37,7 @@ def test_a_trace_is_parsed_once_however_many_tables_are_made_of_it(tmp_path, par
     assert parsed == [path.name]
 
 
-def test_a_trace_that_is_recorded_anew_in_place_is_read_anew(tmp_path, parsed):
+def test_a_trace_that_is_recorded_again_in_place_is_read_again(tmp_path, parsed):
     path = write(tmp_path / "trace.json", [step(1, 0, 100), loading(0, 30)])
     size = path.stat().st_size
     assert traces.breakdown(path)["DataLoader"].to_list() == [30]
@@ -47,7 +47,7 @@ def test_a_trace_that_is_recorded_anew_in_place_is_read_anew(tmp_path, parsed):
     assert traces.breakdown(path)["DataLoader"].to_list() == [50]
 
 
-def test_a_span_that_joins_a_run_is_read_too(tmp_path):
+def test_a_span_that_is_added_to_a_run_is_read(tmp_path):
     write(tmp_path / "host_1.10.pt.trace.json", [step(2, 1000, 1300)])
     assert list(traces.steps(tmp_path).index) == [2]
     write(tmp_path / "host_1.20.pt.trace.json", [step(8, 5000, 5100)])
@@ -55,7 +55,7 @@ def test_a_span_that_joins_a_run_is_read_too(tmp_path):
 
 
 @pytest.mark.parametrize("make", TABLES)
-def test_whatever_is_done_with_a_table_the_trace_stays_as_it_was(tmp_path, make):
+def test_changing_a_table_does_not_change_the_trace(tmp_path, make):
     trace = traces.load(cuda_trace.write(tmp_path / "trace.json"))
     table = make(trace)
     before = table.copy(deep=True)

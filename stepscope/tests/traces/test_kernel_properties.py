@@ -100,7 +100,7 @@ V100 = A100 | {"name": "Tesla V100-SXM2-32GB", "computeMajor": 7, "numSms": 80, 
         (A100 | {"computeMinor": 9, "maxThreadsPerMultiprocessor": 1536}, [9999, 1, 1], [32, 1, 1], 16, 0, 50),
     ],
 )
-def test_occupancy_is_what_the_scarcest_resource_allows(device, grid, block, registers, shared_memory, expected):
+def test_occupancy_is_limited_by_the_scarcest_resource(device, grid, block, registers, shared_memory, expected):
     occupancy = kernel_properties.estimated_occupancy(grid, block, registers, shared_memory, device)
     assert occupancy == pytest.approx(expected)
 

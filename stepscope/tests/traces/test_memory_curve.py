@@ -41,7 +41,7 @@ def test_the_curve_follows_allocations_and_releases(trace):
     assert set(curve["device"]) == {"CPU"}
 
 
-def test_what_a_worker_shares_does_not_count(trace):
+def test_memory_shared_with_a_worker_does_not_count(trace):
     before = mapping(1050, -9_000_000, 0x90)  # mapped before the recording
     shared = [before, mapping(1100, 2_000_000, 0x20), mapping(1300, -2_000_000, 0x20)]  # as large as what is allocated
     later = [allocation(1400, 1_000_000, 3_000_000, 0x20), allocation(1500, -1_000_000, 2_000_000, 0x20)]
@@ -49,7 +49,7 @@ def test_what_a_worker_shares_does_not_count(trace):
     assert curve["allocated"].tolist() == [2, 3, 2]  # the same address was the allocator's later
 
 
-def test_what_was_allocated_before_the_recording_counts_on_a_gpu_only(trace):
+def test_memory_allocated_before_the_recording_counts_only_on_a_gpu(trace):
     on_gpu = allocation(1200, 1_000_000, 9_000_000)
     on_gpu["args"] |= {"Device Type": 1, "Device Id": 0}
     curve = traces.memory_curve(trace(allocation(1000, 2_000_000, 7_000_000), on_gpu))
@@ -57,7 +57,7 @@ def test_what_was_allocated_before_the_recording_counts_on_a_gpu_only(trace):
 
 
 @pytest.mark.processes
-def test_the_curve_is_that_of_the_tab(tmp_path):
+def test_the_curve_equals_the_curve_of_the_tab(tmp_path):
     recordings.record(tmp_path / "run", 2, profile_memory=True)
     files = [*(tmp_path / "run").iterdir(), cuda_trace.write(tmp_path / "trace.json")]
     wanted = "page.get_memory_curve(memory_metric='B', patch_for_step_plot=False)['rows']"
@@ -74,6 +74,6 @@ def test_the_curve_is_that_of_the_tab(tmp_path):
             assert since_first.tolist() == pytest.approx([time - times[0] for time in times], abs=2e-3)
 
 
-def test_a_profile_without_memory_says_so(trace):
+def test_the_error_for_a_profile_without_memory_names_the_option(trace):
     with pytest.raises(traces.TraceError, match="profile_memory=True"):
         traces.memory_curve(trace())

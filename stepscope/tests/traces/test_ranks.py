@@ -66,7 +66,7 @@ def test_ranks_on_one_machine_have_one_clock_if_their_collectives_allow_it(tmp_p
 
 
 @pytest.mark.parametrize(("world", "backend"), [(2, "gloo"), (8, "nccl")])
-def test_the_rank_for_which_the_others_wait_is_named(tmp_path, world, backend):
+def test_the_rank_that_the_other_ranks_wait_for_is_named(tmp_path, world, backend):
     job = rank_traces.job(late_by(400, world=world), transfer=70)
     clocks = [rank * HOUR for rank in range(world)]
     table = traces.communication(rank_traces.write(tmp_path, job, backend=backend, clocks=clocks))
@@ -91,7 +91,7 @@ def test_no_rank_is_named_by_chance(tmp_path):
     assert named <= 1
 
 
-def test_in_a_step_in_which_a_rank_lacks_an_operation_none_matches_another(tmp_path):
+def test_operations_do_not_match_in_a_step_in_which_a_rank_lacks_one(tmp_path):
     job = rank_traces.job(UNEVEN, transfer=900)
     lacking = {1: [0, 5]}  # of the steps 3 and 5
     job = traces.ranks(rank_traces.write(tmp_path, job, leave_out=lacking, clocks=[0, HOUR]))
@@ -102,15 +102,15 @@ def test_in_a_step_in_which_a_rank_lacks_an_operation_none_matches_another(tmp_p
     assert (ranks.loc[ranks["step"].isin([4, 6]), "rank"] == {"rank 0", "rank 1"}).all()
 
 
-def test_operations_of_which_the_ranks_have_not_as_many_are_named(tmp_path):
+def test_operations_whose_number_differs_between_ranks_are_named(tmp_path):
     job = rank_traces.job([EQUAL[0]] * 3, transfer=70)
     table = traces.communication(rank_traces.write(tmp_path, job, leave_out={1: [2, 4]}))
     (sentence,) = table.attrs["unequal"]
-    assert "all_reduce of 1 MB in step 4 rank 1 has 1" in sentence and "1 more step" in sentence
+    assert "all_reduce of 1 MB, step 4: rank 1 has 1" in sentence and "1 more step" in sentence
     assert table["collectives"].tolist() == [2, 1.5, 2]
 
 
-def test_spans_of_a_rank_are_put_together(tmp_path):
+def test_spans_of_a_rank_are_combined(tmp_path):
     job = rank_traces.job(late_by(400), transfer=70)
     one = traces.communication(rank_traces.write(tmp_path / "one", job))
     two = traces.communication(rank_traces.write(tmp_path / "two", job, spans=2, clocks=[0, HOUR]))
@@ -118,7 +118,7 @@ def test_spans_of_a_rank_are_put_together(tmp_path):
     assert two.attrs["straggler"] == "rank 1"
 
 
-def test_ranks_that_exchange_nothing_have_their_machines_clocks(tmp_path):
+def test_ranks_without_data_exchange_keep_the_clocks_of_their_machines(tmp_path):
     for rank, begin in enumerate((1000, 1300)):
         write(tmp_path / f"{rank}.1.pt.trace.json", [step(1, begin, begin + 100)])
     ranks = traces.ranks(tmp_path)
@@ -128,14 +128,14 @@ def test_ranks_that_exchange_nothing_have_their_machines_clocks(tmp_path):
     assert (table["compute"] == table["step"]).all() and (table["efficiency"] == 1).all()
 
 
-def test_without_steps_there_are_operations_and_no_means_of_steps(tmp_path):
+def test_a_trace_without_steps_has_operations_but_no_means_of_steps(tmp_path):
     path = rank_traces.write(tmp_path, rank_traces.job(EQUAL, transfer=70), marked=False)
     assert len(traces.collectives(path)) == 16
     with pytest.raises(traces.NoSteps):
         traces.communication(path)
 
 
-def test_python_between_operators_is_no_waiting(tmp_path):
+def test_python_between_operators_does_not_count_as_waiting(tmp_path):
     """A loop that does something else in Python, while an operation is under way that ends much later."""
     events = [
         step(1, 0, 1000),
@@ -149,7 +149,7 @@ def test_python_between_operators_is_no_waiting(tmp_path):
     assert table["exposed"].item() == 0.29 and table["overlapped"].item() == 0.41
 
 
-def test_a_moment_in_which_another_operation_transfers_is_no_waiting(tmp_path):
+def test_time_in_which_another_operation_transfers_does_not_count_as_waiting(tmp_path):
     for rank, second in enumerate((110, 400)):  # when each begins its second operation
         events = [
             step(1, 0, 1000),
@@ -195,14 +195,14 @@ def test_operations_are_recognized_by_the_names_of_c10d_nccl_and_gloo():
     assert {name: alignment.operation(name) for name in names} == names
 
 
-def test_the_shell_prints_what_the_ranks_cost_each_other(tmp_path, capsys):
+def test_the_shell_prints_the_cost_of_communication_of_each_rank(tmp_path, capsys):
     path = rank_traces.write(tmp_path, rank_traces.job(late_by(400), transfer=70), leave_out={0: [7]})
     assert main(["traces", str(path)]) == 0
     output = re.sub(" +", " ", capsys.readouterr().out)
     assert f"{tmp_path.name}, 2 ranks together\n" in output
     assert re.search(r"^ rank 0 \d.* µs \d+ µs \d+ µs \d+ µs \d+ µs \d+% 1\.75 1\.75$", output, re.M)
     assert re.search(r"0\.\d+ ms more exposed communication in a step than rank 1, which is late", output)
-    assert "step 6 rank 0 has 1" in output
+    assert "step 6: rank 0 has 1" in output
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_recorded_operations_are_those_that_were_called(recorded):
 
 
 @pytest.mark.slow
-def test_recorded_collectives_allow_the_clock_of_the_machine_that_they_ran_on(recorded):
+def test_recorded_collectives_agree_with_the_clock_of_their_machine(recorded):
     ranks = traces.ranks(recorded)
     spans = [trace.spans[0] for trace in ranks.values()]
     if spans[0].host is not None:  # PyTorch 2.11 does not write it

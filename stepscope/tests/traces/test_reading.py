@@ -63,7 +63,7 @@ def test_breakdown_equals_painting_the_steps_microsecond_by_microsecond(interval
     np.testing.assert_allclose(step_times.breakdown_of(span).table("step").to_numpy(), expected)
 
 
-def test_a_step_lasts_until_what_it_launched_on_the_gpu_has_ended(tmp_path):
+def test_a_step_lasts_until_its_work_on_the_gpu_has_ended(tmp_path):
     path = write(tmp_path / "trace.json", on_a_gpu())
     assert traces.steps(path).to_dict("index") == {1: {"start": 0, "end": 150}, 2: {"start": 150, "end": 220}}
     table = traces.breakdown(path)
@@ -72,7 +72,7 @@ def test_a_step_lasts_until_what_it_launched_on_the_gpu_has_ended(tmp_path):
     assert table.loc[2].to_dict() == ZERO | {"Kernel": 10, "Memset": 5, "Runtime": 5, "Other": 50}
 
 
-def test_the_spans_of_a_run_are_put_one_after_the_other(tmp_path):
+def test_the_spans_of_a_run_follow_one_another(tmp_path):
     write(tmp_path / "host_1.20.pt.trace.json", [step(8, 5000, 5100)])
     write(tmp_path / "host_1.10.pt.trace.json.gz", [step(2, 1000, 1300), loading(1000, 1100)])
     (tmp_path / "note.txt").write_text("not a trace")
@@ -89,7 +89,7 @@ def test_the_spans_of_a_run_are_put_one_after_the_other(tmp_path):
         (["one.1.pt.trace.json", "one.2.pt.trace.json"], traces.SeveralRecordings, "step 7"),
     ],
 )
-def test_a_folder_that_is_not_one_run_says_what_it_holds(tmp_path, files_there, error, named):
+def test_the_error_for_a_folder_that_is_not_one_run_names_its_content(tmp_path, files_there, error, named):
     (tmp_path / "run" / "below").mkdir(parents=True)
     for file in files_there:
         write(tmp_path / "run" / file, two_steps())
@@ -115,7 +115,7 @@ NO_TIMES = (b"NaN", b"1e999", b"null", b'"soon"')
         EVENT % b'"name": 5, "cat": "gpu_memcpy", "ts": 1',
     ],
 )
-def test_what_is_no_trace_is_refused_by_name(tmp_path, content):
+def test_a_file_that_is_not_a_trace_is_refused_by_name(tmp_path, content):
     path = tmp_path / "odd.json"
     path.write_bytes(content)
     with pytest.raises(traces.TraceError, match=r"odd\.json"):
@@ -123,14 +123,14 @@ def test_what_is_no_trace_is_refused_by_name(tmp_path, content):
 
 
 @pytest.mark.parametrize("named", ["run", "run/a.pftrace"])
-def test_perfettos_own_format_is_named_with_how_to_record_one_that_can_be_read(tmp_path, named):
+def test_the_error_for_perfettos_own_format_explains_how_to_record_json(tmp_path, named):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "a.pftrace").write_bytes(b"\x0a\x2c\x08\x01")
     with pytest.raises(traces.TraceError, match=r"a\.pftrace .*Perfetto.*export_chrome_trace.*\.pt\.trace\.json"):
         traces.load(tmp_path / named)
 
 
-def test_runs_are_the_folders_with_traces_without_what_a_killed_recording_left(tmp_path):
+def test_runs_are_the_folders_with_traces_except_leftovers_of_a_killed_recording(tmp_path):
     (tmp_path / "odd" / "a.pt.trace.json").mkdir(parents=True)  # a folder named like a trace
     folders = [tmp_path, tmp_path / "a", tmp_path / "b" / "c"]
     with staging.scratch(tmp_path / "recorded") as killed:
@@ -145,21 +145,21 @@ def test_runs_are_the_folders_with_traces_without_what_a_killed_recording_left(t
         traces.load(tmp_path / "nowhere")
 
 
-def test_a_trace_without_steps_says_how_to_mark_them(tmp_path):
+def test_the_error_for_a_trace_without_steps_explains_how_to_mark_them(tmp_path):
     path = write(tmp_path / "trace.json", [event("cpu_op", "aten::add", 0, 10)])
     with pytest.raises(traces.NoSteps, match=r"profiler\.step\(\)"):
         traces.breakdown(path)
     assert list(traces.top_operators(path).index) == ["aten::add"]
 
 
-def test_the_json_that_kineto_gets_wrong_is_read_all_the_same(tmp_path):
+def test_invalid_json_by_kineto_is_read(tmp_path):
     path = write(tmp_path / "trace.json", [step(1, 0, 10), event("cpu_op", "a\tb?😀", 0, 4, size="N/A")])
     path.write_bytes(path.read_bytes().replace(b"\\t", b"\t").replace(b'"N/A"', b"N/A").replace(b"?", b"\xe9"))
     assert traces.breakdown(path).loc[1, "CPU Exec"] == 4
     assert list(traces.top_operators(path).index) == ["a\tb\ufffd😀"]
 
 
-def test_top_operators_separates_own_time_from_that_of_operators_inside(tmp_path):
+def test_top_operators_separates_self_time_from_the_time_of_inner_operators(tmp_path):
     events = [
         *two_steps(),
         event("cpu_op", "aten::to", 2200, 2300),  # calls itself: one call
@@ -197,7 +197,7 @@ def test_difference_compares_the_mean_steps(tmp_path):
         ({"DataLoader": (100, 1, 0.5, 1.5)}, ["no change"]),
     ],
 )
-def test_a_difference_in_words_has_the_largest_change_first_and_says_if_it_is_not_sure(changes, said):
+def test_a_difference_in_words_is_sorted_by_size_and_mentions_an_uncertain_largest_change(changes, said):
     rows = {name: (before, before + change, change, *ends) for name, (before, change, *ends) in changes.items()}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after", "change", "lowest", "highest"])
     sentence = traces.sentence(table)
@@ -254,7 +254,7 @@ def test_other_layouts_of_a_recorded_trace_give_the_same_breakdown(recorded, tmp
         assert traces.load(path).spans[0].devices == tuple(DEVICES["deviceProperties"])
 
 
-def test_what_ends_before_it_starts_does_not_count(tmp_path):
+def test_an_event_that_ends_before_it_starts_does_not_count(tmp_path):
     events = [step(1, 0, 10), event("cpu_op", "a", 2, 4), event("cpu_op", "b", 8, 6), event("kernel", "k", 8, 6)]
     path = write(tmp_path / "trace.json", events)
     assert traces.breakdown(path).loc[1, "CPU Exec"] == 2
@@ -277,7 +277,7 @@ def test_steps_that_repeat_or_overlap_in_one_file_are_refused(tmp_path, events):
         traces.breakdown(path)
 
 
-def test_steps_in_whole_microseconds_may_touch_by_one(tmp_path):
+def test_steps_in_whole_microseconds_may_overlap_by_one(tmp_path):
     assert len(traces.breakdown(write(tmp_path / "trace.json", [step(1, 0, 11), step(2, 10, 20)]))) == 2
 
 
@@ -299,7 +299,7 @@ def ranked(path, rank):
     write(path, [step(rank + 1, 0, 10)], distributedInfo={"rank": rank})
 
 
-def test_ranks_are_those_recorded_in_the_traces_and_sorted_by_number(tmp_path):
+def test_ranks_are_read_from_the_traces_and_sorted_by_number(tmp_path):
     ranked(tmp_path / "a.1.pt.trace.json", 10)
     ranked(tmp_path / "b.1.pt.trace.json", 2)
     write(tmp_path / "c.1.pt.trace.json", [step(5, 0, 10)])

@@ -53,7 +53,7 @@ def test_a_slim_trace_has_the_same_overview_and_modules_in_tensorboard(trace, sl
     assert after == before
 
 
-def test_what_ran_inside_loading_is_dropped_in_its_thread_only(tmp_path):
+def test_events_inside_loading_are_dropped_only_in_their_thread(tmp_path):
     others = [
         step(1, 0, 100),
         loading(0, 50),

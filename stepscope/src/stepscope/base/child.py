@@ -1,4 +1,4 @@
-"""A child process that ends with its owner: when the owner stops it, drops it, or ends in any way.
+"""A child process that ends with its owner: when the owner stops it, drops its `Child`, or ends in any way.
 
 The child watches a pipe, and on POSIX also its parent's process ID: forks of the owner, such as DataLoader workers,
 inherit the pipe and may keep it open longer. The child runs in its own session, without the owner's interrupts.
@@ -47,7 +47,7 @@ class Child:
 
     @property
     def runs(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
     def stop(self, patience: float = 30) -> bool:
@@ -70,14 +70,14 @@ class Child:
 def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Path | None = None) -> threading.Thread:
     """Let this process, a `Child`, and all processes that it has started end with its owner, or by SIGTERM.
 
-    Call it in the main thread, once. In another thread `clean` is called first, and `folder` is removed at the end. It
-    returns a thread that ends with this process. If there is nothing else to do, join it for a second at a time: Python
-    may lose a signal that comes just before one long wait.
+    Call it once, in the main thread. It returns the thread that waits for the end, and then calls `clean`, kills the
+    processes and removes `folder`. A main thread without work should join this thread for a second at a time, since
+    Python may lose a signal that comes just before one long wait.
     """
     owner, asked, ending = int(os.environ.pop(_OWNER)), threading.Event(), threading.Event()
 
     def wait_and_end() -> None:
-        if os.name == "nt":  # no fork can hold the pipe there, and nothing can wait for it and poll meanwhile
+        if os.name == "nt":  # no fork can hold the pipe there, and select cannot wait for it
             os.read(0, 1)
         else:
             while os.getppid() == owner and not asked.is_set() and not select.select([0], [], [], _POLL)[0]:
@@ -93,14 +93,14 @@ def end_with_owner(clean: Callable[[], object] = lambda: None, folder: str | Pat
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
-            if os.name != "nt" and os.getpgrp() == os.getpid():  # including forks of other threads meanwhile
+            if os.name != "nt" and os.getpgrp() == os.getpid():  # with forks that other threads made meanwhile
                 os.killpg(0, signal.SIGKILL)
             os._exit(0)  # other threads may wait for ever
 
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     thread = threading.Thread(target=wait_and_end, daemon=True)
     thread.start()
-    atexit.register(lambda: thread.join() if ending.is_set() else None)  # the main thread must not exit before it
+    atexit.register(lambda: thread.join() if ending.is_set() else None)  # the main thread must not exit first
     return thread
 
 

@@ -1,4 +1,4 @@
-"""Confidence intervals for means of a few measurements: Student's, also for several means together."""
+"""Student's confidence intervals for means of a few measurements, also for several means together."""
 
 import math
 import statistics
@@ -11,7 +11,7 @@ _SURE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95% confidence interval: in 19 of 20 cases it holds the mean of very many values."""
+    """A mean and its 95% confidence interval: in 19 of 20 cases it contains the true mean."""
 
     mean: float
     lowest: float  #: The ends of the interval; with one measurement only, the lowest and the highest possible value
@@ -20,17 +20,17 @@ class Interval:
 
     @property
     def wide(self) -> bool:
-        """For values above 0: whether the ends are a factor of a hundred apart, and so not worth printing."""
+        """For values above 0: whether the ends differ by a factor of 100 or more, and so are not worth printing."""
         return self.highest >= 100 * self.lowest
 
     @property
     def detectable(self) -> float:
-        """Of a ratio: the least gain, as a ratio, that so many values with this scatter show.
+        """For a ratio: the smallest gain, as a ratio, that this number of values with this scatter shows.
 
         This is the minimum detectable effect, (t for 95% + t for 80%) × the standard error. It aims at a power of 80%;
         simulations show 68% with 3 values and 79% with 10, since the scatter is estimated from so few.
         """
-        if self.count < 3 or self.wide:  # the scatter of two says too little
+        if self.count < 3 or self.wide:  # two values do not show their scatter
             return math.inf
         reach = math.log(self.highest / self.lowest) / 2
         return math.exp(reach * (1 + student(self.count - 1, 0.6) / student(self.count - 1)))
@@ -39,7 +39,7 @@ class Interval:
 def geometric(values: Iterable[float], share: float = _SURE) -> Interval:
     """Return the geometric mean of values above 0, such as ratios, and Student's interval of their logarithms.
 
-    The interval holds the truth in this `share` of cases. Raises ValueError for other values, or none.
+    The interval contains the true mean in this `share` of cases. Raises ValueError for other values, or no values.
     """
     values = list(values)
     if not values or not all(0 < value < math.inf for value in values):
@@ -59,12 +59,12 @@ def around(mean: float, logarithms: Sequence[float], share: float = _SURE) -> In
 
 
 def together(samples: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
-    """Return geometric means of samples of equal length, with intervals that hold together.
+    """Return geometric means of samples of equal length, with simultaneous confidence intervals.
 
-    In 19 of 20 cases no interval of a sample whose truth is 1 excludes 1, however many samples there are. The interval
-    farthest from 1 is the widest, and each that excludes 1 makes the next ones narrower. This is Holm's method
+    In 19 of 20 cases no interval of a sample with true mean 1 excludes 1, however many samples there are. The interval
+    of the mean farthest from 1 is the widest, and each interval that excludes 1 narrows the next. This is Holm's method
     (Scandinavian Journal of Statistics 6, 1979). It requires only Student's intervals, while Dunnett's method assumes
-    that all samples scatter alike, which loaders and networks do not.
+    equal variances, which loaders and networks do not have.
     """
 
     def distance(name: str) -> float:  # in standard deviations
@@ -121,6 +121,6 @@ def _within(angle: float, freedom: int) -> float:
 
 
 def without_hiccup(values: Sequence[float]) -> list[float]:
-    """Return the values with the largest set to the second largest: a single stall of the machine is no fault."""
+    """Return the values with the largest set to the second largest: a single stall of the machine is not a fault."""
     ordered = sorted(values)
     return [min(value, ordered[-2]) for value in values] if len(ordered) > 1 else list(values)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 
-PACKAGES = ("torch", "numpy", "pandas", "orjson", "psutil", "filelock")  # that a process of a script needs
+PACKAGES = ("torch", "numpy", "pandas", "orjson", "psutil", "filelock")  # needed in each process of a script
 OLDEST = (2, 4)  # version of torch with which the tests pass
 
 

@@ -11,7 +11,7 @@ CONTROL_GROUPS, OWN_CONTROL_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgr
 def cores() -> int:
     """CPU cores that this process may use: a shared machine often grants fewer than it has.
 
-    A container may run on all cores but be limited to the CPU time of a few: then their number, rounded up.
+    A container may run on all cores but be limited to the CPU time of a few: then it is this limit, rounded up.
     """
     try:
         runs_on = len(os.sched_getaffinity(0))

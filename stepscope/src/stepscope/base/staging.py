@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, and that one process makes for all that need them.
+"""Files and folders that appear whole or not at all, and that one process makes for all processes that need them.
 
 New content is written to a staging folder or file beside its target, and gets its name by an atomic rename. The next
-process that stages something in the same folder removes what a killed process left: the system releases the lock of a
-process that ends, and a staging folder always has a lock file, made before it and removed after it.
+process that stages content in the same folder removes leftovers of killed processes: a staging folder always has a lock
+file, made before it and removed after it, and the system releases the lock when the process ends.
 
 On a network disk whose locks do not reach other machines (``local_lock`` of NFS, ``localflock`` of Lustre), prepare
 shared folders from one machine.
@@ -21,7 +21,7 @@ from typing import TypeVar
 _STAGING = re.compile(r"\..+\.staging-[0-9a-f]{8}(\.lock)?")
 _SHOWN_CHARACTERS = 40  # of a target's name: with a whole long name, the staging folder's name could be too long
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # errors of rename, by system and by what exists at the target
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # errors of rename, by system, if the target exists
 _Made = TypeVar("_Made")
 
 
@@ -38,9 +38,9 @@ class TargetExists(FileExistsError):
 
 
 def once(folder: Path, find: Callable[[], _Made | None], make: Callable[[], _Made]) -> _Made:
-    """Return what `find` finds, or else let one process `make` it in `folder`; the others say that they wait, and wait.
+    """Return the result of `find`, or else of `make` in one process; other processes print that they wait, and wait.
 
-    `folder` is made if need be. What killed processes have left there is removed in any case.
+    `folder` is made if it does not exist. Leftovers of killed processes in it are removed.
     """
     from filelock import FileLock  # here, because most importers of this module never lock
 
@@ -64,16 +64,16 @@ def once(folder: Path, find: Callable[[], _Made | None], make: Callable[[], _Mad
 def folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """Give a staging folder to fill, which becomes `path` when the block ends, and is removed if the block raises.
 
-    The parent folders of `path` are made. An existing `path` is replaced if asked to; a process that is killed between
-    the two renames leaves nothing there. Otherwise it raises `TargetExists`, before the block or after it; and
-    `NotEnoughDisk` if the disk becomes full meanwhile.
+    The parent folders of `path` are made. With `replace`, an existing `path` is replaced; a process that is killed
+    between the two renames leaves no `path`. Otherwise an existing `path` raises `TargetExists`, before the block or
+    after it. A disk that becomes full raises `NotEnoughDisk`.
     """
     path = Path(os.path.abspath(path))
     if not replace:
         _refuse_existing(path)
     with scratch(path) as staging:
         yield staging
-        while not _renamed(staging, path):  # `path` exists: from before, or made by others meanwhile
+        while not _renamed(staging, path):  # `path` existed before, or another process made it meanwhile
             if replace:
                 with scratch(path) as former, suppress(FileNotFoundError):
                     path.rename(former / path.name)
@@ -92,7 +92,7 @@ def scratch(path: str | Path) -> Iterator[Path]:
 def write(path: str | Path, content: str | bytes, *, durable: bool = False) -> None:
     """Write a file that appears whole or not at all; an existing file is replaced, and keeps its permissions.
 
-    The parent folders of `path` are made; on Windows, nobody may have an existing file open. Text is written as UTF-8.
+    The parent folders of `path` are made; on Windows, no process may have the file open. Text is written as UTF-8.
     `durable` waits until the content is on the disk, so that a power cut leaves the old file or the new one. It raises
     `NotEnoughDisk` if the disk becomes full meanwhile.
     """
@@ -114,15 +114,15 @@ def is_staging(path: Path) -> bool:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed processes have left in `folder`, except another user's files if they cannot be removed."""
+    """Remove leftovers of killed processes in `folder`, except another user's files if they cannot be removed."""
     try:
         names = os.listdir(folder)
-    except OSError:  # it does not exist, or its user may write to it but not list it
+    except OSError:  # the folder does not exist, or this user may write to it but not list it
         return
     for name in names:
         if _STAGING.fullmatch(name) and name.endswith(".lock"):
             with suppress(OSError), _locked(folder / name.removesuffix(".lock"), timeout=0):
-                pass  # no TimeoutError, so that its process has ended; `_locked` now removes all that it left
+                pass  # no TimeoutError, so its process has ended; `_locked` now removes the leftovers
 
 
 def check_free(folder: Path, images: int, bytes_per_image: int) -> None:
@@ -155,7 +155,7 @@ def _staged(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(staging: Path, timeout: float = -1) -> Iterator[None]:
-    """Hold the lock of a staging folder or file; at the end of the block remove both it and the lock file."""
+    """Hold the lock of a staging folder or file; at the end of the block remove it and the lock file."""
     from filelock import FileLock
 
     file = staging.with_name(f"{staging.name}.lock")
@@ -169,7 +169,7 @@ def _locked(staging: Path, timeout: float = -1) -> Iterator[None]:
                 with suppress(OSError):
                     staging.unlink(missing_ok=True)
             # Before the lock is released: then a process that waited for it sees that the file is gone, and takes a new
-            # one. Windows removes no open file; there FileLock removes it a moment later.
+            # one. Windows removes no open file; there FileLock removes the file a moment later.
             if not os.path.lexists(staging):
                 with suppress(PermissionError):
                     file.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ PLAIN_NAMES = {
     "CPU Exec": "operators on the CPU",
     "Other": "other",
 }
-_OBEYED = {"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"}  # of Unicode: control, format, private, unassigned, separators
+_OBEYED = {"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"}  # in Unicode: control, format, private, unassigned, separators
 
 
 def counted(number: int, noun: str) -> str:
@@ -64,5 +64,5 @@ def printable(name: str) -> str:
 
 
 def without_paths(text: str) -> str:
-    """Return a text in which only the last part is left of each absolute path: a folder may name its user."""
+    """Return a text with only the last part of each absolute path, since a folder may name its user."""
     return re.sub(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\](?:[^/\\\n:'\"]+[/\\])+", "", text)

@@ -2,7 +2,7 @@
 
 TensorBoard runs in its own process, listens on 127.0.0.1 on a port that the operating system has found free, and ends
 with the process that started it. Other users of the machine can reach this port, and TensorBoard asks for no password.
-So its pages lie below a random path, without which it answers 404. `corrections` lists the corrections and why.
+So its pages lie below a random path, without which it answers 404. `corrections` states each correction and its reason.
 """
 
 import gzip
@@ -32,7 +32,7 @@ HEIGHT = 800  # pixels of the embedded page
 SCALE = 0.72  # the Overview needs 1,200 pixels, or its panels overlap; a notebook has about 880
 PLUGIN = "data/plugin/pytorch_profiler"
 
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy for the internet cannot see 127.0.0.1
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # an internet proxy cannot reach 127.0.0.1
 
 
 class TensorBoardFailed(RuntimeError):
@@ -45,10 +45,10 @@ class Server:
 
     logdir: Path
     runs: tuple[str, ...]  #: The runs it shows, as the profiler tab names them
-    #: Its address on this machine, such as ``http://127.0.0.1:40123/SECRET/``: whoever has it can read the traces.
+    #: Its address on this machine, such as ``http://127.0.0.1:40123/SECRET/``: a secret that opens the traces.
     url: str
     child: Child  #: Its process
-    folder: Path  #: Its address, log and temporary files, for this user only; removed when it ends
+    folder: Path  #: For its address, log and temporary files, closed to other users; removed at the end
 
     @property
     def link(self) -> str:
@@ -69,13 +69,13 @@ class Server:
             shutil.rmtree(self.folder, ignore_errors=True)  # if the child did not start, or had to be killed
 
     def wait(self) -> None:
-        """Wait until it has an address, and the profiler tab lists all runs."""
+        """Wait until the server has an address, and the profiler tab lists all runs."""
         deadline = time.monotonic() + TIMEOUT
         while not (self.folder / "address").exists():
             self._check(deadline, "did not start")
             time.sleep(0.02)
         self.url = (self.folder / "address").read_text()
-        until = math.inf  # "loading" lacks a run before its loading begins, and a moment before it is listed
+        until = math.inf  # a run is not in "loading" before it loads, and just before it is listed
         while (answer := self.get("runs"))["loading"] or not set(self.runs) <= set(answer["runs"]):
             names = ", ".join(sorted(set(self.runs) - set(answer["runs"])) or self.runs)
             until = math.inf if answer["loading"] or not answer["runs"] else min(until, time.monotonic() + 5)
@@ -91,7 +91,7 @@ class Server:
             problem = f"ended with code {self.child.process.returncode}."
         log = self.folder / "log"  # missing if TensorBoard was ended while it started
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        raise TensorBoardFailed("\n".join([f"TensorBoard {problem} Its last words:", *lines[-20:]]))
+        raise TensorBoardFailed("\n".join([f"TensorBoard {problem} The last lines of its log:", *lines[-20:]]))
 
 
 _shown: Server | None = None
@@ -100,15 +100,15 @@ _shown: Server | None = None
 def show(logdir: str | Path) -> None:
     """Start TensorBoard over `logdir`, wait until the profiler tab has all runs, print the link and embed the page.
 
-    It replaces the one shown before: a running TensorBoard does not notice traces added to a run it knows. It ends
-    with this notebook's kernel, or by `stop`.
+    It replaces the TensorBoard shown before, which does not notice traces added to a run that it knows. It ends with
+    this notebook's kernel, or by `stop`.
 
     Parameters
     ----------
     logdir : str or Path
         Folder with the traces of one run, or with a folder for each of several runs.
 
-    It raises the errors of `start`.
+    Raises the errors of `start`.
     """
     global _shown
     server = start(logdir)
@@ -143,7 +143,7 @@ def stop() -> None:
 
 
 def serve(logdir: str | Path) -> None:
-    """Run TensorBoard over `logdir` in the foreground, until Ctrl-C. It raises the errors of `start`."""
+    """Run TensorBoard over `logdir` in the foreground, until Ctrl-C. Raises the errors of `start`."""
     server = start(logdir)
     try:
         _announce(server)
@@ -165,7 +165,7 @@ def start(logdir: str | Path) -> Server:
     TensorBoardFailed
         If TensorBoard does not start, or does not read the traces within two minutes.
     corrections.PackageMissing
-        If a package of stepscope's extra `tab` is not installed, or the plugin in another version.
+        If a package of stepscope's extra `tab` is not installed, or the plugin has another version.
     """
     corrections.check_packages()
     logdir = Path(logdir).resolve()
@@ -190,4 +190,4 @@ def _announce(server: Server) -> None:
     print(f"TensorBoard shows {counted(len(server.runs), 'run')} of {server.logdir} {where}", flush=True)
     for run in server.runs:
         if not server.get("views", run=run):
-            print(f"It could not read the trace of {run}: stepscope.traces.load({str(server.logdir)!r}) shows why.")
+            print(f"The trace of {run} could not be read: stepscope.traces.load({str(server.logdir)!r}) shows why.")

@@ -67,7 +67,7 @@ def replace(place: str, correction: Callable[..., object]) -> None:
 
 
 def correct_the_data(stock: Callable[..., None], self: Any, worker: str, span: str, trace: files.Json) -> None:
-    """All views: the plugin misreads today's traces in the ways that `OF_TRACES` names."""
+    """All views: the plugin misreads today's traces; each function in `OF_TRACES` states a fault."""
     stock(self, worker, span, correct(trace))
 
 
@@ -84,7 +84,7 @@ def end_loading_for_certain(stock: Callable[..., None], self: Any, run_dir: str)
 
 
 def know_tensor_core_kernels(stock: Callable[..., bool], kernel: str) -> bool:
-    """GPU Summary, Operator, Kernel: Hopper's Tensor-Core kernels, and many of Ampere's, do not count as such."""
+    """GPU Summary, Operator, Kernel: the plugin misses the Tensor-Core kernels of Hopper, and many of Ampere's."""
     return kernel_properties.uses_tensor_cores(kernel)
 
 
@@ -93,7 +93,7 @@ def know_todays_operators(stock: Callable[..., bool], operator: str) -> bool:
     return operator.removeprefix("aten::") in TENSOR_CORE_OPERATORS or stock(operator)
 
 
-# From autocast's list in `ATen/autocast_mode.h` of torch 2.15, with the operators that these call
+# From autocast's list in `ATen/autocast_mode.h` of torch 2.15, with the operators that the listed operators call
 TENSOR_CORE_OPERATORS = """
     convolution_backward einsum linalg_vecdot scaled_dot_product_attention _scaled_mm _grouped_mm _scaled_grouped_mm
     _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
@@ -104,7 +104,7 @@ TENSOR_CORE_OPERATORS = """
 
 
 def count_all_kernels_for_tensor_cores(stock: Callable[..., None], self: Any) -> None:
-    """GPU Summary: the share of Tensor-Core time excludes kernels of no operator, such as those of a CUDA graph."""
+    """GPU Summary: the share of Tensor-Core time excludes kernels without an operator, as in a CUDA graph."""
     stock(self)
     for gpu in self.gpu_metrics_parser.gpu_ids:
         kernels = [event for event in self.events if event.type == "Kernel" and event.device_id == gpu]
@@ -206,10 +206,10 @@ def ignore_steps_without_a_number(trace: files.Json) -> Iterator[Event]:
 def rename_categories(trace: files.Json) -> Iterator[Event]:
     """Overview, Operator, Kernel: the plugin does not know today's categories.
 
-    - The DataLoader's time is 0, and added to others: the plugin expects waiting for a batch and the optimizer's step
+    - The DataLoader's time is 0, and counts elsewhere: the plugin expects waiting for a batch and the optimizer's step
       among the operators, and drops annotations. The user's `record_function` annotations stay out.
-    - CUDA: every step is there twice, once as its copy on the GPU's time line. In a category that the plugin does not
-      know, the copies remain only in the Trace view.
+    - CUDA: every step appears twice, since it has a copy on the GPU's time line. Here the copies get a category that
+      the plugin does not know, so that they remain only in the Trace view.
     - CUDA: Runtime is 0, device times are 0, kernels have no operators. The plugin expects runtime calls in the
       category `runtime`; today they are `cuda_runtime`, and `cuda_driver` for launches by Triton or nvjet.
     """
@@ -222,11 +222,11 @@ def rename_categories(trace: files.Json) -> Iterator[Event]:
 
 
 def link_calls_to_their_operators(trace: files.Json) -> Iterator[Event]:
-    """Operator, Kernel, Module, CUDA: operators are charged with the calls of others, down to negative times.
+    """Operator, Kernel, Module, CUDA: operators are charged with other operators' calls; times may be negative.
 
     In some traces a runtime call's `External id` is only its own number, which an operator may have by chance. A call
     belongs to an operator only if the operator was running. Calls without an operator have no `External id`, like
-    modules, and the plugin charges the first module with them. 0 means: linked to nothing.
+    modules, and the plugin charges the first module with them. Id 0 links to nothing.
     """
     events = trace["traceEvents"]
     operators = [event for event in events if event.get("cat") in ("cpu_op", "user_annotation") and "dur" in event]
@@ -277,7 +277,7 @@ def estimate_missing_occupancy(trace: files.Json) -> Iterator[Event]:
             grid, block, registers, shared = map(launch.get, ("grid", "block", "registers per thread", "shared memory"))
             device = devices.get(launch.get("device"))
             estimated = kernel_properties.estimated_occupancy(grid, block, registers, shared, device)
-            if estimated >= 0.5:  # otherwise the profiler rounded to 0, or it is unknown
+            if estimated >= 0.5:  # otherwise it is below 0.5%, or unknown
                 event = event | {"args": launch | {name: estimated}}
         yield event
 
@@ -348,14 +348,14 @@ def write_copies(logdir: str | Path, out: str | Path) -> tuple[list[Path], list[
     written : list of Path
         The corrected copies.
     refused : list of TraceError
-        Why other traces could not be copied; each names its file.
+        The errors of traces that could not be copied; each names its file.
 
     Raises
     ------
     NoTraces
         If there are no traces in `logdir`.
     TargetExists
-        If `out` lies in `logdir`, where TensorBoard would show both, or if a file with a copy's name exists.
+        If `out` lies in `logdir`, where TensorBoard would show traces twice, or if a file with a copy's name exists.
     """
     logdir, out = Path(logdir).resolve(), Path(out).resolve()
     originals = [file for run in files.runs(logdir) for file in files.of_run(run)]

@@ -1,8 +1,8 @@
 """The profiler tab's Distributed view, with the numbers that `stepscope.traces` computes from the ranks' traces.
 
-The numbers are those of `traces.communication_by_step` and `traces.collectives`, and so of `traces.communication`: the
-wait chart splits exposed communication. Times are in µs. A note at the head of the page states what could not be
-compared, and why.
+The numbers equal `traces.communication_by_step` and `traces.collectives`, and so agree with `traces.communication`: the
+wait chart splits exposed communication. Times are in µs. A note at the head of the page states which data could not
+be compared, and why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch_tb_profiler.profiler.loader import RunLoader
     from torch_tb_profiler.run import DistributedRunProfile
 
-# What the page calls the columns of `traces.communication_by_step`
+# The page's names for columns of `traces.communication_by_step`
 OVERLAP = {"Computation": "compute", "Overlapping": "overlapped", "Communication": "exposed", "Other": "other"}
 WAIT = {"Data Transfer Time": "transfer", "Synchronizing Time": "waiting"}
 OPERATIONS = {  # the table of operations: a quantity, and the column names of its sum and its mean
@@ -49,10 +49,10 @@ def keep_the_path_of_the_trace(
 def compare_ranks(
     stock: Callable[..., object], self: RunLoader, profiles: list[DistributedRunProfileData], span: str | None
 ) -> DistributedRunProfile | None:
-    """Distributed: the view vanishes if one rank has an operation more, and is wrong if ranks recorded different steps.
+    """Distributed: the view vanishes if a rank has one more operation, and is wrong if ranks recorded different steps.
 
-    Ours is made in a separate process: if a thread of this process used pandas, the forks that parse other runs would
-    wait for ever for a lock that the thread holds.
+    Our view is made in a separate process: if a thread of this process used pandas, the forks that parse other runs
+    would wait for ever for a lock that the thread holds.
     """
     from torch_tb_profiler.multiprocessing import get_context, get_start_method
 
@@ -62,13 +62,13 @@ def compare_ranks(
     with ProcessPoolExecutor(1, get_context(get_start_method())) as pool:
         try:
             return pool.submit(_page, profiles, span).result()
-        except Exception:  # or the process was killed: the other views are shown
+        except Exception:  # also if the process was killed: the other views are shown
             logging.getLogger(__name__).exception("The Distributed view of %s could not be made.", self.run_name)
             return None
 
 
 def _page(profiles: list[DistributedRunProfileData], span: str | None) -> DistributedRunProfile | None:
-    """Return the view of a recording, or None if it is not of a job of several ranks."""
+    """Return the view of a recording, or None if the recording is not of a job of several ranks."""
     from torch_tb_profiler import consts
     from torch_tb_profiler.profiler.run_generator import DistributedRunGenerator
     from torch_tb_profiler.run import DistributedRunProfile
@@ -92,7 +92,7 @@ def _page(profiles: list[DistributedRunProfileData], span: str | None) -> Distri
         if compared:
             notes += [*_steps_missing(steps), *traces.communication(ranks).attrs["unequal"]]
     shared = operations.groupby("number")["rank"].transform("size") > 1
-    # With one rank alone, its waiting time is unknown
+    # The waiting time of a single rank is unknown
     operations = operations.assign(transfer=operations["transfer"].where(shared & compared))
     page = DistributedRunProfile(span)
     page.views.append(consts.DISTRIBUTED_VIEW)
@@ -116,7 +116,7 @@ def _ranks(paths: Mapping[str, str]) -> traces.Ranks:
 
 
 def _chart(title: str, columns: dict[str, str], steps: pd.DataFrame | None) -> dict[str, object]:
-    """Return the values of these columns by step and worker, and as "all" the means over the steps."""
+    """Return the values of these columns by step and worker, and under "all" the means over the steps."""
     tables: dict[str, dict[str, list[float]]] = {"all": {}}
     if steps is not None:
         amounts = steps[list(columns.values())]
@@ -148,7 +148,7 @@ def _sum_and_mean(amounts: pd.Series) -> tuple[float | None, int | None]:
 
 
 def _without_kernels(ranks: traces.Ranks) -> list[str]:
-    """Return the ranks that called NCCL, but without recorded NCCL kernels."""
+    """Return the ranks that called NCCL, but recorded none of its kernels."""
     events = {rank: trace.spans[0].exchanges for rank, trace in ranks.items()}
     return [
         rank
@@ -157,16 +157,16 @@ def _without_kernels(ranks: traces.Ranks) -> list[str]:
     ]
 
 
-# Sentences for the head of the view: what it cannot show, and why.
+# Sentences for the head of the view, on missing data and its reasons.
 
 
 def _missing(ranks: traces.Ranks, world: int, silent: list[str], operations: pd.DataFrame) -> Iterator[str]:
     here = len(ranks)
     if here < world or (here == 1 and ranks[next(iter(ranks))].spans[0].world is None):
-        waiting = "how long it waited is unknown" if here == 1 else "waiting for the others counts as data transfer"
+        waiting = "how long it waited is unknown" if here == 1 else "waiting for missing ranks counts as data transfer"
         yield (
             f"Traces of {here} of {world if world > 1 else 'several'} ranks are here: {waiting}. Record all ranks into "
-            "one folder, with the rank in the whole job as name: tensorboard_trace_handler(folder, "
+            "one folder, each named by its rank in the whole job: tensorboard_trace_handler(folder, "
             'worker_name=f"rank_{rank}").'
         )
     if silent:
@@ -192,8 +192,8 @@ def _steps_missing(steps: pd.DataFrame) -> Iterator[str]:
 def _same_rank(ranks: traces.Ranks) -> list[str]:
     numbers = Counter(trace.spans[0].rank for trace in ranks.values())
     return [
-        f"{count} traces say that they are rank {number}: they are of several jobs, and not compared. Move the traces "
-        "of each job to a separate folder."
+        f"{count} traces are recorded as rank {number}: they belong to several jobs, and are not compared. Move the "
+        "traces of each job to a separate folder."
         for number, count in numbers.items()
         if number is not None and count > 1
     ]

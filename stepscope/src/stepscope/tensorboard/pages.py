@@ -42,10 +42,10 @@ def draw_without_internet(stock: Callable[..., dict[str, WSGIApplication]], self
 
 
 def compare_operators_by_name(stock: Callable[..., None], self: Any, left: Any, right: Any) -> None:
-    """Diff: operators are compared with different ones, or the page fails ("reading 'calls'").
+    """Diff: operators are compared with different operators, or the page fails ("reading 'calls'").
 
     The page compares the n-th operator of one run with the n-th of the other, and fails if the other run has fewer.
-    Both runs now list the operators of both. Times are rounded to a quarter of a µs, as the page shows all digits.
+    Now each run lists the operators of both runs. Times are rounded to a quarter of a µs, as the page shows all digits.
     """
     from torch_tb_profiler.profiler.diffrun.contract import OpAgg
 
@@ -82,7 +82,7 @@ def _views_page() -> bytes:
     page = _replace(page, loader, _script("look.js") + style + _script("charts.js"))
     # Division by 0 gives infinity: no number to show.
     page = _replace(page, b'isNaN(n)?"N/A":n.toFixed(2)+"%"', b'isFinite(n)?n.toFixed(2)+"%":"N/A"')
-    # The head of the view states what the ranks' traces do not show.
+    # The head of the view shows the note of the Distributed view.
     heading = b'n.createElement(X,{title:"Distributed View"'
     page = _replace(page, heading, heading + b",subheader:s&&s.metadata.note")
     # The view gets the trace's address: parsing and rewriting a trace takes long, and fails with NaN.
@@ -132,7 +132,7 @@ def _answer(
 ) -> list[bytes]:
     """Answer, compressed: this reduces Perfetto from 16 MB to 5 MB, and the user may be far from the hub.
 
-    The answer states no length: Perfetto would show the uncompressed bytes as a percentage of it, up to 1,000%.
+    The answer states no length: Perfetto would show the uncompressed bytes as a percentage of the length, up to 1,000%.
     """
     common = [("Content-Type", kind), ("Content-Encoding", "gzip"), ("X-Content-Type-Options", "nosniff")]
     start(status, [*common, *headers])
@@ -170,8 +170,8 @@ def _trace_route(stock: Callable[..., Iterable[bytes]], environ: WSGIEnvironment
 def rearrange(content: bytes) -> bytes:
     """Return a trace as JSON text, with events in separate rows if Perfetto would drop or mix them.
 
-    If two events of a thread overlap, and neither lies in the other, Perfetto drops one. With `with_stack` that is
-    every step: a step starts and ends within the Python function that marks it.
+    If two events of a thread overlap, and neither lies in the other, Perfetto drops one. With `with_stack` every step
+    overlaps in this way: it starts and ends within the Python function that marks it.
     """
     with_nan = b"NaN" in content  # some versions of torch write NaN, which orjson does not know
     trace = json.loads(content) if with_nan else orjson.loads(content)
@@ -189,7 +189,7 @@ def _rows(events: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
     for event in slices:
         process, thread = event.get("pid"), event.get("tid")
         annotates = event.get("cat") == "user_annotation" and (process, thread) in with_stack
-        # For Perfetto thread 0 is the idle CPU, and part of the main thread.
+        # Perfetto takes thread 0 for the idle CPU, and for part of the main thread.
         name = f"{thread} annotations" if annotates else thread if thread != 0 else "0"
         end = event["ts"] + event["dur"]
         for number in itertools.count(1):

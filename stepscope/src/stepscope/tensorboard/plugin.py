@@ -20,12 +20,12 @@ from stepscope.tensorboard import corrections
 class Corrections(base_plugin.TBLoader):  # type: ignore[misc]
     """Corrects the profiler tab of every TensorBoard that starts in an environment, also by ``tensorboard`` in a shell.
 
-    TensorBoard finds it by an entry point of the group ``tensorboard_plugins``, which stepscope itself does not have:
-    an environment that wants it declares ``stepscope.tensorboard.plugin:Corrections``. It adds no tab.
+    TensorBoard finds this class by an entry point of the group ``tensorboard_plugins``. stepscope itself declares none:
+    an environment that wants the corrections declares ``stepscope.tensorboard.plugin:Corrections``. No tab is added.
     """
 
     def fix_flags(self, flags: argparse.Namespace) -> None:
-        """Apply the corrections when TensorBoard has read its options, before it loads any plugin, and print that."""
+        """Apply the corrections when TensorBoard has read its options, before it loads plugins; print the result."""
         try:
             corrections.check_packages()
         except corrections.PackageMissing as error:
@@ -39,7 +39,7 @@ class Corrections(base_plugin.TBLoader):  # type: ignore[misc]
 
 
 def main(logdir: str, folder: Path) -> None:
-    """Run TensorBoard over `logdir` until the process that started this one ends it, or ends."""
+    """Run TensorBoard over `logdir` until the owner of this process stops it, or ends."""
     tempfile.tempdir = str(folder)  # so that the plugin's leftovers are removed with the folder
     thread = child.end_with_owner(folder=folder)
     # The traces are parsed in separate processes. Forking them saves 7 s, but is safe only on Linux.

@@ -27,8 +27,8 @@ class TwoClocks:
     loading: tuple[Timing, ...]  #: One a round
     compute: tuple[Timing, ...]
     loop: tuple[Timing, ...]
-    workers: int  #: Worker processes of the loader; with workers it loads in the background
-    #: With a GPU, the milliseconds in which this process launches a step's work; None without a GPU.
+    workers: int  #: Worker processes of the loader; with workers, loading runs in the background
+    #: Milliseconds that this process takes to launch the work of a step on a GPU; None without a GPU.
     host_ms: float | None = None
 
     @property
@@ -61,19 +61,19 @@ class TwoClocks:
 
     @property
     def error(self) -> float:
-        """By how much the loop took longer than predicted, as a share of the prediction; below 0 if shorter."""
+        """The measured time of the loop minus the predicted time, as a share of the predicted time."""
         return self.ratio.mean - 1
 
     @property
     def ceiling(self) -> float:
-        """How many times as fast the loop would be if loading cost nothing."""
+        """The factor by which the loop would be faster if loading took no time."""
         return self.loop_ms / self.compute_ms
 
     def predict(self, loading: float, compute: float) -> float:
-        """Return the loop's time, if loading and compute do not disturb each other; all in ms.
+        """Return the loop's time for a batch, if loading and compute do not slow each other down; all times in ms.
 
-        With workers it is the larger of the two: loading goes on during a step. Without workers it is their sum. But a
-        GPU computes while this process loads: there it is the larger of compute, and loading plus `host_ms`.
+        With workers, it is the larger of the two times, since loading continues during a step. Without workers it is
+        their sum; on a GPU, which computes while this process loads, the larger of compute and loading plus `host_ms`.
         """
         if self.workers:
             return max(loading, compute)
@@ -90,7 +90,7 @@ class TwoClocks:
         return pd.DataFrame(rows, index=names, columns=["ms a batch", "95% interval"])
 
     def verdict(self) -> str:
-        """Return a sentence: what the two clocks predicted, and by how much the loop was longer (+) or shorter (-)."""
+        """Return a sentence with the predicted and the measured time, and the difference: + if the loop is longer."""
         ratio, result = self.ratio, outcome(self.ratio)
         words = {FASTER: "longer", SLOWER: "shorter", SAME: f"equal within {EQUAL:.0%}"}
         ends = f"{signed_percent(ratio.lowest - 1)} to {signed_percent(ratio.highest - 1)}"
@@ -109,7 +109,7 @@ def _mean_ms(runs: Iterable[Timing]) -> float:
 def two_clocks(loader: Iterable[object], step: loaders.Step, steps: int, rounds: int) -> TwoClocks:
     """Time loading alone, compute alone on one kept batch, and the loop, interleaved, after warm-ups.
 
-    A loader with fewer batches than `steps` starts anew; that belongs to its loading.
+    A loader with fewer batches than `steps` starts a new epoch; the start counts as loading.
 
     Parameters
     ----------
@@ -118,11 +118,11 @@ def two_clocks(loader: Iterable[object], step: loaders.Step, steps: int, rounds:
     step : callable
         Called with a batch as `call` does, in all about 2 × `rounds` × `steps` times.
     steps : int
-        Batches in one timed run; rounded up to a multiple of the workers, which deliver batches in bursts.
+        Batches in one timed run; rounded up to a multiple of `num_workers`, since workers deliver bursts.
     rounds : int
-        How often each is timed.
+        Timed runs of loading, of compute and of the loop.
 
-    It raises WorkerDied if a worker is killed or exits.
+    Raises WorkerDied if a worker is killed or exits.
     """
     workers = getattr(loader, "num_workers", 0) or 0
     burst = max(workers, 1)

@@ -25,13 +25,13 @@ from stepscope.timing.stopwatch import Item, Timing, limited, longest_of, synchr
 if TYPE_CHECKING:
     import pandas as pd
 
-SEED = 2021  # of the order in each round: any fixed number
+SEED = 2021  # for the order in each round; any fixed number serves
 EQUAL = 0.02  # two variants are called equal if they differ by no more than this share
 FASTER, SLOWER, SAME, NOISY = "faster", "slower", "equal", "too noisy to say"
 
 
 def outcome(ratio: Interval) -> str:
-    """Return what a ratio shows of a variant: it is `FASTER` or `SLOWER` than the other, the `SAME`, or `NOISY`.
+    """Classify the ratio of two variants as `FASTER`, `SLOWER`, the `SAME` or `NOISY`.
 
     It is the same if the whole interval lies between 1 / (1 + `EQUAL`) and 1 + `EQUAL`. Otherwise it is faster or
     slower if 1 lies outside of the interval.
@@ -56,7 +56,7 @@ class Mean:
 class Comparison:
     """Interleaved timings of variants: one `Timing` a round for each. The first variant is the baseline.
 
-    Ratios are taken within each round, so that a machine that is slower for a while slows both sides.
+    Ratios are taken within each round, so that a machine that is slower for a while slows both variants.
     """
 
     timings: Mapping[str, tuple[Timing, ...]]
@@ -84,10 +84,10 @@ class Comparison:
         return geometric(self.throughputs(name))
 
     def ratio(self, name: str, to: str | None = None) -> Interval:
-        """Return the throughput of variant `name` divided by that of `to`, the first by default, round by round.
+        """Return the throughput of variant `name` divided by the throughput of `to`, by default the first.
 
-        Among more than two variants one may seem faster by chance. Their intervals are wider, so that in 19 of 20
-        comparisons no variant equal to `to` is called faster or slower, see `confidence.together`.
+        With more than two variants, one may seem faster by chance, so the intervals are wider: in 19 of 20 comparisons
+        no variant equal to `to` is called faster or slower, see `confidence.together`.
         """
         to = to or self.names[0]
         if name == to:
@@ -101,14 +101,14 @@ class Comparison:
     def fastest(self, names: Iterable[str] | None = None) -> str:
         """Return the variant with the highest throughput, among `names` or all.
 
-        It was partly lucky: time it again before you state its gain.
+        The fastest of several was partly lucky: time it again before you state its gain.
         """
         return max(names or self.names, key=lambda name: self.mean(name).images_per_second)
 
     def table(self) -> pd.DataFrame:
         """Return means, ratios to the first variant and their intervals, one variant a row.
 
-        The last column is the least gain that so many rounds show in about three of four cases.
+        The last column is the smallest gain that this number of rounds detects in about three of four cases.
         """
         import pandas as pd  # here, because it takes half a second, and a stopwatch does not need it
 
@@ -141,13 +141,13 @@ def limits(interval: Interval, write: Callable[[float], str] = digits) -> str:
 
 
 def _ends(ratio: Interval) -> tuple[str, str]:
-    """Return the ends of a ratio's interval, with three decimals if they look alike without."""
+    """Return the ends of a ratio's interval, with three decimals if they are equal with two."""
     lowest, highest = digits(ratio.lowest), digits(ratio.highest)
     return (lowest, highest) if lowest != highest else (f"{ratio.lowest:,.3f}", f"{ratio.highest:,.3f}")
 
 
 def conclusion(ratio: Interval, of: str = "round") -> str:
-    """Return the outcome of a ratio in words, with its interval, which is `of` rounds or processes.
+    """Return the outcome of a ratio in words, with its interval; `of` is "round" or "process", the noun for its values.
 
     For example "faster (1.31 to 1.58 in 5 rounds)".
     """
@@ -162,7 +162,7 @@ def conclusion(ratio: Interval, of: str = "round") -> str:
             ends += f", which would show a gain of {ratio.detectable:.2f}×"
         return f"{found} ({ends}); take more rounds, or a quieter machine"
     if ratio.wide:
-        return f"{found} (by how much, {rounds} do not say)"
+        return f"{found} ({rounds}, too different for an interval)"
     if lowest == "1.00":  # neither end is 1: the outcome is sure
         lowest = f"{ratio.lowest:.3f}"
     if highest == "1.00":
@@ -173,17 +173,17 @@ def conclusion(ratio: Interval, of: str = "round") -> str:
 def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Comparison:
     """Time variants in rounds of one run each, in a random order that every second round reverses.
 
-    A limit of `timing.limit` may end it after two rounds or more; then it prints a line.
+    `timing.limit` may end the comparison after two rounds or more; then a line is printed.
 
     Parameters
     ----------
     variants : mapping of str to callable
         Each times one run, such as a `loop`.
     rounds : int
-        Most rounds; 1 or more.
+        Maximum number of rounds; 1 or more.
     """
     if rounds < 1 or not variants:
-        raise ValueError(f"Expected a variant and a round or more, found {len(variants)} and {rounds}.")
+        raise ValueError(f"Expected at least one variant and one round, found {len(variants)} and {rounds}.")
     longest = longest_of("comparison")
     timings: dict[str, list[Timing]] = {name: [] for name in variants}
     with progress(rounds * len(variants), "interleaved runs", "run") as bar:
@@ -194,14 +194,14 @@ def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Co
                 bar.update()
     done = min(map(len, timings.values()))
     if done < rounds:
-        print(f"{done} rounds instead of {rounds}: they are slow here, and the limit is {longest:g} s.")
+        print(f"Timed {done} rounds instead of {rounds}: rounds are slow here, and the limit is {longest:g} s.")
     return Comparison({name: tuple(runs) for name, runs in timings.items()})
 
 
 def shuffled(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
     """Yield the names in a random order for every other round, and in the reverse order for the next one.
 
-    So in two rounds each variant comes before every other once, and after it once. All calls yield the same orders.
+    So in two rounds each variant runs once before every other variant, and once after. All calls yield equal orders.
     """
     order, chance = list(names), random.Random(SEED)
     for number in range(rounds):
@@ -227,8 +227,8 @@ def interleaved_ranks(
 ) -> Comparison:
     """Time variants in rounds of one run each, on all ranks of a job at the same time.
 
-    All ranks must call this with the same variants; the order is that of `interleaved`. A run begins when all ranks are
-    ready, and its time is that of the slowest rank. `timing.limit` does not apply: one rank alone must not stop.
+    All ranks must call this with the same arguments; the order is as in `interleaved`. A run begins when all ranks are
+    ready, and its time is the slowest rank's. `timing.limit` does not apply, since all ranks must stop together.
 
     Parameters
     ----------
@@ -239,8 +239,8 @@ def interleaved_ranks(
     images : int
         Images of a step, on all ranks together.
     warmup : int
-        Untimed steps before a variant's first run: DDP has its final buckets from the third step on. If not 0, there is
-        one before each later run.
+        Untimed steps before a variant's first run: DDP has its final buckets from the third step on. If not 0, one
+        untimed step also precedes each later run.
     path : str or Path, optional
         Where rank 0 writes the result as JSON, for `read_comparison`.
 
@@ -253,22 +253,22 @@ def interleaved_ranks(
     Raises
     ------
     RuntimeError
-        If the process is no rank of a job.
+        If the process is not a rank of a job.
     ValueError
         If the ranks' calls differ, or without a variant, a round or a step.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
             "Expected a rank of a job, found no process group: start the script by torchrun, and call "
-            "torch.distributed.init_process_group first. For a single process there is timing.interleaved."
+            "torch.distributed.init_process_group first. For a single process, use timing.interleaved."
         )
     call = {"variants": list(variants), "rounds": rounds, "steps": steps, "images": images, "warmup": warmup}
     for rank, other in enumerate(_of_all_ranks(call)):
         if other != call:
             raise ValueError(f"Expected the same call on all ranks, found {call} here, and {other} on rank {rank}.")
-    if min(rounds, steps, len(variants)) < 1:  # on all ranks, so none waits for another
+    if min(rounds, steps, len(variants)) < 1:  # true on all ranks, so no rank waits for another
         found = f"{len(variants)}, {rounds} and {steps}"
-        raise ValueError(f"Expected a variant, a round and a step or more, found {found}.")
+        raise ValueError(f"Expected at least one variant, one round and one step, found {found}.")
     timings: dict[str, list[Timing]] = {name: [] for name in variants}
     for number, order in enumerate(shuffled(variants, rounds)):
         for name in order:
@@ -281,12 +281,12 @@ def interleaved_ranks(
 
 
 def read_comparison(path: str | Path) -> Comparison:
-    """Return what `interleaved_ranks` wrote to a file; raise ValueError for any other file."""
+    """Return the comparison that `interleaved_ranks` wrote to a file; raise ValueError for any other file."""
     try:
         timings = json.loads(Path(path).read_text(encoding="utf-8"))["timings"].items()
         return Comparison({name: tuple(map(_timing, runs)) for name, runs in timings})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: expected a file of timing.interleaved_ranks, found another ({error!r}).") from None
+        raise ValueError(f"{path}: expected a file of timing.interleaved_ranks, found other text: {error!r}.") from None
 
 
 def _timing(run: dict[str, Any]) -> Timing:
@@ -294,9 +294,9 @@ def _timing(run: dict[str, Any]) -> Timing:
 
 
 def _run(step: Callable[[], object], steps: int, images: int, warmup: int) -> Timing:
-    """Time a run on all ranks; return the slowest rank's seconds."""
+    """Time a run on all ranks; return the times of the slowest rank."""
     warm_up(step, warmup)
-    _of_all_ranks(None)  # all are ready
+    _of_all_ranks(None)  # a barrier: all ranks are ready
     synchronize()
     ends = [begin := time.perf_counter()]
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Endless batches from any loader, whose workers always end; and how a step is called with a batch."""
+"""Gives endless batches from any loader, ends the loader's workers, and calls a step with a batch."""
 
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -28,7 +28,7 @@ class WorkerDied(RuntimeError):
 
 
 def call(step: Step, batch: object) -> object:
-    """Call a step with a batch: a tuple or list as ``step(*batch)``, others, such as a dict, as ``step(batch)``."""
+    """Call a step with a batch: ``step(*batch)`` for a tuple or list, ``step(batch)`` otherwise, as for a dict."""
     return step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
 
 
@@ -39,7 +39,7 @@ def batch_size(batch: object) -> int:
 
 @contextmanager
 def batches(loader: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
-    """Give endless batches, as `endless` does, and end the workers with the block, also when it raises.
+    """Give endless batches, as `endless` does, and end the workers with the block, also if the block raises.
 
     Raises
     ------
@@ -59,9 +59,9 @@ def batches(loader: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
 
 
 def endless(loader: Iterable[Batch]) -> Generator[Batch]:
-    """Yield batches endlessly, epoch after epoch. When it is closed or raises, no worker of the loader is left.
+    """Yield batches endlessly, epoch after epoch. When the generator is closed or raises, the loader's workers end.
 
-    It raises what `batches` raises.
+    Raises the errors of `batches`.
     """
     epoch = None
     try:
@@ -90,7 +90,7 @@ def endless(loader: Iterable[Batch]) -> Generator[Batch]:
 
 
 def processes(epoch: object) -> list[BaseProcess]:
-    """Return the worker processes of a loader's iterator, and no other workers, such as threads."""
+    """Return the worker processes of a loader's iterator; workers that are threads are left out."""
     return [worker for worker in getattr(epoch, "_workers", []) if hasattr(worker, "sentinel")]
 
 

@@ -1,4 +1,4 @@
-"""Watches this process and its workers while a loop runs: CPU time, and what is read and from where."""
+"""Watches this process and its workers while a loop runs: CPU time, and bytes read, from storage or memory."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class Monitor:
         self._thread.join()
 
     def table(self) -> pd.DataFrame:
-        """Return the samples: one a row, by its second of ``time.perf_counter()``; rates since the previous sample.
+        """Return a row for each sample, by its second of ``time.perf_counter()``; rates since the previous sample.
 
         ============================= ===========================================================================
         column                        meaning
         ============================= ===========================================================================
         main process, CPU in %        CPU time of this process; above 100 if several of its threads work
-        workers, CPU in %             CPU time of a worker, the mean of all; while there are any
-        read in MB/s                  what this process and its workers read, from anywhere; 10⁶ bytes; Linux
-        from disk in MB/s             the part of it that storage delivered, in pages of 4 KiB; Linux
+        workers, CPU in %             CPU time of a worker, the mean of all workers; NaN without workers
+        read in MB/s                  data read by this process and its workers, cached or not; 10⁶ bytes; Linux
+        from disk in MB/s             the part of this data that storage delivered, in pages of 4 KiB; Linux
         ============================= ===========================================================================
         """
         import pandas as pd
@@ -74,14 +74,14 @@ class Monitor:
 
     def _sample(self) -> dict[str, float]:
         now, read, main = time.perf_counter(), Counter[str](), psutil.Process()
-        # Only processes that multiprocessing started here: other children, such as TensorBoard, are no workers.
+        # Only processes that multiprocessing started here: other children, such as TensorBoard, are not workers.
         workers = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
         for pid in workers:
-            with suppress(psutil.NoSuchProcess):  # it has ended since
+            with suppress(psutil.NoSuchProcess):  # the worker has ended since
                 worker = psutil.Process(pid)
                 self._seconds[pid] = _seconds(worker)
                 read.update(_read(worker))
-        read.update(_read(main))  # Linux includes what ended workers read
+        read.update(_read(main))  # Linux includes the bytes read by ended workers
         used = sum(self._seconds.values())
         return {"time": now, "workers": len(workers), "main": _seconds(main), "worker seconds": used, **read}
 
@@ -93,6 +93,6 @@ def _seconds(process: psutil.Process) -> float:
 
 def _read(process: psutil.Process) -> dict[str, int]:
     counters = getattr(process, "io_counters", lambda: None)()
-    if counters is None or not hasattr(counters, "read_chars"):  # only Linux reports what the page cache delivered
+    if counters is None or not hasattr(counters, "read_chars"):  # only Linux counts reads from the page cache
         return {}
     return {"read": counters.read_chars, "from disk": counters.read_bytes}

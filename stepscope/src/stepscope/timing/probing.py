@@ -1,4 +1,4 @@
-"""Measures inside a step, an item's stages, or a worker: by stopwatch and operating system."""
+"""Measures the phases of a step, the stages of an item and the memory of workers; empties and fills the page cache."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ def phases(
     """Split a training step: mean milliseconds for loading, copy, forward, backward and optimizer.
 
     Host and device synchronize between phases; otherwise a GPU would do the work of one phase in the time of the next.
-    This costs a little, so the phases give no throughput. Fewer steps are taken if they are slow, as in `loop`.
+    This takes time, so do not compute a throughput from the phases. `limit` applies, as in `loop`.
     """
     device, longest = next(model.parameters()).device, longest_of("run")
 
@@ -52,7 +52,7 @@ def phases(
 
 
 def stages(functions: Mapping[str, Callable[..., object]], items: Iterable[object]) -> dict[str, float]:
-    """Split the work for an item: mean microseconds of each function, called with the result of the previous one.
+    """Split the work for an item: mean microseconds of each function, called with the result of the previous function.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def stages(functions: Mapping[str, Callable[..., object]], items: Iterable[objec
         The stages in their order; the first is called with an item.
     items : iterable
         Such as the paths of images. Two passes run over the items; the second is timed, with files in the page cache.
-        If items are slow only the first ones are taken, as in `loop`.
+        `limit` applies: of slow items, only the first are taken.
     """
     items, longest = list(items), longest_of("run")
     for _ in range(2):
@@ -78,8 +78,8 @@ def stages(functions: Mapping[str, Callable[..., object]], items: Iterable[objec
 def forget(folder: Path) -> bool:
     """Ask the system to drop the files in `folder` from its page cache, so that they are read from the disk again.
 
-    Pages that a process has mapped and the disk's own cache stay. Returns whether the system can be asked: Linux can,
-    without special rights.
+    Pages that a process has mapped stay, and so does the disk's own cache. Returns whether the system supports this:
+    Linux does, without special rights.
     """
     if not hasattr(os, "posix_fadvise"):
         return False
@@ -101,15 +101,15 @@ def warm(folder: Path) -> None:
 
 
 def worker_memory_mb() -> list[float]:
-    """Memory that each running worker alone has (USS), in MB (10⁶ bytes): what it shares with others does not count."""
+    """Memory that each running worker shares with no other process (USS), in MB (10⁶ bytes)."""
     return [own / 1e6 for own in _own_bytes()]
 
 
 def worker_growth_mb(dataset: torch.utils.data.Dataset[object]) -> float:
     """Memory that one forked worker gains in a pass over `dataset`, in MB (10⁶ bytes).
 
-    Counts the pages that only the worker has (USS), from its first batch of 1,000 items to the end of the pass. For
-    Linux: elsewhere processes cannot be forked safely, or not at all.
+    Counts the pages that only the worker has (USS), from its first batch of 1,000 items to the end of the pass. Only
+    for Linux: other systems cannot fork processes safely, or not at all.
     """
     loader = torch.utils.data.DataLoader(
         dataset, 1_000, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
@@ -123,5 +123,5 @@ def worker_growth_mb(dataset: torch.utils.data.Dataset[object]) -> float:
 
 
 def _own_bytes() -> list[int]:
-    # Only processes that multiprocessing started here: other children, such as TensorBoard, are no workers.
+    # Only processes that multiprocessing started here: other children, such as TensorBoard, are not workers.
     return [psutil.Process(child.pid).memory_full_info().uss for child in multiprocessing.active_children()]

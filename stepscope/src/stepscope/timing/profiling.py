@@ -23,7 +23,7 @@ from stepscope.traces import files
 if TYPE_CHECKING:
     import pandas as pd
 
-# The profiler's log level, read when the first profile starts: without a GPU its log only says that there is none.
+# The profiler's log level, read when the first profile starts: without a GPU, the log only says that there is no GPU.
 if not torch.cuda.is_available():
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
@@ -34,7 +34,7 @@ def record(
     """Profile `active` training steps, and return the folder of the trace.
 
     It waits until the loader runs evenly, profiles one step as a warm-up whose events are discarded, and then records.
-    The trace is a gzip file, and replaces that of an earlier recording of the same run. A stopwatch also runs; see
+    The trace is a gzip file, and replaces an earlier recording in the folder. A stopwatch also runs; see
     `stopwatch`. Warns if a GPU's trace lacks kernels (`traces.lost_kernels`).
 
     Parameters
@@ -47,12 +47,12 @@ def record(
     active : int
         Steps to record; 1 or more.
     **options : bool
-        Of `torch.profiler.profile`, such as ``record_shapes=True``. Each adds to the time and the size of every step.
+        Of `torch.profiler.profile`, such as ``record_shapes=True``. Each option adds time and bytes to every step.
 
     Raises
     ------
     FileExistsError
-        If the folder holds files that are not of a recording.
+        If the folder holds files that do not belong to a recording.
     ValueError
         If there is no step to record.
     """
@@ -63,7 +63,7 @@ def record(
     wait = warmup_steps(loader)
     plan = schedule(wait=wait, warmup=1, active=active, repeat=1)
     clock = {}
-    settings: dict[str, Any] = dict(options)  # `profile` has further ones, of other types
+    settings: dict[str, Any] = dict(options)  # `profile` has further options, of other types
     with staging.folder(folder, replace=True) as staged:
         profiler = profile(activities=activities(), schedule=plan, on_trace_ready=trace_handler(staged), **settings)
         with loaders.batches(loader) as batches, profiler:
@@ -71,7 +71,7 @@ def record(
                 if profiler.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
                     clock[profiler.step_num] = {"wait": timed_step.wait * 1e6, "step": timed_step.duration * 1e6}
                 elif profiler.current_action is ProfilerAction.WARMUP:
-                    synchronize()  # what earlier steps launched must not be in the recording
+                    synchronize()  # kernels of earlier steps must not be in the recording
                 profiler.step()
         (staged / files.STOPWATCH).write_text(json.dumps(clock))
     if torch.cuda.is_available() and (lost := traces.lost_kernels(traces.load(folder))):
@@ -82,7 +82,7 @@ def record(
 def trace_handler(folder: Path, worker: str | None = None) -> Callable[[profile], None]:
     """Return a function that writes a profile's trace into `folder`, as a gzip file that names the `worker`.
 
-    PyTorch's own with ``use_gzip=True`` packs line by line at the highest level, which takes several times as long.
+    PyTorch's own handler with ``use_gzip=True`` packs lines at the highest level, which takes several times as long.
     """
     write = tensorboard_trace_handler(str(folder), worker)
 
@@ -97,9 +97,9 @@ def trace_handler(folder: Path, worker: str | None = None) -> Callable[[profile]
 
 
 def stopwatch(folder: Path) -> pd.DataFrame:
-    """Return the stopwatch's times while `record` recorded the trace in `folder`, which the trace must match.
+    """Return the times that `record` took by stopwatch, for comparison with the trace in `folder`.
 
-    A row for each recorded step, by its number; columns ``wait`` for the batch and ``step`` as a whole, in µs.
+    A row for each recorded step, by its number; columns ``wait``, for the batch, and ``step``, in total, in µs.
     """
     import pandas as pd
 
@@ -108,7 +108,7 @@ def stopwatch(folder: Path) -> pd.DataFrame:
 
 
 def activities() -> list[ProfilerActivity]:
-    """What can be profiled here: the CPU, and CUDA if there is a GPU."""
+    """The activities to profile here: CPU, and CUDA if there is a GPU."""
     cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
     return [ProfilerActivity.CPU, *cuda]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 _limits = {"run": math.inf, "comparison": math.inf}  # in seconds, for calls without their own limit: see `limit`
-LEAST = 2  # steps, rounds and calls, however long they take
+LEAST = 2  # the fewest steps, rounds or calls, whatever the limit
 _LONG_ENOUGH = 5.0  # milliseconds: launching, waiting and reading the clock add some tens of microseconds
 _MOST_CALLS = 1024  # in a row, of very short calls
 
@@ -55,7 +55,7 @@ class Timing:
 class TimedStep(NamedTuple):
     """One step of a timed loop; times in seconds. (A tuple, because a dataclass takes three times as long to make.)"""
 
-    begin: float  # when the loop asked for the batch, of ``time.perf_counter()``
+    begin: float  # when the loop asked for the batch, in seconds of ``time.perf_counter()``
     wait: float  # from `begin` until the batch arrived
     duration: float  # from `begin` until the step returned and the batch was freed
     images: int  # as `loaders.batch_size` counts them
@@ -119,7 +119,7 @@ def timed(batches: Iterator[object], step: loaders.Step, steps: int, longest: fl
 def loop(
     loader: Iterable[object], step: loaders.Step, steps: int, warmup: int | None = None, longest: float | None = None
 ) -> Timing:
-    """Time training steps after a warm-up; the loader starts anew when an epoch ends.
+    """Time training steps after a warm-up; the loader starts a new epoch when one ends.
 
     Parameters
     ----------
@@ -128,12 +128,12 @@ def loop(
     step : callable
         Called with a batch as `call` does: with images and labels, if the batch is a pair of them.
     steps : int
-        Steps to time, at most.
+        Maximum number of timed steps.
     warmup : int, optional
-        Steps before that, at most; `warmup_steps` by default.
+        Maximum number of untimed steps before; `warmup_steps` by default.
     longest : float, optional
-        Seconds after which no further step begins, once two are timed; also of the warm-up. The default is that of
-        `limit`, otherwise unlimited.
+        Seconds after which no further step begins, once two are timed; also limits the warm-up. The default is the
+        limit set by `limit`, if any.
     """
     if steps < 1:
         raise ValueError(f"Expected at least one step to time, found steps={steps}.")
@@ -148,7 +148,7 @@ def loop(
 
 
 def loading(loader: Iterable[object], seconds: float) -> Timing:
-    """Time loading alone for `seconds`, after a warm-up of at most as long; the loader starts anew after an epoch.
+    """Time loading alone for `seconds`, after a warm-up of at most as long; epochs follow one another.
 
     For loaders that take less than a millisecond for a batch: a few steps would be too short to time.
     """
@@ -163,7 +163,7 @@ def call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) 
 def each_call_ms(function: Callable[[], object], repeats: int = 20, warmup: int = 1) -> list[float]:
     """Milliseconds of a call, including the device's work, measured `repeats` times after `warmup` calls.
 
-    Short calls run many in a row, and their time is divided by their number: launching a kernel, waiting for it and
+    A short function is called many times in a row, and the mean is taken: launching a kernel, waiting for it and
     reading the clock takes longer than a short kernel. After the seconds of `limit` no further measurement begins.
     """
     if repeats < 1:
@@ -191,7 +191,7 @@ def _in_a_row_ms(function: Callable[[], object], calls: int) -> float:
 
 
 def run_ahead(step: loaders.Step, batch: object, steps: int = 20) -> pd.DataFrame:
-    """Show how far the host runs ahead of a GPU: when each step returned, and when the GPU had finished it.
+    """Measure how far the host runs ahead of a GPU: when each step returned, and when the GPU had finished it.
 
     `step` is called with `batch` as `call` does, with three more calls as a warm-up.
 
@@ -230,5 +230,5 @@ def synchronize() -> None:
 
 
 def _uses_gpu() -> bool:
-    # In this order: the second call takes 2 µs
+    # In this order, because the second call takes 2 µs
     return torch.cuda.is_initialized() and torch.cuda.is_available()

@@ -1,20 +1,20 @@
-"""Reads a profiler trace into tables: where each step's time went, the top operators, what accelerators did, two runs.
+"""Reads profiler traces into tables: time of each step by category, top operators, use of accelerators, two runs.
 
-It needs neither torch nor TensorBoard, and reads the traces of torch 1.12 and newer. All definitions are those of
-TensorBoard's profiler tab (torch-tb-profiler 0.4.3, with the corrections of `stepscope.tensorboard`), so that a table
-here and the page there show the same numbers.
+It needs neither torch nor TensorBoard, and reads the traces of torch 1.12 and newer. All definitions follow
+TensorBoard's profiler tab (torch-tb-profiler 0.4.3, with the corrections of `stepscope.tensorboard`), so that the
+tables and the tab show the same numbers.
 
 ==============  =======================================================================================
-category        what the step did, while no category further up applied
+category        activity of the step, while no category further up applied
 ==============  =======================================================================================
-Kernel          ran kernels on an accelerator
-Memcpy          copied memory to, from or on an accelerator
-Memset          filled memory of an accelerator
-Communication   exchanged data with other processes (NCCL, Gloo)
-Runtime         called the accelerator's runtime: launched, allocated, waited
-DataLoader      waited for the next batch
-CPU Exec        ran operators on the CPU
-Other           anything else: Python, mostly
+Kernel          kernels on an accelerator
+Memcpy          copies of memory to, from or on an accelerator
+Memset          memory fills on an accelerator
+Communication   data exchange with other processes (NCCL, Gloo)
+Runtime         calls of the accelerator's runtime: launches, allocations, waits
+DataLoader      waiting for the next batch
+CPU Exec        operators on the CPU
+Other           everything else, mostly Python
 ==============  =======================================================================================
 """
 
@@ -42,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-# Where the names are; only the first two modules do not need pandas
+# The modules that define the names; only the first two work without pandas
 _MODULES = [
     "files", "events", "step_times", "operators", "utilization", "idle_time", "memory", "kernel_properties", "slimming",
     "alignment", "exposed_communication",

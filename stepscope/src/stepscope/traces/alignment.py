@@ -1,9 +1,9 @@
-"""The traces of processes that trained together, on one clock: collective operations tie the clocks together.
+"""Puts the traces of processes that trained together on one clock, by the times of their collective operations.
 
-Each rank's trace has the clock of its machine. In an all-reduce no rank ends before the last rank has begun, so each
+Each rank's trace has the clock of its machine. No rank ends an all-reduce before the last rank has begun it, so each
 all-reduce bounds the difference of two clocks from both sides. All ranks end at nearly the same moment, so the median
-difference of the ends estimates it. On a busy machine they end milliseconds apart, so ranks of one machine keep its
-clock, if the bounds allow it.
+difference of the end times estimates the difference of the clocks. On a busy machine ranks end milliseconds apart, so
+ranks of one machine keep the machine's clock, if the bounds allow it.
 """
 
 import math
@@ -22,9 +22,9 @@ from stepscope.traces.events import Span, Trace, of_worker
 from stepscope.traces.files import SeveralRecordings
 from stepscope.traces.step_times import step_at
 
-OPERATIONS = {  # by a part of a name, letters only: the first match; the names of c10d, NCCL and gloo differ
+OPERATIONS = {  # by a part of the name in c10d, NCCL or gloo, letters only; the first match counts
     "barrier": "barrier",
-    "sendrecv": "send_recv",  # NCCL's kernel for both, and for an all-to-all
+    "sendrecv": "send_recv",  # NCCL's kernel for send, recv and all-to-all
     "alltoall": "all_to_all",
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -36,20 +36,20 @@ OPERATIONS = {  # by a part of a name, letters only: the first match; the names 
     "send": "send",
     "recv": "recv",
 }
-SYMMETRIC = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"]  # none ends before all have begun
-BETWEEN_TWO = ["send", "recv", "send_recv"]  # not the same operation on all ranks of the group
-SAME_SIZE = ["all_reduce", "reduce", "broadcast"]  # the inputs of all ranks have equally many bytes
-BLOCK = ["group", "operation", "size", "counted"]  # within equal values of these, operations match by their order
+SYMMETRIC = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"]  # end after all ranks have begun
+BETWEEN_TWO = ["send", "recv", "send_recv"]  # point to point: not on all ranks of the group
+SAME_SIZE = ["all_reduce", "reduce", "broadcast"]  # the ranks' inputs have the same number of bytes
+BLOCK = ["group", "operation", "size", "counted"]  # operations with equal values here match by their order
 
 
 class Ranks(dict[str, Trace]):
-    """The trace of each rank, by "rank 0" and so on, in the order of the ranks."""
+    """Traces by the names of their ranks ("rank 0" and so on), in the order of the ranks."""
 
     @cached_property
     def clock(self) -> dict[str, float]:
         """µs to add to the times of each rank's trace, to convert them to the clock of the first rank.
 
-        From collective operations, or as recorded, if the ranks are on one machine or share no operation.
+        Estimated from collective operations; ranks on one machine, or without common operations, keep recorded times.
         """
         first = [trace.spans[0] for trace in self.values()]
         recorded = np.array([span.origin - first[0].origin for span in first])
@@ -57,10 +57,10 @@ class Ranks(dict[str, Trace]):
 
     @cached_property
     def operations(self) -> pd.DataFrame:
-        """A row for each operation on each rank, times as in the rank's own trace, columns as in `operations`.
+        """A row for each operation on each rank: the columns of `operations`, times on the clock of the rank's trace.
 
-        Also `rank` and `span`, int, the positions of the rank and of its span; `number`, int, the same for the same
-        operation on all ranks; `size`, the bytes of operations that must have equally many on all ranks, or −1.
+        Also `rank` and `span`, int, the positions of the rank and of its span; `number`, int, equal for the same
+        operation on all ranks; `size`, the bytes of the input if they must be equal on all ranks, otherwise −1.
         """
         tables = [
             operations(span).assign(rank=rank, span=place)
@@ -71,10 +71,10 @@ class Ranks(dict[str, Trace]):
 
 
 def ranks(path: str | Path) -> Ranks:
-    """Read the traces of processes that trained together: one trace a rank, or a worker.
+    """Read the traces of processes that trained together, one trace for each rank.
 
-    `path` is the folder of a run, or a trace file. First come the ranks recorded in the traces, in order, then traces
-    without a rank, by the first part of the file's name. Times count from the first event of each trace.
+    `path` is the folder of a run, or a trace file. Traces with a recorded rank come first, in the order of ranks; then
+    traces without a rank, by the first part of the file's name. Times are in µs since the first event of each trace.
 
     Raises NoTraces and TraceError like `load`, SeveralRecordings if two workers have the same rank.
     """
@@ -86,8 +86,8 @@ def ranks(path: str | Path) -> Ranks:
         key = (rank is None, rank or 0, worker if rank is None else f"rank {rank}")
         if key in traces:
             raise SeveralRecordings(
-                f"In {path} both {traces[key].path.name} and {worker} say that they are rank {rank}: "
-                "these are several recordings. Remove the older ones, or move them to another folder."
+                f"In {path} both {traces[key].path.name} and {worker} are recorded as rank {rank}: "
+                "they belong to different recordings. Remove the older one, or move it to another folder."
             )
         traces[key] = trace
     return Ranks({name: traces[_, number, name] for _, number, name in sorted(traces)})
@@ -96,8 +96,8 @@ def ranks(path: str | Path) -> Ranks:
 def _numbered(table: pd.DataFrame) -> pd.DataFrame:
     """Return the operations of all ranks with `size` and `number`.
 
-    An operation is the same on all ranks if it has the same group, kind, size, and sequence number. Without sequence
-    numbers, it has the same place in a step: in a step in which a recording lacks one, none matches another.
+    Operations of different ranks match if their group, name, size and sequence number are equal. Without sequence
+    numbers, their order in the step must be equal; if a rank lacks one of them in a step, none of them match there.
     """
     kinds = table.groupby(["group", "operation"])
     sized = table["operation"].isin(SAME_SIZE) & (kinds["bytes"].transform("count") == kinds["bytes"].transform("size"))
@@ -117,9 +117,9 @@ def _numbered(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _aligned(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None]) -> np.ndarray:
-    """Return the µs to add to the times of each rank, in order; `recorded` are the starts on the machines' clocks."""
+    """Return the µs to add to each rank's times; `recorded` is each trace's start on its machine's clock, in µs."""
     tying = table[table["operation"].isin(SYMMETRIC)]
-    starts, ends = (  # float [operations, ranks], NaN if a rank has none
+    starts, ends = (  # float [operations, ranks], NaN if the rank lacks the operation
         tying.pivot(index="number", columns="rank", values=column).reindex(columns=range(len(recorded))).to_numpy(float)
         for column in ("start", "end")
     )
@@ -140,14 +140,14 @@ def _aligned(table: pd.DataFrame, recorded: np.ndarray, hosts: list[str | None])
     return clock
 
 
-# The operations of one rank, from `Span.exchanges`. An operation has several events. On the host: its issue,
-# c10d::allreduce_; inside that record_param_comms and nccl:all_reduce, whose arguments describe it; and the launch of a
-# kernel, which is the exchange itself. With gloo the exchange is gloo:all_reduce, on one of gloo's own threads, and its
-# issue is on the computing thread.
+# The operations of one rank, from `Span.exchanges`. An operation has several events. The computing thread issues it:
+# c10d::allreduce_. With NCCL, the issue contains record_param_comms and nccl:all_reduce, whose arguments describe the
+# operation, and the launch of the kernel that exchanges the data. With gloo, gloo:all_reduce on one of gloo's own
+# threads exchanges the data.
 
 
 def operation(name: str) -> str:
-    """Return the `torch.distributed` name of the operation in the name of an event or a collective."""
+    """Return the operation in the name of an event or a collective, as `torch.distributed` names it."""
     letters = re.sub("[^a-z]", "", re.sub(r"\(.*|.*:", "", name).lower())
     return next((operation for part, operation in OPERATIONS.items() if part in letters), name)
 
@@ -187,7 +187,7 @@ def _by_nccl(span: Span, events: Columns) -> list[files.Json]:
 
 
 def _described(name: str, arguments: list[files.Json], exchange: files.Json) -> files.Json:
-    """Return what the arguments of an operation's events tell of it, and the times of its exchange."""
+    """Return a row of `operations`: a description from the arguments of its events, the times of its exchange."""
     return {
         "operation": name,
         "group": next(filter(None, map(_group, arguments)), ""),
@@ -199,17 +199,17 @@ def _described(name: str, arguments: list[files.Json], exchange: files.Json) -> 
 
 
 def _around(host: Columns, thread: int, moment: float) -> list[files.Json]:
-    """Return the events of an exchange around a moment in a thread, the innermost first; at most four."""
+    """Return the events of an exchange that enclose a moment in a thread, the innermost first; at most four."""
     last = int(np.searchsorted(host["start"], moment, side="right"))
     near = np.flatnonzero((host["thread"][:last] == thread) & (host["end"][:last] >= moment))[-4:]
     return host.rows(near[::-1]).records()
 
 
 def _by_gloo(events: Columns, world: int) -> list[files.Json]:
-    """Return gloo's operations, each with its issue: gloo begins them in the order of their issue."""
+    """Return gloo's operations, each with its issue: gloo begins operations in the order of issue."""
     waiting: dict[str, deque[files.Json]] = defaultdict(deque)
     for issue in events.rows(named(events["name"], lambda name: name.startswith("c10d::"))).records():
-        # gloo has no reduce-scatter of a list: an all-reduce for each rank
+        # gloo reduce-scatters a list by one all-reduce for each rank
         times = world if issue["name"] == "c10d::reduce_scatter_" else 1
         waiting[operation(issue["name"])].extend([issue] * times)
     rows = []
@@ -228,9 +228,9 @@ def _first_known(values: Iterable[float]) -> float:
     return next((value for value in values if not math.isnan(value)), math.nan)
 
 
-# The operation from the arguments of an event.
+# The properties of an operation, from the arguments of an event.
 
-WIDTHS = {  # bytes of an element, by the names in traces: those of C++ and of c10::ScalarType
+WIDTHS = {  # bytes of an element, by the name of its dtype in traces, from C++ or c10::ScalarType
     **dict.fromkeys(["double", "long", "long int", "unsigned long", "c10::complex<float>", "complexfloat"], 8),
     **dict.fromkeys(["float", "int", "unsigned int", "uint32"], 4),
     **dict.fromkeys(["c10::half", "half", "c10::bfloat16", "bfloat16", "short", "short int", "unsigned short"], 2),
@@ -246,7 +246,7 @@ def _group(arguments: files.Json) -> str:
 
 
 def _bytes(arguments: files.Json) -> float:
-    """Return the bytes of the rank's input tensors; known only with ``record_shapes``, or if NCCL has recorded it."""
+    """Return the bytes of the rank's input tensors; known only with ``record_shapes``, or if NCCL recorded them."""
     elements = arguments.get("In msg nelems") or arguments.get("Out msg nelems")
     if isinstance(elements, int):
         return elements * WIDTHS.get(str(arguments.get("dtype")).lower(), math.nan)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Columns(dict[str, Any]):  # the Categoricals are of pandas, which has no types
+class Columns(dict[str, Any]):  # Any: pandas, which has the Categoricals, is untyped
     """Columns of the same length by name: arrays, or Categoricals. Tables share them, so never write to them."""
 
     @property
@@ -56,21 +56,21 @@ def objects(values: Sequence[object]) -> np.ndarray:
 
 
 def numbers(values: Sequence[object]) -> np.ndarray:
-    """Return values of a trace as float, NaN for those that are not numbers."""
+    """Return values of a trace as float64, NaN for values that are not numbers."""
     with suppress(TypeError, ValueError):
-        if (found := np.array(values, float)).ndim == 1:  # not if each is a list
+        if (found := np.array(values, float)).ndim == 1:  # lists would give 2
             return found
     return np.array([value if isinstance(value, (int, float)) else math.nan for value in values], float)
 
 
 def named(names: np.ndarray, accepts: Callable[[str], object]) -> np.ndarray:
-    """Return a mask of the names that a function accepts; it is called once for each different name."""
+    """Return a mask of the names that a function accepts; the function is called once for each different name."""
     accepted = {name: bool(accepts(name)) for name in set(names)}
     return np.array([accepted[name] for name in names], bool)
 
 
 def places(sought: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Return for each sought number the position of its first equal `among` others, or −1. NaN equals none."""
+    """Return for each sought number the position of the first equal number in `among`, or −1; −1 also for NaN."""
     if not len(among):
         return np.full(len(sought), -1)
     order = np.argsort(among, kind="stable")
@@ -83,10 +83,10 @@ def callers(
 ) -> np.ndarray:
     """Return for each call of an accelerator's runtime the position of the operator that made it, or −1 if unknown.
 
-    `ids` and `of_operators` are External ids, NaN if there is none; `moments`, `starts` and `ends` are in µs. Call and
-    operator share their External id, which is not 0. The operator must also have been running: recorders of 2023 gave
-    runtime calls separate numbers, which equal those of operators by chance. Of several operators with one number the
-    first to start counts.
+    `ids` and `of_operators` are the External ids of calls and operators, NaN if missing; `moments`, `starts` and `ends`
+    are in µs. Call and operator share an External id other than 0. The operator must also have been running: profilers
+    of 2023 numbered runtime calls separately, so that ids were equal by chance. Of several operators with the same id,
+    only the first to start is considered.
     """
     order = np.argsort(starts, kind="stable")
     place = np.r_[order, -1][places(ids, of_operators[order])]
@@ -121,10 +121,10 @@ def coverage(starts: np.ndarray, ends: np.ndarray, spans: pd.DataFrame | Columns
 
 
 def shares(starts: np.ndarray, ends: np.ndarray, kinds: np.ndarray, count: int, spans: Columns) -> list[np.ndarray]:
-    """Return how much of each span the intervals of each kind cover that intervals of lower kinds do not.
+    """Return for each kind the time in each span that its intervals cover, and intervals of lower kinds do not.
 
-    `kinds` are numbers; kinds from `count` on do not count. The last array is the uncovered part of the spans. All are
-    rounded to 0.001: the profiler counts in ns.
+    `kinds` are int; kinds of `count` and above do not count. The last array is the uncovered time of each span. All
+    times are in µs, rounded to 0.001: the profiler counts in ns.
     """
     parts, before = [], np.zeros(len(spans["start"]))
     for kind in range(count):

@@ -28,11 +28,10 @@ class Span:
     ----------
     events : Columns
         The events in the order of their start: `name`; `kind`, a Categorical of `KINDS`; `host`, whether it ran on the
-        CPU and is no call of the accelerator's runtime; `operator`, whether it is an operator of PyTorch; `start`;
-        `end`; `thread`, a Categorical; `sequence`, a number that an operator shares with the part of the backward pass
-        that calls it back, and with earlier operators that are not called back; `external`, a number that an operator
-        shares with the runtime calls it makes; `correlation`, a number that a runtime call shares with the work it
-        launches.
+        CPU and is not a call of the accelerator's runtime; `operator`, whether it is an operator of PyTorch; `start`;
+        `end`; `thread`, a Categorical; `sequence`, a number that an operator shares with its backward counterpart, and
+        with earlier operators without a counterpart; `external`, a number that an operator shares with the runtime
+        calls it makes; `correlation`, a number that a runtime call shares with the work it launches.
     kernels : Columns
         The kernels among the events, in the order of their start: `name`, `kind` ("Kernel" or "Communication"),
         `start`, `end`, `external` and `correlation` as above; `device` and `stream`, numbers; and for the launch `grid`
@@ -48,7 +47,7 @@ class Span:
     devices : tuple of dict
         Properties of each accelerator in the trace: name, computeMajor, numSms, and so on.
     rank, world : int or None
-        Rank of the process among those that train together, and their number.
+        Rank of the process in its job, and the number of ranks in the job.
     host : str or None
         Name of the machine.
     origin : float
@@ -80,18 +79,18 @@ class Trace:
     spans: tuple[Span, ...]
 
 
-# For tables of a span or a trace: the last ones are cached. Callers must not write to them.
+# Caches the last tables of spans and traces. Callers must not write to these tables.
 once = functools.lru_cache(maxsize=8)
 
 
 def load(path: str | Path | Trace) -> Trace:
     """Read a trace. The last few traces are cached: an unchanged trace is not parsed again.
 
-    `path` is a trace file, plain or gzip, or the folder of a run, whose spans then follow one another. A `Trace` is
-    returned unchanged, so that every function here takes either.
+    `path` is a trace file, plain or gzip, or the folder of a run, whose files become the spans. A `Trace` is returned
+    unchanged, so that every function here takes a path or a `Trace`.
 
-    Raises NoTraces if there is none, TraceError if it cannot be read, and SeveralRecordings if the folder holds the
-    traces of more than one worker, or a file has steps that overlap or repeat.
+    Raises NoTraces if there is no trace, TraceError if a file cannot be read, and SeveralRecordings if the folder holds
+    the traces of more than one worker, or a file has steps that overlap or repeat.
     """
     if isinstance(path, Trace):
         return path
@@ -111,11 +110,11 @@ def of_worker(path: Path, files_of_it: list[Path]) -> Trace:
     return Trace(path, recorded(tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files_of_it)))
 
 
-@functools.lru_cache(maxsize=4)  # an event takes 64 to 200 bytes, and as much for its tables
+@functools.lru_cache(maxsize=4)  # an event takes 64 to 200 bytes, its rows in tables as much again
 def recorded(files_of_it: tuple[tuple[Path, int, int], ...]) -> tuple[Span, ...]:
-    """Parse the files of one worker, in the order of their start; times count from their first event.
+    """Parse the files of one worker into spans in the order of their start; times are in µs since the first event.
 
-    Each file is given with its size and the time of its modification: when these change, it is parsed again.
+    Each file comes with its size in bytes and its modification time in ns: when these change, it is parsed again.
     """
     spans = [_checked(files.read(file, parsed), file) for file, _, _ in files_of_it]
     spans.sort(key=lambda span: span.events["start"][0])
@@ -131,7 +130,7 @@ def recorded(files_of_it: tuple[tuple[Path, int, int], ...]) -> tuple[Span, ...]
 
 OPERATORS = ["cpu_op", "operator", "Operator"]
 KERNELS = ["kernel", "Kernel"]
-SETTINGS = ["record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"]  # 1 in the head if on
+SETTINGS = ["record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"]  # 1 in the metadata if on
 NEEDED = {"name", "ts", "dur", "tid"}  # an event that was open when the profiler stopped lacks some of these
 HEAD = ["deviceProperties", "distributedInfo", "baseTimeNanoseconds", "host_name", *SETTINGS]
 LAUNCH = {  # columns of a kernel's launch, and their names in its arguments
@@ -155,7 +154,7 @@ MEMORY = {  # columns of an allocation or release, and their names in its argume
 
 
 def parsed(parts: Iterable[Json]) -> Span:
-    """Convert the events of a file into tables with categories, without annotations that have no category."""
+    """Convert the events of a file into tables with categories; annotations without a category are dropped."""
     reader = _Reader()
     for part in parts:
         reader.add(part)
@@ -229,7 +228,7 @@ class _Reader:
         )
 
     def _events(self) -> tuple[Columns, Columns]:
-        """Return the columns of `Span.events` and those of `Span.kernels`."""
+        """Return `Span.events` and `Span.kernels`."""
         import pandas as pd
 
         keys = list(self.keys)
@@ -239,7 +238,7 @@ class _Reader:
         kinds = np.array([KINDS.index(CLASSIFIERS[category](name)) for category, name in keys], np.int8)
         order = np.argsort(read["start"], kind="stable")
         order = order[kinds[read["code"][order]] != KINDS.index("dropped")]
-        order = order[~(read["duration"][order] < 0)]  # Kineto sometimes writes this if it saw no end of an event
+        order = order[~(read["duration"][order] < 0)]  # Kineto sometimes writes this for an event without an end
         read = read.rows(order)
         code, kind, external = read["code"], kinds[read["code"]], read["external"]
         exchanging = external[kind == KINDS.index("Communication")]
@@ -279,14 +278,14 @@ class _Reader:
 
 
 def _collect(columns: dict[str, list[object]], events: list[Json], keys: dict[str, str]) -> None:
-    """Append to each column the values in the events' arguments, None if a version or a device has none."""
+    """Append the values in the events' arguments to the columns, None if the version or device records none."""
     arguments = [event.get("args") or {} for event in events]
     for name, key in keys.items():
         columns[name] += [each.get(key) for each in arguments]
 
 
 def _arrays(events: list[Json], keys: _Numbering, threads: _Numbering) -> dict[str, np.ndarray]:
-    """Return a value for each event and column."""
+    """Return the columns of the events: one value for each event."""
 
     def column(values: Iterable[float], dtype: type) -> np.ndarray:
         return np.fromiter(values, dtype, len(events))
@@ -316,7 +315,7 @@ EXCHANGES = re.compile(r"(nccl|gloo):.+|c10d::\w+|record_param_comms")
 
 
 def _of_kernel(name: str) -> str:
-    """Recognize NCCL's kernels by name: today they lack the number of the operation that launched them."""
+    """Recognize NCCL's kernels by name: current traces do not link them to the operation that launched them."""
     return "Communication" if name.startswith("nccl") else "Kernel"
 
 
@@ -332,12 +331,12 @@ def _of_host(name: str) -> str:
 
 
 def _of_annotation(name: str) -> str:
-    """Classify a `record_function`: the profiler's and the optimizer's count, the user's do not."""
+    """Classify a `record_function`: the user's are dropped, the profiler's and the optimizer's are not."""
     kind = _of_host(name)
     return "dropped" if kind == "CPU Exec" and not name.startswith("Optimizer.") else kind
 
 
-# The kinds of events in a trace, and how to find the category of each name; kinds in capitals are of torch 1.12.
+# By the "cat" of an event, the function from its name to its category. torch 1.12 writes "cat" with a capital.
 CLASSIFIERS: dict[str, Callable[[str], str]] = {
     **dict.fromkeys([*OPERATORS, "python", "Python"], _of_host),
     "user_annotation": _of_annotation,
@@ -366,7 +365,7 @@ def _checked(span: Span, path: Path) -> Span:
         twice = steps["name"][1:][again][0]
         raise SeveralRecordings(
             f"{path} holds steps that repeat or overlap, such as {twice}: steps of several recordings, processes or "
-            "threads in one file. Name the trace of one of them, and call profiler.step() in one thread only."
+            "threads in one file. Name the trace of one recording, and call profiler.step() in one thread only."
         )
     return span
 

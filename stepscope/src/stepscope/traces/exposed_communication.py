@@ -1,4 +1,4 @@
-"""The cost of communication: how much of it is exposed, and for which rank the others wait."""
+"""The cost of communication: exposed and overlapped time of each rank, and the straggler."""
 
 import math
 import re
@@ -15,8 +15,8 @@ from stepscope.traces.columns import Columns, named, union
 from stepscope.traces.events import Span, Trace
 from stepscope.traces.step_times import by_step, steps_of
 
-LATE = 0.05  # of the step: if the others wait this long for a rank, it is named
-# Operators that wait for an exchange, or that contain other work, including waits.
+LATE = 0.05  # share of the step: a straggler delays the other ranks by at least this much
+# Operators that wait for an exchange, or that contain other operators and waits.
 NO_COMPUTATION = re.compile(r"c10d::|_?c10d_functional::|record_param_comms|(gloo|nccl):|autograd::engine::")
 
 
@@ -30,12 +30,12 @@ def collectives(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
     -------
     DataFrame
         A row for each operation on each rank, in the order of `issued`: `rank`, "rank 0"; `step`, the number of the
-        step that issued it, NaN outside of the steps; `number`, int, the same for the same operation on all ranks;
+        step that issued it, NaN outside of the steps; `number`, int, equal for the same operation on all ranks;
         `operation`, "all_reduce", "broadcast" and so on; `backend`, "gloo" or "nccl"; `bytes` of the rank's input, NaN
         if not recorded; `issued`, `start` and `end` in µs on the clock of the first rank, since the first event of its
         trace; `transfer`, the µs from the moment at which the last of the other ranks had begun the operation to its
-        end: before that, the rank waited; `group`, a name of the process group and its ranks, "" if not recorded, as
-        with gloo.
+        end: before this moment, the rank waited; `group`, a name of the process group and its ranks, "" if not
+        recorded, as with gloo.
     """
     job = _ranks(path)
     table = _on_one_clock(job)
@@ -52,23 +52,23 @@ def communication(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Index `rank`; float columns. In ms a step: `step`, its length, is the sum of `compute`, without communication,
-        `overlapped`, communication while the rank did other work, and `exposed`, communication while it did nothing
-        else. `exposed` is the sum of `waiting`, until the last of the other ranks had begun the operation, and
-        `transfer`, the rest. `collectives`, operations a step; `megabytes` of the rank's input, 1e6 bytes a step, NaN
-        if sizes were not recorded; `efficiency`, 1 − exposed / step.
+        Index `rank`; float columns. In ms a step: `step`, the length, is the sum of `compute`, time without
+        communication, `overlapped`, communication during other work, and `exposed`, communication without other work.
+        `exposed` is the sum of `waiting`, until the last of the other ranks had begun the operation, and `transfer`,
+        the rest. `collectives`, operations a step; `megabytes` of the rank's input, 1e6 bytes a step, NaN if sizes were
+        not recorded; `efficiency`, 1 − exposed / step.
 
-        ``attrs["straggler"]`` is the rank that slows the others down, and ``attrs["late_ms"]`` by how many ms a step:
-        how much more exposed communication the others have on average than that rank itself. (This is more than
-        `waiting` if operations overlap: while a late rank still computes, its transfers overlap with computation, and
-        on the others they are exposed.) None and 0.0 unless it is 5% of the step or more, and so much more than for any
-        other rank that over the steps the 95% interval of the difference is above 0.
+        ``attrs["straggler"]`` is the rank that slows down the other ranks, and ``attrs["late_ms"]`` its delay in ms a
+        step: the mean exposed communication of the other ranks minus the straggler's own. (The delay exceeds
+        `waiting` if operations overlap: while the straggler still computes, its transfers are overlapped, and those of
+        the other ranks are exposed.) They are None and 0.0 unless the delay is at least 5% of the step, and exceeds
+        every other rank's: the 95% interval of the difference, over the steps, is above 0.
         ``attrs["unequal"]`` is a list of sentences, one for each kind of operation whose number in a step differs
         between ranks.
 
         On an accelerator, communication lasts while a kernel of NCCL runs, and overlaps if another kernel runs. With
-        gloo it lasts from the issue of an operation to its end, and is exposed from the rank's last operator until the
-        operation has ended, if the rank goes on then.
+        gloo, communication lasts from the issue of an operation to its end. It is exposed from the rank's last operator
+        to the end of the operation, if the rank continues at that time.
 
     Raises NoSteps and SeveralRecordings like `steps`.
     """
@@ -90,7 +90,7 @@ def communication(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
 
 
 def communication_by_step(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
-    """Return where the time of each step of each rank went: `communication`, not averaged.
+    """Return the time of each step of each rank by category: `communication`, not averaged.
 
     Returns
     -------
@@ -98,7 +98,7 @@ def communication_by_step(path: str | Path | Mapping[str, Trace]) -> pd.DataFram
         Index `rank`, as in `ranks`, and `step`, the profiler's number. Columns in µs: `length` is the sum of `compute`,
         computation without communication, `overlapped`, `exposed` and `other`, neither computation nor communication;
         `waiting` and `transfer` are the parts of `exposed`, as in `communication`. A rank computes while a kernel runs
-        that exchanges nothing; in a trace without kernels, while a thread runs such an operator.
+        that exchanges no data; in a trace without kernels, while a thread runs an operator that exchanges no data.
 
     Raises NoSteps and SeveralRecordings like `steps`.
     """
@@ -119,7 +119,7 @@ def _ranks(path: str | Path | Mapping[str, Trace]) -> Ranks:
 
 
 def _on_one_clock(job: Ranks) -> pd.DataFrame:
-    """Return the operations in the order of `issued`, with `late`: when the last of the other ranks began, or −inf."""
+    """Return the operations in the order of `issued`; `late` is the start on the last of the other ranks, or −inf."""
     table = job.operations.copy()
     clock = np.array(list(job.clock.values()))[table["rank"].to_numpy(int)]
     for column in ("issued", "start", "end"):
@@ -149,7 +149,7 @@ def _of_span(span: Span, operations: pd.DataFrame) -> Columns:
     }
     moments = np.unique(np.concatenate([*map(np.concatenate, sets.values()), table["start"], table["end"]]))
     begins, lengths = moments[:-1], np.diff(moments)
-    # Whether each moment is in a set, whose intervals are disjoint, and contain their starts but not their ends.
+    # Whether each moment is in a set. A set's intervals are disjoint, and contain their starts but not their ends.
     masks = {
         name: np.searchsorted(starts, begins, side="right") > np.searchsorted(ends, begins, side="right")
         for name, (starts, ends) in sets.items()
@@ -177,12 +177,12 @@ def _of_span(span: Span, operations: pd.DataFrame) -> Columns:
 
 
 def _idle(span: Span, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return when the rank only waited for an operation of gloo.
+    """Return the starts and ends in µs of the intervals in which the rank only waited for an operation of gloo.
 
-    No thread ran an operator, and a thread goes on when an operation has ended. Time after the end of the operation is
-    the rank's own; without such an end the rank did other work all the time, Python for example. gloo wakes waiting
-    threads before it records the end, which on a busy machine takes milliseconds: so the end may be as much later as
-    they waited.
+    They lie in gaps, in which no thread runs an operator. A gap in which an operation ends is waiting until this end,
+    and other work after it. A gap in which none ends is only other work, Python for example. On a busy machine gloo
+    wakes the waiting thread milliseconds before it records the end, so an operation may end after its gap, by up to the
+    length of the gap.
     """
     starts, stops = _computing(span, "CPU Exec", "DataLoader", "Kernel")
     gap_starts, gap_ends = np.r_[-math.inf, stops], np.r_[starts, math.inf]
@@ -194,9 +194,9 @@ def _idle(span: Span, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _computing(span: Span, *kinds: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the intervals in which events of these kinds ran that exchange nothing.
+    """Return the intervals in which events of these kinds ran that exchange no data.
 
-    An operator that issues an exchange may also wait for it: only the operators inside it count.
+    An operator that issues an exchange may also wait for the exchange, so only the operators inside it count.
     """
     events, exchanges = span.events, span.exchanges
     computes = events["operator"] & ~named(events["name"], NO_COMPUTATION.match)
@@ -211,15 +211,15 @@ def _computing(span: Span, *kinds: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _straggler(exposed: pd.DataFrame, step_ms: float) -> tuple[str | None, float]:
-    """Return the rank that the others wait for, and for how many ms a step; None, 0.0 if by chance.
+    """Return the straggler and its delay in ms a step; None and 0.0 if the delay is small, or may be chance.
 
-    `exposed` has the ms of exposed communication, a row a step and a column a rank, NaN if a rank lacks the step.
+    `exposed` is the exposed communication in ms [steps, ranks], NaN if a rank lacks the step.
     """
     exposed = exposed.dropna()
     if min(exposed.shape) < 2:
         return None, 0.0
     count = exposed.shape[1]
-    late = exposed.mul(-count).add(exposed.sum(axis=1), axis=0) / (count - 1)  # the mean of the others minus its own
+    late = exposed.mul(-count).add(exposed.sum(axis=1), axis=0) / (count - 1)  # mean of the other ranks, minus own
     second, first = late.mean().sort_values(kind="stable").index[-2:]
     more = late[first] - late[second]
     reach = student(len(more) - 1) * more.std() / math.sqrt(len(more))
@@ -245,5 +245,5 @@ def _unequal(job: Ranks) -> list[str]:
             sizes = f" of {size / 1e6:.3g} MB" if size >= 0 else ""
             further = counts.index.get_level_values("step").nunique() - 1
             so_on = f"; the same in {counted(further, 'more step')}" if further else ""
-            sentences.append(f"Of {operation}{sizes} in step {step:.0f} {other}, the others have {usual}{so_on}.")
+            sentences.append(f"Calls of {operation}{sizes}, step {step:.0f}: {other}, the other ranks {usual}{so_on}.")
     return sentences

@@ -1,4 +1,4 @@
-"""Finds trace files, and parses them piece by piece: the whole text of a file is never in memory.
+"""Finds trace files, and parses them piece by piece, so that the whole text of a file need not be in memory.
 
 It needs neither NumPy nor pandas, so that code without tables, such as `stepscope.tensorboard`, starts without pandas.
 """
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 Json = dict[str, Any]  # a trace, an event or its arguments
 
 TRACE_FILE = re.compile(r"(?P<worker>.*?)(?P<span>\.\d+)?\.pt\.trace\.json(\.gz)?")  # as in TensorBoard
-BESIDE = ("stopwatch.json", "facts.json")  # the traces, the latter also for each rank
+BESIDE = ("stopwatch.json", "facts.json")  # the traces; for a rank, its name comes first: rank_0.facts.json
 STOPWATCH = BESIDE[0]
 PERFETTO = (
     "Perfetto's own format, which PyTorch 2.15 and newer write to a path that ends with .pftrace: ui.perfetto.dev "
@@ -32,7 +32,7 @@ PERFETTO = (
 
 
 class TraceError(ValueError):
-    """A trace cannot be read, or lacks the requested data. The message says which, and what to do."""
+    """A trace cannot be read, or lacks the requested data. The message names the fault and a remedy."""
 
 
 class NoTraces(TraceError):
@@ -106,19 +106,19 @@ def _is_trace(file: Path) -> bool:
 
 
 def refuse_others(folder: Path) -> None:
-    """Raise `staging.TargetExists` if a folder holds other files than an earlier recording, which may be replaced."""
+    """Raise `staging.TargetExists` if a folder holds files that do not belong to an earlier recording."""
     names = sorted(file.name for file in folder.glob("[!.]*"))  # without hidden files of the system
-    others = [name for name in names if not (name.endswith(BESIDE) or TRACE_FILE.fullmatch(name))]
-    if others:
+    foreign = [name for name in names if not (name.endswith(BESIDE) or TRACE_FILE.fullmatch(name))]
+    if foreign:
         raise staging.TargetExists(
             f"{folder}: expected a new folder for the recording, or one with only an earlier recording, "
-            f"found {', '.join(others[:3])} in it. Name another folder, or move these files."
+            f"found {', '.join(foreign[:3])} in it. Name another folder, or move these files."
         )
 
 
 # From a file to pieces of JSON.
 
-PIECE = 1 << 16  # bytes: its objects fit the CPU's cache; 256 KiB take up to 1.4 × the time, a whole file 2.3 ×
+PIECE = 1 << 16  # bytes, whose objects fit the CPU's cache; 256 KiB take up to 1.4 × the time, a whole file 2.3 ×
 _BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*:)')
 
 
@@ -137,7 +137,7 @@ class _CannotBeCut(Exception):
 
 
 def read(path: Path, build: Callable[[Iterable[Json]], Result]) -> Result:
-    """Return what `build` returns for the parts of a trace file. May raise TraceError."""
+    """Return the result of `build` for the parts of a trace file. Raises TraceError if the file cannot be read."""
     try:
         with _no_garbage_collection():
             try:
@@ -172,7 +172,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def parts(path: Path, size: int | None) -> Iterator[Json]:
-    """Parse a trace file; yield traces with a part of the events each, the metadata in the first or last."""
+    """Parse a trace file; yield dicts with a part of the events each. The first or the last has the metadata."""
     pieces = _pieces(path, size)
     piece = next(pieces, b"")
     if not piece or piece.isspace():
@@ -180,7 +180,7 @@ def parts(path: Path, size: int | None) -> Iterator[Json]:
     if not piece.lstrip().startswith(b"{"):
         if path.suffix == ".pftrace":
             raise TraceError(f"{path} is in {PERFETTO}")
-        raise TraceError(f"{path} is no trace: it is no JSON object. Name a file that torch.profiler wrote.")
+        raise TraceError(f"{path} is not a trace: it holds no JSON object. Name a file that torch.profiler wrote.")
     before = b""
     while piece:
         following = next(pieces, b"")

@@ -1,4 +1,4 @@
-"""When host and accelerator waited for each other: gaps between kernels, synchronizing calls, exposed copies."""
+"""Waits of host and accelerator for each other: gaps between kernels, synchronizing calls, exposed copies."""
 
 import re
 from pathlib import Path
@@ -12,11 +12,11 @@ from stepscope.traces.operators import nested, parents
 from stepscope.traces.step_times import by_step, step_at, steps, steps_of
 from stepscope.traces.utilization import in_steps, kernels_of, of_each_device, time_of_steps
 
-# Runtime calls that return when the accelerator has finished its work; the last one is AMD's blocking copy
+# Runtime calls that return when the accelerator has finished its work; the last of them is AMD's blocking copy
 WAITS = re.compile(r"Synchronize|^(?:cuda|hip)Memcpy$|^hipMemcpyWithStream$")
 MEANWHILE = ["copying", "waiting", "launching", "loading", "operators", "other"]
-# In the name of a copy; AMD's names have Host for any memory. Copies from and to pageable memory wait for the
-# accelerator whatever their call: "API synchronization behavior" in the documentation of the CUDA Runtime API.
+# In the name of a copy, except AMD's, which have Host for any memory. Copies from and to pageable memory wait for the
+# accelerator, even asynchronous ones: "API synchronization behavior" in the documentation of the CUDA Runtime API.
 PAGEABLE = "Pageable"
 DIRECTIONS = {"HtoD": "to the device", "DtoH": "from the device", "DtoD": "within the device"}
 
@@ -39,7 +39,7 @@ def _idle(trace: Trace) -> Columns:
 def _between(kernels: Columns, trace: Trace) -> Columns:
     """Return the gaps between the kernels of one device in one span."""
     starts, ends = union(kernels["start"], kernels["end"])
-    gaps = Columns(device=kernels["device"][1 : len(ends)], span=kernels["span"][1 : len(ends)])  # the same for all
+    gaps = Columns(device=kernels["device"][1 : len(ends)], span=kernels["span"][1 : len(ends)])  # constant columns
     gaps |= {"start": ends[:-1], "end": starts[1:]}
     span = trace.spans[kernels["span"][0] if kernels.height else 0]
     parts = shares(span.events["start"], span.events["end"], _ways(span), len(MEANWHILE) - 1, gaps)
@@ -47,18 +47,17 @@ def _between(kernels: Columns, trace: Trace) -> Columns:
 
 
 def gaps(path: str | Path | Trace) -> pd.DataFrame:
-    """Return the times in which no kernel ran on an accelerator, and what happened meanwhile.
+    """Return the time in which an accelerator ran no kernel, by the activity of accelerator and host.
 
     A gap lies between two kernels of the steps, in any streams. It may include copies and memory fills, during which
-    the multiprocessors are idle. Many short gaps, filled with launching, operators and other, show that the host cannot
-    launch as fast as the accelerator computes.
+    the multiprocessors are idle. Many short gaps, filled with `launching`, `operators` and `other`, show that the host
+    launches kernels more slowly than the accelerator runs them.
 
     Returns
     -------
     DataFrame
         Index `device`; columns `count`; `total`, `median` and `longest` in µs; `share` of the time as in
-        `accelerators`; and the parts of `total` in µs. Each moment counts for the first
-        part that applies:
+        `accelerators`; and the parts of `total` in µs. Each moment counts for the first part that applies:
 
         - `copying`: an accelerator copied or filled memory
         - `waiting`: the host waited for the accelerator
@@ -67,7 +66,7 @@ def gaps(path: str | Path | Trace) -> pd.DataFrame:
         - `operators`: the host ran operators
         - `other`: anything else; Python, mostly
 
-        `in_longest` names what took most of the longest gap: the call or operator, or one of the parts above.
+        `in_longest` names the call or operator that took most of the longest gap, or one of the parts above.
 
     Raises NoAccelerator if the trace has no kernels.
     """
@@ -115,8 +114,8 @@ def exposed_copies(path: str | Path | Trace) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Index `step`; a column for each name of a copy ("Memcpy HtoD (Pageable -> Device)"), in µs. Of two copies at the
-        same time the first by name counts.
+        Index `step`; a column for each name of a copy ("Memcpy HtoD (Pageable -> Device)"), in µs. If copies overlap,
+        the first by name counts.
 
     Raises NoSteps and SeveralRecordings like `steps`.
     """
@@ -140,7 +139,7 @@ def _waits(span: Span) -> Columns:
     copied = np.r_[copies["name"], np.array([""], object)][places(calls["correlation"], copies["correlation"])]
     around, directions = parents(calls), dict[int, str]()
     for row in np.flatnonzero(named(copied, direction)):
-        directions.setdefault(around[row], str(direction(copied[row])))  # another call of the operator may wait
+        directions.setdefault(around[row], str(direction(copied[row])))  # the call that waits may be a different one
     directions.pop(-1, None)
     waiting = named(calls["name"], WAITS.search) | named(copied, lambda name: PAGEABLE in name)
     rows = np.flatnonzero((calls["kind"] == "Runtime") & waiting)
@@ -191,7 +190,7 @@ def _ways(span: Span) -> np.ndarray:
 
 
 def _filling(trace: Trace, table: Columns, row: int) -> str:
-    """Return the name of what took most of a gap, a row of `_idle`."""
+    """Return the name of the event that took most of a gap, a row of `_idle`, or of a part in `MEANWHILE`."""
     gap = {name: values[row] for name, values in table.items()}
     span, way = trace.spans[gap["span"]], int(np.argmax([gap[name] for name in MEANWHILE]))
     events = span.events
@@ -200,4 +199,4 @@ def _filling(trace: Trace, table: Columns, row: int) -> str:
         return MEANWHILE[way]
     inside = np.minimum(events["end"], gap["end"]) - np.maximum(events["start"], gap["start"])
     length = events["end"] - events["start"]
-    return str(events["name"][np.lexsort((length, -inside))[0]])  # the innermost event that took most of it
+    return str(events["name"][np.lexsort((length, -inside))[0]])  # of equal shares, the innermost event

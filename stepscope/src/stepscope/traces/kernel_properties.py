@@ -4,13 +4,13 @@ NVIDIA's libraries name their kernels after the instruction that multiplies. The
 these sources, and are tested on names from real profiles:
 
 - PyProf, `prof/tc.py`, NVIDIA's own list, which TensorBoard's profiler tab copied; XProf's `kernel_stats_utils.cc` has
-  the same one. Both end with Turing and count every `xmma_gemm`, even those that multiply with `ffma`.
+  the same list. Both end with Turing and count every `xmma_gemm`, even those that multiply with `ffma`.
 - "CUTLASS Profiler" in CUTLASS's documentation: names hold the operator class, `tensorop`, `wmma_tensorop` or `simt`,
   and the shape of the instruction, m16n8k16 as `16816`; `cutlass/arch/mma_sm*.h` has the shapes.
 - cuBLAS and cuDNN in public profiles: `volta_…`, `turing_…`, `ampere_…`, `sm80_xmma_…`, `nvjet_…`,
   `cudnn_generated_fort_native_sdpa_…`.
 - FlashAttention 2 to 4 and DeepGEMM: their kernels' names in the source. PyTorch's memory-efficient attention:
-  `gemm_kernel_utils.h`, which gives float32 the Tensor Cores from compute capability 8.0 on (three times TF32).
+  `gemm_kernel_utils.h`, which uses Tensor Cores for float32 from compute capability 8.0 on (three times TF32).
 """
 
 import functools
@@ -30,39 +30,39 @@ _TENSOR_CORES = re.compile(
             rf"(?<![a-z0-9])[bcdhisz]({_SHAPES})(?=[a-z_])",
             # cuDNN, cuBLAS: the mma instruction by its name, as in Volta_hmma_implicit_gemm, flash_fprop_wgmma_f16.
             r"(?<![a-z])(w|wg|g|hg|ig|qg|h|i|d|b|q|u)mma(?![a-z])",
-            # cuDNN, cuBLAS, TensorRT from Volta on: sm80_xmma_fprop_implicit_gemm_…, and without the architecture.
+            # cuDNN, cuBLAS, TensorRT from Volta on: sm80_xmma_fprop_implicit_gemm_…, also without sm80.
             r"(?<![a-z0-9])sm(7[0-9]|[89][0-9]|1[0-9][0-9])_xmma_(sparse_|warp_specialized_)?"
             r"(gemm|fprop|dgrad|wgrad|implicit_gemm|conv)",
             r"(?<![a-z0-9])xmma_(sparse_|warp_specialized_)?(gemm|implicit_gemm|conv)",
             r"(?<![a-z0-9])nvjet_",  # cuBLAS from Hopper on
             r"(?<![a-z0-9])cudnn_generated_fort_native_sdpa_",
-            # CUTLASS: the operator class, in the names of its library and in those of its C++ types.
+            # CUTLASS: the operator class, in the names of its library and of its C++ types.
             r"tensorop_",
             r"(?-i:(Mma|OpClass|OpClassWmma)TensorOp|Mainloop\w*(Gmma|Umma))",
             r"(?-i:(?<![A-Za-z0-9])SM\d+(::GMMA::MMA)?_\d+x\d+x\d+_[A-Z]+\d)",
-            # FlashAttention: not those that prepare, combine or convert.
+            # FlashAttention, without kernels that prepare, combine or convert.
             r"flash_(fwd(_splitkv(_mla)?)?|bwd_dq_dk_dv_loop(_seqk_parallel)?)_kernel(?!_traits)",
             r"Flash(Attn(Fwd|Bwd)|Attention(Forward|Backward))Sm\d+",
             r"fmha_cutlass[FB]_(f16|bf16)_\w+_sm(70|75|80)",
             r"fmha_cutlass[FB]_f32_\w+_sm80",
             r"(?<![a-z0-9])fmha_(fprop|dgrad|v2|fwd_loop|bwd_dq_dk_dv_loop)_",  # Apex, TensorRT, FlashAttention 1
             r"deep_gemm::\w*gemm",
-            # cuDNN 7, as NVIDIA's list has them.
+            # cuDNN 7, from NVIDIA's list.
             r"dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv2d_c1_k1|(?<![a-z0-9])conv1x1|direct_group",
         )
     ),
     re.IGNORECASE,
 )
 
-# Names with a CUDA core's instruction, or of kernels that multiply nothing, although they match one of these families.
+# Exceptions from these families: names with an instruction of CUDA cores, and kernels that multiply nothing.
 _OTHERS = re.compile(
     "|".join(
         (
             r"(?<![a-z])simt(?![a-z])|MmaSimt|OpClassSimt",
             r"(?<![a-z])[dfhi]fma2?(?![a-z])",  # fused multiply-add: …_ffma_aligna4_alignc4_…
-            # All float32, without the instruction in the name, or with it cut off. TF32 has tf32f32 in its name.
+            # All types are float32, and no instruction is in the name, or it is cut off. TF32's names have tf32f32.
             r"xmma_\w*?_f32f32_f32f32_f32(?!\w*(tensor|warpgroup|mma))",
-            # Adds partial sums: runs after the kernel whose name it has, in 6 µs after 92 µs on an A100.
+            # Adds the partial sums of the kernel whose name it has: on an A100, 6 µs after a kernel of 92 µs.
             r"execute_split_k_kernel|splitK_?reduce|ReduceSplitK",
             r"^(void )?triton_",
         )
@@ -72,7 +72,7 @@ _OTHERS = re.compile(
 
 
 # Matrix products and convolutions of cuBLAS, cuDNN, CUTLASS and MAGMA on 32-bit numbers. In BLAS names, s stands for
-# single: volta_sgemm_128x64_nn, cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1, cutlass_80_simt_sgemm_…. Today's
+# single: volta_sgemm_128x64_nn, cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1, cutlass_80_simt_sgemm_…. Newer
 # names hold the types of both factors, the sum and the result: f32f32_f32f32_f32.
 _FLOAT32_PRODUCT = re.compile(
     r"(?<![a-z0-9])(sgemm|scudnn)|(?<=simt_)sgemm"
@@ -83,8 +83,8 @@ _FLOAT32_PRODUCT = re.compile(
     re.IGNORECASE,
 )
 
-# cuDNN converts an image batch from NCHW to NHWC and back by separate kernels; MIOpen transposes it. If a convolution's
-# own name has nhwc2nchw, the conversion is a part of it.
+# cuDNN converts an image batch from NCHW to NHWC and back by separate kernels; MIOpen transposes the batch. If the name
+# of a convolution has nhwc2nchw, the conversion is a part of the convolution.
 _LAYOUT_CONVERSION = re.compile(
     r"(?<![a-z0-9])(nchw|ncdhw|nhwc|ndhwc)To(folded)?(nchw|ncdhw|nhwc|ndhwc)\w*kernel"
     r"|(?<![a-z0-9])batched_transpose_\d+x\d+",
@@ -96,9 +96,9 @@ _LAYOUT_CONVERSION = re.compile(
 def uses_tensor_cores(kernel: str) -> bool:
     """Return whether a kernel's name shows that it computes on Tensor Cores.
 
-    False also if the name does not show it: Triton's kernels (``triton_…``, or named like the user's function) use
-    Tensor Cores for ``tl.dot``, but their names do not differ. So for code compiled with ``torch.compile``, a share of
-    Tensor-Core time is a lower bound. The name may be demangled or not.
+    Triton's kernels (``triton_…``, or named like the user's function) give False: they use Tensor Cores for ``tl.dot``,
+    but their names do not show it. So for code compiled with ``torch.compile``, a share of Tensor-Core time is a lower
+    bound. The name may be mangled or demangled.
     """
     return _TENSOR_CORES.search(kernel) is not None and _OTHERS.search(kernel) is None
 
@@ -131,7 +131,7 @@ MAX_BLOCKS = {
 # How registers and shared memory are allocated, from compute capability 5.0 to 12.1: `cuda_occupancy.h` of CUDA.
 _REGISTERS_AT_ONCE = 256  # per warp
 _PARTITIONS = 4  # of a multiprocessor, each with its part of the registers
-_SHARED_MEMORY_AT_ONCE = {7: 256}  # bytes, by major compute capability; 128 on others
+_SHARED_MEMORY_AT_ONCE = {7: 256}  # bytes, by major compute capability; otherwise 128
 _RESERVED_SHARED_MEMORY = 1024  # bytes of each block, for the system, from compute capability 8.0 on
 _WARP = 32  # threads
 _PROPERTIES = ["computeMajor", "computeMinor", "numSms", "maxThreadsPerMultiprocessor", "regsPerMultiprocessor"]
@@ -148,17 +148,17 @@ def estimated_occupancy(
     """Return the share of a multiprocessor's threads that a kernel keeps resident in %, or NaN if unknown.
 
     PyTorch's profiler writes its own estimate into the trace. It is 0 for every kernel with more than 48 KiB of shared
-    memory. Such a kernel must request the memory: the profiler ignores this, and finds that the kernel cannot run.
+    memory. Such a kernel must request the memory; the profiler ignores this, and concludes that the kernel cannot run.
 
-    The number of blocks resident on a multiprocessor is limited by its part of the grid, its threads, its registers,
-    its shared memory and its limit of blocks. The estimate assumes that the grid is evenly spread.
+    The number of blocks resident on a multiprocessor is limited by the multiprocessor's part of the grid, its threads,
+    registers, shared memory and limit of blocks. The estimate assumes that the grid is evenly spread.
 
     `grid` and `block` are the blocks of the grid and the threads of a block, three int each; `registers` are per
     thread; `shared_memory` is per block, static and dynamic, in bytes; `device` is the device's entry of the trace's
     ``deviceProperties``.
 
-    NaN if a parameter is None or not a number, if the entry lacks a property (AMD's do), if the compute capability is
-    unknown, or if the device could not run such a kernel.
+    NaN if a parameter is None or not a number, if the entry lacks a property (AMD's entries do), if the compute
+    capability is unknown, or if the device could not run such a kernel.
     """
     if not (isinstance(grid, list) and isinstance(block, list) and device):
         return math.nan

@@ -1,4 +1,4 @@
-"""Which operators took most time, on the CPU and on accelerators."""
+"""The operators that took most time, on the CPU and on accelerators."""
 
 import re
 from pathlib import Path
@@ -22,8 +22,8 @@ def top_operators(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
         Index `Name`, the operator's; columns `Calls`, int; `Host Self Duration (us)`, without the operators and
         runtime calls inside it, and `Host Total Duration (us)`, with them, float. If the trace has work of an
         accelerator also `Device Self Duration (us)`, of the kernels, copies and memory fills that the operator itself
-        launched, and `Device Total Duration (us)`, including those of the operators inside it. Sorted by the host's
-        self duration. Operators outside the steps and in all threads count, too.
+        launched, and `Device Total Duration (us)`, which includes work of the operators inside it. Sorted by the
+        host's self duration. Operators in all threads count, also outside the steps.
     """
     trace = load(path)
     table = pd.concat([_calls(span) for span in trace.spans]).groupby("Name").sum()
@@ -45,7 +45,7 @@ def nested(events: Columns) -> Columns:
 
 
 def parents(events: Columns) -> np.ndarray:
-    """Return for each of some `nested` events the position of the innermost event around it, or −1."""
+    """Return for each event in the order of `nested` the position of the innermost event around it, or −1."""
     parents = np.full(events.height, -1)
     around: list[int] = []  # the outermost first
     threads, starts, ends = (events[column].tolist() for column in ("thread", "start", "end"))
@@ -62,7 +62,7 @@ def parents(events: Columns) -> np.ndarray:
 def linked_calls(span: Span) -> Columns:
     """Return the calls of the accelerator's runtime whose operator is known; see `callers`.
 
-    Columns: `operator`, int, its position in `host_events`; `correlation`; and `duration` in µs.
+    Columns: `operator`, int, the operator's position in `host_events`; `correlation`; and `duration` in µs.
     """
     events, host = span.events, host_events(span)
     calls = events.rows(events["kind"] == "Runtime")
@@ -102,9 +102,9 @@ def _calls(span: Span) -> pd.DataFrame:
 
 
 def _counted_as(names: np.ndarray, is_operator: np.ndarray, innermost: np.ndarray) -> np.ndarray:
-    """Return for each event the row that it counts for: its own, or that of the operator that it repeats.
+    """Return for each event the row that it counts for: its own row, or the row of the operator that it repeats.
 
-    An operator and its only child of the same name are one call, not two: a dispatcher that calls itself.
+    An operator and its only child of the same name are one call: PyTorch's dispatcher has called itself.
     """
     inner = np.flatnonzero(innermost >= 0)
     around = innermost[inner]
@@ -121,13 +121,13 @@ def _with_inner(amounts: np.ndarray, around: np.ndarray, inner: np.ndarray) -> n
     if not amounts.any():
         return amounts
     total, outer = amounts.tolist(), around.tolist()
-    for row in np.flatnonzero(inner)[::-1].tolist():  # the innermost ones first
+    for row in np.flatnonzero(inner)[::-1].tolist():  # innermost rows first
         total[outer[row]] += total[row]
     return np.array(total)
 
 
 def _launched(events: Columns, correlations: np.ndarray) -> np.ndarray:
-    """Return the device time in µs of the work that each call launched, by its correlation."""
+    """Return for each call, given by its correlation, the device time in µs of the work that the call launched."""
     work = events.rows(~events["host"] & (events["kind"] != "Runtime"))
     ids, call = np.unique(work["correlation"], return_inverse=True)
     total = np.bincount(call, weights=work["end"] - work["start"])

@@ -23,10 +23,10 @@ TOP = 5  # kernels or operators
 
 
 def show(path: str | Path) -> bool:
-    """Print the content of each trace at `path`, and why others cannot be read.
+    """Print the content of each trace at `path`, or why the trace cannot be read.
 
-    `path` is a trace file, the folder of a run, or a folder of such folders. Processes that trained together are
-    printed one by one, and then the cost of their communication.
+    `path` is a trace file, the folder of a run, or a folder of such folders. For processes that trained together, each
+    process is printed, then the cost of their communication.
 
     Returns whether all traces could be read. Raises NoTraces if there are none.
     """
@@ -58,7 +58,7 @@ def text(trace: Trace) -> str:
 
 
 def together(job: Ranks) -> str:
-    """Return the cost of communication for each rank in a step, and the rank that others wait for, in lines of text."""
+    """Return in lines of text the mean cost of communication in a step for each rank, and the straggler."""
     try:
         table = communication(job)
     except (NoSteps, SeveralRecordings) as error:
@@ -74,7 +74,7 @@ def together(job: Ranks) -> str:
         "MB": table["megabytes"].map(lambda size: "–" if math.isnan(size) else f"{size:,.3g}"),
     }
     late, waits = table.attrs["straggler"], milliseconds(table.attrs["late_ms"])
-    said = [f"The others have {waits} more exposed communication in a step than {late}, which is late: see its part."]
+    said = [f"The other ranks have {waits} more exposed communication in a step than {late}, which is late."]
     if late is None:
         said = ["No rank is late by more than chance."] if len(table) > 1 else []
     said += [f"Not all ranks took part in the same operations. {sentence}" for sentence in table.attrs["unequal"]]
@@ -82,14 +82,14 @@ def together(job: Ranks) -> str:
 
 
 def short(kernel: str, width: int = 44) -> str:
-    """Return a kernel's name, printable, without result, arguments and PyTorch's namespaces, and cut to `width`."""
+    """Return a printable kernel name without result, arguments and PyTorch's namespaces, cut to `width` characters."""
     for part in ("at::native::", "(anonymous namespace)::"):
         kernel = kernel.replace(part, "")
     return _name(kernel.removeprefix("void ").partition("(")[0].strip() or kernel, width)
 
 
 def of_run(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | TraceError]]:
-    """Yield the title and the trace of each rank in a run, then all together; or each file, if not all are ranks."""
+    """Yield the title and the trace of each rank in a run, then the job; or each file, if the run is not one job."""
     title = printable(str(place.relative_to(root) if place != root else place.resolve().name))
     try:
         job = ranks(place)
@@ -166,7 +166,7 @@ def _operators(table: pd.DataFrame) -> str:
 
 
 def _table(head: str, columns: dict[str, pd.Series], rows: Iterable[str]) -> str:
-    """Return columns by their titles as text; the names of the rows have the title `head`."""
+    """Return columns by their titles as text; `head` is the title of the row names."""
     shown = pd.DataFrame(columns).set_axis([*rows]).rename(columns=" {}".format)
     lines = shown.rename_axis(index=None, columns=head).to_string().splitlines()
     return "\n".join(line.rstrip() for line in lines)
@@ -182,7 +182,7 @@ def _name(name: str, width: int = 44) -> str:
 
 
 def _paragraph(text: str, indent: str = "  ") -> str:
-    """Return a text in printable lines, the further ones indented."""
+    """Return a text in printable lines; lines after the first have an `indent`."""
     return textwrap.fill(
         printable(text), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

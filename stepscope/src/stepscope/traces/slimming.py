@@ -1,4 +1,4 @@
-"""Writes copies of traces without the events that the views of this course do not show."""
+"""Writes small copies of traces, without the events inside loading."""
 
 import gzip
 from bisect import bisect_right
@@ -24,7 +24,7 @@ def slim(path: str | Path, out: str | Path) -> Path:
 
     - inside the calls of the DataLoader's ``__next__``, in the same thread: operators, annotations and Python frames.
       Calls of an accelerator's runtime stay, and so do the operators that made them.
-    - the names of the machine, of the file and of files with compiled kernels: others may see the copy
+    - the names of the machine, of the file and of files with compiled kernels: the copy may be published
 
     `path` is a trace file, plain or gzip; it does not change, unless it equals `out`. `out` is a gzip file, whose name
     must end with ".json.gz"; it appears whole, or not at all, replaces a file of this name, and is returned.
@@ -33,7 +33,7 @@ def slim(path: str | Path, out: str | Path) -> Path:
     """
     path, out = Path(path), Path(out)
     if not out.name.endswith(".json.gz"):
-        raise ValueError(f"A slim trace is a gzip file, and {out} is not named like one. It must end with .json.gz.")
+        raise ValueError(f"Expected a path that ends with .json.gz for the slim trace, a gzip file; found {out}.")
     content = files.read(path, lambda parts: _slimmed(files.joined(parts)))
     staging.write(out, gzip.compress(content, 6))
     return out
@@ -46,7 +46,7 @@ def _slimmed(trace: files.Json) -> bytes:
 
 
 def _outside_of_loading(everything: list[files.Json]) -> Iterator[files.Json]:
-    """Yield the events, except those inside loading, in the same thread, that called no accelerator's runtime."""
+    """Yield the events, except events inside loading, in the same thread, that called no accelerator's runtime."""
     calls = defaultdict(list)
     launching: set[int | None] = {None}
     for event in everything:
@@ -76,7 +76,7 @@ def _unnamed(event: files.Json) -> files.Json:
 
 
 def _kind(event: files.Json) -> str | None:
-    """Return the category of an event, "dropped" for an annotation, "Frame", or None for others."""
+    """Return the category of an event, "dropped" for an annotation, "Frame" for a Python frame, or None."""
     if event.get("ph") != "X" or not event.keys() >= events.NEEDED:
         return None
     category = event.get("cat")

@@ -1,4 +1,4 @@
-"""Where the time of each training step went; and a comparison of two runs as a table and in words."""
+"""The time of each training step by category, and a comparison of two runs as a table and in words."""
 
 import math
 import statistics
@@ -33,7 +33,7 @@ def steps(path: str | Path | Trace) -> pd.DataFrame:
 
 
 def breakdown(path: str | Path | Trace) -> pd.DataFrame:
-    """Return where the time of each step went.
+    """Return the time of each step by category.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def breakdown(path: str | Path | Trace) -> pd.DataFrame:
 
 
 def window(span: Span) -> tuple[float, float]:
-    """Return the time that shares refer to, in µs: of the steps, or of all events if the span marks no steps."""
+    """Return start and end of the time that shares refer to, in µs: of the steps, or without steps of all events."""
     table = steps_of(span) if marks(span).height else span.events
     return table["start"][0], table["end"].max()
 
@@ -75,7 +75,7 @@ def by_step(trace: Trace, tables: Iterable[Columns]) -> pd.DataFrame:
 
 @once
 def steps_of(span: Span) -> Columns:
-    """Return the `steps` of one span, with the column `step`; empty if it marks none."""
+    """Return the `steps` of one span, with the column `step`; empty if no step is marked."""
     marked = marks(span)
     starts, ends = _with_device_work(marked["start"], marked["end"], span.events)
     return Columns(step=marked["step"][: len(starts)], start=starts, end=ends)
@@ -90,7 +90,7 @@ def step_at(span: Span, moments: np.ndarray) -> np.ndarray:
 
 
 def breakdown_of(span: Span) -> Columns:
-    """Cover the steps with one category after the other: each counts the time not covered by earlier ones."""
+    """Cover the steps with one category after the other: each counts the time that no earlier category covers."""
     steps, events = steps_of(span), span.events
     parts = shares(events["start"], events["end"], events["kind"].codes, len(CATEGORIES) - 1, steps)
     return Columns(zip(CATEGORIES, parts, strict=True), step=steps["step"])
@@ -100,7 +100,7 @@ def _with_device_work(starts: np.ndarray, ends: np.ndarray, events: Columns) -> 
     """Let each step end when its work on an accelerator has ended, and the next step start no earlier.
 
     As in TensorBoard, the last step is dropped if it launched less than 80% as much as the step before: the profiler
-    may have ended before its kernels did.
+    may have stopped before the last step's kernels ended.
     """
     if not len(starts):
         return starts, ends
@@ -153,8 +153,8 @@ def sentence(change: pd.DataFrame) -> str:
     """Return a `difference` in words: "loading −61 ms (−70 to −52), copies +2.0 ms (+1.5 to +2.5)".
 
     The largest change comes first. Changes below 2% of the longer mean step are left out, since two traces of the same
-    code differ by as much. Changes whose interval holds 0 are left out, too, since the steps differ too much to be
-    sure; if such a change is the largest, the text says so.
+    code differ by as much. Changes whose interval contains 0 are also left out, since they may be chance,
+    but if such a change is the largest, the text says so.
     """
     least = 0.02 * max(change["before"].sum(), change["after"].sum())
     large = change[change["change"].abs() >= least].sort_values("change", key=abs, ascending=False, kind="stable")

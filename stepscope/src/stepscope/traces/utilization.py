@@ -17,15 +17,15 @@ from stepscope.traces.operators import host_events, linked_calls
 from stepscope.traces.step_times import window
 
 LAUNCH = re.compile("Launch(Cooperative)?Kernel")  # in the name of a call of the runtime or of the driver
-LOST = 0.01  # of the launches: fewer do not matter
+LOST = 0.01  # share of the launches: a smaller loss is not reported
 AMD_WARP = 64  # threads; NVIDIA's are 32
 
 
 def accelerators(path: str | Path | Trace) -> pd.DataFrame:
     """Return how much of each accelerator was used: the GPU Summary of TensorBoard's Overview.
 
-    All shares are of the time from the start of the first step to the end of the last step. If the trace marks no
-    steps, they are of the time from its first event to the end of its last event.
+    All shares refer to the time from the start of the first step to the end of the last step. If the trace marks no
+    steps, they refer to the time from its first event to the end of its last event.
 
     Returns
     -------
@@ -37,12 +37,11 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
         - `sm_efficiency`, the share of the multiprocessors that had a block to run, on average over the time,
           estimated: ∫ min(1, blocks per multiprocessor of the running kernels) dt, divided by the time
         - `occupancy`, the share of a multiprocessor's threads that a kernel keeps resident, on average over the
-          kernels weighted with their durations; where the profiler falsely says 0, estimated from the launch
+          kernels weighted with their durations; where the profiler falsely records 0, estimated from the launch
         - `tensor_core_share`, the share of all kernels' durations that is spent in kernels known to use Tensor Cores
         - `kernels`, int, their number in the trace, and `kernel_time`, the sum of their durations in µs
 
-        Shares are floats from 0 to 1, NaN if unknown; ``attrs["unknown"]`` is a list of sentences
-        that say why.
+        Shares are floats from 0 to 1, NaN if unknown; ``attrs["unknown"]`` is a list of sentences with the reasons.
 
     Raises NoAccelerator if the trace has no kernels.
     """
@@ -60,14 +59,14 @@ def accelerators(path: str | Path | Trace) -> pd.DataFrame:
 def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
     """Return the `count` kernels that took most time, with the operator that launched each: the Kernel view's table.
 
-    Kernels of all devices count, and those outside the steps. One kernel launched by two operators makes two rows.
+    Kernels of all devices count, also outside the steps. One kernel launched by two operators makes two rows.
 
     Returns
     -------
     DataFrame
         Index `Name`, the kernel's; columns `Operator`, the innermost one that launched it, NaN if unknown;
         `Calls`, int; `Total Duration (us)`, `Mean Duration (us)`, `Min Duration (us)`, `Max Duration (us)`;
-        `Share` of all kernels' durations, 0 to 1; and `Tensor Cores Used`, whether its name shows that (see
+        `Share` of all kernels' durations, 0 to 1; and `Tensor Cores Used`, whether the kernel's name shows it (see
         `uses_tensor_cores`). Sorted by total duration.
 
     Raises NoAccelerator if the trace has no kernels.
@@ -82,7 +81,7 @@ def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
 
 
 def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> float:
-    """Return how long at least one kernel whose name `chosen` accepts ran in the steps, in µs.
+    """Return the time in the steps in which at least one kernel ran whose name `chosen` accepts, in µs.
 
     Kernels that exchange data with other processes do not count. The times of several devices are added. Raises
     NoAccelerator if the trace has no kernels.
@@ -94,11 +93,11 @@ def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> floa
 def fill(path: str | Path | Trace) -> float:
     """Return the share of the multiprocessors that have a block to run, on average while kernels run in the steps.
 
-    It is SM efficiency divided by utilization, without the kernels that exchange data: these use few blocks on purpose.
+    It is SM efficiency divided by utilization, without the kernels that exchange data, which use few blocks on purpose.
     Near 1 for large batches; small if a kernel has fewer blocks than the device has multiprocessors.
 
-    From 0 to 1; NaN if the trace does not record how many blocks a kernel has. Raises NoAccelerator if the trace has no
-    kernels.
+    From 0 to 1; NaN if the trace does not record the number of blocks of a kernel. Raises NoAccelerator if the trace
+    has no kernels.
     """
     table = _computing(load(path))
     busy = _busy_time(table.rows(table["blocks_per_sm"] > 0))
@@ -119,7 +118,7 @@ def of_each_device(table: Columns) -> list[Columns]:
 
 
 def lost_kernels(trace: Trace) -> str:
-    """Return a sentence on launches whose kernels are not in the trace; "" if they are less than 1% of all launches.
+    """Return a sentence on launches whose kernels are not in the trace; "" if fewer than 1% of the launches.
 
     CUPTI 12.6 to 13.0 loses kernels after pauses (https://github.com/pytorch/pytorch/issues/192021), and kernels that
     are captured for a CUDA graph do not run.
@@ -129,7 +128,7 @@ def lost_kernels(trace: Trace) -> str:
         calls = span.events.rows(span.events["kind"] == "Runtime")
         launching = named(calls["name"], LAUNCH.search)
         found = np.isin(calls["correlation"][launching], span.kernels["correlation"])
-        if found.any():  # otherwise the kernels of this accelerator do not say which call launched them
+        if found.any():  # otherwise this accelerator's kernels are not linked to their launches
             launches, lost = launches + len(found), lost + (~found).sum()
     if lost < max(1, LOST * launches):
         return ""
@@ -206,7 +205,7 @@ def _occupancy(span: Span) -> np.ndarray:
 
 
 def _use(trace: Trace, rows: Columns, inside: Columns, length: float) -> dict[str, object]:
-    """Return a row of `accelerators` from the kernels of one device, and those `inside` the steps."""
+    """Return a row of `accelerators` from the kernels of one device, and their parts `inside` the steps."""
     device = rows["device"][0]
     properties = [each for span in trace.spans for each in span.devices if each.get("id") == device]
     of_amd = any(each.get("warpSize") == AMD_WARP for each in properties)
@@ -222,7 +221,7 @@ def _use(trace: Trace, rows: Columns, inside: Columns, length: float) -> dict[st
 
 
 def _busy_time(table: Columns) -> float:
-    """Return how long at least one kernel ran, added over the devices."""
+    """Return the time in µs in which at least one kernel ran, added over the devices."""
     parts = [union(each["start"], each["end"]) for each in of_each_device(table)]
     return float(sum((ends - starts).sum() for starts, ends in parts))
 
@@ -242,7 +241,7 @@ def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
 
 
 def _unknown(trace: Trace, table: Columns, result: pd.DataFrame) -> list[str]:
-    """Return sentences on which values of `accelerators` are unknown, and why."""
+    """Return a sentence for each unknown value of `accelerators`, with the reason."""
     reasons = []
     if result["sm_efficiency"].isna().any():
         reasons.append("SM efficiency: the trace lacks the kernels' numbers of blocks. Only CUDA's profiler has them.")
@@ -251,11 +250,11 @@ def _unknown(trace: Trace, table: Columns, result: pd.DataFrame) -> list[str]:
         reasons.append("Occupancy: the trace lacks it. Only CUDA's profiler records it.")
     elif missing > 0:
         reasons.append(
-            f"Occupancy of {percent(missing)} of the kernels' time: recorded as 0, which is false, and without the "
-            "device's properties it cannot be estimated. The mean is that of the other kernels."
+            f"Occupancy of {percent(missing)} of the kernels' time: falsely recorded as 0, and without the device's "
+            "properties no estimate is possible. The mean is over the other kernels."
         )
     if result["tensor_core_share"].isna().any():
         reasons.append("Tensor Cores: stepscope does not know the names of AMD's kernels.")
     if lost := lost_kernels(trace):
-        reasons.append(f"What some kernels did. {lost}")
+        reasons.append(f"The work of some kernels. {lost}")
     return reasons

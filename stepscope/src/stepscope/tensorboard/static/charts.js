@@ -94,7 +94,7 @@
       this.table = table;
       this.options = options;
       this.redraw();
-      this.place.chart = this; // the page may draw another in the same place
+      this.place.chart = this; // the page may draw another chart in the same place
       const observer = new ResizeObserver(() => {
         if (this.place.chart !== this) observer.disconnect();
         else if (this.place.clientWidth && this.place.clientWidth !== this.width) this.redraw();
@@ -313,7 +313,7 @@
 
     zoom(span) { this.span = span; this.redraw(); this.mark(); }
 
-    // The values of the curves at the mouse: those of the last row before it.
+    // The values of the curves at the mouse, from the last row before the mouse.
     describe(event, time) {
       const { columns, rows, series } = this.table;
       const row = rows.findLast((each) => number(each[0]) <= time) ?? rows[0];

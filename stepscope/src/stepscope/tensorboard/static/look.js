@@ -1,4 +1,4 @@
-// Makes this page dark when the page around it is: TensorBoard's body has the class `dark-mode`, ours have `dark`.
+// Makes this page dark if the page around it is dark: TensorBoard's body has the class `dark-mode`, ours have `dark`.
 (() => {
   "use strict";
   const own = document.documentElement;
