@@ -84,6 +84,7 @@ A100 = {
     "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 167936,
 }  # fmt: skip
 V100 = A100 | {"name": "Tesla V100-SXM2-32GB", "computeMajor": 7, "numSms": 80, "sharedMemPerMultiprocessor": 98304}
+P100 = V100 | {"name": "Tesla P100-SXM2-16GB", "computeMajor": 6, "numSms": 56, "sharedMemPerMultiprocessor": 65536}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,8 @@ V100 = A100 | {"name": "Tesla V100-SXM2-32GB", "computeMajor": 7, "numSms": 80, 
         (V100, [9999, 1, 1], [256, 1, 1], 128, 0, 25),  # 16384 registers for 4 warps, in each of 4 partitions
         (V100, [9999, 1, 1], [128, 1, 1], 50, 0, 56.25),  # 50 × 32 registers are given out as 1792: 9 warps a partition
         (V100, [9999, 1, 1], [128, 1, 1], 16, 24 << 10, 25),  # 96 KiB hold 24 KiB four times
+        (P100, [9999, 1, 1], [64, 1, 1], 88, 0, 34.375),  # 2816 registers for 11 warps, in each of 2 partitions
+        (P100, [9999, 1, 1], [128, 1, 1], 16, 10880, 31.25),  # 64 KiB hold five times 10880, rounded up to 11008
         (A100, [9999, 1, 1], [128, 1, 1], 16, 41 << 10, 18.75),  # 164 KiB hold 41 KiB and the system's 1 KiB 3 times
         (A100, [9999, 1, 1], [128, 1, 1], 16, 80 << 10, 12.5),  # more than 48 KiB is possible: two blocks
         (A100 | {"computeMinor": 9, "maxThreadsPerMultiprocessor": 1536}, [9999, 1, 1], [32, 1, 1], 16, 0, 50),

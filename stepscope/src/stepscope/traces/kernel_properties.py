@@ -130,8 +130,8 @@ MAX_BLOCKS = {
 
 # How registers and shared memory are allocated, from compute capability 5.0 to 12.1: `cuda_occupancy.h` of CUDA.
 _REGISTERS_AT_ONCE = 256  # per warp
-_PARTITIONS = 4  # of a multiprocessor, each with its part of the registers
-_SHARED_MEMORY_AT_ONCE = {7: 256}  # bytes, by major compute capability; otherwise 128
+_PARTITIONS = {(6, 0): 2}  # of a multiprocessor, each with its part of the registers; otherwise 4
+_SHARED_MEMORY_AT_ONCE = dict.fromkeys([5, 6, 7], 256)  # bytes, by major compute capability; otherwise 128
 _RESERVED_SHARED_MEMORY = 1024  # bytes of each block, for the system, from compute capability 8.0 on
 _WARP = 32  # threads
 _PROPERTIES = ["computeMajor", "computeMinor", "numSms", "maxThreadsPerMultiprocessor", "regsPerMultiprocessor"]
@@ -173,7 +173,8 @@ def estimated_occupancy(
     limits = [MAX_BLOCKS[major, minor], max_threads // (_WARP * warps)]
     if registers > 0:
         of_warp = _round_up(registers * _WARP, _REGISTERS_AT_ONCE)
-        limits.append(max_registers // _PARTITIONS // of_warp * _PARTITIONS // warps)
+        partitions = _PARTITIONS.get((major, minor), 4)
+        limits.append(max_registers // partitions // of_warp * partitions // warps)
     of_block = shared_memory + (_RESERVED_SHARED_MEMORY if major >= 8 else 0)
     if of_block > 0:
         limits.append(max_shared_memory // _round_up(of_block, _SHARED_MEMORY_AT_ONCE.get(major, 128)))
