@@ -78,5 +78,5 @@ def test_only_steps_that_cost_a_share_of_the_time_are_long():
     def records(longest, usual=1.0):
         return [StepRecord(0.0, 0.0, each, 0.0, 0.0, False) for each in [usual] * 19 + [longest]]
 
-    assert factor([records(1.8), records(0.002, usual=0.0005)]) == float("inf")
+    assert factor([records(1.8), records(0.002, usual=0.0005), records(1.0, usual=0.0)]) == float("inf")
     assert factor([records(1.0), records(9.0)]) == 3.0

@@ -28,12 +28,12 @@ def factor(phases: Iterable[Sequence[StepRecord]]) -> float:
     A phase has long steps if they take so much more than its median step that the difference is worth a finding, and
     can be sampled.
     """
-    for records in phases:
+    for records in filter(None, phases):
         works = [work(each) for each in records if not each.first] or [work(each) for each in records]
         usual = statistics.median(works)
         long = [each for each in works if each > thresholds.LONGER_STEP * usual]
         worth = sum(long) - len(long) * usual >= thresholds.WORTH * sum(works)
-        if worth and max(long) - usual >= thresholds.LEAST_ADDITIONAL_S:
+        if usual > 0 and worth and max(long) - usual >= thresholds.LEAST_ADDITIONAL_S:
             return max(thresholds.LONGER_STEP, 1 + (max(long) / usual - 1) * thresholds.PART_OF_THE_LONGEST)
     return math.inf
 
@@ -63,7 +63,7 @@ def read(
     of_all = {part for part, share in shares.items() if usually[part] >= thresholds.USUAL_WORK * share}
     is_other = [not of_all.issuperset(_parts(sample)) for sample in in_long]
     seconds = [sample.seconds * counts for sample, counts in zip(in_long, is_other, strict=True)]
-    other, excess = np.bincount(steps, seconds, len(works)), works - np.median(works)
+    other, excess = np.bincount(np.array(steps, int), seconds, len(works)), works - np.median(works)
     distinct = long[other[long] >= thresholds.OTHER_WORK * excess[long]]
     long = distinct if len(distinct) else long  # the machine stalled in the rest
     times = np.array([work(each) for each in timed if not each.first])  # sampling lengthens steps
