@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from stepscope.base.wording import milliseconds
 from stepscope.report.findings import Finding
 from stepscope.rules.conclusion import conclude
 
@@ -15,6 +16,10 @@ from stepscope.rules.conclusion import conclude
 )
 def test_the_bound_is_a_factor_and_a_number_of_milliseconds(gain, numbers):
     assert numbers in Finding("a.fault", "a fault", "copies", gain, "", "", "a topic").bound(50)
+
+
+def test_a_time_has_two_digits_in_a_unit_that_shows_them():
+    assert [*map(milliseconds, (0, 0.0042, 0.85, 8.5, 85))] == ["0.00 ms", "4.2 µs", "0.85 ms", "8.5 ms", "85 ms"]
 
 
 def a_diagnosis():

@@ -24,7 +24,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Return a duration in ms with two significant digits: "0.85 ms", "8.5 ms", "85 ms"."""
+    """Return a duration in ms with two significant digits: "4.2 µs", "0.85 ms", "8.5 ms", "85 ms"."""
+    if 0 < value < 0.00995:
+        return f"{value * 1e3:.{1 if value >= 0.000995 else 2}f} µs"
     decimals = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
     return f"{value:,.{decimals}f} ms"
 

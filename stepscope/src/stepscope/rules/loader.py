@@ -190,7 +190,7 @@ def doubt(loading: Loading) -> str | None:
         return None
     why, queued = "the cause of the wait is not known", milliseconds(loading.loop.queued_ms)
     if loading.loop.queued_ms >= unexplained / 2:
-        why = f"for each batch the workers were queued for {queued} while other processes used the cores"
+        why = f"for each batch the workers were queued for {queued} while no core was free"
     return (
         f"{waits} its workers are fast enough by themselves and a ready batch arrives in "
         f"{milliseconds(loading.loop.transfer_ms)}: {why}. Diagnose again on an idle machine. "
