@@ -54,6 +54,19 @@ def test_more_of_the_same_work_does_not_count_as_other_work(facts_of, quick):
     assert found.long.count > 1 and not found.long.distinct
 
 
+class Slow(list):
+    """A sampler that takes long to begin an epoch."""
+
+    def __iter__(self):
+        time.sleep(LONG_S)
+        return super().__iter__()
+
+
+def test_the_start_of_an_epoch_is_no_work_of_a_step(facts_of, quick):
+    found = facts_of(DataLoader(range(20), sampler=Slow(range(20))), Steps(evaluates), 20).loop
+    assert found.long.count == 0
+
+
 def test_one_stall_is_not_sought_for_ever(facts_of, quick):
     found = facts_of(DataLoader(range(10_000)), Steps(evaluates, once=12), 20).loop
     assert not found.long.distinct and found.long.ms_per_step < 1

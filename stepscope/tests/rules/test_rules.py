@@ -215,6 +215,12 @@ def test_the_number_of_workers_is_advised_with_its_gain(case):
     assert f"num_workers={workers})" in finding.change
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_persistent_workers_need_a_loader_that_is_made_once(changed):
+    (found,) = rules.diagnose(of_loop(40, 0.5, restart=10, loader_changed=changed)).findings
+    assert ("make it once" in found.change) is changed
+
+
 def test_a_wait_counts_as_far_as_the_gpu_waits_as_well():
     gpu = of_gpu({"DataLoader": 0.2})
     facts = replace(of_loop(34, 24, workers=1, asynchronous=True), profile=gpu.profile, device=gpu.device)

@@ -79,6 +79,7 @@ class Loop:
     workers: int | None = None  # number of workers; None if unknown
     start_ms: float = 0.0  # time between epochs to end and start workers, with the first batch; 0 if workers persist
     epoch_steps: int | None = None  # number of steps in an epoch; None if unknown
+    loader_changed: bool = False  # whether later epochs used another DataLoader than earlier epochs
     only_first: bool = False  # whether each batch is the first of several in a new iterator, which starts workers
     transfer_ms: float = 0.0  # time from the request for a ready batch until the batch arrives from its worker
     queued_ms: float = 0.0  # time per batch in which the workers were queued for a core

@@ -108,7 +108,8 @@ class Examination:
         held_share = contention.share()
         line = sampled.getting() if sampled else ""
         epoch_steps, pauses = self.recorder.epoch_steps(), self.recorder.pauses()
-        loop = replace(loop, line=line, epoch_steps=epoch_steps, pauses=pauses, long=long)
+        changed = self.recorder.loader_changed
+        loop = replace(loop, line=line, epoch_steps=epoch_steps, pauses=pauses, long=long, loader_changed=changed)
         facts = Facts(
             recorded,
             host.read(trace, recorded, sampled),

@@ -22,6 +22,12 @@ def work(record: StepRecord) -> float:
     return max(0.0, record.duration - record.wait - record.queued_work)
 
 
+def usual_works(records: Iterable[StepRecord]) -> list[float]:
+    """Return the work of the steps that are not the first of an epoch, which starts workers; of all, if each is."""
+    records = list(records)
+    return [work(each) for each in records if not each.first] or [work(each) for each in records]
+
+
 def factor(phases: Iterable[Sequence[StepRecord]]) -> float:
     """Return the factor over the median step from which a step is long; infinite if no phase has long steps.
 
@@ -29,7 +35,7 @@ def factor(phases: Iterable[Sequence[StepRecord]]) -> float:
     can be sampled.
     """
     for records in filter(None, phases):
-        works = [work(each) for each in records if not each.first] or [work(each) for each in records]
+        works = usual_works(records)
         usual = statistics.median(works)
         long = [each for each in works if each > thresholds.LONGER_STEP * usual]
         worth = sum(long) - len(long) * usual >= thresholds.WORTH * sum(works)
@@ -40,7 +46,7 @@ def factor(phases: Iterable[Sequence[StepRecord]]) -> float:
 
 def enough(records: Sequence[StepRecord], factor: float) -> bool:
     """Return whether so many steps were long that their work can be compared with the work of usual steps."""
-    works = [*map(work, records)]
+    works = usual_works(records)
     return bool(works) and sum(each > factor * statistics.median(works) for each in works) >= thresholds.LONG_STEPS
 
 
@@ -48,8 +54,11 @@ def read(
     timed: Sequence[StepRecord], records: Sequence[StepRecord], samples: Iterable[Sample], factor: float
 ) -> LongSteps:
     """Return the facts about long steps, from steps that were only timed, and from `records`, which were sampled."""
+    if not records:
+        return LongSteps()
     works, starts = np.array([*map(work, records)]), [each.begin for each in records]
-    is_long = works > factor * np.median(works) if len(works) else np.array([], bool)
+    first, median = np.array([each.first for each in records]), np.median(usual_works(records))
+    is_long = (works > factor * median) & (~first | first.all())
     (long,) = np.nonzero(is_long)
     if not len(long):
         return LongSteps()
@@ -63,21 +72,21 @@ def read(
     of_all = {part for part, share in shares.items() if usually[part] >= thresholds.USUAL_WORK * share}
     is_other = [not of_all.issuperset(_parts(sample)) for sample in in_long]
     seconds = [sample.seconds * counts for sample, counts in zip(in_long, is_other, strict=True)]
-    other, excess = np.bincount(np.array(steps, int), seconds, len(works)), works - np.median(works)
+    other, excess = np.bincount(np.array(steps, int), seconds, len(works)), works - median
     distinct = long[other[long] >= thresholds.OTHER_WORK * excess[long]]
     long = distinct if len(distinct) else long  # the machine stalled in the rest
-    times = np.array([work(each) for each in timed if not each.first])  # sampling lengthens steps
-    if not len(times) or not (times > factor * np.median(times)).any():
-        times = works
-    usual = float(np.median(times))
-    long_times = times[times > factor * usual]
+    times = usual_works(timed) or [0.0]
+    usual = statistics.median(times)
+    long_times = [each for each in times if each > factor * usual]
+    if not long_times:  # otherwise these are better: sampling lengthens steps
+        usual, long_times = float(median), works[long].tolist()
     return LongSteps(
         len(long),
         # From the first long step to the last: whole periods
         float(long[-1] - long[0]) / (len(long) - 1) if len(long) > 1 else float(len(works)),
         usual * 1e3,
-        float(long_times.min()) * 1e3,
-        float(long_times.mean()) * 1e3,
+        min(long_times) * 1e3,
+        statistics.mean(long_times) * 1e3,
         min(1.0, float(other[long].sum() / excess[long].sum())),
         hottest((sample.path, weight) for sample, weight in zip(in_long, seconds, strict=True)),
     )

@@ -295,6 +295,7 @@ RULES: tuple[Rule[Loading], ...] = (
         lambda loading: (
             f"DataLoader(…, persistent_workers=True"
             f"{f', num_workers={loading.useful_workers}' if loading.too_many else ''})"
+            f"{'  # make it once, before the loop over the epochs' if loading.loop.loader_changed else ''}"
         ),
         example="DataLoader(…, persistent_workers=True)",
     ),
