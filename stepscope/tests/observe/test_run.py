@@ -69,8 +69,8 @@ def test_the_line_is_named_and_output_and_status_are_those_of_the_script(execute
     ended, (found,) = run(SCRIPT, "slow", 150)
     assert (ended.returncode, ended.stdout) == (alone.returncode, alone.stdout) == (3, alone.stdout), ended.stderr
     assert "150 steps of 150 batches" in ended.stdout and "the own" in ended.stdout  # and the weights are the same
-    key, place = first(found)
-    assert key == "items.waiting" and place.startswith(line("slow"))
+    lines = {finding["key"]: finding["line"] for finding in found["diagnosis"]["findings"]}
+    assert lines["items.waiting"].startswith(line("slow"))  # on a busy machine perhaps after "loader.no-workers"
     assert ended.stderr.count("Verdict: ") == 1 and line("slow") in ended.stderr
     (trace,) = (tmp_path / "diagnosis").glob("*.pt.trace.json.gz")
     assert saving.as_json(saving.read(trace.with_name(saving.NAME)))["facts"]["loop"]["epoch_steps"] == 128
