@@ -250,6 +250,7 @@ def test_workers_on_the_cores_that_the_step_needs_are_found_though_the_step_does
     # Threads that wait for each other leave cores idle, for which workers are queued all the same
     assert gains(of_loop(**facts, cpu=70, queued_ms=16)) == {"items.decoding": pytest.approx(16 / 60)}
     assert gains(of_loop(**facts, cpu=70, queued_ms=15)) == {}
+    assert gains(of_loop(**facts, cpu=70, queued_ms=16, asynchronous=True)) == {}
 
 
 @pytest.mark.usefixtures("unbounded")

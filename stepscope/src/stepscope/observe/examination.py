@@ -79,7 +79,7 @@ class Examination:
         self.prepared: Callable[[], bool] = lambda: False
         self.rank, self.ranks = 0, 1  # of the processes that train together
         self.recording = False  # whether our own profiler records
-        self.seen: list[list[StepRecord]] = []  # timed, recorded and sampled steps
+        self.phase_records: list[list[StepRecord]] = []  # timed, recorded and sampled steps
 
     @property
     def steps_needed(self) -> int:
@@ -101,7 +101,7 @@ class Examination:
         whole_ms = loop.work_ms + loop.wait_ms
         count = host.steps_to_sample(recorded, whole_ms, works)
         sampled = yield from self._sampled(count if self.ranks == 1 else thresholds.SAMPLED_STEPS_OF_A_RANK)
-        factor = long_steps.factor(self.seen)
+        factor = long_steps.factor(self.phase_records)
         long = LongSteps() if factor == math.inf else (yield from self._long_steps(factor))
         if sampled and long.distinct:
             sampled = sampled.without_long_steps(factor)
@@ -143,7 +143,7 @@ class Examination:
             recorder.keeps = number == count - 1
             records.append((yield))
         cpu, end = time.process_time() - cpu, time.perf_counter()
-        self.seen.append(records)
+        self.phase_records.append(records)
         synchronize()
         total = sum(record.duration for record in records) + time.perf_counter() - end
         # The part of the queueing that other processes caused, and not the loop's own workers
@@ -250,7 +250,7 @@ class Examination:
                     synchronize()  # earlier steps may have launched work that must not be in the recording
                 profile.step()
         self.recording = False
-        self.seen.append([record for _, record in records[1:]])
+        self.phase_records.append([record for _, record in records[1:]])
         return records[1:]
 
     def _long_steps(self, factor: float) -> Phase[LongSteps]:
@@ -266,7 +266,7 @@ class Examination:
                 records.append((yield))
         recorder.synchronizes = False
         samples = (each for each in sampler.samples if each.within is recorder.stepping)
-        timed = [] if torch.cuda.is_available() else self.seen[0]  # a GPU's work is not in the steps that were timed
+        timed = [] if torch.cuda.is_available() else self.phase_records[0]  # without the work of a GPU
         return long_steps.read(timed, records, samples, factor)
 
     def _sampler(self) -> Sampler:

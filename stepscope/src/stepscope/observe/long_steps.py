@@ -56,40 +56,55 @@ def read(
     """Return the facts about long steps, from steps that were only timed, and from `records`, which were sampled."""
     if not records:
         return LongSteps()
-    works, starts = np.array([*map(work, records)]), [each.begin for each in records]
-    first, median = np.array([each.first for each in records]), np.median(usual_works(records))
-    is_long = (works > factor * median) & (~first | first.all())
-    (long,) = np.nonzero(is_long)
+    works, median = np.array([*map(work, records)]), statistics.median(usual_works(records))
+    first = np.array([each.first for each in records])
+    (long,) = np.nonzero((works > factor * median) & (~first | first.all()))
     if not len(long):
         return LongSteps()
-    in_usual, in_long, steps = list[Sample](), list[Sample](), list[int]()
-    for sample in samples:
-        step = int(np.searchsorted(starts, sample.end, "right")) - 1  # at the end its stack was read
-        if step >= 0 and sample.end < starts[step] + records[step].duration:
-            (in_long if is_long[step] else in_usual).append(sample)
-            steps += [step] * bool(is_long[step])
-    usually, shares = _shares(in_usual), _shares(in_long)
-    of_all = {part for part, share in shares.items() if usually[part] >= thresholds.USUAL_WORK * share}
-    is_other = [not of_all.issuperset(_parts(sample)) for sample in in_long]
-    seconds = [sample.seconds * counts for sample, counts in zip(in_long, is_other, strict=True)]
-    other, excess = np.bincount(np.array(steps, int), seconds, len(works)), works - median
-    distinct = long[other[long] >= thresholds.OTHER_WORK * excess[long]]
+    weights, other = _other_work(records, samples, {*long.tolist()}), np.zeros(len(works))
+    for step, _, seconds in weights:
+        other[step] += seconds
+    distinct = long[other[long] >= thresholds.OTHER_WORK * (works[long] - median)]
     long = distinct if len(distinct) else long  # the machine stalled in the rest
-    times = usual_works(timed) or [0.0]
-    usual = statistics.median(times)
-    long_times = [each for each in times if each > factor * usual]
-    if not long_times:  # otherwise these are better: sampling lengthens steps
-        usual, long_times = float(median), works[long].tolist()
+    usual, times = _timed(timed, factor)
+    if not times:
+        usual, times = median, works[long].tolist()
     return LongSteps(
         len(long),
         # From the first long step to the last: whole periods
         float(long[-1] - long[0]) / (len(long) - 1) if len(long) > 1 else float(len(works)),
         usual * 1e3,
-        min(long_times) * 1e3,
-        statistics.mean(long_times) * 1e3,
-        min(1.0, float(other[long].sum() / excess[long].sum())),
-        hottest((sample.path, weight) for sample, weight in zip(in_long, seconds, strict=True)),
+        min(times) * 1e3,
+        statistics.mean(times) * 1e3,
+        min(1.0, float(other[long].sum() / (works[long] - median).sum())),
+        hottest((sample.path, seconds) for _, sample, seconds in weights),
     )
+
+
+def _timed(records: Sequence[StepRecord], factor: float) -> tuple[float, list[float]]:
+    """Return the median time of timed steps, and the times of the long ones; sampling would lengthen them."""
+    times = usual_works(records) or [0.0]
+    usual = statistics.median(times)
+    return usual, [each for each in times if each > factor * usual]
+
+
+def _other_work(
+    records: Sequence[StepRecord], samples: Iterable[Sample], long: set[int]
+) -> list[tuple[int, Sample, float]]:
+    """Return the samples in long steps, each with its step, and its seconds if usual steps do not do this work."""
+    starts = [each.begin for each in records]
+    in_usual, in_long = list[Sample](), list[tuple[int, Sample]]()
+    for sample in samples:
+        step = int(np.searchsorted(starts, sample.end, "right")) - 1  # at the end its stack was read
+        if step < 0 or sample.end >= starts[step] + records[step].duration:
+            continue
+        if step in long:
+            in_long.append((step, sample))
+        else:
+            in_usual.append(sample)
+    usually, shares = _shares(in_usual), _shares([sample for _, sample in in_long])
+    of_all = {part for part, share in shares.items() if usually[part] >= thresholds.USUAL_WORK * share}
+    return [(step, sample, 0.0 if of_all >= _parts(sample) else sample.seconds) for step, sample in in_long]
 
 
 def _parts(sample: Sample) -> set[_Part]:

@@ -136,7 +136,8 @@ def loading(
         transfer = min(wait_ms, loop.transfer_ms) / whole_ms
     contended_ms = 0.0
     contends = crowded_ms >= thresholds.ALL_CORES_BUSY * step_ms
-    contends |= loop.queued_ms >= thresholds.QUEUED_WORKERS * batch_cpu_ms
+    if not loop.asynchronous:  # a GPU computes while workers are queued
+        contends |= loop.queued_ms >= thresholds.QUEUED_WORKERS * batch_cpu_ms
     if loaded and workers and loop.cpu_ms and not by_items and contends:
         contended_ms = batch_cpu_ms / cores
     paced_ms = step_ms if workers else made_ms
