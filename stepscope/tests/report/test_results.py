@@ -69,8 +69,8 @@ def test_a_file_with_missing_data_violates_the_schema_and_is_refused(tmp_path, l
 
 def test_results_of_another_version_are_refused_by_their_number(tmp_path):
     path = write(tmp_path / "found.json", found(1, 2))
-    path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
-    with pytest.raises(report.ResultError, match="version 2, found 1"):
+    path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
+    with pytest.raises(report.ResultError, match="version 3, found 2"):
         report.read(path)
 
 

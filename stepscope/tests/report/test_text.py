@@ -14,8 +14,13 @@ from stepscope.rules.conclusion import conclude
     ("gain", "numbers"),
     [(0.2, "1.25× (or −10 ms"), (0.8, "5.00× (or −40 ms"), (1.0, "100× (or −50 ms"), (0.01, "less than")],
 )
-def test_the_bound_is_a_factor_and_a_number_of_milliseconds(gain, numbers):
-    assert numbers in Finding("a.fault", "a fault", "copies", gain, "", "", "a topic").bound(50)
+def test_a_gain_is_a_factor_and_a_number_of_milliseconds(gain, numbers):
+    assert numbers in Finding("a.fault", "a fault", "copies", gain, "", "", "a topic").saving(50)
+
+
+def test_the_range_of_a_gain_is_a_pair_of_factors():
+    text = Finding("a.fault", "a fault", "copies", 0.5, "", "", "a topic", range=(0.2, 0.75)).saving(50)
+    assert all(number in text for number in ("2.00×", "1.25 to 4.00", "−25 ms"))
 
 
 def test_a_time_has_two_digits_in_a_unit_that_shows_them():

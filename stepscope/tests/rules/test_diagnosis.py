@@ -225,7 +225,7 @@ def test_short_operators_take_the_time_that_the_rest_of_sampled_steps_leaves(fil
     recorded = profile.read(trace)
     work = host.read(trace, recorded, sampled)
     assert (work.calls.sampled_share, work.sampled_ms) == (0.5, pytest.approx(60))
-    assert rules.host.view(work, recorded, step_ms=60).calls == pytest.approx(0.5, abs=0.02)
+    assert rules.host.view(work, recorded, step_ms=60).calls.most == pytest.approx(0.5, abs=0.02)
 
 
 def test_one_long_step_without_operators_does_not_count(file):

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepscope.report.findings import Diagnosis
 
-VERSION = 2  # of the file; programs for other versions must refuse the file
+VERSION = 3  # of the file; programs for other versions must refuse the file
 SCHEMA = Path(__file__).with_name("results.schema.json")
 WANTED = "Name a file that `stepscope run --json FILE` or `stepscope diagnose --json` wrote."
 

@@ -37,23 +37,26 @@ class Finding:
     key: str  #: Key of the rule, such as ``"loader.too-few-workers"``; it stays when texts change
     name: str  #: The fault, in a few words
     verdict: str  #: The verdict if this finding has the largest gain; one of `VERDICTS`
-    #: Largest possible gain, as a share of the step (Amdahl: at most the time that the fault takes); infinite if the
-    #: job hangs.
-    gain: float
+    gain: float  #: Estimated gain, as a share of the step; infinite if the job hangs
     evidence: str  #: The measurements, in sentences
     change: str  #: The line of code to change, in its new form
     topic: str  #: A topic to read about, by a term of the field, such as ``"mixed precision"``
     line: str = ""  #: The user's line that causes the fault, also part of the evidence; "" if unknown
+    #: Ends of the range of the true gain; None if there is no estimate: `gain` is then the largest possible gain
+    #: (Amdahl: at most the time that the fault takes).
+    range: tuple[float, float] | None = None
 
-    def bound(self, step_ms: float) -> str:
+    def saving(self, step_ms: float) -> str:
         """Return as text how much of a step of `step_ms` milliseconds can be saved."""
         if self.gain < WORTH:
             return f"less than {percent(WORTH)} of a step"
         if math.isinf(self.gain):
             return "fix it, or the job hangs"
         saved = f"−{milliseconds(self.gain * step_ms)} of a step of {milliseconds(step_ms)}"
-        factor = 1 / max(1 - self.gain, 0.01)  # Amdahl
-        return f"at most {digits(factor)}× (or {saved})"
+        if self.range is None:
+            return f"at most {_times(self.gain)}× (or {saved})"
+        least, most = map(_times, self.range)
+        return f"about {_times(self.gain)}×, {least} to {most} (or {saved})"
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,10 @@ class Diagnosis:
             "reason": self.reason,
             "step_ms": number(self.step_ms),
             "evidence": dict(self.evidence),
-            "findings": [dataclasses.asdict(each) | {"gain": number(each.gain)} for each in self.findings],
+            "findings": [
+                dataclasses.asdict(each) | {"gain": number(each.gain), "range": each.range and [*each.range]}
+                for each in self.findings
+            ],
             "unknown": list(self.unknown),
             "waits_ms": [round(wait, 4) for wait, _ in self.steps],
             "steps_ms": [round(step, 4) for _, step in self.steps],
@@ -99,8 +105,11 @@ class Diagnosis:
         """Return the diagnosis from the result of `as_json`; raises ValueError, TypeError or LookupError."""
         if content["verdict"] not in VERDICTS:
             raise ValueError(f"the verdict {content['verdict']!r}")
-        gains = [math.inf if each["gain"] is None else float(each["gain"]) for each in content["findings"]]
-        names = [field.name for field in dataclasses.fields(Finding) if field.name != "gain"]
+        gains = [
+            (math.inf if each["gain"] is None else float(each["gain"]), each["range"] and _ends(*each["range"]))
+            for each in content["findings"]
+        ]
+        names = [field.name for field in dataclasses.fields(Finding) if field.name not in ("gain", "range")]
         texts = [{name: str(each[name]) for name in names} for each in content["findings"]]
         steps = [*zip(map(float, content["waits_ms"]), map(float, content["steps_ms"]), strict=True)]
         if not all(0 <= wait <= step < math.inf for wait, step in steps):
@@ -113,7 +122,7 @@ class Diagnosis:
             str(content["reason"]),
             math.nan if content["step_ms"] is None else float(content["step_ms"]),
             tuple((str(name), str(value)) for name, value in content["evidence"].items()),
-            tuple(Finding(gain=gain, **text) for gain, text in zip(gains, texts, strict=True)),
+            tuple(Finding(gain=gain, range=ends, **text) for (gain, ends), text in zip(gains, texts, strict=True)),
             tuple(map(str, content["unknown"])),
             steps=tuple(steps),
             apart_ms=apart,
@@ -135,7 +144,7 @@ class Diagnosis:
         if self.findings:
             lines += ["", "What to change, in this order:"]
         for number, finding in enumerate(self.findings, 1):
-            lines += ["", *_wrapped(f"{finding.name}: {finding.bound(self.step_ms)}", f"{number:3}  ")]
+            lines += ["", *_wrapped(f"{finding.name}: {finding.saving(self.step_ms)}", f"{number:3}  ")]
             page = self.links.get(finding.topic)
             topic = f"{finding.topic}: {page}" if page else finding.topic
             for text in (finding.evidence, finding.change, f"→ {topic}"):
@@ -160,10 +169,19 @@ class Diagnosis:
         topic, page = _words(finding.topic), self.links.get(finding.topic)
         return (
             f"<b>{_words(finding.name)}</b><br>{_words(finding.evidence)}",
-            _words(finding.bound(self.step_ms)),
+            _words(finding.saving(self.step_ms)),
             f"<code>{_words(finding.change)}</code><br>→ "
             + (f'<a href="{html.escape(page)}">{topic}</a>' if page else topic),
         )
+
+
+def _times(gain: float) -> str:
+    """Return how many times as fast a step is without a share of its time (Amdahl), as text."""
+    return digits(1 / max(1 - gain, 0.01))
+
+
+def _ends(least: float, most: float) -> tuple[float, float]:
+    return float(least), float(most)
 
 
 ONE_AT_A_TIME = "These gains do not add up. Fix the first fault, measure, and diagnose again."

@@ -3,8 +3,9 @@
 Each rule is a row of a table; `loader`, `host`, `device`, `settings` and `job` have a table each. A rule reads a view
 of the facts, which computes numbers that several rules need. All constants are in `stepscope.thresholds`.
 
-The finding with the largest gain gives the verdict. A gain is at most the share of the step that the fault takes
-(Amdahl's law): for a step of K ms and a share s it is s · K ms, or a speedup of 1 / (1 − s).
+The finding with the largest gain gives the verdict. A gain is the share of the step that the fault takes (Amdahl's
+law): for a step of K ms and a share s it is s · K ms, or a speedup of 1 / (1 − s). In a timed loop it is an estimate
+with a range; a trace alone gives an upper bound.
 """
 
 from __future__ import annotations
@@ -93,31 +94,22 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
 
 
 def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tuple[list[Finding], loader.Loading]:
-    """Return the findings of a loop, and the view of its loading without waits that workers cannot shorten.
-
-    A gain is an upper bound: the share of the fault in a step whose healthy part is as short as `rest`. A fault may
-    slow the healthy part, too, and two timings of the same loop differ.
-    """
-    work, whole, least = loading.work_ms, loading.whole_ms, loading.loop.least_ms
+    """Return the findings of a loop, and the view of its loading without waits that workers cannot shorten."""
+    work, whole = loading.work_ms, loading.whole_ms
     part = loading.step_ms / whole  # shares of the trace refer to a step without the work between epochs
     found = [replace(each, gain=each.gain * part) for each in _of_the_device(facts, profile)]
     found = [each for each in found if each.verdict != UNKNOWN]  # the steps were timed without profiler overhead
     if facts.host is not None:
-        host_work = host.view(facts.host, profile, work / whole, whole, facts.optimizer)
-        found += findings(host.RULES, host_work)
-        around = min(loading.wait_ms, host_work.around.share * whole)
+        wait = loading.wait_ms / whole
+        host_work = host.view(facts.host, profile, work / whole, whole, facts.optimizer, wait)
+        found += findings(host.RULES, host_work, estimated=True)
+        around = host_work.around.most * whole
         usual = max(0.0, loading.usual_wait_ms - around)
         loading = loader.with_times(loading, loading.step_ms, loading.wait_ms - around, usual)
-    found += findings(loader.RULES, loading)
-    found += findings(settings.RULES, settings.Tried(facts.trials, loading.work_ms / loading.whole_ms))
-    if not least:  # unknown with a GPU
-        return found, loading
-    rest = max(thresholds.REST_OF_MEAN, thresholds.REST_OF_FASTEST * min(1.0, least / max(loading.work_ms, least)))
-
-    def bound(gain: float) -> float:
-        return gain / (gain + (1 - gain) * rest) if gain >= thresholds.WORTH else gain
-
-    return [replace(each, gain=bound(each.gain)) for each in found], loading
+    found += findings(loader.RULES, loading, estimated=loading.loaded)
+    tried = settings.Tried(facts.trials, loading.work_ms / loading.whole_ms)
+    found += findings(settings.RULES, tried, estimated=True)
+    return [loader.then_limited(each, loading) for each in found], loading
 
 
 def _of_the_device(facts: Facts, profile: Profile) -> Iterator[Finding]:

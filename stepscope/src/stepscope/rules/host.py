@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stepscope import thresholds
 from stepscope.base.wording import counted, percent, printable
 from stepscope.facts.host import Calls, Host, Optimizer, Work
 from stepscope.facts.profile import Profile
-from stepscope.rules.rule import Rule, mostly
+from stepscope.rules.rule import Gain, Rule, mostly
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class HostWork:
 
     host: Host
     optimizer: float
-    calls: float
+    calls: Gain
     elementwise: float
     updates: float
-    outside: Work
-    around: Work
+    outside: Gain
+    around: Gain
     used: Optimizer
 
     @property
@@ -52,25 +52,34 @@ def at_once(used: Optimizer) -> str:
 
 
 def view(
-    host: Host, profile: Profile, work: float = 1.0, step_ms: float = math.inf, used: Optimizer | None = None
+    host: Host,
+    profile: Profile,
+    work: float = 1.0,
+    step_ms: float = math.inf,
+    used: Optimizer | None = None,
+    wait: float = 1.0,
 ) -> HostWork:
-    """Return the host's work in a step of `step_ms`; `work` is the share of the step without its wait for a batch."""
+    """Return the host's work in a step of `step_ms`.
+
+    `work` is the share of the step without its wait for a batch, and `wait` the share of this wait.
+    """
     # The largest possible gain: while a GPU is busy, the host's calls cost nothing
     limit = min(work, profile.host) if profile.on_device else work
-    calls = min(host.calls.share, limit)
-    if host.sampled_ms is not None and calls >= thresholds.HOST_WORK:
-        # Replacing the calls also saves the Python code and the operators between them (not in an optimizer, which has
-        # a faster version). The profiler may lengthen the rest of a sampled step, but does not shorten it
-        most = host.calls.sampled_share
-        rest = (1 - most) * host.sampled_ms / step_ms
-        with_python = max(min(most * work, thresholds.SLOWED_BY_SAMPLING * calls), work - rest)
-        calls = min(limit, max(calls, with_python))
 
-    def in_the_loop(sampled: Work, work: float, limit: float) -> Work:
+    def between(one: float, other: float, limit: float = limit) -> Gain:
+        least, most = sorted((min(one, limit), min(other, limit)))
+        return Gain((least + most) / 2, least, most)
+
+    # The trace shows not all Python code between the calls, and the samples of calls also contain other code
+    calls = between(host.calls.share, host.calls.share)
+    if host.calls.median_us > thresholds.SHORT_OPERATOR_US:  # one call for the whole sequence computes as much
+        calls = between(0.0, host.calls.share)
+    elif host.sampled_ms is not None and host.sampled_ms < thresholds.SLOWED_BY_SAMPLING * work * step_ms:
+        calls = between(host.calls.share, host.calls.sampled_share * work) if calls.about else calls
+
+    def slowed(sampled: Work, work: float, limit: float) -> Gain:
         # The profiler slows operators, but hardly the code between them: the code's share is larger without it
-        share = sampled.share * work
-        share = min(limit, max(share, min(sampled.ms / step_ms, thresholds.SLOWED_BY_SAMPLING * share)))
-        return replace(sampled, share=share, waited=sampled.waited * share / (sampled.share or 1.0))
+        return between(sampled.share * work, sampled.ms / step_ms, limit)
 
     return HostWork(
         host,
@@ -78,8 +87,8 @@ def view(
         calls,
         min(host.elementwise, limit),
         min(host.updates, limit),
-        in_the_loop(host.outside, work, limit),
-        in_the_loop(host.around, 1.0, 1.0),
+        slowed(host.outside, work, limit),
+        slowed(host.around, 1.0, wait),
         used or Optimizer(),
     )
 
@@ -120,7 +129,7 @@ RULES: tuple[Rule[HostWork], ...] = (
         "host.small-operators", "many small operators", "host", "fewer launches",
         "A step calls short operators very often, for example in a Python loop.",
         lambda view: view.calls,
-        lambda view: f"A step calls {_calls(view.host.calls, view.calls)}",
+        lambda view: f"A step calls {_calls(view.host.calls, view.calls.about)}",
         "# one call for the whole batch, or the whole sequence, instead of a Python loop",
         least=thresholds.HOST_WORK,
         line=_line(lambda host: host.calls.line),
@@ -154,22 +163,22 @@ RULES: tuple[Rule[HostWork], ...] = (
     Rule(
         "host.other-work-in-steps", "the step does something else", "host", "work between the operators",
         "The step does work other than training, such as evaluating, logging or saving.",
-        lambda view: view.outside.share,
-        lambda view: f"For {percent(view.outside.share)} of the time a step does not train{_where(view.outside)}",
+        lambda view: view.outside,
+        lambda view: f"For {percent(view.outside.about)} of the time a step does not train{_where(view.host.outside)}",
         "# move this work out of the step, or do it every n-th step",
         least=thresholds.HOST_WORK,
-        line=lambda view: view.outside.line,
+        line=lambda view: view.host.outside.line,
     ),
     Rule(
         "host.other-work-between-steps", "work between the steps", "host", "work between the operators",
         "The loop does other work between the steps, outside of the DataLoader.",
-        lambda view: view.around.share,
+        lambda view: view.around,
         lambda view: (
-            f"For {percent(view.around.share)} of the time the loop does other work between the steps, outside of the "
-            f"DataLoader{_where(view.around)}"
+            f"For {percent(view.around.about)} of the time the loop does other work between the steps, outside of the "
+            f"DataLoader{_where(view.host.around)}"
         ),
         "# do this work once, ahead of time, or in the dataset, whose workers run in parallel with the steps",
         least=thresholds.HOST_WORK,
-        line=lambda view: view.around.line,
+        line=lambda view: view.host.around.line,
     ),
 )  # fmt: skip

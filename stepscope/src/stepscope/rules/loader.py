@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepscope import thresholds
 from stepscope.base.wording import counted, milliseconds, percent
@@ -12,7 +12,8 @@ from stepscope.facts import Facts
 from stepscope.facts.loader import IRREGULAR, PARTS, REST, WAITING, Items
 from stepscope.facts.loop import LongSteps, Loop
 from stepscope.facts.profile import Profile
-from stepscope.rules.rule import Rule, mostly
+from stepscope.report.findings import Finding
+from stepscope.rules.rule import Gain, Rule, mostly
 
 NOT_LOADED = Items(0, 0.0, 0.0, 0, dict.fromkeys([*PARTS, REST], 0.0), 0.0, None, "")
 
@@ -43,14 +44,15 @@ class Loading:
     # Gains; 0 or None if they do not apply
     of_more_workers: float
     of_no_workers: float
-    of_fewer_workers: float | None
+    of_fewer_workers: Gain | None
     of_even_batches: float | None  # gain without the long waits of a few steps, unless a busy machine causes them
     of_the_transfer: float | None  # gain if ready batches arrive at once; None if the waits are irregular
     # Why the loop waits
     by_items: bool  # because of the time that items take
     in_spite: bool  # although its workers are fast enough on average
     made_ms: float  # part of a step in which making batches sets the pace
-    contended_ms: float  # time lost to CPU contention with workers
+    pace_ms: float  # shortest time per batch with these workers; 0 without workers, or if unknown
+    contended: Gain  # share of the step that is lost to CPU contention with workers
 
     def gain_of(self, share: Callable[[Items], float]) -> float | None:
         """Return the gain of removing a share of the items' time; None if the loop does not wait because of items."""
@@ -121,9 +123,6 @@ def loading(
         arrival = 0.0 if workers else thresholds.ARRIVAL_MS / whole_ms  # a batch from a first worker arrives later
         more = more if more >= max(without, thresholds.WORTH, arrival) else 0.0
     none = without if not more and without >= thresholds.WORTH else 0.0
-    fewer = None
-    if too_many:
-        fewer = gained(max(work_ms, pace_ms(useful))) + (1 - useful / workers) * restart_ms / whole_ms
     fast_enough = loaded and workers > 0 and pace_ms(workers) < work_ms * (1 - thresholds.NO_WORKERS_MARGIN)
     by_items = loaded and bool(more or none or not (fast_enough or slight))
     in_spite = loaded and not by_items and not too_many
@@ -134,12 +133,18 @@ def loading(
     many_tensors = loop.tensors >= thresholds.MANY_TENSORS
     if in_spite and not (pickles or many_tensors or arrives or (even or 0.0) >= thresholds.WORTH):
         transfer = min(wait_ms, loop.transfer_ms) / whole_ms
-    contended_ms = 0.0
+    contended = Gain(0.0, 0.0, 0.0)
     contends = crowded_ms >= thresholds.ALL_CORES_BUSY * step_ms
     if not loop.asynchronous:  # a GPU computes while workers are queued
         contends |= loop.queued_ms >= thresholds.QUEUED_WORKERS * batch_cpu_ms
     if loaded and workers and loop.cpu_ms and not by_items and contends:
-        contended_ms = batch_cpu_ms / cores
+        # All threads of a step wait for the thread whose core a worker has
+        lost = (batch_cpu_ms, batch_cpu_ms / cores, batch_cpu_ms + loop.queued_ms)
+        contended = Gain(*(min(1.0, each / whole_ms) for each in lost))
+    fewer = None
+    if too_many:
+        saved = gained(max(work_ms, pace_ms(useful))) + (1 - useful / workers) * restart_ms / whole_ms
+        fewer = Gain(saved + contended.about, saved, min(1.0, saved + contended.most))
     paced_ms = step_ms if workers else made_ms
     if none:  # most of the step's time is then the transfer
         paced_ms = min(paced_ms, batch_ms)
@@ -149,7 +154,7 @@ def loading(
         crowded_ms, crowded_ms > max(work_ms, pace_ms(better)),
         workers, useful, better, too_many, fast_enough,
         more, none, fewer, even, transfer,
-        by_items, in_spite, paced_ms, contended_ms,
+        by_items, in_spite, paced_ms, pace_ms(workers) if workers and loaded else 0.0, contended,
     )  # fmt: skip
 
 
@@ -176,6 +181,26 @@ def with_times(known: Loading, step_ms: float, wait_ms: float, usual_wait_ms: fl
     """Return the view of the same loop with other times."""
     items = known.items if known.loaded else None
     return loading(known.loop, step_ms, wait_ms, usual_wait_ms, items, known.cores)
+
+
+def then_limited(finding: Finding, loading: Loading) -> Finding:
+    """Return a finding with no more than the gain that is possible until loading becomes the limit of the step.
+
+    If loading is the limit already, the finding stays, since only both changes together gain time.
+    """
+    limit = 1 - loading.pace_ms / loading.whole_ms
+    of_loading = finding.verdict == "loading" and finding.key != "loader.workers-restarted"
+    if of_loading or not loading.pace_ms or finding.gain <= limit:
+        return finding
+    workers = f"{counted(loading.workers, 'worker')} make{'s' * (loading.workers == 1)}"
+    text = f"{finding.evidence} Loading is the next limit: {workers} a batch in {milliseconds(loading.pace_ms)}."
+    if limit < thresholds.WORTH:
+        return replace(finding, evidence=text, range=finding.range and (0.0, finding.range[1]))
+    ends = finding.range
+    if ends is not None:
+        least, most = Gain(limit, limit, limit).range
+        ends = min(ends[0], least), min(ends[1], most)
+    return replace(finding, gain=limit, range=ends, evidence=text)
 
 
 def doubt(loading: Loading) -> str | None:
@@ -235,7 +260,7 @@ def _part(key: str, part: str, name: str, topic: str, means: str, change: str) -
     def evidence(loading: Loading) -> str:
         items, work = loading.items, "the dataset's own code" if part == REST else part
         where = _at(items.line(part)) or (f"; mostly in {items.slowest}" if part == REST else "")
-        beside = " The workers use the cores that the step needs." if loading.contended_ms else ""
+        beside = " The workers use the cores that the step needs." if loading.contended.most else ""
         took = percent(items.working(part))
         return f"An item takes {milliseconds(items.ms)}, and {took} of this time goes to {work}{where}.{beside}"
 
@@ -244,9 +269,10 @@ def _part(key: str, part: str, name: str, topic: str, means: str, change: str) -
             return 0.0
         return items.with_the_other(part) if part == REST else items.working(part)
 
-    def gain(loading: Loading) -> float | None:
-        contended = loading.contended_ms
-        return share(loading.items) * contended / loading.whole_ms if contended else loading.gain_of(share)
+    def gain(loading: Loading) -> float | Gain | None:
+        if not loading.contended.most:
+            return loading.gain_of(share)
+        return Gain(*(share(loading.items) * each for each in loading.contended))
 
     return Rule(key, name, "loading", topic, means, gain, evidence, change, line=_line(part))
 

@@ -6,13 +6,29 @@ import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from stepscope import thresholds
 from stepscope.base.wording import counted, milliseconds, percent
 from stepscope.report.findings import Finding
 from stepscope.thresholds import WORTH
 
 View = TypeVar("View")  # numbers computed from facts, for the rules of a table
+
+
+class Gain(NamedTuple):
+    """A gain as a share of the step, of which two measurements are known: the true gain is about between them."""
+
+    about: float
+    least: float
+    most: float
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The range of the true gain. A measurement is inexact, and a fault may slow the rest of the step, too."""
+        least = 1 - thresholds.LONGER_REST * (1 - self.least) - thresholds.INEXACT * self.least
+        most = 1 - thresholds.SHORTER_REST * (1 - self.most) + thresholds.INEXACT * self.most
+        return max(0.0, least), min(1.0, most)
 
 
 @dataclass(frozen=True)
@@ -28,7 +44,7 @@ class Rule(Generic[View]):
     verdict: str
     topic: str
     means: str  # when the rule applies, in a sentence for the page of rules
-    gain: Callable[[View], float | None]  # None if the rule does not apply
+    gain: Callable[[View], float | Gain | None]  # None if the rule does not apply
     evidence: str | Callable[[View], str]
     change: str | Callable[[View], str]
     least: float = WORTH  # smallest gain of a finding
@@ -54,17 +70,21 @@ class _Text(string.Formatter):
         return counted(value, unit) if unit.replace(" ", "").isalpha() else format(value, unit)
 
 
-def findings(rules: Iterable[Rule[View]], view: View) -> Iterator[Finding]:
-    """Yield the findings of the rules that apply."""
+def findings(rules: Iterable[Rule[View]], view: View, estimated: bool = False) -> Iterator[Finding]:
+    """Yield the findings of the rules that apply; `estimated` says whether their gains are more than upper bounds."""
 
     def filled(text: str | Callable[[View], str]) -> str:
         return _Text().format(text, view) if isinstance(text, str) else text(view)
 
     for rule in rules:
         gain = rule.gain(view)
-        if gain is not None and gain >= rule.least:
+        if gain is None:
+            continue
+        gain = gain if isinstance(gain, Gain) else Gain(gain, gain, gain)
+        if gain.about >= rule.least:
             texts = filled(rule.evidence), filled(rule.change)
-            yield Finding(rule.key, rule.name, rule.verdict, gain, *texts, rule.topic, rule.line(view))
+            ends = gain.range if estimated else None
+            yield Finding(rule.key, rule.name, rule.verdict, gain.about, *texts, rule.topic, rule.line(view), ends)
 
 
 def mostly(line: str) -> str:
