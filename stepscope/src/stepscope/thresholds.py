@@ -11,10 +11,8 @@ loops. The second part decides how long and how finely to measure; it does not c
 WORTH = 0.05
 # Share of the largest gain: findings with this gain count as equal, and a finding that names a line comes first.
 ABOUT_EQUAL = 0.75
-# Share of the time in which other processes used the cores: with a larger share the verdict may be wrong,
+# Share of the time in which other processes used the cores: with a larger share the verdict may be wrong.
 BUSY = 0.1
-# unless the first finding takes this share of the step, since a busy machine makes findings seem smaller.
-SURE_ON_A_BUSY_MACHINE = 0.5
 # Factors for the part of a step that stays without the fault, for the ends of a gain's range: the fault may also slow
 # this part, and the change may not remove all of the fault's time. In nine of ten recorded loops the range contains the
 # true gain.
@@ -158,6 +156,8 @@ ITEMS_S, LONGER_ITEMS, ITEMS_LIMIT_S = 1.0, 3, 60
 # Seconds between samples of an item; fewest items; seconds of items that are collated together, since collating a
 # single item costs more per item than collating a batch.
 ITEM_SAMPLE_S, LEAST_ITEMS, GROUP_S = 0.002, 2, 0.1
+# Seconds of choosing the batches of an epoch.
+SAMPLING_S = 0.05
 # Share of the items' time: with this much CPU time in programs that the dataset starts, items count as working.
 STARTED_PROGRAMS = 0.01
 # Share of an item's time: with a larger share of waiting, the waiting of each part is measured.

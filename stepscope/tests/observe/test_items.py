@@ -143,6 +143,32 @@ def test_items_are_loaded_with_one_thread_and_leave_no_file_open(quick):
     torch.set_num_threads(threads)
 
 
+class Sorted(list):
+    """A sampler that chooses the indices of an epoch slowly, and each further index at once."""
+
+    def __iter__(self):
+        time.sleep(0.02)
+        return super().__iter__()
+
+
+class OneByOne(list):
+    """A sampler that chooses each index slowly."""
+
+    def __iter__(self):
+        for index in super().__iter__():
+            time.sleep(0.004)
+            yield index
+
+
+def test_the_time_of_a_sampler_is_known_with_its_line(quick):
+    times = [items.load(DataLoader(range(8), 2, sampler=each(range(8)))).sampling for each in (list, Sorted, OneByOne)]
+    assert [each.name for each in times] == ["list", "Sorted", "OneByOne"]
+    quick_ms, at_the_start, for_each = ((each.start_ms, each.batch_ms) for each in times)
+    assert at_the_start[0] >= 20 > max(quick_ms) and min(for_each) >= 4
+    assert for_each[1] > at_the_start[1]
+    assert ["time.sleep(0.0" in each.line for each in times] == [False, True, True]
+
+
 def test_data_read_in_another_process_remain_unread_for_the_script(tmp_path):
     (tmp_path / "items").write_bytes(bytes(range(256)))
     (tmp_path / "log").touch()

@@ -14,7 +14,7 @@ from stepscope.facts import Facts
 from stepscope.facts.hazards import Compilation, Growth, Objects
 from stepscope.facts.host import Calls, Host, Operator, Optimizer, Work
 from stepscope.facts.job import Exchanges
-from stepscope.facts.loader import REST, WAITING, Irregular, Loader
+from stepscope.facts.loader import REST, WAITING, Irregular, Loader, Sampling
 from stepscope.facts.loop import LongSteps, Step
 from stepscope.facts.trials import Trial, Trials
 from stepscope.report.findings import VERDICTS
@@ -56,6 +56,10 @@ CASES = {
         of_loop(50, 30, only_first=False, epoch_steps=1, start_ms=62.0),
     ),
     "loader.workers-restarted": (of_loop(40, 0.5, restart=10), 10 / 50, of_loop(40, 0.5, restart=0.5)),
+    "loader.sampler": (
+        of_loop(40, 0.5, start_ms=72.0, sampling=Sampling("Sorted", 40.0, 0.1)), 20.1 / 60,
+        of_loop(40, 0.5, start_ms=72.0, sampling=Sampling("Sorted", 1.0, 0.1)),
+    ),
     "loop.work-between-epochs": (of_loop(40, 0.5, apart=40), 40 / 80, of_loop(40, 0.5, apart=10)),
     "loop.work-in-some-steps": (
         of_loop(40, 0.5, long=EVALUATES), 20 / 60, of_loop(40, 0.5, long=replace(EVALUATES, other=0.4)),
@@ -403,6 +407,23 @@ def test_long_steps_with_the_work_of_all_steps_are_doubted_if_they_take_far_long
 def test_the_advice_names_the_optimizer_of_the_script_and_options_that_it_has(optimizer, change):
     facts = replace(of_host(optimizer=calls(0.3)), optimizer=optimizer)
     assert rules.diagnose(facts).findings[0].change.startswith(change)
+
+
+def test_a_finding_that_holds_at_any_load_comes_before_the_doubt_of_a_busy_machine():
+    found = rules.diagnose(of_loop(40, 14, workers=1, held=0.2))
+    assert found.verdict == "loading" and found.findings[0].gain < 0.4
+    assert any("20%" in each for each in found.unknown)
+
+
+def test_nothing_wrong_says_where_the_time_goes_and_which_changes_were_not_tried():
+    phases = {"forward": 0.5, "backward": 0.3, "update": 0.1}
+    untried, tried = (
+        rules.diagnose(of_loop(host=Host(phases=phases), trials=trials)) for trials in (None, Trials(threads=2))
+    )
+    assert untried.verdict == "nothing wrong"
+    row = dict(untried.evidence)["in a step"]
+    assert all(part in row for part in ("forward 50%", "backward 30%", "update 10%", "other 10%"))
+    assert "threads" in untried.reason and "threads" not in tried.reason
 
 
 def test_facts_that_do_not_suffice_give_no_verdict():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stepscope import thresholds
 
@@ -63,4 +63,6 @@ class Host:
     updates_line: str = ""  # the user's line that calls the optimizer; "" if unknown
     outside: Work = Work()  # work within steps
     around: Work = Work()  # work between steps, without loading
+    # Shares of the operators of the step's thread, with the short gaps between them: "forward", "backward", "update"
+    phases: dict[str, float] = field(default_factory=dict)
     sampled_ms: float | None = None  # mean duration of a sampled step without its wait; None if no step was sampled

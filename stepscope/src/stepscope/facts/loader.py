@@ -27,6 +27,16 @@ class Irregular:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How long the sampler, or the batch sampler, takes to choose indices; by default unknown."""
+
+    name: str = ""  # its type, such as "WeightedRandomSampler"
+    start_ms: float = 0.0  # time from the start of an epoch until its first indices
+    batch_ms: float = 0.0  # mean time until the indices of each further batch
+    line: str = ""  # the user's line that takes most of this time; "" if unknown
+
+
+@dataclass(frozen=True)
 class Items:
     """How items are loaded. Time in which other processes used the cores is excluded if the system reports it."""
 
@@ -43,6 +53,7 @@ class Items:
     # The user's line that takes most time, for parts, `ANY`, `WAITING` and `IRREGULAR`; where known
     lines: dict[str, str] = field(default_factory=dict)
     together: bool = False  # whether the dataset loads a whole batch at once, by `__getitems__`
+    sampling: Sampling = Sampling()
 
     @property
     def tiny(self) -> bool:

@@ -77,7 +77,8 @@ class Loop:
     total_ms: float  # duration of all steps, until a GPU has finished its work
     asynchronous: bool = False  # whether a GPU may compute while the host continues
     workers: int | None = None  # number of workers; None if unknown
-    start_ms: float = 0.0  # time between epochs to end and start workers, with the first batch; 0 if workers persist
+    start_ms: float = 0.0  # time between epochs: to end and start workers, until the first batch arrives
+    persistent: bool = False  # whether the same workers serve all epochs
     epoch_steps: int | None = None  # number of steps in an epoch; None if unknown
     loader_changed: bool = False  # whether later epochs used another DataLoader than earlier epochs
     only_first: bool = False  # whether each batch is the first of several in a new iterator, which starts workers

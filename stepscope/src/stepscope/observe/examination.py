@@ -161,14 +161,14 @@ class Examination:
                  each.first)
             for each in records
         )  # fmt: skip
-        persistent = getattr(recorder.dataloader, "persistent_workers", False)
-        epochs = () if persistent and not recorder.loader_changed else (recorder.starts, recorder.ends)
+        epochs = (recorder.starts, recorder.ends)
         loop = Loop(
             steps,
             total * 1e3,
             asynchronous=torch.cuda.is_available(),
             workers=getattr(recorder.source, "num_workers", None),
             start_ms=sum(statistics.median_low(seconds) for seconds in epochs if seconds) * 1e3,
+            persistent=getattr(recorder.dataloader, "persistent_workers", False) and not recorder.loader_changed,
             epoch_steps=recorder.epoch_steps(),
             only_first=recorder.epoch_steps() == 1 and _has_more(recorder.dataloader),
             transfer_ms=transfer * 1e3,

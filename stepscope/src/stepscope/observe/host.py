@@ -41,11 +41,11 @@ _TRAINING = (
 )
 _NETWORK = r"[/\\]torch[/\\]nn[/\\]"
 _OPTIMIZER = r"[/\\]torch[/\\]optim"
-# The functions in which a DataLoader makes a batch in the loop itself, waits for a worker's batch, or starts and ends
-# workers: the facts of the loader contain their time
+# The functions in which a DataLoader makes a batch in the loop itself, waits for a worker's batch, starts and ends
+# workers, or chooses indices: the facts of the loader contain their time
 _LOADING = (
     r"[/\\]torch[/\\]utils[/\\]data[/\\]"
-    r"(_utils[/\\]fetch\.py|dataloader\.py:(_get_data|_try_get_data|_get_iterator|_shutdown_workers)$)"
+    r"(_utils[/\\]fetch\.py|dataloader\.py:(_get_data|_try_get_data|_get_iterator|_shutdown_workers|_next_index)$)"
 )
 
 
@@ -247,6 +247,7 @@ def _during(moments: pd.Series, events: pd.DataFrame) -> pd.Series:
 def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) -> Host:
     """Return the host's overhead in a step, beside the work of operators; `sampled` are sampled steps of the loop."""
     operators = _outermost(trace)
+    phases = _phases(operators, profile.total_us)
     operators = operators[~operators["name"].str.startswith("autograd::")]  # PyTorch decides on these calls
     optimizer = operators["optimizer"]
     fusible = operators[optimizer & (operators["faster"] | profile.on_device)]
@@ -257,7 +258,7 @@ def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) 
     often = frozenset(
         each.name for group in (by_weight, calls) for each in group.operators if group.share >= thresholds.HOST_WORK
     )
-    host = Host(by_weight, calls)
+    host = Host(by_weight, calls, phases=phases)
     if sampled is None:
         return host
     host = replace(host, outside=sampled.outside(often), around=sampled.around(), sampled_ms=sampled.step_ms)
@@ -274,6 +275,14 @@ def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) 
         updates=float((updates["length"] + updates["gap"]).sum()) / profile.total_us,
         updates_line=sampled.updating(),
     )
+
+
+def _phases(operators: pd.DataFrame, total_us: float) -> dict[str, float]:
+    """Return the shares of the forward pass, the backward pass and the update."""
+    us, backward = operators["length"] + operators["gap"], operators["name"].str.startswith("autograd::")
+    update = operators["optimizer"].astype(bool)
+    chosen = {"forward": ~(backward | update), "backward": backward, "update": update}
+    return {name: float(us[rows].sum()) / total_us for name, rows in chosen.items()}
 
 
 def _calls(operators: pd.DataFrame, many: int, profile: Profile, sampled: Sampled | None) -> Calls:

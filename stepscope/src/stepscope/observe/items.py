@@ -10,6 +10,8 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stepscope import thresholds, timing
 from stepscope.base.confidence import without_hiccup
 from stepscope.base.wording import without_paths
-from stepscope.facts.loader import ANY, IRREGULAR, REST, WAITING, Irregular, Items
+from stepscope.facts.loader import ANY, IRREGULAR, REST, WAITING, Irregular, Items, Sampling
 from stepscope.observe import contention
 from stepscope.observe.sampler import Frame, Sampler, place
 
@@ -58,7 +60,8 @@ def load(loader: DataLoader[Any], longer: bool = False) -> Items:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
     try:
-        return _items(_Measurement(_Source(loader), thresholds.ITEMS_S * (thresholds.LONGER_ITEMS if longer else 1)))
+        measured = _Measurement(_Source(loader), thresholds.ITEMS_S * (thresholds.LONGER_ITEMS if longer else 1))
+        return replace(_items(measured), sampling=_sampling(loader))
     finally:
         torch.set_num_threads(threads)
 
@@ -237,6 +240,32 @@ class _Measurement:
             if irregular and ((begins < each.end) & (each.end <= ends)).any():
                 weights[IRREGULAR].append((each.own, each.seconds))
         return {name: line for name, of_lines in weights.items() if (line := place(of_lines))}
+
+
+def _sampling(loader: DataLoader[Any]) -> Sampling:
+    """Return the facts about a loader's sampler: it begins two epochs, and chooses some batches."""
+    if isinstance(loader.dataset, IterableDataset):
+        return Sampling()
+    chosen: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    starts, batches = list[float](), list[float]()
+
+    def choose() -> None:
+        while len(starts) < 2 and sum(starts) < thresholds.ITEMS_S:
+            begin = time.perf_counter()
+            indices = iter(chosen)
+            with suppress(StopIteration):
+                next(indices)
+                starts.append(time.perf_counter() - begin)
+                while sum(batches) < thresholds.SAMPLING_S:
+                    begin = time.perf_counter()
+                    next(indices)
+                    batches.append(time.perf_counter() - begin)
+
+    with Sampler(thresholds.ITEM_SAMPLE_S, choose.__code__) as samples:
+        choose()
+    kind = type(getattr(chosen, "sampler", chosen)).__name__
+    line = place((each.own, each.seconds) for each in samples.samples)
+    return Sampling(kind, min(starts, default=0.0) * 1e3, sum(batches) / max(1, len(batches)) * 1e3, line)
 
 
 def _seconds(call: Callable[[Any], object], argument: Any) -> float:

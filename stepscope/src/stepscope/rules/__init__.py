@@ -64,16 +64,17 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
     rows = [*evidence.rows(facts, profile, loading)]
     found, loading_alone = _of_the_step(facts, profile, loading)
     doubt = profile.lost_kernels or None
+    unknown = [*_unknown(facts, profile, machine)]
     if machine.held_share >= thresholds.BUSY and not profile.on_device:
         shortest = loading.wait_ms + loading.loop.least_ms
         fastest = loader.with_times(loading, shortest, loading.wait_ms, loading.usual_wait_ms)
-        first, other = conclude(0, (), found), conclude(0, (), _of_the_step(facts, profile, fastest)[0])
-        unsure = not first.findings or first.findings[0].gain < thresholds.SURE_ON_A_BUSY_MACHINE
-        if first.verdict != other.verdict or unsure:
-            held = percent(machine.held_share)
-            doubt = f"Other processes used the cores for {held} of the time. Diagnose again on an idle machine."
+        held = percent(machine.held_share)
+        busy = f"Other processes used the cores for {held} of the time. Diagnose again on an idle machine."
+        if _same_first(found, _of_the_step(facts, profile, fastest)[0]):
+            unknown.append(f"how exact the gains are. {busy}")
+        else:
+            doubt = busy
     unexplained = loader.doubt(loading_alone)
-    unknown = [*_unknown(facts, profile, machine)]
     if found and unexplained:
         unknown.append(unexplained)
     otherwise = evidence.doubt(profile) or evidence.unexplained(profile) or evidence.long_steps(loading) or unexplained
@@ -84,13 +85,28 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
     if diagnosis.verdict == NOTHING:
         reason = diagnosis.reason
         if not profile.on_device:
-            reason += " bfloat16 and channels_last were not tried."
+            reason += f" {_not_tried(facts)}"
         if loading.loop.pauses.ms_per_step >= thresholds.WORTH * loading.whole_ms:
             reason += (
                 f" Work between epochs takes {percent(loading.loop.pauses.ms_per_step / loading.whole_ms)} of the time."
             )
         diagnosis = replace(diagnosis, reason=reason)
     return diagnosis
+
+
+def _same_first(found: list[Finding], other: list[Finding]) -> bool:
+    """Return whether the first finding is the same, and surely worth a change, in two diagnoses."""
+    firsts = [finding for each in (found, other) for finding in conclude(0, (), each).findings[:1]]
+    surely = all((each.range[0] if each.range else each.gain) >= thresholds.WORTH for each in firsts)
+    return len(firsts) == 2 and firsts[0].key == firsts[1].key and surely
+
+
+def _not_tried(facts: Facts) -> str:
+    """Return which changes were not tried, as a sentence."""
+    names = ["bfloat16", "channels_last"]
+    if not facts.trials.threads:  # `stepscope run` tries nothing
+        names += ["another number of threads", "a larger batch"]
+    return f"{', '.join(names[:-1])} and {names[-1]} were not tried."
 
 
 def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tuple[list[Finding], loader.Loading]:

@@ -9,6 +9,7 @@ from stepscope.base.wording import PLAIN_NAMES, counted, milliseconds, percent, 
 from stepscope.facts import Facts
 from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
+from stepscope.facts.host import Host
 from stepscope.facts.loader import Loader
 from stepscope.facts.loop import Machine
 from stepscope.facts.profile import Profile
@@ -19,7 +20,7 @@ def rows(facts: Facts, profile: Profile, loading: Loading) -> Iterator[tuple[str
     """Yield the evidence of a loop, or of a trace alone."""
     if facts.loop is not None:
         yield "stopwatch", _stopwatch(loading)
-    yield from _profile(profile, facts.device)
+    yield from _profile(profile, facts.device, facts.host)
     if facts.loader is not None and facts.machine is not None:
         yield from _loader(facts.loader, facts.machine)
     yield from _compilation(facts.compilation)
@@ -33,19 +34,22 @@ def _stopwatch(loading: Loading) -> str:
     step, waits = milliseconds(loading.step_ms), milliseconds(loading.wait_ms)
     clock = f"{step} a step ({which}), {waits} of it waiting for a batch"
     if loading.whole_ms > loading.step_ms:
-        parts = ["ending and starting workers"] * bool(loading.restart_ms)
+        parts = ["beginning epochs"] * bool(loading.begin_ms)
         parts += ["work between epochs"] * bool(loop.pauses.ms_per_step)
         parts += ["the work of long steps"] * loop.long.distinct
         clock += f"; the gains refer to {milliseconds(loading.whole_ms)}, with {' and '.join(parts)}"
     return clock
 
 
-def _profile(profile: Profile, device: Device | None) -> Iterator[tuple[str, str]]:
+def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iterator[tuple[str, str]]:
     stall = f"; a single long step of {milliseconds(profile.stall_ms)} counts as the mean of the other steps"
     mean = f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}"
     yield "steps", mean + stall * (profile.stall_ms > 0)
-    shares = profile.shares.items()
-    yield "in a step", ", ".join(f"{PLAIN_NAMES[name]} {percent(share)}" for name, share in shares if share >= 5e-4)
+    shares = {PLAIN_NAMES[name]: share for name, share in profile.shares.items()}
+    if device is None and host is not None and host.phases:
+        shares = {"loading": profile.loading, **host.phases}
+        shares["other"] = max(0.0, 1 - sum(shares.values()))
+    yield "in a step", ", ".join(f"{name} {percent(share)}" for name, share in shares.items() if share >= 5e-4)
     if device is None:
         yield "accelerator", "none in the trace: all times are of the host"
         return

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from stepscope import thresholds
 from stepscope.base.wording import counted, milliseconds, percent
 from stepscope.facts import Facts
-from stepscope.facts.loader import IRREGULAR, PARTS, REST, WAITING, Items
+from stepscope.facts.loader import IRREGULAR, PARTS, REST, WAITING, Items, Sampling
 from stepscope.facts.loop import LongSteps, Loop
 from stepscope.facts.profile import Profile
 from stepscope.report.findings import Finding
@@ -31,8 +31,10 @@ class Loading:
     wait_ms: float  # wait for the batch; with a GPU, only while the GPU waits as well
     usual_wait_ms: float  # median wait
     work_ms: float  # the step without the wait
+    sampling_ms: float  # work of the sampler, with its work at the start of each epoch divided by the steps of an epoch
     restart_ms: float  # time to start workers in each epoch, divided by the steps of an epoch
-    whole_ms: float  # the step with `restart_ms`, the work between epochs, and the work of long steps
+    begin_ms: float  # time to begin an epoch, with `restart_ms`, divided by the steps of an epoch
+    whole_ms: float  # the step with `begin_ms`, the work between epochs, and the work of long steps
     crowded_ms: float  # shortest time in which the cores can do the work of the step and of its workers
     lacks_cores: bool  # whether `crowded_ms` limits the gain of more workers
     # Workers
@@ -88,10 +90,16 @@ def loading(
     loaded, workers, work_ms = items is not None, loop.workers or 0, step_ms - wait_ms
     items = items or NOT_LOADED
     batch_ms, batch_cpu_ms = items.batch_ms, items.batch_cpu_ms
-    restart_ms = 0.0
-    if workers and loaded and loop.epoch_steps:
-        restart_ms = max(0.0, loop.start_ms - batch_ms) / loop.epoch_steps
-    whole_ms = step_ms + restart_ms + loop.pauses.ms_per_step + loop.long.ms_per_step * loop.long.distinct
+    begin_ms = restart_ms = 0.0
+    sampling_ms = min(wait_ms, items.sampling.batch_ms)
+    if loaded and loop.epoch_steps:
+        longer_ms = max(0.0, loop.start_ms - (batch_ms if workers else wait_ms))  # than the time for a batch
+        begins_ms = min(longer_ms, items.sampling.start_ms) / loop.epoch_steps
+        if workers and not loop.persistent:
+            restart_ms = longer_ms / loop.epoch_steps - begins_ms
+        begin_ms = begins_ms + restart_ms
+        sampling_ms += begins_ms
+    whole_ms = step_ms + begin_ms + loop.pauses.ms_per_step + loop.long.ms_per_step * loop.long.distinct
     slight_ms = thresholds.SLIGHT_WAIT * whole_ms
     slight = not workers and wait_ms < min(thresholds.SLIGHT_WAIT_MS, slight_ms)
     arrives = workers > 0 and wait_ms < min(thresholds.ARRIVED_MS, slight_ms)
@@ -150,7 +158,7 @@ def loading(
         paced_ms = min(paced_ms, batch_ms)
     return Loading(
         loop, items, loaded, cores,
-        step_ms, wait_ms, usual_wait_ms, work_ms, restart_ms, whole_ms,
+        step_ms, wait_ms, usual_wait_ms, work_ms, sampling_ms, restart_ms, begin_ms, whole_ms,
         crowded_ms, crowded_ms > max(work_ms, pace_ms(better)),
         workers, useful, better, too_many, fast_enough,
         more, none, fewer, even, transfer,
@@ -208,6 +216,7 @@ def doubt(loading: Loading) -> str | None:
     waits = f"The loop waits {milliseconds(loading.wait_ms)} a step, although"
     if loading.loop.workers == 0 and loading.loaded:
         made_ms = min(loading.wait_ms, thresholds.SLOWED_BATCH * loading.items.batch_ms)
+        made_ms += loading.items.sampling.batch_ms
         if loading.wait_ms - made_ms < thresholds.WORTH * loading.whole_ms:
             return None
         return f"{waits} a batch is made in {milliseconds(loading.items.batch_ms)}: the cause of the wait is not known."
@@ -238,6 +247,16 @@ def _long_steps(long: LongSteps) -> str:
         f"About one in {long.every:.3g} steps takes {milliseconds(long.mean_ms)}, and the median step "
         f"{milliseconds(long.usual_ms)}. The long steps do other work, such as evaluating or saving"
         f"{_at(long.line)}: {milliseconds(long.ms_per_step)} a step on average."
+    )
+
+
+def _sampler(loading: Loading, sampling: Sampling) -> str:
+    """Return how long the sampler takes, as sentences."""
+    epoch = counted(loading.loop.epoch_steps or 0, "step")
+    return (
+        f"{sampling.name} takes {milliseconds(sampling.start_ms)} to begin an epoch of {epoch}, and "
+        f"{milliseconds(sampling.batch_ms)} for each further batch{_at(sampling.line)}: "
+        f"{milliseconds(loading.sampling_ms)} a step on average. The loop waits meanwhile, even if it has workers."
     )
 
 
@@ -325,6 +344,19 @@ RULES: tuple[Rule[Loading], ...] = (
             f"{'  # make it once, before the loop over the epochs' if loading.loop.loader_changed else ''}"
         ),
         example="DataLoader(…, persistent_workers=True)",
+    ),
+    Rule(
+        "loader.sampler", "a slow sampler", "loading", "loading whole batches",
+        "The sampler takes long to choose the indices of the items, at the start of each epoch or for each batch.",
+        lambda loading: loading.sampling_ms / loading.whole_ms,
+        lambda loading: _sampler(loading, loading.items.sampling),
+        lambda loading: (
+            "WeightedRandomSampler(…, replacement=True)  # without replacement, all weights are sorted"
+            if loading.items.sampling.name == "WeightedRandomSampler"
+            else "# choose all indices of an epoch at once, with NumPy or PyTorch; or once for several epochs"
+        ),
+        line=lambda loading: loading.items.sampling.line,
+        example="# choose all indices of an epoch at once, with NumPy or PyTorch; or once for several epochs",
     ),
     Rule(
         "loop.work-between-epochs", "work between the epochs", "host", "work between the operators",
