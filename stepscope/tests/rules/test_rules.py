@@ -247,15 +247,18 @@ def test_workers_on_the_cores_that_the_step_needs_are_found_though_the_step_does
     assert gains(of_loop(**facts, cpu=70, queued_ms=16, asynchronous=True)) == {}
 
 
-def test_reading_and_computing_at_one_line_count_together():
+def test_findings_of_one_line_are_one_with_their_sum():
     parts = NO_PARTS | {"reading": 0.5, REST: 0.3, "collating": 0.2}
     apart, together = (
         gains(of_loop(**SLOW, parts=parts, lines={"reading": "train.py:3", REST: line}))
         for line in ("train.py:9", "train.py:3")
     )
     assert apart["items.small-files"] == pytest.approx(0.5)
-    assert together["items.small-files"] == pytest.approx(24 / 34)
-    assert together["items.dataset"] == apart["items.dataset"] == pytest.approx(0.3)
+    assert apart["items.dataset"] == pytest.approx(0.3)
+    assert together["items.small-files"] == pytest.approx(24 / 34)  # no more than the wait
+    assert "items.dataset" not in together
+    saving, calling = Work(0.3, 12, line="train.py:3: save()"), calls(0.2, line="train.py:3: save(), called at t.py:9")
+    assert gains(of_host(outside=saving, calls=calling)) == {"host.other-work-in-steps": pytest.approx(0.5)}
 
 
 def test_arrays_in_a_pipe_are_named_before_the_findings_that_follow_from_them():

@@ -92,13 +92,6 @@ class Items:
         share = self.parts[part] - self.waits.get(part, 0.0)
         return share - (self.irregular.share - self.irregular.waiting) if part == REST else share
 
-    def with_the_other(self, part: str) -> float:
-        """Return the share of "reading" or `REST`; the sum of both if one line causes both and `part` is the larger."""
-        shares = {"reading": self.reading, REST: self.working(REST)}
-        other = REST if part == "reading" else "reading"
-        together = self.line(part) and self.line(part) == self.line(other) and shares[other] < shares[part]
-        return shares[part] + shares[other] if together else shares[part]
-
     def line(self, name: str) -> str:
         """Return the user's line for a part, or for another key of `lines`; "" if unknown.
 

@@ -23,7 +23,7 @@ from stepscope.facts.loop import Machine
 from stepscope.facts.profile import Profile
 from stepscope.report.findings import NOTHING, UNKNOWN, Diagnosis, Finding
 from stepscope.rules import device, evidence, host, job, loader, settings
-from stepscope.rules.conclusion import conclude
+from stepscope.rules.conclusion import conclude, together
 from stepscope.rules.rule import Rule, findings
 
 ALL: tuple[Rule[Any], ...] = (
@@ -125,7 +125,7 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
     found += findings(loader.RULES, loading, estimated=loading.loaded)
     tried = settings.Tried(facts.trials, loading.work_ms / loading.whole_ms)
     found += findings(settings.RULES, tried, estimated=True)
-    return [loader.then_limited(each, loading) for each in found], loading
+    return [loader.then_limited(each, loading) for each in together(found, loading.wait_ms / whole)], loading
 
 
 def _of_the_device(facts: Facts, profile: Profile) -> Iterator[Finding]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from stepscope import thresholds
 from stepscope.report.findings import NOTHING, UNKNOWN, VERDICTS, Diagnosis, Finding
+from stepscope.rules.rule import Gain
 
 
 def conclude(
@@ -36,6 +38,28 @@ def conclude(
     return Diagnosis(
         verdict, reason, step_ms, tuple(evidence), tuple(ranked), tuple(unknown), steps=tuple(steps), apart_ms=apart_ms
     )
+
+
+def together(findings: Iterable[Finding], wait: float) -> list[Finding]:
+    """Return findings so that each line has one: the finding with the largest gain, with the sum of the line's gains.
+
+    Of one line, each kind of work is in one finding. The sum is at most the share of the `wait` for batches, or of the
+    rest of the step.
+    """
+    kept = dict[str, Finding]()
+    for number, finding in enumerate(sorted(findings, key=lambda each: -each.gain)):
+        place = finding.line.partition(": ")[0] or str(number)
+        first = kept.get(place)
+        if first is None:
+            kept[place] = finding
+            continue
+        limit = wait if first.verdict == "loading" else 1 - wait
+        gain = max(first.gain, min(limit, first.gain + finding.gain))
+        ends = first.range
+        if ends is not None and finding.range is not None:
+            ends = min(gain, ends[0] + finding.range[0]), max(ends[1], Gain(gain, gain, gain).range[1])
+        kept[place] = replace(first, gain=gain, range=ends, evidence=f"{first.evidence} {finding.evidence}")
+    return list(kept.values())
 
 
 def _ranked(findings: list[Finding]) -> list[Finding]:

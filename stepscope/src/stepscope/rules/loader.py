@@ -286,7 +286,7 @@ def _part(key: str, part: str, name: str, topic: str, means: str, change: str) -
     def share(items: Items) -> float:
         if items.tiny and part in (REST, "collating"):
             return 0.0
-        return items.with_the_other(part) if part == REST else items.working(part)
+        return items.working(part)
 
     def gain(loading: Loading) -> float | Gain | None:
         if not loading.contended.most:
@@ -310,7 +310,7 @@ def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
         )
 
     def share(items: Items) -> float:
-        return items.with_the_other("reading") if items.small_files is small else 0.0
+        return items.reading if items.small_files is small else 0.0
 
     return Rule(
         key, name, "loading", "packed formats", means, lambda loading: loading.gain_of(share), evidence,
