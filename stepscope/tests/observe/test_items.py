@@ -143,6 +143,27 @@ def test_items_are_loaded_with_one_thread_and_leave_no_file_open(quick):
     torch.set_num_threads(threads)
 
 
+def adds(index):
+    for _ in range(300):
+        sum(range(2_000))
+
+
+def checks(index):
+    for _ in range(100):
+        sum(range(2_000))
+
+
+def adds_and_checks(index):
+    adds(index)
+    checks(index)
+
+
+def test_the_share_of_the_function_with_the_line_is_known(quick):
+    loaded = items.load(DataLoader(loops.Calls(adds_and_checks), 2))
+    assert "sum(range" in loaded.lines[ANY]
+    assert 0.5 < loaded.function_shares[ANY] < 0.95  # about three quarters
+
+
 class Sorted(list):
     """A sampler that chooses the indices of an epoch slowly, and each further index at once."""
 

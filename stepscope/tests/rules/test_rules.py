@@ -247,6 +247,13 @@ def test_workers_on_the_cores_that_the_step_needs_are_found_though_the_step_does
     assert gains(of_loop(**facts, cpu=70, queued_ms=16, asynchronous=True)) == {}
 
 
+def test_only_the_function_of_the_line_counts_and_the_rest_of_the_item_stays():
+    facts = item("decoding", 0.6, lines={"decoding": "train.py:3: load()"}, function_shares={"decoding": 0.5})
+    finding = next(each for each in rules.diagnose(facts).findings if each.key == "items.decoding")
+    assert finding.gain == pytest.approx(0.3)
+    assert finding.range[1] > 0.6
+
+
 def test_findings_of_one_line_are_one_with_their_sum():
     parts = NO_PARTS | {"reading": 0.5, REST: 0.3, "collating": 0.2}
     apart, together = (

@@ -52,6 +52,8 @@ class Items:
     irregular: Irregular = Irregular()
     # The user's line that takes most time, for parts, `ANY`, `WAITING` and `IRREGULAR`; where known
     lines: dict[str, str] = field(default_factory=dict)
+    # For each of `lines`, the share of the function with this line in the same time
+    function_shares: dict[str, float] = field(default_factory=dict)
     together: bool = False  # whether the dataset loads a whole batch at once, by `__getitems__`
     sampling: Sampling = Sampling()
 
@@ -99,6 +101,10 @@ class Items:
         """
         most = self.parts.get(name, 0) >= thresholds.MOST_OF_AN_ITEM
         return self.lines.get(name, self.lines.get(ANY, "") if most else "")
+
+    def function_share(self, name: str) -> float:
+        """Return the share of a part's time in the function with the part's line; 1 if unknown."""
+        return self.function_shares.get(name, 1.0)
 
 
 @dataclass(frozen=True)

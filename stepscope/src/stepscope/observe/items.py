@@ -71,7 +71,7 @@ def _items(measured: _Measurement) -> Items:
     source, count, (spent, worked) = measured.source, measured.count, measured.times()
     ms, cpu_ms, waiting = spent / count * 1e3, worked / count * 1e3, 1 - worked / spent
     irregular = measured.irregular(spent, waiting)
-    lines = measured.lines(irregular.count > 0)
+    lines, function_shares = measured.lines(irregular.count > 0)
     parts, opened, file_bytes, slowest = _profiled(measured, cProfile.Profile)
     waits, total = dict[str, float](), sum(parts.values()) or 1.0
     if waiting > thresholds.WAITING_ITEMS:
@@ -81,8 +81,9 @@ def _items(measured: _Measurement) -> Items:
         waits = {part: min(seconds * scale, parts[part] / total) for part, seconds in waits.items()}
     parts = {part: seconds / total for part, seconds in parts.items()}
     return Items(
-        count, ms, cpu_ms, source.batch, parts, opened, file_bytes, slowest, waits, irregular, lines, source.together
-    )
+        count, ms, cpu_ms, source.batch, parts, opened, file_bytes, slowest, waits, irregular, lines, function_shares,
+        source.together,
+    )  # fmt: skip
 
 
 class _Source:
@@ -226,9 +227,9 @@ class _Measurement:
         index = None if self.source.stream else without_paths(str(self.indices[self.slow[slow.argmax()]]))
         return Irregular(len(slow), share, min(share, waiting), self.usual * 1e3, float(slow.max()) * 1e3, index)
 
-    def lines(self, irregular: bool) -> dict[str, str]:
+    def lines(self, irregular: bool) -> tuple[dict[str, str], dict[str, float]]:
         """Return the user's line that takes most time, for each part of the work (opening counts as reading), for any
-        part, for waiting, and for slow items if loading is `irregular`.
+        part, for waiting, and for slow items if loading is `irregular`; and the share of this line's function.
         """
         weights = defaultdict[str, list[tuple[Frame | None, float]]](list)
         begins, ends = self.begins[self.slow], (self.begins + self.seconds)[self.slow]
@@ -239,7 +240,14 @@ class _Measurement:
             weights[WAITING].append((each.own, each.waited))
             if irregular and ((begins < each.end) & (each.end <= ends)).any():
                 weights[IRREGULAR].append((each.own, each.seconds))
-        return {name: line for name, of_lines in weights.items() if (line := place(of_lines))}
+        lines = {name: line for name, of_lines in weights.items() if (line := place(of_lines))}
+        shares = {}
+        for name, line in lines.items():
+            known = [(frame, weight) for frame, weight in weights[name] if frame is not None]
+            functions = {(frame.file, frame.first) for frame, _ in known if str(frame) in line}
+            inside = sum(weight for frame, weight in known if (frame.file, frame.first) in functions)
+            shares[name] = inside / (sum(weight for _, weight in weights[name]) or 1.0)
+        return lines, shares
 
 
 def _sampling(loader: DataLoader[Any]) -> Sampling:

@@ -56,13 +56,20 @@ class Loading:
     pace_ms: float  # shortest time per batch with these workers; 0 without workers, or if unknown
     contended: Gain  # share of the step that is lost to CPU contention with workers
 
-    def gain_of(self, share: Callable[[Items], float]) -> float | None:
-        """Return the gain of removing a share of the items' time; None if the loop does not wait because of items."""
+    def gain_of(self, share: Callable[[Items], float], name: str) -> Gain | None:
+        """Return the gain of a change in the function that takes a share of the items' time, or only a part of it.
+
+        None if the loop does not wait because of items.
+        """
         if not self.by_items:
             return None
-        part = share(self.items)
-        part = 1.0 if part >= thresholds.DOMINANT_PART else part
-        return min(self.wait_ms, part * self.made_ms) / self.whole_ms
+        most, part = share(self.items), self.items.function_share(name)
+
+        def gain(share: float) -> float:
+            share = 1.0 if share >= thresholds.DOMINANT_PART else share
+            return min(self.wait_ms, share * self.made_ms) / self.whole_ms
+
+        return Gain(gain(most * part), gain(most * part), gain(most))
 
     @property
     def pickles(self) -> bool:
@@ -290,8 +297,10 @@ def _part(key: str, part: str, name: str, topic: str, means: str, change: str) -
 
     def gain(loading: Loading) -> float | Gain | None:
         if not loading.contended.most:
-            return loading.gain_of(share)
-        return Gain(*(share(loading.items) * each for each in loading.contended))
+            return loading.gain_of(share, part)
+        inside = loading.items.function_share(part)
+        about, least, most = (share(loading.items) * each for each in loading.contended)
+        return Gain(inside * about, inside * least, most)
 
     return Rule(key, name, "loading", topic, means, gain, evidence, change, line=_line(part))
 
@@ -313,7 +322,7 @@ def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
         return items.reading if items.small_files is small else 0.0
 
     return Rule(
-        key, name, "loading", "packed formats", means, lambda loading: loading.gain_of(share), evidence,
+        key, name, "loading", "packed formats", means, lambda loading: loading.gain_of(share, "reading"), evidence,
         "# open a file once, and keep it open; pack small files into a large file; or read from a local disk",
         line=_line("reading"),
     )  # fmt: skip
@@ -425,7 +434,7 @@ RULES: tuple[Rule[Loading], ...] = (
     Rule(
         "items.irregular", "irregular items", "loading", "prefetching",
         "A few items take far longer than most items, each time they are loaded.",
-        lambda loading: loading.gain_of(lambda items: items.irregular.share),
+        lambda loading: loading.gain_of(lambda items: items.irregular.share, IRREGULAR),
         lambda loading: _slow_items(loading.items),
         "# examine these items; if they are rare, a larger prefetch_factor or in_order=False hides their time",
         line=_line(IRREGULAR),
@@ -433,7 +442,7 @@ RULES: tuple[Rule[Loading], ...] = (
     Rule(
         "items.waiting", "items that wait", "loading", "more workers",
         "An item waits for much of its time, for storage or a server, and uses no core meanwhile.",
-        lambda loading: loading.gain_of(lambda items: items.waiting),
+        lambda loading: loading.gain_of(lambda items: items.waiting, WAITING),
         lambda loading: (
             f"An item takes {milliseconds(loading.items.ms)}, and waits for {percent(loading.items.waiting)} of this "
             f"time without using a core{_at(loading.items.line(WAITING))}."
@@ -465,7 +474,7 @@ RULES: tuple[Rule[Loading], ...] = (
         "items.one-by-one", "items loaded one by one", "loading", "loading whole batches",
         "An item takes no longer than the calls that request and collate it.",
         lambda loading: (
-            loading.gain_of(lambda items: items.working(REST) + items.working("collating"))
+            loading.gain_of(lambda items: items.working(REST) + items.working("collating"), "")
             if loading.loaded and loading.items.tiny else None
         ),
         lambda loading: (
