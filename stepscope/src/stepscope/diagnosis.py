@@ -87,7 +87,7 @@ def of_facts(file: str | Path) -> Diagnosis:
 
 def _concluded(facts: Facts | Job, folder: Path) -> Diagnosis:
     found = rules.diagnose(facts)
-    return found.at(folder) if isinstance(facts, Facts) and facts.loop is not None else found
+    return found.at(folder) if isinstance(facts, Facts) and facts.loop and facts.profile else found
 
 
 def of_trace(path: str | Path | traces.Trace) -> Diagnosis:

@@ -51,10 +51,12 @@ def begin(steps: int, folder: str | Path) -> ScriptRecorder | None:
     folder = Path(folder)
 
     def report(found: dict[str, Any]) -> None:
+        if "so_far" in found:
+            return
         if "facts" in found:
             facts = _facts(found)
             place = folder if found["ranks"] == 1 else folder / f"rank_{found['rank']}"
-            say(str(rules.diagnose(facts).at(place)))
+            say(str(rules.diagnose(facts).at(place) if facts.profile else rules.diagnose(facts)))
             with _whose_errors_are_printed():
                 saving.write(facts, place / saving.NAME)
         else:
@@ -92,11 +94,13 @@ def show(
     nothing = f"The script ended with status {status}. {NOTHING}" if status else NOTHING
     kept, several = list[dict[str, Any]](), bool(reports) and reports[0]["ranks"] > 1
     for report in reports:
-        result = {name: value for name, value in report.items() if name != "here"}
+        result = {name: value for name, value in report.items() if name not in ("here", "so_far")}
         text = report.get("problem", "")
         if "facts" in report:
             facts = _facts(report)
-            diagnosis = rules.diagnose(facts).at(folder)
+            diagnosis = rules.diagnose(facts)
+            if facts.profile is not None:
+                diagnosis = diagnosis.at(folder)
             text, result["diagnosis"] = str(diagnosis), diagnosis.as_json()
             if facts.machine is not None:
                 machine = facts.machine
@@ -115,7 +119,7 @@ def show(
                     if "facts" in report:
                         rank = f"rank_{report['rank']}." if several else ""
                         saving.write(_facts(report), staged / f"{rank}{saving.NAME}")
-    if len(reports) > 1 and all("facts" in report for report in reports):
+    if traces and len(reports) > 1 and all("facts" in report for report in reports):
         from stepscope.diagnosis import facts_of_ranks  # here: it needs pandas, and most scripts are one process
 
         with _whose_errors_are_printed():

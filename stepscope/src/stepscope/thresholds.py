@@ -150,6 +150,8 @@ OWN_GAP_US = 5.0
 # Seconds between samples of a pause, since pauses are long; most samples of a pause, since a script may run for hours
 # after its last epoch.
 PAUSE_SAMPLE_S, MOST_PAUSE_SAMPLES = 0.01, 3_000
+# Seconds between reports of what was seen so far; a report takes milliseconds.
+REPORT_EVERY_S = 5.0
 # Seconds of loading items with the stopwatch; factor for more items, if some items take long; limit in seconds for
 # loading items in another process.
 ITEMS_S, LONGER_ITEMS, ITEMS_LIMIT_S = 1.0, 3, 60

@@ -122,9 +122,9 @@ def test_each_rank_of_a_job_is_diagnosed_and_all_together(run, tmp_path):
 
 def test_the_batches_and_steps_of_a_script_with_too_few_steps_are_reported(run, tmp_path):
     (tmp_path / "site" / "sitecustomize.py").write_text("import torch\nraise ValueError('of the own')\n")
-    ended, (found,) = run(SCRIPT, "none", 10)
+    ended, (found,) = run(SCRIPT, "none", 4)
     assert ended.returncode == 3 and "of the own" in ended.stderr
-    assert "10 batches, 10 steps of optimizers" in found["problem"]
+    assert "4 batches, 4 steps of optimizers" in found["problem"]
     (tmp_path / "other.py").write_text("print('done')")
     ended, (found,) = run("other.py")
     assert (ended.returncode, ended.stdout) == (0, "done\n")
@@ -150,6 +150,17 @@ def test_a_command_that_cannot_run_is_refused_in_one_line(run, tmp_path, command
     assert ended.returncode in (1, 2) and found is None and ended.stdout == ""
     assert problem in ended.stderr and "Traceback" not in ended.stderr
     assert (tmp_path / "site" / "sitecustomize.py").exists()
+
+
+@pytest.mark.slow
+def test_a_script_that_a_signal_ends_is_diagnosed_by_the_steps_so_far(run, tmp_path):
+    text = SCRIPT.read_text().replace("time.sleep(0.0005)", "time.sleep(0.02)")
+    end = "            if taken == steps:\n                import os; os.kill(os.getpid(), 15)\n"
+    (tmp_path / "train.py").write_text(text.replace("            if taken == steps:\n", end))
+    ended, (found,) = run("train.py", "slow", 16)
+    assert ended.returncode == 143, ended.stderr
+    assert found["diagnosis"]["verdict"] == "loading" and found["facts"]["profile"] is None
+    assert not (tmp_path / "diagnosis").exists() and "profile" not in found["diagnosis"]["evidence"]
 
 
 def test_a_module_runs_with_its_package_and_its_arguments(run, tmp_path):

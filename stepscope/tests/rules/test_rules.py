@@ -479,3 +479,18 @@ def test_problems_that_cost_no_time_are_rows_of_the_evidence():
     }
     assert all(text in rows[name] for name, text in texts.items())
     assert rows.keys() - dict(rules.diagnose(facts).evidence).keys() == texts.keys()
+
+
+@pytest.mark.parametrize(
+    ("wait", "asynchronous", "verdict"), [(30.0, False, "loading"), (0.0, False, "unknown"), (30.0, True, "unknown")]
+)
+def test_a_loop_whose_steps_were_not_profiled_can_only_be_accused_of_its_loading(wait, asynchronous, verdict):
+    whole = of_loop(40.0, wait, workers=0, asynchronous=asynchronous)
+    found = rules.diagnose(replace(whole, profile=None, host=None, problem="Few steps."))
+    assert found.verdict == verdict and "Few steps." in (*found.unknown, found.reason)
+    assert {each.verdict for each in found.findings} <= {"loading"}
+
+
+def test_a_loop_that_ended_early_is_not_declared_healthy():
+    found = rules.diagnose(replace(of_loop(), problem="Few steps."))
+    assert (found.verdict, found.reason) == ("unknown", "Few steps.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +80,16 @@ class Examination:
         self.prepared: Callable[[], bool] = lambda: False
         self.rank, self.ranks = 0, 1  # of the processes that train together
         self.recording = False  # whether our own profiler records
+        self.ended = self.whole = False  # whether the loop ended meanwhile; whether all phases are over
+        self.early: list[StepRecord] = []  # steps of the warm-up
         self.phase_records: list[list[StepRecord]] = []  # timed, recorded and sampled steps
+        # The results of the phases so far
+        self.loop: Loop | None = None
+        self.growth: Growth | None = None
+        self.batch: object = None
+        self.trace: traces.Trace | None = None
+        self.sampled: host.Sampled | None = None
+        self.long = LongSteps()
 
     @property
     def steps_needed(self) -> int:
@@ -87,97 +97,154 @@ class Examination:
         return 36 + self._whole_periods(max(self.count, 2 * self.recorder.num_workers)) + 2 * self._warm_up_steps
 
     def phases(self) -> Phase[Observed]:
-        """Receive each finished step; return the facts and a batch."""
+        """Receive each finished step; return the facts and a batch.
+
+        If the loop ends early, return the facts of the phases so far; raises LoopEnded if there are too few steps.
+        """
+        try:
+            yield from self._all_phases()
+        except LoopEnded:
+            if not self.suffices:
+                raise
+        return self.facts(), self.batch
+
+    def _all_phases(self) -> Phase[None]:
         yield  # the first step imports, compiles and chooses algorithms: skip it
         if distributed.is_available() and distributed.is_initialized():
             self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
-        yield from self._warm_up()
-        contention = Contention()
-        loop, growth, batch = yield from self._timed()
-        trace = yield from self._recorded()
-        recorded = profile.read(trace)
-        yield from self._warm_up()
+        self.contention = Contention()
+        yield from self._warm_up(self.early)
+        self.loop = loop = yield from self._timed()
+        self.trace = yield from self._recorded()
+        if self.ended:
+            raise LoopEnded
+        yield from self._warm_up([])
         works = [step.duration_ms - step.wait_ms for step in loop.steps]
-        whole_ms = loop.work_ms + loop.wait_ms
-        count = host.steps_to_sample(recorded, whole_ms, works)
-        sampled = yield from self._sampled(count if self.ranks == 1 else thresholds.SAMPLED_STEPS_OF_A_RANK)
+        count = host.steps_to_sample(profile.read(self.trace), loop.work_ms + loop.wait_ms, works)
+        self.sampled = yield from self._sampled(count if self.ranks == 1 else thresholds.SAMPLED_STEPS_OF_A_RANK)
+        if self.ended:
+            raise LoopEnded
         factor = long_steps.factor(self.phase_records)
-        long = LongSteps() if factor == math.inf else (yield from self._long_steps(factor))
-        if sampled and long.distinct:
-            sampled = sampled.without_long_steps(factor)
-        held_share = contention.share()
-        line = sampled.getting() if sampled else ""
-        epoch_steps, pauses = self.recorder.epoch_steps(), self.recorder.pauses()
-        changed = self.recorder.loader_changed
-        loop = replace(loop, line=line, epoch_steps=epoch_steps, pauses=pauses, long=long, loader_changed=changed)
-        facts = Facts(
-            recorded,
-            host.read(trace, recorded, sampled),
-            device.read(trace, recorded),
-            loop,
-            _loader(self.recorder, growth),
-            this_machine(held_share),
-            compilation=hazards.compiled(),
-            optimizer=self.recorder.optimizer or Optimizer(),
-        )
-        return facts, batch
+        if factor != math.inf:
+            self.long = yield from self._long_steps(factor)
+        if self.sampled and self.long.distinct:
+            self.sampled = self.sampled.without_long_steps(factor)
+        self.whole = True
 
-    def _warm_up(self) -> Phase[None]:
-        """Skip steps until the workers deliver batches at a steady rate."""
+    @property
+    def suffices(self) -> bool:
+        """Whether the steps so far suffice for facts: each worker made a batch."""
+        records = self._records_so_far()
+        return self.loop is not None or len(records) >= self._least_steps
+
+    def facts(self) -> Facts:
+        """Return the facts of the phases so far; see `suffices`."""
+        recorder, sampled = self.recorder, self.sampled
+        loop = replace(
+            self.loop or self._loop(self._records_so_far()),
+            line=sampled.getting() if sampled else "",
+            epoch_steps=recorder.epoch_steps(),
+            pauses=recorder.pauses(),
+            long=self.long,
+            loader_changed=recorder.loader_changed,
+        )
+        facts = Facts(
+            loop=loop,
+            loader=_loader(recorder, self.growth),
+            machine=this_machine(self.contention.share()),
+            compilation=hazards.compiled(),
+            optimizer=recorder.optimizer or Optimizer(),
+            problem="" if self.whole else self._few_steps(),
+        )
+        if self.trace is None:
+            return facts
+        recorded = profile.read(self.trace)
+        found = host.read(self.trace, recorded, sampled)
+        return replace(facts, profile=recorded, host=found, device=device.read(self.trace, recorded))
+
+    def _few_steps(self) -> str:
+        """Return in a sentence that the loop ended before its examination, and which part of it is missing."""
+        seen = 1 + sum(map(len, [self.early, *self.phase_records]))
+        profiled = "not profiled" if self.trace is None else "profiled only in part"
+        return (
+            f"The loop ended after few steps: about {seen} of the {self.steps_needed} or so that the whole "
+            f"examination takes. The work within a step was {profiled}."
+        )
+
+    def _warm_up(self, records: list[StepRecord]) -> Phase[None]:
+        """Let steps pass until the workers deliver batches at a steady rate, and add them to `records`."""
         for _ in range(self._warm_up_steps):
-            yield
+            record = yield
+            records.append(record)
 
     @property
     def _warm_up_steps(self) -> int:
         return timing.warmup_steps(self.recorder.dataloader)
 
-    def _timed(self) -> Phase[tuple[Loop, Growth | None, object]]:
-        """Time steps without the profiler; return the loop's facts, the growth of its workers' memory, and a batch."""
+    @property
+    def _least_steps(self) -> int:
+        return max(thresholds.LEAST_STEPS, self.recorder.num_workers)
+
+    def _records_so_far(self) -> list[StepRecord]:
+        """Return the timed steps; as long as they are few, with the steps before them."""
+        timed = self.phase_records[0] if self.phase_records else []
+        return timed if len(timed) > self._least_steps else [*self.early, *timed]
+
+    def _timed(self) -> Phase[Loop]:
+        """Time steps without the profiler; return the facts about them."""
         recorder, records = self.recorder, list[StepRecord]()
         # At least two steps for each worker, since a slow worker makes only every n-th step wait
         count = self._whole_periods(max(self.count, 2 * recorder.num_workers))
         before, cpu = hazards.of_workers(processes(recorder.iterator)), time.process_time()
         synchronize()
         contention = Contention()
+        self.phase_records.append(records)
         for number in range(count):
             recorder.keeps = number == count - 1
             records.append((yield))
         cpu, end = time.process_time() - cpu, time.perf_counter()
-        self.phase_records.append(records)
         synchronize()
-        total = sum(record.duration for record in records) + time.perf_counter() - end
-        # The part of the queueing that other processes caused, and not the loop's own workers
-        part = contention.part_of_others(sum(record.queued_wait + record.queued_work for record in records))
-        growth = hazards.growth(recorder.dataloader, before, hazards.of_workers(processes(recorder.iterator)), count)
-        queued, batch = recorder.worker_queued(), recorder.kept
+        left = time.perf_counter() - end
+        after = hazards.of_workers(processes(recorder.iterator))
+        self.growth, self.batch = hazards.growth(recorder.dataloader, before, after, count), recorder.kept
         recorder.keeps, recorder.kept = False, None
-        waits = [record.wait for record in records if not record.first] or [record.wait for record in records]
-        transfer = min(waits) if recorder.num_workers else 0.0
+        loop = self._loop(records, contention)
         if self.draw is not None:
-            transfer = self._transfer(self.draw, total / count) if recorder.num_workers else 0.0
-            batch = self.draw()
+            transfer = self._transfer(self.draw, loop.total_ms / count / 1e3) if recorder.num_workers else 0.0
+            loop, self.batch = replace(loop, transfer_ms=transfer * 1e3), self.draw()
+        return replace(
+            loop,
+            total_ms=loop.total_ms + left * 1e3,
+            cpu_ms=cpu / count * 1e3,
+            pickled_bytes=float(_array_bytes(self.batch)) if recorder.num_workers else 0.0,
+            tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(self.batch)),
+        )
+
+    def _loop(self, records: Sequence[StepRecord], contention: Contention | None = None) -> Loop:
+        """Return the facts about timed steps, without numbers that need a batch or the CPU time of all steps."""
+        recorder = self.recorder
+        # The part of the queueing that other processes caused, and not the loop's own workers
+        queued = sum(record.queued_wait + record.queued_work for record in records)
+        part = (contention or self.contention).part_of_others(queued)
+        waits = [record.wait for record in records if not record.first] or [record.wait for record in records]
         steps = tuple(
             Step(each.wait * 1e3, each.duration * 1e3, each.queued_wait * part * 1e3, each.queued_work * part * 1e3,
                  each.first)
             for each in records
         )  # fmt: skip
         epochs = (recorder.starts, recorder.ends)
-        loop = Loop(
+        return Loop(
             steps,
-            total * 1e3,
+            sum(record.duration for record in records) * 1e3,
             asynchronous=torch.cuda.is_available(),
             workers=getattr(recorder.source, "num_workers", None),
             start_ms=sum(statistics.median_low(seconds) for seconds in epochs if seconds) * 1e3,
             persistent=getattr(recorder.dataloader, "persistent_workers", False) and not recorder.loader_changed,
             epoch_steps=recorder.epoch_steps(),
             only_first=recorder.epoch_steps() == 1 and _has_more(recorder.dataloader),
-            transfer_ms=transfer * 1e3,
-            queued_ms=queued * 1e3,
-            cpu_ms=cpu / count * 1e3,
-            pickled_bytes=float(_array_bytes(batch)) if recorder.num_workers else 0.0,
-            tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(batch)),
+            transfer_ms=min(waits) * 1e3 if recorder.num_workers else 0.0,
+            queued_ms=recorder.worker_queued() * 1e3,
         )
-        return loop, growth, batch
 
     def _transfer(self, draw: Callable[[], object], step: float) -> float:
         """Return how long a ready batch takes to arrive from a worker, in s; a step takes `step` seconds."""
@@ -209,6 +276,8 @@ class Examination:
         files.refuse_others(folder)
         with staging.folder(folder, replace=True) as staged:
             records = yield from self._profiled(staged, active)
+            if self.ended and not records:
+                raise LoopEnded
             clock = {number: {"wait": each.wait * 1e6, "step": each.duration * 1e6} for number, each in records}
             (staged / files.STOPWATCH).write_text(json.dumps(clock))
         return _own_trace(folder)
@@ -219,14 +288,18 @@ class Examination:
             return None
         count, recorder = self._of_one_epoch(count + 1) - 1, self.recorder
         with tempfile.TemporaryDirectory() as folder, self._sampler() as sampler:
-            yield from self._profiled(Path(folder), count + 1)  # the last step only marks the end
+            records = [each for _, each in (yield from self._profiled(Path(folder), count + 1))]
+            if self.ended and len(records) < 2:  # the last step only marks the end
+                raise LoopEnded
             trace = _own_trace(Path(folder))
-        return host.of_samples(trace, sampler.samples, recorder.received[-count - 1 :], recorder.stepping)
+        begun = [each for each in recorder.received if each >= records[0].begin]
+        return host.of_samples(trace, sampler.samples, begun[: len(records)], recorder.stepping)
 
     def _profiled(self, folder: Path, active: int) -> Phase[list[tuple[int, StepRecord]]]:
         """Profile `active` steps after one step of warm-up, all in one epoch if the epoch is long enough.
 
-        Write the trace to the folder; return the recorded steps with their numbers in the trace.
+        Write the trace to the folder; return the recorded steps with their numbers in the trace; fewer if the loop
+        ends.
         """
         recorder, length = self.recorder, self.recorder.epoch_steps() or 0
         if self.ranks == 1 and active + 2 < length:
@@ -243,13 +316,17 @@ class Examination:
             schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
             on_trace_ready=profiling.trace_handler(folder, worker),
         ) as profile:
-            records = []
-            for number in range(active + 1):
-                records.append((profile.step_num, (yield)))
-                if number == 0:
-                    synchronize()  # earlier steps may have launched work that must not be in the recording
-                profile.step()
+            records, self.ended = [], True
+            with suppress(LoopEnded):
+                for number in range(active + 1):
+                    records.append((profile.step_num, (yield)))
+                    if number == 0:
+                        synchronize()  # earlier steps may have launched work that must not be in the recording
+                    profile.step()
+                self.ended = False
         self.recording = False
+        if self.ended:
+            _cut(folder, f"ProfilerStep#{profile.step_num}")
         self.phase_records.append([record for _, record in records[1:]])
         return records[1:]
 
@@ -328,6 +405,17 @@ def _has_more(loader: DataLoader[Any] | None) -> bool:
 def _array_bytes(batch: object) -> int:
     """Return the size of a batch's NumPy arrays in bytes."""
     return sum(leaf.nbytes for leaf in tree_iter(batch) if isinstance(leaf, np.ndarray))
+
+
+def _cut(folder: Path, step: str) -> None:
+    """Remove a step that the profiler saw only in part, and the host's later events, from the trace in a folder."""
+    for file in folder.glob("*.pt.trace.json.gz"):
+        content = json.loads(gzip.decompress(file.read_bytes()))
+        events = content["traceEvents"]
+        begin = min((each["ts"] for each in events if each.get("name") == step), default=math.inf)
+        host = ("cpu_op", "user_annotation", "python_function")
+        content["traceEvents"] = [each for each in events if each.get("cat") not in host or each["ts"] < begin]
+        file.write_bytes(gzip.compress(json.dumps(content).encode()))
 
 
 def _own_trace(folder: Path) -> traces.Trace:

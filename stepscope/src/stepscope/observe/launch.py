@@ -65,7 +65,7 @@ def run(command: Sequence[str], show: Show, *, steps: int, stop: bool) -> int:
 
 def complete(folder: Path) -> Reports:
     """Return the reports of all ranks of this machine; an empty list until all ranks have reported."""
-    reports = [report for report in _reports(folder) if "facts" in report]
+    reports = [report for report in _reports(folder) if "facts" in report and "so_far" not in report]
     return reports if reports and len(reports) >= reports[0]["here"] else []
 
 

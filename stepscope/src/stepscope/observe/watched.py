@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from stepscope import thresholds
 from stepscope.facts import Facts, saving
 from stepscope.facts.loop import Pauses
 from stepscope.observe import apart, contention, examination
@@ -68,6 +69,7 @@ class ScriptRecorder(Recorder):
         self.seen: Counter[str] = Counter()
         self.latest_pass: int | None = None  # number of the pass that gave the latest batch
         self.pausing = PauseRecorder()
+        self.reported = time.perf_counter()
         self.sizes: list[int] = []  # number of batches of each finished step
         self.examination = Examination(self, count, folder)
         self.script_profiler: Callable[[], Any] = lambda: None  # reference to the script's last profiler
@@ -148,7 +150,7 @@ class ScriptRecorder(Recorder):
         """Report the events so far, if the script ends before the examination."""
         if self.over or os.getpid() != self.process:
             return
-        needed = self.examination.steps_needed
+        problem = self._too_few()
         try:
             if self.phases is not None:
                 self.phases.throw(LoopEnded())
@@ -161,14 +163,18 @@ class ScriptRecorder(Recorder):
             self.failed(error)
             return
         self._leave()
+        self._report(problem=problem)
+
+    def _too_few(self) -> str:
+        """Return in sentences which events were seen, and what is missing for a diagnosis."""
         saw = ", ".join(f"{count:,} {name}" for name, count in self.seen.items())
         needs = (
-            f"About {needed} steps are needed: let the script train longer, or time fewer than "
+            f"About {self.examination.steps_needed} steps are needed: let the script train longer, or time fewer than "
             f"{self.examination.count} steps (--steps)."
         )
         if not self.seen["steps of optimizers"]:
             needs = "No optimizer of torch.optim has changed weights: use stepscope.diagnosis.diagnose(loader, step)."
-        self._report(problem=f"The script ended before enough of its steps were seen: {saw or 'none'}. {needs}")
+        return f"The script ended before enough of its steps were seen: {saw or 'none'}. {needs}"
 
     # The recorder's view of epochs
 
@@ -203,11 +209,22 @@ class ScriptRecorder(Recorder):
             self._report_facts(found)
         if self.over and self.stop:
             raise SystemExit
+        if not self.over:
+            self._report_so_far()
+
+    def _report_so_far(self) -> None:
+        """Report now and then what was seen, because a signal may end the process at any time."""
+        examined, now = self.examination, time.perf_counter()
+        if now - self.reported < thresholds.REPORT_EVERY_S or examined.recording:
+            return
+        found = {"facts": _plain(examined.facts())} if examined.suffices else {"problem": self._too_few()}
+        self._report(so_far=True, **found)
+        self.reported = self.start = time.perf_counter()
+        self.last_queued = self.queued()
 
     def _report_facts(self, observed: Observed) -> None:
         """Report the result of the examination, with measurements of items, and leave the loop."""
-        content = saving.as_json(self._with_items(observed[0]))["facts"]
-        self._report(facts=json.loads(json.dumps(content)))  # lists, as in a file
+        self._report(facts=_plain(self._with_items(observed[0])))
         self._leave()
 
     def _with_items(self, facts: Facts) -> Facts:
@@ -217,7 +234,7 @@ class ScriptRecorder(Recorder):
             return facts
         try:
             return apart.call(lambda: examination.with_items(facts, dataloader))
-        except apart.NoResult as why:
+        except (OSError, RuntimeError) as why:  # at the end of Python, no fork may be possible
             return replace(facts, loader=replace(facts.loader, unknown=str(why)))
 
     def failed(self, error: BaseException) -> None:
@@ -280,6 +297,11 @@ class ScriptRecorder(Recorder):
         self.report({"rank": examined.rank, "ranks": examined.ranks, "here": here, **content})
 
     getting, stepping = Recorder.get.__code__, _stepped.__code__
+
+
+def _plain(facts: Facts) -> object:
+    """Return facts as a file contains them, with lists."""
+    return json.loads(json.dumps(saving.as_json(facts)["facts"]))
 
 
 def _code(handler: object) -> object:

@@ -40,7 +40,7 @@ def diagnose(facts: Facts | Job) -> Diagnosis:
     if isinstance(facts, Job):
         return job.diagnose(facts)
     if facts.profile is None:
-        return conclude(math.nan, (), (), doubt=facts.problem)
+        return _of_few_steps(facts) if facts.loop else conclude(math.nan, (), (), doubt=facts.problem)
     loading = loader.view(facts, facts.profile)
     if facts.loop is None or facts.machine is None:
         return _of_a_trace(facts, facts.profile, loading)
@@ -60,11 +60,23 @@ def _of_a_trace(facts: Facts, profile: Profile, loading: loader.Loading) -> Diag
     return conclude(profile.step_ms, rows, found, unknown, otherwise=otherwise, steps=profile.timed)
 
 
+def _of_few_steps(facts: Facts) -> Diagnosis:
+    """Return the diagnosis of a loop that ended before its steps were profiled: it can only be about loading."""
+    loading = loader.view(facts, None)
+    waits = loading.loop.asynchronous  # perhaps not for the batch, but while a GPU computes
+    timed = [(step.wait_ms, step.duration_ms) for step in loading.loop.steps]
+    return conclude(
+        loading.whole_ms, evidence.rows(facts, None, loading), findings(loader.RULES, loading), [facts.problem],
+        doubt=facts.problem if waits else None, otherwise=facts.problem, steps=timed,
+        apart_ms=loading.loop.pauses.ms_per_step,
+    )  # fmt: skip
+
+
 def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine: Machine) -> Diagnosis:
     rows = [*evidence.rows(facts, profile, loading)]
     found, loading_alone = _of_the_step(facts, profile, loading)
     doubt = profile.lost_kernels or None
-    unknown = [*_unknown(facts, profile, machine)]
+    unknown = [*_unknown(facts, profile, machine), *filter(None, [facts.problem])]
     if machine.held_share >= thresholds.BUSY and not profile.on_device:
         shortest = loading.wait_ms + loading.loop.least_ms
         fastest = loader.with_times(loading, shortest, loading.wait_ms, loading.usual_wait_ms)
@@ -78,6 +90,7 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
     if found and unexplained:
         unknown.append(unexplained)
     otherwise = evidence.doubt(profile) or evidence.unexplained(profile) or evidence.long_steps(loading) or unexplained
+    otherwise = otherwise or facts.problem or None
     timed = [(step.wait_ms, step.duration_ms) for step in loading.loop.steps]
     diagnosis = conclude(
         loading.whole_ms, rows, found, unknown, doubt, otherwise, timed, loading.loop.pauses.ms_per_step

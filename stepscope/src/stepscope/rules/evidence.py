@@ -16,11 +16,12 @@ from stepscope.facts.profile import Profile
 from stepscope.rules.loader import Loading
 
 
-def rows(facts: Facts, profile: Profile, loading: Loading) -> Iterator[tuple[str, str]]:
+def rows(facts: Facts, profile: Profile | None, loading: Loading) -> Iterator[tuple[str, str]]:
     """Yield the evidence of a loop, or of a trace alone."""
     if facts.loop is not None:
         yield "stopwatch", _stopwatch(loading)
-    yield from _profile(profile, facts.device, facts.host)
+    if profile is not None:
+        yield from _profile(profile, facts.device, facts.host)
     if facts.loader is not None and facts.machine is not None:
         yield from _loader(facts.loader, facts.machine)
     yield from _compilation(facts.compilation)

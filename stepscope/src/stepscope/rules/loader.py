@@ -173,14 +173,15 @@ def loading(
     )  # fmt: skip
 
 
-def view(facts: Facts, profile: Profile) -> Loading:
-    """Return the view of a loop's loading; from a trace alone, of the profile's loading."""
+def view(facts: Facts, profile: Profile | None) -> Loading:
+    """Return the view of a loop's loading; from a trace alone, of the profile's loading. One of both is known."""
     if facts.loop is None:
+        assert profile is not None
         wait = profile.loading * profile.step_ms
         return loading(Loop((), 0.0, workers=0 if profile.in_process else None), profile.step_ms, wait, wait)
     loop = facts.loop
     wait, usual, step = loop.wait_ms, loop.usual_wait_ms, loop.work_ms + loop.wait_ms
-    if profile.on_device:  # only waits during which the GPU waits as well can be saved
+    if profile is not None and profile.on_device:  # only waits during which the GPU waits as well can be saved
         wait = min(wait, profile.loading * step)
         usual = min(wait, usual)
     items = facts.loader.items if facts.loader else None

@@ -1,0 +1,64 @@
+"""Scripts that end, or are ended, before their examination: the diagnosis of the steps so far."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support import loops
+from torch import nn
+from torch.utils.data import DataLoader
+
+from stepscope import rules, thresholds
+from stepscope.facts import saving
+from stepscope.observe import hooks, launch, watched
+
+pytestmark = pytest.mark.processes
+PROFILED = 4  # steps of a whole examination, by the fixture `quick`
+
+
+def reports_of(steps, workers=0):
+    """Return the reports on a script that ends after so many steps, each of which waits for two slow items."""
+    reports, weight = [], nn.Parameter(torch.zeros(1))
+    recorder = watched.ScriptRecorder(20, Path("profile"), reports.append)
+    hooks.install_here(recorder)
+    optimizer = torch.optim.SGD([weight])
+    settings = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
+    for _ in itertools.islice(DataLoader(loops.SleepDataset(10_000, 0.005), 2, **settings), steps):
+        weight.sum().backward()
+        optimizer.step()
+    recorder.end()
+    return reports
+
+
+def facts_in(report):
+    return saving.of_json({"version": saving.VERSION, "facts": report["facts"]})
+
+
+@pytest.mark.parametrize(("steps", "workers", "profiled"), [(9, 0, 0), (15, 1, 0), (28, 0, 3), (36, 0, PROFILED)])
+def test_a_script_that_ends_early_is_diagnosed_by_the_steps_so_far(quick, steps, workers, profiled):
+    *_, report = reports_of(steps, workers)
+    facts = facts_in(report)
+    assert (facts.profile.steps if facts.profile else 0) == profiled
+    assert 4 < facts.loop.wait_ms < 100 and facts.loader.items.count > 0
+    found = rules.diagnose(facts)
+    assert found.verdict == "loading" and "support/loops.py" not in found.findings[0].line
+    assert found.findings[0].line.startswith("loops.py:")
+    assert any("few steps" in text for text in found.unknown)
+
+
+def test_a_script_of_very_few_steps_is_told_how_many_are_needed(quick):
+    *_, report = reports_of(4)
+    assert "4 batches" in report["problem"] and "facts" not in report
+
+
+def test_what_was_seen_is_reported_meanwhile_for_a_script_that_a_signal_ends(quick, monkeypatch, tmp_path):
+    monkeypatch.setattr(thresholds, "REPORT_EVERY_S", 0)
+    *before, last = reports_of(50)
+    assert "problem" in before[0] and "so_far" not in last
+    assert all(each["so_far"] for each in before)
+    assert len(facts_in(before[-1]).loop.steps) == 20
+    for report, complete in ((before[-1], 0), (last, 1)):
+        (tmp_path / "0-1.json").write_text(json.dumps(report))
+        assert len(launch.complete(tmp_path)) == complete
