@@ -22,7 +22,7 @@ TOPICS = {
     "12-fewer-launches": ["fewer launches", "fewer copies", "less work between launches"],
     "16-data-parallel": ["overlapping communication with computation", "less communication", "gradient buckets"],
     "17-stragglers-and-failures": ["stragglers", "buffers of a distributed model", "uneven inputs"],
-    "18-your-own-code": ["work between the operators", "number of threads", "debugging settings"],
+    "18-your-own-code": ["work between the operators", "number of threads", "debugging settings", "padding"],
 }  # fmt: skip
 
 

@@ -57,6 +57,11 @@ MOST_OF_AN_ITEM = 0.5
 # other work; otherwise their batches are larger, or the machine stalled.
 OTHER_WORK = 0.5
 
+# Padding. Share of all positions: lengths that are spread evenly from 0 leave half of a batch as padding.
+PADDING = 0.5
+# Share of the positions that are padding in every sequence of a batch: a batch of all lengths has none.
+PADDING_OF_ALL = 0.2
+
 # The host. Share of a step for the work of one function: with 200 samples, 10% is measured as 8 to 12%.
 HOST_WORK = 0.1
 # Share of a step for large elementwise operators that the user's lines call: any network has some.
@@ -175,6 +180,9 @@ LEAST_SAMPLES, MOSTLY_ONE_LINE = 2, 0.6
 TRIAL_ROUNDS, TRIAL_S, TRIAL_REPEATS = 5, 0.05, 20
 # Items: smaller batches are also tried with this many times as many items.
 SMALL_BATCH, LARGER_BATCH = 8, 8
+# Positions of a sequence: shorter rows of integers may be a table. Share of the positions within sequences that have
+# the value of their padding, such as a token at the end of each text: a value that is more frequent is no padding.
+LEAST_POSITIONS, PADDING_WITHIN = 16, 0.05
 # Elements of a list or dict, each a Python object whose reference count changes when it is read; most bytes that are
 # copied to read an object; bytes of a worker's growth, since the allocator causes less.
 MANY_OBJECTS, PAGE_BYTES, GROWTH_BYTES = 10_000, 4_096, 2e6

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from stepscope import diagnosis, rules
 from stepscope.cli import main
 from stepscope.facts import Facts, saving
+from stepscope.facts.batches import Batch
 from stepscope.facts.hazards import Compilation, Growth, Objects
 from stepscope.facts.host import Calls, Host, Operator, Work
 from stepscope.facts.job import LATE_IN, Exchanges, Job
@@ -45,7 +46,8 @@ def full_facts():
     loader = replace(facts.loader, generators=("Photos.numbers",), growth=growth)
     profile = replace(facts.profile, timed=((1.0, 40.0), (2.0, 41.0)), settings=("with_stack",))
     loop = replace(facts.loop, steps=facts.loop.steps[-2:], line="train.py:5: next()")
-    return Facts(profile, facts.host, DEVICE, loop, loader, facts.machine, facts.trials, compilation)
+    batch = Batch(0.7, 128, 100, "input_ids")
+    return Facts(profile, facts.host, DEVICE, loop, loader, facts.machine, facts.trials, compilation, batch=batch)
 
 
 def full_job():

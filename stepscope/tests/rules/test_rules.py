@@ -11,6 +11,7 @@ from support.made_facts import IDLE, NO_PARTS, of_gpu, of_job, of_loop, of_trace
 from stepscope import rules
 from stepscope.cli import main
 from stepscope.facts import Facts
+from stepscope.facts.batches import Batch
 from stepscope.facts.hazards import Compilation, Growth, Objects
 from stepscope.facts.host import Calls, Host, Operator, Optimizer, Work
 from stepscope.facts.job import Exchanges
@@ -93,6 +94,10 @@ CASES = {
         of_loop(**KEEPS_UP, transfer_ms=6, tensors=64), 6 / 50, of_loop(**KEEPS_UP, transfer_ms=6, tensors=15),
     ),
     "loader.transfer": (of_loop(**KEEPS_UP, transfer_ms=6), 6 / 50, of_loop(20, 2.5, workers=4, transfer_ms=2.5)),
+    "batch.padding": (
+        replace(of_loop(40, 4), batch=Batch(0.6, 100, 90)), 0.9 * 0.6,
+        replace(of_loop(40, 4), batch=Batch(0.4, 100, 90)),
+    ),
     "host.optimizer-by-weight": (of_host(optimizer=calls(0.3)), 0.3, of_host(optimizer=calls(0.09))),
     "host.small-operators": (of_host(calls=calls(0.3)), 0.3, of_host(calls=calls(0.09))),
     "host.elementwise": (of_host(elementwise=0.4), 0.4, of_host(elementwise=0.29)),
@@ -320,6 +325,16 @@ def test_other_work_takes_a_larger_share_of_a_step_that_no_profiler_slows(ms, sh
 
 def test_work_between_steps_gains_no_more_than_the_wait():
     assert gains(of_host(wait=16, around=Work(0.3, 30.0))) == {"host.other-work-between-steps": pytest.approx(0.35)}
+
+
+def test_padding_gains_no_more_than_the_time_that_depends_on_the_length_of_sequences():
+    fixed = Batch(0.4, 100, 70)  # to the longest of the batch, a third of its positions would be padding
+    assert gains(replace(of_loop(40, 4), batch=fixed)) == {"batch.padding": pytest.approx(0.9 * 0.3)}
+    facts = replace(of_host(updates=0.5, outside=Work(0.05, 2)), batch=Batch(0.8, 100, 90))
+    assert gains(facts)["batch.padding"] == pytest.approx(0.8 * 0.45)
+    gpu = of_gpu({"Kernel": 0.5})  # which else waits for the host
+    facts = replace(of_loop(40, 0.5, asynchronous=True), profile=gpu.profile, device=gpu.device)
+    assert gains(replace(facts, batch=Batch(0.8, 100, 90)))["batch.padding"] == pytest.approx(0.8 * 0.5)
 
 
 def test_work_of_the_host_gains_no_more_than_the_time_in_which_the_gpu_waits_for_the_host():

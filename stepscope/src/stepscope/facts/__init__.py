@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stepscope.facts.batches import Batch
 from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
 from stepscope.facts.host import Host, Optimizer
@@ -34,4 +35,5 @@ class Facts:
     trials: Trials = field(default_factory=Trials)
     compilation: Compilation = field(default_factory=Compilation)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    batch: Batch = field(default_factory=Batch)  # one of the timed steps
     problem: str = ""

@@ -27,11 +27,12 @@ from stepscope import thresholds, timing, traces
 from stepscope.base import machine, staging
 from stepscope.base.wording import without_paths
 from stepscope.facts import Facts
+from stepscope.facts.batches import Batch
 from stepscope.facts.hazards import Growth
 from stepscope.facts.host import Optimizer
 from stepscope.facts.loader import Loader, Settings
 from stepscope.facts.loop import LongSteps, Loop, Machine, Step
-from stepscope.observe import device, hazards, host, items, long_steps, profile
+from stepscope.observe import batches, device, hazards, host, items, long_steps, profile
 from stepscope.observe.contention import Contention
 from stepscope.observe.recorder import LoopEnded, Recorder, StepRecord
 from stepscope.observe.sampler import Sampler
@@ -154,6 +155,7 @@ class Examination:
             machine=this_machine(self.contention.share()),
             compilation=hazards.compiled(),
             optimizer=recorder.optimizer or Optimizer(),
+            batch=_content(self.batch),
             problem="" if self.whole else self._few_steps(),
         )
         if self.trace is None:
@@ -393,6 +395,12 @@ def _loader(recorder: Recorder, growth: Growth | None) -> Loader:
         bool(loader.pin_memory),
     )
     return Loader(type(loader).__name__, settings, generators=hazards.copied_generators(loader), growth=growth)
+
+
+def _content(batch: object) -> Batch:
+    with suppress(Exception):  # a batch may hold tensors of any kind
+        return batches.padding(batch)
+    return Batch()
 
 
 def _has_more(loader: DataLoader[Any] | None) -> bool:

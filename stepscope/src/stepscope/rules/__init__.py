@@ -22,12 +22,12 @@ from stepscope.facts.job import Job
 from stepscope.facts.loop import Machine
 from stepscope.facts.profile import Profile
 from stepscope.report.findings import NOTHING, UNKNOWN, Diagnosis, Finding
-from stepscope.rules import device, evidence, host, job, loader, settings
+from stepscope.rules import batches, device, evidence, host, job, loader, settings
 from stepscope.rules.conclusion import conclude, together
 from stepscope.rules.rule import Rule, findings
 
 ALL: tuple[Rule[Any], ...] = (
-    *loader.RULES, *host.RULES, *settings.RULES, *device.RULES, *device.RULES_OF_A_GPU, *job.RULES,
+    *loader.RULES, *batches.RULES, *host.RULES, *settings.RULES, *device.RULES, *device.RULES_OF_A_GPU, *job.RULES,
 )  # fmt: skip
 NEEDS_THE_LOADER = (
     "why loading is slow. A trace contains neither the workers nor the dataset. `stepscope run` measures both, and so "
@@ -128,14 +128,17 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
     part = loading.step_ms / whole  # shares of the trace refer to a step without the work between epochs
     found = [replace(each, gain=each.gain * part) for each in _of_the_device(facts, profile)]
     found = [each for each in found if each.verdict != UNKNOWN]  # the steps were timed without profiler overhead
+    computing = profile.shares["Kernel"] * part if profile.on_device else work / whole
     if facts.host is not None:
         wait = loading.wait_ms / whole
         host_work = host.view(facts.host, profile, work / whole, whole, facts.optimizer, wait)
         found += findings(host.RULES, host_work, estimated=True)
+        computing -= host_work.updates + host_work.optimizer + host_work.outside.about
         around = host_work.around.most * whole
         usual = max(0.0, loading.usual_wait_ms - around)
         loading = loader.with_times(loading, loading.step_ms, loading.wait_ms - around, usual)
     found += findings(loader.RULES, loading, estimated=loading.loaded)
+    found += findings(batches.RULES, batches.Content(facts.batch, max(0.0, computing)), estimated=True)
     tried = settings.Tried(facts.trials, loading.work_ms / loading.whole_ms)
     found += findings(settings.RULES, tried, estimated=True)
     return [loader.then_limited(each, loading) for each in together(found, loading.wait_ms / whole)], loading

@@ -1,0 +1,95 @@
+"""Padding in a batch is measured; other tensors that end in equal values are no padding."""
+
+from collections import UserDict
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from stepscope.facts.batches import Batch
+from stepscope.observe import batches
+
+LENGTHS = [30, 12, 40, 25]  # of 100 positions: 107 of 400 are no padding
+
+
+def padded(width=100, lengths=LENGTHS, value=0, left=False):
+    """Return token numbers, padded with a value."""
+    torch.manual_seed(0)
+    rows = [nn.functional.pad(torch.randint(1, 500, (length,)), (0, width - length), value=value) for length in lengths]
+    return torch.stack([row.flip(0) for row in rows] if left else rows)
+
+
+def mask(lengths=LENGTHS, width=100):
+    return (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+
+
+@dataclass
+class Pair:
+    texts: torch.Tensor
+    labels: torch.Tensor
+
+
+FRAMES = mask()[..., None] * torch.rand(4, 100, 8)
+LABELS = torch.tensor([1, 0, 1, 1])
+WITH_PADDING = {
+    "a tensor": padded(),
+    "a pair": [padded(), LABELS],
+    "a dict": {"texts": padded(), "labels": LABELS},
+    "a dict in a tuple": ({"texts": padded()}, LABELS),
+    "another mapping": UserDict(texts=padded()),
+    "a dataclass": Pair(padded(), LABELS),
+    "an object": SimpleNamespace(texts=padded()),
+    "padded on the left": padded(left=True),
+    "padded with the last number": padded(value=500),
+    "padded with a number that ends each text, too": torch.cat([padded(99), torch.full((4, 1), 0)], 1),
+    "a mask of numbers that repeat": {"input_ids": torch.ones(4, 100).long(), "attention_mask": mask()},
+    "a mask of waves": {"input_values": torch.randn(4, 100), "attention_mask": mask().bool()},
+    "a mask on the left": {"attention_mask": mask().flip(1)},
+    "frames of features": (FRAMES, LABELS),
+}
+
+
+@pytest.mark.parametrize("name", WITH_PADDING)
+def test_the_share_of_padding_is_measured(name):
+    found = batches.padding(WITH_PADDING[name])
+    assert found.padding == pytest.approx(1 - 107 / 400)
+    assert (found.positions, found.longest) == (100, 40)
+    assert found.beyond_the_longest == pytest.approx(0.6)
+
+
+def test_the_largest_sequences_give_the_place_and_all_sequences_the_share():
+    found = batches.padding({"question": padded(20, [20, 20, 20, 19]), "text": padded()})
+    assert found == Batch(1 - (107 + 79) / 480, 100, 40, "text")
+
+
+torch.manual_seed(0)
+WITHOUT = {
+    "no tensor": ["names", 3, None],
+    "a scalar": torch.tensor(3),
+    "images as bytes": torch.zeros(4, 784, dtype=torch.uint8),
+    "images as whole numbers": (torch.rand(4, 28, 28) * mask([14], 28)[..., None] > 0.8).long().flatten(1) * 200,
+    "grey images with dark edges": nn.functional.pad(torch.rand(4, 14, 14), (7, 7, 7, 7)),
+    "classes as ones among zeros": nn.functional.one_hot(torch.tensor([1, 5, 7, 60]), 100),
+    "counts of words": torch.bincount(torch.randint(0, 400, (90,)), minlength=400).reshape(4, 100) * 3,
+    "numbers in which zero is one of four": torch.randint(0, 4, (4, 100)),
+    "a table": torch.cat([torch.randint(1, 90, (4, 20)), torch.zeros(4, 20).long()], 1),
+    "few columns": torch.tensor([[7, 3, 0, 0], [8, 0, 0, 0], [2, 4, 6, 0]]),
+    "labels that leave out the prompt": torch.where(mask().bool(), -100, padded(100, [100] * 4)),
+    "one class per pixel": torch.zeros(4, 100, 100).long(),
+    "equal numbers": torch.full((4, 100), 7),
+    "a row": padded()[:1],
+    "no row": padded()[:0],
+    "sparse": padded().to_sparse(),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_other_tensors_have_no_padding(name):
+    assert batches.padding(WITHOUT[name]).padding < 0.05  # a column may be equal by chance
+
+
+def test_full_sequences_have_no_padding():
+    assert batches.padding(padded(100, [100] * 4)).padding < 0.05
+    assert batches.padding({"attention_mask": torch.ones(4, 100)}) == Batch(0.0, 100, 100, "attention_mask")
