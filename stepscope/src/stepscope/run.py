@@ -7,6 +7,8 @@ report facts, and the command's process makes the diagnosis.
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -74,14 +76,27 @@ def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_fi
     ``torchrun``. `steps` is the number of steps to time, `folder` is for traces and facts, and `json_file` for the
     results. `stop` ends the script after its diagnosis, with the status 0, or 1 if an error ended the diagnosis. If a
     signal ends the script, the status is 128 plus the signal's number, as in a shell. Raises `FileNotFoundError` if
-    the program does not exist, and `FileExistsError` if `folder` contains other files than recordings.
+    the program or the folder of `json_file` does not exist, `FileExistsError` if `folder` contains other files than
+    recordings, and OSError if `json_file` cannot be written.
     """
     files.refuse_others(folder)
+    if json_file is not None:
+        _refuse_unwritable(json_file)
 
     def show_all(reports: launch.Reports, traces: list[Path], status: int | None) -> None:
         show(reports, traces, folder, json_file, status)
 
     return launch.run(command, show_all, steps=steps, stop=stop)
+
+
+def _refuse_unwritable(file: Path) -> None:
+    """Raise OSError if a file cannot be written, before the script runs for hours."""
+    if not file.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(file.parent))
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "expected a file, found a folder", str(file))
+    if not os.access(file.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, "this folder cannot be written", str(file.parent))
 
 
 def show(

@@ -142,10 +142,13 @@ def test_the_batches_and_steps_of_a_script_with_too_few_steps_are_reported(run, 
         (["site/sitecustomize.sh"], "with bash"),
         (["--steps", "0", "x.py"], "1 or more, found 0"),
         (["--folder", "site", "x.py"], "sitecustomize.py"),  # which a profile would replace
+        (["--json", "results/found.json", "x.py"], "results: no such folder"),
+        (["--json", "site", "x.py"], "found a folder"),
     ],
 )
 def test_a_command_that_cannot_run_is_refused_in_one_line(run, tmp_path, command, problem):
     (tmp_path / "site" / "sitecustomize.sh").touch()
+    (tmp_path / "x.py").write_text("print('it ran')")
     ended, found = run(*command)
     assert ended.returncode in (1, 2) and found is None and ended.stdout == ""
     assert problem in ended.stderr and "Traceback" not in ended.stderr
@@ -262,11 +265,9 @@ def test_files_that_a_script_writes_into_the_folder_of_the_profile_are_kept(tmp_
     ],
 )
 def test_the_status_is_that_of_the_script_and_an_earlier_recording_stays(run, tmp_path, script, status):
-    (tmp_path / "train.py").write_text(f"import os, signal, sys, time\n{script}")
+    (tmp_path / "train.py").write_text(f"import os, signal, sys, time\nos.makedirs('found.json/own')\n{script}")
     (tmp_path / "diagnosis").mkdir()
     (tmp_path / "diagnosis" / "earlier.1.pt.trace.json").touch()
-    (tmp_path / "found.json").mkdir()
-    (tmp_path / "found.json" / "own").touch()
     ended, _ = run("train.py")
     assert ended.returncode == status, ended.stderr
     assert (
