@@ -24,7 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
         type=_count,
         default=20,
         metavar="N",
-        help="steps to time (default: 20); about 40 further steps are needed, and more with workers",
+        help="steps to time (default: 20), fewer if they take more than 1.5 s; about 40 further steps are needed, and "
+        "more with workers",
     )
     script.add_argument(
         "--then", choices=["stop", "continue"], default="continue", help="the script's action after the diagnosis"

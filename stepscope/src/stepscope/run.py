@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope import rules
+from stepscope import rules, thresholds
 from stepscope.base import staging
 from stepscope.facts import Facts, saving
 from stepscope.observe import hooks, launch
@@ -50,12 +50,13 @@ def begin(steps: int, folder: str | Path) -> ScriptRecorder | None:
         return None
     from stepscope.observe.watched import ScriptRecorder  # here: torch takes seconds, and the command does not need it
 
-    folder = Path(folder)
+    folder, announced = Path(folder), False
 
     def report(found: dict[str, Any]) -> None:
+        nonlocal announced
         if "so_far" in found:
-            return
-        if "facts" in found:
+            announced = announced or announce([found])
+        elif "facts" in found:
             facts = _facts(found)
             place = folder if found["ranks"] == 1 else folder / f"rank_{found['rank']}"
             say(str(rules.diagnose(facts).at(place) if facts.profile else rules.diagnose(facts)))
@@ -86,7 +87,7 @@ def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_fi
     def show_all(reports: launch.Reports, traces: list[Path], status: int | None) -> None:
         show(reports, traces, folder, json_file, status)
 
-    return launch.run(command, show_all, steps=steps, stop=stop)
+    return launch.run(command, show_all, announce, steps=steps, stop=stop)
 
 
 def _refuse_unwritable(file: Path) -> None:
@@ -97,6 +98,19 @@ def _refuse_unwritable(file: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, "expected a file, found a folder", str(file))
     if not os.access(file.parent, os.W_OK):
         raise PermissionError(errno.EACCES, "this folder cannot be written", str(file.parent))
+
+
+def announce(reports: launch.Reports) -> bool:
+    """Print when the diagnosis is expected, if it takes long, and return whether it does."""
+    last = max((report["so_far"] for report in reports if "so_far" in report), key=_seconds_left, default=None)
+    if last is None or _seconds_left(last) < thresholds.ANNOUNCED_S:
+        return False
+    say(f"stepscope: about {last['steps_left']} more steps until the diagnosis, or {_seconds_left(last):.0f} s.")
+    return True
+
+
+def _seconds_left(so_far: dict[str, float]) -> float:
+    return so_far["seconds_left"]
 
 
 def show(

@@ -7,6 +7,8 @@ loops. The second part decides how long and how finely to measure; it does not c
 
 # Part 1: from facts to findings.
 
+# Timed steps: of fewer steps, the evidence shows the shortest and the longest.
+FEW_STEPS = 10
 # Share of a step that is worth a change, as in TensorBoard's profiler tab. Two traces of one loop differ by 2%.
 WORTH = 0.05
 # Share of the largest gain: findings with this gain count as equal, and a finding that names a line comes first.
@@ -115,6 +117,12 @@ BUCKETS_MB = (25, 10, 5, 2, 1)
 
 # Steps to profile, rounded up to a multiple of the workers.
 PROFILED_STEPS = 8
+# Seconds: so long steps that fewer suffice, since most of a long step is the same each time. Seconds for each step to
+# time, and fewest steps to time; seconds for the steps to profile; seconds of the warm-up, and of a second warm-up
+# after the pause in which the profile was written. With steps of 10 s, the examination takes about three minutes.
+TIMED_STEP_S, LEAST_TIMED_STEPS, PROFILED_S, WARM_UP_S, PAUSED_S = 1.5, 4, 15.0, 10.0, 5.0
+# Seconds until the diagnosis: a longer time is announced.
+ANNOUNCED_S = 30.0
 # Longest pause in seconds, in which the workers prepare batches; number of batches to request after the pause.
 LONGEST_PAUSE_S, READY_BATCHES = 2.0, 3
 # Seconds: in a shorter wait other processes hardly use the core, and reading the time in the queue takes microseconds.

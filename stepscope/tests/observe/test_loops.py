@@ -124,6 +124,21 @@ def test_a_loop_that_takes_only_the_first_batch_of_each_iterator_is_seen(facts_o
     assert (timed.epoch_steps, timed.start_ms) == (1, pytest.approx(68))
 
 
+@pytest.mark.parametrize(("step_s", "workers"), [(3, 0), (10, 0), (10, 2), (40, 5)])
+def test_long_steps_are_examined_by_few_of_them_in_whole_periods_of_the_workers(facts_of, clock, step_s, workers):
+    loader = Simulated(clock, loops.SleepDataset(100_000, 0.001), 8, num_workers=workers)
+    loop = facts_of(loader, loops.SleepStep(1e3 * step_s), 20).loop
+    assert 4 <= len(loop.steps) < 20 and len(loop.steps) % max(1, workers) == 0
+    assert loop.work_ms == pytest.approx(1e3 * step_s, rel=0.01)
+    assert clock.now < 180 or step_s > 10
+
+
+def test_more_long_steps_are_timed_if_more_are_wanted(facts_of, clock):
+    loader, step = Simulated(clock, loops.SleepDataset(100_000, 0.001), 8), loops.SleepStep(3000)
+    few, many = (len(facts_of(loader, step, count).loop.steps) for count in (20, 40))
+    assert few < many
+
+
 @pytest.mark.parametrize(("workers", "late"), [(0, 0.013), (2, 0.2)])
 def test_one_wait_that_no_item_needs_is_not_blamed_on_loading(facts_of, clock, workers, late):
     loader = Simulated(clock, Busy(clock, 1e-4, once(clock, late, at=60)), 8, num_workers=workers)

@@ -506,6 +506,13 @@ def test_a_loop_whose_steps_were_not_profiled_can_only_be_accused_of_its_loading
     assert {each.verdict for each in found.findings} <= {"loading"}
 
 
+def test_the_range_of_few_timed_steps_is_shown():
+    facts = of_loop()
+    few = replace(facts, loop=replace(facts.loop, steps=(Step(0.0, 3_000.0), Step(0.0, 3_500.0), Step(0.0, 3_100.0))))
+    shown = [dict(rules.diagnose(each).evidence)["stopwatch"] for each in (few, facts)]
+    assert "3,000 ms to 3,500 ms" in shown[0] and " to " not in shown[1]
+
+
 def test_a_loop_that_ended_early_is_not_declared_healthy():
     found = rules.diagnose(replace(of_loop(), problem="Few steps."))
     assert (found.verdict, found.reason) == ("unknown", "Few steps.")

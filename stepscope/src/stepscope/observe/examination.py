@@ -93,9 +93,40 @@ class Examination:
         self.long = LongSteps()
 
     @property
+    def step_s(self) -> float:
+        """Median duration of the steps before the timed steps, in s; 0 if unknown."""
+        return statistics.median(each.duration for each in self.early) if self.early else 0.0
+
+    @property
+    def steps_seen(self) -> int:
+        """Number of steps so far."""
+        return 1 + sum(map(len, [self.early, *self.phase_records]))
+
+    @property
     def steps_needed(self) -> int:
-        """Approximate number of steps of the whole examination, with 36 steps for the profiles."""
-        return 36 + self._whole_periods(max(self.count, 2 * self.recorder.num_workers)) + 2 * self._warm_up_steps
+        """Approximate number of steps of the whole examination."""
+        warm_up = [self._fit(self._warm_up_steps, seconds) for seconds in (thresholds.WARM_UP_S, thresholds.PAUSED_S)]
+        sampled = thresholds.STEPS_SAMPLED_S / self.step_s if self.step_s else thresholds.MOST_SAMPLED_STEPS / 2
+        sampled = min(max(sampled, thresholds.LEAST_SAMPLED_STEPS), thresholds.MOST_SAMPLED_STEPS)
+        marks = 4  # the first step, a step before each profile, and the step that marks the end of the second
+        return round(sum(warm_up) + self._steps_to_time + self._steps_to_profile + sampled) + marks
+
+    @property
+    def _steps_to_time(self) -> int:
+        # At least two steps for each worker, since a slow worker makes only every n-th step wait
+        count, least = max(self.count, 2 * self.recorder.num_workers), thresholds.LEAST_TIMED_STEPS
+        return self._whole_periods(max(least, self._fit(count, thresholds.TIMED_STEP_S * self.count)))
+
+    @property
+    def _steps_to_profile(self) -> int:
+        count, least = thresholds.PROFILED_STEPS, thresholds.LEAST_STEPS
+        return self._whole_periods(min(count, max(least, self._fit(count, thresholds.PROFILED_S))))
+
+    def _fit(self, count: int, seconds: float) -> int:
+        """Return `count`, or fewer steps if so many take longer than `seconds`; at least 1."""
+        if self.ranks > 1 or not self.step_s:  # all ranks must take the same steps
+            return count
+        return min(count, math.ceil(seconds / self.step_s))
 
     def phases(self) -> Phase[Observed]:
         """Receive each finished step; return the facts and a batch.
@@ -114,12 +145,12 @@ class Examination:
         if distributed.is_available() and distributed.is_initialized():
             self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.contention = Contention()
-        yield from self._warm_up(self.early)
+        yield from self._warm_up(thresholds.WARM_UP_S, self.early)
         self.loop = loop = yield from self._timed()
         self.trace = yield from self._recorded()
         if self.ended:
             raise LoopEnded
-        yield from self._warm_up([])
+        yield from self._warm_up(thresholds.PAUSED_S, [])
         works = [step.duration_ms - step.wait_ms for step in loop.steps]
         count = host.steps_to_sample(profile.read(self.trace), loop.work_ms + loop.wait_ms, works)
         self.sampled = yield from self._sampled(count if self.ranks == 1 else thresholds.SAMPLED_STEPS_OF_A_RANK)
@@ -166,16 +197,18 @@ class Examination:
 
     def _few_steps(self) -> str:
         """Return in a sentence that the loop ended before its examination, and which part of it is missing."""
-        seen = 1 + sum(map(len, [self.early, *self.phase_records]))
         profiled = "not profiled" if self.trace is None else "profiled only in part"
         return (
-            f"The loop ended after few steps: about {seen} of the {self.steps_needed} or so that the whole "
+            f"The loop ended after few steps: about {self.steps_seen} of the {self.steps_needed} or so that the whole "
             f"examination takes. The work within a step was {profiled}."
         )
 
-    def _warm_up(self, records: list[StepRecord]) -> Phase[None]:
-        """Let steps pass until the workers deliver batches at a steady rate, and add them to `records`."""
-        for _ in range(self._warm_up_steps):
+    def _warm_up(self, seconds: float, records: list[StepRecord]) -> Phase[None]:
+        """Let steps pass until the workers deliver batches at a steady rate, but hardly longer than `seconds`.
+
+        Add the steps to `records`.
+        """
+        while len(records) < (self._fit(self._warm_up_steps, seconds) if records else 1):
             record = yield
             records.append(record)
 
@@ -195,8 +228,7 @@ class Examination:
     def _timed(self) -> Phase[Loop]:
         """Time steps without the profiler; return the facts about them."""
         recorder, records = self.recorder, list[StepRecord]()
-        # At least two steps for each worker, since a slow worker makes only every n-th step wait
-        count = self._whole_periods(max(self.count, 2 * recorder.num_workers))
+        count = self._steps_to_time
         before, cpu = hazards.of_workers(processes(recorder.iterator)), time.process_time()
         synchronize()
         contention = Contention()
@@ -273,7 +305,7 @@ class Examination:
 
     def _recorded(self) -> Phase[traces.Trace]:
         """Profile some steps, and return their trace, which stays in the folder."""
-        active = self._of_one_epoch(self._whole_periods(thresholds.PROFILED_STEPS))
+        active = self._of_one_epoch(self._steps_to_profile)
         folder = self.folder if self.ranks == 1 else self.folder / f"rank_{self.rank}"
         files.refuse_others(folder)
         with staging.folder(folder, replace=True) as staged:

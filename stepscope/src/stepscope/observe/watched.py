@@ -218,7 +218,8 @@ class ScriptRecorder(Recorder):
         if now - self.reported < thresholds.REPORT_EVERY_S or examined.recording:
             return
         found = {"facts": _plain(examined.facts())} if examined.suffices else {"problem": self._too_few()}
-        self._report(so_far=True, **found)
+        left = max(0, examined.steps_needed - examined.steps_seen)
+        self._report(so_far={"steps_left": left, "seconds_left": left * examined.step_s}, **found)
         self.reported = self.start = time.perf_counter()
         self.last_queued = self.queued()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stepscope import thresholds
 from stepscope.base.wording import PLAIN_NAMES, counted, milliseconds, percent, printable
@@ -11,7 +11,7 @@ from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
 from stepscope.facts.host import Host
 from stepscope.facts.loader import Loader
-from stepscope.facts.loop import Machine
+from stepscope.facts.loop import Machine, Step
 from stepscope.facts.profile import Profile
 from stepscope.rules.loader import Loading
 
@@ -29,7 +29,11 @@ def rows(facts: Facts, profile: Profile | None, loading: Loading) -> Iterator[tu
 
 def _stopwatch(loading: Loading) -> str:
     loop = loading.loop
-    which = f"mean of {len(loop.steps)} timed steps" + ", without the first of each epoch" * (loop.epoch_steps != 1)
+    which = (
+        f"mean of {len(loop.steps)} timed steps"
+        + _range(loop.usual)
+        + ", without the first of each epoch" * (loop.epoch_steps != 1)
+    )
     if loop.hiccup_ms:
         which += f"; a single long step of {milliseconds(loop.hiccup_ms)} counts as the next longest"
     step, waits = milliseconds(loading.step_ms), milliseconds(loading.wait_ms)
@@ -40,6 +44,14 @@ def _stopwatch(loading: Loading) -> str:
         parts += ["the work of long steps"] * loop.long.distinct
         clock += f"; the gains refer to {milliseconds(loading.whole_ms)}, with {' and '.join(parts)}"
     return clock
+
+
+def _range(steps: Sequence[Step]) -> str:
+    """Return the range of few durations, which shows how sure their mean is; "" for many."""
+    if len(steps) >= thresholds.FEW_STEPS:
+        return ""
+    times = [step.duration_ms for step in steps]
+    return f" of {milliseconds(min(times))} to {milliseconds(max(times))}"
 
 
 def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iterator[tuple[str, str]]:
