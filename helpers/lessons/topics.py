@@ -20,6 +20,7 @@ TOPICS = {
     "10-channels-last": ["channels-last memory format"],
     "11-mixed-precision": ["mixed precision"],
     "12-fewer-launches": ["fewer launches", "fewer copies", "less work between launches"],
+    "14-requests-and-shards": ["shards for each worker"],
     "16-data-parallel": ["overlapping communication with computation", "less communication", "gradient buckets"],
     "17-stragglers-and-failures": ["stragglers", "buffers of a distributed model", "uneven inputs"],
     "18-your-own-code": ["work between the operators", "number of threads", "debugging settings", "padding"],

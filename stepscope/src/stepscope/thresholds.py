@@ -191,6 +191,8 @@ SMALL_BATCH, LARGER_BATCH = 8, 8
 # Positions of a sequence: shorter rows of integers may be a table. Share of the positions within sequences that have
 # the value of their padding, such as a token at the end of each text: a value that is more frequent is no padding.
 LEAST_POSITIONS, PADDING_WITHIN = 16, 0.05
+# Different batches that come once from each worker, one after another: then the workers yield equal streams.
+REPEATED_BATCHES = 3
 # Elements of a list or dict, each a Python object whose reference count changes when it is read; most bytes that are
 # copied to read an object; bytes of a worker's growth, since the allocator causes less.
 MANY_OBJECTS, PAGE_BYTES, GROWTH_BYTES = 10_000, 4_096, 2e6

@@ -1,5 +1,6 @@
-"""Padding in a batch is measured; other tensors that end in equal values are no padding."""
+"""Work for nothing in batches, beside batches that only seem to contain it: padding, and equal items of workers."""
 
+import itertools
 from collections import UserDict
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from stepscope.facts.batches import Batch
 from stepscope.observe import batches
@@ -93,3 +95,46 @@ def test_other_tensors_have_no_padding(name):
 def test_full_sequences_have_no_padding():
     assert batches.padding(padded(100, [100] * 4)).padding < 0.05
     assert batches.padding({"attention_mask": torch.ones(4, 100)}) == Batch(0.0, 100, 100, "attention_mask")
+
+
+def digests(*numbers):
+    return [batches.digest((torch.full((4, 9), float(number)), "text")) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("passes", "equal"),
+    [
+        ([digests(1, 1, 2, 2, 3, 3)], True),
+        ([digests(1, 2, 2, 3, 3, 4, 4, 5)], True),  # the first worker's batch came before
+        ([digests(1, 1, 2, 2), digests(8, 8, 9)], True),
+        ([digests(1, 2, 3, 4, 5, 6)], False),
+        ([digests(1, 1, 1, 1, 1, 1)], False),  # data to try a loop with
+        ([digests(1, 1, 2, 2, 1, 1)], False),
+        ([digests(1, 1, 2, 3, 3, 4, 4)], False),
+        ([digests(1, 1, 2, 2)], False),  # too few
+        ([digests(1, 1, 1, 2, 2, 2, 3, 3, 3)], False),
+        ([[None] * 6], False),
+        ([], False),
+    ],
+)
+def test_workers_are_equal_if_each_batch_comes_once_from_each(passes, equal):
+    assert batches.equal_workers(passes, 2) is equal
+
+
+class Stream(IterableDataset):
+    """Numbers, which the workers share or do not share; with noise, no worker yields the same."""
+
+    def __init__(self, shared=False, noise=0.0):
+        self.shared, self.noise = shared, noise
+
+    def __iter__(self):
+        worker = get_worker_info()
+        for number in itertools.count(worker.id if self.shared else 0, worker.num_workers if self.shared else 1):
+            yield {"number": torch.tensor(float(number)) + self.noise * torch.rand(()), "text": "text"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("stream", "yielded"), [(Stream(), 2), (Stream(shared=True), 1), (Stream(noise=0.1), 1)])
+def test_items_that_each_worker_yields_are_counted(facts_of, quick, stream, yielded):
+    facts = facts_of(DataLoader(stream, 8, num_workers=2), lambda batch: None, 4)
+    assert facts.loader.yielded == yielded

@@ -36,6 +36,12 @@ def item(part, share=1.0, **changes):
     return of_loop(**SLOW, parts=NO_PARTS | {part: share}, **changes)
 
 
+def yielded(times):
+    """Return the facts of a loop whose epochs have each item so often."""
+    facts = of_loop(40, 0.5)
+    return replace(facts, loader=replace(facts.loader, yielded=times))
+
+
 def calls(share, **changes):
     return Calls(share, (Operator("aten::add_", 120.0),), 5.0, **changes)
 
@@ -98,6 +104,7 @@ CASES = {
         replace(of_loop(40, 4), batch=Batch(0.6, 100, 90)), 0.9 * 0.6,
         replace(of_loop(40, 4), batch=Batch(0.4, 100, 90)),
     ),
+    "loader.equal-workers": (yielded(2), 0.5, yielded(1)),
     "host.optimizer-by-weight": (of_host(optimizer=calls(0.3)), 0.3, of_host(optimizer=calls(0.09))),
     "host.small-operators": (of_host(calls=calls(0.3)), 0.3, of_host(calls=calls(0.09))),
     "host.elementwise": (of_host(elementwise=0.4), 0.4, of_host(elementwise=0.29)),

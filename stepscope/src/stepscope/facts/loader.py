@@ -129,3 +129,4 @@ class Loader:
     unknown: str = ""  # why `items` is None, as the end of a sentence
     generators: tuple[str, ...] = ()  # places of random generators that are duplicated in every worker
     growth: Growth | None = None  # growth of the workers' memory; None if slight or unknown
+    yielded: int = 1  # times that an epoch has each item, because all workers of an iterable dataset yield it

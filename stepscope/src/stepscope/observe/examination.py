@@ -21,7 +21,7 @@ from torch import distributed
 from torch.profiler import profile as profiler
 from torch.profiler import schedule
 from torch.utils._pytree import tree_iter
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from stepscope import thresholds, timing, traces
 from stepscope.base import machine, staging
@@ -84,6 +84,7 @@ class Examination:
         self.ended = self.whole = False  # whether the loop ended meanwhile; whether all phases are over
         self.early: list[StepRecord] = []  # steps of the warm-up
         self.phase_records: list[list[StepRecord]] = []  # timed, recorded and sampled steps
+        self.digests: list[list[int | None]] = []  # of the batches of each warm-up
         # The results of the phases so far
         self.loop: Loop | None = None
         self.growth: Growth | None = None
@@ -182,7 +183,7 @@ class Examination:
         )
         facts = Facts(
             loop=loop,
-            loader=_loader(recorder, self.growth),
+            loader=_loader(recorder, self.growth, self.digests),
             machine=this_machine(self.contention.share()),
             compilation=hazards.compiled(),
             optimizer=recorder.optimizer or Optimizer(),
@@ -208,9 +209,13 @@ class Examination:
 
         Add the steps to `records`.
         """
+        recorder, digests = self.recorder, list[int | None]()
+        recorder.digests = digests if _is_stream(recorder.dataloader) else None
         while len(records) < (self._fit(self._warm_up_steps, seconds) if records else 1):
             record = yield
             records.append(record)
+        recorder.digests = None
+        self.digests.append(digests)
 
     @property
     def _warm_up_steps(self) -> int:
@@ -414,7 +419,7 @@ def with_items(facts: Facts, dataloader: DataLoader[Any] | None) -> Facts:
     return replace(facts, loader=replace(facts.loader, settings=settings, items=loaded))
 
 
-def _loader(recorder: Recorder, growth: Growth | None) -> Loader:
+def _loader(recorder: Recorder, growth: Growth | None, digests: list[list[int | None]]) -> Loader:
     loader = recorder.dataloader
     if loader is None:
         return Loader("" if recorder.source is None else type(recorder.source).__name__)
@@ -426,13 +431,24 @@ def _loader(recorder: Recorder, growth: Growth | None) -> Loader:
         loader.persistent_workers,
         bool(loader.pin_memory),
     )
-    return Loader(type(loader).__name__, settings, generators=hazards.copied_generators(loader), growth=growth)
+    return Loader(
+        type(loader).__name__,
+        settings,
+        generators=hazards.copied_generators(loader),
+        growth=growth,
+        yielded=loader.num_workers if batches.equal_workers(digests, loader.num_workers) else 1,
+    )
 
 
 def _content(batch: object) -> Batch:
     with suppress(Exception):  # a batch may hold tensors of any kind
         return batches.padding(batch)
     return Batch()
+
+
+def _is_stream(loader: DataLoader[Any] | None) -> bool:
+    """Return whether several workers iterate over a dataset."""
+    return loader is not None and loader.num_workers > 1 and isinstance(loader.dataset, IterableDataset)
 
 
 def _has_more(loader: DataLoader[Any] | None) -> bool:

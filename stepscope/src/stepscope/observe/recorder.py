@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from stepscope import thresholds
 from stepscope.facts.host import Optimizer
 from stepscope.facts.loop import Pauses
-from stepscope.observe import contention
+from stepscope.observe import batches, contention
 from stepscope.timing.loaders import processes
 from stepscope.timing.stopwatch import synchronize
 
@@ -72,6 +72,7 @@ class Recorder:
         self.iterator: object = None  # of the latest training batch
         self.keeps = False  # whether to keep the next batch in `kept`
         self.kept: object = None
+        self.digests: list[int | None] | None = None  # of the batches, while this is a list
         self.starts: list[float] = []  # seconds from the start of each epoch to its first batch
         self.ends: list[float] = []  # seconds from the request after the last batch to the end of each epoch
         self.received: list[float] = []  # when each step had its first batch
@@ -168,6 +169,8 @@ class Recorder:
         self.epoch_batches += 1
         if self.keeps:
             self.kept = batch
+        if self.digests is not None:
+            self.digests.append(_digest(batch))
         return batch
 
     def began_epoch(self, seconds: float) -> None:
@@ -201,6 +204,12 @@ class Recorder:
 
     def _workers_queued(self) -> float:
         return sum((contention.queued(worker.pid or "none") for worker in processes(self.iterator)), 0.0)
+
+
+def _digest(batch: object) -> int | None:
+    with suppress(Exception):  # a batch may hold objects of any kind
+        return batches.digest(batch)
+    return None
 
 
 def _facts_of(optimizer: torch.optim.Optimizer) -> Optimizer:

@@ -23,6 +23,7 @@ VERDICTS = {
     "compute": "the operators (on a GPU, its kernels) take the time, and could take less",
     "synchronization": "in every step the host waits for the GPU, and afterwards the GPU waits for the host",
     "communication": "the step waits for communication with other processes",
+    "data": "the batches hold padding, or items that were trained on already: the step works for nothing",
     "host": "the host does work other than training, in or between the steps, or calls very many small operators",
     "settings": "the step would be faster with another setting, or with a larger batch",
     NOTHING: "no change known to stepscope would gain 5% of a step",

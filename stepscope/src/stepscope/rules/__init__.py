@@ -138,7 +138,9 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
         usual = max(0.0, loading.usual_wait_ms - around)
         loading = loader.with_times(loading, loading.step_ms, loading.wait_ms - around, usual)
     found += findings(loader.RULES, loading, estimated=loading.loaded)
-    found += findings(batches.RULES, batches.Content(facts.batch, max(0.0, computing)), estimated=True)
+    yielded = facts.loader.yielded if facts.loader else 1
+    content = batches.Content(facts.batch, max(0.0, computing), yielded)
+    found += findings(batches.RULES, content, estimated=True)
     tried = settings.Tried(facts.trials, loading.work_ms / loading.whole_ms)
     found += findings(settings.RULES, tried, estimated=True)
     return [loader.then_limited(each, loading) for each in together(found, loading.wait_ms / whole)], loading

@@ -1,4 +1,4 @@
-"""Work for nothing that the content of batches shows: padding."""
+"""Work for nothing that the content of batches shows: padding, and items that several workers yield."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Content:
 
     batch: Batch
     computing: float
+    yielded: int = 1  # times that an epoch has each item
 
     @property
     def padding(self) -> float | None:
@@ -51,11 +52,20 @@ def _shorter(view: Content) -> str:
 
 RULES: tuple[Rule[Content], ...] = (
     Rule(
-        "batch.padding", "padding", "compute", "padding",
+        "batch.padding", "padding", "data", "padding",
         "Much of the sequences in a batch is padding, on which the step computes for nothing.",
         lambda view: None if view.padding is None else view.padding * view.computing,
         _found,
         _shorter,
         example=f"{_TO_THE_LONGEST}\n{_SIMILAR}",
+    ),
+    Rule(
+        "loader.equal-workers", "workers that yield the same items", "data", "shards for each worker",
+        "Each worker of an iterable dataset yields all its items, so that an epoch trains on each item several times.",
+        lambda view: 1 - 1 / view.yielded if view.yielded > 1 else None,
+        "All {yielded} workers yield the same batches, one after another: an epoch trains on each item {yielded} "
+        "times, and has {yielded} times as many steps as without workers.",
+        "info = torch.utils.data.get_worker_info()  # in the dataset's __iter__\n"
+        "files = files[info.id :: info.num_workers] if info else files  # a part for each worker",
     ),
 )  # fmt: skip
