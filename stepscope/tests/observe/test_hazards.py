@@ -3,6 +3,7 @@
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support import loops
@@ -38,6 +39,52 @@ def test_lists_whose_pages_workers_copy_by_reading_are_named(facts_of, quick, ki
         assert (growth.steps, growth.objects) == (100, (Objects("Names.names", 200_000),))
     else:
         assert growth is None
+
+
+NAMES = [f"{number:08d}.png" for number in range(40_000)]
+
+
+class Photos:
+    """A dataset with one attribute."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+WITH_OBJECTS = {
+    "a list": (NAMES, 40_000),
+    "a dict": (dict.fromkeys(NAMES), 40_000),
+    "an array of objects": (np.array(NAMES, dtype=object), 40_000),
+    "lists in an array": (np.array([[name] * 3 for name in NAMES] + [[]], dtype=object), 160_000),
+    "short lists": ([NAMES[at : at + 10] for at in range(0, 40_000, 10)], 44_000),
+    "rows": ([{"name": name, "size": [3, 4]} for name in NAMES[:9_000]], 45_000),
+    "lists by their names": ({"train": NAMES, "test": NAMES[:20_000]}, 60_002),
+    "a column of lists": (pd.DataFrame({"number": range(40_000), "sizes": [[3, 4] for _ in NAMES]}), 120_000),
+    "a series of objects": (pd.Series(NAMES, dtype=object), 40_000),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OBJECTS)
+def test_the_objects_in_collections_of_any_kind_are_counted(name):
+    value, count = WITH_OBJECTS[name]
+    loader = DataLoader(Photos(value), num_workers=2, multiprocessing_context="fork")
+    (found,) = hazards.growth(loader, {1: 0, 2: 0}, {1: 4 << 20, 2: 4 << 20}, 20).objects
+    assert found.place == "Photos.value" and found.count == pytest.approx(count, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros((40_000, 3)),
+        np.array(NAMES, dtype="S"),
+        NAMES[:100],
+        "".join(NAMES),
+        pd.DataFrame({"a": [1.0] * 40_000}),
+    ],
+)
+def test_arrays_of_numbers_and_short_lists_are_not_said_to_let_memory_grow(value):
+    loader = DataLoader(Photos(value), num_workers=2, multiprocessing_context="fork")
+    assert hazards.growth(loader, {1: 0, 2: 0}, {1: 4 << 20, 2: 4 << 20}, 20) is None
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ random numbers, and workers whose memory grows as they read.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import random
 import sys
@@ -24,6 +25,7 @@ from stepscope.facts.hazards import Compilation, Growth, Objects
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _DEPTH, _VISITED = 4, 1_000  # limits of the search for objects within a dataset
+_NESTED, _MEMBERS = 3, 100  # collections within collections, and members of each, of which objects are counted
 _RESUMED = "torch_dynamo_resume_in_"  # prefix of the names of functions that follow a graph break
 
 
@@ -81,12 +83,34 @@ def growth(
         return None
     grown = sum(after[worker] - before[worker] for worker in both)
     least = max(thresholds.MANY_OBJECTS, grown / len(both) / thresholds.PAGE_BYTES)
-    large = tuple(
-        Objects(place, len(value))
-        for place, value in _within(loader.dataset)
-        if isinstance(value, list | tuple | dict | set) and len(value) >= least
-    )
-    return Growth(grown, steps, large) if large and grown >= thresholds.GROWTH_BYTES * len(both) else None
+    large = list[Objects]()
+    for place, value in _within(loader.dataset):
+        known = any(place.startswith(f"{each.place}[") for each in large)  # within a collection that is named already
+        if not known and (count := _objects(value)) >= least:
+            large.append(Objects(place, count))
+    return Growth(grown, steps, tuple(large)) if large and grown >= thresholds.GROWTH_BYTES * len(both) else None
+
+
+def _objects(value: object, depth: int = 0) -> int:
+    """Return the number of Python objects in a collection, also in collections within it, by a sample of them.
+
+    Arrays of objects count, and the columns of tables that are such arrays.
+    """
+    pandas: Any = sys.modules.get("pandas")
+    if pandas and isinstance(value, pandas.DataFrame):
+        return sum(_objects(column, depth) for _, column in value.items())
+    if pandas and isinstance(value, pandas.Series | pandas.Index):
+        value = getattr(value.array, "_ndarray", None)  # None if the values are in Arrow's format
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = value.reshape(-1)
+    elif not isinstance(value, list | tuple | dict | set | frozenset | deque):
+        return 0
+    if depth == _NESTED or not len(value):
+        return len(value)
+    inside = value.values() if isinstance(value, dict) else value
+    sample = [*itertools.islice(inside, _MEMBERS)]
+    within = sum(_objects(each, depth + 1) for each in sample)
+    return len(value) + within * len(value) // len(sample)
 
 
 def _within(dataset: object) -> Iterator[tuple[str, object]]:
@@ -99,10 +123,12 @@ def _within(dataset: object) -> Iterator[tuple[str, object]]:
         seen.add(id(owner))
         if isinstance(owner, list | tuple):
             inside = [(f"{place}[{index}]", value) for index, value in enumerate(owner)]
+        elif isinstance(owner, dict):
+            inside = [(f"{place}[{key!r}]", value) for key, value in owner.items() if isinstance(key, str | int)]
         else:
             inside = [(f"{place}.{name}", value) for name, value in getattr(owner, "__dict__", {}).items()]
         yield from inside
         for where, value in inside if depth < _DEPTH else []:
-            holds = hasattr(value, "__dict__") or (isinstance(value, list | tuple) and len(value) <= 100)
+            holds = hasattr(value, "__dict__") or (isinstance(value, list | tuple | dict) and len(value) <= _MEMBERS)
             if holds and not isinstance(value, type | ModuleType | torch.Tensor):
                 left.append((where, value, depth + 1))
