@@ -16,7 +16,7 @@ from stepscope.facts.hazards import Compilation, Growth, Objects
 from stepscope.facts.host import Calls, Host, Operator, Optimizer, Work
 from stepscope.facts.job import Exchanges
 from stepscope.facts.loader import REST, WAITING, Irregular, Loader, Sampling
-from stepscope.facts.loop import LongSteps, Step
+from stepscope.facts.loop import LongSteps, Step, Trend
 from stepscope.facts.trials import Trial, Trials
 from stepscope.report.findings import VERDICTS
 
@@ -70,6 +70,9 @@ CASES = {
     "loop.work-between-epochs": (of_loop(40, 0.5, apart=40), 40 / 80, of_loop(40, 0.5, apart=10)),
     "loop.work-in-some-steps": (
         of_loop(40, 0.5, long=EVALUATES), 20 / 60, of_loop(40, 0.5, long=replace(EVALUATES, other=0.4)),
+    ),
+    "loop.growing-steps": (
+        of_loop(40, 0.5, trend=Trend(0.5, 16.0)), 8 / 40, of_loop(40, 0.5, trend=Trend(0.1, 16.0)),
     ),
     "loader.too-slow": (of_trace(DataLoader=0.4), 0.4, of_trace(DataLoader=0.4, in_process=True)),
     "loader.too-many-workers": (of_loop(40, 0.5, workers=17), 0.5 / 40, of_loop(40, 0.5, workers=16)),

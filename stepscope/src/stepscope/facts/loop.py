@@ -68,6 +68,17 @@ class LongSteps:
 
 
 @dataclass(frozen=True)
+class Trend:
+    """What grows from one step to the next; by default nothing does for certain."""
+
+    longer_ms: float = 0.0  # how much longer a step takes than the step before it
+    steps: float = 0.0  # number of steps from the first step to the mean timed step
+    line: str = ""  # the user's line whose time grows most; "" if unknown
+    grown_bytes: float = 0.0  # growth of the process's own memory in a step
+    grown_gpu_bytes: float = 0.0  # growth of the memory of tensors on the GPU in a step
+
+
+@dataclass(frozen=True)
 class Loop:
     """Timed steps, and how their batches arrive. The properties exclude time in which other processes used the cores,
     the first step of each epoch, unless every epoch has only one step, and long steps that do other work.
@@ -90,6 +101,7 @@ class Loop:
     line: str = ""  # the user's line that fetches a batch; "" if unknown
     pauses: Pauses = Pauses()
     long: LongSteps = LongSteps()
+    trend: Trend = Trend()
 
     @cached_property
     def usual(self) -> tuple[Step, ...]:

@@ -31,8 +31,8 @@ from stepscope.facts.batches import Batch
 from stepscope.facts.hazards import Growth
 from stepscope.facts.host import Optimizer
 from stepscope.facts.loader import Loader, Settings
-from stepscope.facts.loop import LongSteps, Loop, Machine, Step
-from stepscope.observe import batches, device, hazards, host, items, long_steps, profile
+from stepscope.facts.loop import LongSteps, Loop, Machine, Step, Trend
+from stepscope.observe import batches, device, hazards, host, items, long_steps, profile, trends
 from stepscope.observe.contention import Contention
 from stepscope.observe.recorder import LoopEnded, Recorder, StepRecord
 from stepscope.observe.sampler import Sampler
@@ -162,6 +162,9 @@ class Examination:
             self.long = yield from self._long_steps(factor)
         if self.sampled and self.long.distinct:
             self.sampled = self.sampled.without_long_steps(factor)
+        longer = trends.longer_s(self.phase_records[:3])
+        line = self.sampled.growing() if self.sampled and longer else ""
+        self.loop = replace(loop, trend=replace(loop.trend, longer_ms=longer * 1e3, line=line))
         self.whole = True
 
     @property
@@ -232,7 +235,7 @@ class Examination:
 
     def _timed(self) -> Phase[Loop]:
         """Time steps without the profiler; return the facts about them."""
-        recorder, records = self.recorder, list[StepRecord]()
+        recorder, records, sizes = self.recorder, list[StepRecord](), list[tuple[int, int]]()
         count = self._steps_to_time
         before, cpu = hazards.of_workers(processes(recorder.iterator)), time.process_time()
         synchronize()
@@ -241,6 +244,7 @@ class Examination:
         for number in range(count):
             recorder.keeps = number == count - 1
             records.append((yield))
+            sizes.append(trends.memory())
         cpu, end = time.process_time() - cpu, time.perf_counter()
         synchronize()
         left = time.perf_counter() - end
@@ -255,6 +259,7 @@ class Examination:
             loop,
             total_ms=loop.total_ms + left * 1e3,
             cpu_ms=cpu / count * 1e3,
+            trend=Trend(0.0, 1 + len(self.early) + count / 2, "", *map(trends.steady_growth, zip(*sizes, strict=True))),
             pickled_bytes=float(_array_bytes(self.batch)) if recorder.num_workers else 0.0,
             tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(self.batch)),
         )

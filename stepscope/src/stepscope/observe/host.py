@@ -165,6 +165,16 @@ class Sampled:
         """Return the line that calls an optimizer, "" if unknown."""
         return hottest((each.path, each.seconds) for each in self.in_steps if _any(_OPTIMIZER, each.inside))
 
+    def growing(self) -> str:
+        """Return the line whose time grows most from the first half of the steps to the second half, "" if unknown."""
+        middle, halves = self.starts[len(self.starts) // 2], [defaultdict[Stack, float](float) for _ in range(2)]
+        for each in self.in_steps:
+            halves[each.begin >= middle][each.path] += each.seconds
+        before, after = halves
+        new = {path: max(0.0, 1 - before[path] / seconds) for path, seconds in after.items() if seconds}
+        late = (each for each in self.in_steps if each.begin >= middle)
+        return hottest((each.path, each.seconds * new.get(each.path, 0.0)) for each in late)
+
     def getting(self) -> str:
         """Return the line that gets a batch, "" if unknown."""
         return hottest((each.path, each.seconds) for each in self.samples if each.within is not self.step)

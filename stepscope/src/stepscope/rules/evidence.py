@@ -11,7 +11,7 @@ from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
 from stepscope.facts.host import Host
 from stepscope.facts.loader import Loader
-from stepscope.facts.loop import Machine, Step
+from stepscope.facts.loop import Machine, Step, Trend
 from stepscope.facts.profile import Profile
 from stepscope.rules.loader import Loading
 
@@ -20,6 +20,7 @@ def rows(facts: Facts, profile: Profile | None, loading: Loading) -> Iterator[tu
     """Yield the evidence of a loop, or of a trace alone."""
     if facts.loop is not None:
         yield "stopwatch", _stopwatch(loading)
+        yield from _memory(facts.loop.trend)
     if profile is not None:
         yield from _profile(profile, facts.device, facts.host)
     if facts.loader is not None and facts.machine is not None:
@@ -52,6 +53,14 @@ def _range(steps: Sequence[Step]) -> str:
         return ""
     times = [step.duration_ms for step in steps]
     return f" of {milliseconds(min(times))} to {milliseconds(max(times))}"
+
+
+def _memory(trend: Trend) -> Iterator[tuple[str, str]]:
+    kept = "in each step. A list, dict or attribute may keep its tensors: append loss.item() or output.detach()."
+    if trend.grown_bytes:
+        yield "memory", f"the script's own memory grew by {trend.grown_bytes / 1e6:.2g} MB {kept}"
+    if trend.grown_gpu_bytes:
+        yield "memory of the GPU", f"its tensors grew by {trend.grown_gpu_bytes / 1e6:.2g} MB {kept}"
 
 
 def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iterator[tuple[str, str]]:

@@ -391,6 +391,19 @@ RULES: tuple[Rule[Loading], ...] = (
         line=lambda loading: loading.loop.long.line,
     ),
     Rule(
+        "loop.growing-steps", "steps that take longer and longer", "host", "work between the operators",
+        "Each step takes longer than the step before it, such as by hooks or data that gather from step to step.",
+        lambda loading: (
+            min(loading.loop.trend.longer_ms * loading.loop.trend.steps, loading.work_ms) / loading.whole_ms or None
+        ),
+        lambda loading: (
+            f"Each step takes {milliseconds(loading.loop.trend.longer_ms)} longer than the step before it"
+            f"{_at(loading.loop.trend.line)}. The gain is for the steps so far, and grows with each step."
+        ),
+        "# hooks, callbacks, graphs and data that gather from step to step: register once, remove or detach",
+        line=lambda loading: loading.loop.trend.line,
+    ),
+    Rule(
         "loader.too-slow", "slow loading", "loading", "more workers",
         "The loop waits for its batches; a trace alone does not show why.",
         lambda loading: (
