@@ -70,7 +70,7 @@ RESTARTED = dict(starting=0.06, ending=0.04)
         (USUAL, dict(), 10, dict(wait_ms=32, usual_wait_ms=32, start_ms=32, epoch_steps=125)),
         # Workers that are restarted every epoch, workers that persist, and irregular loading
         ((32, 0.001), dict(num_workers=2) | RESTARTED, 25, dict(wait_ms=0, start_ms=108, epoch_steps=4)),
-        ((32, 0.001), dict(num_workers=2, persistent_workers=True), 25, dict(wait_ms=0, start_ms=0, epoch_steps=4)),
+        ((32, 0.001), dict(num_workers=2, persistent_workers=True), 25, dict(wait_ms=0, start_ms=8, epoch_steps=4)),
         ((1000, 0.0001, 64, 0.2), dict(num_workers=2), 20, dict(wait_ms=3 * 120.7 / 24, usual_wait_ms=0)),
         # Each fifth step waits for all: 24 steps would be no whole number of these periods
         (USUAL, dict(num_workers=5), 2, dict(wait_ms=32 / 5 - 2)),
