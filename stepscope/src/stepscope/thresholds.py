@@ -196,6 +196,8 @@ REPEATED_BATCHES = 3
 # Steps to see a trend in; share of rising over falling pairs of steps, and of sizes of memory; standard deviations of
 # a random order. A machine that grows busy for a while lengthens steps of one phase, hardly of all.
 LEAST_STEPS_OF_A_TREND, ORDERED, STEADY, DEVIATIONS = 8, 0.4, 0.8, 5.0
+# Bytes: two ranks with DistributedDataParallel grow by 0.45 MB a step at first, as threads get memory of their own.
+GROWTH_OF_A_STEP_BYTES = 1e6
 # Elements of a list or dict, each a Python object whose reference count changes when it is read; most bytes that are
 # copied to read an object; bytes of a worker's growth, since the allocator causes less.
 MANY_OBJECTS, PAGE_BYTES, GROWTH_BYTES = 10_000, 4_096, 2e6

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from stepscope.observe import trends
 from stepscope.observe.recorder import StepRecord
 
-MB = 1_000_000
+MB = 2_000_000
 NUMBERS = DataLoader(TensorDataset(torch.zeros(64, 1)), 1)
 
 
@@ -50,7 +50,7 @@ def test_a_machine_that_grows_busy_in_one_phase_is_no_trend():
         ([MB * step + 300_000 * (step % 2) for step in range(20)], MB),
         ([MB * min(step, 9) for step in range(20)], 0),  # caches that are full
         ([MB * (step % 5) for step in range(20)], 0),
-        ([1000 * step for step in range(20)], 0),
+        ([MB // 4 * step for step in range(20)], 0),
         ([-MB * step for step in range(20)], 0),
         ([0] * 20, 0),
         ([0, MB * 9], 0),

@@ -65,6 +65,6 @@ def steady_growth(sizes: Sequence[int]) -> float:
     """Return the growth of memory per step in bytes; 0 if it is slight, or does not go on until the last step."""
     if len(sizes) < thresholds.LEAST_STEPS_OF_A_TREND:
         return 0.0
-    middle, grown = sizes[len(sizes) // 2], sizes[-1] - sizes[0]
-    goes_on = _ordered([sizes]) >= thresholds.STEADY and sizes[-1] - middle >= grown / 4
-    return grown / (len(sizes) - 1) if goes_on and grown >= thresholds.GROWTH_BYTES else 0.0
+    middle, grown = sizes[len(sizes) // 2], (sizes[-1] - sizes[0]) / (len(sizes) - 1)
+    goes_on = _ordered([sizes]) >= thresholds.STEADY and sizes[-1] - middle >= (middle - sizes[0]) / 2
+    return grown if goes_on and grown >= thresholds.GROWTH_OF_A_STEP_BYTES else 0.0
