@@ -1,6 +1,9 @@
 """Problems of a loop that cost no share of its steps: each beside a control in which nothing is found."""
 
+import cProfile
 import sys
+import tracemalloc
+from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
@@ -10,7 +13,7 @@ from support import loops
 from torch.utils.data import DataLoader, Subset
 
 from stepscope.facts.hazards import Compilation, Objects
-from stepscope.observe import hazards
+from stepscope.observe import apart, hazards
 
 
 class Noise:
@@ -115,3 +118,35 @@ def test_graph_breaks_and_functions_that_are_compiled_again_have_their_lines(dyn
     assert (found.graph_breaks, found.at) == ((f"test_hazards.py:{line + 2}",), f"test_hazards.py:{line}")
     assert found.again > 0 and found.limit == 8
     assert "size mismatch" in found.why or (torch.__version__ < (2, 7) and not found.why)  # which has no reasons
+
+
+@contextmanager
+def traced_by(start, stop):
+    start()
+    try:
+        yield
+    finally:
+        stop()
+
+
+def ignore(*_):
+    return None
+
+
+TRACERS = {
+    "PyTorch's profiler": torch.autograd.profiler.profile,
+    "cProfile": cProfile.Profile,
+    "sys.setprofile": lambda: traced_by(lambda: sys.setprofile(ignore), lambda: sys.setprofile(None)),
+    "sys.settrace": lambda: traced_by(lambda: sys.settrace(ignore), lambda: sys.settrace(None)),
+    "tracemalloc": lambda: traced_by(tracemalloc.start, tracemalloc.stop),
+}
+
+
+@pytest.mark.parametrize("name", TRACERS)
+def test_a_profiler_of_the_script_is_named_and_items_are_timed_without_those_of_python(name):
+    before = hazards.tracers()
+    with TRACERS[name]():
+        (found,) = {*hazards.tracers()} - {*before}
+        after = apart.call(lambda: hazards.stop_tracing() or hazards.tracers())
+    assert found.startswith(name) and hazards.tracers() == before
+    assert found not in after or name in ("PyTorch's profiler", "tracemalloc")

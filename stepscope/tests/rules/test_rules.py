@@ -516,6 +516,13 @@ def test_a_loop_whose_steps_were_not_profiled_can_only_be_accused_of_its_loading
     assert {each.verdict for each in found.findings} <= {"loading"}
 
 
+def test_a_script_that_profiles_itself_is_told_to_stop_before_anything_is_blamed():
+    facts = of_loop(**SLOW, tracers=("cProfile",), held=0.5)
+    for each in (facts, replace(facts, profile=None, host=None, problem="Few steps.")):
+        found = rules.diagnose(each)
+        assert found.verdict == "unknown" and "cProfile" in found.reason
+
+
 def test_the_range_of_few_timed_steps_is_shown():
     facts = of_loop()
     few = replace(facts, loop=replace(facts.loop, steps=(Step(0.0, 3_000.0), Step(0.0, 3_500.0), Step(0.0, 3_100.0))))

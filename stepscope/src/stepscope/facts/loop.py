@@ -99,6 +99,7 @@ class Loop:
     pickled_bytes: float = 0.0  # NumPy arrays in a batch: workers pickle them, while tensors go through shared memory
     tensors: int = 0  # number of tensors in a batch
     line: str = ""  # the user's line that fetches a batch; "" if unknown
+    tracers: tuple[str, ...] = ()  # profilers and tracers of the script, such as "cProfile", that slowed the steps
     pauses: Pauses = Pauses()
     long: LongSteps = LongSteps()
     trend: Trend = Trend()

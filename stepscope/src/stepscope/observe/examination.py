@@ -49,7 +49,10 @@ class OtherProfiler(RuntimeError):
     """The script uses a profiler while stepscope profiles: two profilers at once end the process."""
 
     def __init__(self) -> None:
-        super().__init__("The script runs a profiler itself. Run the script without its profiler.")
+        super().__init__(
+            "The script runs PyTorch's profiler itself, so that the work within a step could not be profiled. Run the "
+            "script without its profiler."
+        )
 
 
 Observed = tuple[Facts, object]  # facts, still without the loader's items and without trials; and a batch
@@ -82,6 +85,8 @@ class Examination:
         self.rank, self.ranks = 0, 1  # of the processes that train together
         self.recording = False  # whether our own profiler records
         self.ended = self.whole = False  # whether the loop ended meanwhile; whether all phases are over
+        self.why = ""  # why not, if it is not the end of the loop
+        self.tracers: tuple[str, ...] = ()
         self.early: list[StepRecord] = []  # steps of the warm-up
         self.phase_records: list[list[StepRecord]] = []  # timed, recorded and sampled steps
         self.digests: list[list[int | None]] = []  # of the batches of each warm-up
@@ -132,13 +137,15 @@ class Examination:
     def phases(self) -> Phase[Observed]:
         """Receive each finished step; return the facts and a batch.
 
-        If the loop ends early, return the facts of the phases so far; raises LoopEnded if there are too few steps.
+        If the loop ends early, or the script profiles, return the facts of the phases so far; raises LoopEnded or
+        OtherProfiler if there are too few steps.
         """
         try:
             yield from self._all_phases()
-        except LoopEnded:
+        except (LoopEnded, OtherProfiler) as why:
             if not self.suffices:
                 raise
+            self.why = str(why)
         return self.facts(), self.batch
 
     def _all_phases(self) -> Phase[None]:
@@ -183,6 +190,7 @@ class Examination:
             pauses=recorder.pauses(),
             long=self.long,
             loader_changed=recorder.loader_changed,
+            tracers=self.tracers,
         )
         facts = Facts(
             loop=loop,
@@ -191,7 +199,7 @@ class Examination:
             compilation=hazards.compiled(),
             optimizer=recorder.optimizer or Optimizer(),
             batch=_content(self.batch),
-            problem="" if self.whole else self._few_steps(),
+            problem="" if self.whole else self.why or self._few_steps(),
         )
         if self.trace is None:
             return facts
@@ -238,6 +246,7 @@ class Examination:
         recorder, records, sizes = self.recorder, list[StepRecord](), list[tuple[int, int]]()
         count = self._steps_to_time
         before, cpu = hazards.of_workers(processes(recorder.iterator)), time.process_time()
+        self.tracers = hazards.tracers()
         synchronize()
         contention = Contention()
         self.phase_records.append(records)

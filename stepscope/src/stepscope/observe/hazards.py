@@ -1,5 +1,5 @@
-"""Looks for problems that cost no step time: functions that are compiled again and again, workers that draw the same
-random numbers, and workers whose memory grows as they read.
+"""Looks for problems that no share of a step shows: functions that are compiled again and again, workers that draw the
+same random numbers, workers whose memory grows as they read, and profilers that slow every step.
 """
 
 from __future__ import annotations
@@ -27,6 +27,32 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.
 _DEPTH, _VISITED = 4, 1_000  # limits of the search for objects within a dataset
 _NESTED, _MEMBERS = 3, 100  # collections within collections, and members of each, of which objects are counted
 _RESUMED = "torch_dynamo_resume_in_"  # prefix of the names of functions that follow a graph break
+
+
+def tracers() -> tuple[str, ...]:
+    """Return the names of the profilers and tracers that slow this thread."""
+    tools, allocations = getattr(sys, "monitoring", None), sys.modules.get("tracemalloc")
+    by_number = {tools.get_tool(number) for number in range(6)} - {None} if tools else set()
+    calls, lines = sys.getprofile(), sys.gettrace()
+    found = {
+        "PyTorch's profiler": torch.autograd._profiler_enabled(),
+        "cProfile": "cProfile" in by_number or type(calls).__module__ == "cProfile",
+        "sys.setprofile": calls is not None and type(calls).__module__ != "cProfile",
+        "sys.settrace, as of a debugger or of coverage": lines is not None or by_number & {"coverage", "debugger"},
+        "tracemalloc": allocations is not None and allocations.is_tracing(),
+    }
+    return tuple(name for name, active in found.items() if active)
+
+
+def stop_tracing() -> None:
+    """Stop the profilers and tracers of Python in this thread, a fork of the script's."""
+    sys.setprofile(None)
+    sys.settrace(None)
+    if tools := getattr(sys, "monitoring", None):  # Python 3.12
+        for number in range(6):
+            if tools.get_tool(number):
+                tools.set_events(number, 0)
+                tools.free_tool_id(number)
 
 
 def compiled() -> Compilation:

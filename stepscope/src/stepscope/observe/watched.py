@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from stepscope import thresholds
 from stepscope.facts import Facts, saving
 from stepscope.facts.loop import Pauses
-from stepscope.observe import apart, contention, examination
+from stepscope.observe import apart, contention, examination, hazards
 from stepscope.observe.examination import Examination, Observed, OtherProfiler
 from stepscope.observe.pauses import PauseRecorder
 from stepscope.observe.recorder import LoopEnded, Pass, Phases, Recorder
@@ -233,8 +233,13 @@ class ScriptRecorder(Recorder):
         dataloader = self.dataloader
         if dataloader is None or facts.loader is None:
             return facts
+
+        def with_items() -> Facts:
+            hazards.stop_tracing()
+            return examination.with_items(facts, dataloader)
+
         try:
-            return apart.call(lambda: examination.with_items(facts, dataloader))
+            return apart.call(with_items)
         except (OSError, RuntimeError) as why:  # at the end of Python, no fork may be possible
             return replace(facts, loader=replace(facts.loader, unknown=str(why)))
 
@@ -274,6 +279,10 @@ class ScriptRecorder(Recorder):
                 if self.examination.recording and not self.over:
                     try:
                         phases.throw(OtherProfiler())
+                    except StopIteration as ended:
+                        self._report_facts(ended.value)
+                        if self.stop:
+                            raise SystemExit from None
                     except Exception as error:
                         self.failed(error)
             before[name](profiler)

@@ -67,7 +67,7 @@ def _of_few_steps(facts: Facts) -> Diagnosis:
     timed = [(step.wait_ms, step.duration_ms) for step in loading.loop.steps]
     return conclude(
         loading.whole_ms, evidence.rows(facts, None, loading), findings(loader.RULES, loading), [facts.problem],
-        doubt=facts.problem if waits else None, otherwise=facts.problem, steps=timed,
+        doubt=evidence.traced(loading.loop) or (facts.problem if waits else None), otherwise=facts.problem, steps=timed,
         apart_ms=loading.loop.pauses.ms_per_step,
     )  # fmt: skip
 
@@ -86,6 +86,7 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
             unknown.append(f"how exact the gains are. {busy}")
         else:
             doubt = busy
+    doubt = evidence.traced(loading.loop) or doubt
     unexplained = loader.doubt(loading_alone)
     if found and unexplained:
         unknown.append(unexplained)

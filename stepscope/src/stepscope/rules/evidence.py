@@ -11,7 +11,7 @@ from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
 from stepscope.facts.host import Host
 from stepscope.facts.loader import Loader
-from stepscope.facts.loop import Machine, Step, Trend
+from stepscope.facts.loop import Loop, Machine, Step, Trend
 from stepscope.facts.profile import Profile
 from stepscope.rules.loader import Loading
 
@@ -149,6 +149,16 @@ def doubt(profile: Profile) -> str | None:
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
         )
     return None
+
+
+def traced(loop: Loop) -> str | None:
+    """Return why the times allow no verdict if the script profiles or traces itself; None if it does not."""
+    if not loop.tracers:
+        return None
+    return (
+        f"The script runs {' and '.join(loop.tracers)}, which slows the steps, and changes the share of each part. Run "
+        "the script without, or for a few steps only, and diagnose again."
+    )
 
 
 def long_steps(loading: Loading) -> str | None:
