@@ -228,7 +228,7 @@ def test_the_optimizer_of_a_loop_is_known(facts_of, quick):
     weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
     optimizer = torch.optim.AdamW([{"params": weights[:2]}, {"params": weights[2:]}], foreach=True)
     facts = facts_of(DataLoader(range(100)), lambda batch: optimizer.step(), 3)
-    assert facts.optimizer == Optimizer("AdamW", 2, 3, ("fused",))
+    assert facts.optimizer == Optimizer("AdamW", 2, 3, ("fused",), "cpu")
 
 
 def number_of_worker(index):

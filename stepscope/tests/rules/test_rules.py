@@ -523,6 +523,18 @@ def test_a_script_that_profiles_itself_is_told_to_stop_before_anything_is_blamed
         assert found.verdict == "unknown" and "cProfile" in found.reason
 
 
+@pytest.mark.parametrize("device", ["mps", "xpu", "xla"])
+def test_an_accelerator_whose_time_is_not_seen_is_named(device):
+    def verdict(facts, device):
+        found = rules.diagnose(replace(facts, optimizer=Optimizer("SGD", device=device)))
+        return found.verdict, device in found.reason
+
+    early = dict(profile=None, host=None, problem="Few steps.")
+    for facts in (of_loop(**SLOW), of_loop(), replace(of_loop(**SLOW), **early)):
+        assert verdict(facts, device) == ("unknown", True)
+        assert verdict(facts, "cpu") == verdict(facts, "cuda") == (rules.diagnose(facts).verdict, False)
+
+
 def test_the_range_of_few_timed_steps_is_shown():
     facts = of_loop()
     few = replace(facts, loop=replace(facts.loop, steps=(Step(0.0, 3_000.0), Step(0.0, 3_500.0), Step(0.0, 3_100.0))))

@@ -34,6 +34,7 @@ class Optimizer:
     groups: int = 0  # number of parameter groups
     tensors: int = 0  # number of weight tensors in all groups
     faster: tuple[str, ...] = ()  # options of its type that update all weights at once, and that no group has set
+    device: str = ""  # type of the device of its first weight, such as "cuda" or "mps"; "" if unknown
 
     @property
     def split(self) -> bool:

@@ -216,4 +216,5 @@ def _facts_of(optimizer: torch.optim.Optimizer) -> Optimizer:
     groups, known = optimizer.param_groups, inspect.signature(type(optimizer)).parameters
     faster = (name for name in ("fused", "foreach") if name in known and not any(group.get(name) for group in groups))
     tensors = sum(len(group["params"]) for group in groups)
-    return Optimizer(type(optimizer).__name__, len(groups), tensors, tuple(faster))
+    device = next((weight.device.type for group in groups for weight in group["params"]), "")
+    return Optimizer(type(optimizer).__name__, len(groups), tensors, tuple(faster), device)

@@ -65,10 +65,10 @@ def _of_few_steps(facts: Facts) -> Diagnosis:
     loading = loader.view(facts, None)
     waits = loading.loop.asynchronous  # perhaps not for the batch, but while a GPU computes
     timed = [(step.wait_ms, step.duration_ms) for step in loading.loop.steps]
+    doubt = evidence.traced(loading.loop) or evidence.unseen(facts) or (facts.problem if waits else None)
     return conclude(
         loading.whole_ms, evidence.rows(facts, None, loading), findings(loader.RULES, loading), [facts.problem],
-        doubt=evidence.traced(loading.loop) or (facts.problem if waits else None), otherwise=facts.problem, steps=timed,
-        apart_ms=loading.loop.pauses.ms_per_step,
+        doubt, facts.problem, timed, loading.loop.pauses.ms_per_step,
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
             unknown.append(f"how exact the gains are. {busy}")
         else:
             doubt = busy
-    doubt = evidence.traced(loading.loop) or doubt
+    doubt = evidence.traced(loading.loop) or evidence.unseen(facts) or doubt
     unexplained = loader.doubt(loading_alone)
     if found and unexplained:
         unknown.append(unexplained)

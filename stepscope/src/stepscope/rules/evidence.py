@@ -151,6 +151,17 @@ def doubt(profile: Profile) -> str | None:
     return None
 
 
+def unseen(facts: Facts) -> str | None:
+    """Return why no verdict is possible if an accelerator trains whose time stepscope cannot see; None if none does."""
+    device = facts.optimizer.device
+    if device in ("", "cpu", "cuda"):
+        return None
+    return (
+        f"The weights are on an accelerator of the type {device}, whose time stepscope does not see: all times are of "
+        "the host, which may wait for the accelerator in any line, and for a batch while the accelerator computes."
+    )
+
+
 def traced(loop: Loop) -> str | None:
     """Return why the times allow no verdict if the script profiles or traces itself; None if it does not."""
     if not loop.tracers:
