@@ -7,6 +7,8 @@ loops. The second part decides how long and how finely to measure; it does not c
 
 # Part 1: from facts to findings.
 
+# Share of a step that is not worth a sentence.
+SLIGHT_SHARE = 0.005
 # Timed steps: of fewer steps, the evidence shows the shortest and the longest.
 FEW_STEPS = 10
 # Share of a step that is worth a change, as in TensorBoard's profiler tab. Two traces of one loop differ by 2%.

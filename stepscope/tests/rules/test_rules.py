@@ -545,3 +545,23 @@ def test_the_range_of_few_timed_steps_is_shown():
 def test_a_loop_that_ended_early_is_not_declared_healthy():
     found = rules.diagnose(replace(of_loop(), problem="Few steps."))
     assert (found.verdict, found.reason) == ("unknown", "Few steps.")
+
+
+def test_different_durations_do_not_look_equal():
+    close = Trial(13.4, 12.6, True)
+    for trials in (
+        Trials(threads=4, other_threads=2, other=close),
+        Trials(anomaly=close),
+        Trials(batch=2, larger=close),
+    ):
+        (found,) = rules.diagnose(of_loop(trials=trials)).findings
+        assert "13.4 ms" in found.evidence and "12.6 ms" in found.evidence
+    stopwatch = dict(rules.diagnose(of_loop(40.0, apart=0.1)).evidence)["stopwatch"]
+    assert stopwatch.count("40 ms") == 1
+
+
+@pytest.mark.parametrize(("blocked", "said"), [(0.001, False), (0.04, True)])
+def test_a_wait_for_copies_is_mentioned_only_if_there_is_one(blocked, said):
+    facts = of_gpu({"Memcpy": 0.2, "Kernel": 0.8}, copying=0.2, blocked=blocked)
+    found = {each.key: each.evidence for each in rules.diagnose(facts).findings}
+    assert ("waits for copies" in found["copies.large"]) == said

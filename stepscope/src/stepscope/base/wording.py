@@ -31,6 +31,15 @@ def milliseconds(value: float) -> str:
     return f"{value:,.{decimals}f} ms"
 
 
+def distinct_milliseconds(one: float, other: float) -> tuple[str, str]:
+    """Return two durations in ms with so many digits that different durations look different."""
+    texts = milliseconds(one), milliseconds(other)
+    if texts[0] != texts[1] or one == other:
+        return texts
+    decimals = next((count for count in range(1, 9) if round(one, count) != round(other, count)), 9)
+    return f"{one:,.{decimals}f} ms", f"{other:,.{decimals}f} ms"
+
+
 def digits(ratio: float) -> str:
     """Return a ratio with two decimals, a large one with fewer: "0.98", "12.3", "1,230"."""
     decimals = 2 if ratio < 9.995 else 1 if ratio < 99.95 else 0

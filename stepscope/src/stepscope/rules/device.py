@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from stepscope import thresholds
-from stepscope.base.wording import printable
+from stepscope.base.wording import percent, printable
 from stepscope.facts.device import Device
 from stepscope.facts.host import Optimizer
 from stepscope.facts.profile import Profile
@@ -117,13 +117,22 @@ class Accelerated(Recorded):
         return self.device.kernels * (1 - fill) if fill is not None and fill < thresholds.LEAST_FILL else None
 
 
+def _blocked(device: Device) -> str:
+    """Return a sentence on the host's waits for copies; "" if it hardly waits."""
+    if device.blocked < thresholds.SLIGHT_SHARE:
+        return ""
+    return f" The host waits for copies, which leaves the GPU idle for up to {percent(device.blocked)} of the time."
+
+
 def _copying(key: str, name: str, more: str, topic: str, means: str, change: str) -> Rule[Accelerated]:
     """Return the row for one kind of copies to the GPU."""
     return Rule(
         key, name, "copies", topic, means,
         lambda view: view.device.copying + view.device.blocked if view.kind_of_copies == key else None,
-        "For {device.copying:%} of the time copies to the GPU run and no kernel runs. The host waits for copies, which "
-        f"leaves the GPU idle for up to {{device.blocked:%}} of the time.{more}",
+        lambda view: (
+            f"For {percent(view.device.copying)} of the time copies to the GPU run and no kernel runs."
+            f"{_blocked(view.device)}{more}"
+        ),
         change,
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stepscope import thresholds
-from stepscope.base.wording import PLAIN_NAMES, counted, milliseconds, percent, printable
+from stepscope.base.wording import PLAIN_NAMES, counted, distinct_milliseconds, milliseconds, percent, printable
 from stepscope.facts import Facts
 from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
@@ -39,11 +39,12 @@ def _stopwatch(loading: Loading) -> str:
         which += f"; a single long step of {milliseconds(loop.hiccup_ms)} counts as the next longest"
     step, waits = milliseconds(loading.step_ms), milliseconds(loading.wait_ms)
     clock = f"{step} a step ({which}), {waits} of it waiting for a batch"
-    if loading.whole_ms > loading.step_ms:
+    whole = milliseconds(loading.whole_ms)
+    if whole != step:
         parts = ["beginning epochs"] * bool(loading.begin_ms)
         parts += ["work between epochs"] * bool(loop.pauses.ms_per_step)
         parts += ["the work of long steps"] * loop.long.distinct
-        clock += f"; the gains refer to {milliseconds(loading.whole_ms)}, with {' and '.join(parts)}"
+        clock += f"; the gains refer to {whole}, with {' and '.join(parts)}"
     return clock
 
 
@@ -52,7 +53,8 @@ def _range(steps: Sequence[Step]) -> str:
     if len(steps) >= thresholds.FEW_STEPS:
         return ""
     times = [step.duration_ms for step in steps]
-    return f" of {milliseconds(min(times))} to {milliseconds(max(times))}"
+    least, most = distinct_milliseconds(min(times), max(times))
+    return f" of {least} to {most}"
 
 
 def _memory(trend: Trend) -> Iterator[tuple[str, str]]:

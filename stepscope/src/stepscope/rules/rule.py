@@ -70,11 +70,16 @@ class _Text(string.Formatter):
         return counted(value, unit) if unit.replace(" ", "").isalpha() else format(value, unit)
 
 
+def filled(text: str, view: object) -> str:
+    """Return a text of a rule with the attributes of a view."""
+    return _Text().format(text, view)
+
+
 def findings(rules: Iterable[Rule[View]], view: View, estimated: bool = False) -> Iterator[Finding]:
     """Yield the findings of the rules that apply; `estimated` says whether their gains are more than upper bounds."""
 
-    def filled(text: str | Callable[[View], str]) -> str:
-        return _Text().format(text, view) if isinstance(text, str) else text(view)
+    def text_of(part: str | Callable[[View], str]) -> str:
+        return filled(part, view) if isinstance(part, str) else part(view)
 
     for rule in rules:
         gain = rule.gain(view)
@@ -82,7 +87,7 @@ def findings(rules: Iterable[Rule[View]], view: View, estimated: bool = False) -
             continue
         gain = gain if isinstance(gain, Gain) else Gain(gain, gain, gain)
         if gain.about >= rule.least:
-            texts = filled(rule.evidence), filled(rule.change)
+            texts = text_of(rule.evidence), text_of(rule.change)
             ends = gain.range if estimated else None
             yield Finding(rule.key, rule.name, rule.verdict, gain.about, *texts, rule.topic, rule.line(view), ends)
 

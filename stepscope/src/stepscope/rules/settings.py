@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepscope import thresholds
+from stepscope.base.wording import distinct_milliseconds
 from stepscope.facts.trials import Trial, Trials
-from stepscope.rules.rule import Rule
+from stepscope.rules.rule import Rule, filled
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,16 @@ class Tried:
 
     trials: Trials
     work: float = 1.0
+
+
+def _compared(of: Callable[[Trials], Trial], text: str) -> Callable[[Tried], str]:
+    """Return the evidence of a trial; the text contains ``{before}`` and ``{after}``."""
+
+    def evidence(tried: Tried) -> str:
+        before, after = distinct_milliseconds(of(tried.trials).before_ms, of(tried.trials).after_ms)
+        return filled(text.replace("{before}", before).replace("{after}", after), tried)
+
+    return evidence
 
 
 def _gain(of: Callable[[Trials], Trial]) -> Callable[[Tried], float]:
@@ -31,8 +42,11 @@ def _threads(key: str, name: str, means: str, too_many: bool) -> Rule[Tried]:
 
     return Rule(
         key, name, "settings", "number of threads", means, gain,
-        "A step took {trials.other.before_ms:ms} with PyTorch's {trials.threads:thread}, and "
-        "{trials.other.after_ms:ms} with {trials.other_threads:thread}.",
+        _compared(
+            lambda trials: trials.other,
+            "A step took {before} with PyTorch's {trials.threads:thread}, and "
+            "{after} with {trials.other_threads:thread}.",
+        ),
         "torch.set_num_threads({trials.other_threads})  # or the environment variable OMP_NUM_THREADS",
     )  # fmt: skip
 
@@ -44,32 +58,44 @@ RULES: tuple[Rule[Tried], ...] = (
         "settings.anomaly-detection", "anomaly detection", "settings", "debugging settings",
         "Autograd checks each operator for NaN.",
         _gain(lambda trials: trials.anomaly),
-        "Autograd checks each operator for NaN: a step took {trials.anomaly.before_ms:ms} with the checks, and "
-        "{trials.anomaly.after_ms:ms} without them.",
+        _compared(
+            lambda trials: trials.anomaly,
+            "Autograd checks each operator for NaN: a step took {before} with the checks, and "
+            "{after} without them.",
+        ),
         "torch.autograd.set_detect_anomaly(False)  # only to look for a NaN",
     ),
     Rule(
         "settings.deterministic", "deterministic algorithms", "settings", "debugging settings",
         "Deterministic algorithms are slower here than the default ones.",
         _gain(lambda trials: trials.deterministic),
-        "A step took {trials.deterministic.before_ms:ms} with deterministic algorithms, and "
-        "{trials.deterministic.after_ms:ms} with the default algorithms.",
+        _compared(
+            lambda trials: trials.deterministic,
+            "A step took {before} with deterministic algorithms, and "
+            "{after} with the default algorithms.",
+        ),
         "torch.use_deterministic_algorithms(False)  # with fixed seeds, runs still differ little",
     ),
     Rule(
         "settings.float64", "float64 weights", "settings", "mixed precision",
         "The weights are float64.",
         _gain(lambda trials: trials.single),
-        "The weights are float64: a forward and a backward pass took {trials.single.before_ms:ms}, and "
-        "{trials.single.after_ms:ms} with float32.",
+        _compared(
+            lambda trials: trials.single,
+            "The weights are float64: a forward and a backward pass took {before}, and "
+            "{after} with float32.",
+        ),
         "model.float()  # convert the batches, too: NumPy's default is float64",
     ),
     Rule(
         "settings.small-batch", "a small batch", "settings", "larger batches",
         "An item takes less time in a larger batch.",
         _gain(lambda trials: trials.larger),
-        "A step with a batch of {trials.batch:item} took {trials.larger.before_ms:ms}. In a batch "
-        f"{thresholds.LARGER_BATCH} times as large, as many items took {{trials.larger.after_ms:ms}}.",
+        _compared(
+            lambda trials: trials.larger,
+            "A step with a batch of {trials.batch:item} took {before}. In a batch "
+            f"{thresholds.LARGER_BATCH} times as large, as many items took {{after}}.",
+        ),
         "DataLoader(…, batch_size=…)  # larger, with an adapted learning rate; or accumulate fewer gradients",
     ),
 )  # fmt: skip
