@@ -1,6 +1,7 @@
 """The work of the host in sampled steps, from samples written by hand; and the sampler itself."""
 
 import dataclasses
+import importlib
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from stepscope import thresholds, traces
 from stepscope.facts.host import Work
-from stepscope.observe import host, loop, profile, sampler
+from stepscope.observe import hooks, host, loop, profile, sampler, watched
 from stepscope.observe.sampler import Frame, Sample, Sampler
 from stepscope.timing import profiling
 
@@ -28,10 +29,24 @@ FETCH = Frame("/lib/python3/site-packages/torch/utils/data/_utils/fetch.py", 9, 
 WRAPPERS = [method.__code__ for method in (torch.optim.SGD.zero_grad, torch.optim.SGD.step)]  # which the user calls
 OF_TRAINING = [CLIPPING, *(Frame(code.co_filename, 1, code.co_name, 1) for code in WRAPPERS)]
 TRAINING = ["training"] * 3
+CALLS_FIT, MAIN, TRAINS = (
+    Frame("/home/reader/train.py", line, name, line - 1)
+    for line, name in ((90, "<module>"), (50, "main"), (20, "train"))
+)
+FIT, RUN, MOVES, DRAWS = (
+    Frame(f"/lib/python3/site-packages/fitter/{file}", 9, name, 1, name)
+    for file, name in (("trainer.py", "Trainer.fit"), ("loops.py", "Loop.run"), ("data.py", "to_device"),
+                       ("callbacks/progress.py", "Bar.on_batch_end"))
+)  # fmt: skip
+DELEGATES = Frame("/lib/python3/site-packages/scaler/scaler.py", 9, "__call__", 1)
+OPTIMIZER, REQUEST = OF_TRAINING[-1], Frame("/lib/python3/site-packages/torch/utils/data/dataloader.py", 9, "next", 1)
+IN_A_FRAMEWORK = sampler.Site((CALLS_FIT, FIT, RUN, OPTIMIZER), (CALLS_FIT, FIT, RUN, REQUEST))
+IN_TRAIN = sampler.Site((CALLS_FIT, MAIN, TRAINS, DELEGATES, OPTIMIZER), (CALLS_FIT, MAIN, TRAINS, REQUEST))
+HERE = sampler.Site()
 STEP, BETWEEN = (compile("", name, "exec") for name in ("step", "between"))
 
 
-def sampled(*frames, waited=0.0, kinds=TRAINING, within=STEP):
+def sampled(*frames, waited=0.0, kinds=TRAINING, within=STEP, site=HERE):
     """Return two steps of 60 ms, each sampled twice; operators run in 30 ms of each, with a gap of 10 µs, and of 30 ms.
 
     The long gap is between `b` and `c`. `kinds` are those of the operators.
@@ -40,7 +55,7 @@ def sampled(*frames, waited=0.0, kinds=TRAINING, within=STEP):
     starts = [0.0, 0.06]
     samples = [Sample(at + begin, at + end, waits, frames, within) for at in starts for begin, end, waits in halves]
     operators = np.concatenate([operators + at for at in starts])
-    return host.Sampled(samples, operators, ["a", "b", "c"] * 2, kinds * 2, starts, STEP)
+    return host.Sampled(samples, operators, ["a", "b", "c"] * 2, kinds * 2, starts, STEP, site)
 
 
 def test_work_in_only_one_step_counts_as_a_stall():
@@ -90,10 +105,11 @@ def test_a_line_that_calls_operators_is_found_by_their_names():
     assert sampled(FRAME).calling(frozenset({"a", "c"})) == ("train.py:3", pytest.approx(1))
     assert sampled(FRAME).calling(frozenset({"a"})) == ("train.py:3", pytest.approx(0.5))
     assert sampled(FRAME).calling(frozenset({"d"})) == ("", 0)
+    assert sampled(CLIPPING, FRAME).calling(frozenset({"a", "c"})) == ("", pytest.approx(1))
 
 
 def test_without_samples_nothing_is_found():
-    nothing = host.Sampled([], np.empty((0, 2)), [], [], [], STEP)
+    nothing = host.Sampled([], np.empty((0, 2)), [], [], [], STEP, HERE)
     assert (nothing.outside(frozenset()), nothing.around()) == (Work(), Work())
     assert nothing.calling(frozenset({"a"})) == ("", 0)
 
@@ -106,6 +122,48 @@ def test_the_line_is_in_the_function_whose_lines_share_the_time():
     assert sampler.hottest([((calls, loop), 0.001)] * 5) == "train.py:10, called at train.py:20"
     late = ((FRAME,), 0.001)  # a sample that was taken when the call was over
     assert sampler.hottest([((calls, loop), 0.001)] * 7 + [late] * 3) == "train.py:10, called at train.py:20"
+
+
+def test_lines_are_named_from_the_function_that_updates_the_weights():
+    measures = dataclasses.replace(TRAINS, line=30)
+    found = sampled(FRAME, measures, MAIN, CALLS_FIT, site=IN_TRAIN).outside(frozenset())
+    assert found.line == "train.py:3, called at train.py:30"
+    beside = sampled(FRAME, MAIN, CALLS_FIT, site=IN_TRAIN).outside(frozenset())
+    assert beside.line == "train.py:3, called at train.py:50"
+
+
+def test_the_line_that_calls_a_framework_is_never_named_but_the_lines_that_the_framework_calls_are():
+    callback = dataclasses.replace(FRAME, line=40, name="on_batch_end")
+    found = sampled(FRAME, callback, RUN, FIT, CALLS_FIT, site=IN_A_FRAMEWORK)
+    assert found.outside(frozenset()).line == "train.py:3, called at train.py:40"
+    assert found.framework(frozenset()).work == Work()
+
+
+@pytest.mark.parametrize(("frame", "parts"), [(MOVES, []), (DRAWS, [("Bar.on_batch_end", "progress")])])
+def test_the_own_work_of_a_framework_is_not_work_of_a_line(frame, parts):
+    found = sampled(frame, RUN, FIT, CALLS_FIT, site=IN_A_FRAMEWORK)
+    assert found.outside(frozenset()) == Work()
+    framework = found.framework(frozenset())
+    assert (framework.name, framework.work.line, framework.work.share) == ("fitter", "", pytest.approx(0.5))
+    assert [(each.name, each.kind) for each in framework.parts] == parts
+
+
+@pytest.mark.parametrize("frame", OF_TRAINING)
+@pytest.mark.parametrize(("calls", "site"), [([RUN, FIT, CALLS_FIT], IN_A_FRAMEWORK), ([DELEGATES, TRAINS], IN_TRAIN)])
+def test_training_that_another_package_calls_is_training(frame, calls, site):
+    found = sampled(frame, *calls, site=site)
+    assert (found.outside(frozenset()), found.framework(frozenset()).work) == (Work(), Work())
+
+
+def test_a_framework_works_within_the_closure_that_an_optimizer_calls():
+    found = sampled(MOVES, OPTIMIZER, RUN, FIT, CALLS_FIT, site=IN_A_FRAMEWORK)
+    assert found.framework(frozenset()).work.share == pytest.approx(0.5)
+
+
+def test_generated_code_is_not_the_users():
+    names = ["<ipython-input-3-0a1b>", "/tmp/ipykernel_7/12.py", "<string>", "<eval_with_key>.2", sampler._GENERATED]
+    own = [Frame(name, 1, "call", 1).own for name in names]
+    assert own == [True, True, False, False, False]
 
 
 def test_a_line_shows_no_folder_of_its_user(tmp_path):
@@ -149,6 +207,39 @@ def test_the_lines_that_get_a_batch_and_that_do_other_work_are_known(facts_of, q
     facts = facts_of(DataLoader(loops.Calls(load), 2), step, 5)
     for function, text in ((load, facts.loop.line), (step, facts.host.outside.line)):
         assert text.startswith(f"test_samples.py:{function.__code__.co_firstlineno + 1}: time.sleep")
+
+
+FITTER = """
+import time
+
+def fit(loader, step, optimizer, over):
+    while not over():
+        for batch in loader:
+            step(batch)
+            optimizer.step()
+            time.sleep(0.01)
+            if over():
+                break
+"""
+
+
+def test_a_package_that_runs_the_loop_is_known_and_so_is_the_line_that_it_calls(quick, tmp_path, monkeypatch):
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "fitter.py").write_text(FITTER)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    reports, weight = [], nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    recorder = watched.ScriptRecorder(5, Path("profile"), reports.append)
+    hooks.install_here(recorder)
+
+    def step(batch):
+        time.sleep(0.01)
+
+    loader = DataLoader(range(1000))
+    importlib.import_module("fitter").fit(loader, step, torch.optim.SGD([weight]), lambda: recorder.over)
+    found = reports[0]["facts"]["host"]
+    assert found["outside"]["line"] == f"test_samples.py:{step.__code__.co_firstlineno + 1}: time.sleep(0.01)"
+    assert found["framework"]["name"] == "fitter" and found["framework"]["work"]["share"] > 0
 
 
 class Network(nn.Module):
@@ -257,7 +348,7 @@ def test_only_operators_with_a_backward_counterpart_belong_to_training(tmp_path)
             model(images)
 
     trace = traces.load(profiling.record([torch.rand(16, 32)] * 4, train, tmp_path / "run", active=3))
-    seen = host.of_samples(trace, [], [0.0, 1.0], STEP)
+    seen = host.of_samples(trace, [], [0.0, 1.0], STEP, HERE)
     kinds = {*zip(seen.names, seen.kinds, strict=True)}
     assert {("aten::sub", "tracked"), ("aten::argmax", "tracked"), ("aten::mean", "training")} < kinds
     assert {kind for name, kind in kinds if name in ("aten::linear", "aten::relu")} == {"training", "untracked"}

@@ -220,7 +220,7 @@ def test_short_operators_take_the_time_that_the_rest_of_sampled_steps_leaves(fil
     code = compile("", "step", "exec")
     line = sampler.Frame("/home/reader/train.py", 3, "step", 1)
     halves = [sampler.Sample(begin, begin + 0.03, 0, (line,), code) for begin in (0, 0.03)]
-    sampled = host.Sampled(halves, np.array([[0, 0.01]]), ["aten::select"], ["tracked"], [0.0], code)
+    sampled = host.Sampled(halves, np.array([[0, 0.01]]), ["aten::select"], ["tracked"], [0.0], code, sampler.Site())
     trace = traces.load(write(file, with_short_operators(200, "aten::select")))
     recorded = profile.read(trace)
     work = host.read(trace, recorded, sampled)

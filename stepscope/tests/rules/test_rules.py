@@ -13,7 +13,7 @@ from stepscope.cli import main
 from stepscope.facts import Facts
 from stepscope.facts.batches import Batch
 from stepscope.facts.hazards import Compilation, Growth, Objects
-from stepscope.facts.host import Calls, Host, Operator, Optimizer, Work
+from stepscope.facts.host import Calls, Framework, Host, Operator, Optimizer, Part, Work
 from stepscope.facts.job import Exchanges
 from stepscope.facts.loader import REST, WAITING, Irregular, Loader, Sampling
 from stepscope.facts.loop import LongSteps, Step, Trend
@@ -48,6 +48,10 @@ def calls(share, **changes):
 
 def of_host(step=40, wait=0, **changes):
     return of_loop(step, wait, host=Host(**changes))
+
+
+def of_framework(*parts, name="lightning", share=0.4):
+    return Framework(name, Work(share, 40 * share), parts)
 
 
 def tried(**changes):
@@ -113,6 +117,10 @@ CASES = {
     "host.elementwise": (of_host(elementwise=0.4), 0.4, of_host(elementwise=0.29)),
     "host.updates": (of_host(updates=0.6), 0.6, of_host(updates=0.49)),
     "host.other-work-in-steps": (of_host(outside=Work(0.3, 12)), 0.3, of_host(outside=Work(0.09, 3.6))),
+    "host.framework-parts": (
+        of_host(framework=of_framework(Part("CSVLogger.save", "logging", 0.3))), 0.3,
+        of_host(framework=of_framework(Part("CSVLogger.save", "logging", 0.04))),
+    ),
     "host.other-work-between-steps": (of_host(wait=12, around=Work(0.3, 12)), 0.3, of_host(around=Work(0.09, 3.6))),
     "settings.few-threads": (
         tried(threads=1, other_threads=8, other=FASTER), 0.6, tried(threads=1, other_threads=8, other=UNSURE),
@@ -322,6 +330,22 @@ def test_recurrent_cells_gain_no_more_than_a_part_of_their_time_since_a_longer_c
     cells = Calls(0.6, (Operator("aten::lstm_cell", 98.0),), 258.0)
     (finding,) = rules.diagnose(of_host(calls=cells)).findings
     assert finding.gain < 0.6 and finding.range[0] == 0
+
+
+def test_a_framework_is_told_the_settings_of_the_parts_that_take_much_time():
+    progress, logging, saving = (Part(kind, kind, 0.2) for kind in ("progress", "logging", "saving"))
+    (both,) = rules.diagnose(of_host(framework=of_framework(progress, replace(logging, share=0.1)))).findings
+    assert "enable_progress_bar=False" in both.change and "log_every_n_steps" in both.change
+    (one,) = rules.diagnose(of_host(framework=of_framework(saving, name="transformers"))).findings
+    assert "save_steps" in one.change and "logging" not in one.change
+    (unknown,) = rules.diagnose(of_host(framework=of_framework(saving, name="ignite"))).findings
+    assert "(" not in unknown.change and "ignite" in unknown.evidence
+
+
+def test_the_own_work_of_a_framework_is_shown_and_no_fault():
+    found = rules.diagnose(of_host(framework=of_framework()))
+    assert not found.findings
+    assert any(name == "framework" and "lightning" in text for name, text in found.evidence)
 
 
 @pytest.mark.parametrize(("ms", "share"), [(12, 0.3), (16, 0.35), (24, 0.45)])

@@ -53,6 +53,24 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a framework that works in the steps."""
+
+    name: str  # the function, such as "TQDMProgressBar.on_train_batch_end"
+    kind: str  # "progress", "logging", "saving", "evaluation" or "callback"
+    share: float  # share of the sampled time
+
+
+@dataclass(frozen=True)
+class Framework:
+    """The installed package that runs the loop, such as Lightning; by default the user's code runs the loop."""
+
+    name: str = ""  # of the package
+    work: Work = Work()  # its own work within steps, between the operators of the training
+    parts: tuple[Part, ...] = ()  # the parts of `work` that settings change, the largest first
+
+
+@dataclass(frozen=True)
 class Host:
     """The host's overhead in a step. Without sampled steps, only `optimizer` and `calls` are known, without lines."""
 
@@ -66,4 +84,5 @@ class Host:
     around: Work = Work()  # work between steps, without loading
     # Shares of the operators of the step's thread, with the short gaps between them: "forward", "backward", "update"
     phases: dict[str, float] = field(default_factory=dict)
+    framework: Framework = Framework()
     sampled_ms: float | None = None  # mean duration of a sampled step without its wait; None if no step was sampled

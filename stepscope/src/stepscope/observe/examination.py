@@ -35,7 +35,7 @@ from stepscope.facts.loop import LongSteps, Loop, Machine, Step, Trend
 from stepscope.observe import batches, device, hazards, host, items, long_steps, profile, trends
 from stepscope.observe.contention import Contention
 from stepscope.observe.recorder import LoopEnded, Recorder, StepRecord
-from stepscope.observe.sampler import Sampler
+from stepscope.observe.sampler import Sampler, Site, common, here
 from stepscope.timing import profiling
 from stepscope.timing.loaders import processes
 from stepscope.timing.stopwatch import synchronize
@@ -155,6 +155,9 @@ class Examination:
         self.contention = Contention()
         yield from self._warm_up(thresholds.WARM_UP_S, self.early)
         self.loop = loop = yield from self._timed()
+        recorder = self.recorder
+        by_batches = recorder.rest_is_step and recorder.source is not None  # the loop has just asked for a batch
+        recorder.site, recorder.notes_site = Site(requests=here() if by_batches else ()), True
         self.trace = yield from self._recorded()
         if self.ended:
             raise LoopEnded
@@ -345,8 +348,11 @@ class Examination:
             if self.ended and len(records) < 2:  # the last step only marks the end
                 raise LoopEnded
             trace = _own_trace(Path(folder))
+        if recorder.rest_is_step and recorder.source is None:
+            stacks = (each.frames[::-1] for each in sampler.samples if each.frames)
+            recorder.site = replace(recorder.site, requests=common(stacks))
         begun = [each for each in recorder.received if each >= records[0].begin]
-        return host.of_samples(trace, sampler.samples, begun[: len(records)], recorder.stepping)
+        return host.of_samples(trace, sampler.samples, begun[: len(records)], recorder.stepping, recorder.site)
 
     def _profiled(self, folder: Path, active: int) -> Phase[list[tuple[int, StepRecord]]]:
         """Profile `active` steps after one step of warm-up, all in one epoch if the epoch is long enough.
@@ -397,7 +403,7 @@ class Examination:
         recorder.synchronizes = False
         samples = (each for each in sampler.samples if each.within is recorder.stepping)
         timed = [] if torch.cuda.is_available() else self.phase_records[0]  # without the work of a GPU
-        return long_steps.read(timed, records, samples, factor)
+        return long_steps.read(timed, records, samples, factor, recorder.site)
 
     def _sampler(self) -> Sampler:
         """Return a sampler of the steps, and of the requests for batches."""

@@ -20,9 +20,9 @@ import pandas as pd
 
 from stepscope import thresholds, traces
 from stepscope.base.confidence import without_hiccup
-from stepscope.facts.host import Calls, Host, Operator, Work
+from stepscope.facts.host import Calls, Framework, Host, Operator, Part, Work
 from stepscope.facts.profile import Profile
-from stepscope.observe.sampler import Frame, Sample, Stack, hottest
+from stepscope.observe.sampler import Frame, Sample, Site, Stack, hottest
 
 _FUSED_ON_CPU = r"Optimizer\.step#(SGD|Adam|AdamW|Adagrad)\.step"  # foreach gains nothing on the CPU
 _BACKWARD = "autograd::engine::evaluate_function"  # the operator that runs a part of the backward pass
@@ -40,6 +40,7 @@ _TRAINING = (
     r"(nn[/\\]utils|optim|autograd|amp|distributed|_?compile|_dynamo|_inductor|_functorch|_tensor\.py.*backward)"
 )
 _NETWORK = r"[/\\]torch[/\\]nn[/\\]"
+_UTILITIES = r"[/\\]torch[/\\]nn[/\\]utils[/\\]"
 _OPTIMIZER = r"[/\\]torch[/\\]optim"
 # The functions in which a DataLoader makes a batch in the loop itself, waits for a worker's batch, starts and ends
 # workers, or chooses indices: the facts of the loader contain their time
@@ -47,6 +48,15 @@ _LOADING = (
     r"[/\\]torch[/\\]utils[/\\]data[/\\]"
     r"(_utils[/\\]fetch\.py|dataloader\.py:(_get_data|_try_get_data|_get_iterator|_shutdown_workers|_next_index)$)"
 )
+# Parts of a framework that settings change, by the file and the qualified name of a function: the first match counts
+_PARTS = {
+    "progress": r"progress|[/\\]tqdm[/\\]",
+    "logging": r"[/\\]loggers?[/\\]|[/\\]integrations[/\\]|[/\\](tensorboardX?|wandb|mlflow|clearml|comet_ml)[/\\]",
+    "saving": r"[Cc]heckpoint",
+    "evaluation": r"evaluat|validat",
+    "callback": r"callbacks?[/\\]|_callback\.py",
+}
+_CALLS_PARTS = r"Handler|__call__|call_event"  # functions of frameworks that call each of the callbacks
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,7 @@ class Sampled:
     kinds: list[str]  # of each operator: "training", "tracked" by autograd without a backward pass, or "untracked"
     starts: list[float]  # when each step had its batch
     step: CodeType | None  # the function of a step; samples within another function belong to the wait for a batch
+    site: Site  # of the loop
 
     @property
     def in_steps(self) -> list[Sample]:
@@ -85,6 +96,19 @@ class Sampled:
         The work includes time without operators, and operators without a backward counterpart. It excludes operators
         in `often`, and the time between two of these operators, which is the cost of calling them.
         """
+        return self._work([row for row in self._untrained(often) if row[1]], _total(self.in_steps))
+
+    def framework(self, often: frozenset[str]) -> Framework:
+        """Return the work, other than training, of the framework that runs the loop, as `outside` does."""
+        rows, total = [row for row in self._untrained(often) if not row[1]], _total(self.in_steps)
+        by_part = defaultdict[tuple[str, str], list[_Row]](list)
+        for row in rows:
+            by_part[_part(row[0])].append(row)
+        parts = [Part(*part, self._work(rows, total).share) for part, rows in by_part.items() if any(part)]
+        return Framework(self.site.framework, self._work(rows, total), (*sorted(parts, key=lambda each: -each.share),))
+
+    def _untrained(self, often: frozenset[str]) -> list[_Row]:
+        """Return the samples in which a step does not train, with the lines that the user may change."""
         gaps, seldom = self._gaps(often), ~np.isin(self.names, list(often))
         calls = self.operators.copy()  # with the short gap until the next operator, which belongs to the call
         calls[:-1, 1] = np.where(calls[1:, 0] - calls[:-1, 1] <= thresholds.OPERATOR_GAP_S, calls[1:, 0], calls[:-1, 1])
@@ -92,7 +116,7 @@ class Sampled:
         trains = self._trains(tracked, untracked)
         rows, evaluated = list[_Row](), list[_Row]()
         for sample in self.in_steps:
-            called = sample.inside[-1:]  # the function that the user's line calls
+            called = _called(sample)
             if not sample.path or _any(_TRAINING, called):
                 continue
             seconds, in_training = _within(untracked, sample), trains[sample.to_network]
@@ -104,7 +128,7 @@ class Sampled:
         total = _total(self.in_steps)
         if sum(seconds for *_, seconds in evaluated) >= thresholds.EVALUATED * total:
             rows += evaluated
-        return self._work(rows, total)
+        return [(sample, self.site.changeable(stack), seconds) for sample, stack, seconds in rows]
 
     def _trains(self, tracked: np.ndarray, untracked: np.ndarray) -> dict[Stack, bool]:
         """Return for each stack whether the network that it calls is trained: networks may also only prepare images."""
@@ -147,23 +171,32 @@ class Sampled:
         return Work(share, outside / len(self.starts) * 1e3, waited, hottest(row[1:] for row in rows))
 
     def calling(self, names: frozenset[str]) -> tuple[str, float]:
-        """Return the line that calls most of these operators, "" if unknown; and the share of the time with calls."""
+        """Return the line that calls most of these operators, "" if unknown; and the share of the time with calls.
+
+        Calls by PyTorch's own functions for gradients, such as ``clip_grad_norm_``, are not the line's.
+        """
         starts = self.operators[np.isin(self.names, list(names)), 0]
         counts = [(each, int(((each.begin <= starts) & (starts < each.end)).sum())) for each in self.in_steps]
         share = _total(each for each, count in counts if count) / (_total(self.in_steps) or 1.0)
-        return hottest((each.path, count) for each, count in counts), share
+        own = ((each, count) for each, count in counts if not _any(_UTILITIES, _called(each)))
+        return hottest((self.site.changeable(each.path), count) for each, count in own), share
 
     def elementwise(self) -> tuple[float, str]:
         """Return the share of elementwise training operators called without `torch.nn`, and the user's main line."""
         chosen = [bool(re.fullmatch(_ELEMENTWISE, name)) for name in self.names]
         calls = self.operators[np.array(chosen, bool) & self._of_kind("training")]
         times = [(sample, _within(calls, sample)) for sample in self.in_steps]
-        own = [(sample.path, seconds) for sample, seconds in times if sample.path and not _any(_NETWORK, sample.inside)]
+        own = [
+            (self.site.changeable(sample.path), seconds)
+            for sample, seconds in times
+            if sample.path and not _any(_NETWORK, sample.inside)
+        ]
         return sum(seconds for _, seconds in own) / (sum(seconds for _, seconds in times) or 1.0), hottest(own)
 
     def updating(self) -> str:
         """Return the line that calls an optimizer, "" if unknown."""
-        return hottest((each.path, each.seconds) for each in self.in_steps if _any(_OPTIMIZER, each.inside))
+        updates = (each for each in self.in_steps if _any(_OPTIMIZER, each.inside))
+        return hottest((self.site.changeable(each.path), each.seconds) for each in updates)
 
     def growing(self) -> str:
         """Return the line whose time grows most from the first half of the steps to the second half, "" if unknown."""
@@ -173,7 +206,8 @@ class Sampled:
         before, after = halves
         new = {path: max(0.0, 1 - before[path] / seconds) for path, seconds in after.items() if seconds}
         late = (each for each in self.in_steps if each.begin >= middle)
-        return hottest((each.path, each.seconds * new.get(each.path, 0.0)) for each in late)
+        rows = ((self.site.changeable(each.path), each.seconds * new.get(each.path, 0.0)) for each in late)
+        return hottest(rows)
 
     def getting(self) -> str:
         """Return the line that gets a batch, "" if unknown."""
@@ -197,13 +231,35 @@ def _any(pattern: str, frames: Iterable[Frame]) -> bool:
     return any(re.search(pattern, f"{frame.file}:{frame.name}") for frame in frames)
 
 
-def of_samples(trace: traces.Trace, samples: list[Sample], begun: list[float], step: CodeType) -> Sampled:
+def _called(sample: Sample) -> Stack:
+    """Return the function that the user's line calls, without functions of other packages that only call PyTorch.
+
+    A framework's functions that an optimizer calls back, in a closure, count as the framework's.
+    """
+    frames = [*reversed(sample.inside)]
+    network = next((number for number, frame in enumerate(frames) if _any(_NETWORK, [frame])), len(frames))
+    others = [number for number, frame in enumerate(frames[:network]) if frame.package not in ("", "torch")]
+    start = others[-1] + 1 if others else 0
+    return tuple(frames[start : start + 1])
+
+
+def _part(sample: Sample) -> tuple[str, str]:
+    """Return which part of a framework works, and its kind; both "" for the work that no setting changes."""
+    for frame in reversed(sample.inside):
+        if not re.search(_CALLS_PARTS, frame.qualified):
+            for kind, pattern in _PARTS.items():
+                if re.search(pattern, f"{frame.file}:{frame.qualified}"):
+                    return frame.qualified, kind
+    return "", ""
+
+
+def of_samples(trace: traces.Trace, samples: list[Sample], begun: list[float], step: CodeType, site: Site) -> Sampled:
     """Combine a profile and samples of the same steps. `begun` is when each step began; the last step is excluded."""
     (span,), (*begun, end), shift = trace.spans, begun, time.perf_counter() - time.time()
     operators = _outermost(trace)
     times = (operators[["start", "end"]].to_numpy() + span.origin) / 1e6 + shift
     samples = [each for each in samples if each.within is not None and begun[0] <= each.begin < end]
-    return Sampled(samples, times, operators["name"].tolist(), operators["kind"].tolist(), begun, step)
+    return Sampled(samples, times, operators["name"].tolist(), operators["kind"].tolist(), begun, step, site)
 
 
 def _outermost(trace: traces.Trace) -> pd.DataFrame:
@@ -271,7 +327,13 @@ def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) 
     host = Host(by_weight, calls, phases=phases)
     if sampled is None:
         return host
-    host = replace(host, outside=sampled.outside(often), around=sampled.around(), sampled_ms=sampled.step_ms)
+    host = replace(
+        host,
+        outside=sampled.outside(often),
+        around=sampled.around(),
+        framework=sampled.framework(often),
+        sampled_ms=sampled.step_ms,
+    )
     if profile.on_device:  # `device` examines the kernels
         return host
     seldom = ~operators["name"].isin(often)

@@ -12,7 +12,7 @@ import numpy as np
 from stepscope import thresholds
 from stepscope.facts.loop import LongSteps
 from stepscope.observe.recorder import StepRecord
-from stepscope.observe.sampler import Frame, Sample, hottest
+from stepscope.observe.sampler import Frame, Sample, Site, hottest
 
 _Part = tuple[str, int | str]  # a line of the user's code, or a function of other code
 
@@ -51,7 +51,11 @@ def enough(records: Sequence[StepRecord], factor: float) -> bool:
 
 
 def read(
-    timed: Sequence[StepRecord], records: Sequence[StepRecord], samples: Iterable[Sample], factor: float
+    timed: Sequence[StepRecord],
+    records: Sequence[StepRecord],
+    samples: Iterable[Sample],
+    factor: float,
+    site: Site,
 ) -> LongSteps:
     """Return the facts about long steps, from steps that were only timed, and from `records`, which were sampled."""
     if not records:
@@ -77,7 +81,7 @@ def read(
         min(times) * 1e3,
         statistics.mean(times) * 1e3,
         min(1.0, float(other[long].sum() / (works[long] - median).sum())),
-        hottest((sample.path, seconds) for _, sample, seconds in weights),
+        hottest((site.changeable(sample.path), seconds) for _, sample, seconds in weights),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from stepscope import thresholds
-from stepscope.observe.sampler import Sample, Sampler, hottest
+from stepscope.observe.sampler import Sample, Sampler, Site, hottest
 
 
 class PauseRecorder:
@@ -93,7 +93,6 @@ class PauseRecorder:
         """The time of all pauses, divided by the steps of the epochs before them, in s."""
         return sum(self.seconds) / max(1, sum(self.lengths))
 
-    @property
-    def line(self) -> str:
-        """The user's line that takes most of the time in pauses, as text; "" if unknown."""
-        return hottest((sample.path, sample.seconds) for sample in self._samples)
+    def line(self, site: Site) -> str:
+        """Return the user's line that takes most of the time in pauses, as text; "" if unknown."""
+        return hottest((site.changeable(sample.path), sample.seconds) for sample in self._samples)

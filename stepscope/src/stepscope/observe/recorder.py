@@ -9,6 +9,7 @@ import inspect
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from stepscope import thresholds
 from stepscope.facts.host import Optimizer
 from stepscope.facts.loop import Pauses
 from stepscope.observe import batches, contention
+from stepscope.observe.sampler import Site, here
 from stepscope.timing.loaders import processes
 from stepscope.timing.stopwatch import synchronize
 
@@ -84,6 +86,8 @@ class Recorder:
         self.batches = self.epoch_batches = 0  # of the step and of the epoch so far
         self.passes = 0  # over any loader
         self.workers_queued = 0.0  # seconds that the workers had been queued before the epoch's first batch arrived
+        self.site = Site()  # of the loop
+        self.notes_site = False  # whether to note in `site` where the weights change next
         self.optimizer: Optimizer | None = None  # facts about the first optimizer that changed weights
         self.synchronizes = False  # whether a step ends only when the GPU has finished its work
         self.phases: Phases | None = None
@@ -133,6 +137,8 @@ class Recorder:
         """Note that an optimizer has changed the weights."""
         if self.optimizer is None:
             self.optimizer = _facts_of(optimizer)
+        if self.notes_site:
+            self.site, self.notes_site = replace(self.site, updates=here(self.stepping)), False
 
     def failed(self, error: BaseException) -> None:
         """Raise an error of this recorder, unless the loop must go on without it."""

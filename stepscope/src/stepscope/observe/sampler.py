@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import linecache
 import math
 import os
 import re
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import CodeType
 from typing import TypeVar
@@ -29,7 +32,12 @@ _PATH = re.compile(r"""(["'])(?:file:/*|~|[A-Za-z]:)?[/\\](?:[^"']*[/\\])?""")  
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # separate functions in Python 3.11
 _PACKAGE = str(Path(thresholds.__file__).parent)
 _PATHS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_FOREIGN = (*(f"{Path(path).resolve()}{os.sep}" for path in [*_PATHS, _PACKAGE]), "<frozen", "<string>")
+# torch.compile writes the code of compiled networks to files here
+_GENERATED = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_")
+_FOREIGN = (*(f"{Path(path).resolve()}{os.sep}" for path in [*_PATHS, _PACKAGE]), _GENERATED)
+_TYPED = ("<ipython", "<stdin>")  # what Python calls the user's code without a file; other names are generated code
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
+_LIBRARIES = ("", "torch")  # packages that run no loop; "" is the standard library
 
 
 @dataclass(frozen=True)
@@ -40,11 +48,25 @@ class Frame:
     line: int
     name: str
     first: int
+    qualified: str = ""  # the name with its class, such as "Logger.log"
 
     @property
     def own(self) -> bool:
-        """Whether the code is the user's: not in an installed package, the standard library or stepscope."""
-        return not (self.file.startswith(_FOREIGN) or re.search(r"[/\\](site|dist)-packages[/\\]", self.file))
+        """Whether the code is the user's: not installed, of the standard library, of stepscope, or generated."""
+        if self.file.startswith("<"):
+            return self.file.startswith(_TYPED)
+        return not (self.file.startswith(_FOREIGN) or self.package)
+
+    @property
+    def package(self) -> str:
+        """The installed package with this code; "" for other code."""
+        found = None if self.file.startswith(f"{_PACKAGE}{os.sep}") else _INSTALLED.search(self.file)
+        return found[1] if found else ""
+
+    @property
+    def function(self) -> tuple[str, int, str]:
+        """The function, without its current line."""
+        return self.file, self.first, self.name
 
     def __str__(self) -> str:
         text = _PATH.sub(r"\1…/", linecache.getline(self.file, self.line).strip())
@@ -96,6 +118,37 @@ class Sample:
         return self.frames if self.own is None else self.frames[: self.frames.index(self.own)]
 
 
+@dataclass(frozen=True)
+class Site:
+    """Where a loop is: the functions that run at an update of the weights, and at a request for a batch.
+
+    The loop is in the innermost function of both; the outermost function comes first.
+    """
+
+    updates: Stack = ()
+    requests: Stack = ()
+
+    @cached_property
+    def _shared(self) -> Stack:
+        """The functions that contain the loop, without those of PyTorch and of the standard library."""
+        frames = common([self.updates, self.requests])
+        return tuple(frame for frame in frames if frame.own or frame.package not in _LIBRARIES)
+
+    @property
+    def framework(self) -> str:
+        """The installed package that runs the loop, such as "lightning"; "" if the user's code does."""
+        return self._shared[-1].package if self._shared else ""
+
+    def changeable(self, path: Stack) -> Stack:
+        """Return the functions of a sample's `path` that the user may change, from the one that updates the weights.
+
+        Where a framework runs the loop, the functions that it calls remain: none if the framework itself works.
+        """
+        same = len(common([path, tuple(frame for frame in self.updates if frame.own)]))
+        outside = sum(frame.own for frame in self._shared) if self.framework else 0
+        return path[max(0, same - 1, min(same, outside)) :]
+
+
 class Sampler:
     """Samples the thread that enters the ``with`` block, until the thread leaves the block.
 
@@ -143,7 +196,7 @@ class Sampler:
         for code, line in stack:
             if code in self.within:
                 return tuple(frames), code
-            frames.append(Frame(code.co_filename, line or code.co_firstlineno, code.co_name, code.co_firstlineno))
+            frames.append(_frame(code, line))
         return (tuple(frames), self.default) if self.default is not None and stack else ((), None)
 
 
@@ -169,7 +222,7 @@ def hottest(weights: Iterable[tuple[Stack, float]]) -> str:
     """Return the line with most of the weight, as text; "" if too few samples show a line.
 
     The search starts at the outermost function, and goes on to the called function as long as one line has most of
-    the weight. The text also names the line that calls the found line, and the outermost line.
+    the weight. The text also names the outermost line.
     """
     left, lines = _settled((stack, weight) for stack, weight in weights if stack and weight > 0), list[str]()
     while left:
@@ -182,7 +235,7 @@ def hottest(weights: Iterable[tuple[Stack, float]]) -> str:
         most = sum(weight for _, weight in inner) >= thresholds.MOSTLY_ONE_LINE * sum(sums.values())
         left = inner if most else []
     lines = [line for line in reversed(lines) if line]
-    return ", called at ".join(dict.fromkeys([*lines[:2], *lines[-1:]]))
+    return ", called at ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
 def _settled(weights: Iterable[tuple[T, float]]) -> list[tuple[T, float]]:
@@ -190,6 +243,27 @@ def _settled(weights: Iterable[tuple[T, float]]) -> list[tuple[T, float]]:
     weights = list(weights)
     settled = without_hiccup([weight for _, weight in weights])
     return [(sampled, weight) for (sampled, _), weight in zip(weights, settled, strict=True)]
+
+
+def common(stacks: Iterable[Stack]) -> Stack:
+    """Return the functions with which all stacks begin."""
+    levels = itertools.takewhile(
+        lambda level: len({frame.function for frame in level}) == 1, zip(*stacks, strict=False)
+    )
+    return tuple(level[0] for level in levels)
+
+
+def here(*within: CodeType) -> Stack:
+    """Return the functions that run in this thread, the outermost first; only the ones inside a function `within`."""
+    frames, frame = list[Frame](), sys._getframe(1)
+    while frame is not None and frame.f_code not in within:
+        frames.append(_frame(frame.f_code, frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(reversed(frames))
+
+
+def _frame(code: CodeType, line: int | None) -> Frame:
+    return Frame(code.co_filename, line or code.co_firstlineno, code.co_name, code.co_firstlineno, code.co_qualname)
 
 
 _reading = False  # whether a stack is being read, with garbage collection off

@@ -193,7 +193,7 @@ class ScriptRecorder(Recorder):
         if not count:
             return Pauses()
         mean_ms = sum(self.pausing.seconds) / count * 1e3
-        return Pauses(count, mean_ms, self.pausing.seconds_per_step * 1e3, self.pausing.line)
+        return Pauses(count, mean_ms, self.pausing.seconds_per_step * 1e3, self.pausing.line(self.site))
 
     def _stepped(self) -> None:
         """End a step, and continue the examination."""

@@ -9,7 +9,7 @@ from stepscope.base.wording import PLAIN_NAMES, counted, distinct_milliseconds, 
 from stepscope.facts import Facts
 from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
-from stepscope.facts.host import Host
+from stepscope.facts.host import Framework, Host
 from stepscope.facts.loader import Loader
 from stepscope.facts.loop import Loop, Machine, Step, Trend
 from stepscope.facts.profile import Profile
@@ -23,6 +23,8 @@ def rows(facts: Facts, profile: Profile | None, loading: Loading) -> Iterator[tu
         yield from _memory(facts.loop.trend)
     if profile is not None:
         yield from _profile(profile, facts.device, facts.host)
+    if facts.host is not None and facts.host.framework.work.share >= thresholds.WORTH:
+        yield "framework", _framework(facts.host.framework)
     if facts.loader is not None and facts.machine is not None:
         yield from _loader(facts.loader, facts.machine)
     yield from _compilation(facts.compilation)
@@ -87,6 +89,15 @@ def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iter
         if profile.stall_ms and known:
             known.append("with the long step")
         yield f"GPU {each.number}", ", ".join(known)
+
+
+def _framework(framework: Framework) -> str:
+    """Return the work of the package that runs the loop: larger batches need it less often."""
+    parts = "".join(f", {printable(each.name)} {percent(each.share)} of it" for each in framework.parts[:3])
+    return (
+        f"{printable(framework.name)} itself works for {percent(framework.work.share)} of the sampled steps, between "
+        f"the operators of the training, and no less with a smaller batch{parts}"
+    )
 
 
 def _loader(loader: Loader, machine: Machine) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepscope import thresholds
 from stepscope.base.wording import counted, percent, printable
-from stepscope.facts.host import Calls, Host, Optimizer, Work
+from stepscope.facts.host import Calls, Framework, Host, Optimizer, Work
 from stepscope.facts.profile import Profile
 from stepscope.rules.rule import Gain, Rule, mostly
 
@@ -24,7 +24,22 @@ class HostWork:
     updates: float
     outside: Gain
     around: Gain
+    framework: Gain  # the framework's own work
     used: Optimizer
+
+    @property
+    def parts(self) -> float:
+        """The share of the framework's parts that settings change."""
+        known = sum(part.share for part in self.host.framework.parts)
+        return known * self.framework.about / (self.host.framework.work.share or 1.0)
+
+    @property
+    def settings(self) -> str:
+        """The settings by which the parts of the framework work less."""
+        known = SETTINGS.get(self.host.framework.name.removeprefix("pytorch_"), {})
+        kinds = dict.fromkeys(part.kind for part in self.host.framework.parts if part.share >= thresholds.WORTH)
+        kinds = kinds or dict.fromkeys(part.kind for part in self.host.framework.parts[:1])
+        return "\n".join(known.get(kind, "# work in every n-th step only, or leave this part out") for kind in kinds)
 
     @property
     def faster(self) -> str:
@@ -42,6 +57,22 @@ class HostWork:
     def fewer_updates(self) -> str:
         """The change if updates take most of the step."""
         return f"{at_once(self.used)}\n# larger batches, or SparseAdam for a large nn.Embedding(sparse=True)".lstrip()
+
+
+SETTINGS = {  # by package and kind of part
+    "lightning": {
+        "progress": "Trainer(…, enable_progress_bar=False)  # or callbacks=[TQDMProgressBar(refresh_rate=50)]",
+        "logging": "Trainer(…, log_every_n_steps=50)",
+        "saving": "ModelCheckpoint(…, every_n_train_steps=…)  # more steps",
+        "evaluation": "Trainer(…, val_check_interval=…)  # more steps",
+    },
+    "transformers": {
+        "progress": "TrainingArguments(…, disable_tqdm=True)",
+        "logging": "TrainingArguments(…, logging_steps=…)  # more steps",
+        "saving": "TrainingArguments(…, save_steps=…)  # more steps",
+        "evaluation": "TrainingArguments(…, eval_steps=…)  # more steps",
+    },
+}
 
 
 def at_once(used: Optimizer) -> str:
@@ -89,6 +120,7 @@ def view(
         min(host.updates, limit),
         slowed(host.outside, work, limit),
         slowed(host.around, 1.0, wait),
+        slowed(host.framework.work, work, limit),
         used or Optimizer(),
     )
 
@@ -101,6 +133,15 @@ def _calls(calls: Calls, share: float) -> str:
     return (
         f"{', '.join(names)}{more}; the median call takes {calls.median_us:.0f} µs. The calls, with the code between "
         f"them, take {percent(share)} of the time.{mostly(calls.line)}"
+    )
+
+
+def _parts(framework: Framework, share: float) -> str:
+    """Return which parts of a framework take a share of the time, as a sentence."""
+    names = ", ".join(printable(part.name) for part in framework.parts[:3])
+    return (
+        f"In the steps, callbacks and loggers of {printable(framework.name)} take {percent(share)} of the time: mostly "
+        f"{names}."
     )
 
 
@@ -168,6 +209,15 @@ RULES: tuple[Rule[HostWork], ...] = (
         "# move this work out of the step, or do it every n-th step",
         least=thresholds.HOST_WORK,
         line=lambda view: view.host.outside.line,
+    ),
+    Rule(
+        "host.framework-parts", "callbacks and loggers of the framework", "host", "work between the operators",
+        "The package that runs the loop, such as Lightning, logs, saves or redraws a progress bar in the steps.",
+        lambda view: view.parts,
+        lambda view: _parts(view.host.framework, view.parts),
+        "{settings}",
+        least=thresholds.WORTH,
+        example="Trainer(…, log_every_n_steps=50)  # Lightning; transformers has TrainingArguments(…, logging_steps=…)",
     ),
     Rule(
         "host.other-work-between-steps", "work between the steps", "host", "work between the operators",
