@@ -13,12 +13,14 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope import rules, thresholds
 from stepscope.base import staging
 from stepscope.facts import Facts, saving
+from stepscope.facts.job import Job
 from stepscope.observe import hooks, launch
 from stepscope.report import documents
 from stepscope.traces import files
@@ -153,6 +155,9 @@ def show(
 
         with _whose_errors_are_printed():
             job = facts_of_ranks(folder)
+            if isinstance(job, Job):
+                hosts = [host for report in reports if (host := _facts(report).host)]
+                job = replace(job, backward=next((host.backward_line for host in hosts if host.backward_line), ""))
             saving.write(job, folder / saving.JOB)
             together, ranks = rules.diagnose(job), reports[0]["ranks"]
             say(f"{'All ranks' if len(reports) == ranks else f'{len(reports)} of {ranks} ranks'} together. {together}")

@@ -272,6 +272,18 @@ def test_the_share_and_the_line_of_an_optimizer_are_known(one_thread, count, row
     assert (host.optimizer.line if count > 1 else host.updates_line).startswith(line)
 
 
+def test_the_line_of_the_backward_pass_is_known(one_thread):
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024))
+
+    def step(numbers):
+        loss = model(numbers).sum()
+        loss.backward()
+        model.zero_grad()
+
+    host = loop.observe([torch.rand(256, 1024)] * 8, step, 5, Path("profile")).host
+    assert host.backward_line.startswith(f"test_samples.py:{step.__code__.co_firstlineno + 2}: loss.backward()")
+
+
 # What is collected while the sampler looks lets go of the GIL, and threads begin and end meanwhile.
 GARBAGE = """
 import gc, threading, time

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from support import cuda_trace
-from support.rank_traces import ddp
+from support.rank_traces import ddp, job, write
 
 from stepscope import diagnosis, traces
 from stepscope.cli import main
@@ -51,6 +51,14 @@ def test_a_job_with_one_fault_is_accused_of_just_that(fault, tmp_path):
     assert change in found.findings[0].change
     saving.write(diagnosis.facts_of_ranks(tmp_path), tmp_path / saving.JOB)
     assert diagnosis.of_facts(tmp_path / saving.JOB) == found
+
+
+@pytest.mark.parametrize(("passes", "key"), [(4, "communication.each-pass"), (1, "communication.overlapped")])
+def test_gradients_that_each_of_several_backward_passes_exchanges_are_told_from_buckets(passes, key, tmp_path):
+    found = diagnosis.of_ranks(write(tmp_path, job([[[1000] * 4] * 6] * 2, transfer=1500), passes=passes))
+    assert keys(found) == [key]
+    if passes > 1:  # 6 ms are exchanged, for three of four passes in vain
+        assert found.findings[0].gain == pytest.approx(0.75 * 6 / step_ms(tmp_path), abs=0.02)
 
 
 @pytest.mark.parametrize("ranks", [2, 8])

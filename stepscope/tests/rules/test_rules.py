@@ -154,6 +154,10 @@ CASES = {
     "communication.small-operations": (
         of_job(transfer=20.0, gradients=SMALL, small=SMALL), 0.2, of_job(transfer=20.0, gradients=SMALL),
     ),
+    "communication.each-pass": (
+        of_job(transfer=20.0, exchanging_passes=4.0, exchanging_ms=40.0, backward="train.py:9"), 0.3,
+        of_job(transfer=20.0, exchanging_passes=1.0, exchanging_ms=40.0),
+    ),
     "communication.sharded": (of_job(transfer=20.0, sharded=True), 0.2, of_job(transfer=20.0)),
     "communication.late": (of_job(transfer=20.0, overlapped=4.0), 0.2, of_job(transfer=20.0)),
     "communication.overlapped": (of_job(transfer=20.0), 0.2, of_job(transfer=20.0, overlapped=4.0)),

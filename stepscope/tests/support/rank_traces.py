@@ -176,6 +176,7 @@ def write(
     leave_out: dict[int, Sequence[int]] | None = None,
     spans: int = 1,
     one_host: bool = False,
+    passes: int = 0,
 ) -> Path:
     """Write the trace of each rank.
 
@@ -187,11 +188,14 @@ def write(
         By rank, the places of operations that its trace lacks.
     spans : int
         Files a rank; the steps are divided among them.
+    passes : int
+        Backward passes of DistributedDataParallel in a step, which have equal numbers of operations; 0 writes none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, rank in enumerate(ranks):
         clock = clocks[number] if clocks else 0
         events = _events(rank, backend, shapes, marked, set((leave_out or {}).get(number, ())))
+        events += _backward(rank, passes) if passes else []
         for each in events:
             each["ts"] += clock
         size = -(-len(rank.steps) // spans)
@@ -222,6 +226,16 @@ def _events(rank: Rank, backend: str, shapes: bool, marked: bool, left_out: set[
         if marked
     ]
     return [*marks, *(load(start, end) for start, end in rank.loading), *work(rank, operations, shapes)]
+
+
+def _backward(rank: Rank, passes: int) -> list[dict]:
+    found, of_a_pass = [], len(rank.operations) // len(rank.steps) // passes
+    accumulated = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    for place, (issued, *_) in enumerate(rank.operations):
+        if place % of_a_pass == 0:
+            found.append(event("cpu_op", "aten::ones_like", issued - 3, issued - 2))
+        found.append(event("cpu_op", accumulated, issued - 1, issued + 1))
+    return found
 
 
 def _work_of_gloo(rank: Rank, operations: list[tuple], shapes: bool) -> list[dict]:

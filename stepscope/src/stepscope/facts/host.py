@@ -80,6 +80,7 @@ class Host:
     elementwise_line: str = ""  # the user's line that takes most of `elementwise`; "" if unknown
     updates: float = 0.0  # share of the optimizer, without short operators that it calls very often
     updates_line: str = ""  # the user's line that calls the optimizer; "" if unknown
+    backward_line: str = ""  # the user's line that takes most of the time in backward passes; "" if unknown
     outside: Work = Work()  # work within steps
     around: Work = Work()  # work between steps, without loading
     # Shares of the operators of the step's thread, with the short gaps between them: "forward", "backward", "update"

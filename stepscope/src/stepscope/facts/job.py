@@ -54,6 +54,14 @@ class Job:
     late_ms: float = 0.0  # how late the straggler is in a step
     late_in: str = ""  # work in which the straggler takes longer: "loading", "computing" or "other"
     late_longer_ms: float = 0.0  # how much longer the straggler takes for this work than the median of the other ranks
+    exchanging_passes: float = 0.0  # number of backward passes before an update in which DDP exchanges gradients
+    exchanging_ms: float = 0.0  # time in a step for these exchanges; on the CPU also while other operators run
+    backward: str = ""  # the user's line that takes most of the time in backward passes; "" if unknown
+
+    @property
+    def repeats(self) -> bool:
+        """Whether gradients are exchanged in several backward passes before one update."""
+        return self.exchanging_passes >= 2
 
     @property
     def efficiency(self) -> float:

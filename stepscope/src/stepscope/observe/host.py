@@ -41,6 +41,7 @@ _TRAINING = (
 )
 _NETWORK = r"[/\\]torch[/\\]nn[/\\]"
 _UTILITIES = r"[/\\]torch[/\\]nn[/\\]utils[/\\]"
+_BACKWARD_CALL = r"[/\\]torch[/\\](_tensor\.py:backward$|autograd[/\\]__init__\.py:backward$)"
 _OPTIMIZER = r"[/\\]torch[/\\]optim"
 # The functions in which a DataLoader makes a batch in the loop itself, waits for a worker's batch, starts and ends
 # workers, or chooses indices: the facts of the loader contain their time
@@ -198,6 +199,11 @@ class Sampled:
         updates = (each for each in self.in_steps if _any(_OPTIMIZER, each.inside))
         return hottest((self.site.changeable(each.path), each.seconds) for each in updates)
 
+    def going_back(self) -> str:
+        """Return the line that calls backward passes, "" if unknown."""
+        passes = (each for each in self.in_steps if _any(_BACKWARD_CALL, each.inside))
+        return hottest((self.site.changeable(each.path), each.seconds) for each in passes)
+
     def growing(self) -> str:
         """Return the line whose time grows most from the first half of the steps to the second half, "" if unknown."""
         middle, halves = self.starts[len(self.starts) // 2], [defaultdict[Stack, float](float) for _ in range(2)]
@@ -346,6 +352,7 @@ def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) 
         elementwise_line=line,
         updates=float((updates["length"] + updates["gap"]).sum()) / profile.total_us,
         updates_line=sampled.updating(),
+        backward_line=sampled.going_back(),
     )
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from stepscope import thresholds, traces
 from stepscope.facts.job import Exchanges, Job, Rank
 from stepscope.traces.columns import coverage
 from stepscope.traces.exposed_communication import NO_COMPUTATION
+
+_ACCUMULATED = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+_EXCHANGED = r"c10d::_?(?:allreduce|reduce_scatter)"  # the operators that begin an exchange
+_REDUCER = r"torch(?:::|\.)distributed.*reducer::"  # operators that copy gradients to buckets and back
 
 
 def read(ranks: Mapping[str, traces.Trace]) -> Job:
@@ -52,7 +58,39 @@ def read(ranks: Mapping[str, traces.Trace]) -> Job:
         late_ms=late_ms if math.isfinite(late_ms) else 0.0,
         late_in=late_in,
         late_longer_ms=longer,
+        exchanging_passes=float(np.median([_exchanging_passes(trace) for trace in ranks.values()])),
+        exchanging_ms=statistics.mean(_exchanging_ms(trace, table.loc[name]) for name, trace in ranks.items()),
     )
+
+
+def _exchanging_passes(trace: traces.Trace) -> float:
+    """Return in how many backward passes before an update DistributedDataParallel exchanges gradients, 0 if in none.
+
+    It does so when the last gradient of a bucket is accumulated. A backward pass begins with a gradient of ones.
+    """
+    passes, updates = list[int](), 0
+    for span in trace.spans:
+        events, steps = span.events.table(), traces.steps(traces.Trace(trace.path, (span,)))
+        begun = np.sort(events.loc[events["name"] == "aten::ones_like", "start"])
+        accumulated = events[events["name"] == _ACCUMULATED].sort_values("start")
+        exchanges = np.sort(events.loc[events["name"].str.match(_EXCHANGED), "start"])
+        inside = np.searchsorted(accumulated["start"], exchanges, "right") - 1
+        exchanges = exchanges[(inside >= 0) & (exchanges <= np.append(accumulated["end"], -np.inf)[inside])]
+        updates += int(events["name"].str.startswith("Optimizer.step#").sum())
+        for step in steps.itertuples():
+            within = exchanges[(exchanges >= step.start) & (exchanges < step.end)]
+            passes.append(len(np.unique(np.searchsorted(begun, within, "right"))))
+    return float(np.median(passes)) / max(1.0, updates / len(passes)) if passes else 0.0
+
+
+def _exchanging_ms(trace: traces.Trace, row: pd.Series) -> float:
+    """Return the time of a step for exchanging gradients: exposed; without an accelerator all, as it takes cores."""
+    if any(span.kernels.height for span in trace.spans):
+        return float(row["exposed"])
+    tables, steps = [span.events.table() for span in trace.spans], len(traces.steps(trace))
+    copies = (table[table["name"].str.contains(_REDUCER)] for table in tables)
+    copied = sum(float((each["end"] - each["start"]).sum()) for each in copies)
+    return float(row["exposed"] + row["overlapped"]) + copied / steps / 1e3
 
 
 def _rank(name: str, row: pd.Series) -> Rank:

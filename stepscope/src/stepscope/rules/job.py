@@ -11,7 +11,7 @@ from stepscope.base.wording import counted, milliseconds, percent
 from stepscope.facts.job import Job, Rank
 from stepscope.report.findings import Diagnosis
 from stepscope.rules.conclusion import conclude
-from stepscope.rules.rule import Rule, findings
+from stepscope.rules.rule import Rule, findings, mostly
 
 LISTED = 8  # ranks with a separate line
 # For each kind of work in which a rank is late: a description, and the change.
@@ -138,6 +138,8 @@ def _bucket(job: Job) -> int:
 
 def _kind(job: Job) -> str:
     """Return why communication is exposed, as the end of a rule's key."""
+    if job.repeats:
+        return "each-pass"
     if job.sharded:
         return "sharded"
     return "overlapped" if job.overlapped >= thresholds.OVERLAPPED else "late"
@@ -206,6 +208,18 @@ RULES: tuple[Rule[Job], ...] = (
             else "# combine small tensors; replace SyncBatchNorm with BatchNorm, if batches are large enough"
         ),
         example="DDP(model, bucket_cap_mb=25)  # not one all_reduce for each weight",
+    ),
+    Rule(
+        "communication.each-pass", "gradients exchanged in each backward pass", "communication", "less communication",
+        "Gradients are exchanged in each of several backward passes before one update.",
+        lambda job: (1 - 1 / job.exchanging_passes) * job.exchanging_ms / job.step_ms if job.repeats else None,
+        lambda job: (
+            f"Before an update the ranks exchange gradients in each of {round(job.exchanging_passes)} backward passes, "
+            f"which takes {milliseconds(job.exchanging_ms)} of a step. Only the last exchange is needed: it can send "
+            f"the sum of all passes.{mostly(job.backward)}"
+        ),
+        "with model.no_sync(): loss_of(model(images)).backward()  # all but the last pass, with the forward inside",
+        line=lambda job: job.backward,
     ),
     _exposed(
         "sharded", OVERLAPPING,
