@@ -123,7 +123,7 @@ def show(
     `status` is the exit status of a script that ended before its diagnosis.
     """
     nothing = f"The script ended with status {status}. {NOTHING}" if status else NOTHING
-    kept, several = list[dict[str, Any]](), bool(reports) and reports[0]["ranks"] > 1
+    kept, several = list[dict[str, Any]](), any(report["ranks"] > 1 for report in reports)
     for report in reports:
         result = {name: value for name, value in report.items() if name not in ("here", "so_far")}
         text = report.get("problem", "")

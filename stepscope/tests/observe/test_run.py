@@ -120,6 +120,34 @@ def test_each_rank_of_a_job_is_diagnosed_and_all_together(run, tmp_path):
     assert names == {saving.JOB, f"rank_0.{saving.NAME}", f"rank_1.{saving.NAME}"}
 
 
+SPAWNS = """import sys, torch
+from torch.utils.data import DataLoader
+data = torch.ones(20_000, 4)
+def rank(number, count):
+    torch.distributed.init_process_group("gloo", init_method=sys.argv[1], rank=number, world_size=count)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-7)
+    for step, batch in zip(range(int(sys.argv[2])), DataLoader(data, 8)):
+        model(batch).sum().backward()
+        optimizer.step()
+    torch.distributed.destroy_process_group()
+if __name__ == "__main__":
+    next(iter(DataLoader(data, 8)))
+    torch.multiprocessing.spawn(rank, args=(2,), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "results"), [(8, 2), (100, 3)])
+def test_processes_that_a_script_spawns_are_the_ranks_of_one_job(run, tmp_path, steps, results):
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    ended, found = run("spawns.py", f"file://{tmp_path}/store", steps, steps=5)
+    found = [each for each in found if "diagnosis" in each]
+    assert [each["rank"] for each in found] == [0, 1, None][:results], ended.stderr
+    assert all(f"Rank {number}. Verdict: " in ended.stderr for number in (0, 1))
+    assert ("All ranks together. Verdict: " in ended.stderr) == (results == 3)
+
+
 def test_the_batches_and_steps_of_a_script_with_too_few_steps_are_reported(run, tmp_path):
     (tmp_path / "site" / "sitecustomize.py").write_text("import torch\nraise ValueError('of the own')\n")
     ended, (found,) = run(SCRIPT, "none", 4)
