@@ -61,7 +61,7 @@ def diagnose(
     ValueError
         If the loader yields no batches, or no batches when it is iterated again; or if there is no step to time.
     RuntimeError
-        If a profiler is active already.
+        If a profiler is active already, or if several processes train together.
     FileExistsError
         If `folder` contains other files than recordings.
 

@@ -265,6 +265,13 @@ def test_loaders_without_batches_are_refused(quick):
         diagnosis.diagnose([], lambda batch: None)
 
 
+def test_a_loop_of_several_ranks_is_refused_since_it_would_hang(quick, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(RuntimeError, match="torchrun"):
+        diagnosis.diagnose([(torch.zeros(1),)], lambda batch: None)
+
+
 def test_a_profiler_that_runs_already_is_named(quick):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         with pytest.raises(RuntimeError, match="profiler"):

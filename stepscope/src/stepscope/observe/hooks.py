@@ -70,6 +70,13 @@ def watching(recorder: Recorder) -> Iterator[None]:
         _recorders.update(before)
 
 
+def give_way() -> None:
+    """Let the recorder of this process stop its profiler."""
+    recorder = _recorders.get(os.getpid())
+    if recorder is not None:
+        recorder.give_way()
+
+
 def watched() -> bool:
     """Return whether this process is or was watched."""
     return os.getpid() in _recorders or OPTIONS in os.environ

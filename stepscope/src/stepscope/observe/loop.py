@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.utils.data import DataLoader
 
 from stepscope import thresholds, timing
@@ -27,6 +28,12 @@ def observe(loader: Iterable[Any], step: timing.Step, count: int, folder: Path) 
     """
     if count < 1:
         raise ValueError(f"Expected at least one step to time, found steps={count}.")
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise RuntimeError(
+            f"{distributed.get_world_size()} processes train together: each would take another number of steps, and "
+            "the job would hang. Diagnose the whole script instead: stepscope run torchrun … train.py."
+        )
+    hooks.give_way()
     if torch.autograd._profiler_enabled():
         raise RuntimeError("A profiler is already running here. Leave its `with` block before you call diagnose.")
     step = _noted(step)

@@ -144,6 +144,9 @@ class Recorder:
         """Raise an error of this recorder, unless the loop must go on without it."""
         raise error
 
+    def give_way(self) -> None:
+        """Stop a profiler that records for this recorder: another one is about to start in the same thread."""
+
     def request(self, iterator: Iterator[Any], get_next: Callable[[Iterator[Any]], object]) -> object:
         """Return the next training batch, and note whether an epoch begins or ends here."""
         asked = time.perf_counter()

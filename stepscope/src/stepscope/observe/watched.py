@@ -276,15 +276,7 @@ class ScriptRecorder(Recorder):
             phases = self.phases
             if here and phases is not None and not getattr(phases, "gi_running", False):  # else the profiler is ours
                 self.script_profiler = weakref.ref(profiler)
-                if self.examination.recording and not self.over:
-                    try:
-                        phases.throw(OtherProfiler())
-                    except StopIteration as ended:
-                        self._report_facts(ended.value)
-                        if self.stop:
-                            raise SystemExit from None
-                    except Exception as error:
-                        self.failed(error)
+                self.give_way()
             before[name](profiler)
 
         for name in before:
@@ -294,6 +286,19 @@ class ScriptRecorder(Recorder):
         finally:
             for name, method in before.items():
                 setattr(kind, name, method)
+
+    def give_way(self) -> None:
+        """End the examination with the steps so far if our profiler records, since another one is about to start."""
+        if self.phases is None or self.over or not self.examination.recording:
+            return
+        try:
+            self.phases.throw(OtherProfiler())
+        except StopIteration as ended:
+            self._report_facts(ended.value)
+            if self.stop:
+                raise SystemExit from None
+        except Exception as error:
+            self.failed(error)
 
     def _prepared(self) -> bool:
         """Return whether the script has prepared a profiler that records nothing yet."""
