@@ -57,6 +57,11 @@ USUAL_WAIT = 0.5
 # Share of an item's time: for a part with at least this share, the item's slowest line counts as the part's line.
 MOST_OF_AN_ITEM = 0.5
 
+# Share of an item's time in functions of a package: with a larger share the advice is about the package.
+LIBRARY = 0.2
+# Reads from datasets of h5py for an item: each takes 20 µs or more on one core, and an item needs few.
+MANY_READS = 8
+
 # Share of the additional time of long steps: with this much time for lines that usual steps do not run, long steps do
 # other work; otherwise their batches are larger, or the machine stalled.
 OTHER_WORK = 0.5

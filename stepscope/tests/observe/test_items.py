@@ -2,14 +2,17 @@
 
 import cProfile
 import gc
+import importlib
 import os
 import subprocess
 import sys
 import time
+import warnings
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -117,6 +120,67 @@ def test_programs_that_items_start_are_work_and_irregular_items_have_a_line(quic
     loaded = items.load(DataLoader(loops.Calls(load), 1))
     assert (loaded.cpu_ms == loaded.ms) == works
     assert loaded.lines[name].startswith(f"test_items.py:{load.__code__.co_firstlineno + 1}:")
+
+
+def test_pytorchs_own_warnings_are_noted_even_if_it_gave_them_before(quick):
+    def warns(index):
+        return torch.tensor([np.zeros(4), np.ones(4)])
+
+    warns(0)
+    loaded = items.load(DataLoader(loops.Calls(warns), 2))
+    assert any("list of numpy.ndarrays" in text and "Triggered" not in text for text in loaded.warnings)
+    assert not torch.is_warn_always_enabled()
+    assert items.load(DataLoader(loops.Calls(lambda index: warnings.warn("mine", stacklevel=1)), 2)).warnings == ()
+
+
+SHOP = """
+import time
+
+class Compose:
+    def __call__(self, value):
+        for each in (Shift(), Blur()):
+            value = each(value)
+        return value
+
+class Shift:
+    def __call__(self, value):
+        return value
+
+class Blur:
+    def __call__(self, value):
+        until = time.perf_counter() + 0.004
+        while time.perf_counter() < until:
+            pass
+        return value
+
+class Data:
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return Compose()(index)
+"""
+
+
+def test_without_a_line_of_the_user_the_transform_is_named_and_its_package_known(quick, tmp_path, monkeypatch):
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "shop.py").write_text(SHOP)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    loaded = items.load(DataLoader(importlib.import_module("shop").Data(), 2))
+    assert loaded.lines[ANY] == "Blur.__call__ of shop"
+    assert "shop" in loaded.libraries and not loaded.images
+
+
+def test_reads_from_a_file_that_stays_open_are_counted_and_open_no_file(quick, tmp_path):
+    file = h5py.File(tmp_path / "rows.h5", "w")
+    rows = file.create_dataset("rows", data=np.zeros((100, 4)))
+
+    def load(index):
+        return [rows[index % 50 + each] for each in range(3)], rows.file.mode
+
+    loaded = items.load(DataLoader(loops.Calls(load), 2, collate_fn=list))
+    assert (loaded.hdf5_reads, loaded.opened) == (3, 0)
+    assert "h5py" in loaded.libraries
 
 
 class Opener(loops.SleepDataset):

@@ -515,6 +515,48 @@ def test_the_parts_of_a_loop_that_could_not_be_examined_are_named(changes, text)
     assert rules.diagnose(of_loop()).unknown == ()
 
 
+@pytest.mark.parametrize(
+    ("part", "changes", "has", "lacks"),
+    [
+        ("transforming", {}, "PILToTensor", "ahead"),  # facts of an older version
+        ("transforming", dict(libraries={"PIL": 0.1, "torchvision": 0.2}), "PILToTensor", "ahead"),
+        ("transforming", dict(libraries={"scipy": 0.5}), "ahead of time", "PIL"),
+        ("resizing", dict(libraries={"monai": 0.5, "nibabel": 0.1}), "CacheDataset", "image"),
+        ("decoding", dict(libraries={"soundfile": 0.5}), "ahead of time", "image"),
+        (REST, dict(libraries={"pandas": 0.6}), "arrays", "epoch"),
+        (REST, dict(libraries={"pandas": 0.01}), "epoch", "arrays"),
+        ("reading", dict(opened=0.0, hdf5_reads=60.0), "[...]", "pack"),
+        ("reading", dict(opened=0.0, hdf5_reads=1.0), "slices", "pack"),
+        ("reading", dict(opened=0.0), "pack", "HDF5"),
+    ],
+)
+def test_the_change_fits_the_items(part, changes, has, lacks):
+    found, *_ = rules.diagnose(item(part, **changes)).findings
+    assert has in found.change and lacks not in found.change
+
+
+def test_a_warning_of_pytorch_is_repeated_once():
+    loop = of_loop(**SLOW, parts=NO_PARTS | {"reading": 0.6, REST: 0.4}, opened=0.0, warnings=("This is slow.",))
+    found = rules.diagnose(loop).findings
+    assert len(found) > 1 and sum("This is slow." in each.evidence for each in found) == 1
+
+
+@pytest.mark.parametrize(
+    ("why", "has", "lacks"),
+    [
+        ("tensor 'x' size mismatch at index 1. expected 390, actual 349", "mark_dynamic(x, 1)", "drop_last"),
+        ("tensor 'L['batch']' size mismatch at index 0. expected 8, actual 3", "mark_dynamic(batch, 0)", "L["),
+        ("tensor 'x' size mismatch at index 0. expected 8, actual 3", "drop_last=True", "index 1"),
+        ("___check_type_id(L['scale'], 77)", "without compiling it.", "dynamic"),
+        ("", "without compiling it.", "dynamic"),
+    ],
+)
+def test_recompilations_have_a_change_only_for_the_size_that_changes(why, has, lacks):
+    text = dict(rules.diagnose(replace(of_loop(), compilation=Compilation(3, 2.5, "a.py:7", why, 8))).evidence)
+    assert has in text["compiled again"].partition("whose guard")[2] + text["compiled again"]
+    assert lacks not in text["compiled again"].partition("After 8")[2]
+
+
 def test_problems_that_cost_no_time_are_rows_of_the_evidence():
     facts = of_loop()
     loader = replace(

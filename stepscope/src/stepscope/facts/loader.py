@@ -10,6 +10,7 @@ from stepscope.facts.hazards import Growth
 # Parts of the work on an item, and the name of the remaining work.
 PARTS = ("opening", "reading", "resizing", "decoding", "collating", "transforming")
 REST = "the rest of the dataset"
+IMAGES = {"PIL", "cv2", "torchvision", "imageio", "skimage"}  # packages that decode or change images
 # Extra keys of `Items.lines`.
 ANY, WAITING, IRREGULAR = "any part", "waiting", "irregular"
 
@@ -56,6 +57,15 @@ class Items:
     function_shares: dict[str, float] = field(default_factory=dict)
     together: bool = False  # whether the dataset loads a whole batch at once, by `__getitems__`
     sampling: Sampling = Sampling()
+    # Share of the time in functions of each installed package, other than PyTorch and NumPy; None if unknown
+    libraries: dict[str, float] | None = None
+    hdf5_reads: float = 0.0  # number of reads from datasets of h5py for an item
+    warnings: tuple[str, ...] = ()  # PyTorch's warnings while items are loaded
+
+    @property
+    def images(self) -> bool:
+        """Whether items are made from images, as far as is known."""
+        return self.libraries is None or not IMAGES.isdisjoint(self.libraries)
 
     @property
     def tiny(self) -> bool:

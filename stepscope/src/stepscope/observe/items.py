@@ -7,13 +7,15 @@ import cProfile
 import itertools
 import os
 import re
+import sys
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -25,7 +27,7 @@ from stepscope.base.confidence import without_hiccup
 from stepscope.base.wording import without_paths
 from stepscope.facts.loader import ANY, IRREGULAR, REST, WAITING, Irregular, Items, Sampling
 from stepscope.observe import contention
-from stepscope.observe.sampler import Frame, Sampler, place
+from stepscope.observe.sampler import Frame, Sampler, package, place
 
 THIRDS = 3
 
@@ -48,7 +50,9 @@ PARTS = {
     "transforming": r"transforms/|albumentations|kornia|imgaug",
 }
 
-OPENS = r"(io|builtins)\.open\b|h5py/_hl/files\.py:__init__|lmdb\.open"  # functions that open a file, in Python or C
+OPENS = r"(io|builtins)\.open\b|h5py/_hl/files\.py:make_fid|lmdb\.open"  # functions that open a file, in Python or C
+READS_HDF5 = r"h5py/_hl/dataset\.py:__getitem__"
+_EVERYWHERE = {"", "torch", "numpy", "stepscope"}  # packages that say nothing about the items
 
 
 def load(loader: DataLoader[Any], longer: bool = False) -> Items:
@@ -72,17 +76,18 @@ def _items(measured: _Measurement) -> Items:
     ms, cpu_ms, waiting = spent / count * 1e3, worked / count * 1e3, 1 - worked / spent
     irregular = measured.irregular(spent, waiting)
     lines, function_shares = measured.lines(irregular.count > 0)
-    parts, opened, file_bytes, slowest = _profiled(measured, cProfile.Profile)
+    found = _profiled(measured, cProfile.Profile)
+    parts, opened, file_bytes, slowest = found.parts, found.opened, found.file_bytes, found.slowest
     waits, total = dict[str, float](), sum(parts.values()) or 1.0
     if waiting > thresholds.WAITING_ITEMS:
-        working, *_ = _profiled(measured, lambda: cProfile.Profile(time.process_time))
+        working = _profiled(measured, lambda: cProfile.Profile(time.process_time)).parts
         waits = {part: max(0.0, seconds - working[part]) for part, seconds in parts.items()}
         scale = waiting / (sum(waits.values()) or 1.0)
         waits = {part: min(seconds * scale, parts[part] / total) for part, seconds in waits.items()}
     parts = {part: seconds / total for part, seconds in parts.items()}
     return Items(
         count, ms, cpu_ms, source.batch, parts, opened, file_bytes, slowest, waits, irregular, lines, function_shares,
-        source.together,
+        source.together, libraries=found.libraries, hdf5_reads=found.hdf5_reads, warnings=measured.warnings,
     )  # fmt: skip
 
 
@@ -139,7 +144,9 @@ class _Measurement:
 
     def __init__(self, source: _Source, seconds: float):
         """Load items for this time, in s."""
-        alone = min(_seconds(source.take, 1) for _ in range(2))  # the first item imports, and opens files, once
+        with _warned() as caught:
+            alone = min(_seconds(source.take, 1) for _ in range(2))  # the first item imports, and opens files, once
+        self.warnings = _of_pytorch(caught)
         self.group = max(1, min(source.batch, int(thresholds.GROUP_S / alone)))  # items to load at a time
         self.source, self.count = source, 0
         load, loaded = source.load, list[tuple[Any, float, float]]()
@@ -229,17 +236,18 @@ class _Measurement:
 
     def lines(self, irregular: bool) -> tuple[dict[str, str], dict[str, float]]:
         """Return the user's line that takes most time, for each part of the work (opening counts as reading), for any
-        part, for waiting, and for slow items if loading is `irregular`; and the share of this line's function.
+        part, for waiting, and for slow items if loading is `irregular`; and the share of this line's function. Without
+        such a line, a method of a package is named.
         """
         weights = defaultdict[str, list[tuple[Frame | None, float]]](list)
         begins, ends = self.begins[self.slow], (self.begins + self.seconds)[self.slow]
         for each in self.samples:
             part = next(filter(None, (_part((frame.file, 0, frame.name)) for frame in each.frames)), REST)
             for name in ("reading" if part == "opening" else part, ANY):
-                weights[name].append((each.own, each.seconds - each.waited))
-            weights[WAITING].append((each.own, each.waited))
+                weights[name].append((each.own or each.library, each.seconds - each.waited))
+            weights[WAITING].append((each.own or each.library, each.waited))
             if irregular and ((begins < each.end) & (each.end <= ends)).any():
-                weights[IRREGULAR].append((each.own, each.seconds))
+                weights[IRREGULAR].append((each.own or each.library, each.seconds))
         lines = {name: line for name, of_lines in weights.items() if (line := place(of_lines))}
         shares = {}
         for name, line in lines.items():
@@ -282,25 +290,64 @@ def _seconds(call: Callable[[Any], object], argument: Any) -> float:
     return time.perf_counter() - begin
 
 
-def _profiled(
-    measured: _Measurement, profiler: Callable[[], cProfile.Profile]
-) -> tuple[dict[str, float], float, float | None, str]:
-    """Load as many items as `measured` with cProfile. Return the seconds of each part per item (the median of thirds,
-    since the machine may stall once), the opened files per item, the bytes read per file, and the slowest function.
-    """
-    thirds, loaded, opened, before = [], 0, 0, _bytes_read()
+@contextmanager
+def _warned() -> Iterator[list[warnings.WarningMessage]]:
+    """Record all warnings in the block, also the ones that PyTorch gives once."""
+    always = torch.is_warn_always_enabled()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.set_warn_always(True)
+        try:
+            yield caught
+        finally:
+            torch.set_warn_always(always)
+
+
+def _of_pytorch(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
+    """Return the texts of PyTorch's own warnings, without paths."""
+    inner = "(Triggered internally"
+    texts = ((str(each.message), each.filename) for each in caught)
+    own = (text.partition(inner)[0] for text, file in texts if inner in text or package(file) == "torch")
+    return tuple(dict.fromkeys(without_paths(" ".join(text.split())) for text in own))
+
+
+class _Profile(NamedTuple):
+    """Items that were loaded with cProfile."""
+
+    parts: dict[str, float]  # seconds of each part per item, the median of thirds, since the machine may stall once
+    opened: float  # files per item
+    file_bytes: float | None  # bytes read per file
+    slowest: str  # function
+    libraries: dict[str, float]  # share of the time in functions of each package
+    hdf5_reads: float  # per item
+
+
+def _profiled(measured: _Measurement, profiler: Callable[[], cProfile.Profile]) -> _Profile:
+    """Load as many items as `measured` with cProfile."""
+    thirds, loaded, opened, hdf5, before = [], 0, 0, 0, _bytes_read()
     for _ in range(THIRDS):
         profile, items = profiler(), 0
         while items * THIRDS < measured.count:
             items += profile.runcall(measured.source.take, measured.group)
         profile.create_stats()
         spent, opens, slowest = _parts(profile.stats)
+        hdf5 += sum(times[1] for function, times in profile.stats.items() if re.search(READS_HDF5, _text(function)))
         thirds.append({part: seconds / items for part, seconds in spent.items()})
         loaded, opened = loaded + items, opened + opens
     after = _bytes_read()
     file_bytes = (after - before) / opened if opened and before is not None and after is not None else None
     medians = {part: float(np.median([third[part] for third in thirds])) for part in thirds[0]}
-    return medians, opened / loaded, file_bytes, slowest
+    return _Profile(medians, opened / loaded, file_bytes, slowest, _libraries(profile.stats), hdf5 / loaded)
+
+
+def _libraries(stats: _Stats) -> dict[str, float]:
+    """Return the share of the time in functions of each installed package, also functions in C with its name."""
+    spent, total = defaultdict[str, float](float), sum(times[2] for times in stats.values()) or 1.0
+    for (file, _, name), times in stats.items():
+        compiled = re.match(r"<(?:built-in method |method '\w+' of ')(\w+)\.", name) if file == "~" else None
+        spent[compiled[1] if compiled else package(file)] += times[2]
+    foreign = _EVERYWHERE | sys.stdlib_module_names
+    return {name: seconds / total for name, seconds in spent.items() if name not in foreign}
 
 
 def _parts(stats: _Stats) -> tuple[dict[str, float], int, str]:

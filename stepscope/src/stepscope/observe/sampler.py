@@ -60,8 +60,7 @@ class Frame:
     @property
     def package(self) -> str:
         """The installed package with this code; "" for other code."""
-        found = None if self.file.startswith(f"{_PACKAGE}{os.sep}") else _INSTALLED.search(self.file)
-        return found[1] if found else ""
+        return package(self.file)
 
     @property
     def function(self) -> tuple[str, int, str]:
@@ -69,10 +68,18 @@ class Frame:
         return self.file, self.first, self.name
 
     def __str__(self) -> str:
+        if not self.own and self.package:
+            return f"{self.qualified or self.name} of {self.package}"
         text = _PATH.sub(r"\1…/", linecache.getline(self.file, self.line).strip())
         text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
         place = "cell" if "ipykernel_" in self.file else Path(self.file).name
         return f"{place}:{self.line}: {text}" if text else f"{place}:{self.line}"
+
+
+def package(file: str) -> str:
+    """Return the installed package, other than stepscope, that a file belongs to; "" for other files."""
+    found = None if file.startswith(f"{_PACKAGE}{os.sep}") else _INSTALLED.search(file)
+    return found[1] if found else ""
 
 
 Stack = tuple[Frame, ...]  # of calls; in weights the outermost function comes first
@@ -105,6 +112,15 @@ class Sample:
     def own(self) -> Frame | None:
         """The innermost of the user's functions."""
         return self.path[-1] if self.path else None
+
+    @property
+    def library(self) -> Frame | None:
+        """The outermost method of an installed package other than PyTorch, such as a transform in a ``Compose``."""
+        frames = [frame for frame in reversed(self.frames) if frame.package not in _LIBRARIES]
+        composed = [number for number, frame in enumerate(frames) if "Compose" in frame.qualified]
+        methods = (each for each in frames[composed[-1] + 1 if composed else 0 :] if "." in each.qualified)
+        found = next((each for each in methods if "<locals>" not in each.qualified), None)
+        return None if found is None else replace(found, line=found.first)
 
     @property
     def to_network(self) -> Stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from stepscope import thresholds
@@ -134,14 +135,26 @@ def _compilation(compilation: Compilation) -> Iterator[tuple[str, str]]:
         text = (
             f"{counted(compilation.again, 'time')}, {compilation.seconds:.1f} s in total, mostly the function at "
             f"{compilation.at}{why}. After {compilation.limit} recompilations "
-            "PyTorch runs the function without compiling it. If sizes change, call "
-            "torch._dynamo.mark_dynamic(inputs, 0) before the first call, or set drop_last=True."
+            f"PyTorch runs the function without compiling it.{_for_changing_sizes(compilation.why)}"
         )
         yield "compiled again", text
     if compilation.graph_breaks:
         places = ", ".join(compilation.graph_breaks)
         text = f"at {places}. Fewer operators are fused around a break. With fullgraph=True a break is an error."
         yield "graph breaks", text
+
+
+def _for_changing_sizes(why: str) -> str:
+    """Return the change for the failed guard as a sentence; "" if the guard is not about a size."""
+    found = re.search(r"tensor '(.*\w.*)' (?:size|stride) mismatch at index (\d+)", why)
+    if found is None:
+        return ""
+    name, index = re.findall(r"\w+", found[1])[-1], int(found[2])
+    drops = ", or set drop_last=True if only the last batch is smaller" if index == 0 else ""
+    return (
+        f" The size of dimension {index} changes: torch.compile(…, dynamic=True), or without dynamic=False "
+        f"torch._dynamo.mark_dynamic({name}, {index}) before the first call{drops}."
+    )
 
 
 def doubt(profile: Profile) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stepscope import thresholds
-from stepscope.base.wording import counted, milliseconds, percent
+from stepscope.base.wording import counted, milliseconds, percent, printable
 from stepscope.facts import Facts
 from stepscope.facts.loader import IRREGULAR, PARTS, REST, WAITING, Items, Sampling
 from stepscope.facts.loop import LongSteps, Loop
@@ -281,15 +281,72 @@ def _slow_items(items: Items) -> str:
     )
 
 
-def _part(key: str, part: str, name: str, topic: str, means: str, change: str) -> Rule[Loading]:
-    """Return the row for a part of the items' work; the gain assumes that the part is removed."""
+def _fitting(change: str, other: str | None = None) -> Callable[[Loading], str]:
+    """Return the change for items made from images, and `other` for other items: without it, to keep results."""
+
+    def fitting(loading: Loading) -> str:
+        used = loading.items.libraries or {}
+        if loading.items.images:
+            return change
+        return (
+            "monai.data.CacheDataset(…)  # keeps results up to the first random transform"
+            if "monai" in used
+            else (other or "# do work that is not random once, ahead of time, and keep its results")
+        )
+
+    return fitting
+
+
+def _of_the_dataset(loading: Loading) -> str:
+    """Return the change for the dataset's own code."""
+    used = loading.items.libraries or {}
+    if used.get("pandas", 0.0) >= thresholds.LIBRARY:
+        return "def __init__(self, …): …  # convert the table to arrays or tensors once, and index these in __getitem__"
+    return _fitting(PRECOMPUTE, PRECOMPUTE)(loading)
+
+
+def _of_hdf5(loading: Loading) -> str:
+    """Return the change for reading; from HDF5, where an item reads it."""
+    reads = loading.items.hdf5_reads
+    if reads >= thresholds.MANY_READS:
+        return "dataset[...]  # or a slice of it, in one read: an array, from which to make the tensor"
+    if reads:
+        return "file[name][:]  # once into memory; or slices, since HDF5 selects each index of a list by itself"
+    return READ
+
+
+def _warnings(items: Items, share: float) -> str:
+    """Return PyTorch's warnings as sentences, for a part with this share; "" if another part takes longer."""
+    if share < max(items.reading, *map(items.working, (*PARTS, REST))):
+        return ""
+    return "".join(f" PyTorch warns: {printable(text)}" for text in items.warnings[:2])
+
+
+TOGETHER = "def __getitems__(self, indices): …  # loads a whole batch at once"
+PRECOMPUTE = "def __getitem__(self, index): …  # precompute work that is the same in every epoch"
+DECODED = "# store resized, smaller images ahead of time; or store decoded images"
+READ = "# open a file once, and keep it open; pack small files into a large file; or read from a local disk"
+PIL_TO_TENSOR = "transforms.PILToTensor()  # only this transform; the first layer of the network normalizes"
+AS_BYTES = "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the device"
+
+
+def _part(
+    key: str, part: str, name: str, topic: str, means: str, change: str, fit: Callable[[Loading], str] | None = None
+) -> Rule[Loading]:
+    """Return the row for a part of the items' work; the gain assumes that the part is removed.
+
+    `fit` returns the change for the items at hand: by default `change`.
+    """
 
     def evidence(loading: Loading) -> str:
         items, work = loading.items, "the dataset's own code" if part == REST else part
         where = _at(items.line(part)) or (f"; mostly in {items.slowest}" if part == REST else "")
         beside = " The workers use the cores that the step needs." if loading.contended.most else ""
         took = percent(items.working(part))
-        return f"An item takes {milliseconds(items.ms)}, and {took} of this time goes to {work}{where}.{beside}"
+        return (
+            f"An item takes {milliseconds(items.ms)}, and {took} of this time goes to {work}{where}.{beside}"
+            f"{_warnings(items, items.working(part))}"
+        )
 
     def share(items: Items) -> float:
         if items.tiny and part in (REST, "collating"):
@@ -303,7 +360,9 @@ def _part(key: str, part: str, name: str, topic: str, means: str, change: str) -
         about, least, most = (share(loading.items) * each for each in loading.contended)
         return Gain(inside * about, inside * least, most)
 
-    return Rule(key, name, "loading", topic, means, gain, evidence, change, line=_line(part))
+    return Rule(
+        key, name, "loading", topic, means, gain, evidence, fit or _fitting(change), line=_line(part), example=change
+    )
 
 
 def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
@@ -314,9 +373,11 @@ def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
         files = "a file once" if items.opened == 1 else f"files {items.opened:.2g} times"
         size = "" if items.file_bytes is None else f", and reads {items.file_bytes / 1e3:,.0f} kB each time"
         opens = f"; an item opens {files}{size}" if items.opened else ""
+        opens += f"; an item reads HDF5 {items.hdf5_reads:.2g} times" if items.hdf5_reads else ""
         return (
             f"An item takes {milliseconds(items.ms)}, and {percent(items.reading)} of this time goes to opening and "
             f"reading{opens}{_at(items.line('reading'))}."
+            f"{_warnings(items, items.reading)}"
         )
 
     def share(items: Items) -> float:
@@ -324,8 +385,7 @@ def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
 
     return Rule(
         key, name, "loading", "packed formats", means, lambda loading: loading.gain_of(share, "reading"), evidence,
-        "# open a file once, and keep it open; pack small files into a large file; or read from a local disk",
-        line=_line("reading"),
+        _of_hdf5, line=_line("reading"), example=READ,
     )  # fmt: skip
 
 
@@ -467,7 +527,7 @@ RULES: tuple[Rule[Loading], ...] = (
     _part(
         "items.decoding", "decoding", "decoding at every read", "preprocessing ahead of time",
         "Decoding takes much of an item's time, again in every epoch.",
-        "# store resized, smaller images ahead of time; or store decoded images",
+        DECODED, _fitting(DECODED, "# decode once, ahead of time, and store the results"),
     ),
     _part(
         "items.resizing", "resizing", "resizing at every read", "preprocessing ahead of time",
@@ -477,12 +537,12 @@ RULES: tuple[Rule[Loading], ...] = (
     _part(
         "items.transforms", "transforming", "transforms of each image", "normalization on the device",
         "Transforms take much of an item's time.",
-        "transforms.PILToTensor()  # only this transform; the first layer of the network normalizes",
+        PIL_TO_TENSOR,
     ),
     _part(
         "items.collating", "collating", "collating item by item", "loading whole batches",
         "Collating items into a batch takes much of their time.",
-        "def __getitems__(self, indices): …  # loads a whole batch at once",
+        TOGETHER, lambda loading: TOGETHER,
     ),
     Rule(
         "items.one-by-one", "items loaded one by one", "loading", "loading whole batches",
@@ -495,13 +555,13 @@ RULES: tuple[Rule[Loading], ...] = (
             f"An item takes {milliseconds(loading.items.ms)}, about as long as the calls that request and collate it "
             f"in a batch of {counted(loading.items.batch, 'item')}{_at(loading.items.line(REST))}."
         ),
-        "def __getitems__(self, indices): …  # loads a whole batch at once",
+        TOGETHER,
         line=_line(REST),
     ),
     _part(
         "items.dataset", REST, "the dataset's own work", "preprocessing ahead of time",
         "The dataset's own code takes much of an item's time.",
-        "def __getitem__(self, index): …  # precompute work that is the same in every epoch",
+        PRECOMPUTE, _of_the_dataset,
     ),
     _reading(
         "items.small-files", "many small files", "Opening and reading small files takes much of an item's time.", True
@@ -548,6 +608,7 @@ RULES: tuple[Rule[Loading], ...] = (
         lambda loading: loading.of_the_transfer,
         "{speed} The workers are fast enough, but the loop waits {wait_ms:ms} a step. A ready batch takes "
         "{loop.transfer_ms:ms} to arrive from a worker.",
-        "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the device",
+        lambda loading: AS_BYTES if loading.items.images else "# a smaller data type, converted on the device",
+        example=AS_BYTES,
     ),
 )  # fmt: skip
