@@ -1,15 +1,18 @@
 """Runs scripts with faults that people reported in public, faulty and fixed, under ``stepscope run``.
 
-    python stepscope/tests/examination/reported.py [FOLDER] [--only NAME …] [--python PYTHON] [--record]
+    python stepscope/tests/examination/reported.py [FOLDER] [--only NAME …] [--python PYTHON] [--record | --measure]
 
-FOLDER has the scripts, each of which takes ``--fixed``, and ``truth.json``: for each script its lines at fault, or the
-`names` by which a finding is right where there is no such line; its true gain; and arguments. Without FOLDER these are
-the scripts beside this file. `--python` is an environment with the packages that the scripts import.
+FOLDER has the scripts, and ``truth.json``. Without FOLDER these are the scripts in ``reported``, which somebody wrote
+after public reports without knowing the rules. A script takes ``--fixed``, its line at fault ends with ``# FAULT``, and
+it prints ``step_ms=``, the mean duration of its steps. For each script ``truth.json`` has the true gain, and `names`,
+by which a finding is right where no line is at fault. `--python` is an environment with the packages that the scripts
+import. `--measure` measures the true gains, `--record` keeps the facts beside those of `examine`.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,23 +24,47 @@ import stepscope
 from stepscope.facts import saving
 
 HERE = Path(__file__).with_name("reported")
+MARK = "# FAULT"
 LIMIT_S = 600
+ROUNDS = 3
 
 
-def diagnosed(script: Path, arguments: list[str], python: str) -> dict:
+def diagnosed(script: Path, fixed: bool, python: str) -> dict:
     """Return the result of a script, with diagnosis and facts; raises RuntimeError if there is none."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         found = Path(folder, "found.json")
         watch = ["-m", "stepscope", "run", "--then", "stop", "--folder", Path(folder, "profile"), "--json", found]
         environment = os.environ | {"PYTHONPATH": str(Path(stepscope.__file__).parents[1])}
-        command = [python, *watch, *arguments] if "torchrun" in arguments else [python, *watch, script, *arguments]
-        ended = subprocess.run(
-            command, cwd=script.parent, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-        )
+        ended = _run([python, *watch, script, *["--fixed"] * fixed], env=environment)
         results = json.loads(found.read_text())["results"] if found.exists() else [{}]
     if "facts" not in results[0]:
         raise RuntimeError(f"{script}: {results[0].get('problem')}\n{ended.stderr[-3000:]}")
     return results[0]
+
+
+def measured(script: Path, python: str) -> dict:
+    """Return the true gain of a script by its shortest steps, and the scatter of the rounds.
+
+    Raises RuntimeError if a script prints no step time.
+    """
+    rounds = []
+    for _ in range(ROUNDS):
+        ended = [_run([python, script, *["--fixed"] * fixed]) for fixed in (False, True)]
+        times = [re.findall(r"^step_ms=([\d.]+)", each.stdout, re.MULTILINE) for each in ended]
+        if not all(times):
+            raise RuntimeError(f"{script}: expected step_ms=…, found {ended[0].stderr[-2000:]}")
+        rounds.append([float(each[-1]) for each in times])
+    wrong, right = (min(each) for each in zip(*rounds, strict=True))
+    gains = [1 - right / wrong for wrong, right in rounds]
+    measured = f"wall time, {ROUNDS} rounds"
+    return {"gain": 1 - right / wrong, "scatter": [min(gains), max(gains)], "measured": measured}
+
+
+def _run(command: list, **options: object) -> subprocess.CompletedProcess:
+    """Run a command, whose files go into the folder for temporary files."""
+    folder = Path(tempfile.gettempdir(), "stepscope-reported")
+    (folder / "case-data").mkdir(parents=True, exist_ok=True)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, **options)
 
 
 def main() -> None:
@@ -47,29 +74,42 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=None)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--measure", action="store_true")
     options = parser.parse_args()
-    for name, truth in json.loads((options.folder / "truth.json").read_text()).items():
+    file = options.folder / "truth.json"
+    truths = json.loads(file.read_text())
+    for name, truth in truths.items():
         if options.only is not None and name not in options.only:
             continue
         script = (options.folder / f"{name}.py").absolute()
-        for fixed in (False, True):
-            kind = f"healthy {truth['set']}" if fixed else truth["set"]
-            try:
-                found = diagnosed(script, ["--fixed"] * fixed, options.python)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                print(error, flush=True)
+        try:
+            if options.measure:
+                truth |= measured(script, options.python)
+                file.write_text(json.dumps(truths, indent=1, ensure_ascii=False) + "\n")
+                print(name, truth["gain"], truth["scatter"], flush=True)
                 continue
-            record = {
-                "name": f"{name}{', fixed' * fixed}",
-                "kind": kind,
-                "names": truth.get("names", ""),
-                "lines": [] if fixed else [f"{script.name}:{line}" for line in truth["lines"]],
-                "version": saving.VERSION,
-                "facts": found["facts"],
-            } | ({} if fixed else {"true": truth["gain"], "address": truth.get("url", "")})
-            print(json.dumps(examine.judged({"machine": "here"} | record)), flush=True)
-            if options.record:
-                examine.keep(record)
+            for fixed in (False, True):
+                record = record_of(name, script, fixed, truth, diagnosed(script, fixed, options.python)["facts"])
+                print(json.dumps(examine.judged({"machine": "here"} | record)), flush=True)
+                if options.record:
+                    examine.keep(record)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            print(error, flush=True)
+
+
+def record_of(name: str, script: Path, fixed: bool, truth: dict, facts: dict) -> dict:
+    """Return the record of a script, as `examine` keeps it; a fixed script is healthy."""
+    lines = truth.get("lines")
+    if lines is None:
+        lines = [number for number, text in enumerate(script.read_text().splitlines(), 1) if MARK in text]
+    record = {
+        "name": f"{name}{', fixed' * fixed}",
+        "kind": f"healthy {truth['set']}" if fixed else truth["set"],
+        "names": truth["names"],
+        "lines": [] if fixed else [f"{script.name}:{line}" for line in lines],
+    }
+    known = {} if fixed else {"true": truth["gain"], "scatter": truth.get("scatter"), "address": truth["address"]}
+    return record | known | {"version": saving.VERSION, "facts": facts}
 
 
 if __name__ == "__main__":
