@@ -159,14 +159,19 @@ class Data:
 
     def __getitem__(self, index):
         return Compose()(index)
+
+class Alone(Data):
+    def __getitem__(self, index):
+        return Blur()(index)
 """
 
 
-def test_without_a_line_of_the_user_the_transform_is_named_and_its_package_known(quick, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["Data", "Alone"])
+def test_without_a_line_of_the_user_the_transform_is_named_and_its_package_known(quick, tmp_path, monkeypatch, name):
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "shop.py").write_text(SHOP)
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    loaded = items.load(DataLoader(importlib.import_module("shop").Data(), 2))
+    loaded = items.load(DataLoader(getattr(importlib.import_module("shop"), name)(), 2))
     assert loaded.lines[ANY] == "Blur.__call__ of shop"
     assert "shop" in loaded.libraries and not loaded.images
 

@@ -139,7 +139,17 @@ def test_the_line_that_calls_a_framework_is_never_named_but_the_lines_that_the_f
     assert found.framework(frozenset()).work == Work()
 
 
-@pytest.mark.parametrize(("frame", "parts"), [(MOVES, []), (DRAWS, [("Bar.on_batch_end", "progress")])])
+@pytest.mark.parametrize(
+    ("frame", "parts"),
+    [
+        (MOVES, []),
+        (DRAWS, [("Bar.on_batch_end", "progress")]),
+        (
+            dataclasses.replace(MOVES, qualified="Trainer._maybe_log_save_evaluate"),
+            [("Trainer._maybe_log_save_evaluate", "logging")],
+        ),
+    ],
+)
 def test_the_own_work_of_a_framework_is_not_work_of_a_line(frame, parts):
     found = sampled(frame, RUN, FIT, CALLS_FIT, site=IN_A_FRAMEWORK)
     assert found.outside(frozenset()) == Work()

@@ -59,7 +59,7 @@ class LongSteps:
     @property
     def distinct(self) -> bool:
         """Whether several long steps do other work, instead of more of the same work."""
-        return self.count > 1 and self.other >= thresholds.OTHER_WORK
+        return self.count > 1 and self.every >= 2 and self.other >= thresholds.OTHER_WORK
 
     @property
     def ms_per_step(self) -> float:

@@ -52,12 +52,13 @@ _LOADING = (
 # Parts of a framework that settings change, by the file and the qualified name of a function: the first match counts
 _PARTS = {
     "progress": r"progress|[/\\]tqdm[/\\]",
-    "logging": r"[/\\]loggers?[/\\]|[/\\]integrations[/\\]|[/\\](tensorboardX?|wandb|mlflow|clearml|comet_ml)[/\\]",
+    "logging": r"\.log$|[/\\](loggers?|integrations|tensorboardX?|wandb|mlflow|clearml|comet_ml)[/\\]",
     "saving": r"[Cc]heckpoint",
     "evaluation": r"evaluat|validat",
     "callback": r"callbacks?[/\\]|_callback\.py",
 }
-_CALLS_PARTS = r"Handler|__call__|call_event"  # functions of frameworks that call each of the callbacks
+# Functions of frameworks that call several parts; the second pattern is for the ones that also log by themselves
+_CALLS_PARTS, _LOGS = r"Handler|__call__|call_event|_maybe_", r"_maybe_log"
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,8 @@ def _part(sample: Sample) -> tuple[str, str]:
             for kind, pattern in _PARTS.items():
                 if re.search(pattern, f"{frame.file}:{frame.qualified}"):
                     return frame.qualified, kind
-    return "", ""
+    logs = next((frame.qualified for frame in sample.inside if re.search(_LOGS, frame.qualified)), "")
+    return logs, "logging" if logs else ""
 
 
 def of_samples(trace: traces.Trace, samples: list[Sample], begun: list[float], step: CodeType, site: Site) -> Sampled:

@@ -37,6 +37,7 @@ _GENERATED = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.
 _FOREIGN = (*(f"{Path(path).resolve()}{os.sep}" for path in [*_PATHS, _PACKAGE]), _GENERATED)
 _TYPED = ("<ipython", "<stdin>")  # what Python calls the user's code without a file; other names are generated code
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
+_GETS = ("__getitem__", "__getitems__", "__iter__", "__next__")
 _LIBRARIES = ("", "torch")  # packages that run no loop; "" is the standard library
 
 
@@ -118,8 +119,10 @@ class Sample:
         """The outermost method of an installed package other than PyTorch, such as a transform in a ``Compose``."""
         frames = [frame for frame in reversed(self.frames) if frame.package not in _LIBRARIES]
         composed = [number for number, frame in enumerate(frames) if "Compose" in frame.qualified]
-        methods = (each for each in frames[composed[-1] + 1 if composed else 0 :] if "." in each.qualified)
-        found = next((each for each in methods if "<locals>" not in each.qualified), None)
+        frames = frames[composed[-1] + 1 if composed else 0 :]
+        methods = [each for each in frames if "." in each.qualified and "<locals>" not in each.qualified]
+        # A dataset's own method mostly calls the transform
+        found = next((each for each in methods if each.name not in _GETS), methods[0] if methods else None)
         return None if found is None else replace(found, line=found.first)
 
     @property

@@ -210,9 +210,10 @@ def long_steps(loading: Loading) -> str | None:
             f"One of {long.every:.0f} steps took {milliseconds(long.mean_ms)}, and the median step "
             f"{milliseconds(long.usual_ms)}: a stall of the machine, or work that few steps do. Time more steps."
         )
+    often = f"About one in {long.every:.3g} steps takes" if long.every >= 2 else "Most of the later steps take"
     return (
-        f"About one in {long.every:.3g} steps takes {milliseconds(long.mean_ms)}, and the median step "
-        f"{milliseconds(long.usual_ms)}, in the same lines of code. Are the batches of the long steps larger?"
+        f"{often} {milliseconds(long.mean_ms)}, and the median step {milliseconds(long.usual_ms)}, in the same lines "
+        "of code. Are the batches of the long steps larger?"
     )
 
 

@@ -216,7 +216,7 @@ RULES: tuple[Rule[HostWork], ...] = (
         lambda view: view.parts,
         lambda view: _parts(view.host.framework, view.parts),
         "{settings}",
-        least=thresholds.WORTH,
+        least=thresholds.HOST_WORK,
         example="Trainer(…, log_every_n_steps=50)  # Lightning; transformers has TrainingArguments(…, logging_steps=…)",
     ),
     Rule(
