@@ -489,6 +489,13 @@ def test_nothing_wrong_says_where_the_time_goes_and_which_changes_were_not_tried
     assert "threads" in untried.reason and "threads" not in tried.reason
 
 
+def test_steps_that_train_on_equal_items_are_saved_however_slow_loading_is():
+    slow = of_loop(40, 0.5, workers=4, ms=4.9, cpu_ms=0.1)  # 39 ms a batch
+    (finding,) = rules.diagnose(replace(slow, loader=replace(slow.loader, yielded=4))).findings
+    assert finding.key == "loader.equal-workers" and finding.gain == pytest.approx(0.75)
+    assert finding.range[0] > 0.5
+
+
 def test_facts_that_do_not_suffice_give_no_verdict():
     assert rules.diagnose(Facts(problem="No step is marked.")).reason == "No step is marked."
     lost = replace(of_gpu(within=0.2).profile, lost_kernels="A quarter of the kernels is lost.")

@@ -205,7 +205,7 @@ def then_limited(finding: Finding, loading: Loading) -> Finding:
     If loading is the limit already, the finding stays, since only both changes together gain time.
     """
     limit = 1 - loading.pace_ms / loading.whole_ms
-    of_loading = finding.verdict == "loading" and finding.key != "loader.workers-restarted"
+    of_loading = finding.key.startswith(("loader.", "items.")) and finding.key != "loader.workers-restarted"
     if of_loading or not loading.pace_ms or finding.gain <= limit:
         return finding
     workers = f"{counted(loading.workers, 'worker')} make{'s' * (loading.workers == 1)}"
