@@ -32,6 +32,7 @@ from stepscope.facts.hazards import Growth
 from stepscope.facts.host import Optimizer
 from stepscope.facts.loader import Loader, Settings
 from stepscope.facts.loop import LongSteps, Loop, Machine, Step, Trend
+from stepscope.facts.profile import Profile
 from stepscope.observe import batches, device, hazards, host, items, long_steps, profile, trends
 from stepscope.observe.contention import Contention
 from stepscope.observe.recorder import LoopEnded, Recorder, StepRecord
@@ -95,6 +96,7 @@ class Examination:
         self.growth: Growth | None = None
         self.batch: object = None
         self.trace: traces.Trace | None = None
+        self.recorded: Profile | None = None
         self.sampled: host.Sampled | None = None
         self.long = LongSteps()
 
@@ -163,7 +165,8 @@ class Examination:
             raise LoopEnded
         yield from self._warm_up(thresholds.PAUSED_S, [])
         works = [step.duration_ms - step.wait_ms for step in loop.steps]
-        count = host.steps_to_sample(profile.read(self.trace), loop.work_ms + loop.wait_ms, works)
+        self.recorded = recorded = profile.read(self.trace)
+        count = host.steps_to_sample(recorded, loop.work_ms + loop.wait_ms, works)
         self.sampled = yield from self._sampled(count if self.ranks == 1 else thresholds.SAMPLED_STEPS_OF_A_RANK)
         if self.ended:
             raise LoopEnded
@@ -206,7 +209,7 @@ class Examination:
         )
         if self.trace is None:
             return facts
-        recorded = profile.read(self.trace)
+        recorded = self.recorded or profile.read(self.trace)
         found = host.read(self.trace, recorded, sampled)
         return replace(facts, profile=recorded, host=found, device=device.read(self.trace, recorded))
 
