@@ -15,7 +15,7 @@ TOPICS = {
     ],
     "04-normalize-on-device": ["normalization on the device"],
     "05-preprocess-ahead": ["preprocessing ahead of time"],
-    "06-packed-formats": ["packed formats", "loading whole batches", "loading without workers"],
+    "06-packed-formats": ["packed formats", "loading whole batches", "loading without workers", "padding"],
     "08-host-and-device": ["fewer synchronizations"],
     "10-channels-last": ["channels-last memory format"],
     "11-mixed-precision": ["mixed precision"],
@@ -23,7 +23,7 @@ TOPICS = {
     "14-requests-and-shards": ["shards for each worker"],
     "16-data-parallel": ["overlapping communication with computation", "less communication", "gradient buckets"],
     "17-stragglers-and-failures": ["stragglers", "buffers of a distributed model", "uneven inputs"],
-    "18-your-own-code": ["work between the operators", "number of threads", "debugging settings", "padding"],
+    "18-your-own-code": ["work between the operators", "number of threads", "debugging settings"],
 }  # fmt: skip
 
 
