@@ -11,6 +11,7 @@ from stepscope import tensorboard, traces
 from stepscope.timing import profiling
 from stepscope.traces import files
 
+pytestmark = pytest.mark.timeout(1200)  # with the execution of the notebook, on a busy machine
 FIRST = {  # of their kind: there is nothing to compare them with
     "01 naive PNG files", "05 photos as they are", "07 augmented image by image", "09 ResNet-50",
     "14 an object an image", "16 exchange after backward",

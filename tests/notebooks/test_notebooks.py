@@ -10,6 +10,7 @@ from support.notebooks import NOTEBOOKS
 NAMES = [path.stem for path in NOTEBOOKS]
 
 
+@pytest.mark.timeout(1200)  # on a busy machine
 def test_every_cell_of_the_notebook_executes(executed):
     assert not executed.failed, "\n".join(executed.failed)
     assert executed.passed == len(code_cells(executed.notebook)), executed.log
