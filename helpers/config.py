@@ -141,4 +141,7 @@ def describe() -> str:
 
 def _folder(variable: str) -> Path | None:
     value = os.environ.get(variable)
-    return Path(value).expanduser().resolve() if value else None
+    try:
+        return Path(value).expanduser().resolve() if value else None
+    except RuntimeError:  # "~name" of nobody
+        raise CourseError(f"{variable}={value}: expected a folder, found the home of an unknown user.") from None

@@ -145,13 +145,9 @@ def read(path: Path | None = None) -> list[Result]:
 
 def text_of(path: Path) -> str:
     """Return the text of a scoreboard, empty if there is none; raise `config.CourseError` if it is another file."""
-    if path.exists() and not path.is_file():  # a pipe or a device may have no end
-        raise config.CourseError(f"{path}: expected a scoreboard, found no regular file. Move it away.")
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-    except UnicodeDecodeError as error:
+        return staging.read(path).decode() if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
         raise config.CourseError(f"{path}: expected a scoreboard, found another file: {error}. Move it away.") from None
 
 

@@ -50,7 +50,7 @@ def write(path: Path, faults: Sequence[Fault], images: Path) -> Path:
     `faults` and `images` are as for `text`.
     """
     path, script = Path(path).resolve(), text(faults, images).encode()
-    if path.exists() and path.read_bytes() != script:
+    if path.exists() and staging.read(path) != script:
         print(f"{path} differs from the script that was drawn, and is kept. Delete it to begin anew.")
         return path
     staging.write(path, script)
@@ -87,5 +87,5 @@ def keep(path: Path, name: str) -> dict[str, Path]:
         raise ValueError("Expected a name for what you have fixed, such as 'more workers', and found none.")
     kept = {copy.parent.name.split(" ", 1)[1]: copy for copy in sorted(steps.glob(f"[0-9][0-9] */{path.name}"))}
     copy = kept.get(name) or steps / f"{len(kept):02} {name}" / path.name
-    staging.write(copy, path.read_bytes())
+    staging.write(copy, staging.read(path))
     return kept | {name: copy}

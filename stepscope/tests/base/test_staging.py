@@ -87,6 +87,26 @@ def test_a_file_has_exactly_the_bytes_that_were_written(tmp_path, content):
     assert names_in(tmp_path / "deep") == ["file"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (os.mkfifo, "regular file"),
+        (os.mkdir, "regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "regular file"),
+        (lambda path: path.write_bytes(b"12345"), "at most"),
+    ],
+)
+def test_a_file_without_an_end_or_with_too_much_content_is_refused(tmp_path, make, says):
+    make(path := tmp_path / "results.json")
+    with pytest.raises(OSError, match=rf"{says}.*results\.json"):
+        staging.read(path, most=4)
+    if says == "regular file":
+        page = [sys.executable, "-m", "stepscope", "page", path]
+        ended = subprocess.run(page, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        assert ended.returncode == 1 and says in ended.stdout + ended.stderr
+
+
 def test_a_file_that_is_replaced_keeps_its_permissions_and_the_link_to_it(tmp_path):
     file, link = tmp_path / "shared.jsonl", tmp_path / "link.jsonl"
     file.write_text("old")

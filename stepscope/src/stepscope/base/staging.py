@@ -22,6 +22,7 @@ _STAGING = re.compile(r"\..+\.staging-[0-9a-f]{8}(\.lock)?")
 _SHOWN_CHARACTERS = 40  # of a target's name: with a whole long name, the staging folder's name could be too long
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # errors of rename, by system, if the target exists
+LARGEST = 64 << 20  # bytes of a file to read at once: results with all steps take less than 1 MB
 _Made = TypeVar("_Made")
 
 
@@ -106,6 +107,16 @@ def write(path: str | Path, content: str | bytes, *, durable: bool = False) -> N
         with suppress(OSError):  # there is no file yet, or it is another user's
             shutil.copymode(path, staging)
         staging.replace(path)
+
+
+def read(path: str | Path, most: int = LARGEST) -> bytes:
+    """Return the content of a file of at most `most` bytes; raises OSError for others, and for a pipe or a device."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "expected a regular file, found a folder, pipe or device", str(path))
+    if path.stat().st_size > most:
+        raise OSError(errno.EFBIG, f"expected a file of at most {most >> 20} MiB", str(path))
+    return path.read_bytes()
 
 
 def is_staging(path: Path) -> bool:

@@ -22,7 +22,6 @@ VERSION = 1  # raised when the meaning of a fact changes; an added fact has a de
 SCHEMA = Path(__file__).with_name("facts.schema.json")
 NAME = "facts.json"  # facts of one process; in a job the name of the rank comes first, such as rank_0.facts.json
 JOB = "job.facts.json"  # facts of all ranks together
-LARGEST = 64 << 20  # bytes: facts of fifty sampled steps take less than 100 kB
 
 
 class FactsError(ValueError):
@@ -47,10 +46,8 @@ def as_json(facts: Facts | Job) -> dict[str, Any]:
 
 def read(file: Path) -> Facts | Job:
     """Return the facts in a file; raises FactsError, and OSError if the file cannot be read."""
-    if not file.is_file() or file.stat().st_size > LARGEST:
-        raise FactsError(f"{file}: expected a file of facts with at most {LARGEST >> 20} MiB. Name such a file.")
     try:
-        return of_json(json.loads(file.read_bytes()))
+        return of_json(json.loads(staging.read(file)))
     except FactsError as error:
         raise FactsError(f"{file}: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stepscope.base import staging
 from stepscope.report.findings import Diagnosis
 
 VERSION = 3  # of the file; programs for other versions must refuse the file
@@ -31,7 +32,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     Raises `ResultError` if the file contains no results, or another version, and `OSError` if it cannot be read.
     """
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = json.loads(staging.read(path))
         if content["version"] != VERSION:
             raise ResultError(
                 f"{path}: expected results of version {VERSION}, found {content['version']!r}. Write the file "
