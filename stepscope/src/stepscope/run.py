@@ -124,12 +124,13 @@ def show(
     """
     nothing = f"The script ended with status {status}. {NOTHING}" if status else NOTHING
     kept, several = list[dict[str, Any]](), any(report["ranks"] > 1 for report in reports)
+    job = _written(reports, traces, folder, several) if traces else None
     for report in reports:
         result = {name: value for name, value in report.items() if name not in ("here", "so_far")}
         text = report.get("problem", "")
         if "facts" in report:
             facts = _facts(report)
-            diagnosis = rules.diagnose(facts)
+            diagnosis = rules.diagnose(facts, alone=not isinstance(job, Job))
             if facts.profile is not None:
                 diagnosis = diagnosis.at(folder)
             text, result["diagnosis"] = str(diagnosis), diagnosis.as_json()
@@ -140,31 +141,36 @@ def show(
         kept.append(result)
     if not reports:
         say(nothing)
-    if traces:
+    if job is not None:
+        together, ranks = rules.diagnose(job), reports[0]["ranks"]
+        say(f"{'All ranks' if len(reports) == ranks else f'{len(reports)} of {ranks} ranks'} together. {together}")
+        kept.append({"rank": None, "ranks": ranks, "diagnosis": together.as_json(), **saving.as_json(job)})
+    if json_file is not None:
         with _whose_errors_are_printed():
-            files.refuse_others(folder)  # again: the script may have put its own files there
-            with staging.folder(folder, replace=True) as staged:
-                for trace in traces:
-                    shutil.copy(trace, staged)
-                for report in reports:
-                    if "facts" in report:
-                        rank = f"rank_{report['rank']}." if several else ""
-                        saving.write(_facts(report), staged / f"{rank}{saving.NAME}")
-    if traces and len(reports) > 1 and all("facts" in report for report in reports):
-        from stepscope.diagnosis import facts_of_ranks  # here: it needs pandas, and most scripts are one process
+            staging.write(json_file, documents.document("run", kept or [{"problem": nothing}]))
 
-        with _whose_errors_are_printed():
+
+def _written(reports: launch.Reports, traces: list[Path], folder: Path, several: bool) -> Facts | Job | None:
+    """Write traces and facts into the folder; return the facts about all ranks, None if there is one, or an error."""
+    with _whose_errors_are_printed():
+        files.refuse_others(folder)  # again: the script may have put its own files there
+        with staging.folder(folder, replace=True) as staged:
+            for trace in traces:
+                shutil.copy(trace, staged)
+            for report in reports:
+                if "facts" in report:
+                    rank = f"rank_{report['rank']}." if several else ""
+                    saving.write(_facts(report), staged / f"{rank}{saving.NAME}")
+        if len(reports) > 1 and all("facts" in report for report in reports):
+            from stepscope.diagnosis import facts_of_ranks  # here: it needs pandas, and most scripts are one process
+
             job = facts_of_ranks(folder)
             if isinstance(job, Job):
                 hosts = [host for report in reports if (host := _facts(report).host)]
                 job = replace(job, backward=next((host.backward_line for host in hosts if host.backward_line), ""))
             saving.write(job, folder / saving.JOB)
-            together, ranks = rules.diagnose(job), reports[0]["ranks"]
-            say(f"{'All ranks' if len(reports) == ranks else f'{len(reports)} of {ranks} ranks'} together. {together}")
-            kept.append({"rank": None, "ranks": ranks, "diagnosis": together.as_json(), **saving.as_json(job)})
-    if json_file is not None:
-        with _whose_errors_are_printed():
-            staging.write(json_file, documents.document("run", kept or [{"problem": nothing}]))
+            return job
+    return None
 
 
 def _facts(report: dict[str, Any]) -> Facts:

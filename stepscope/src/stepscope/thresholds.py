@@ -15,6 +15,17 @@ FEW_STEPS = 10
 WORTH = 0.05
 # Share of the largest gain: findings with this gain count as equal, and a finding that names a line comes first.
 ABOUT_EQUAL = 0.75
+# Share of a float64 step on the CPU that float32 saves: about, at least and at most. A vector register holds half as
+# many float64 numbers; in one examined loop float32 saved half of a step.
+SINGLE_PRECISION = (0.5, 0.25, 0.7)
+# Share of the cores' time: if the loop uses less of it, more threads may help.
+USED_CORES = 0.7
+# Share of the backward passes in the kernels of a step: for each product of a forward pass they compute two.
+BACKWARD = 2 / 3
+# Recompilations: with dynamic sizes, PyTorch compiles a function again once or twice.
+COMPILED_AGAIN = 3
+# Share of the gradients: from this share on, gradients that no optimizer uses are worth a change.
+UNUSED_GRADIENTS = 0.1
 # Share of the time in which other processes used the cores: with a larger share the verdict may be wrong.
 BUSY = 0.1
 # Factors for the part of a step that stays without the fault, for the ends of a gain's range: the fault may also slow
@@ -27,6 +38,8 @@ SHORTER_REST, LONGER_REST, INEXACT = 0.8, 1.15, 0.02
 TOO_MANY_WORKERS = 2
 # Share of an item's time: a part with this share counts as the whole item, since profilers are inexact.
 DOMINANT_PART = 0.75
+# Share of the work between epochs from which on the start and end of workers is its cause.
+SLOW_STARTS = 0.3
 # Factor by which a busy machine may slow making a batch in the loop.
 SLOWED_BATCH = 5
 # Largest recommended number of workers per core: more were not tried, and each worker takes memory.
@@ -148,6 +161,8 @@ MOST_OPERATORS, TOO_MANY_OPERATORS = 20_000, 300_000
 LONGER_STEP, PART_OF_THE_LONGEST = 1.5, 0.25
 # Seconds that a long step takes in addition: two samples show the line.
 LEAST_ADDITIONAL_S = 0.002
+# Steps in which gradients are followed, and most seconds: a generator of images is often updated in every fifth step.
+FOLLOWED_STEPS, FOLLOWED_S = 8, 5.0
 # Long steps to sample; most steps and seconds until then: work in every hundredth step is seen four times.
 LONG_STEPS, MOST_STEPS_UNTIL_LONG, SECONDS_UNTIL_LONG = 4, 400, 10.0
 # Part of its share of long steps: a line that takes this share of usual steps, too, is work of all steps.
@@ -162,6 +177,11 @@ SHORT_OPERATOR_US = 60.0
 OPERATOR_GAP_S = 1e-4
 # Share of a step for networks without gradients: a teacher network takes as long as a forward pass.
 EVALUATED = 0.5
+# Share of backward passes and optimizers in the additional work of long steps: with more, the long steps train.
+TRAINS = 0.1
+# Time of trained operators in a call of a network, as a part of the time of its other operators, from which on the call
+# trains: a small head learns behind a large frozen network. A sample may also contain the end of another call.
+TRAINED = 0.04
 # µs. A GPU waits tens of µs for a missing launch. In public traces of ResNet-50 and DLRM, gaps up to this length hold
 # nine tenths of the GPU's waits for launches; gaps of several ms are a separate group.
 LAUNCH_GAP_US = 500.0
@@ -178,6 +198,8 @@ ITEMS_S, LONGER_ITEMS, ITEMS_LIMIT_S = 1.0, 3, 60
 # Seconds between samples of an item; fewest items; seconds of items that are collated together, since collating a
 # single item costs more per item than collating a batch.
 ITEM_SAMPLE_S, LEAST_ITEMS, GROUP_S = 0.002, 2, 0.1
+# Items whose files are noted: an item mostly opens the same number of files.
+ITEMS_OF_FILES = 4
 # Seconds of choosing the batches of an epoch.
 SAMPLING_S = 0.05
 # Share of the items' time: with this much CPU time in programs that the dataset starts, items count as working.

@@ -5,8 +5,9 @@
 FOLDER has the scripts, and ``truth.json``. Without FOLDER these are the scripts in ``reported``, which somebody wrote
 after public reports without knowing the rules. A script takes ``--fixed``, its line at fault ends with ``# FAULT``, and
 it prints ``step_ms=``, the mean duration of its steps. For each script ``truth.json`` has the true gain, and `names`,
-by which a finding is right where no line is at fault. `--python` is an environment with the packages that the scripts
-import. `--measure` measures the true gains, `--record` keeps the facts beside those of `examine`.
+by which a finding is right where no line is at fault; `launch`, the module that starts several ranks; and `fixed`,
+whether there is a fixed version. `--python` is an environment with the packages that the scripts import. `--measure`
+measures the true gains, with a part of the steps, and `--record` keeps the facts beside those of `examine`.
 """
 
 import argparse
@@ -26,31 +27,36 @@ from stepscope.facts import saving
 HERE = Path(__file__).with_name("reported")
 MARK = "# FAULT"
 LIMIT_S = 600
-ROUNDS = 3
+ROUNDS = 2
+STEPS = re.compile(r'"--steps", type=int, default=(\d+)')
+PART, LEAST = 4, 60  # a quarter of the steps is timed, but at least so many
+TIME = re.compile(r"^(?:step_ms=|MEAN_MS )([\d.]+)", re.MULTILINE)
+KEPT = ("facts", "job")
 
 
-def diagnosed(script: Path, fixed: bool, python: str) -> dict:
-    """Return the result of a script, with diagnosis and facts; raises RuntimeError if there is none."""
+def diagnosed(script: Path, fixed: bool, python: str, launch: list[str]) -> dict:
+    """Return the facts of a script, and of its ranks together if there are several; raises RuntimeError without."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         found = Path(folder, "found.json")
         watch = ["-m", "stepscope", "run", "--then", "stop", "--folder", Path(folder, "profile"), "--json", found]
         environment = os.environ | {"PYTHONPATH": str(Path(stepscope.__file__).parents[1])}
-        ended = _run([python, *watch, script, *["--fixed"] * fixed], env=environment)
+        ended = _run([python, *watch, *launch, script, *["--fixed"] * fixed], env=environment)
         results = json.loads(found.read_text())["results"] if found.exists() else [{}]
     if "facts" not in results[0]:
         raise RuntimeError(f"{script}: {results[0].get('problem')}\n{ended.stderr[-3000:]}")
-    return results[0]
+    return {name: value for result in (results[0], results[-1]) for name, value in result.items() if name in KEPT}
 
 
-def measured(script: Path, python: str) -> dict:
+def measured(script: Path, python: str, launch: list[str]) -> dict:
     """Return the true gain of a script by its shortest steps, and the scatter of the rounds.
 
     Raises RuntimeError if a script prints no step time.
     """
-    rounds = []
+    rounds, known = [], STEPS.search(script.read_text())
+    steps = ["--steps", str(max(LEAST, int(known[1]) // PART))] if known else []
     for _ in range(ROUNDS):
-        ended = [_run([python, script, *["--fixed"] * fixed]) for fixed in (False, True)]
-        times = [re.findall(r"^step_ms=([\d.]+)", each.stdout, re.MULTILINE) for each in ended]
+        ended = [_run([python, *launch, script, *["--fixed"] * fixed, *steps]) for fixed in (False, True)]
+        times = [TIME.findall(each.stdout) for each in ended]
         if not all(times):
             raise RuntimeError(f"{script}: expected step_ms=…, found {ended[0].stderr[-2000:]}")
         rounds.append([float(each[-1]) for each in times])
@@ -83,13 +89,15 @@ def main() -> None:
             continue
         script = (options.folder / f"{name}.py").absolute()
         try:
+            versions, launch = (False, True) if truth.get("fixed", True) else (False,), truth.get("launch", [])
             if options.measure:
-                truth |= measured(script, options.python)
+                truth |= measured(script, options.python, launch) if len(versions) > 1 else {}
                 file.write_text(json.dumps(truths, indent=1, ensure_ascii=False) + "\n")
-                print(name, truth["gain"], truth["scatter"], flush=True)
+                print(name, truth["gain"], truth.get("scatter"), flush=True)
                 continue
-            for fixed in (False, True):
-                record = record_of(name, script, fixed, truth, diagnosed(script, fixed, options.python)["facts"])
+            for fixed in versions:
+                facts = diagnosed(script, fixed, options.python, launch)
+                record = record_of(name, script, fixed, truth, facts)
                 print(json.dumps(examine.judged({"machine": "here"} | record)), flush=True)
                 if options.record:
                     examine.keep(record)
@@ -104,12 +112,12 @@ def record_of(name: str, script: Path, fixed: bool, truth: dict, facts: dict) ->
         lines = [number for number, text in enumerate(script.read_text().splitlines(), 1) if MARK in text]
     record = {
         "name": f"{name}{', fixed' * fixed}",
-        "kind": f"healthy {truth['set']}" if fixed else truth["set"],
+        "kind": f"{'healthy ' * fixed}{truth['set'].removeprefix('healthy ' * fixed)}",
         "names": truth["names"],
         "lines": [] if fixed else [f"{script.name}:{line}" for line in lines],
     }
     known = {} if fixed else {"true": truth["gain"], "scatter": truth.get("scatter"), "address": truth["address"]}
-    return record | known | {"version": saving.VERSION, "facts": facts}
+    return record | known | {"version": saving.VERSION} | facts
 
 
 if __name__ == "__main__":

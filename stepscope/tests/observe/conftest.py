@@ -17,7 +17,9 @@ from torch import nn
 from stepscope import observe, thresholds, timing
 from stepscope.base import machine
 from stepscope.facts import saving
-from stepscope.observe import contention, examination, hooks, items, loop, sampler, watched
+from stepscope.facts.trials import Modes
+from stepscope.observe import contention, hazards, hooks, items, loop, sampler, watched
+from stepscope.observe import profiled as profiled_steps
 
 
 @pytest.fixture
@@ -34,6 +36,7 @@ def quick(tmp_path, monkeypatch):
 def one_thread(quick, monkeypatch):
     """Two threads would wait for each other on a busy machine, for longer than a small step takes."""
     monkeypatch.setattr(loop, "_threads", lambda _: None)
+    monkeypatch.setattr(hazards, "modes", Modes)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -69,6 +72,7 @@ def clock(quick, monkeypatch):
     monkeypatch.setattr(sampler.Sampler, "worked", property(lambda _: 0.0, lambda *_: None), raising=False)
     monkeypatch.setattr(thresholds, "LEAST_SAMPLED_MS", math.inf)  # no step is sampled, and nothing is tried
     monkeypatch.setattr(machine, "cores", lambda: 8)
+    monkeypatch.setattr(hazards, "modes", Modes)
     monkeypatch.setattr(contention, "queued", clock.of_task)
     monkeypatch.setattr(contention, "queue_clock", lambda *thread: clock.of_task)
     monkeypatch.setattr(contention, "_cpu_of_others", lambda: clock.queued + clock.queued_sampler)
@@ -90,7 +94,7 @@ def clock(quick, monkeypatch):
         write(folder / "loop.pt.trace.json", cuda_trace.on_cpu(1e6 * np.array(steps), loader=kind))
         return []
 
-    monkeypatch.setattr(examination.Examination, "_profiled", profiled)
+    monkeypatch.setattr(profiled_steps.ProfiledSteps, "_profiled", profiled)
     return clock
 
 

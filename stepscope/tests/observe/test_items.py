@@ -4,6 +4,7 @@ import cProfile
 import gc
 import importlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -120,6 +121,21 @@ def test_programs_that_items_start_are_work_and_irregular_items_have_a_line(quic
     loaded = items.load(DataLoader(loops.Calls(load), 1))
     assert (loaded.cpu_ms == loaded.ms) == works
     assert loaded.lines[name].startswith(f"test_items.py:{load.__code__.co_firstlineno + 1}:")
+    assert ", called at loops.py:" in loaded.lines[name]
+
+
+@pytest.mark.parametrize(("times", "again"), [(1, 0), (2, 0.5)])
+def test_files_that_an_item_opens_again_are_counted(quick, tmp_path, times, again):
+    for number in range(8):
+        Image.new("RGB", (64, 64)).save(tmp_path / f"{number}.png")
+
+    def load(index):
+        for _ in range(times):
+            np.asarray(Image.open(tmp_path / f"{index % 8}.png"))
+
+    before = open
+    assert items.load(DataLoader(loops.Calls(load), 2, collate_fn=len)).opened_again == again
+    assert open is before
 
 
 def test_pytorchs_own_warnings_are_noted_even_if_it_gave_them_before(quick):
@@ -171,9 +187,12 @@ def test_without_a_line_of_the_user_the_transform_is_named_and_its_package_known
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "shop.py").write_text(SHOP)
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    loaded = items.load(DataLoader(getattr(importlib.import_module("shop"), name)(), 2))
+    shop = importlib.import_module("shop")
+    loaded = items.load(DataLoader(getattr(shop, name)(), 2))
     assert loaded.lines[ANY] == "Blur.__call__ of shop"
     assert "shop" in loaded.libraries and not loaded.images
+    loaded = items.load(DataLoader(loops.Calls(lambda index: shop.Blur()(index)), 2))
+    assert re.match(r"test_items\.py:\d+: .*, in Blur\.__call__ of shop, called at loops\.py:", loaded.lines[ANY])
 
 
 def test_reads_from_a_file_that_stays_open_are_counted_and_open_no_file(quick, tmp_path):

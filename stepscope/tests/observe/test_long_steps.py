@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from stepscope.observe import hooks, watched
+from stepscope.observe import hooks, long_steps, watched
 from stepscope.observe.long_steps import factor
 from stepscope.observe.recorder import StepRecord
+from stepscope.observe.sampler import Frame, Sample, Site
 
 pytestmark = pytest.mark.processes
 STEP_S, LONG_S = 0.002, 0.03
@@ -93,3 +94,15 @@ def test_only_steps_that_cost_a_share_of_the_time_are_long():
 
     assert factor([records(1.8), records(0.002, usual=0.0005), records(1.0, usual=0.0)]) == float("inf")
     assert factor([records(1.0), records(9.0)]) == 3.0
+
+
+def test_a_stall_while_steps_were_timed_is_no_long_step():
+    def stepped(durations):
+        return [StepRecord(sum(durations[:n]), 0.0, each, 0.0, 0.0, False) for n, each in enumerate(durations)]
+
+    train, evaluate = (
+        Frame("/home/reader/train.py", line, name, line) for line, name in ((3, "train"), (9, "evaluate"))
+    )
+    samples = [Sample(t + 0.1, t + 0.9, 0.0, (evaluate if t >= 10 else train,)) for t in range(90)]
+    found = long_steps.read(stepped([1.0] * 19 + [4.0]), stepped([1.0] * 10 + [80.0]), samples, 3.0, Site())
+    assert (found.count, found.mean_ms, found.line) == (1, pytest.approx(80e3), "train.py:9")

@@ -214,7 +214,8 @@ def test_an_epoch_shorter_than_the_requested_steps_begins_again(quick):
     calls = []
     loader = DataLoader(Stream(3), batch_size=2)
     loop.observe(loader, lambda images, labels: calls.append(len(images)), 9, Path("profile"))
-    assert len(calls) == 1 + 2 + 9 + (1 + 4) + 2  # first; warm-up and timed; the profiler's own and recorded; warm-up
+    # First; warm-up and timed; the profiler's own and recorded; warm-up; and steps whose gradients are followed
+    assert len(calls) == 1 + 2 + 9 + (1 + 4) + 2 + thresholds.FOLLOWED_STEPS
     assert calls[:4] == [2, 1, 2, 1]
 
 
@@ -228,7 +229,7 @@ def test_the_optimizer_of_a_loop_is_known(facts_of, quick):
     weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
     optimizer = torch.optim.AdamW([{"params": weights[:2]}, {"params": weights[2:]}], foreach=True)
     facts = facts_of(DataLoader(range(100)), lambda batch: optimizer.step(), 3)
-    assert facts.optimizer == Optimizer("AdamW", 2, 3, ("fused",), "cpu")
+    assert facts.optimizer == Optimizer("AdamW", 2, 3, ("fused",), "cpu", "float32", 1 / 3)
 
 
 def number_of_worker(index):

@@ -91,7 +91,20 @@ def test_a_network_that_teaches_another_network_is_not_a_fault():
         each if number % 2 == 0 else dataclasses.replace(each, frames=(CLIPPING, FRAME))
         for number, each in enumerate(teaches.samples)
     ]
-    assert dataclasses.replace(teaches, samples=samples).outside(frozenset()).share == 0
+    found = dataclasses.replace(teaches, samples=samples)
+    assert found.outside(frozenset()).share == 0
+    evaluated = found.evaluated(frozenset())
+    assert (evaluated.share, evaluated.line) == (pytest.approx(1 / 6, abs=0.01), "train.py:3")
+
+
+def test_work_of_a_trained_network_that_no_gradient_needs_is_seen_with_its_line():
+    masks = Frame("/home/reader/model.py", 7, "forward", 5)
+    network = sampled(masks, FORWARD, FRAME, kinds=["tracked", "training", "training"])
+    assert (network.constant().share, network.constant().line) == (
+        pytest.approx(1 / 6),
+        "model.py:7, called at train.py:3",
+    )
+    assert sampled(masks, FORWARD, FRAME, kinds=["tracked", "untracked", "untracked"]).constant() == Work()
 
 
 def test_work_between_steps_is_found_but_loading_is_not():
@@ -102,16 +115,26 @@ def test_work_between_steps_is_found_but_loading_is_not():
 
 
 def test_a_line_that_calls_operators_is_found_by_their_names():
-    assert sampled(FRAME).calling(frozenset({"a", "c"})) == ("train.py:3", pytest.approx(1))
-    assert sampled(FRAME).calling(frozenset({"a"})) == ("train.py:3", pytest.approx(0.5))
-    assert sampled(FRAME).calling(frozenset({"d"})) == ("", 0)
-    assert sampled(CLIPPING, FRAME).calling(frozenset({"a", "c"})) == ("", pytest.approx(1))
+    assert sampled(FRAME).calling(frozenset({"a", "c"})) == ("train.py:3", pytest.approx(1), 1)
+    assert sampled(FRAME).calling(frozenset({"a"})) == ("train.py:3", pytest.approx(0.5), 1)
+    assert sampled(FRAME).calling(frozenset({"d"})) == ("", 0, 1)
+    assert sampled(CLIPPING, FRAME).calling(frozenset({"a", "c"})) == ("", pytest.approx(1), 1)
+
+
+def test_the_calls_of_a_line_are_those_of_its_function():
+    one, other = (Frame("/home/reader/train.py", line, name, line) for line, name in ((5, "measure"), (9, "forward")))
+    whole = sampled(FRAME)
+    samples = [
+        dataclasses.replace(each, frames=(other if number == 3 else one,)) for number, each in enumerate(whole.samples)
+    ]
+    found = dataclasses.replace(whole, samples=samples).calling(frozenset({"a", "b", "c"}))
+    assert found == ("train.py:5", pytest.approx(1), pytest.approx(5 / 6))  # `c` is in the second half of a step
 
 
 def test_without_samples_nothing_is_found():
     nothing = host.Sampled([], np.empty((0, 2)), [], [], [], STEP, HERE)
     assert (nothing.outside(frozenset()), nothing.around()) == (Work(), Work())
-    assert nothing.calling(frozenset({"a"})) == ("", 0)
+    assert nothing.calling(frozenset({"a"})) == ("", 0, 1)
 
 
 def test_the_line_is_in_the_function_whose_lines_share_the_time():
@@ -122,6 +145,11 @@ def test_the_line_is_in_the_function_whose_lines_share_the_time():
     assert sampler.hottest([((calls, loop), 0.001)] * 5) == "train.py:10, called at train.py:20"
     late = ((FRAME,), 0.001)  # a sample that was taken when the call was over
     assert sampler.hottest([((calls, loop), 0.001)] * 7 + [late] * 3) == "train.py:10, called at train.py:20"
+    layer, inside = (Frame("/home/reader/model.py", line, f"f{line}", line) for line in (5, 2))
+    by_three_ways = [((calls, dataclasses.replace(loop, line=line), layer, inside), 0.001) for line in (60, 61, 62)] * 5
+    assert sampler.hottest(by_three_ways) == "model.py:2, called at model.py:5, called at train.py:20"
+    chain = (calls, *(Frame("/home/reader/train.py", line, f"f{line}", line) for line in (30, 40, 50)))
+    assert sampler.hottest([(chain, 0.001)] * 5) == "train.py:50, called at train.py:40, called at train.py:20"
 
 
 def test_lines_are_named_from_the_function_that_updates_the_weights():
@@ -368,9 +396,50 @@ def test_only_operators_with_a_backward_counterpart_belong_to_training(tmp_path)
         logits.argmax(1)
         with torch.no_grad():
             model(images)
+        model(images).exp()
 
     trace = traces.load(profiling.record([torch.rand(16, 32)] * 4, train, tmp_path / "run", active=3))
     seen = host.of_samples(trace, [], [0.0, 1.0], STEP, HERE)
     kinds = {*zip(seen.names, seen.kinds, strict=True)}
     assert {("aten::sub", "tracked"), ("aten::argmax", "tracked"), ("aten::mean", "training")} < kinds
-    assert {kind for name, kind in kinds if name in ("aten::linear", "aten::relu")} == {"training", "untracked"}
+    assert ("aten::exp", "recorded") in kinds
+    three = {kind for name, kind in kinds if name in ("aten::linear", "aten::relu")}
+    assert three == {"training", "recorded", "untracked"}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.LBFGS])
+def test_the_closure_of_an_optimizer_is_no_update(tmp_path, kind):
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = kind(model.parameters())
+
+    def train(images):
+        def closure():
+            loss = model(images).square().mean()
+            loss.detach().exp()
+            optimizer.zero_grad()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    trace = traces.load(profiling.record([torch.rand(16, 32)] * 4, train, tmp_path / "run", active=3))
+    operators = host._outermost(trace)
+    updates = set(operators.loc[operators["optimizer"], "name"])
+    assert updates and updates.isdisjoint({"aten::linear", "aten::relu", "aten::square", "aten::mean", "aten::exp"})
+
+
+def test_passes_through_the_same_graph_and_dense_gradients_of_embeddings_are_seen(tmp_path):
+    words, network = nn.Embedding(20_000, 32), nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def train(ids, again):
+        loss = network(words(ids).mean(1)).square().mean()
+        loss.backward(retain_graph=again)
+        if again:
+            loss.backward()
+
+    for again in (False, True):
+        steps = [(torch.randint(20_000, (16, 8)), again)] * 4
+        trace = traces.load(profiling.record(steps, train, tmp_path / f"{again}", active=3))
+        found = host.read(trace, profile.read(trace), host.of_samples(trace, [], [0.0, 1.0], STEP, HERE))
+        assert found.embedding > 0.05
+        assert found.repeated == pytest.approx(0.5 * again, abs=0.3 * again)

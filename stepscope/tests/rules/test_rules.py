@@ -13,11 +13,11 @@ from stepscope.cli import main
 from stepscope.facts import Facts
 from stepscope.facts.batches import Batch
 from stepscope.facts.hazards import Compilation, Growth, Objects
-from stepscope.facts.host import Calls, Framework, Host, Operator, Optimizer, Part, Work
+from stepscope.facts.host import Calls, Framework, Gradients, Host, Operator, Optimizer, Part, Work
 from stepscope.facts.job import Exchanges
 from stepscope.facts.loader import REST, WAITING, Irregular, Loader, Sampling
-from stepscope.facts.loop import LongSteps, Step, Trend
-from stepscope.facts.trials import Trial, Trials
+from stepscope.facts.loop import LongSteps, Pauses, Step, Trend
+from stepscope.facts.trials import Modes, Trial, Trials
 from stepscope.report.findings import VERDICTS
 
 FASTER, UNSURE = Trial(10, 4, True), Trial(10, 4, False)
@@ -58,6 +58,11 @@ def tried(**changes):
     return of_loop(trials=Trials(**changes))
 
 
+def going_back(gradients):
+    return replace(of_host(phases=PASSES), gradients=gradients)
+
+
+PASSES = {"forward": 0.3, "backward": 0.5, "update": 0.1}
 EVALUATES = LongSteps(3, every=10.0, usual_ms=39.5, least_ms=200.0, mean_ms=239.5, other=0.9)
 SMALL = Exchanges(200.0, 20.0, ("all_gather",), 1e6, 5e3, 5e3)
 # For each rule: facts in which only this rule is found, the gain, and facts in which it is not found.
@@ -117,11 +122,22 @@ CASES = {
     "host.elementwise": (of_host(elementwise=0.4), 0.4, of_host(elementwise=0.29)),
     "host.updates": (of_host(updates=0.6), 0.6, of_host(updates=0.49)),
     "host.other-work-in-steps": (of_host(outside=Work(0.3, 12)), 0.3, of_host(outside=Work(0.09, 3.6))),
+    "host.constant-work": (of_host(constant=Work(0.3, 12)), 0.3, of_host(constant=Work(0.09, 3.6))),
     "host.framework-parts": (
         of_host(framework=of_framework(Part("CSVLogger.save", "logging", 0.3))), 0.3,
         of_host(framework=of_framework(Part("CSVLogger.save", "logging", 0.04))),
     ),
     "host.other-work-between-steps": (of_host(wait=12, around=Work(0.3, 12)), 0.3, of_host(around=Work(0.09, 3.6))),
+    "backward.unused-gradients": (
+        going_back(Gradients(100, 60)), 0.3, going_back(Gradients(100, 4, 4)),
+    ),
+    "backward.dense-embedding": (
+        replace(of_host(embedding=0.1, phases=PASSES), optimizer=Optimizer("SGD", largest=0.8)), 0.1 + 0.8 * 0.1,
+        replace(of_host(embedding=0.04, phases=PASSES), optimizer=Optimizer("SGD", largest=0.8)),
+    ),
+    "backward.repeated": (
+        of_host(repeated=0.6, phases=PASSES), 0.3, of_host(repeated=0.08, phases=PASSES),
+    ),
     "settings.few-threads": (
         tried(threads=1, other_threads=8, other=FASTER), 0.6, tried(threads=1, other_threads=8, other=UNSURE),
     ),
@@ -267,11 +283,28 @@ def test_the_waiting_of_items_and_their_work_are_findings_with_a_line_each():
 def test_workers_on_the_cores_that_the_step_needs_are_found_though_the_step_does_not_wait():
     facts = dict(step=60, wait=0.5, cores=2, parts=NO_PARTS | {"decoding": 1.0})  # 32 items of 1 ms
     assert gains(of_loop(**facts, cpu=40)) == {}  # there is a core to spare
-    assert gains(of_loop(**facts, cpu=85)) == {"items.decoding": pytest.approx(32 / 60)}
+    assert gains(of_loop(**facts, cpu=85)) == {"items.decoding": pytest.approx(32 / 60 * 59.5 / 60)}
     # Threads that wait for each other leave cores idle, for which workers are queued all the same
-    assert gains(of_loop(**facts, cpu=70, queued_ms=16)) == {"items.decoding": pytest.approx(32 / 60)}
+    assert gains(of_loop(**facts, cpu=70, queued_ms=16)) == {"items.decoding": pytest.approx(32 / 60 * 59.5 / 60)}
     assert gains(of_loop(**facts, cpu=70, queued_ms=15)) == {}
     assert gains(of_loop(**facts, cpu=70, queued_ms=16, asynchronous=True)) == {}
+
+
+def test_whatever_workers_do_on_the_cores_that_the_step_needs_is_found():
+    crowded = dict(step=40, wait=2, workers=1, cores=2, cpu=60, ms=0.8, cpu_ms=0.8)
+    for part, key in {"opening": "items.small-files", REST: "items.dataset"}.items():
+        (found,) = rules.diagnose(of_loop(**crowded, parts=NO_PARTS | {part: 1.0})).findings
+        assert (found.key, found.gain) == (key, pytest.approx(0.8 * 32 / 40 * 38 / 40))
+        assert "cores that the step needs" in found.evidence
+    waits = of_loop(**crowded, parts=NO_PARTS | {"opening": 1.0}, waits={"opening": 1.0})
+    assert not rules.diagnose(waits).findings  # an item that waits takes no core
+
+
+def test_slow_items_gain_the_wait_and_the_time_that_the_step_loses_to_their_workers():
+    facts = dict(step=50, wait=10, workers=1, cores=2, parts=NO_PARTS | {"decoding": 1.0}, ms=1.25, cpu_ms=1.25)
+    alone, beside = (rules.diagnose(of_loop(**facts, cpu=cpu)).findings[0].gain for cpu in (5, 60))
+    assert alone == pytest.approx(10 / 50)
+    assert beside == pytest.approx(10 / 50 + 40 / 50 * 40 / 50)  # a batch takes 40 ms of a core
 
 
 def test_only_the_function_of_the_line_counts_and_the_rest_of_the_item_stays():
@@ -291,6 +324,9 @@ def test_findings_of_one_line_are_one_with_their_sum():
     assert apart["items.dataset"] == pytest.approx(0.3)
     assert together["items.small-files"] == pytest.approx(24 / 34)  # no more than the wait
     assert "items.dataset" not in together
+    line = "train.py:3: blur(read(index)), in {} of shop, called at train.py:9: self.load(index)"
+    lines = {part: line.format(method) for part, method in {"reading": "Shop.read", REST: "Blur.__call__"}.items()}
+    assert len(gains(of_loop(**SLOW, parts=parts, lines=lines))) == 3
     saving, calling = Work(0.3, 12, line="train.py:3: save()"), calls(0.2, line="train.py:3: save(), called at t.py:9")
     assert gains(of_host(outside=saving, calls=calling)) == {"host.other-work-in-steps": pytest.approx(0.5)}
 
@@ -385,6 +421,91 @@ def test_a_setting_gains_time_only_while_the_loop_does_not_wait():
     assert gains(facts)["settings.anomaly-detection"] == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("part", ["opening", "decoding"])
+def test_a_file_that_an_item_opens_again_is_to_be_opened_once(part):
+    (found,) = rules.diagnose(item(part, opened_again=0.5)).findings
+    assert "50% of the files" in found.evidence and "once for an item" in found.change
+
+
+@pytest.mark.parametrize(
+    ("facts", "key", "ends"),
+    [
+        (replace(of_host(debugging=0.3), modes=Modes(8, anomaly=True)), "settings.anomaly-detection", (0.3, 0.3)),
+        (
+            replace(of_host(phases=PASSES), optimizer=Optimizer("Adam", dtype="float64")),
+            "settings.float64", (0.25 * 0.9, 0.7 * 0.9),
+        ),
+    ],
+)  # fmt: skip
+def test_a_script_that_must_not_change_is_told_of_its_settings_by_an_estimate(facts, key, ends):
+    (found,) = rules.diagnose(facts).findings
+    assert found.key == key and found.range[0] < ends[0] and found.range[1] > ends[1]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (of_host(recomputed=0.2), "Activation checkpointing repeats"),
+        (replace(of_loop(), compilation=Compilation(8, 20.0, "train.py:5")), "functions again 8 times, for 20.0 s"),
+        (of_host(evaluated=Work(0.2, 8, line="train.py:9: model(x)")), "20% of a step, mostly at train.py:9"),
+        (replace(of_loop(cores=8, cpu=40.0), modes=Modes(threads=1)), "PyTorch computes with 1 thread"),
+    ],
+)
+def test_a_setting_that_may_be_needed_is_no_fault_and_makes_nothing_wrong_impossible(facts, said):
+    found = rules.diagnose(facts)
+    assert (found.verdict, found.findings) == ("unknown", ()) and said in found.reason
+    busy = replace(of_loop(cores=8, cpu=300.0), modes=Modes(threads=1))  # or its libraries have threads of their own
+    assert rules.diagnose(busy).verdict == "nothing wrong"
+
+
+def test_a_change_that_may_gain_nothing_gives_no_verdict_and_comes_last():
+    slight, large = Work(0.12, 4.8), Work(0.5, 20)
+    found = rules.diagnose(of_host(outside=slight))
+    assert (found.verdict, [each.key for each in found.findings]) == ("unknown", ["host.other-work-in-steps"])
+    assert "may gain much or nothing" in found.reason
+    found = rules.diagnose(of_host(outside=slight, elementwise=0.4))
+    assert (found.verdict, found.findings[0].key) == ("compute", "host.elementwise")
+    assert rules.diagnose(of_host(outside=large)).verdict == "host"
+
+
+def test_other_work_of_a_single_long_step_is_named_with_a_question():
+    once = replace(EVALUATES, count=1, every=40.0, line="train.py:9: evaluate()")
+    found = rules.diagnose(of_loop(40, 0.5, long=once))
+    assert (found.verdict, found.findings[0].line) == ("unknown", once.line)
+    assert found.findings[0].range[0] == 0 and "come again?" in found.findings[0].evidence
+    stalled = rules.diagnose(of_loop(40, 0.5, long=replace(once, other=0.2)))
+    assert (stalled.verdict, stalled.findings) == ("unknown", ())
+
+
+def test_a_network_that_trains_in_every_nth_step_is_no_fault():
+    assert rules.diagnose(of_loop(40, 0.5, long=replace(EVALUATES, training=0.4))).verdict == "nothing wrong"
+
+
+def test_only_the_calls_of_the_named_function_count():
+    all_, part = (rules.diagnose(of_host(calls=calls(0.6, line_share=share))).findings[0] for share in (1.0, 0.5))
+    assert (all_.gain, part.gain) == (0.6, 0.3)
+
+
+def test_evaluation_that_records_operators_for_nothing_is_told_how_not_to():
+    def change(recorded):
+        return rules.diagnose(of_host(outside=Work(0.5, 20, recorded=recorded))).findings[0].change
+
+    assert "no_grad" in change(0.3) and "no_grad" not in change(0.2)
+
+
+def test_pauses_for_the_workers_of_another_loader_are_told_to_keep_them():
+    pauses = Pauses(3, 80.0, 40.0, "train.py:9: for batch in loader:", of_workers=0.6)
+    (found,) = rules.diagnose(of_loop(40, 0.5, pauses=pauses)).findings
+    assert "persistent_workers=True" in found.change and "60% of it" in found.evidence
+
+
+def test_a_rank_alone_does_not_say_what_its_communication_can_gain():
+    rank = of_loop(profile=of_trace(communication=0.6).profile)
+    assert rules.diagnose(rank).findings[0].key == "communication.exposed"
+    among = rules.diagnose(rank, alone=False)
+    assert (among.verdict, among.findings) == ("unknown", ()) and "all ranks together" in among.reason
+
+
 def test_a_gain_in_a_loop_has_a_range_and_a_gain_in_a_trace_is_the_largest_possible():
     (of_a_loop,), (of_a_trace,) = (
         rules.diagnose(facts).findings for facts in (of_loop(34, 24, workers=1), of_trace(DataLoader=0.4))
@@ -428,7 +549,7 @@ def test_the_largest_gain_gives_the_verdict_unless_a_finding_with_a_line_gains_a
 
 
 # The host's work takes most of a step, but of the fastest step loading takes most.
-TURNS = of_loop(100, 45, workers=1, ms=3.0, cpu_ms=3.0, host=Host(outside=Work(1.0, 100)), held=0.2)
+TURNS = of_loop(100, 45, workers=0, ms=3.0, cpu_ms=3.0, host=Host(outside=Work(1.0, 100)), held=0.2)
 TURNS = replace(TURNS, loop=replace(TURNS.loop, steps=(Step(45, 56), *[Step(45, 102)] * 19)))
 
 
@@ -437,7 +558,7 @@ TURNS = replace(TURNS, loop=replace(TURNS.loop, steps=(Step(45, 56), *[Step(45, 
     [
         (of_loop(34, 24, workers=1, held=0.2), "loading"),
         (of_loop(**KEEPS_UP, transfer_ms=6, held=0.2), "unknown"),
-        (of_loop(**KEEPS_UP, transfer_ms=6, held=0.09), "loading"),
+        (of_loop(62, 20, workers=4, transfer_ms=18, held=0.09), "loading"),
         (of_loop(40, held=0.2), "unknown"),
         (TURNS, "unknown"),
         (replace(TURNS, machine=of_loop().machine), "host"),

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from stepscope.facts.batches import Batch
 from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
-from stepscope.facts.host import Host, Optimizer
+from stepscope.facts.host import Gradients, Host, Optimizer
 from stepscope.facts.loader import Loader
 from stepscope.facts.loop import Loop, Machine
 from stepscope.facts.profile import Profile
-from stepscope.facts.trials import Trials
+from stepscope.facts.trials import Modes, Trials
 
 
 @dataclass(frozen=True)
@@ -36,4 +36,6 @@ class Facts:
     compilation: Compilation = field(default_factory=Compilation)
     optimizer: Optimizer = field(default_factory=Optimizer)
     batch: Batch = field(default_factory=Batch)  # one of the timed steps
+    gradients: Gradients = field(default_factory=Gradients)
+    modes: Modes = field(default_factory=Modes)
     problem: str = ""

@@ -24,6 +24,7 @@ class Calls:
     median_us: float = 0.0  # median duration of a call
     line: str = ""  # the user's line that makes most of these calls; "" if unknown
     sampled_share: float = 0.0  # share of the sampled steps in samples during which such a call begins
+    line_share: float = 1.0  # the part of these calls that the function with `line` makes; 1 if it is unknown
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,27 @@ class Optimizer:
     tensors: int = 0  # number of weight tensors in all groups
     faster: tuple[str, ...] = ()  # options of its type that update all weights at once, and that no group has set
     device: str = ""  # type of the device of its first weight, such as "cuda" or "mps"; "" if unknown
+    dtype: str = ""  # of its first weight, such as "float64"; "" if unknown
+    largest: float = 0.0  # share of the largest weight tensor in the numbers of all weights
 
     @property
     def split(self) -> bool:
         """Whether the weights are in many groups, which any optimizer updates one after another."""
         return self.groups >= thresholds.MANY_WEIGHTS
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of weight tensors in a few steps; by default unknown."""
+
+    computed: int = 0  # number of gradients that backward passes computed or added to
+    orphaned: int = 0  # of them, gradients of weights that no optimizer has
+    discarded: int = 0  # of them, gradients that were freed before the weight's optimizer updated
+
+    @property
+    def unused(self) -> float:
+        """Share of the gradients that no optimizer used."""
+        return min(1.0, (self.orphaned + self.discarded) / self.computed) if self.computed else 0.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,7 @@ class Work:
     ms: float = 0.0  # mean time in a step
     waited: float = 0.0  # the part of `share` spent waiting
     line: str = ""  # the user's line that takes most of this work; "" if unknown
+    recorded: float = 0.0  # the part of `share` in operators that autograd records for a backward pass that never comes
 
 
 @dataclass(frozen=True)
@@ -82,8 +100,14 @@ class Host:
     updates_line: str = ""  # the user's line that calls the optimizer; "" if unknown
     backward_line: str = ""  # the user's line that takes most of the time in backward passes; "" if unknown
     outside: Work = Work()  # work within steps
+    evaluated: Work = Work()  # networks that run without training within steps, apart from `outside`
+    constant: Work = Work()  # work of trained networks that no gradient needs
     around: Work = Work()  # work between steps, without loading
     # Shares of the operators of the step's thread, with the short gaps between them: "forward", "backward", "update"
     phases: dict[str, float] = field(default_factory=dict)
     framework: Framework = Framework()
+    embedding: float = 0.0  # share of the dense gradients of embeddings, on the CPU
+    repeated: float = 0.0  # share of backward passes through parts of a graph that an earlier pass went through
+    recomputed: float = 0.0  # share of the sampled steps in forward passes that activation checkpointing repeats
+    debugging: float = 0.0  # share of the sampled steps in which anomaly detection notes operators or checks for NaN
     sampled_ms: float | None = None  # mean duration of a sampled step without its wait; None if no step was sampled

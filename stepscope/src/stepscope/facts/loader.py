@@ -61,6 +61,7 @@ class Items:
     libraries: dict[str, float] | None = None
     hdf5_reads: float = 0.0  # number of reads from datasets of h5py for an item
     warnings: tuple[str, ...] = ()  # PyTorch's warnings while items are loaded
+    opened_again: float = 0.0  # part of the opened files that the same item has opened already
 
     @property
     def images(self) -> bool:

@@ -42,6 +42,7 @@ class Pauses:
     mean_ms: float = 0.0  # mean duration of a pause
     ms_per_step: float = 0.0  # total duration of the pauses, divided by the steps of the epochs before them
     line: str = ""  # the user's line that takes most of the time; "" if unknown
+    of_workers: float = 0.0  # share of the pauses in which workers of another loader start or end
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,22 @@ class LongSteps:
     mean_ms: float = 0.0  # mean time of a long step without its wait
     other: float = 0.0  # share of the additional time that goes to work which the usual steps do not do
     line: str = ""  # the user's line that takes most of this work; "" if unknown
+    training: float = 0.0  # share of this work in backward passes and optimizers
 
     @property
     def distinct(self) -> bool:
         """Whether several long steps do other work, instead of more of the same work."""
-        return self.count > 1 and self.every >= 2 and self.other >= thresholds.OTHER_WORK
+        return self.count > 1 and self.every >= 2 and self.other >= thresholds.OTHER_WORK and not self.trains
+
+    @property
+    def once(self) -> bool:
+        """Whether one long step does other work: it is not known whether it is the only one."""
+        return self.count == 1 and self.every >= 2 and self.other >= thresholds.OTHER_WORK and not self.trains
+
+    @property
+    def trains(self) -> bool:
+        """Whether the long steps train more, such as a second network in every n-th step."""
+        return self.training >= thresholds.TRAINS
 
     @property
     def ms_per_step(self) -> float:

@@ -1,6 +1,15 @@
-"""A step compared with changed settings in interleaved runs."""
+"""Settings of PyTorch that may slow a step, and a step compared with changed settings in interleaved runs."""
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Modes:
+    """How PyTorch was set while the loop ran."""
+
+    threads: int = 0  # number of threads; 0 if unknown, or if several ranks share the cores
+    anomaly: bool = False  # whether autograd checks each operator for NaN
+    deterministic: bool = False  # whether only deterministic algorithms are allowed
 
 
 @dataclass(frozen=True)

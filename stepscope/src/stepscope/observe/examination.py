@@ -2,59 +2,33 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-import platform
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import distributed
-from torch.profiler import profile as profiler
-from torch.profiler import schedule
 from torch.utils._pytree import tree_iter
-from torch.utils.data import DataLoader, IterableDataset
 
 from stepscope import thresholds, timing, traces
-from stepscope.base import machine, staging
-from stepscope.base.wording import without_paths
 from stepscope.facts import Facts
-from stepscope.facts.batches import Batch
 from stepscope.facts.hazards import Growth
-from stepscope.facts.host import Optimizer
-from stepscope.facts.loader import Loader, Settings
-from stepscope.facts.loop import LongSteps, Loop, Machine, Step, Trend
+from stepscope.facts.host import Gradients, Optimizer
+from stepscope.facts.loop import LongSteps, Loop, Step, Trend
 from stepscope.facts.profile import Profile
-from stepscope.observe import batches, device, hazards, host, items, long_steps, profile, trends
+from stepscope.facts.trials import Modes
+from stepscope.observe import circumstances, device, hazards, host, long_steps, profile, trends
 from stepscope.observe.contention import Contention
+from stepscope.observe.gradients import GradientWatcher
+from stepscope.observe.profiled import OtherProfiler, Phase, ProfiledSteps, sampler_of
 from stepscope.observe.recorder import LoopEnded, Recorder, StepRecord
-from stepscope.observe.sampler import Sampler, Site, common, here
-from stepscope.timing import profiling
+from stepscope.observe.sampler import Site, here
 from stepscope.timing.loaders import processes
 from stepscope.timing.stopwatch import synchronize
-from stepscope.traces import files
-
-Found = TypeVar("Found")
-Phase = Generator[None, StepRecord, Found]
-
-
-class OtherProfiler(RuntimeError):
-    """The script uses a profiler while stepscope profiles: two profilers at once end the process."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "The script runs PyTorch's profiler itself, so that the work within a step could not be profiled. Run the "
-            "script without its profiler."
-        )
-
 
 Observed = tuple[Facts, object]  # facts, still without the loader's items and without trials; and a batch
 
@@ -75,21 +49,20 @@ class Examination:
     ----------
     draw : callable or None
         Returns one more batch without a step, to time the arrival of a ready batch; None in a script.
-    prepared : callable
-        Returns whether the script has prepared a profiler.
+    profiled : ProfiledSteps
+        Profiles the steps.
     """
 
     def __init__(self, recorder: Recorder, count: int, folder: Path):
         self.recorder, self.count, self.folder = recorder, count, folder
         self.draw: Callable[[], object] | None = None
-        self.prepared: Callable[[], bool] = lambda: False
-        self.rank, self.ranks = 0, 1  # of the processes that train together
-        self.recording = False  # whether our own profiler records
-        self.ended = self.whole = False  # whether the loop ended meanwhile; whether all phases are over
+        self.whole = False  # whether all phases are over
         self.why = ""  # why not, if it is not the end of the loop
         self.tracers: tuple[str, ...] = ()
+        self.modes = Modes()
         self.early: list[StepRecord] = []  # steps of the warm-up
         self.phase_records: list[list[StepRecord]] = []  # timed, recorded and sampled steps
+        self.profiled = ProfiledSteps(recorder, self.phase_records)
         self.digests: list[list[int | None]] = []  # of the batches of each warm-up
         # The results of the phases so far
         self.loop: Loop | None = None
@@ -99,6 +72,7 @@ class Examination:
         self.recorded: Profile | None = None
         self.sampled: host.Sampled | None = None
         self.long = LongSteps()
+        self.gradients = Gradients()
 
     @property
     def step_s(self) -> float:
@@ -116,8 +90,9 @@ class Examination:
         warm_up = [self._fit(self._warm_up_steps, seconds) for seconds in (thresholds.WARM_UP_S, thresholds.PAUSED_S)]
         sampled = thresholds.STEPS_SAMPLED_S / self.step_s if self.step_s else thresholds.MOST_SAMPLED_STEPS / 2
         sampled = min(max(sampled, thresholds.LEAST_SAMPLED_STEPS), thresholds.MOST_SAMPLED_STEPS)
+        followed = self._fit(thresholds.FOLLOWED_STEPS, thresholds.FOLLOWED_S)
         marks = 4  # the first step, a step before each profile, and the step that marks the end of the second
-        return round(sum(warm_up) + self._steps_to_time + self._steps_to_profile + sampled) + marks
+        return round(sum(warm_up) + self._steps_to_time + self._steps_to_profile + sampled) + followed + marks
 
     @property
     def _steps_to_time(self) -> int:
@@ -132,7 +107,7 @@ class Examination:
 
     def _fit(self, count: int, seconds: float) -> int:
         """Return `count`, or fewer steps if so many take longer than `seconds`; at least 1."""
-        if self.ranks > 1 or not self.step_s:  # all ranks must take the same steps
+        if self.profiled.ranks > 1 or not self.step_s:  # all ranks must take the same steps
             return count
         return min(count, math.ceil(seconds / self.step_s))
 
@@ -153,23 +128,25 @@ class Examination:
     def _all_phases(self) -> Phase[None]:
         yield  # the first step imports, compiles and chooses algorithms: skip it
         if distributed.is_available() and distributed.is_initialized():
-            self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+            self.profiled.rank, self.profiled.ranks = distributed.get_rank(), distributed.get_world_size()
         self.contention = Contention()
         yield from self._warm_up(thresholds.WARM_UP_S, self.early)
         self.loop = loop = yield from self._timed()
         recorder = self.recorder
         by_batches = recorder.rest_is_step and recorder.source is not None  # the loop has just asked for a batch
         recorder.site, recorder.notes_site = Site(requests=here() if by_batches else ()), True
-        self.trace = yield from self._recorded()
-        if self.ended:
+        self.trace = yield from self.profiled.recorded(self.folder, self._steps_to_profile)
+        if self.profiled.ended:
             raise LoopEnded
         yield from self._warm_up(thresholds.PAUSED_S, [])
         works = [step.duration_ms - step.wait_ms for step in loop.steps]
         self.recorded = recorded = profile.read(self.trace)
         count = host.steps_to_sample(recorded, loop.work_ms + loop.wait_ms, works)
-        self.sampled = yield from self._sampled(count if self.ranks == 1 else thresholds.SAMPLED_STEPS_OF_A_RANK)
-        if self.ended:
+        several = self.profiled.ranks > 1
+        self.sampled = yield from self.profiled.sampled(thresholds.SAMPLED_STEPS_OF_A_RANK if several else count)
+        if self.profiled.ended:
             raise LoopEnded
+        self.gradients = yield from self._gradients()
         factor = long_steps.factor(self.phase_records)
         if factor != math.inf:
             self.long = yield from self._long_steps(factor)
@@ -200,11 +177,13 @@ class Examination:
         )
         facts = Facts(
             loop=loop,
-            loader=_loader(recorder, self.growth, self.digests),
-            machine=this_machine(self.contention.share()),
+            loader=circumstances.loader_of(recorder, self.growth, self.digests),
+            machine=circumstances.this_machine(self.contention.share()),
             compilation=hazards.compiled(),
             optimizer=recorder.optimizer or Optimizer(),
-            batch=_content(self.batch),
+            batch=circumstances.content(self.batch),
+            gradients=self.gradients,
+            modes=self.modes,
             problem="" if self.whole else self.why or self._few_steps(),
         )
         if self.trace is None:
@@ -227,7 +206,7 @@ class Examination:
         Add the steps to `records`.
         """
         recorder, digests = self.recorder, list[int | None]()
-        recorder.digests = digests if _is_stream(recorder.dataloader) else None
+        recorder.digests = digests if circumstances.is_stream(recorder.dataloader) else None
         while len(records) < (self._fit(self._warm_up_steps, seconds) if records else 1):
             record = yield
             records.append(record)
@@ -252,7 +231,9 @@ class Examination:
         recorder, records, sizes = self.recorder, list[StepRecord](), list[tuple[int, int]]()
         count = self._steps_to_time
         before, cpu = hazards.of_workers(processes(recorder.iterator)), time.process_time()
-        self.tracers = hazards.tracers()
+        self.tracers, self.modes = hazards.tracers(), hazards.modes()
+        if self.profiled.ranks > 1:  # the ranks share the cores
+            self.modes = replace(self.modes, threads=0)
         synchronize()
         contention = Contention()
         self.phase_records.append(records)
@@ -275,7 +256,7 @@ class Examination:
             total_ms=loop.total_ms + left * 1e3,
             cpu_ms=cpu / count * 1e3,
             trend=Trend(0.0, 1 + len(self.early) + count / 2, "", *map(trends.steady_growth, zip(*sizes, strict=True))),
-            pickled_bytes=float(_array_bytes(self.batch)) if recorder.num_workers else 0.0,
+            pickled_bytes=float(circumstances.array_bytes(self.batch)) if recorder.num_workers else 0.0,
             tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(self.batch)),
         )
 
@@ -300,7 +281,7 @@ class Examination:
             start_ms=sum(statistics.median_low(seconds) for seconds in epochs if seconds) * 1e3,
             persistent=getattr(recorder.dataloader, "persistent_workers", False) and not recorder.loader_changed,
             epoch_steps=recorder.epoch_steps(),
-            only_first=recorder.epoch_steps() == 1 and _has_more(recorder.dataloader),
+            only_first=recorder.epoch_steps() == 1 and circumstances.has_more(recorder.dataloader),
             transfer_ms=min(waits) * 1e3 if recorder.num_workers else 0.0,
             queued_ms=recorder.worker_queued() * 1e3,
         )
@@ -316,87 +297,20 @@ class Examination:
             took.append(time.perf_counter() - begin)
         return min(took)
 
-    def _whole_periods(self, count: int) -> int:
-        """Return `count` rounded up to a multiple of the workers: with w workers, waits have a period of w steps."""
-        workers = max(1, self.recorder.num_workers)
-        return workers * math.ceil(count / workers)
-
-    def _of_one_epoch(self, count: int) -> int:
-        """Return `count`, or fewer steps so that they fit in one epoch with the steps before and after them."""
-        fit = (self.recorder.epoch_steps() or 0) - 3
-        if self.ranks > 1 or fit < 2 or count <= fit:
-            return count
-        return fit - fit % max(1, self.recorder.num_workers) or fit  # whole periods of the workers, if one fits
-
-    def _recorded(self) -> Phase[traces.Trace]:
-        """Profile some steps, and return their trace, which stays in the folder."""
-        active = self._of_one_epoch(self._steps_to_profile)
-        folder = self.folder if self.ranks == 1 else self.folder / f"rank_{self.rank}"
-        files.refuse_others(folder)
-        with staging.folder(folder, replace=True) as staged:
-            records = yield from self._profiled(staged, active)
-            if self.ended and not records:
-                raise LoopEnded
-            clock = {number: {"wait": each.wait * 1e6, "step": each.duration * 1e6} for number, each in records}
-            (staged / files.STOPWATCH).write_text(json.dumps(clock))
-        return _own_trace(folder)
-
-    def _sampled(self, count: int) -> Phase[host.Sampled | None]:
-        """Profile `count` steps while their lines are sampled, and return both."""
-        if not count:
-            return None
-        count, recorder = self._of_one_epoch(count + 1) - 1, self.recorder
-        with tempfile.TemporaryDirectory() as folder, self._sampler() as sampler:
-            records = [each for _, each in (yield from self._profiled(Path(folder), count + 1))]
-            if self.ended and len(records) < 2:  # the last step only marks the end
-                raise LoopEnded
-            trace = _own_trace(Path(folder))
-        if recorder.rest_is_step and recorder.source is None:
-            stacks = (each.frames[::-1] for each in sampler.samples if each.frames)
-            recorder.site = replace(recorder.site, requests=common(stacks))
-        begun = [each for each in recorder.received if each >= records[0].begin]
-        return host.of_samples(trace, sampler.samples, begun[: len(records)], recorder.stepping, recorder.site)
-
-    def _profiled(self, folder: Path, active: int) -> Phase[list[tuple[int, StepRecord]]]:
-        """Profile `active` steps after one step of warm-up, all in one epoch if the epoch is long enough.
-
-        Write the trace to the folder; return the recorded steps with their numbers in the trace; fewer if the loop
-        ends.
-        """
-        recorder, length = self.recorder, self.recorder.epoch_steps() or 0
-        if self.ranks == 1 and active + 2 < length:
-            for _ in range(active + 2):
-                if length - recorder.steps_of_epoch() > active + 1:
-                    break
+    def _gradients(self) -> Phase[Gradients]:
+        """Follow the gradients for some steps; return the facts about them. The loop may end meanwhile."""
+        self.recorder.gradients = watcher = GradientWatcher()
+        with suppress(LoopEnded):
+            for _ in range(self._fit(thresholds.FOLLOWED_STEPS, thresholds.FOLLOWED_S)):
                 yield
-        if torch.autograd._profiler_enabled() or self.prepared():
-            raise OtherProfiler
-        self.recording = True
-        worker = f"rank_{self.rank}" if self.ranks > 1 else None
-        with profiler(
-            activities=profiling.activities(),
-            schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
-            on_trace_ready=profiling.trace_handler(folder, worker),
-        ) as profile:
-            records, self.ended = [], True
-            with suppress(LoopEnded):
-                for number in range(active + 1):
-                    records.append((profile.step_num, (yield)))
-                    if number == 0:
-                        synchronize()  # earlier steps may have launched work that must not be in the recording
-                    profile.step()
-                self.ended = False
-        self.recording = False
-        if self.ended:
-            _cut(folder, f"ProfilerStep#{profile.step_num}")
-        self.phase_records.append([record for _, record in records[1:]])
-        return records[1:]
+        self.recorder.gradients = None
+        return watcher.facts()
 
     def _long_steps(self, factor: float) -> Phase[LongSteps]:
         """Sample the lines of steps until some were long; return the facts about them. The loop may end meanwhile."""
         recorder, records, begin = self.recorder, list[StepRecord](), time.perf_counter()
         recorder.synchronizes = True  # otherwise a step that waits for the GPU seems long
-        with self._sampler() as sampler, suppress(LoopEnded):
+        with sampler_of(recorder) as sampler, suppress(LoopEnded):
             while (
                 len(records) < thresholds.MOST_STEPS_UNTIL_LONG
                 and time.perf_counter() - begin < thresholds.SECONDS_UNTIL_LONG
@@ -408,98 +322,7 @@ class Examination:
         timed = [] if torch.cuda.is_available() else self.phase_records[0]  # without the work of a GPU
         return long_steps.read(timed, records, samples, factor, recorder.site)
 
-    def _sampler(self) -> Sampler:
-        """Return a sampler of the steps, and of the requests for batches."""
-        recorder = self.recorder
-        watched = (recorder.getting,) if recorder.rest_is_step else (recorder.getting, recorder.stepping)
-        default = recorder.stepping if recorder.rest_is_step else None
-        return Sampler(thresholds.STEP_SAMPLE_S, *watched, default=default)
-
-
-def this_machine(held_share: float = 0.0) -> Machine:
-    """Return this machine; `held_share` is the share of the time in which other processes had the cores."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "CPU"
-    processor, versions = platform.processor(), (str(torch.__version__), platform.python_version())
-    with suppress(OSError):  # not Linux
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-        processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
-    return Machine(device, processor, machine.cores(), *versions, torch.cuda.is_available(), held_share)
-
-
-def with_items(facts: Facts, dataloader: DataLoader[Any] | None) -> Facts:
-    """Return the facts with measurements of the DataLoader's items, or with the reason why there are none."""
-    if facts.loader is None or facts.loop is None or dataloader is None:
-        return facts
-    irregular = facts.loop.usual_wait_ms < thresholds.USUAL_WAIT * facts.loop.wait_ms
-    try:
-        loaded = items.load(dataloader, irregular)
-    except Exception as error:  # no fault of the loop: its workers could load the items
-        why = f"loading items in this process failed. {type(error).__name__}: {without_paths(str(error))}"
-        return replace(facts, loader=replace(facts.loader, unknown=why))
-    settings = facts.loader.settings
-    if settings is not None and dataloader.batch_sampler is not None:
-        settings = replace(settings, batch_size=loaded.batch)  # a DataLoader with a batch_sampler knows no batch size
-    return replace(facts, loader=replace(facts.loader, settings=settings, items=loaded))
-
-
-def _loader(recorder: Recorder, growth: Growth | None, digests: list[list[int | None]]) -> Loader:
-    loader = recorder.dataloader
-    if loader is None:
-        return Loader("" if recorder.source is None else type(recorder.source).__name__)
-    settings = Settings(
-        type(loader.dataset).__name__,
-        loader.batch_size,
-        loader.num_workers,
-        loader.prefetch_factor,
-        loader.persistent_workers,
-        bool(loader.pin_memory),
-    )
-    return Loader(
-        type(loader).__name__,
-        settings,
-        generators=hazards.copied_generators(loader),
-        growth=growth,
-        yielded=loader.num_workers if batches.equal_workers(digests, loader.num_workers) else 1,
-    )
-
-
-def _content(batch: object) -> Batch:
-    with suppress(Exception):  # a batch may hold tensors of any kind
-        return batches.padding(batch)
-    return Batch()
-
-
-def _is_stream(loader: DataLoader[Any] | None) -> bool:
-    """Return whether several workers iterate over a dataset."""
-    return loader is not None and loader.num_workers > 1 and isinstance(loader.dataset, IterableDataset)
-
-
-def _has_more(loader: DataLoader[Any] | None) -> bool:
-    """Return whether a loader has workers, and several batches in an epoch; False if its length is unknown."""
-    with suppress(TypeError, NotImplementedError):
-        return loader is not None and loader.num_workers > 0 and len(loader) > 1
-    return False
-
-
-def _array_bytes(batch: object) -> int:
-    """Return the size of a batch's NumPy arrays in bytes."""
-    return sum(leaf.nbytes for leaf in tree_iter(batch) if isinstance(leaf, np.ndarray))
-
-
-def _cut(folder: Path, step: str) -> None:
-    """Remove a step that the profiler saw only in part, and the host's later events, from the trace in a folder."""
-    for file in folder.glob("*.pt.trace.json.gz"):
-        content = json.loads(gzip.decompress(file.read_bytes()))
-        events = content["traceEvents"]
-        begin = min((each["ts"] for each in events if each.get("name") == step), default=math.inf)
-        host = ("cpu_op", "user_annotation", "python_function")
-        content["traceEvents"] = [each for each in events if each.get("cat") not in host or each["ts"] < begin]
-        file.write_bytes(gzip.compress(json.dumps(content).encode()))
-
-
-def _own_trace(folder: Path) -> traces.Trace:
-    """Return the trace of our own recording; raises OtherProfiler if the script recorded at the same time."""
-    try:
-        return traces.load(folder)
-    except files.SeveralRecordings as error:
-        raise OtherProfiler from error
+    def _whole_periods(self, count: int) -> int:
+        """Return `count` rounded up to a multiple of the workers: with w workers, waits have a period of w steps."""
+        workers = max(1, self.recorder.num_workers)
+        return workers * math.ceil(count / workers)

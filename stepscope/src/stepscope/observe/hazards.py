@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import random
 import sys
 from collections import Counter, deque
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from stepscope import thresholds
 from stepscope.facts.hazards import Compilation, Growth, Objects
+from stepscope.facts.trials import Modes
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _DEPTH, _VISITED = 4, 1_000  # limits of the search for objects within a dataset
@@ -40,8 +42,15 @@ def tracers() -> tuple[str, ...]:
         "sys.setprofile": calls is not None and type(calls).__module__ != "cProfile",
         "sys.settrace, as of a debugger or of coverage": lines is not None or by_number & {"coverage", "debugger"},
         "tracemalloc": allocations is not None and allocations.is_tracing(),
+        "each kernel to its end (CUDA_LAUNCH_BLOCKING)": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
+        and torch.cuda.is_available(),
     }
     return tuple(name for name, active in found.items() if active)
+
+
+def modes() -> Modes:
+    """Return how PyTorch is set."""
+    return Modes(torch.get_num_threads(), torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled())
 
 
 def stop_tracing() -> None:

@@ -11,7 +11,7 @@ import re
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 
@@ -22,7 +22,7 @@ from stepscope import thresholds, traces
 from stepscope.base.confidence import without_hiccup
 from stepscope.facts.host import Calls, Framework, Host, Operator, Part, Work
 from stepscope.facts.profile import Profile
-from stepscope.observe.sampler import Frame, Sample, Site, Stack, hottest
+from stepscope.observe.sampler import Sample, Site, Stack, any_of, hottest
 
 _FUSED_ON_CPU = r"Optimizer\.step#(SGD|Adam|AdamW|Adagrad)\.step"  # foreach gains nothing on the CPU
 _BACKWARD = "autograd::engine::evaluate_function"  # the operator that runs a part of the backward pass
@@ -41,6 +41,9 @@ _TRAINING = (
 )
 _NETWORK = r"[/\\]torch[/\\]nn[/\\]"
 _UTILITIES = r"[/\\]torch[/\\]nn[/\\]utils[/\\]"
+_NOTES_OPERATORS = r"[/\\]torch[/\\]fx[/\\]traceback\.py:format_stack$"  # in anomaly detection
+_CHECKS_FOR_NAN = ("aten::isnan", "aten::_is_any_true", "aten::any", "aten::item")  # in a backward pass
+_RECOMPUTES = r"[/\\]torch[/\\]utils[/\\]checkpoint\.py:(unpack_hook|recompute_fn|backward)$"
 _BACKWARD_CALL = r"[/\\]torch[/\\](_tensor\.py:backward$|autograd[/\\]__init__\.py:backward$)"
 _OPTIMIZER = r"[/\\]torch[/\\]optim"
 # The functions in which a DataLoader makes a batch in the loop itself, waits for a worker's batch, starts and ends
@@ -68,7 +71,9 @@ class Sampled:
     samples: list[Sample]  # within steps, and within the requests for batches
     operators: np.ndarray  # begin and end of each outermost operator, in order; float64, shape (operators, 2)
     names: list[str]  # of the operators
-    kinds: list[str]  # of each operator: "training", "tracked" by autograd without a backward pass, or "untracked"
+    # Of each operator: "training"; "recorded" by autograd for a backward pass that never comes; "tracked": called where
+    # gradients are enabled, but not recorded; or "untracked"
+    kinds: list[str]
     starts: list[float]  # when each step had its batch
     step: CodeType | None  # the function of a step; samples within another function belong to the wait for a batch
     site: Site  # of the loop
@@ -98,50 +103,85 @@ class Sampled:
         The work includes time without operators, and operators without a backward counterpart. It excludes operators
         in `often`, and the time between two of these operators, which is the cost of calling them.
         """
-        return self._work([row for row in self._untrained(often) if row[1]], _total(self.in_steps))
+        rows, total = [row for row in self._other_work(often) if row[1]], _total(self.in_steps)
+        operators = self.operators[self._of_kind("recorded")]
+        recorded = sum(min(seconds, _within(operators, sample)) for sample, _, seconds in rows)
+        return replace(self._work(rows, total), recorded=recorded / total if rows else 0.0)
 
     def framework(self, often: frozenset[str]) -> Framework:
         """Return the work, other than training, of the framework that runs the loop, as `outside` does."""
-        rows, total = [row for row in self._untrained(often) if not row[1]], _total(self.in_steps)
+        rows, total = [row for row in self._other_work(often) if not row[1]], _total(self.in_steps)
         by_part = defaultdict[tuple[str, str], list[_Row]](list)
         for row in rows:
             by_part[_part(row[0])].append(row)
         parts = [Part(*part, self._work(rows, total).share) for part, rows in by_part.items() if any(part)]
         return Framework(self.site.framework, self._work(rows, total), (*sorted(parts, key=lambda each: -each.share),))
 
-    def _untrained(self, often: frozenset[str]) -> list[_Row]:
-        """Return the samples in which a step does not train, with the lines that the user may change."""
+    def evaluated(self, often: frozenset[str]) -> Work:
+        """Return the networks that run without training and may be needed, as a teacher is; none if they take long."""
+        _, evaluated = self._untrained(often)
+        total = _total(self.in_steps)
+        return self._work(evaluated, total) if _seconds(evaluated) < thresholds.EVALUATED * total else Work()
+
+    def constant(self) -> Work:
+        """Return the work of trained networks that no gradient needs, such as masks, and features of a frozen part."""
+        tracked = self.operators[self._of_kind("tracked")]
+        not_trained = [self.operators[self._of_kind(*kinds)] for kinds in (("tracked", "recorded"), ("untracked",))]
+        trains = self._trains(*not_trained)
+        rows = [
+            (each, self.site.changeable(each.path), _within(tracked, each))
+            for each in self.in_steps
+            if each.path and trains[each.to_network] and any_of(_NETWORK, each.frames)
+        ]
+        return self._work(rows, _total(self.in_steps))
+
+    def _other_work(self, often: frozenset[str]) -> list[_Row]:
+        """Return the samples in which a step does other work, with networks that take too long for a teacher."""
+        rows, evaluated = self._untrained(often)
+        return rows + evaluated * (_seconds(evaluated) >= thresholds.EVALUATED * _total(self.in_steps))
+
+    def _untrained(self, often: frozenset[str]) -> tuple[list[_Row], list[_Row]]:
+        """Return the samples in which a step does not train, with the lines that the user may change.
+
+        The second list has networks that run without training.
+        """
         gaps, seldom = self._gaps(often), ~np.isin(self.names, list(often))
         calls = self.operators.copy()  # with the short gap until the next operator, which belongs to the call
         calls[:-1, 1] = np.where(calls[1:, 0] - calls[:-1, 1] <= thresholds.OPERATOR_GAP_S, calls[1:, 0], calls[:-1, 1])
-        tracked, untracked = (calls[seldom & self._of_kind(kind)] for kind in ("tracked", "untracked"))
+        tracked = calls[seldom & self._of_kind("tracked", "recorded")]
+        untracked = calls[seldom & self._of_kind("untracked")]
         trains = self._trains(tracked, untracked)
         rows, evaluated = list[_Row](), list[_Row]()
         for sample in self.in_steps:
             called = _called(sample)
-            if not sample.path or _any(_TRAINING, called):
+            if not sample.path or any_of(_TRAINING, called):
                 continue
             seconds, in_training = _within(untracked, sample), trains[sample.to_network]
-            if not (in_training and _any(_NETWORK, sample.frames)):
+            if not (in_training and any_of(_NETWORK, sample.frames)):
                 seconds += _within(tracked, sample)
-            idle = 0.0 if in_training and _any(_NETWORK, called) else _within(gaps, sample)
-            own = (in_training and idle > seconds) or not _any(_NETWORK, sample.inside)
+            idle = 0.0 if in_training and any_of(_NETWORK, called) else _within(gaps, sample)
+            own = (in_training and idle > seconds) or not any_of(_NETWORK, sample.inside)
             (rows if own else evaluated).append((sample, sample.path if own else sample.to_network, seconds + idle))
-        total = _total(self.in_steps)
-        if sum(seconds for *_, seconds in evaluated) >= thresholds.EVALUATED * total:
-            rows += evaluated
-        return [(sample, self.site.changeable(stack), seconds) for sample, stack, seconds in rows]
+
+        def changeable(rows: list[_Row]) -> list[_Row]:
+            return [(sample, self.site.changeable(stack), seconds) for sample, stack, seconds in rows]
+
+        return changeable(rows), changeable(evaluated)
 
     def _trains(self, tracked: np.ndarray, untracked: np.ndarray) -> dict[Stack, bool]:
-        """Return for each stack whether the network that it calls is trained: networks may also only prepare images."""
-        training, times = self.operators[self._of_kind("training")], defaultdict[Stack, float](float)
-        for sample in self.in_steps:
-            not_training = _within(tracked, sample) + _within(untracked, sample)
-            times[sample.to_network] += _within(training, sample) - not_training
-        return {stack: seconds > 0 for stack, seconds in times.items()}
+        """Return for each stack whether the network that it calls is trained, perhaps behind a frozen part of it.
 
-    def _of_kind(self, kind: str) -> np.ndarray:
-        return np.array([each == kind for each in self.kinds], bool)
+        Other networks only prepare images.
+        """
+        training = self.operators[self._of_kind("training")]
+        trained, others = defaultdict[Stack, float](float), defaultdict[Stack, float](float)
+        for sample in self.in_steps:
+            trained[sample.to_network] += _within(training, sample)
+            others[sample.to_network] += _within(tracked, sample) + _within(untracked, sample)
+        return {stack: seconds > thresholds.TRAINED * others[stack] for stack, seconds in trained.items()}
+
+    def _of_kind(self, *kinds: str) -> np.ndarray:
+        return np.isin(self.kinds, kinds)
 
     def _gaps(self, often: frozenset[str]) -> np.ndarray:
         """Return begin and end of each gap, shape (gaps, 2); gaps between two operators in `often` are excluded."""
@@ -156,7 +196,7 @@ class Sampled:
         rows = [
             (each, each.path, each.seconds)
             for each in self.samples
-            if each.within is not self.step and each.path and not _any(_LOADING, each.frames)
+            if each.within is not self.step and each.path and not any_of(_LOADING, each.frames)
         ]
         return self._work(rows, _total(self.samples))
 
@@ -169,19 +209,26 @@ class Sampled:
         outside = sum(without_hiccup(by_step))  # the longest step may have a stall of the machine
         share = outside / total
         waited = sum(sample.waited * seconds / sample.seconds for sample, _, seconds in rows)
-        waited *= share / (sum(seconds for *_, seconds in rows) or 1.0)
+        waited *= share / (_seconds(rows) or 1.0)
         return Work(share, outside / len(self.starts) * 1e3, waited, hottest(row[1:] for row in rows))
 
-    def calling(self, names: frozenset[str]) -> tuple[str, float]:
-        """Return the line that calls most of these operators, "" if unknown; and the share of the time with calls.
+    def calling(self, names: frozenset[str]) -> tuple[str, float, float]:
+        """Return the line that calls most of these operators, "" if unknown; the share of the time with calls; and the
+        part of the calls that the line's function makes, 1 if the line is unknown.
 
         Calls by PyTorch's own functions for gradients, such as ``clip_grad_norm_``, are not the line's.
         """
         starts = self.operators[np.isin(self.names, list(names)), 0]
         counts = [(each, int(((each.begin <= starts) & (starts < each.end)).sum())) for each in self.in_steps]
         share = _total(each for each, count in counts if count) / (_total(self.in_steps) or 1.0)
-        own = ((each, count) for each, count in counts if not _any(_UTILITIES, _called(each)))
-        return hottest((self.site.changeable(each.path), count) for each, count in own), share
+        own = [
+            (self.site.changeable(each.path), count) for each, count in counts if not any_of(_UTILITIES, _called(each))
+        ]
+        line = hottest(own)
+        inner = line.partition(", called at ")[0]
+        functions = {each.function for each in {frame for stack, _ in own for frame in stack} if str(each) in inner}
+        its = sum(count for stack, count in own if functions & {frame.function for frame in stack})
+        return line, share, its / (sum(count for _, count in counts) or 1) if line else 1.0
 
     def elementwise(self) -> tuple[float, str]:
         """Return the share of elementwise training operators called without `torch.nn`, and the user's main line."""
@@ -191,19 +238,23 @@ class Sampled:
         own = [
             (self.site.changeable(sample.path), seconds)
             for sample, seconds in times
-            if sample.path and not _any(_NETWORK, sample.inside)
+            if sample.path and not any_of(_NETWORK, sample.inside)
         ]
         return sum(seconds for _, seconds in own) / (sum(seconds for _, seconds in times) or 1.0), hottest(own)
 
     def updating(self) -> str:
         """Return the line that calls an optimizer, "" if unknown."""
-        updates = (each for each in self.in_steps if _any(_OPTIMIZER, each.inside))
+        updates = (each for each in self.in_steps if any_of(_OPTIMIZER, each.inside))
         return hottest((self.site.changeable(each.path), each.seconds) for each in updates)
 
     def going_back(self) -> str:
         """Return the line that calls backward passes, "" if unknown."""
-        passes = (each for each in self.in_steps if _any(_BACKWARD_CALL, each.inside))
+        passes = (each for each in self.in_steps if any_of(_BACKWARD_CALL, each.inside))
         return hottest((self.site.changeable(each.path), each.seconds) for each in passes)
+
+    def share_of(self, pattern: str) -> float:
+        """Return the share of the steps in functions that match a pattern, and in the functions that they call."""
+        return _total(each for each in self.in_steps if any_of(pattern, each.frames)) / (_total(self.in_steps) or 1.0)
 
     def growing(self) -> str:
         """Return the line whose time grows most from the first half of the steps to the second half, "" if unknown."""
@@ -228,14 +279,15 @@ def _total(samples: Iterable[Sample]) -> float:
     return sum(each.seconds for each in samples)
 
 
+def _seconds(rows: Iterable[_Row]) -> float:
+    return sum(seconds for *_, seconds in rows)
+
+
 def _within(intervals: np.ndarray, sample: Sample) -> float:
-    """Return how many seconds of a sample the intervals cover; they are disjoint, shape (intervals, 2)."""
-    return float(np.diff(intervals.clip(sample.begin, sample.end)).sum())
-
-
-def _any(pattern: str, frames: Iterable[Frame]) -> bool:
-    """Return whether the file and name of any function match the pattern."""
-    return any(re.search(pattern, f"{frame.file}:{frame.name}") for frame in frames)
+    """Return how many seconds of a sample the intervals cover; they are disjoint and in order, shape (intervals, 2)."""
+    first = np.searchsorted(intervals[:, 1], sample.begin, "right")
+    chosen = intervals[first : np.searchsorted(intervals[:, 0], sample.end)]
+    return float(np.diff(chosen.clip(sample.begin, sample.end)).sum())
 
 
 def _called(sample: Sample) -> Stack:
@@ -244,7 +296,7 @@ def _called(sample: Sample) -> Stack:
     A framework's functions that an optimizer calls back, in a closure, count as the framework's.
     """
     frames = [*reversed(sample.inside)]
-    network = next((number for number, frame in enumerate(frames) if _any(_NETWORK, [frame])), len(frames))
+    network = next((number for number, frame in enumerate(frames) if any_of(_NETWORK, [frame])), len(frames))
     others = [number for number, frame in enumerate(frames[:network]) if frame.package not in ("", "torch")]
     start = others[-1] + 1 if others else 0
     return tuple(frames[start : start + 1])
@@ -286,22 +338,44 @@ def _outermost_of(events: pd.DataFrame) -> pd.DataFrame:
     events = events[events["thread"].isin(steps["thread"]) & (events["end"] <= steps["end"].max())]
     loading = _during(events["start"], events[events["kind"] == "DataLoader"])  # in the loop itself: not in a step
     operators = events.loc[events["operator"] & ~loading, ["name", "start", "end", "sequence"]]
-    table = operators[operators["start"] >= operators["end"].cummax().shift(fill_value=-np.inf)]
+    table = _without_nested(operators)
     backward = table["name"].str.startswith("autograd::")
-    optimizer = _during(table["start"], events[events["name"].str.startswith("Optimizer.")]) & ~backward
+    optimizer = _by_optimizers(table, events[events["name"].str.startswith("Optimizer.")], backward)
     # Only the last operator with a sequence number has a backward pass: autograd then takes the next number
     trained = operators.assign(row=np.searchsorted(table["start"], operators["start"], "right") - 1)
     trained = trained[~backward.to_numpy()[trained["row"]] & trained["sequence"].isin(called_back.index)]
     trained = trained.drop_duplicates("sequence", keep="last")
     training = backward | optimizer | np.isin(np.arange(len(table)), trained["row"])
+    # An operator that autograd records takes a sequence number: the next operator has a larger one
+    called = table.loc[~backward, "sequence"].dropna()
+    recorded = (called.shift(-1) > called).reindex(table.index, fill_value=False)
+    untrained = np.select([table["sequence"].isna(), recorded], ["untracked", "recorded"], "tracked")
     return table.assign(
         length=table["end"] - table["start"],
         gap=(table["start"].shift(-1) - table["end"]).clip(0, thresholds.OPERATOR_GAP_S * 1e6).fillna(0),
         backward=np.bincount(trained["row"], called_back[trained["sequence"]], len(table)),
         optimizer=optimizer,
         faster=_during(table["start"], events[events["name"].str.fullmatch(_FUSED_ON_CPU)]),
-        kind=np.where(training, "training", np.where(table["sequence"].isna(), "untracked", "tracked")),
+        kind=np.where(training, "training", untrained),
     )
+
+
+def _by_optimizers(table: pd.DataFrame, calls: pd.DataFrame, backward: pd.Series) -> pd.Series:
+    """Return which operators the calls of optimizers contain, without the closure that an optimizer calls first.
+
+    Lightning trains in a closure. LBFGS calls its closure again and again, and works without gradients in between.
+    """
+    calls = _without_nested(calls)  # a closure may call `zero_grad`
+    numbers = np.searchsorted(calls["start"], table["start"], "right") - 1
+    within = _during(table["start"], calls)
+    last = table["start"].where(backward & within).groupby(numbers).transform("max").fillna(-np.inf)
+    repeats = np.append(calls["name"].str.contains("LBFGS").to_numpy(bool), False)[numbers]
+    return within & ~backward & ((table["start"] > last) | (repeats & table["sequence"].isna()))
+
+
+def _without_nested(operators: pd.DataFrame) -> pd.DataFrame:
+    """Return the operators that begin when all earlier operators of the table have ended."""
+    return operators[operators["start"] >= operators["end"].cummax().shift(fill_value=-np.inf)]
 
 
 def _called_back(events: pd.DataFrame) -> pd.Series:
@@ -310,6 +384,33 @@ def _called_back(events: pd.DataFrame) -> pd.Series:
     gap = parts.groupby("thread")["start"].shift(-1) - parts["end"]
     gap = gap.clip(0, thresholds.OPERATOR_GAP_S * 1e6).fillna(0)
     return (parts["end"] - parts["start"] + gap).groupby(parts["sequence"]).sum()
+
+
+def _repeated(trace: traces.Trace) -> float:
+    """Return the share of the backward passes that go through parts of a graph that an earlier pass went through."""
+    again = total = 0.0
+    for events in (span.events.table() for span in trace.spans):
+        parts = events[events["name"].str.startswith(_BACKWARD)].dropna(subset="sequence").sort_values("start")
+        us = parts["end"] - parts["start"]
+        weights = parts["name"].str.endswith("AccumulateGrad")  # they have no number of their own
+        again += float(us[parts.duplicated(["thread", "name", "sequence"]) & ~weights].sum())
+        total += float(us.sum())
+    return again / total if total else 0.0
+
+
+def _total_us(trace: traces.Trace, chosen: Callable[[pd.DataFrame], pd.Series]) -> float:
+    """Return the time of the chosen events in µs, each moment once."""
+    total = 0.0
+    for events in (span.events.table() for span in trace.spans):
+        outermost = _without_nested(events[chosen(events)])
+        total += float((outermost["end"] - outermost["start"]).sum())
+    return total
+
+
+def _checks_for_nan(events: pd.DataFrame) -> pd.Series:
+    """Return which events are checks for NaN in backward passes."""
+    passes = events[events["name"].str.startswith(_BACKWARD)]
+    return events["name"].isin(_CHECKS_FOR_NAN) & _during(events["start"], passes)
 
 
 def _during(moments: pd.Series, events: pd.DataFrame) -> pd.Series:
@@ -332,14 +433,19 @@ def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) 
     often = frozenset(
         each.name for group in (by_weight, calls) for each in group.operators if group.share >= thresholds.HOST_WORK
     )
-    host = Host(by_weight, calls, phases=phases)
+    host = Host(by_weight, calls, phases=phases, repeated=_repeated(trace))
     if sampled is None:
         return host
     host = replace(
         host,
         outside=sampled.outside(often),
+        evaluated=sampled.evaluated(often),
+        constant=sampled.constant(),
         around=sampled.around(),
         framework=sampled.framework(often),
+        backward_line=sampled.going_back(),
+        recomputed=sampled.share_of(_RECOMPUTES),
+        debugging=sampled.share_of(_NOTES_OPERATORS) + _total_us(trace, _checks_for_nan) / profile.total_us,
         sampled_ms=sampled.step_ms,
     )
     if profile.on_device:  # `device` examines the kernels
@@ -348,13 +454,14 @@ def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) 
     large = operators["name"].str.fullmatch(_ELEMENTWISE) & (operators["kind"] == "training") & ~optimizer & seldom
     own, line = sampled.elementwise()
     updates = operators[optimizer & seldom]
+    dense = _total_us(trace, lambda events: events["name"] == "aten::embedding_dense_backward")
     return replace(
         host,
+        embedding=dense / profile.total_us,
         elementwise=own * float((operators["length"] + operators["backward"])[large].sum()) / profile.total_us,
         elementwise_line=line,
         updates=float((updates["length"] + updates["gap"]).sum()) / profile.total_us,
         updates_line=sampled.updating(),
-        backward_line=sampled.going_back(),
     )
 
 
@@ -380,8 +487,8 @@ def _calls(operators: pd.DataFrame, many: int, profile: Profile, sampled: Sample
     us = (table["length"].clip(upper=usual) + table["gap"]).sum() + table["backward"].clip(upper=3 * usual).sum()
     sums = table.groupby("name")["length"].agg(["size", "sum"]).sort_values("sum", ascending=False)
     names = tuple(Operator(str(name), float(row["size"]) / profile.steps) for name, row in sums.iterrows())
-    line, share = sampled.calling(frozenset(table["name"])) if sampled else ("", 0.0)
-    return Calls(float(us) / profile.total_us, names, float(table["length"].median()), line, share)
+    line, share, its = sampled.calling(frozenset(table["name"])) if sampled else ("", 0.0, 1.0)
+    return Calls(float(us) / profile.total_us, names, float(table["length"].median()), line, share, its)
 
 
 def steps_to_sample(profile: Profile, step_ms: float, works: Sequence[float] = ()) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import cProfile
+import io
 import itertools
 import os
 import re
@@ -27,7 +29,7 @@ from stepscope.base.confidence import without_hiccup
 from stepscope.base.wording import without_paths
 from stepscope.facts.loader import ANY, IRREGULAR, REST, WAITING, Irregular, Items, Sampling
 from stepscope.observe import contention
-from stepscope.observe.sampler import Frame, Sampler, package, place
+from stepscope.observe.sampler import Sample, Sampler, called_at, package, place
 
 THIRDS = 3
 
@@ -88,6 +90,7 @@ def _items(measured: _Measurement) -> Items:
     return Items(
         count, ms, cpu_ms, source.batch, parts, opened, file_bytes, slowest, waits, irregular, lines, function_shares,
         source.together, libraries=found.libraries, hdf5_reads=found.hdf5_reads, warnings=measured.warnings,
+        opened_again=_opened_again(measured),
     )  # fmt: skip
 
 
@@ -239,23 +242,38 @@ class _Measurement:
         part, for waiting, and for slow items if loading is `irregular`; and the share of this line's function. Without
         such a line, a method of a package is named.
         """
-        weights = defaultdict[str, list[tuple[Frame | None, float]]](list)
+        weights = defaultdict[str, list[tuple[Sample, float]]](list)
         begins, ends = self.begins[self.slow], (self.begins + self.seconds)[self.slow]
         for each in self.samples:
             part = next(filter(None, (_part((frame.file, 0, frame.name)) for frame in each.frames)), REST)
             for name in ("reading" if part == "opening" else part, ANY):
-                weights[name].append((each.own or each.library, each.seconds - each.waited))
-            weights[WAITING].append((each.own or each.library, each.waited))
+                weights[name].append((each, each.seconds - each.waited))
+            weights[WAITING].append((each, each.waited))
             if irregular and ((begins < each.end) & (each.end <= ends)).any():
-                weights[IRREGULAR].append((each.own or each.library, each.seconds))
-        lines = {name: line for name, of_lines in weights.items() if (line := place(of_lines))}
-        shares = {}
-        for name, line in lines.items():
-            known = [(frame, weight) for frame, weight in weights[name] if frame is not None]
-            functions = {(frame.file, frame.first) for frame, _ in known if str(frame) in line}
-            inside = sum(weight for frame, weight in known if (frame.file, frame.first) in functions)
-            shares[name] = inside / (sum(weight for _, weight in weights[name]) or 1.0)
-        return lines, shares
+                weights[IRREGULAR].append((each, each.seconds))
+        found = {name: _slowest_line(rows) for name, rows in weights.items()}
+        found = {name: (line, share) for name, (line, share) in found.items() if line}
+        return {name: line for name, (line, _) in found.items()}, {name: share for name, (_, share) in found.items()}
+
+
+def _slowest_line(rows: list[tuple[Sample, float]]) -> tuple[str, float]:
+    """Return the line with most of the weights, "" if unknown, and the share of its function.
+
+    The text also names the method of a package that the line calls, such as a transform, the line that calls the
+    function, and the outermost line, which is in the dataset.
+    """
+    known = [(each, each.own or each.library, weight) for each, weight in rows]
+    line = place((frame, weight) for _, frame, weight in known)
+    if not line:
+        return "", 0.0
+    functions = {frame.function for _, frame, _ in known if frame is not None and str(frame) in line}
+    inside = [(each, weight) for each, frame, weight in known if frame is not None and frame.function in functions]
+    share = sum(weight for _, weight in inside) / (sum(weight for *_, weight in known) or 1.0)
+    library = place((each.library, weight) for each, weight in inside if each.own)
+    line = f"{line}, in {library}" if library else line
+    called = [(each.path, weight) for each, weight in inside if len(each.path) > 1]
+    callers = [place((path[number], weight) for path, weight in called) for number in (-2, 0)]
+    return called_at([line, *filter(None, callers)]), share
 
 
 def _sampling(loader: DataLoader[Any]) -> Sampling:
@@ -338,6 +356,34 @@ def _profiled(measured: _Measurement, profiler: Callable[[], cProfile.Profile]) 
     file_bytes = (after - before) / opened if opened and before is not None and after is not None else None
     medians = {part: float(np.median([third[part] for third in thirds])) for part in thirds[0]}
     return _Profile(medians, opened / loaded, file_bytes, slowest, _libraries(profile.stats), hdf5 / loaded)
+
+
+def _opened_again(measured: _Measurement) -> float:
+    """Return the part of the opened files that an item has opened already, in a few items."""
+    every = again = 0
+    with _noting_files() as opened:
+        for _ in range(thresholds.ITEMS_OF_FILES):
+            opened.clear()
+            measured.source.take(1)
+            every, again = every + len(opened), again + len(opened) - len(set(opened))
+    return again / (every or 1) if not measured.source.together else 0.0
+
+
+@contextmanager
+def _noting_files() -> Iterator[list[object]]:
+    """Note the paths of the files that Python's ``open`` opens in the block."""
+    opened, before = list[object](), builtins.open
+
+    def noted(file: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(file, (str, bytes, os.PathLike)):
+            opened.append(os.fspath(file))
+        return before(file, *arguments, **options)
+
+    builtins.open = io.open = noted
+    try:
+        yield opened
+    finally:
+        builtins.open = io.open = before
 
 
 def _libraries(stats: _Stats) -> dict[str, float]:

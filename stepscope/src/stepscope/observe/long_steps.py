@@ -12,8 +12,9 @@ import numpy as np
 from stepscope import thresholds
 from stepscope.facts.loop import LongSteps
 from stepscope.observe.recorder import StepRecord
-from stepscope.observe.sampler import Frame, Sample, Site, hottest
+from stepscope.observe.sampler import Frame, Sample, Site, any_of, hottest
 
+_TRAINS = r"[/\\]torch[/\\](optim[/\\]|_tensor\.py:backward$|autograd[/\\]__init__\.py:(backward|grad)$)"
 _Part = tuple[str, int | str]  # a line of the user's code, or a function of other code
 
 
@@ -71,6 +72,8 @@ def read(
     distinct = long[other[long] >= thresholds.OTHER_WORK * (works[long] - median)]
     long = distinct if len(distinct) else long  # the machine stalled in the rest
     usual, times = _timed(timed, factor)
+    # Sampling lengthens a step, but does not double it: shorter long steps were stalls of the machine
+    times = [each for each in times if each >= works[long].min() / 2]
     if not times:
         usual, times = median, works[long].tolist()
     return LongSteps(
@@ -82,6 +85,8 @@ def read(
         statistics.mean(times) * 1e3,
         min(1.0, float(other[long].sum() / (works[long] - median).sum())),
         hottest((site.changeable(sample.path), seconds) for _, sample, seconds in weights),
+        sum(seconds for _, sample, seconds in weights if any_of(_TRAINS, sample.frames))
+        / (sum(seconds for *_, seconds in weights) or 1.0),
     )
 
 

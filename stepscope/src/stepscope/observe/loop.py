@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from stepscope import thresholds, timing
 from stepscope.base.wording import counted
 from stepscope.facts import Facts
-from stepscope.observe import examination, hooks, trials
+from stepscope.observe import circumstances, examination, hooks, trials
 from stepscope.observe.recorder import Recorder
 from stepscope.timing.comparison import progress
 
@@ -54,7 +54,7 @@ def observe(loader: Iterable[Any], step: timing.Step, count: int, folder: Path) 
             bar.total = max(bar.n + 1, examined.steps_needed)
             bar.update()
     facts, batch = found
-    facts = examination.with_items(facts, recorder.dataloader)
+    facts = circumstances.with_items(facts, recorder.dataloader)
     if facts.loop is not None and facts.loop.work_ms >= thresholds.LEAST_SAMPLED_MS:
         tried = trials.run(step, batch, threads=_threads(facts), double=bool(double))
         facts = replace(facts, trials=tried)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import suppress
 
 from stepscope import thresholds
-from stepscope.observe.sampler import Sample, Sampler, Site, hottest
+from stepscope.observe.sampler import Sample, Sampler, Site, any_of, hottest
+
+_WORKERS = r"[/\\]torch[/\\]utils[/\\]data[/\\]dataloader\.py:(_get_iterator|_shutdown_workers)$"
 
 
 class PauseRecorder:
@@ -96,3 +99,10 @@ class PauseRecorder:
     def line(self, site: Site) -> str:
         """Return the user's line that takes most of the time in pauses, as text; "" if unknown."""
         return hottest((site.changeable(sample.path), sample.seconds) for sample in self._samples)
+
+    @property
+    def of_workers(self) -> float:
+        """The share of the pauses in which workers start or end."""
+        places = (any_of(_WORKERS, sample.frames) for sample in self._samples)
+        seconds = [sample.seconds for sample in self._samples]
+        return sum(itertools.compress(seconds, places)) / (sum(seconds) or 1.0)

@@ -20,6 +20,7 @@ from stepscope import thresholds
 from stepscope.facts.host import Optimizer
 from stepscope.facts.loop import Pauses
 from stepscope.observe import batches, contention
+from stepscope.observe.gradients import GradientWatcher
 from stepscope.observe.sampler import Site, here
 from stepscope.timing.loaders import processes
 from stepscope.timing.stopwatch import synchronize
@@ -89,6 +90,7 @@ class Recorder:
         self.site = Site()  # of the loop
         self.notes_site = False  # whether to note in `site` where the weights change next
         self.optimizer: Optimizer | None = None  # facts about the first optimizer that changed weights
+        self.gradients: GradientWatcher | None = None  # follows the gradients meanwhile
         self.synchronizes = False  # whether a step ends only when the GPU has finished its work
         self.phases: Phases | None = None
 
@@ -137,6 +139,9 @@ class Recorder:
         """Note that an optimizer has changed the weights."""
         if self.optimizer is None:
             self.optimizer = _facts_of(optimizer)
+        if self.gradients is not None:
+            with suppress(Exception):  # weights may be tensors of any kind
+                self.gradients.updated(optimizer)
         if self.notes_site:
             self.site, self.notes_site = replace(self.site, updates=here(self.stepping)), False
 
@@ -224,6 +229,8 @@ def _digest(batch: object) -> int | None:
 def _facts_of(optimizer: torch.optim.Optimizer) -> Optimizer:
     groups, known = optimizer.param_groups, inspect.signature(type(optimizer)).parameters
     faster = (name for name in ("fused", "foreach") if name in known and not any(group.get(name) for group in groups))
-    tensors = sum(len(group["params"]) for group in groups)
-    device = next((weight.device.type for group in groups for weight in group["params"]), "")
-    return Optimizer(type(optimizer).__name__, len(groups), tensors, tuple(faster), device)
+    weights = [weight for group in groups for weight in group["params"]]
+    numbers = [weight.numel() for weight in weights]
+    device, dtype = (weights[0].device.type, str(weights[0].dtype).removeprefix("torch.")) if weights else ("", "")
+    largest = max(numbers, default=0) / max(1, sum(numbers))
+    return Optimizer(type(optimizer).__name__, len(groups), len(weights), tuple(faster), device, dtype, largest)

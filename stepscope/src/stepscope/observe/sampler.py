@@ -241,20 +241,42 @@ def hottest(weights: Iterable[tuple[Stack, float]]) -> str:
     """Return the line with most of the weight, as text; "" if too few samples show a line.
 
     The search starts at the outermost function, and goes on to the called function as long as one line has most of
-    the weight. The text also names the outermost line.
+    the weight. The text also names the line that calls this function, and the outermost line.
     """
     left, lines = _settled((stack, weight) for stack, weight in weights if stack and weight > 0), list[str]()
     while left:
-        depth, sums = len(lines), defaultdict[Stack, float](float)
-        lines.append(place((stack[depth], weight) for stack, weight in left))
-        for stack, weight in left:
-            sums[stack[: depth + 1]] += weight
-        best = max(sums, key=sums.__getitem__)
-        inner = [(stack, weight) for stack, weight in left if stack[: depth + 1] == best and len(stack) > depth + 1]
-        most = sum(weight for _, weight in inner) >= thresholds.MOSTLY_ONE_LINE * sum(sums.values())
-        left = inner if most else []
-    lines = [line for line in reversed(lines) if line]
-    return ", called at ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
+        lines.append(place((stack[0], weight) for stack, weight in left))
+        left = _behind_one_line(left)
+    return called_at([line for line in reversed(lines) if line])
+
+
+def _behind_one_line(weights: list[tuple[Stack, float]]) -> list[tuple[Stack, float]]:
+    """Return the stacks in which one line of the outermost function has most of the weight, without this function.
+
+    If there is no such line: the stacks from a line on that has most of the weight, such as a line of a layer that a
+    network calls at several places. Empty if no line has.
+    """
+    least, sums = thresholds.MOSTLY_ONE_LINE * sum(weight for _, weight in weights), defaultdict[Frame, float](float)
+    deeper, depths = defaultdict[Frame, float](float), defaultdict[Frame, list[int]](list)
+    for stack, weight in weights:
+        sums[stack[0]] += weight
+        for frame in {*stack[1:]}:
+            deeper[frame] += weight
+            depths[frame].append(stack.index(frame, 1))
+    best = max(sums, key=sums.__getitem__)
+    inner = [(stack[1:], weight) for stack, weight in weights if stack[0] == best and len(stack) > 1]
+    if sum(weight for _, weight in inner) >= least:
+        return inner
+    shared = [frame for frame, weight in deeper.items() if weight >= least]
+    if not shared:
+        return []
+    first = min(shared, key=lambda frame: sum(depths[frame]) / len(depths[frame]))
+    return [(stack[stack.index(first, 1) :], weight) for stack, weight in weights if first in stack[1:]]
+
+
+def called_at(lines: list[str]) -> str:
+    """Return the innermost line of a chain of calls, the line that calls its function, and the outermost line."""
+    return ", called at ".join(dict.fromkeys([*lines[:2], *lines[-1:]]))
 
 
 def _settled(weights: Iterable[tuple[T, float]]) -> list[tuple[T, float]]:
@@ -262,6 +284,11 @@ def _settled(weights: Iterable[tuple[T, float]]) -> list[tuple[T, float]]:
     weights = list(weights)
     settled = without_hiccup([weight for _, weight in weights])
     return [(sampled, weight) for (sampled, _), weight in zip(weights, settled, strict=True)]
+
+
+def any_of(pattern: str, frames: Iterable[Frame]) -> bool:
+    """Return whether the file and name of any function match the pattern."""
+    return any(re.search(pattern, f"{frame.file}:{frame.name}") for frame in frames)
 
 
 def common(stacks: Iterable[Stack]) -> Stack:

@@ -31,9 +31,10 @@ from torch.utils.data import DataLoader
 from stepscope import thresholds
 from stepscope.facts import Facts, saving
 from stepscope.facts.loop import Pauses
-from stepscope.observe import apart, contention, examination, hazards
-from stepscope.observe.examination import Examination, Observed, OtherProfiler
+from stepscope.observe import apart, circumstances, contention, hazards
+from stepscope.observe.examination import Examination, Observed
 from stepscope.observe.pauses import PauseRecorder
+from stepscope.observe.profiled import OtherProfiler
 from stepscope.observe.recorder import LoopEnded, Pass, Phases, Recorder
 
 Report = Callable[[dict[str, Any]], object]  # receives the facts or the problem of a process, with its rank
@@ -73,7 +74,7 @@ class ScriptRecorder(Recorder):
         self.sizes: list[int] = []  # number of batches of each finished step
         self.examination = Examination(self, count, folder)
         self.script_profiler: Callable[[], Any] = lambda: None  # reference to the script's last profiler
-        self.examination.prepared = self._prepared
+        self.examination.profiled.prepared = self._prepared
         self.examine(self._guarded_phases())
         atexit.register(self.end)
 
@@ -193,7 +194,8 @@ class ScriptRecorder(Recorder):
         if not count:
             return Pauses()
         mean_ms = sum(self.pausing.seconds) / count * 1e3
-        return Pauses(count, mean_ms, self.pausing.seconds_per_step * 1e3, self.pausing.line(self.site))
+        line, of_workers = self.pausing.line(self.site), self.pausing.of_workers
+        return Pauses(count, mean_ms, self.pausing.seconds_per_step * 1e3, line, of_workers)
 
     def _stepped(self) -> None:
         """End a step, and continue the examination."""
@@ -215,7 +217,7 @@ class ScriptRecorder(Recorder):
     def _report_so_far(self) -> None:
         """Report now and then what was seen, because a signal may end the process at any time."""
         examined, now = self.examination, time.perf_counter()
-        if now - self.reported < thresholds.REPORT_EVERY_S or examined.recording:
+        if now - self.reported < thresholds.REPORT_EVERY_S or examined.profiled.recording:
             return
         found = {"facts": _plain(examined.facts())} if examined.suffices else {"problem": self._too_few()}
         left = max(0, examined.steps_needed - examined.steps_seen)
@@ -236,7 +238,7 @@ class ScriptRecorder(Recorder):
 
         def with_items() -> Facts:
             hazards.stop_tracing()
-            return examination.with_items(facts, dataloader)
+            return circumstances.with_items(facts, dataloader)
 
         try:
             return apart.call(with_items)
@@ -289,7 +291,7 @@ class ScriptRecorder(Recorder):
 
     def give_way(self) -> None:
         """End the examination with the steps so far if our profiler records, since another one is about to start."""
-        if self.phases is None or self.over or not self.examination.recording:
+        if self.phases is None or self.over or not self.examination.profiled.recording:
             return
         try:
             self.phases.throw(OtherProfiler())
@@ -307,9 +309,9 @@ class ScriptRecorder(Recorder):
 
     def _report(self, **content: object) -> None:
         """Report the facts, or the problem."""
-        examined = self.examination
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", examined.ranks))
-        self.report({"rank": examined.rank, "ranks": examined.ranks, "here": here, **content})
+        profiled = self.examination.profiled
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", profiled.ranks))
+        self.report({"rank": profiled.rank, "ranks": profiled.ranks, "here": here, **content})
 
     getting, stepping = Recorder.get.__code__, _stepped.__code__
 

@@ -18,16 +18,19 @@ from typing import Any
 from stepscope import thresholds
 from stepscope.base.wording import percent
 from stepscope.facts import Facts
+from stepscope.facts.host import Host
 from stepscope.facts.job import Job
 from stepscope.facts.loop import Machine
 from stepscope.facts.profile import Profile
 from stepscope.report.findings import NOTHING, UNKNOWN, Diagnosis, Finding
-from stepscope.rules import batches, device, evidence, host, job, loader, settings
+from stepscope.rules import backward, batches, device, evidence, host, job, loader, loop, settings
 from stepscope.rules.conclusion import conclude, together
 from stepscope.rules.rule import Rule, findings
 
+LOADING = (*loader.RULES, *loop.RULES)
 ALL: tuple[Rule[Any], ...] = (
-    *loader.RULES, *batches.RULES, *host.RULES, *settings.RULES, *device.RULES, *device.RULES_OF_A_GPU, *job.RULES,
+    *LOADING, *batches.RULES, *host.RULES, *backward.RULES, *settings.RULES, *device.RULES,
+    *device.RULES_OF_A_GPU, *job.RULES,
 )  # fmt: skip
 NEEDS_THE_LOADER = (
     "why loading is slow. A trace contains neither the workers nor the dataset. `stepscope run` measures both, and so "
@@ -35,10 +38,25 @@ NEEDS_THE_LOADER = (
 )
 
 
-def diagnose(facts: Facts | Job) -> Diagnosis:
-    """Return the diagnosis that follows from facts, always the same for the same facts."""
+def diagnose(facts: Facts | Job, alone: bool = True) -> Diagnosis:
+    """Return the diagnosis that follows from facts, always the same for the same facts.
+
+    `alone` is False for the facts of one of several ranks if the facts of all ranks together are known, too: a rank
+    alone cannot tell an exchange of data from waiting for another rank.
+    """
     if isinstance(facts, Job):
         return job.diagnose(facts)
+    if alone or facts.profile is None or facts.profile.communication < thresholds.WORTH:
+        return _of_a_process(facts)
+    found = _of_a_process(replace(facts, profile=replace(facts.profile, communication=0.0)))
+    if found.verdict != NOTHING:
+        return found
+    share = percent(facts.profile.communication)
+    reason = f"The rank communicates for {share} of a step: see the diagnosis of all ranks together."
+    return replace(found, verdict=UNKNOWN, reason=reason)
+
+
+def _of_a_process(facts: Facts) -> Diagnosis:
     if facts.profile is None:
         return _of_few_steps(facts) if facts.loop else conclude(math.nan, (), (), doubt=facts.problem)
     loading = loader.view(facts, facts.profile)
@@ -67,7 +85,7 @@ def _of_few_steps(facts: Facts) -> Diagnosis:
     timed = [(step.wait_ms, step.duration_ms) for step in loading.loop.steps]
     doubt = evidence.traced(loading.loop) or evidence.unseen(facts) or (facts.problem if waits else None)
     return conclude(
-        loading.whole_ms, evidence.rows(facts, None, loading), findings(loader.RULES, loading), [facts.problem],
+        loading.whole_ms, evidence.rows(facts, None, loading), findings(LOADING, loading), [facts.problem],
         doubt, facts.problem, timed, loading.loop.pauses.ms_per_step,
     )  # fmt: skip
 
@@ -91,7 +109,8 @@ def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine:
     if found and unexplained:
         unknown.append(unexplained)
     otherwise = evidence.doubt(profile) or evidence.unexplained(profile) or evidence.long_steps(loading) or unexplained
-    otherwise = otherwise or facts.problem or None
+    otherwise = otherwise or evidence.compiled_again(facts) or evidence.recomputed(facts) or evidence.evaluated(facts)
+    otherwise = otherwise or evidence.few_threads(facts, loading) or facts.problem or None
     timed = [(step.wait_ms, step.duration_ms) for step in loading.loop.steps]
     diagnosis = conclude(
         loading.whole_ms, rows, found, unknown, doubt, otherwise, timed, loading.loop.pauses.ms_per_step
@@ -120,6 +139,7 @@ def _not_tried(facts: Facts) -> str:
     names = ["bfloat16", "channels_last"]
     if not facts.trials.threads:  # `stepscope run` tries nothing
         names += ["another number of threads", "a larger batch"]
+        names += ["algorithms that are not deterministic"] * facts.modes.deterministic
     return f"{', '.join(names[:-1])} and {names[-1]} were not tried."
 
 
@@ -138,12 +158,16 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
         around = host_work.around.most * whole
         usual = max(0.0, loading.usual_wait_ms - around)
         loading = loader.with_times(loading, loading.step_ms, loading.wait_ms - around, usual)
-    found += findings(loader.RULES, loading, estimated=loading.loaded)
+    found += findings(LOADING, loading, estimated=loading.loaded)
     yielded = facts.loader.yielded if facts.loader else 1
     content = batches.Content(facts.batch, max(0.0, computing), yielded)
     found += findings(batches.RULES, content, estimated=True)
-    tried = settings.Tried(facts.trials, loading.work_ms / loading.whole_ms)
+    known = facts.host or Host()
+    tried = settings.Tried(facts.trials, facts.modes, known, facts.optimizer, work / whole, profile.on_device)
     found += findings(settings.RULES, tried, estimated=True)
+    kernels = profile.shares["Kernel"] * part if profile.on_device else None
+    passes = backward.Passes(known, facts.gradients, facts.optimizer, work / whole, kernels)
+    found += findings(backward.RULES, passes, estimated=True)
     return [loader.then_limited(each, loading) for each in together(found, loading.wait_ms / whole)], loading
 
 

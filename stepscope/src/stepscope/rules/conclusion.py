@@ -29,6 +29,9 @@ def conclude(
     worth = [finding for finding in ranked if finding.gain >= thresholds.WORTH]
     if doubt or (otherwise and not worth):
         verdict, reason = UNKNOWN, doubt or otherwise or ""
+    elif worth and not sure(worth[0]):
+        unsure = f"The first change, for {worth[0].name}, may gain much or nothing: see its range."
+        verdict, reason = UNKNOWN, otherwise or unsure
     elif not worth:
         verdict, reason = NOTHING, _sentence(VERDICTS[NOTHING])
     else:
@@ -43,12 +46,13 @@ def conclude(
 def together(findings: Iterable[Finding], wait: float) -> list[Finding]:
     """Return findings so that each line has one: the finding with the largest gain, with the sum of the line's gains.
 
-    Of one line, each kind of work is in one finding. The sum is at most the share of the `wait` for batches, or of the
-    rest of the step.
+    Calls of two methods of a package at one line stay apart, because their changes differ. The sum is at most the share
+    of the `wait` for batches, or of the rest of the step.
     """
     kept = dict[str, Finding]()
     for number, finding in enumerate(sorted(findings, key=lambda each: -each.gain)):
-        place = finding.line.partition(": ")[0] or str(number)
+        own, _, called = finding.line.partition(", called at ")[0].partition(", in ")
+        place = f"{own.partition(': ')[0]} {called}".strip() or str(number)
         first = kept.get(place)
         if first is None:
             kept[place] = finding
@@ -62,13 +66,23 @@ def together(findings: Iterable[Finding], wait: float) -> list[Finding]:
     return list(kept.values())
 
 
+def sure(finding: Finding) -> bool:
+    """Return whether a finding gains something for sure: an estimate's range may begin at no gain."""
+    return finding.range is None or finding.range[0] > 0
+
+
 def _ranked(findings: list[Finding]) -> list[Finding]:
-    """Return findings, the largest gain first; findings with a line precede findings that gain about as much."""
+    """Return findings, the largest gain first; findings with a line precede findings that gain about as much.
+
+    Findings that are worth a change and gain something for sure precede all others.
+    """
     most = max((finding.gain for finding in findings), default=0.0)
-    return sorted(
-        findings,
-        key=lambda finding: (-bool(finding.line and finding.gain >= thresholds.ABOUT_EQUAL * most), -finding.gain),
-    )
+
+    def rank(finding: Finding) -> tuple[bool, bool, float]:
+        certain = sure(finding) and finding.gain >= thresholds.WORTH
+        return not certain, not (finding.line and finding.gain >= thresholds.ABOUT_EQUAL * most), -finding.gain
+
+    return sorted(findings, key=rank)
 
 
 def _sentence(text: str) -> str:

@@ -10,11 +10,11 @@ from stepscope.base.wording import PLAIN_NAMES, counted, distinct_milliseconds, 
 from stepscope.facts import Facts
 from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
-from stepscope.facts.host import Framework, Host
+from stepscope.facts.host import Framework, Host, Work
 from stepscope.facts.loader import Loader
 from stepscope.facts.loop import Loop, Machine, Step, Trend
 from stepscope.facts.profile import Profile
-from stepscope.rules.loader import Loading
+from stepscope.rules.loader import Loading, at
 
 
 def rows(facts: Facts, profile: Profile | None, loading: Loading) -> Iterator[tuple[str, str]]:
@@ -201,7 +201,7 @@ def traced(loop: Loop) -> str | None:
 def long_steps(loading: Loading) -> str | None:
     """Return why something may be wrong if some steps take far longer than most, with the same work; None if not."""
     long = loading.loop.long
-    if long.distinct or not long.count or long.mean_ms < thresholds.STALL * long.usual_ms:
+    if long.distinct or long.once or long.trains or not long.count or long.mean_ms < thresholds.STALL * long.usual_ms:
         return None
     if long.ms_per_step < thresholds.WORTH * loading.whole_ms:
         return None
@@ -214,6 +214,53 @@ def long_steps(loading: Loading) -> str | None:
     return (
         f"{often} {milliseconds(long.mean_ms)}, and the median step {milliseconds(long.usual_ms)}, in the same lines "
         "of code. Are the batches of the long steps larger?"
+    )
+
+
+def recomputed(facts: Facts) -> str | None:
+    """Return why a step may be slower than it must be if activation checkpointing repeats forward passes, or None."""
+    share = facts.host.recomputed if facts.host else 0.0
+    if share < thresholds.WORTH:
+        return None
+    return (
+        f"Activation checkpointing repeats forward passes for {percent(share)} of a step. This is only needed if the "
+        "memory does not suffice: try the training without it, such as gradient_checkpointing=False."
+    )
+
+
+def compiled_again(facts: Facts) -> str | None:
+    """Return why the loop may take longer than its timed steps if functions are compiled again and again, or None."""
+    found = facts.compilation
+    if found.again < thresholds.COMPILED_AGAIN:
+        return None
+    return (
+        f"torch.compile compiled functions again {counted(found.again, 'time')}, for {found.seconds:.1f} s, mostly the "
+        f"function at {found.at}.{_for_changing_sizes(found.why)}"
+    )
+
+
+def evaluated(facts: Facts) -> str | None:
+    """Return why a step may be slower than it must be if a network runs in it without training, or None."""
+    work = facts.host.evaluated if facts.host else Work()
+    if work.share < thresholds.WORTH:
+        return None
+    return (
+        f"A network runs without training for {percent(work.share)} of a step{at(work.line)}. "
+        "A step needs a teacher network, but no second forward pass for an accuracy: the outputs of training are there."
+    )
+
+
+def few_threads(facts: Facts, loading: Loading) -> str | None:
+    """Return why a step may be slower than it must be if PyTorch has few threads and cores are free, or None."""
+    if facts.machine is None or facts.machine.cuda or facts.trials.threads:
+        return None
+    threads, cores = facts.modes.threads, facts.machine.cores
+    worked_ms = loading.loop.cpu_ms + loading.items.batch_cpu_ms * bool(loading.workers)
+    if not 0 < threads < cores or worked_ms > thresholds.USED_CORES * cores * loading.step_ms:
+        return None
+    return (
+        f"PyTorch computes with {counted(threads, 'thread')}, and the machine has {counted(cores, 'core')}: try "
+        f"torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores} as an environment variable."
     )
 
 

@@ -23,6 +23,7 @@ class HostWork:
     elementwise: float
     updates: float
     outside: Gain
+    constant: Gain  # perhaps nothing: the inputs may change
     around: Gain
     framework: Gain  # the framework's own work
     used: Optimizer
@@ -108,6 +109,8 @@ def view(
     elif host.sampled_ms is not None and host.sampled_ms < thresholds.SLOWED_BY_SAMPLING * work * step_ms:
         calls = between(host.calls.share, host.calls.sampled_share * work) if calls.about else calls
 
+    calls = Gain(*(each * host.calls.line_share for each in calls))  # a network's own calls stay
+
     def slowed(sampled: Work, work: float, limit: float) -> Gain:
         # The profiler slows operators, but hardly the code between them: the code's share is larger without it
         return between(sampled.share * work, sampled.ms / step_ms, limit)
@@ -119,6 +122,7 @@ def view(
         min(host.elementwise, limit),
         min(host.updates, limit),
         slowed(host.outside, work, limit),
+        between(0.0, host.constant.share * work)._replace(about=host.constant.share * work),
         slowed(host.around, 1.0, wait),
         slowed(host.framework.work, work, limit),
         used or Optimizer(),
@@ -146,9 +150,10 @@ def _parts(framework: Framework, share: float) -> str:
 
 
 def _where(work: Work) -> str:
-    """Return the end of a sentence about other work: whether it mostly waits, and its line."""
+    """Return the end of a sentence about other work: whether it mostly waits, or is recorded, and its line."""
     waits = ", and mostly waits" if work.waited >= work.share / 2 else ""
-    return f"{waits}{f': mostly at {work.line}' if work.line else '.'}"
+    recorded = ", and autograd records its operators for nothing" if work.recorded >= work.share / 2 else ""
+    return f"{waits}{recorded}{f': mostly at {work.line}' if work.line else '.'}"
 
 
 def _line(of: Callable[[Host], str]) -> Callable[[HostWork], str]:
@@ -206,9 +211,27 @@ RULES: tuple[Rule[HostWork], ...] = (
         "The step does work other than training, such as evaluating, logging or saving.",
         lambda view: view.outside,
         lambda view: f"For {percent(view.outside.about)} of the time a step does not train{_where(view.host.outside)}",
-        "# move this work out of the step, or do it every n-th step",
+        lambda view: (
+            "with torch.no_grad(): …  # and move this work out of the step, or do it every n-th step"
+            if view.host.outside.recorded >= view.host.outside.share / 2
+            else "# move this work out of the step, or do it every n-th step"
+        ),
+        example="# move this work out of the step, or do it every n-th step; evaluate within torch.no_grad()",
         least=thresholds.HOST_WORK,
         line=lambda view: view.host.outside.line,
+    ),
+    Rule(
+        "host.constant-work", "work in the network that no gradient needs", "host", "work between the operators",
+        "A trained network does work that no gradient needs. If its inputs do not change, once is enough.",
+        lambda view: view.constant,
+        lambda view: (
+            f"For {percent(view.constant.about)} of a step the network does work that no gradient needs, perhaps on "
+            f"inputs that never change{_where(view.host.constant)}"
+        ),
+        "# if the inputs do not change, such as a mask, or features of a frozen network: compute it once\n"
+        "# otherwise in the dataset, whose workers run in parallel with the steps",
+        least=thresholds.HOST_WORK,
+        line=lambda view: view.host.constant.line,
     ),
     Rule(
         "host.framework-parts", "callbacks and loggers of the framework", "host", "work between the operators",

@@ -10,7 +10,7 @@ from stepscope import thresholds
 from stepscope.base.wording import counted, milliseconds, percent, printable
 from stepscope.facts import Facts
 from stepscope.facts.loader import IRREGULAR, PARTS, REST, WAITING, Items, Sampling
-from stepscope.facts.loop import LongSteps, Loop
+from stepscope.facts.loop import Loop
 from stepscope.facts.profile import Profile
 from stepscope.report.findings import Finding
 from stepscope.rules.rule import Gain, Rule, mostly
@@ -56,20 +56,26 @@ class Loading:
     pace_ms: float  # shortest time per batch with these workers; 0 without workers, or if unknown
     contended: Gain  # share of the step that is lost to CPU contention with workers
 
-    def gain_of(self, share: Callable[[Items], float], name: str) -> Gain | None:
+    def gain_of(
+        self, share: Callable[[Items], float], name: str, working: Callable[[Items], float] | None = None
+    ) -> Gain | None:
         """Return the gain of a change in the function that takes a share of the items' time, or only a part of it.
 
-        None if the loop does not wait because of items.
+        `working` is the part of the share in which a core works, and counts if workers take the cores that the step
+        needs. None if the loop is not slower because of items.
         """
+        inside, lost = self.items.function_share(name), Gain(0.0, 0.0, 0.0)
+        if working is not None:
+            lost = Gain(*(working(self.items) * each for each in self.contended))
         if not self.by_items:
-            return None
-        most, part = share(self.items), self.items.function_share(name)
+            return Gain(inside * lost.about, inside * lost.least, lost.most) if lost.most else None
 
         def gain(share: float) -> float:
             share = 1.0 if share >= thresholds.DOMINANT_PART else share
             return min(self.wait_ms, share * self.made_ms) / self.whole_ms
 
-        return Gain(gain(most * part), gain(most * part), gain(most))
+        most, part = gain(share(self.items)), gain(share(self.items) * inside)
+        return Gain(part + inside * lost.about, part + inside * lost.least, most + lost.most)
 
     @property
     def pickles(self) -> bool:
@@ -152,10 +158,10 @@ def loading(
     contends = crowded_ms >= thresholds.ALL_CORES_BUSY * step_ms
     if not loop.asynchronous:  # a GPU computes while workers are queued
         contends |= loop.queued_ms >= thresholds.QUEUED_WORKERS * batch_cpu_ms
-    if loaded and workers and loop.cpu_ms and not by_items and contends:
-        # All threads of a step wait for the thread whose core a worker has
+    if loaded and workers and loop.cpu_ms and contends:
+        # All threads of a step wait for the thread whose core a worker has, while the step does not wait for a batch
         lost = (batch_cpu_ms, batch_cpu_ms / cores, batch_cpu_ms + loop.queued_ms)
-        contended = Gain(*(min(1.0, each / whole_ms) for each in lost))
+        contended = Gain(*(min(1.0, each / step_ms) * work_ms / whole_ms for each in lost))
     fewer = None
     if too_many:
         saved = gained(max(work_ms, pace_ms(useful))) + (1 - useful / workers) * restart_ms / whole_ms
@@ -241,7 +247,7 @@ def doubt(loading: Loading) -> str | None:
     )
 
 
-def _at(line: str) -> str:
+def at(line: str) -> str:
     return f", mostly at {line}" if line else ""
 
 
@@ -249,21 +255,12 @@ def _line(name: str) -> Callable[[Loading], str]:
     return lambda loading: loading.items.line(name)
 
 
-def _long_steps(long: LongSteps) -> str:
-    """Return how often steps are long, and why, as sentences."""
-    return (
-        f"About one in {long.every:.3g} steps takes {milliseconds(long.mean_ms)}, and the median step "
-        f"{milliseconds(long.usual_ms)}. The long steps do other work, such as evaluating or saving"
-        f"{_at(long.line)}: {milliseconds(long.ms_per_step)} a step on average."
-    )
-
-
 def _sampler(loading: Loading, sampling: Sampling) -> str:
     """Return how long the sampler takes, as sentences."""
     epoch = counted(loading.loop.epoch_steps or 0, "step")
     return (
         f"{sampling.name} takes {milliseconds(sampling.start_ms)} to begin an epoch of {epoch}, and "
-        f"{milliseconds(sampling.batch_ms)} for each further batch{_at(sampling.line)}: "
+        f"{milliseconds(sampling.batch_ms)} for each further batch{at(sampling.line)}: "
         f"{milliseconds(loading.sampling_ms)} a step on average. The loop waits meanwhile, even if it has workers."
     )
 
@@ -277,7 +274,7 @@ def _slow_items(items: Items) -> str:
     return (
         f"{slow.count} of {counted(items.count, 'item')} take {percent(slow.share)} of the time: the slowest item"
         f"{which} takes {milliseconds(slow.slowest_ms)}, the median item {milliseconds(slow.usual_ms)}"
-        f"{_at(items.line(IRREGULAR))}."
+        f"{at(items.line(IRREGULAR))}."
     )
 
 
@@ -308,6 +305,8 @@ def _of_the_dataset(loading: Loading) -> str:
 def _of_hdf5(loading: Loading) -> str:
     """Return the change for reading; from HDF5, where an item reads it."""
     reads = loading.items.hdf5_reads
+    if loading.items.opened_again:
+        return ONCE
     if reads >= thresholds.MANY_READS:
         return "dataset[...]  # or a slice of it, in one read: an array, from which to make the tensor"
     if reads:
@@ -325,9 +324,27 @@ def _warnings(items: Items, share: float) -> str:
 TOGETHER = "def __getitems__(self, indices): …  # loads a whole batch at once"
 PRECOMPUTE = "def __getitem__(self, index): …  # precompute work that is the same in every epoch"
 DECODED = "# store resized, smaller images ahead of time; or store decoded images"
+ONCE = "# open, read and decode a file once for an item, and pass the result on"
 READ = "# open a file once, and keep it open; pack small files into a large file; or read from a local disk"
 PIL_TO_TENSOR = "transforms.PILToTensor()  # only this transform; the first layer of the network normalizes"
 AS_BYTES = "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the device"
+
+
+def _calls(items: Items) -> float:
+    """Return the share of the calls that request and collate a tiny item."""
+    return items.working(REST) + items.working("collating")
+
+
+def _again(items: Items) -> str:
+    """Return a sentence on files that an item opens again; "" if it opens each file once."""
+    if not items.opened_again:
+        return ""
+    return f" {percent(items.opened_again)} of the files that an item opens are files that it has opened already."
+
+
+def _beside(loading: Loading) -> str:
+    """Return a sentence if the loop does not wait for items, but for cores."""
+    return " The workers use the cores that the step needs." if loading.contended.most else ""
 
 
 def _part(
@@ -340,11 +357,11 @@ def _part(
 
     def evidence(loading: Loading) -> str:
         items, work = loading.items, "the dataset's own code" if part == REST else part
-        where = _at(items.line(part)) or (f"; mostly in {items.slowest}" if part == REST else "")
-        beside = " The workers use the cores that the step needs." if loading.contended.most else ""
+        where = at(items.line(part)) or (f"; mostly in {items.slowest}" if part == REST else "")
         took = percent(items.working(part))
         return (
-            f"An item takes {milliseconds(items.ms)}, and {took} of this time goes to {work}{where}.{beside}"
+            f"An item takes {milliseconds(items.ms)}, and {took} of this time goes to {work}{where}."
+            f"{_again(items) * (part == 'decoding')}{_beside(loading)}"
             f"{_warnings(items, items.working(part))}"
         )
 
@@ -353,16 +370,10 @@ def _part(
             return 0.0
         return items.working(part)
 
-    def gain(loading: Loading) -> float | Gain | None:
-        if not loading.contended.most:
-            return loading.gain_of(share, part)
-        inside = loading.items.function_share(part)
-        about, least, most = (share(loading.items) * each for each in loading.contended)
-        return Gain(inside * about, inside * least, most)
-
     return Rule(
-        key, name, "loading", topic, means, gain, evidence, fit or _fitting(change), line=_line(part), example=change
-    )
+        key, name, "loading", topic, means, lambda loading: loading.gain_of(share, part, share), evidence,
+        fit or _fitting(change), line=_line(part), example=change,
+    )  # fmt: skip
 
 
 def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
@@ -376,16 +387,19 @@ def _reading(key: str, name: str, means: str, small: bool) -> Rule[Loading]:
         opens += f"; an item reads HDF5 {items.hdf5_reads:.2g} times" if items.hdf5_reads else ""
         return (
             f"An item takes {milliseconds(items.ms)}, and {percent(items.reading)} of this time goes to opening and "
-            f"reading{opens}{_at(items.line('reading'))}."
-            f"{_warnings(items, items.reading)}"
+            f"reading{opens}{at(items.line('reading'))}."
+            f"{_again(items)}{_beside(loading)}{_warnings(items, items.reading)}"
         )
 
     def share(items: Items) -> float:
         return items.reading if items.small_files is small else 0.0
 
+    def working(items: Items) -> float:
+        return items.working("opening") + items.working("reading") if items.small_files is small else 0.0
+
     return Rule(
-        key, name, "loading", "packed formats", means, lambda loading: loading.gain_of(share, "reading"), evidence,
-        _of_hdf5, line=_line("reading"), example=READ,
+        key, name, "loading", "packed formats", means, lambda loading: loading.gain_of(share, "reading", working),
+        evidence, _of_hdf5, line=_line("reading"), example=READ,
     )  # fmt: skip
 
 
@@ -427,41 +441,6 @@ RULES: tuple[Rule[Loading], ...] = (
         ),
         line=lambda loading: loading.items.sampling.line,
         example="# choose all indices of an epoch at once, with NumPy or PyTorch; or once for several epochs",
-    ),
-    Rule(
-        "loop.work-between-epochs", "work between the epochs", "host", "work between the operators",
-        "The script does other work after each epoch, such as evaluating or saving, for a large part of the time.",
-        lambda loading: loading.loop.pauses.ms_per_step / loading.whole_ms,
-        lambda loading: (
-            f"After an epoch of {counted(loading.loop.epoch_steps or 0, 'step')} the script does other work, such as "
-            f"evaluating or saving, for {milliseconds(loading.loop.pauses.mean_ms)} "
-            f"(mean of {counted(loading.loop.pauses.count, 'pause')})"
-            f"{_at(loading.loop.pauses.line)}: {milliseconds(loading.loop.pauses.ms_per_step)} a step on average."
-        ),
-        "# evaluate less often, on fewer images, or in larger batches; save in a thread",
-        least=thresholds.BETWEEN_EPOCHS,
-        line=lambda loading: loading.loop.pauses.line,
-    ),
-    Rule(
-        "loop.work-in-some-steps", "work in every n-th step", "host", "work between the operators",
-        "Some steps do work that most steps do not do, such as evaluating or saving, for a large part of the time.",
-        lambda loading: loading.loop.long.ms_per_step / loading.whole_ms if loading.loop.long.distinct else None,
-        lambda loading: _long_steps(loading.loop.long),
-        "# do this work less often, for fewer batches, or in a thread",
-        line=lambda loading: loading.loop.long.line,
-    ),
-    Rule(
-        "loop.growing-steps", "steps that take longer and longer", "host", "work between the operators",
-        "Each step takes longer than the step before it, such as by hooks or data that gather from step to step.",
-        lambda loading: (
-            min(loading.loop.trend.longer_ms * loading.loop.trend.steps, loading.work_ms) / loading.whole_ms or None
-        ),
-        lambda loading: (
-            f"Each step takes {milliseconds(loading.loop.trend.longer_ms)} longer than the step before it"
-            f"{_at(loading.loop.trend.line)}. The gain is for the steps so far, and grows with each step."
-        ),
-        "# hooks, callbacks, graphs and data that gather from step to step: register once, remove or detach",
-        line=lambda loading: loading.loop.trend.line,
     ),
     Rule(
         "loader.too-slow", "slow loading", "loading", "more workers",
@@ -519,7 +498,7 @@ RULES: tuple[Rule[Loading], ...] = (
         lambda loading: loading.gain_of(lambda items: items.waiting, WAITING),
         lambda loading: (
             f"An item takes {milliseconds(loading.items.ms)}, and waits for {percent(loading.items.waiting)} of this "
-            f"time without using a core{_at(loading.items.line(WAITING))}."
+            f"time without using a core{at(loading.items.line(WAITING))}."
         ),
         "# request a whole batch at once, and keep connections open; or let more workers wait in parallel",
         line=_line(WAITING),
@@ -527,7 +506,12 @@ RULES: tuple[Rule[Loading], ...] = (
     _part(
         "items.decoding", "decoding", "decoding at every read", "preprocessing ahead of time",
         "Decoding takes much of an item's time, again in every epoch.",
-        DECODED, _fitting(DECODED, "# decode once, ahead of time, and store the results"),
+        DECODED,
+        lambda loading: (
+            ONCE
+            if loading.items.opened_again
+            else _fitting(DECODED, "# decode once, ahead of time, and store the results")(loading)
+        ),
     ),
     _part(
         "items.resizing", "resizing", "resizing at every read", "preprocessing ahead of time",
@@ -547,13 +531,10 @@ RULES: tuple[Rule[Loading], ...] = (
     Rule(
         "items.one-by-one", "items loaded one by one", "loading", "loading whole batches",
         "An item takes no longer than the calls that request and collate it.",
-        lambda loading: (
-            loading.gain_of(lambda items: items.working(REST) + items.working("collating"), "")
-            if loading.loaded and loading.items.tiny else None
-        ),
+        lambda loading: loading.gain_of(_calls, "", _calls) if loading.loaded and loading.items.tiny else None,
         lambda loading: (
             f"An item takes {milliseconds(loading.items.ms)}, about as long as the calls that request and collate it "
-            f"in a batch of {counted(loading.items.batch, 'item')}{_at(loading.items.line(REST))}."
+            f"in a batch of {counted(loading.items.batch, 'item')}{at(loading.items.line(REST))}."
         ),
         TOGETHER,
         line=_line(REST),

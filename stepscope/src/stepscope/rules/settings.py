@@ -1,4 +1,4 @@
-"""Settings that trials found to slow the step."""
+"""Settings that slow the step: by trials, or, in a script that must not change, by an estimate."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepscope import thresholds
-from stepscope.base.wording import distinct_milliseconds
-from stepscope.facts.trials import Trial, Trials
-from stepscope.rules.rule import Rule, filled
+from stepscope.base.wording import distinct_milliseconds, percent
+from stepscope.facts.host import Host, Optimizer
+from stepscope.facts.trials import Modes, Trial, Trials
+from stepscope.rules.rule import Gain, Rule, filled
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A view of the trials; `work` is the share of a step without its wait for a batch."""
+    """A view of the trials, and of settings that were not tried; `work` is the share of a step without its wait."""
 
     trials: Trials
-    work: float = 1.0
+    modes: Modes
+    host: Host
+    optimizer: Optimizer
+    work: float
+    on_device: bool  # whether a GPU computes
+
+    @property
+    def computing(self) -> float:
+        """The share of the passes and of the update in a step on the CPU."""
+        return self.work * sum(self.host.phases.values())
 
 
 def _compared(of: Callable[[Trials], Trial], text: str) -> Callable[[Tried], str]:
@@ -31,6 +41,20 @@ def _compared(of: Callable[[Trials], Trial], text: str) -> Callable[[Tried], str
 
 def _gain(of: Callable[[Trials], Trial]) -> Callable[[Tried], float]:
     return lambda tried: tried.work * of(tried.trials).gain
+
+
+def _of_anomaly_detection(view: Tried) -> float | None:
+    """Return the gain of a trial; without a trial, the share of anomaly detection in the sampled steps."""
+    if view.trials.anomaly.before_ms or not view.modes.anomaly:
+        return _gain(lambda trials: trials.anomaly)(view)
+    return view.work * view.host.debugging
+
+
+def _of_single_precision(view: Tried) -> float | Gain:
+    """Return the gain of a trial; without a trial, an estimate: float32 needs half of the bytes and instructions."""
+    if view.trials.single.before_ms or view.optimizer.dtype != "float64" or view.on_device:
+        return _gain(lambda trials: trials.single)(view)
+    return Gain(*(part * view.computing for part in thresholds.SINGLE_PRECISION))
 
 
 def _threads(key: str, name: str, means: str, too_many: bool) -> Rule[Tried]:
@@ -57,11 +81,14 @@ RULES: tuple[Rule[Tried], ...] = (
     Rule(
         "settings.anomaly-detection", "anomaly detection", "settings", "debugging settings",
         "Autograd checks each operator for NaN.",
-        _gain(lambda trials: trials.anomaly),
-        _compared(
+        _of_anomaly_detection,
+        lambda view: _compared(
             lambda trials: trials.anomaly,
             "Autograd checks each operator for NaN: a step took {before} with the checks, and "
             "{after} without them.",
+        )(view) if view.trials.anomaly.before_ms else (
+            "Autograd notes the place of each operator, and checks each gradient for NaN, for "
+            f"{percent(view.host.debugging)} of the sampled steps."
         ),
         "torch.autograd.set_detect_anomaly(False)  # only to look for a NaN",
     ),
@@ -79,11 +106,14 @@ RULES: tuple[Rule[Tried], ...] = (
     Rule(
         "settings.float64", "float64 weights", "settings", "mixed precision",
         "The weights are float64.",
-        _gain(lambda trials: trials.single),
-        _compared(
+        _of_single_precision,
+        lambda view: _compared(
             lambda trials: trials.single,
             "The weights are float64: a forward and a backward pass took {before}, and "
             "{after} with float32.",
+        )(view) if view.trials.single.before_ms else (
+            f"The weights are float64. The passes and the update take {percent(view.computing)} of a step, and float32 "
+            "needs half of the bytes and of the vector instructions."
         ),
         "model.float()  # convert the batches, too: NumPy's default is float64",
     ),
