@@ -82,7 +82,7 @@ def test_a_script_that_ends_while_long_steps_are_sought_is_diagnosed(tmp_path, q
     for number, batch in enumerate(DataLoader(range(10_000))):
         step(batch)
         optimizer.step()
-        if number == 100:
+        if number == 130:
             break
     recorder.end()
     assert reports[0]["facts"]["loop"]["long"]["count"] > 0
