@@ -18,6 +18,9 @@ ABOUT_EQUAL = 0.75
 # Share of a float64 step on the CPU that float32 saves: about, at least and at most. A vector register holds half as
 # many float64 numbers; in one examined loop float32 saved half of a step.
 SINGLE_PRECISION = (0.5, 0.25, 0.7)
+# The same for the kernels of a GPU: by the table of throughputs in NVIDIA's CUDA C++ Programming Guide, float64 has
+# half of float32's rate with the compute capabilities 8.0 and 9.0, a 32nd or 64th with 7.5, 8.6 and 8.9. Not measured.
+SINGLE_PRECISION_OF_A_GPU = (0.5, 0.4, 0.98)
 # Share of the cores' time: if the loop uses less of it, more threads may help.
 USED_CORES = 0.7
 # Share of the backward passes in the kernels of a step: for each product of a forward pass they compute two.

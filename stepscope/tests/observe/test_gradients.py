@@ -1,5 +1,6 @@
 """Gradients that no optimizer uses, in small networks that really train."""
 
+import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -79,16 +80,21 @@ def test_gradients_of_another_network_that_are_freed_unused_are_counted():
     assert watched(lambda: step(True)).unused == 0
 
 
-def test_weights_of_which_an_optimizer_has_copies_are_not_called_unused():
+@pytest.mark.parametrize("flat", [False, True])
+def test_weights_of_which_an_optimizer_has_copies_are_not_called_unused(flat):
     network, batch = nn.Sequential(layer(), layer(4, 1)), torch.rand(2, 4)
-    copies = [nn.Parameter(weight.detach().clone()) for weight in network.parameters()]
+    weights = [*network.parameters()]
+    copies = [nn.Parameter(each.detach().clone()) for each in ([torch.zeros(20)] if flat else weights)]
     optimizer = torch.optim.SGD(copies, 1e-3)
 
     def step():
         network.zero_grad()
         network(batch).sum().backward()
-        for copy, weight in zip(copies, network.parameters(), strict=True):
-            copy.grad = weight.grad.clone()
+        gradients = [each.grad.clone() for each in weights]
+        for copy, gradient in zip(
+            copies, [nn.utils.parameters_to_vector(gradients)] if flat else gradients, strict=True
+        ):
+            copy.grad = gradient
         optimizer.step()
 
     assert watched(step).unused == 0

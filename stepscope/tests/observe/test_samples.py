@@ -441,5 +441,5 @@ def test_passes_through_the_same_graph_and_dense_gradients_of_embeddings_are_see
         steps = [(torch.randint(20_000, (16, 8)), again)] * 4
         trace = traces.load(profiling.record(steps, train, tmp_path / f"{again}", active=3))
         found = host.read(trace, profile.read(trace), host.of_samples(trace, [], [0.0, 1.0], STEP, HERE))
-        assert found.embedding > 0.05
-        assert found.repeated == pytest.approx(0.5 * again, abs=0.3 * again)
+        assert 0 < found.embedding < 1
+        assert (found.repeated > 0) == again

@@ -435,6 +435,10 @@ def test_a_file_that_an_item_opens_again_is_to_be_opened_once(part):
             replace(of_host(phases=PASSES), optimizer=Optimizer("Adam", dtype="float64")),
             "settings.float64", (0.25 * 0.9, 0.7 * 0.9),
         ),
+        (
+            replace(of_loop(profile=of_gpu().profile), optimizer=Optimizer("Adam", dtype="float64")),
+            "settings.float64", (0.4 * 0.97, 0.95 * 0.97),
+        ),
     ],
 )  # fmt: skip
 def test_a_script_that_must_not_change_is_told_of_its_settings_by_an_estimate(facts, key, ends):
@@ -455,7 +459,8 @@ def test_a_setting_that_may_be_needed_is_no_fault_and_makes_nothing_wrong_imposs
     found = rules.diagnose(facts)
     assert (found.verdict, found.findings) == ("unknown", ()) and said in found.reason
     busy = replace(of_loop(cores=8, cpu=300.0), modes=Modes(threads=1))  # or its libraries have threads of their own
-    assert rules.diagnose(busy).verdict == "nothing wrong"
+    usual = replace(of_loop(cores=8, cpu=40.0), modes=Modes(threads=4, physical_cores=4))  # each core counts twice
+    assert [rules.diagnose(each).verdict for each in (busy, usual)] == ["nothing wrong"] * 2
 
 
 def test_a_change_that_may_gain_nothing_gives_no_verdict_and_comes_last():

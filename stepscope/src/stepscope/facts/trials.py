@@ -8,6 +8,7 @@ class Modes:
     """How PyTorch was set while the loop ran."""
 
     threads: int = 0  # number of threads; 0 if unknown, or if several ranks share the cores
+    physical_cores: int = 0  # of the machine: PyTorch uses one thread for each by default; 0 if unknown
     anomaly: bool = False  # whether autograd checks each operator for NaN
     deterministic: bool = False  # whether only deterministic algorithms are allowed
 

@@ -80,7 +80,8 @@ class GradientWatcher:
     def facts(self) -> Gradients:
         """Return how many gradients were computed, and how many of them no optimizer used."""
         used = self._computed - self._orphaned - self._discarded
-        if +self._orphaned and not self._orphaned - used:  # an optimizer has copies of these weights
+        # An optimizer may have copies of the weights, for example in another precision, or all in one flat tensor
+        if +self._orphaned and (not self._orphaned - used or all(len(shape) < 2 for shape in used)):
             return Gradients()
         counts = (sum(each.values()) for each in (self._computed, self._orphaned, self._discarded))
         return Gradients(*counts)

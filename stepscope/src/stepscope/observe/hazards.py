@@ -50,7 +50,8 @@ def tracers() -> tuple[str, ...]:
 
 def modes() -> Modes:
     """Return how PyTorch is set."""
-    return Modes(torch.get_num_threads(), torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled())
+    modes = torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()
+    return Modes(torch.get_num_threads(), psutil.cpu_count(logical=False) or 0, *modes)
 
 
 def stop_tracing() -> None:

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import CodeType
 
 import numpy as np
@@ -77,6 +77,7 @@ class Sampled:
     starts: list[float]  # when each step had its batch
     step: CodeType | None  # the function of a step; samples within another function belong to the wait for a batch
     site: Site  # of the loop
+    _rows: dict[frozenset[str], tuple[list[_Row], list[_Row]]] = field(init=False, default_factory=dict)
 
     @property
     def in_steps(self) -> list[Sample]:
@@ -145,6 +146,11 @@ class Sampled:
 
         The second list has networks that run without training.
         """
+        if often not in self._rows:
+            self._rows[often] = self._find_untrained(often)
+        return self._rows[often]
+
+    def _find_untrained(self, often: frozenset[str]) -> tuple[list[_Row], list[_Row]]:
         gaps, seldom = self._gaps(often), ~np.isin(self.names, list(often))
         calls = self.operators.copy()  # with the short gap until the next operator, which belongs to the call
         calls[:-1, 1] = np.where(calls[1:, 0] - calls[:-1, 1] <= thresholds.OPERATOR_GAP_S, calls[1:, 0], calls[:-1, 1])

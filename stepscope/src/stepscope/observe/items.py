@@ -372,18 +372,18 @@ def _opened_again(measured: _Measurement) -> float:
 @contextmanager
 def _noting_files() -> Iterator[list[object]]:
     """Note the paths of the files that Python's ``open`` opens in the block."""
-    opened, before = list[object](), builtins.open
+    opened, before = list[object](), (builtins.open, io.open)
 
     def noted(file: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(file, (str, bytes, os.PathLike)):
             opened.append(os.fspath(file))
-        return before(file, *arguments, **options)
+        return before[0](file, *arguments, **options)
 
     builtins.open = io.open = noted
     try:
         yield opened
     finally:
-        builtins.open = io.open = before
+        builtins.open, io.open = before
 
 
 def _libraries(stats: _Stats) -> dict[str, float]:

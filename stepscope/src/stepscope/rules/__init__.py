@@ -163,9 +163,9 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
     content = batches.Content(facts.batch, max(0.0, computing), yielded)
     found += findings(batches.RULES, content, estimated=True)
     known = facts.host or Host()
-    tried = settings.Tried(facts.trials, facts.modes, known, facts.optimizer, work / whole, profile.on_device)
-    found += findings(settings.RULES, tried, estimated=True)
     kernels = profile.shares["Kernel"] * part if profile.on_device else None
+    tried = settings.Tried(facts.trials, facts.modes, known, facts.optimizer, work / whole, kernels)
+    found += findings(settings.RULES, tried, estimated=True)
     passes = backward.Passes(known, facts.gradients, facts.optimizer, work / whole, kernels)
     found += findings(backward.RULES, passes, estimated=True)
     return [loader.then_limited(each, loading) for each in together(found, loading.wait_ms / whole)], loading

@@ -255,6 +255,7 @@ def few_threads(facts: Facts, loading: Loading) -> str | None:
     if facts.machine is None or facts.machine.cuda or facts.trials.threads:
         return None
     threads, cores = facts.modes.threads, facts.machine.cores
+    cores = min(cores, facts.modes.physical_cores or cores)
     worked_ms = loading.loop.cpu_ms + loading.items.batch_cpu_ms * bool(loading.workers)
     if not 0 < threads < cores or worked_ms > thresholds.USED_CORES * cores * loading.step_ms:
         return None

@@ -21,12 +21,12 @@ class Tried:
     host: Host
     optimizer: Optimizer
     work: float
-    on_device: bool  # whether a GPU computes
+    kernels: float | None  # share of a GPU's kernels in a step; None without a GPU
 
     @property
     def computing(self) -> float:
-        """The share of the passes and of the update in a step on the CPU."""
-        return self.work * sum(self.host.phases.values())
+        """The share of the passes and of the update in a step."""
+        return self.work * sum(self.host.phases.values()) if self.kernels is None else self.kernels
 
 
 def _compared(of: Callable[[Trials], Trial], text: str) -> Callable[[Tried], str]:
@@ -52,9 +52,10 @@ def _of_anomaly_detection(view: Tried) -> float | None:
 
 def _of_single_precision(view: Tried) -> float | Gain:
     """Return the gain of a trial; without a trial, an estimate: float32 needs half of the bytes and instructions."""
-    if view.trials.single.before_ms or view.optimizer.dtype != "float64" or view.on_device:
+    if view.trials.single.before_ms or view.optimizer.dtype != "float64":
         return _gain(lambda trials: trials.single)(view)
-    return Gain(*(part * view.computing for part in thresholds.SINGLE_PRECISION))
+    of_device = thresholds.SINGLE_PRECISION if view.kernels is None else thresholds.SINGLE_PRECISION_OF_A_GPU
+    return Gain(*(part * view.computing for part in of_device))
 
 
 def _threads(key: str, name: str, means: str, too_many: bool) -> Rule[Tried]:
@@ -113,7 +114,7 @@ RULES: tuple[Rule[Tried], ...] = (
             "{after} with float32.",
         )(view) if view.trials.single.before_ms else (
             f"The weights are float64. The passes and the update take {percent(view.computing)} of a step, and float32 "
-            "needs half of the bytes and of the vector instructions."
+            "needs half of the bytes, and half of the instructions or fewer."
         ),
         "model.float()  # convert the batches, too: NumPy's default is float64",
     ),
