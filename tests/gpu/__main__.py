@@ -58,7 +58,7 @@ def in_processes(entry: catalogue.Entry, options: argparse.Namespace) -> bool:
         print(f"Run {entry.number} has no script here: {entry.instead}.")
         return True
     whole, end = True, time.monotonic() + options.seconds
-    for process in range(entry.processes):
+    for process in range(1 if options.small else entry.processes):
         seconds = max(end - time.monotonic(), 0)
         words = f"-m tests.gpu {entry.number} --process {process} --seconds {seconds:g} {'--small' * options.small}"
         command = [sys.executable, *words.split(), "--out", str(options.out)]
