@@ -51,10 +51,11 @@ def test_a_ratio_is_taken_round_by_round():
         ([100.4, 100.5, 100.3], "equal .*(1.00 to 1.01"),
         ([103, 104, 101.8], "faster (1.002 to 1.06"),
         ([50, 49.9, 50.1], "slower (0.498 to 0.502"),
-        ([150, 90, 100], "too noisy .*(0.57 to 2.16"),
+        ([150, 90, 100], "b against a: too noisy to say (in 3 rounds only a gain of 2.31× or more would show)."),
         ([2_000, 40_000, 9_000], "faster (3 rounds, too different for an interval"),
         ([1, 9000, 100], "too different"),
-        ([5000], "too noisy to say (1 round, too different"),
+        ([5000], "too noisy to say (1 round is too few"),
+        ([150, 90], "too noisy to say (2 rounds are too few"),
     ],
 )
 def test_a_comparison_ends_in_one_of_four_ways(rates, outcome):
@@ -87,14 +88,35 @@ def test_printed_means_and_ratios_are_consistent(rounds):
     assert ratio.highest >= ratio.mean * (1 - 1e-9)
 
 
-def test_the_table_has_a_row_for_every_variant():
-    table = comparison(a=[100, 121], b=[220, 231]).table()
+def test_the_table_has_a_row_for_every_variant_and_four_columns():
+    table = comparison(a=[675_000, 676_783, 675_891], b=[220_000, 231_000, 280_000]).table()
+    assert table.columns.tolist() == ["images/s", "ms a step", "host waits", "ratio"]
+    assert table.loc["a"].tolist() == ["676,000", "0.148", "0%", "1×"]
+    assert table.loc["b", ["images/s", "ms a step"]].tolist() == ["240,000", "0.41"]  # the third digit is not certain
+    assert re.fullmatch(r"0\.36× \(0\.\d\d – 0\.\d\d\)", table.loc["b", "ratio"])
+    assert comparison(a=[9], b=[9]).table().loc["b", "ratio"] == "1.00× (interval unknown)"
+
+
+def test_the_detailed_table_has_a_column_for_each_interval_and_for_the_detectable_gain():
+    table = comparison(a=[100, 121], b=[220, 231]).table(details=True)
+    assert table.columns.is_unique
     assert table.loc["a", "images/s"] == "110"
-    assert table.loc["b", "images/s"] == "225"
-    assert table.loc["b", "ratio"] == "2.05×"
-    assert table.loc["a", ["ratio", "its 95% interval", "detectable from"]].tolist() == ["1×", "", ""]
+    assert table.loc["b", ["images/s", "ratio"]].tolist() == ["225", "2.05×"]
+    assert table.loc["a", ["ratio", "ratio, 95% interval", "detectable from"]].tolist() == ["1×", "", ""]
     assert table.loc["b", "detectable from"] == ""  # two rounds say too little
-    assert re.fullmatch(r"1\.\d\d×", comparison(a=[9, 9, 9], b=[9, 9.5, 9]).table().loc["b", "detectable from"])
+    table = comparison(a=[9, 9, 9], b=[9, 9.5, 9]).table(details=True)
+    assert re.fullmatch(r"1\.\d\d×", table.loc["b", "detectable from"])
+
+
+def test_variants_that_are_too_noisy_share_the_last_line_of_the_verdicts():
+    result = comparison(a=[100] * 3, b=[150, 90, 100], c=[200] * 3, d=[130, 95, 100], e=[100, 140, 90])
+    lines = result.verdicts().splitlines()
+    assert len(lines) == 2 and lines[0] == result.verdict("c")
+    assert lines[1].startswith("b, d and e against a: too noisy to say (in 3 rounds only a gain of ")
+    largest = max(result.ratio(name).detectable for name in "bde")
+    assert f"{largest:.2f}× or more" in lines[1]
+    assert result.verdicts(["c"]) == result.verdict("c") and result.verdicts(["b"]) == result.verdict("b")
+    assert "a" in result.verdicts(to="c").splitlines()[0]
 
 
 JOB = """

@@ -51,6 +51,12 @@ def three_digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def rounded(value: float, count: int = 3) -> str:
+    """Return a number above 0 with so many significant digits: "676,000", "12.3", "0.012"."""
+    decimals = count - 1 - math.floor(math.log10(float(f"{value:.{count - 1}e}")))
+    return f"{round(value, decimals):,.{max(decimals, 0)}f}"
+
+
 def percent(share: float) -> str:
     """Return a share from 0 to 1 in percent: "12%", "1.2%", "< 0.1%"; "–" for NaN."""
     if math.isnan(share):

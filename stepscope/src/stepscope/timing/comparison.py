@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from stepscope.base import staging
 from stepscope.base.confidence import Interval, geometric, together
-from stepscope.base.wording import counted, digits
+from stepscope.base.wording import counted, digits, rounded
 from stepscope.timing.stopwatch import Item, Timing, limited, longest_of, synchronize, warm_up
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SEED = 2021  # for the order in each round; any fixed number serves
 EQUAL = 0.02  # two variants are called equal if they differ by no more than this share
+CERTAIN = 1.1  # a throughput has three digits if the ends of its interval differ by less than this factor, else two
 FASTER, SLOWER, SAME, NOISY = "faster", "slower", "equal", "too noisy to say"
 
 
@@ -105,39 +106,73 @@ class Comparison:
         """
         return max(names or self.names, key=lambda name: self.mean(name).images_per_second)
 
-    def table(self) -> pd.DataFrame:
-        """Return means, ratios to the first variant and their intervals, one variant a row.
+    def table(self, *, details: bool = False) -> pd.DataFrame:
+        """Return means, and ratios to the first variant with their intervals, one variant a row.
 
-        The last column is the smallest gain that this number of rounds detects in about three of four cases.
+        The columns are ``images/s``, ``ms a step``, ``host waits`` and ``ratio``. With `details` intervals have columns
+        of their own, and ``detectable from`` is the smallest gain that this number of rounds detects in about three of
+        four cases.
         """
         import pandas as pd  # here, because it takes half a second, and a stopwatch does not need it
 
-        rows = {}
-        for name in self.names:
-            rate, ratio, mean = self.throughput(name), self.ratio(name), self.mean(name)
-            first = name == self.names[0]
-            rows[name] = {
-                "images/s": digits(rate.mean),
-                "95% interval": limits(rate),
-                "ms a step": f"{mean.step_ms:.1f}",
-                "host waits": f"{mean.loading_share:.0%}",
-                "ratio": "1×" if first else f"{digits(ratio.mean)}×",
-                "its 95% interval": "" if first else limits(ratio),
-                "detectable from": f"{ratio.detectable:.2f}×" if math.isfinite(ratio.detectable) and not first else "",
-            }
+        rows = {name: self._details(name) if details else self._row(name) for name in self.names}
         return pd.DataFrame.from_dict(rows, orient="index")
+
+    def _row(self, name: str) -> dict[str, str]:
+        rate, mean = self.throughput(name), self.mean(name)
+        certain = rate.highest < CERTAIN * rate.lowest
+        return {
+            "images/s": rounded(rate.mean, 3 if certain else 2),
+            "ms a step": rounded(mean.step_ms, 3 if certain else 2),
+            "host waits": f"{mean.loading_share:.0%}",
+            "ratio": "1×" if name == self.names[0] else with_limits(self.ratio(name)),
+        }
+
+    def _details(self, name: str) -> dict[str, str]:
+        rate, ratio, mean = self.throughput(name), self.ratio(name), self.mean(name)
+        first = name == self.names[0]
+        return {
+            "images/s": digits(rate.mean),
+            "images/s, 95% interval": limits(rate),
+            "ms a step": f"{mean.step_ms:.1f}",
+            "host waits": f"{mean.loading_share:.0%}",
+            "ratio": "1×" if first else f"{digits(ratio.mean)}×",
+            "ratio, 95% interval": "" if first else limits(ratio),
+            "detectable from": f"{ratio.detectable:.2f}×" if math.isfinite(ratio.detectable) and not first else "",
+        }
 
     def verdict(self, name: str, to: str | None = None) -> str:
         """Return a sentence on the gain of variant `name` over variant `to`, the first by default."""
         to = to or self.names[0]
         ratio = self.ratio(name, to)
-        return f"{name} against {to}: {digits(ratio.mean)}× the throughput, {conclusion(ratio)}."
+        gain = "" if outcome(ratio) == NOISY else f"{digits(ratio.mean)}× the throughput, "
+        return f"{name} against {to}: {gain}{conclusion(ratio)}."
+
+    def verdicts(self, names: Iterable[str] | None = None, to: str | None = None) -> str:
+        """Return the verdicts on `names`, by default all variants but `to`: a line for each variant.
+
+        All variants that are too noisy to say share the last line. It names the smallest gain that all of them show.
+        """
+        to = to or self.names[0]
+        ratios = {name: self.ratio(name, to) for name in names or self.names if name != to}
+        noisy = [name for name, ratio in ratios.items() if outcome(ratio) == NOISY]
+        lines = [self.verdict(name, to) for name in ratios if name not in noisy]
+        if noisy:
+            widest = max((ratios[name] for name in noisy), key=lambda ratio: ratio.detectable)
+            listed = " and ".join(filter(None, [", ".join(noisy[:-1]), noisy[-1]]))
+            lines.append(f"{listed} against {to}: {conclusion(widest)}.")
+        return "\n".join(lines)
 
 
 def limits(interval: Interval, write: Callable[[float], str] = digits) -> str:
     """Return the ends of an interval: "1.31 – 1.58"; "unknown" if the interval is too wide to be useful."""
     ends = _ends(interval) if write is digits else (write(interval.lowest), write(interval.highest))
     return "unknown" if interval.wide else " – ".join(ends)
+
+
+def with_limits(ratio: Interval) -> str:
+    """Return a ratio with its interval: "1.65× (1.31 – 1.98)"."""
+    return f"{digits(ratio.mean)}× ({'interval unknown' if ratio.wide else limits(ratio)})"
 
 
 def _ends(ratio: Interval) -> tuple[str, str]:
@@ -149,18 +184,18 @@ def _ends(ratio: Interval) -> tuple[str, str]:
 def conclusion(ratio: Interval, of: str = "round") -> str:
     """Return the outcome of a ratio in words, with its interval; `of` is "round" or "process", the noun for its values.
 
-    For example "faster (1.31 to 1.58 in 5 rounds)".
+    For example "faster (1.31 to 1.58 in 5 rounds)", or "too noisy to say (in 3 rounds only a gain of 2.40× or more
+    would show)".
     """
     found = outcome(ratio)
     rounds = counted(ratio.count, of)
     lowest, highest = _ends(ratio)
     if found == SAME:
         return f"equal within {EQUAL:.0%} ({lowest} to {highest} in {rounds})"
-    if found == NOISY:
-        ends = f"{rounds}, too different for an interval" if ratio.wide else f"{lowest} to {highest} in {rounds}"
-        if math.isfinite(ratio.detectable):
-            ends += f", which would show a gain of {ratio.detectable:.2f}×"
-        return f"{found} ({ends}); take more rounds, or a quieter machine"
+    if found == NOISY and ratio.count < 3:
+        return f"{found} ({rounds} {'is' if ratio.count == 1 else 'are'} too few)"
+    if found == NOISY and not ratio.wide:
+        return f"{found} (in {rounds} only a gain of {digits(ratio.detectable)}× or more would show)"
     if ratio.wide:
         return f"{found} ({rounds}, too different for an interval)"
     if lowest == "1.00":  # neither end is 1: the outcome is sure
