@@ -95,3 +95,11 @@ def test_a_worker_that_dies_during_a_step_is_named_too():
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
         time.sleep(600)  # a step, which the news of the death interrupts
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("workers", "steps", "whole"), [(0, 7, 7), (1, 7, 7), (3, 7, 9), (3, 9, 9), (8, 2, 8)])
+def test_steps_are_rounded_up_to_whole_periods_of_the_workers(workers, steps, whole):
+    loader = DataLoader([torch.zeros(1)], num_workers=workers)
+    assert timing.whole_periods(loader, steps) == whole
+    assert timing.whole_periods([], steps) == steps
+    assert timing.whole_periods(loader, sys.maxsize) % max(workers, 1) == 0

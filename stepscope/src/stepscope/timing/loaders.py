@@ -1,4 +1,4 @@
-"""Gives endless batches from any loader, ends the loader's workers, and calls a step with a batch."""
+"""Gives endless batches from any loader, counts them in whole periods, ends its workers, calls a step with a batch."""
 
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -35,6 +35,22 @@ def call(step: Step, batch: object) -> object:
 def batch_size(batch: object) -> int:
     """Items in a batch, which may be nested: the length of the first tensor in it; 1 without a tensor."""
     return next((leaf.size(0) for leaf in tree_iter(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), 1)
+
+
+def period(loader: object) -> int:
+    """Number of steps after which the waits for batches repeat: the loader's ``num_workers``, at least 1.
+
+    Workers deliver in turn. If they work at the same rate, one step in each period waits for a batch, and the next
+    batches are ready: a mean over a part of a period depends on where the part begins. With ``in_order=False`` batches
+    come in groups of the same size. An epoch with fewer batches than workers is a shorter period, which this function
+    does not see; then time whole epochs.
+    """
+    return max(1, getattr(loader, "num_workers", 0) or 0)
+
+
+def whole_periods(loader: object, steps: int) -> int:
+    """Return `steps`, rounded up to a multiple of the loader's `period`."""
+    return -(-steps // period(loader)) * period(loader)
 
 
 @contextmanager
