@@ -16,6 +16,7 @@ from stepscope.base.confidence import Interval
 from stepscope.base.wording import digits
 from stepscope.timing.comparison import limits
 
+NEAR = 0.15  # of a measurement: a prediction so near is good enough to decide by
 TOLERANCE = 5e-3  # a share: as much as an answer of three digits is off, less than any term of a formula contributes
 
 
@@ -87,7 +88,8 @@ QUESTIONS: dict[str, tuple[Callable[..., list[float]], str, str, str, str]] = {
 def prediction(mine: float | None, measured: float | Interval | None, unit: str = "×") -> None:
     """Print a prediction (``...`` or None: there is none) beside the measurement (None: not possible here).
 
-    Of a measurement with a confidence interval, the interval is printed, too.
+    Of a measurement with a confidence interval, the interval is printed, too. The prediction is near if it is within
+    `NEAR` of the measurement: a share of it, or for percentages 15 percentage points.
     """
     ends = ""
     if isinstance(measured, Interval):
@@ -98,13 +100,16 @@ def prediction(mine: float | None, measured: float | Interval | None, unit: str 
     elif not isinstance(mine, (int, float)):
         print(f"Your prediction, {mine!r}, is no number; {found}.")
     else:
-        apart = ""
+        judged = ""
         if measured is not None and unit.startswith("%"):
-            apart = f": {digits(abs(mine - measured))} percentage points apart"
+            apart = abs(mine - measured)
+            off = f"you were off by {digits(apart)}"
+            judged = f" Within {100 * NEAR:.0f} percentage points: {'yes' if apart <= 100 * NEAR else 'no'}, {off}."
         elif measured is not None and min(mine, measured) > 0:
-            ratio = max(mine, measured) / min(mine, measured)
-            apart = f": {digits(ratio)}× apart" if ratio >= 1.005 else ""
-        print(f"You predicted {_shown(mine)}{unit}; {found}{apart}.")
+            near = abs(mine - measured) <= NEAR * measured
+            off = f"you were off by a factor of {digits(max(mine, measured) / min(mine, measured))}"
+            judged = f" Within {NEAR:.0%}: {'yes' if near else 'no'}, {off}."
+        print(f"You predicted {_shown(mine)}{unit}; {found}.{judged}")
 
 
 def _shown(value: float) -> str:

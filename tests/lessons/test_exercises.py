@@ -55,14 +55,24 @@ def test_each_name_is_checked(answers, right, said, capsys):
 
 
 @pytest.mark.parametrize(("mine", "measured", "numbers"), [
-    (2, 3.0, ["2", "3.00", "1.50"]), (3, 3.0, ["3", "3.00"]), (4, 0, ["4", "0"]), (..., 3.0, ["3.00"]),
+    (2, 3.0, ["2", "3.00", "15", "1.50"]), (3, 3.0, ["3", "3.00", "15", "1.00"]), (4, 0, ["4", "0"]),
+    (..., 3.0, ["3.00"]),
     (None, None, []), (2, None, ["2"]), ("two", 3.0, ["3.00"]),
-    (2, Interval(3.0, 2.5, 3.6, 5), ["2", "3.00", "2.50", "3.60", "1.50"]),
-    (2, Interval(3.0, 0, 9, 1), ["2", "3.00", "1.50"]),
+    (2, Interval(3.0, 2.5, 3.6, 5), ["2", "3.00", "2.50", "3.60", "15", "1.50"]),
+    (2, Interval(3.0, 0, 9, 1), ["2", "3.00", "15", "1.50"]),
 ])  # fmt: skip
 def test_a_prediction_is_answered_with_the_numbers(mine, measured, numbers, capsys):
     exercises.prediction(mine, measured)
     assert re.findall(r"[\d.]*\d", capsys.readouterr().out) == numbers
+
+
+@pytest.mark.parametrize(("mine", "measured", "unit", "near"), [
+    (2.6, 3.0, "×", "yes"), (2.5, 3.0, "×", "no"), (3.4, 3.0, "×", "yes"), (3.5, 3.0, "×", "no"),
+    (80, 66.0, "% of waiting", "yes"), (80, 64.0, "% of waiting", "no"), (0, 3.0, "% of waiting", "yes"),
+])  # fmt: skip
+def test_a_prediction_is_judged_by_fifteen_percent(mine, measured, unit, near, capsys):
+    exercises.prediction(mine, measured, unit)
+    assert re.search(r"Within 15.*: (yes|no), you were off by", capsys.readouterr().out)[1] == near
 
 
 def test_the_source_of_several_objects_comes_below_each_other():
