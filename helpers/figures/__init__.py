@@ -7,7 +7,7 @@ alternative text.
 
 from helpers.figures.data_parallel import communication, rank_timeline, scaling
 from helpers.figures.drawing import Picture
-from helpers.figures.ladders import calculated, ladder, on_a_gpu, ratios, waiting
+from helpers.figures.ladders import calculated, ladder, on_a_gpu, ratios
 from helpers.figures.networks import (
     accuracies,
     curves,

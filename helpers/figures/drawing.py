@@ -17,8 +17,6 @@ from matplotlib.ticker import MaxNLocator
 from helpers.figures import palette
 from stepscope.base import staging
 
-_WIDEST_TEXT = 0.8  # of a panel: a longer text would hide the bar
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -100,13 +98,3 @@ def lines(series: Mapping[str, tuple[Sequence, Sequence]], **style: Any) -> tupl
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(figure, columns=2)
     return figure, axes
-
-
-def make_room(figure: Figure) -> None:
-    """Extend the scale of each panel to the end of the texts beside its bars."""
-    figure.draw_without_rendering()  # the layout decides how wide the panels are
-    for axes in figure.axes:
-        width = axes.get_window_extent().width
-        shares = [min(text.get_window_extent().width / width, _WIDEST_TEXT) for text in axes.texts]
-        ends = [text.get_position()[0] / (1 - share) for text, share in zip(axes.texts, shares, strict=True)]
-        axes.set_xlim(0, max(ends, default=1))

@@ -5,82 +5,89 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import LogLocator
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, PercentFormatter
 
-from helpers.figures.drawing import Picture, finish, legend, listed, make_room, panel, panels
-from helpers.figures.palette import BLUE, GREEN, GREY, NEUTRAL, ORANGE, PALE, SKY, VERMILION
-from helpers.figures.timings import stacked_bars
-from helpers.results import elsewhere, scoreboard
+from helpers.figures.drawing import Picture, finish, legend, listed, panel, patches
+from helpers.figures.palette import BLUE, COLOURS, GREEN, GREY, NEUTRAL, ORANGE, PALE, SKY, VERMILION
+from helpers.results import elsewhere, pairs, scoreboard
 from helpers.training.calculated import changes
 from stepscope.base.wording import counted, digits
 from stepscope.timing.comparison import FASTER, NOISY, SAME, SLOWER
 
-_LONGEST_INTERVAL = 1.3  # times the longest bar: with two rounds an interval may be a hundred times as long
+_LONGEST = 2.0  # times the bar before: longer bars are cut off
+_BAR, _GAP = 0.24, 0.6  # inches: the height of a bar; and the gap between two rungs, in bars
 _OUTCOMES = {FASTER: (GREEN, "^"), SLOWER: (VERMILION, "v"), SAME: (BLUE, "s"), NOISY: (GREY, "o")}
 _BEYOND = 1.6  # times the outermost mark: intervals end there
 
 
 def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
-    """Draw the ladder so far: a bar per rung, with the share of its time spent waiting, and the ratio to its baseline.
+    """Draw the ladder so far: for each rung the time for an image before and after, as a share of the time before.
 
-    A rung without a ratio, or with another network, cannot be compared with those above it. It begins a new panel, with
-    its own scale. `results` are by default those of this reader's `scoreboard.ladder`.
+    Both bars are from the same interleaved rounds, and show the part that is waiting for data. A rung without a ratio
+    is a single bar. `results` are by default those of this reader's `scoreboard.ladder`; among these, a change that is
+    made for a GPU, measured on a CPU, is replaced by `pairs.on_a_gpu`, on a grey band.
     """
+    own = results is None
     results = scoreboard.ladder() if results is None else results
     if not results:  # axes without a bar would say nothing
         figure, axes = panel(8, 0.5)
         axes.set_axis_off()
         axes.text(0, 0.5, words := "No result yet: run a notebook that measures, such as 01.", va="center")
         return Picture(figure, words)
-    parts = scoreboard.panels(results)
-    height = 0.5 * len(results) + 0.6 * len(parts) + 0.9
-    figure, rows = panels(8, height, [len(part) + 0.3 for part in parts])
-    for axes, part in zip(rows, parts, strict=True):
-        means = [result.rate.mean for result in part]
-        end = _LONGEST_INTERVAL * max(means)
-        hatches = ["///" if result.for_another_device else None for result in part]
-        names = [result.rung for result in part]
-        axes.barh(names, means, 0.6, color=NEUTRAL, edgecolor="white", hatch=hatches)
-        for row, result in enumerate(part):
-            rate, highest = result.rate, min(result.rate.highest, end)
-            gap = "   " if rate.highest > end else " "  # beside the arrow
-            text = f"{gap}{rate.mean:,.0f}/s, host waits {result.loading_share:.0%}"
-            if result.device_idle is not None:
-                text += f", device idle {result.device_idle:.0%}"
-            if result.ratio:
-                text += f"\n{gap}{scoreboard.ratio_text(result, short=True)}"
-            axes.text(highest, row, text, va="center", fontsize=9, parse_math=False, in_layout=False)
-            errors = [[rate.mean - rate.lowest], [highest - rate.mean]]
-            axes.errorbar(rate.mean, row, xerr=errors, fmt="none", ecolor="black", capsize=3)
-            if rate.highest > end:
-                axes.plot(end, row, ">", color="black", markersize=6)  # it goes on
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.invert_yaxis()
-        if len(parts) > 1:
-            axes.set_title(f"a step: {part[0].step}", fontsize=10, loc="left")
-    scales = "; each panel has its own scale" if len(parts) > 1 else ""
-    rows[-1].set_xlabel(f"throughput in images per second{scales}")
-    make_room(figure)
-    rungs = (f"{result.rung}: {result.rate.mean:,.0f} {scoreboard.ratio_text(result)}".strip() for result in results)
-    source = ["line: 95% interval; ▶: it goes on", *scoreboard.provenance(results)]
-    if any(result.for_another_device for result in results):
-        source.append("hatched: a change made for a GPU, measured on a CPU; its notebook calculates it for a GPU")
-    return finish(figure, f"Bars of images per second, one per rung. {'; '.join(rungs)}", "\n".join(source), "x")
+    rungs = pairs.ladder(results) if own else [pairs.measured(result) for result in results]
+    bars = sum(2 if rung.before else 1 for rung in rungs)
+    figure, axes = panel(8, _BAR * (bars + _GAP * len(rungs)) + 1.3)
+    ticks: dict[float, str] = {}
+    top, edges = 0.0, []
+    for rung in rungs:
+        height = 2.0 if rung.before else 1.0
+        if rung.origin:
+            axes.axhspan(top - 0.15, top + height + 0.15, color="0.93", zorder=0)
+        if rung.before:
+            _bar(axes, top + 0.5, 1.0, rung.waiting[0], rung)
+            ticks[top + 0.5] = f"before: {rung.baseline}"
+        length = rung.before / rung.after if rung.before else 1.0
+        _bar(axes, top + height - 0.5, length, rung.waiting[1], rung)
+        ticks[top + height - 0.5] = rung.rung
+        beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 9, "parse_math": False}
+        axes.text(1.02, top + height / 2, "\n".join(filter(None, [rung.rates, rung.gain, rung.origin])), **beside)
+        edges.append(length)
+        top += height + _GAP
+    axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
+    axes.set_yticks(list(ticks), list(ticks.values()), parse_math=False)
+    for label in axes.get_yticklabels():
+        if label.get_text().startswith("before: "):
+            label.set(fontsize=8, color="0.35")
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlim=(0, min(max(1.02, 1.08 * max(edges)), _LONGEST)), ylim=(top - 0.4, -0.2))
+    axes.set_xlabel("time for an image (before = 100%)")
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    legend(figure, columns=3, handles=_handles(rungs))
+    text = "; ".join(f"{rung.rung}: {', '.join(filter(None, [rung.rates, rung.gain, rung.origin]))}" for rung in rungs)
+    source = list(dict.fromkeys(rung.source for rung in rungs))
+    if any(rung.hatched for rung in rungs):
+        source.append("hatched: a change made for a GPU, measured on a CPU")
+    return finish(figure, f"Bars of the time for an image, before and after each rung. {text}", "\n".join(source), "x")
 
 
-def waiting(results: Sequence[scoreboard.Result]) -> Picture:
-    """Draw where the time of a training step goes in the first panel of a ladder: waiting for the batch, and the rest.
+def _bar(axes: Axes, place: float, length: float, waiting: float | None, rung: pairs.Pair) -> None:
+    """Draw a bar, its waiting part first, or in a neutral colour if that part is unknown."""
+    looks: dict[str, Any] = {"height": 0.85, "edgecolor": "white", "hatch": "///" if rung.hatched else None}
+    if waiting is None:
+        axes.barh(place, length, color=NEUTRAL, **looks)
+    else:
+        axes.barh(place, length * waiting, color=COLOURS["waiting"], **looks)
+        axes.barh(place, length * (1 - waiting), left=length * waiting, color=COLOURS["step"], **looks)
+    if length > _LONGEST:
+        axes.plot(0.99 * _LONGEST, place, ">", color="white", markersize=6)  # it goes on
 
-    `results`, one or more, are as `scoreboard.ladder` returns them.
-    """
-    results = scoreboard.panels(results)[0]
-    table = pd.DataFrame(index=[result.rung for result in results])
-    table["waiting"] = [result.step_ms * result.loading_share for result in results]
-    table["step"] = [result.step_ms * (1 - result.loading_share) for result in results]
-    texts = {rung: f"{row.sum():.1f} ms, {row['waiting']:.1f} of them waiting" for rung, row in table.iterrows()}
-    words = listed({"Bars of the time of one training step": texts})
-    source = "\n".join(scoreboard.provenance(results))
-    return stacked_bars(table, "milliseconds of one training step", words, source, list(texts.values()))
+
+def _handles(rungs: Sequence[pairs.Pair]) -> list[Patch]:
+    colours = {"waiting for data": COLOURS["waiting"], "the rest": COLOURS["step"]}
+    unknown = any(rung.waiting[1] is None or (rung.before and rung.waiting[0] is None) for rung in rungs)
+    return patches(colours | ({"not divided: waiting is unknown": NEUTRAL} if unknown else {}))
 
 
 def on_a_gpu() -> Picture:

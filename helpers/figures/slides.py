@@ -47,6 +47,8 @@ PAIRS = {
     "A real network. Does anything wait for data? What can be gained?": ("09 ResNet-50", "11 mixed precision"),
 }
 
+PARTS = ("01", "04"), ("05", "07"), ("09", "12"), ("14", "18")  # of the ladder: notebooks that share a slide
+
 
 def write(folder: str | Path) -> str:
     """Draw all slides, and write a page with their alternative texts and notes; return a line that says so.
@@ -144,11 +146,12 @@ def _slides() -> Iterator[Slide]:
 
 
 def _ladders(where: str, results: list[scoreboard.Result]) -> Iterator[Slide]:
-    """Yield a slide for each panel of a ladder: rungs that are compared with each other."""
-    for part in scoreboard.panels(results):
-        if len(part) > 1:
+    """Yield a slide for each part of a ladder that has a ratio; a slide has no room for all rungs."""
+    for first, last in PARTS:
+        part = [result for result in results if first <= result.rung[:2] <= last]
+        if any(result.ratio for result in part):
             rungs = " to ".join(dict.fromkeys(result.rung[:2] for result in (part[0], part[-1])))
-            said = "Let the class guess the next bar before you show it. Which ratio did they expect, and why?"
+            said = "Let the class guess the next pair before you show it. Which ratio did they expect, and why?"
             yield f"The ladder, {rungs}, {where}", said, ladder(part)
 
 

@@ -1,7 +1,7 @@
 """Figures of stopwatch measurements."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from helpers import simulate
-from helpers.figures.drawing import Picture, finish, legend, lines, listed, make_room, panel, panels, patches
+from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, patches
 from helpers.figures.palette import BLUE, COLOURS, GREEN, NEUTRAL, ORANGE, PALE
 from stepscope import timing
 from stepscope.base.wording import counted, signed_percent, three_digits
@@ -69,25 +69,16 @@ def phases(table: pd.DataFrame, source: str) -> Picture:
 
     `table` has a row per setting, named by the index, and a column per phase, in µs per image.
     """
-    words = listed(dict(table.iterrows()), "{:.0f}")
-    return stacked_bars(table, "time per image in µs", f"Stacked bars of microseconds per image. {words}", source)
-
-
-def stacked_bars(table: pd.DataFrame, unit: str, words: str, source: str, texts: Sequence[str] = ()) -> Picture:
-    """Draw a horizontal bar per row of `table`, its columns stacked, with a text beside each bar."""
     figure, axes = panel(8, 0.38 * len(table) + 1.4)
     left = np.zeros(len(table))
     for name in table:
         axes.barh(table.index, table[name], 0.7, left, color=COLOURS[name], label=name)
         left += table[name].to_numpy()
-    for row, text in enumerate(texts):
-        axes.text(left[row], row, f" {text}", va="center", fontsize=9, in_layout=False)
-    axes.set(xlabel=unit)
+    axes.set(xlabel="time per image in µs")
     axes.invert_yaxis()
     legend(figure, "right center")
-    if len(texts):
-        make_room(figure)
-    return finish(figure, words, source, "x")
+    words = listed(dict(table.iterrows()), "{:.0f}")
+    return finish(figure, f"Stacked bars of microseconds per image. {words}", source, "x")
 
 
 def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:

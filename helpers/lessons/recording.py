@@ -8,7 +8,7 @@
 ``machine.json``     what they were measured on
 ``README.md``        all of it, to read
 ``ladder.png``       the results as a figure
-``waiting.png``      where the time of a step goes, in the first rungs
+``waiting.png``      the same of the rungs that load data, 01 to 07
 ``calculated.png``   what the later rungs do on a GPU, calculated; the same on every machine
 ``traces/``          a folder for each rung, with the trace that its notebook recorded first
 ==================== ====================================================================
@@ -61,12 +61,19 @@ def record(out: Path, notebooks: Sequence[Path] | None = None, processes: int = 
                     failed.append(str(error))
     results = [_joined(results) for results in _by_rung(out).values()]
     staging.write(out / _RESULTS, scoreboard.lines(results))
-    if results:
-        figures.ladder(results).save(out / "ladder.png")
-        figures.waiting(results).save(out / "waiting.png")
-        figures.on_a_gpu().save(out / "calculated.png")
+    draw(out)
     staging.write(out / "README.md", _page(out, results))
     return failed
+
+
+def draw(out: Path) -> None:
+    """Draw the figures of a reference from its scoreboard; nothing is recorded."""
+    results = scoreboard.ladder(out / _RESULTS)
+    if results:
+        figures.ladder(results).save(out / "ladder.png")
+        figures.on_a_gpu().save(out / "calculated.png")
+    if loading := [result for result in results if result.rung[:2] <= "07"]:
+        figures.ladder(loading).save(out / "waiting.png")
 
 
 def _measure(notebook: Path, process: int, out: Path) -> None:
@@ -90,9 +97,9 @@ def _measure(notebook: Path, process: int, out: Path) -> None:
 
 
 def _by_rung(out: Path) -> dict[str, list[Result]]:
-    """Return the results of each rung, one per process, in the order of the rungs."""
+    """Return the results of each rung, one per process, in the order of the notebooks."""
     results: dict[str, list[Result]] = {}
-    for result in sorted(scoreboard.read(out / _ALL), key=lambda result: scoreboard.place(result.rung)):
+    for result in sorted(scoreboard.read(out / _ALL), key=lambda result: result.rung[:2]):
         results.setdefault(result.rung, []).append(result)
     return results
 
@@ -104,6 +111,7 @@ def _joined(results: list[Result]) -> Result:
     idle = [result.device_idle for result in results if result.device_idle is not None]  # unknown without kernels
     compared = [result for result in results if result.ratio]  # not where a rung was its own baseline
     ratios = [result.ratio.mean for result in results if result.ratio]
+    before = [share for result in compared if (share := result.baseline_loading_share) is not None]
     return replace(
         (compared or results)[0],
         rate=confidence.geometric(result.rate.mean for result in results),
@@ -111,6 +119,7 @@ def _joined(results: list[Result]) -> Result:
         step_ms=statistics.fmean(result.step_ms for result in results),
         loading_share=statistics.fmean(result.loading_share for result in results),
         device_idle=statistics.fmean(idle) if idle else None,
+        baseline_loading_share=statistics.fmean(before) if before else None,
         processes=len(results),
     )
 

@@ -1,83 +1,171 @@
 """A rung elsewhere: recorded on other machines, calculated for a GPU, or published by others, each labelled so."""
 
 import html
+import json
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 
 import pandas as pd
 import torch
-from pandas.io.formats.style import Styler
 
 from helpers import config
-from helpers.results import scoreboard
+from helpers.results import pairs, scoreboard
 from helpers.training import calculated
-from stepscope.base.wording import counted, digits, three_digits
-from stepscope.timing.comparison import limits
+from stepscope import timing
+from stepscope.base import machine
+from stepscope.base.wording import counted, digits, rounded
+from stepscope.timing.comparison import NOISY, outcome
 
 PUBLISHED = scoreboard.REFERENCE / "published.csv"
 """Figures that others measured on real GPUs: a row each, with hardware, settings, versions, date and source."""
 
-_COLUMNS = ["kind", "what changed", "gain", "figures", "on", "settings", "source"]
 _TIMES = ("s", "ms")  # units in which less is better
 
 
-def show(rung: str) -> Styler:
-    """Return what is known of a rung, such as ``"10"``, as one table: a row per figure, with its origin.
+@dataclass(frozen=True)
+class Row:
+    """A gain, and where it was found."""
 
-    Without a GPU the calculated figures come first.
+    where: str  #: how the gain is known, and the machine
+    change: str
+    gain: str
+    figures: str
+    settings: str
+    source: str
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What is known of a rung: a table in Jupyter, with settings and sources folded below it, and lines as text."""
+
+    rows: tuple[Row, ...]
+    caption: str
+
+    def _repr_html_(self) -> str:
+        left = ' style="text-align: left; vertical-align: top"'
+        whole = ' style="white-space: nowrap"'
+        heads = "".join(f"<th{left}>{name}</th>" for name in ("where", "change", "gain"))
+        body, notes = "", ""
+        for row in self.rows:
+            where, change, gain, figures, settings, source = map(html.escape, astuple(row)[:-1])
+            gain = f"<span{whole}>{f'<b>{gain}</b><br>' if gain else ''}{figures}</span>"
+            body += f"<tr>{''.join(f'<td{left}>{cell}</td>' for cell in (where, change, gain))}</tr>"
+            source = f'<a href="{html.escape(row.url)}">{source}</a>' if row.url else source
+            notes += f"<li>{where}, {change}: {settings}; {source}</li>"
+        return (
+            f"<p>{html.escape(self.caption)}</p><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+            f"<details><summary>Settings and sources</summary><ul>{notes}</ul></details>"
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"{row.where}; {row.change}: {', '.join(filter(None, [row.gain, row.figures]))}" for row in self.rows]
+        return "\n".join(filter(None, [self.caption, *lines]))
+
+
+def show(rung: str) -> Elsewhere:
+    """Return what is known of the rungs whose names begin with `rung`, such as ``"10"``: a row for each gain.
+
+    Without a GPU the calculated gains come first.
     """
     rows = [*_measured(rung), *_calculated(rung[:2])]
     if config.device().type == "cpu":
-        rows.sort(key=lambda row: row[0] != "calculated")
-    table = pd.DataFrame([*rows, *_published(rung[:2])], columns=_COLUMNS)
-    shown = table.style.hide(axis="index").format(escape="html", subset=_COLUMNS[:-1])
-    heads = {"selector": "th", "props": "text-align: left"}
-    return shown.set_properties(**{"text-align": "left"}).set_table_styles([heads])
+        rows.sort(key=lambda row: not row.where.startswith("calculated"))
+    public = published(rung[:2]).sort_values("gain")
+    return Elsewhere((*rows, *_published(public)), _caption(public["gain"]))
 
 
-def _measured(rung: str) -> Iterator[tuple]:
-    for machine, result in scoreboard.references(rung).items():
-        here = machine == "your machine"
-        figures = f"{result.rate.mean:,.0f} images/s, {result.step_ms:.1f} ms a step; host waits"
-        figures += f" {result.loading_share:.0%}, device idle {scoreboard.percent_or_dash(result.device_idle)}"
-        yield (
-            "measured here" if here else "recorded",
-            f"{result.rung} to {scoreboard.against(result)}" if result.ratio else result.rung,
-            f"{digits(result.ratio.mean)}× ({limits(result.ratio)})" if result.ratio else "–",
-            figures,
-            f"{result.device}, {result.cores} cores",
-            f"{result.step}, {result.images_a_step:,} images a step, PyTorch {result.torch}",
-            f"{'your machine' if here else machine}, {result.date[:10]}, in {counted(result.processes, 'process')}",
+def _caption(gains: pd.Series) -> str:
+    """Return a sentence on the range of the published gains, empty with fewer than two."""
+    if len(gains) < 2:
+        return ""
+    lowest, highest = gains.min(), gains.max()
+    slower = ": below 1× the change made training slower" if lowest < 1 else ""
+    return f"Published gains go from {digits(lowest)}× to {digits(highest)}×{slower}."
+
+
+def verdict(comparison: timing.Comparison, name: str, to: str, rung: str) -> str:
+    """Return the verdict on variant `name` over variant `to`, and on a second line, if need be, another machine's gain.
+
+    The second line stands if the verdict is too noisy to say, or if the rung is made for a GPU and none is here. It has
+    the recorded gain of the nearest machine: with the same kind of device, then with the nearest number of cores. For a
+    GPU without a recording, it is calculated. `rung` is the name for `scoreboard.add`, such as ``"03 more workers"``.
+    """
+    said = comparison.verdict(name, to)
+    missing = not torch.cuda.is_available() and rung[:2] in scoreboard.FOR_GPUS
+    if outcome(comparison.ratio(name, to)) != NOISY and not missing:
+        return said
+    pair = pairs.on_a_gpu(rung) if missing else _nearest(rung)
+    if pair is None:
+        return said
+    return f"{said}\n{pair.origin[0].upper()}{pair.origin[1:]}: {pair.rung}, {pair.gain} to {pair.baseline}."
+
+
+def _nearest(rung: str) -> pairs.Pair | None:
+    """Return a rung as the nearest machine of ``data/reference`` recorded it, None if no machine did."""
+
+    def distance(place: tuple[str, scoreboard.Result]) -> tuple[bool, float]:
+        _, result = place
+        same = (result.device != "CPU") == torch.cuda.is_available()
+        return not same, abs(math.log(result.cores / machine.cores()))
+
+    recorded = [(name, each) for name, each in scoreboard.references(rung) if name != scoreboard.HERE and each.ratio]
+    nearest = min(recorded, key=distance, default=None)
+    return pairs.measured(nearest[1], f"recorded on {_machine(*nearest)}") if nearest else None
+
+
+def _machine(name: str, result: scoreboard.Result) -> str:
+    """Return a recorded machine in words: "NVIDIA H200, 16 cores"."""
+    described = scoreboard.REFERENCE / name / "machine.json"
+    processor = json.loads(described.read_text(encoding="utf-8"))["processor"] if described.exists() else "CPU"
+    return f"{processor if result.device == 'CPU' else result.device}, {counted(result.cores, 'core')}"
+
+
+def _measured(rung: str) -> Iterator[Row]:
+    results = scoreboard.references(rung)
+    compared = {name for name, result in results if result.ratio}
+    for name, result in results:
+        if name in compared and not result.ratio:  # its figures are those before a change
+            continue
+        pair, here = pairs.measured(result), name == scoreboard.HERE
+        settings = f"{result.step}, {result.images_a_step:,} images a step; host waits {result.loading_share:.0%}"
+        settings += f", device idle {scoreboard.percent_or_dash(result.device_idle)}; PyTorch {result.torch}"
+        yield Row(
+            "measured here" if here else f"recorded on {_machine(name, result)}",
+            f"{result.rung} (before: {pair.baseline})" if pair.baseline else result.rung,
+            pair.gain,
+            pair.rates,
+            settings,
+            f"{name}, {result.date[:10]}, in {counted(result.processes, 'process')}",
         )
 
 
-def _calculated(number: str) -> Iterator[tuple]:
+def _calculated(number: str) -> Iterator[Row]:
     for change, before, after, images in calculated.changes(number):
-        rates = (f"{images / each.steady_ms * 1e3:,.0f}" for each in (before, after))
-        yield (
-            "calculated",
+        rates = (rounded(images / each.steady_ms * 1e3) for each in (before, after))
+        limits = " → ".join(dict.fromkeys([before.limit, after.limit]))
+        yield Row(
+            f"calculated for {after.gpu.name}",
             change,
             f"{digits(before.steady_ms / after.steady_ms)}×",
-            f"{' → '.join(rates)} images/s; decided by {' → '.join(dict.fromkeys([before.limit, after.limit]))}",
-            after.gpu.name,
-            f"ResNet-50{', bfloat16' if number == '12' else ''}, {images} images a step",
+            f"{' → '.join(rates)} images/s",
+            f"ResNet-50{', bfloat16' if number == '12' else ''}, {images} images a step, decided by {limits}",
             after.gpu.source,
         )
 
 
-def _published(number: str) -> Iterator[tuple]:
-    rows = published(number)
-    for row in rows.sort_values("gain").itertuples():
-        link = f'<a href="{html.escape(row.url)}">{html.escape(row.source)}</a>, {row.date}'
-        figures = f"{three_digits(row.before)} → {three_digits(row.after)} {row.unit}"
-        yield (
-            "published",
+def _published(rows: pd.DataFrame) -> Iterator[Row]:
+    for row in rows.itertuples():
+        yield Row(
+            f"published, {row.hardware}",
             row.change,
             f"{digits(row.gain)}×",
-            figures,
-            row.hardware,
+            f"{rounded(row.before)} → {rounded(row.after)} {row.unit}",
             f"{row.settings}, {row.versions}",
-            link,
+            f"{row.source}, {row.date}",
+            row.url,
         )
 
 
@@ -116,10 +204,10 @@ def calculated_and_measured(batch: int = 128) -> pd.DataFrame:
     for number, (network, gpu, *steps) in _STEPS.items():
         said = public.loc[number]
         measured.append((f"{said.change}, {gpu}", network, gpu, steps, said.before, said.after))
-    for machine, result in scoreboard.references("11").items():
-        known = next((name for name in calculated.GPUS if re.search(rf"\b{name}\b", result.device)), None)
+    for name, result in scoreboard.references("11 mixed precision"):
+        known = next((gpu for gpu in calculated.GPUS if re.search(rf"\b{gpu}\b", result.device)), None)
         if known and result.ratio and result.baseline == "TF32":
-            origin = "measured here" if machine == "your machine" else "recorded"
+            origin = "measured here" if name == scoreboard.HERE else "recorded"
             change, after = f"TF32 to bfloat16, ResNet-50, {known}, {origin}", result.rate.mean
             measured.append((change, "resnet50", known, [_LAST, _HALF | _LAST], after / result.ratio.mean, after))
     rows = []

@@ -17,13 +17,14 @@ from stepscope import timing, traces
 from stepscope.base import machine, staging
 from stepscope.base.confidence import Interval
 from stepscope.base.wording import digits
-from stepscope.timing.comparison import NOISY, outcome
 
 REFERENCE = config.PROJECT / "data" / "reference"
 """Results of named machines, a folder each."""
 
-FOR_GPUS = ("10", "12")
-"""Numbers of the rungs whose change is made for a GPU: measured on a CPU, they say nothing about a GPU."""
+HERE = "your machine"
+
+FOR_GPUS = ("09", "10", "11", "12")
+"""Numbers of the rungs whose changes are made for a GPU: measured on a CPU, they say nothing about a GPU."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,12 @@ class Result:
     device_idle: float | None = None  #: share of the steps without a kernel, 0 to 1, by the trace; None without a GPU
     trace: str | None = None  #: folder of a trace of the same loader and step, below the folder of the runs
     processes: int = 1  #: that measured it
+    baseline_loading_share: float | None = None  #: as `loading_share`, of the baseline in the same rounds
 
     @property
     def for_another_device(self) -> bool:
         """Whether a change that is made for a GPU was measured without one."""
-        return self.device == "CPU" and self.rung[:2] in FOR_GPUS
+        return self.device == "CPU" and self.rung[:2] in FOR_GPUS and self.ratio is not None
 
     @property
     def images_a_step(self) -> int:
@@ -112,6 +114,7 @@ def add(
         baseline=baseline,
         device_idle=_device_idle(trace) if trace else None,
         trace=Path(os.path.relpath(trace, config.runs_dir())).as_posix() if trace else None,
+        baseline_loading_share=comparison.mean(baseline).loading_share if baseline else None,
     )
     path = own_path()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,17 +198,19 @@ def latest(rung: str, path: Path | None = None) -> Result | None:
     return next((result for result in reversed(read(path)) if result.rung.startswith(rung)), None)
 
 
-def references(rung: str) -> dict[str, Result]:
-    """Return the latest result of a rung, such as ``"09"``, on this machine and on those of ``data/reference``."""
-    own = latest(rung)
-    recorded = {board.parent.name: result for board, result in _recorded(rung)}
-    return ({"your machine": own} if own else {}) | recorded
+def references(rung: str) -> list[tuple[str, Result]]:
+    """Return the latest result of each rung whose name begins with `rung`, such as ``"09"``, with its machine's name.
+
+    First those of this reader, whose machine is `HERE`, then those of ``data/reference``, GPUs first.
+    """
+    own = [(HERE, result) for result in ladder() if result.rung.startswith(rung)]
+    return own + [(board.parent.name, result) for board, result in _recorded(rung)]
 
 
 def _recorded(rung: str) -> list[tuple[Path, Result]]:
-    """Return the scoreboards of ``data/reference`` that have a rung, with its latest result; GPUs first."""
+    """Return the results of a rung, or of all rungs of a notebook, with their scoreboards; GPUs first."""
     boards = sorted(REFERENCE.glob("*/scoreboard.jsonl"))
-    results = [(board, result) for board in boards if (result := latest(rung, board))]
+    results = [(board, result) for board in boards for result in ladder(board) if result.rung.startswith(rung)]
     return sorted(results, key=lambda pair: pair[1].device == "CPU")
 
 
@@ -222,7 +227,7 @@ def borrow_traces(rung: str, folder: Path) -> dict[str, Path]:
     borrowed: dict[str, Path] = {}
     if torch.cuda.is_available():
         return borrowed
-    for board, result in _recorded(rung):
+    for board, result in dict(_recorded(rung)).items():  # the last rung of each machine
         if result.device == "CPU":
             continue
         for trace in (board.parent / trace_folder(result.rung)).glob("*.pt.trace.json.gz"):
@@ -234,24 +239,9 @@ def borrow_traces(rung: str, folder: Path) -> dict[str, Path]:
 
 
 def ladder(path: Path | None = None) -> list[Result]:
-    """Return the latest result of each rung, in order; `path` as in `read`."""
+    """Return the latest result of each rung, in the order of the notebooks; `path` as in `read`."""
     latest_of = {result.rung: result for result in read(path)}
-    return [latest_of[rung] for rung in sorted(latest_of, key=place)]
-
-
-def place(rung: str) -> str:
-    """Return a rung's sort key: its number, but photos, other images for another network, come after 01 to 07."""
-    return "07~" if rung.startswith("05") else rung[:2]
-
-
-def panels(results: Iterable[Result]) -> list[list[Result]]:
-    """Split a ladder where a rung has no ratio, or another network: from there on rungs do not compare with earlier."""
-    parts: list[list[Result]] = []
-    for result in results:
-        if not parts or result.ratio is None or not result.step.startswith(parts[-1][0].step):
-            parts.append([])
-        parts[-1].append(result)
-    return parts
+    return [latest_of[rung] for rung in sorted(latest_of, key=lambda rung: rung[:2])]
 
 
 def ladder_text() -> str:
@@ -273,18 +263,15 @@ def percent_or_dash(share: float | None) -> str:
     return "–" if share is None else f"{share:.0%}"
 
 
-def ratio_text(result: Result, short: bool = False) -> str:
+def ratio_text(result: Result) -> str:
     """Return the ratio of a result, its baseline, and the conclusion; empty without a ratio.
 
-    For example ``"2.03× to 04 normalize on the device: faster (1.84 to 2.36 in 5 rounds)"``, or if `short` only the
-    part before the colon, with a word of doubt if the ratio was too noisy.
+    For example ``"2.03× to 04 normalize on the device: faster (1.84 to 2.36 in 5 rounds)"``.
     """
     if result.ratio is None:
         return ""
-    text = f"{digits(result.ratio.mean)}× to {against(result)}"
-    if short:
-        return f"{text}, {NOISY}" if outcome(result.ratio) == NOISY else text
-    return f"{text}: {timing.conclusion(result.ratio, of='round' if result.processes == 1 else 'process')}"
+    conclusion = timing.conclusion(result.ratio, of="round" if result.processes == 1 else "process")
+    return f"{digits(result.ratio.mean)}× to {against(result)}: {conclusion}"
 
 
 def against(result: Result) -> str:

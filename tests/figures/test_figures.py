@@ -213,29 +213,56 @@ def test_a_kernels_name_is_drawn_as_it_is_and_no_formula():
     figures.kernels(traces.kernels(gpu(r"$\\frac{$\u001b[2J")), SOURCE).png()
 
 
-def test_a_ladder_has_a_panel_for_what_can_be_compared_and_its_words_end_within_the_figure(rungs):
-    *results, last = rungs
-    baseline, ratio = "09 a rung that has a name of quite many words", Interval(1.1, 0.9, 1.3, 5)
-    results.append(dataclasses.replace(last, baseline=baseline, ratio=ratio))
-    for picture in (figures.ladder(results), figures.waiting(results)):
-        picture.figure.draw_without_rendering()
-        for axes in picture.figure.axes:
-            assert axes.texts
-            for text in axes.texts:
-                assert text.get_window_extent().x1 <= picture.figure.bbox.x1
-    first, second = figures.ladder(results).figure.axes
-    assert [len(axes.patches) for axes in (first, second)] == [1, 2]
-    assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("a step: a step", "a step: ResNet-50")
-    assert "noisy" in second.texts[1].get_text() and "noisy" not in first.texts[0].get_text()
-    assert [bar.get_hatch() for bar in second.patches] == [None, None if torch.cuda.is_available() else "///"]
+def widths(axes):
+    return [bar.get_width() for bar in axes.patches]
+
+
+def test_a_rung_of_the_ladder_is_a_pair_of_bars_whose_waiting_and_rest_are_shares_of_the_time_before(rungs):
+    workers, resnet, _ = rungs
+    workers = dataclasses.replace(
+        workers, ratio=Interval(2.0, 1.9, 2.1, 5), loading_share=0.25, baseline_loading_share=0.75
+    )
+    picture = figures.ladder([workers, resnet])
+    (axes,) = picture.figure.axes
+    assert widths(axes) == pytest.approx([0.75, 0.25, 0.125, 0.375, 0.25, 0.75])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["before: “before”", workers.rung, resnet.rung]
+    assert [text.get_text() for text in axes.texts] == ["155 → 310 images/s\n2.00× (1.90 – 2.10)", "310 images/s"]
+    assert "03 more workers: 155 → 310 images/s, 2.00× (1.90 – 2.10)" in picture.alt
+
+
+def test_a_bar_before_is_not_divided_if_its_waiting_is_unknown(rungs):
+    old = dataclasses.replace(rungs[0], ratio=Interval(0.5, 0.4, 0.6, 5), baseline_loading_share=None)
+    assert widths(figures.ladder([old]).figure.axes[0]) == pytest.approx([1, 0.5, 1.5])
+
+
+def test_a_rung_that_is_too_noisy_says_so_and_one_that_is_far_slower_ends_in_an_arrow(rungs):
+    noisy, slow = (
+        dataclasses.replace(rungs[0], ratio=ratio)
+        for ratio in (Interval(1.1, 0.5, 2.4, 3), Interval(0.1, 0.08, 0.12, 5))
+    )
+    (axes,) = figures.ladder([noisy, slow]).figure.axes
+    assert "too noisy" in axes.texts[0].get_text() and "0.10×" in axes.texts[1].get_text()
+    assert axes.get_xlim()[1] == 2 and [line.get_marker() for line in axes.lines] == [">", "None"]
+
+
+def test_all_words_of_a_ladder_lie_within_the_figure(rungs):
+    long = dataclasses.replace(rungs[2], baseline="a variant that has a name of quite many words")
+    picture = figures.ladder([rungs[0], long])
+    picture.figure.draw_without_rendering()
+    (axes,) = picture.figure.axes
+    ends = [text.get_window_extent() for text in (*axes.texts, *axes.get_yticklabels())]
+    assert min(end.x0 for end in ends) >= 0 and max(end.x1 for end in ends) <= picture.figure.bbox.x1
     (empty,) = figures.ladder([]).figure.axes
     assert "No result yet" in empty.texts[0].get_text() and not empty.axison
 
 
-def test_the_time_of_a_step_is_waiting_and_the_rest_in_the_rungs_of_the_first_panel(rungs):
-    without_09 = rungs[::2]  # 10 has a ratio, but another step than 03
-    picture = figures.waiting([dataclasses.replace(each, step_ms=20.0, loading_share=0.75) for each in without_09])
-    assert [bar.get_width() for bar in picture.figure.axes[0].patches] == [15, 5] and "20.0 ms, 15.0 of" in picture.alt
+def test_without_a_gpu_a_change_for_gpus_is_shown_as_one_recorded_it(rungs, monkeypatch):
+    own = dataclasses.replace(rungs[2], rung="11 mixed precision", device="CPU")
+    monkeypatch.setattr(scoreboard, "ladder", lambda path=None, every=scoreboard.ladder: every(path) if path else [own])
+    (axes,) = figures.ladder().figure.axes
+    assert "recorded on NVIDIA H200" in axes.texts[0].get_text()
+    hatched = figures.ladder([own])
+    assert {bar.get_hatch() for bar in hatched.figure.axes[0].patches} == {"///"} and "hatched" in hatched.alt
 
 
 def test_elements_are_drawn_where_they_lie_in_memory():

@@ -71,7 +71,7 @@ def folders(tmp_path, monkeypatch):
     for name in ("COURSE_DATA", "COURSE_RUNS"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("COURSE_PRESET", "ci")
-    for name in ("ladder", "waiting", "ratios", "on_a_gpu"):  # pictures take seconds
+    for name in ("ladder", "ratios", "on_a_gpu"):  # pictures take seconds
         monkeypatch.setattr(figures, name, mock.Mock(return_value=mock.Mock(_repr_html_=str)))
     monkeypatch.setattr(recording, "hardware", mock.Mock(**{"describe.return_value": hardware.describe()}))
 

@@ -6,9 +6,11 @@ import statistics
 import numpy as np
 import pytest
 import torch
+from support.timed import compared
 
 from helpers import simulate
-from helpers.results import elsewhere
+from helpers.lessons import execute
+from helpers.results import elsewhere, pairs
 
 
 def test_published_figures_have_all_that_makes_them_worth_citing():
@@ -28,14 +30,68 @@ def test_a_gain_is_of_speed_whatever_the_unit():
     assert gains["F22 HDF5, 1 worker"] < 1 and gains["F2 16 workers"] < 1  # what did not pay
 
 
-def test_each_figure_of_a_rung_is_named_by_how_it_was_obtained(tmp_path, monkeypatch):
+@pytest.fixture
+def without_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
-    page = elsewhere.show("10").to_html()
-    kinds = re.findall(r">(calculated|measured here|recorded|published)<", page)
-    assert kinds[0] == "calculated" and kinds.count("recorded") == 1 and kinds.count("published") == 5
-    assert "decided by memory" in page and 'href="https://github.com/huggingface/pytorch-image-models' in page
-    assert page.index("ViT") < page.index("ResNet-18") < page.index("1.47×")  # the smallest gain first
+
+
+def test_each_gain_of_a_rung_is_named_by_how_it_was_obtained(without_gpu):
+    shown = elsewhere.show("10")
+    kinds = [re.match("calculated|measured here|recorded|published", row.where).group() for row in shown.rows]
+    assert kinds == ["calculated"] * 2 + ["recorded"] + ["published"] * 5
+    assert [row.change for row in shown.rows if "published" in row.where][-1] == "channels_last, ResNet-50"  # most
+    page = shown._repr_html_()
+    table, _, folded = page.partition("<details>")
+    assert table.count("<th ") == 3 and "href" not in table
+    assert "decided by memory" in folded and 'href="https://github.com/huggingface/pytorch-image-models' in folded
+    assert repr(shown).count("\n") == len(shown.rows) and "1.47×" in repr(shown)
+    assert shown.caption == "Published gains go from 1.01× to 1.47×."
+
+
+def test_all_recorded_rungs_of_a_notebook_are_shown(without_gpu):
+    gains = {row.change: row.gain for row in elsewhere.show("07").rows if "H200" in row.where}
+    assert len(gains) == 2  # and the rung before them, without a ratio
+    assert gains["07 augmented on the device (before: “image by image, 16 workers”)"].startswith("7.69× (")
+
+
+def test_the_caption_names_published_changes_that_made_training_slower(without_gpu):
+    assert "below 1× the change made training slower" in elsewhere.show("03").caption
+    assert elsewhere.show("04").caption == ""  # nothing is published
+
+
+def test_a_clear_verdict_stands_alone(without_gpu):
+    clear = compared(200, 210, 205, before=[100, 101, 102])
+    assert elsewhere.verdict(clear, "now", "before", "03 more workers") == clear.verdict("now")
+
+
+def test_below_a_noisy_verdict_stands_what_the_nearest_machine_recorded(without_gpu):
+    noisy = compared(100, 210, 130, before=[100, 100, 100])
+    own, other = elsewhere.verdict(noisy, "now", "before", "03 more workers").splitlines()
+    assert own == noisy.verdict("now")
+    assert other == "Recorded on AMD EPYC, 2 cores: 03 more workers, 1.65× (1.62 – 1.69) to 01 naive PNG files."
+    assert elsewhere.verdict(noisy, "now", "before", "03 never recorded") == own
+
+
+def test_the_nearest_machine_has_the_same_kind_of_device(without_gpu, monkeypatch):
+    noisy = compared(100, 210, 130, before=[100, 100, 100])
+    monkeypatch.setattr(elsewhere.machine, "cores", lambda: 16)  # as the H200's
+    assert "AMD EPYC" in elsewhere.verdict(noisy, "now", "before", "07 augmented on the device")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "NVIDIA H200" in elsewhere.verdict(noisy, "now", "before", "07 augmented on the device")
+
+
+@pytest.mark.parametrize(
+    ("rung", "origin"), [("11 mixed precision", "Recorded on NVIDIA H200"), ("10 channels_last", "Calculated for A100")]
+)
+def test_without_a_gpu_a_change_for_gpus_is_followed_by_its_gain_on_one(without_gpu, rung, origin):
+    own, other = elsewhere.verdict(compared(90, 91, 92, before=[100] * 3), "now", "before", rung).splitlines()
+    assert "slower" in own and other.startswith(f"{origin}: {rung}, 1.")
+
+
+def test_rungs_that_are_calculated_are_rungs_of_notebooks():
+    notebooks = "".join(path.read_text(encoding="utf-8") for path in execute.all_notebooks())
+    assert [rung for rung in pairs._CALCULATED if f'add(\\"{rung}\\"' not in notebooks] == []
 
 
 @pytest.mark.slow

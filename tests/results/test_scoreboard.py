@@ -46,13 +46,13 @@ def test_a_result_is_read_as_it_was_stored():
     assert all([stored.device, stored.cores, stored.torch, stored.date, stored.step])
 
 
-def test_the_ladder_has_the_latest_result_of_each_rung_in_order_and_photos_behind_the_small_images():
+def test_the_ladder_has_the_latest_result_of_each_rung_in_the_order_of_the_notebooks():
     added = {"03 workers": 300, "05 photos": 20, "07 batches": 400, "12 fused": 8, "12 fewer": 9, "01 naive": 100}
     add("01 naive", 50)
     for rung, rate in added.items():
         add(rung, rate)
     rates = {result.rung: round(result.rate.mean) for result in scoreboard.ladder()}
-    assert list(rates) == ["01 naive", "03 workers", "07 batches", "05 photos", "12 fused", "12 fewer"]
+    assert list(rates) == ["01 naive", "03 workers", "05 photos", "07 batches", "12 fused", "12 fewer"]
     assert rates == added
     assert scoreboard.latest("01").rung == "01 naive" and scoreboard.latest("04") is None
 
@@ -105,11 +105,17 @@ def machine(own_runs, monkeypatch):
 
 def test_a_rung_stands_beside_that_of_recorded_machines(own_runs, machine):
     add("09 ResNet-50", 100)
-    assert list(scoreboard.references("09")) == ["your machine"]
+    assert [name for name, _ in scoreboard.references("09")] == ["your machine"]
     (own_runs / "scoreboard.jsonl").rename(machine / "scoreboard.jsonl")
     add("09 ResNet-50", 50)
-    rates = {name: result.rate.mean for name, result in scoreboard.references("09").items()}
-    assert rates == pytest.approx({"your machine": 50, "a-machine": 100})
+    add("09 with TF32", 70)
+    rates = [(name, round(result.rate.mean)) for name, result in scoreboard.references("09")]
+    assert rates == [("your machine", 50), ("your machine", 70), ("a-machine", 100)]
+
+
+def test_a_result_keeps_how_long_its_baseline_waited_in_the_same_rounds():
+    assert add("01 naive", 100).baseline_loading_share is None
+    assert add("03 workers", 300, before=[100]).baseline_loading_share == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(("device", "borrowed"), [("NVIDIA H200", ["a-machine"]), ("CPU", [])])
