@@ -20,13 +20,13 @@ def loader(workers=0):
     return DataLoader(loops.SleepDataset(30, 0.003), batch_size=2, num_workers=workers)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_trace_has_only_the_active_steps_and_a_stopwatch_times_them(tmp_path, workers):
+@pytest.mark.parametrize(("workers", "whole"), [(0, 3), (2, 4)])
+def test_the_trace_has_only_the_active_steps_in_whole_periods_and_a_stopwatch_times_them(tmp_path, workers, whole):
     folder = profiling.record(loader(workers), loops.SleepStep(3), tmp_path / "run", active=3)
     assert folder == tmp_path / "run"
     (file,) = folder.glob("*.pt.trace.json.gz")
     steps = steps_in(file)
-    assert len(steps) == 3
+    assert len(steps) == whole
     table = profiling.stopwatch(folder)
     assert table.index.tolist() == [int(name.split("#")[1]) for name in steps]
     assert (table["step"] >= table["wait"] + 3000).all()

@@ -20,6 +20,22 @@ def test_waiting_for_a_slow_loader_is_separated_from_the_step(clock):
     assert (result.begin, result.seconds, result.images) == pytest.approx((2 * 0.025, 6 * 0.025, 30))
 
 
+@pytest.mark.parametrize("workers", [3, 4, 5])
+@pytest.mark.parametrize("step_ms", [2.0, 20.0])
+def test_the_mean_step_of_workers_in_lockstep_does_not_depend_on_the_first_timed_step(clock, workers, step_ms):
+    loader = loops.Lockstep(clock, workers, 0.036)
+    for warmup in range(40, 40 + workers):
+        run = timing.loop(loader, loops.SleepStep(step_ms), 10, warmup)
+        assert len(run.durations) == {3: 12, 4: 12, 5: 10}[workers]
+        assert run.step_ms == pytest.approx(max(36 / workers, step_ms))
+
+
+@pytest.mark.parametrize(("longest", "steps"), [(0.039, 2), (0.043, 4), (0.07, 4), (0.1, 8), (0.13, 12), (9.0, 20)])
+def test_a_limit_ends_a_run_between_two_periods_but_in_the_first_one_at_once(clock, longest, steps):
+    run = timing.loop(loops.Lockstep(clock, 4, 0.036), loops.SleepStep(2), 20, warmup=0, longest=longest)
+    assert len(run.durations) == steps
+
+
 class Photos(list):
     """A batch that takes some time of a clock to free."""
 

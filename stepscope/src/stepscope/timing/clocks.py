@@ -118,15 +118,14 @@ def two_clocks(loader: Iterable[object], step: loaders.Step, steps: int, rounds:
     step : callable
         Called with a batch as `call` does, in all about 2 × `rounds` × `steps` times.
     steps : int
-        Batches in one timed run; rounded up to a multiple of `num_workers`, since workers deliver bursts.
+        Batches in one timed run, rounded up to whole periods of the workers, see `whole_periods`.
     rounds : int
         Timed runs of loading, of compute and of the loop.
 
     Raises WorkerDied if a worker is killed or exits.
     """
     workers = getattr(loader, "num_workers", 0) or 0
-    burst = max(workers, 1)
-    steps = math.ceil(steps / burst) * burst
+    steps = loaders.whole_periods(loader, steps)
     with loaders.batches(loader) as batches:
         kept = next(batches)
     loading, compute, both = interleaved(

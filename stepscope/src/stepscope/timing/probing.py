@@ -22,7 +22,8 @@ def phases(
     """Split a training step: mean milliseconds for loading, copy, forward, backward and optimizer.
 
     Host and device synchronize between phases; otherwise a GPU would do the work of one phase in the time of the next.
-    This takes time, so do not compute a throughput from the phases. `limit` applies, as in `loop`.
+    This takes time, so do not compute a throughput from the phases. `steps` are rounded up, and `limit` applies, as in
+    `loop`.
     """
     device, longest = next(model.parameters()).device, longest_of("run")
 
@@ -47,7 +48,8 @@ def phases(
 
     with loaders.batches(loader) as batches:
         warm_up(step, warmup_steps(loader), longest)
-        rows = [step() for _ in limited(range(steps), longest)]
+        steps = loaders.whole_periods(loader, steps)
+        rows = [step() for _ in limited(range(steps), longest, period=loaders.period(loader))]
     return {name: statistics.mean(row[name] for row in rows) for name in rows[0]}
 
 

@@ -31,7 +31,7 @@ if not torch.cuda.is_available():
 def record(
     loader: Iterable[object], step: loaders.Step, folder: str | Path, *, active: int = 6, **options: bool
 ) -> Path:
-    """Profile `active` training steps, and return the folder of the trace.
+    """Profile `active` training steps, or a few more, and return the folder of the trace.
 
     It waits until the loader runs evenly, profiles one step as a warm-up whose events are discarded, and then records.
     The trace is a gzip file, and replaces an earlier recording in the folder. A stopwatch also runs; see
@@ -45,7 +45,7 @@ def record(
     folder : str or Path
         Where the trace goes: a new folder, an empty one, or one with an earlier recording, which is replaced.
     active : int
-        Steps to record; 1 or more.
+        Steps to record, 1 or more; rounded up to whole periods of the workers, see `whole_periods`.
     **options : bool
         Of `torch.profiler.profile`, such as ``record_shapes=True``. Each option adds time and bytes to every step.
 
@@ -60,7 +60,7 @@ def record(
         raise ValueError(f"Expected at least one step to record, found {active=}.")
     folder = Path(folder)
     files.refuse_others(folder)
-    wait = warmup_steps(loader)
+    wait, active = warmup_steps(loader), loaders.whole_periods(loader, active)
     plan = schedule(wait=wait, warmup=1, active=active, repeat=1)
     clock = {}
     settings: dict[str, Any] = dict(options)  # `profile` has further options, of other types

@@ -83,12 +83,18 @@ def warmup_steps(loader: Iterable[object] | None) -> int:
     return 2 + workers * (getattr(loader, "prefetch_factor", None) or 0)
 
 
-def limited(items: Iterable[Item], longest: float, least: int = LEAST) -> Iterator[Item]:
-    """Yield items until there are no more or `longest` seconds have passed, but at least `least` items."""
+def limited(items: Iterable[Item], longest: float, least: int = LEAST, period: int = 1) -> Iterator[Item]:
+    """Yield items until there are no more or `longest` seconds have passed, but at least `least` items.
+
+    From the first whole `period` on, end only after whole periods: a period begins if its last item would begin in
+    time, to judge by the mean of the items so far.
+    """
     begin = time.perf_counter()
     for done, item in enumerate(items):
-        if done >= least and time.perf_counter() - begin >= longest:
-            return
+        if done >= least and (done < period or done % period == 0):
+            rest_of_period = (period - 1) / done if done >= period else 0.0
+            if (time.perf_counter() - begin) * (1 + rest_of_period) >= longest:
+                return
         yield item
 
 
@@ -99,13 +105,16 @@ def warm_up(take_step: Callable[[], object], steps: int, longest: float = math.i
     synchronize()
 
 
-def timed(batches: Iterator[object], step: loaders.Step, steps: int, longest: float = math.inf) -> Iterator[TimedStep]:
+def timed(
+    batches: Iterator[object], step: loaders.Step, steps: int, longest: float = math.inf, period: int = 1
+) -> Iterator[TimedStep]:
     """Run a training loop on endless batches, and yield the time of each step, without the caller's work between steps.
 
-    The device has finished its work before the first step, and at the end of the iteration.
+    `longest` and `period` apply as in `limited`. The device has finished its work before the first step, and at the end
+    of the iteration.
     """
     synchronize()
-    for _ in limited(range(steps), longest):
+    for _ in limited(range(steps), longest, period=period):
         begin = time.perf_counter()
         batch = next(batches)
         wait = time.perf_counter() - begin
@@ -128,12 +137,13 @@ def loop(
     step : callable
         Called with a batch as `call` does: with images and labels, if the batch is a pair of them.
     steps : int
-        Maximum number of timed steps.
+        Maximum number of timed steps, rounded up to whole periods of the workers, see `whole_periods`.
     warmup : int, optional
         Maximum number of untimed steps before; `warmup_steps` by default.
     longest : float, optional
-        Seconds after which no further step begins, once two are timed; also limits the warm-up. The default is the
-        limit set by `limit`, if any.
+        Seconds after which no further step begins, once two are timed; also limits the warm-up. A run ends between two
+        periods, unless the seconds are over within the first period: then its mean depends on where the run began. The
+        default is the limit set by `limit`, if any.
     """
     if steps < 1:
         raise ValueError(f"Expected at least one step to time, found steps={steps}.")
@@ -141,14 +151,15 @@ def loop(
     warmup = warmup_steps(loader) if warmup is None else warmup
     with loaders.batches(loader) as batches:
         warm_up(lambda: loaders.call(step, next(batches)), warmup, longest)
-        timed_steps = list(timed(batches, step, steps, longest))
+        steps = loaders.whole_periods(loader, steps)
+        timed_steps = list(timed(batches, step, steps, longest, loaders.period(loader)))
         end = time.perf_counter()
     begins, waits, durations, images = zip(*timed_steps, strict=True)
     return Timing(sum(images), end - begins[0], waits, durations, begins[0])
 
 
 def loading(loader: Iterable[object], seconds: float) -> Timing:
-    """Time loading alone for `seconds`, after a warm-up of at most as long; epochs follow one another.
+    """Time loading alone for about `seconds`, after a warm-up of at most as long; epochs follow one another.
 
     For loaders that take less than a millisecond for a batch: a few steps would be too short to time.
     """
