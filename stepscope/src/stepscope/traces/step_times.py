@@ -1,14 +1,12 @@
 """The time of each training step by category, and a comparison of two runs as a table and in words."""
 
 import math
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from stepscope.base import confidence
 from stepscope.base.wording import PLAIN_NAMES
 from stepscope.traces.columns import Columns, places, shares
 from stepscope.traces.events import CATEGORIES, Span, Trace, load, marks, once
@@ -132,44 +130,30 @@ def _with_device_work(starts: np.ndarray, ends: np.ndarray, events: Columns) -> 
 def difference(before: str | Path | Trace, after: str | Path | Trace) -> pd.DataFrame:
     """Compare the mean steps of two runs, category by category.
 
+    There is no interval: the steps of a trace are not independent, since workers deliver their batches in turn, and two
+    recordings of the same code differ. To test a difference, time both variants in interleaved rounds.
+
     Returns
     -------
     DataFrame
-        Index `category`; columns `before`, `after` and `change` in ms a step, and the 95% interval of the change,
-        `lowest` and `highest`. The interval follows from the scatter of the recorded steps; it does not include
-        differences between two recordings of the same code.
+        Index `category`; columns `before`, `after` and `change`, in ms a step.
     """
-    steps = breakdown(before) / 1e3, breakdown(after) / 1e3
-    rows = {}
-    for name in steps[0].columns:
-        first, second = (table[name].to_list() for table in steps)
-        change = confidence.change(first, second)
-        rows[name] = [statistics.fmean(first), statistics.fmean(second), change.mean, change.lowest, change.highest]
-    columns = ["before", "after", "change", "lowest", "highest"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("category")
+    means = {name: breakdown(path).mean() / 1e3 for name, path in (("before", before), ("after", after))}
+    return pd.DataFrame(means).rename_axis("category").assign(change=means["after"] - means["before"])
 
 
 def sentence(change: pd.DataFrame) -> str:
-    """Return a `difference` in words: "loading −61 ms (−70 to −52), copies +2.0 ms (+1.5 to +2.5)".
+    """Return a `difference` in words: "loading 71.6 → 0.5 ms a step, copies 0.0 → 2.0 ms a step".
 
     The largest change comes first. Changes below 2% of the longer mean step are left out, since two traces of the same
-    code differ by as much. Changes whose interval contains 0 are also left out, since they may be chance,
-    but if such a change is the largest, the text says so.
+    code differ by as much.
     """
     least = 0.02 * max(change["before"].sum(), change["after"].sum())
     large = change[change["change"].abs() >= least].sort_values("change", key=abs, ascending=False, kind="stable")
     if large.empty:
-        return f"no change of {_signed(least)[1:]} ms a step or more"
-    clear = (large["lowest"] > 0) | (large["highest"] < 0)
-    surely = ", ".join(_words(row) for _, row in large[clear].iterrows())
-    perhaps = "" if clear.iloc[0] else _words(large.iloc[0], ", but the steps differ too much to be sure")
-    return "; ".join(filter(None, (surely, perhaps)))
-
-
-def _words(row: pd.Series, doubt: str = "") -> str:
-    return f"{PLAIN_NAMES[row.name]} {_signed(row.change)} ms{doubt} ({_signed(row.lowest)} to {_signed(row.highest)})"
-
-
-def _signed(ms: float) -> str:
-    size = abs(ms)
-    return f"{'−' if ms < 0 else '+'}{size:.0f}" if size >= 10 else f"{'−' if ms < 0 else '+'}{size:.2g}"
+        return f"no change of {least:.2g} ms a step or more"
+    decimals = max(0, round(1 - math.log10(least)))
+    return ", ".join(
+        f"{PLAIN_NAMES[name]} {before:.{decimals}f} → {after:.{decimals}f} ms a step"
+        for name, before, after in large[["before", "after"]].itertuples()
+    )
