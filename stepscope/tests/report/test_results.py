@@ -11,7 +11,9 @@ import pytest
 from support import cuda_trace, rank_traces
 
 from stepscope import diagnosis, report
+from stepscope.base import confidence
 from stepscope.cli import main
+from stepscope.report.compare import batch_means
 from stepscope.report.findings import Diagnosis, Finding
 
 SCHEMA = json.loads(report.SCHEMA.read_text())
@@ -30,6 +32,11 @@ def write(path, *diagnoses, **others):
     path.parent.mkdir(exist_ok=True)
     path.write_text(report.document("run", content))
     return path
+
+
+def of(workers):
+    """Return the facts of a loop whose loader has so many workers, as a result has them."""
+    return {"facts": {"loop": {"workers": workers}}}
 
 
 def around(ms, count=20, seed=0):
@@ -85,6 +92,66 @@ def test_steps_that_are_surely_slower_by_more_than_the_limit_fail(tmp_path, caps
     assert f"of a step: {says} (" in said
     change = report.compare(*paths).change
     assert change.lowest < after / 10 - 1 < change.highest
+
+
+@pytest.mark.parametrize("workers", [3, 4, 8])
+@pytest.mark.parametrize("count", [24, 25, 100])
+def test_the_change_between_two_runs_does_not_depend_on_the_first_step_of_a_period(tmp_path, workers, count):
+    """In each period one step waits for 30 ms: the same loop seems changed if steps count one by one."""
+    steps = [ms + (30 if number % workers == 0 else 0) for number, ms in enumerate(around(2, 200))]
+    for late in range(workers):
+        paths = [
+            write(tmp_path / f"{begin}.json", found(*steps[begin : begin + count]), **of(workers))
+            for begin in (0, 1 + late)
+        ]
+        compared = report.compare(*paths)
+        assert abs(compared.change.mean) < 0.01 and not compared.slower_than(0.0)
+        assert compared.change.highest - compared.change.lowest < 0.05
+        assert "workers is unknown" not in str(compared)
+
+
+@pytest.mark.parametrize(("workers", "count", "means"), [(0, 20, 10), (0, 19, 19), (None, 3, 3), (4, 11, 2), (8, 15, 1),
+                                                         (8, 5, 1), (4, 400, 10), (4, 399, 11)])  # fmt: skip
+def test_steps_are_averaged_over_whole_periods_into_ten_means_or_more(tmp_path, workers, count, means):
+    steps = [*range(1, count + 1)]
+    after = write(tmp_path / "after.json", found(*steps), **of(workers))
+    side = report.compare(after, after).after
+    assert len(side.values) == means and side.group * means <= count
+    assert side.group % (workers or 1) == 0 or means == 1
+    assert side.values[0] == np.mean(steps[: side.group])
+
+
+def test_a_slow_moment_that_slows_several_steps_is_rarely_called_a_change():
+    """Neighbours correlate with 0.5: if steps count one by one, a quarter of all comparisons is wrong."""
+    chance = random.Random(0)
+
+    def run():
+        late, steps = 0.0, []
+        for _ in range(100):
+            late = 0.5 * late + chance.gauss(0, 1)
+            steps.append(100 + late)
+        return steps
+
+    def wrong(values):
+        changes = [confidence.change(values(run()), values(run())) for _ in range(400)]
+        return sum(change.lowest > 0 or change.highest < 0 for change in changes) / len(changes)
+
+    assert wrong(lambda steps: batch_means(steps, 1)[0]) < 0.1 < 0.2 < wrong(list)
+
+
+def test_a_run_of_fewer_than_two_periods_has_no_interval_and_never_fails(tmp_path, capsys):
+    before = write(tmp_path / "before.json", found(*around(10)), **of(0))
+    after = write(tmp_path / "after.json", found(*around(30, 15)), **of(8))
+    assert main(["compare", str(before), str(after), "--fail-above", "5%"]) == 0
+    assert "time more steps, or more runs" in capsys.readouterr().out
+
+
+def test_a_single_run_without_the_number_of_workers_says_that_its_interval_may_be_wrong(tmp_path):
+    before = write(tmp_path / "before.json", found(*around(10)), **of(2))
+    for number in range(2):
+        write(tmp_path / "after" / f"{number}.json", found(*around(10)))
+    assert "workers is unknown" in str(report.compare(before, tmp_path / "after" / "0.json"))
+    assert "workers is unknown" not in str(report.compare(before, tmp_path / "after"))
 
 
 def test_runs_that_differ_more_than_their_steps_make_the_interval_wider(tmp_path):

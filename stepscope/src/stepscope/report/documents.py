@@ -29,6 +29,8 @@ def document(command: str, results: Sequence[dict[str, Any]]) -> str:
 def read(path: str | Path) -> list[dict[str, Any]]:
     """Return the results in a file: each ``"diagnosis"`` as a `Diagnosis`, the ``"machine"`` as text.
 
+    If the facts hold the number of workers, a result has ``"workers"``.
+
     Raises `ResultError` if the file contains no results, or another version, and `OSError` if it cannot be read.
     """
     try:
@@ -55,6 +57,9 @@ def _result(content: dict[str, Any]) -> dict[str, Any]:
         result["rank"] = int(content["rank"])
     if "machine" in content:
         result["machine"] = ", ".join(f"{name} {value}" for name, value in content["machine"].items())
+    loop = content.get("facts", {}).get("loop") or {}
+    if loop.get("workers") is not None:
+        result["workers"] = int(loop["workers"])
     if "diagnosis" in content:
         result["diagnosis"] = Diagnosis.of_json(content["diagnosis"])
     return result
