@@ -55,13 +55,14 @@ def train_step(model, optimizer, images, labels):
     return loss.detach()  # still on the device: to read its value would make the host wait
 
 
-def record(batches, step, folder):  # such as endless(loader)
-    plan = schedule(wait=5, warmup=2, active=6, repeat=1)
+# batches: such as endless(loader). active: a multiple of its workers, as their waits repeat
+def record(batches, step, folder, active=6):
+    plan = schedule(wait=5, warmup=2, active=active, repeat=1)
     handler = tensorboard_trace_handler(str(folder))
     if not torch.cuda.is_available():  # its log would only say so
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(schedule=plan, on_trace_ready=handler) as profiler:
-        for images, labels in itertools.islice(batches, 5 + 2 + 6):
+        for images, labels in itertools.islice(batches, 5 + 2 + active):
             step(images, labels)
             profiler.step()
 
@@ -94,11 +95,18 @@ def synchronize():
         torch.cuda.synchronize()  # calls return before the GPU has done the work
 
 
+# Waits for batches repeat after as many steps as there are workers
+def whole_periods(steps, workers):
+    period = max(workers, 1)
+    return math.ceil(steps / period) * period
+
+
 def two_clocks(loader, step):
-    batches = endless(loader)
+    batches, workers = endless(loader), loader.num_workers
     batch = next(batches)
-    # A longer warm-up: at first the workers have some batches ready
-    loading = milliseconds(lambda: next(batches), repeats=50, warmup=10)
+    # A longer warm-up: at first each worker has 2 batches ready (prefetch_factor)
+    count, warmup = whole_periods(50, workers), 3 + 2 * workers
+    loading = milliseconds(lambda: next(batches), count, warmup)
     compute = milliseconds(lambda: step(*batch))
     return loading, compute
 
@@ -128,7 +136,8 @@ def best_workers(
         for workers in random.sample(candidates, len(candidates)):
             batches = ahead(endless(new_loader(workers)))
             ready = 2 * workers  # batches that wait already: prefetch_factor
-            step_ms = milliseconds(lambda: step(*next(batches)), steps, warmup=ready + 3)
+            whole = whole_periods(steps, workers)  # see 02
+            step_ms = milliseconds(lambda: step(*next(batches)), whole, warmup=ready + 3)
             times[workers].append(step_ms)
     return min(times, key=lambda workers: statistics.geometric_mean(times[workers]))
 

@@ -175,6 +175,13 @@ def test_a_loader_without_a_batch_is_an_error_and_no_endless_loop(recipes):
         recipes.best_workers(lambda workers: recipes.loader_of([1, 2, 3], 8, workers), print, candidates=(0,))
 
 
+def test_the_numbers_of_workers_are_timed_over_whole_periods(recipes, monkeypatch):
+    repeats = []
+    monkeypatch.setattr(recipes, "milliseconds", lambda call, count, warmup: repeats.append(count) or 1.0)
+    recipes.best_workers(lambda workers: [], print, candidates=(0, 3, 4), rounds=1, steps=20)
+    assert sorted(repeats) == [20, 20, 21]
+
+
 def test_what_was_packed_is_read_back_by_workers_that_are_spawned(recipes, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
     recipes.pack(map(Image.fromarray, images), 12, 8, tmp_path / "images.npy")
