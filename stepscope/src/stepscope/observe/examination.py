@@ -98,12 +98,12 @@ class Examination:
     def _steps_to_time(self) -> int:
         # At least two steps for each worker, since a slow worker makes only every n-th step wait
         count, least = max(self.count, 2 * self.recorder.num_workers), thresholds.LEAST_TIMED_STEPS
-        return self._whole_periods(max(least, self._fit(count, thresholds.TIMED_STEP_S * self.count)))
+        return timing.whole_periods(self.recorder, max(least, self._fit(count, thresholds.TIMED_STEP_S * self.count)))
 
     @property
     def _steps_to_profile(self) -> int:
         count, least = thresholds.PROFILED_STEPS, thresholds.LEAST_STEPS
-        return self._whole_periods(min(count, max(least, self._fit(count, thresholds.PROFILED_S))))
+        return timing.whole_periods(self.recorder, min(count, max(least, self._fit(count, thresholds.PROFILED_S))))
 
     def _fit(self, count: int, seconds: float) -> int:
         """Return `count`, or fewer steps if so many take longer than `seconds`; at least 1."""
@@ -321,8 +321,3 @@ class Examination:
         samples = (each for each in sampler.samples if each.within is recorder.stepping)
         timed = [] if torch.cuda.is_available() else self.phase_records[0]  # without the work of a GPU
         return long_steps.read(timed, records, samples, factor, recorder.site)
-
-    def _whole_periods(self, count: int) -> int:
-        """Return `count` rounded up to a multiple of the workers: with w workers, waits have a period of w steps."""
-        workers = max(1, self.recorder.num_workers)
-        return workers * math.ceil(count / workers)
