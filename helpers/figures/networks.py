@@ -1,6 +1,6 @@
 """Figures of networks: what they learn, how fast they can be, and in which number formats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -70,36 +70,53 @@ def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
     return finish(figure, f"Lines of the test accuracy over time on a logarithmic scale: {'; '.join(ends)}", source)
 
 
-def roofline(steps: Mapping[str, Placed], source: str) -> Picture:
-    """Draw training steps below the two limits of their device: memory, which rises with the intensity, and computing.
+def roofline(
+    attainable: Callable[[float, float, float], float], steps: Mapping[str, Placed], groups: pd.DataFrame, source: str
+) -> Picture:
+    """Draw training steps, and groups of the last step's operators, below the limits of their device.
 
-    Each of `steps`, by its name, has the limits that it was measured with.
+    Parameters
+    ----------
+    attainable : callable
+        Returns the most TFLOP/s for operations per byte, peak in TFLOP/s and bandwidth in GB/s: it draws the roof.
+    steps : mapping of str to Placed
+        By name; each has the limits that it was measured with.
+    groups : pandas.DataFrame
+        A row per group, by name, with ``gflop``, ``mb`` and ``ms`` of a step; the area shows its share of the ms.
     """
-    figure, axes = panel(7, 4)
-    least = min(step.limits.ridge / 30 for step in steps.values())
-    most = max(max(step.limits.ridge, step.work.intensity) * 30 for step in steps.values())
-    words = []
+    figure, axes = panel(7, 4.4)
+    intensity, speed = groups["gflop"] / groups["mb"] * 1e3, groups["gflop"] / groups["ms"]
+    least = min(intensity.min(), *(step.limits.ridge / 10 for step in steps.values())) / 3
+    most = max(intensity.max(), *(step.limits.ridge for step in steps.values())) * 40
+    places, words = np.geomspace(least, most, 400), []
     for (name, step), (colour, _, marker) in zip(steps.items(), LOOKS, strict=False):
-        limits, intensity = step.limits, step.work.intensity
-        corners, roof = [least, limits.ridge, most], [limits.tflops * least / limits.ridge, *[limits.tflops] * 2]
-        axes.plot(corners, roof, color=colour, linewidth=1.5)
+        limits = step.limits
+        roof = [attainable(place, limits.tflops, limits.gb_per_second) for place in places]
+        axes.plot(places, roof, color=colour, linewidth=1.5)
         text = f"computing, {name}: {three_digits(limits.tflops)} TFLOP/s"
         axes.text(most / 1.1, limits.tflops * 1.06, text, ha="right", va="bottom", fontsize=9)
-        label = f"{name}: {three_digits(step.tflops)} TFLOP/s, {step.share_of_peak:.0%} of its peak"
-        axes.plot(intensity, step.tflops, marker, color=colour, markersize=9, linestyle="", label=label)
-        words.append(f"{label} at {three_digits(intensity)} operations per byte; {text}")
+        label = f"the step in {name}: {three_digits(step.tflops)} TFLOP/s, {step.share_of_peak:.0%} of its peak"
+        axes.plot(step.work.intensity, step.tflops, marker, color=colour, markersize=9, linestyle="", label=label)
+        words.append(f"{label} at {three_digits(step.work.intensity)} operations per byte; {text}")
+    for name, share in (groups["ms"] / groups["ms"].sum()).items():
+        area = max(1500 * share, 8)
+        axes.scatter(intensity[name], speed[name], area, color=SKY, edgecolor="black", alpha=0.6)
+        place = (np.sqrt(area) / 2 + 4, -3)
+        axes.annotate(f"{name}, {share:.0%} of the time", (intensity[name], speed[name]), place, fontsize=9,
+                      textcoords="offset points")  # fmt: skip
+        words.append(f"{name}: {share:.0%} of the time at {three_digits(intensity[name])} operations per byte")
     axes.set(xscale="log", yscale="log", xlabel="floating-point operations per byte", ylabel="TFLOP/s")
-    lowest = min(min(step.tflops, step.limits.tflops / 30) for step in steps.values())
-    axes.set(xlim=(least, most), ylim=(lowest / 3, max(step.limits.tflops for step in steps.values()) * 2))
+    lowest = min(speed.min(), *(step.tflops for step in steps.values()))
+    axes.set(xlim=(least, most), ylim=(lowest / 3, max(step.limits.tflops for step in steps.values()) * 2.5))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
-    legend(figure, columns=2)  # inside, its marks would look like steps
+    legend(figure)  # inside, its marks would look like steps
     bandwidth = next(iter(steps.values())).limits.gb_per_second
-    x, y = least * 1.5, bandwidth / 1e3 * least * 1.5 * 1.3
+    x, y = least * 1.5, bandwidth / 1e3 * least * 1.5 * 1.6
     turned = {"rotation": np.degrees(np.arctan2(y, x)), "rotation_mode": "anchor", "transform_rotates_text": True}
     text = f"memory: {three_digits(bandwidth)} GB/s"
     axes.text(x, y, text, fontsize=9, **turned)
-    return finish(figure, f"Roofline with a point per step. {'; '.join([*words, text])}", source, "both")
+    return finish(figure, f"Roofline with steps and groups of operators. {'; '.join([*words, text])}", source, "both")
 
 
 def memory_formats(tensors: Mapping[str, torch.Tensor]) -> Picture:

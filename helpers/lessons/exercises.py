@@ -63,11 +63,6 @@ QUESTIONS: dict[str, tuple[Callable[..., list[float]], str, str, str, str]] = {
         "An epoch does not save all its earlier time: it still takes some.",
         "That divides by what an epoch still takes, not by what it saves.",
     ),
-    "ReLU at most": (
-        lambda gb_per_second: [gb_per_second / 8e3, gb_per_second / 4e3, gb_per_second / 8], " TFLOP/s",
-        "Memory decides, not the peak: bytes a second, by the bytes for each operation; 1 TFLOP = 1000 GFLOP.",
-        "Each number is read and written: 8 bytes, not 4.", "Those are GFLOP/s: 1 TFLOP = 1000 GFLOP.",
-    ),
     "the next row": (
         lambda: [56 * 64, 56, 64], " elements", "Between the two lie all columns of one row, with all their channels.",
         "That is the distance to a contiguous tensor's next row.", "That is the distance to the next column.",

@@ -100,8 +100,8 @@ class Placed:
         figures = ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items())
         if self.bound is None:
             return (
-                f"Bound by no single limit: none accounts for a third of the step ({figures}). Its operators reach "
-                "neither the peak nor the bandwidth, or the machine was busy; the trace shows which take the time."
+                f"No limit accounts for a third of the step ({figures}): its operators reach neither the peak nor the "
+                "bandwidth, or the machine was busy."
             )
         verdict = f"The step is {self.bound}-bound ({figures} of its time)."
         if self.share_of_peak > 1:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from helpers import config
-from helpers.lessons.checks.answering import Wrong, answered, expect, given, slip
+from helpers.lessons.checks.answering import Wrong, answered, expect, expect_number, given, slip
 from helpers.training.called_operators import Calls
 from stepscope.base.wording import counted
 
@@ -62,6 +62,23 @@ def one_ahead(written: Callable) -> str:
             expect(len(finished) == number + 1, f"{number + 1} calls of finish_copy", len(finished), case, hint)
         expect(number + 1 == count, f"{count} batches from a loader of {count}", number + 1)
     return "each batch comes while the next one is being copied, and none is lost."
+
+
+@answered
+def attainable(written: Callable) -> str:
+    """Notebook 09: ``written(intensity, tflops, gb_per_second)`` returns the most TFLOP/s that both limits allow."""
+    for intensity, tflops, gb_per_second in ((0.125, 2.0, 100.0), (50.0, 2.0, 100.0), (4.0, 60.0, 4800.0)):
+        memory = intensity * gb_per_second / 1e3  # TFLOP/s
+        slips = {
+            "Those are GFLOP/s: 1 TFLOP = 1000 GFLOP.": min(tflops, memory) * 1e3,
+            "It cannot compute faster than the peak.": memory,
+            "The lower limit holds. GB/s times operations per byte are GFLOP/s.": max(tflops, memory),
+            "More operations per byte need fewer bytes.": min(tflops, gb_per_second / intensity / 1e3),
+        }
+        case = f"{intensity:g} operations per byte, {tflops:g} TFLOP/s, {gb_per_second:g} GB/s"
+        hint = "How many operations a second do the bytes allow, and how many does the peak?"
+        expect_number(written(intensity, tflops, gb_per_second), min(tflops, memory), case, hint, slips)
+    return "below the ridge memory decides, above it the peak."
 
 
 @answered
