@@ -168,7 +168,15 @@ WRONG = {
         ("not in batches", ("range(start, start + batch) for", "start for"), "a list of b"),
         ("each worker has all", ("[worker::workers]", ""), "came before"),
         ("the rest, too", ("total - step + rank * batch + 1", "total + rank * batch"), "nothing more")],
-    "16": [("the sum", (" / torch.distributed.get_world_size()", ""), r"found the sum\."),
+    "16": [("the whole batch on each", ("batch // world", "batch"), r"found 16 \+ 16"),
+        ("all images on both", ("(dataset)\n", "(dataset, 1, 0)\n"), "48 images on both"),
+        ("each epoch alike", ("        sampler.set_epoch(epoch)\n", ""), "another order"),
+        ("weights of its own", ("    model = nn.parallel.DistributedDataParallel(model)\n", ""), "of one process"),
+        ("both print", ("if rank == 0", "if True"), "3 lines of rank 1"),
+        ("the own loss", ("        dist.all_reduce(mean)\n", "        mean *= world\n"), "rank 0's own loss"),
+        ("the sum", ("mean / world", "mean"), "sum over the ranks"),
+        ("no group", ('    dist.init_process_group("gloo")\n', ""), "ValueError: .* .line 7 of what you")],
+    "16.1": [("the sum", (" / torch.distributed.get_world_size()", ""), r"found the sum\."),
         ("waits in the hook", (START, "self.all_reduce(flat).wait()"), r"future's wait\(\)"),
         ("after backward", (FULL, "pass"), "full, found 42.2 kB"),
         ("not empty for the next step", (EMPTY, f"{EMPTY} if at_least > 1 else self.bucket"), "new, empty one"),
@@ -209,31 +217,39 @@ RIGHT = [
     ("06", [("self.images is None", "True"), ('"r"', '"c"'), (BATCH, "torch.from_numpy(self.images)[indices]")]),
     ("10", [("permute(0, 2, 3, 1)", "permute(0, 2, 3, 1).view(-1, len(weight))"),
         ("return rows", "return rows.view(len(images), *images.shape[2:], -1)")]),
-    ("16", [  # a bucket is also started when the next gradient would not fit; the results are put in place at the end
+    ("16", [("dist.all_reduce(mean)", "dist.reduce(mean, 0)"), ("DistributedSampler(dataset)",
+        "DistributedSampler(dataset, world, rank, seed=3)")]),
+    ("16.1", [  # a bucket is also started when the next gradient would not fit; the results are put in place at the end
         (ADD, f"{EARLY}\n        {ADD}"), (f"{PUT}(flat, self.bucket)", "bucket = self.bucket"),
         (START, "self.started.append((bucket, self.all_reduce(flat)))"),
         ("self.started.pop().wait()", f"bucket, future = self.started.pop(); {PUT}(future.wait(), bucket)")]),
 ]  # fmt: skip
 
 
+FILES = ("06", "16")  # whose answer is a file, which other processes import
+
+
 def cells_of(number):
-    (path,) = (config.PROJECT / "notebooks").glob(f"{number}-*.ipynb")
+    """Return the cells of a notebook; "16.1" is the second exercise of notebook 16."""
+    (path,) = (config.PROJECT / "notebooks").glob(f"{number[:2]}-*.ipynb")
     return nbformat.read(path, 4).cells
 
 
 def code_of(number, tag):
     """Return what the reader writes: the placeholder, or the solution without the line that checks it."""
-    source = next(cell.source for cell in cells_of(number) if tag in cell.metadata.get("tags", []))
+    sources = [cell.source for cell in cells_of(number) if tag in cell.metadata.get("tags", [])]
+    source = sources[int(number[3:] or 0)]
     return re.sub(r"^%%writefile.*\n", "", source).partition("\n\n\nassert checks.")[0]
 
 
 def checked(number, code, folder):
     """Give what the code defines, or a file of it, to the notebook's check."""
     text = "\n".join(cell.source for cell in cells_of(number))
-    check, names = re.search(r"^assert checks\.(\w+)\((\w+(?:, \w+)*)", text, re.MULTILINE).groups()
+    found = re.findall(r"^assert checks\.(\w+)\((\w+(?:, \w+)*)", text, re.MULTILINE)
+    check, names = found[int(number[3:] or 0)]
     path = folder / f"written_{number}.py"
     path.write_text(code, encoding="utf-8")
-    if number == "06":  # a worker imports it
+    if number in FILES:
         return getattr(checks, check)(path)
     scope = dict(NAMES)
     random.seed(0)  # 03: a wrong answer is right by chance in 1 of 300 orders of the rounds
@@ -250,6 +266,7 @@ def scripts(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(900)  # 16 starts a job for each answer
 @pytest.mark.parametrize("number", WRONG)
 def test_the_placeholder_is_no_answer_and_each_wrong_one_is_told_its_own_fault(number, tmp_path, capsys, monkeypatch):
     right, refusals = code_of(number, "solution"), {}

@@ -50,7 +50,7 @@ def answered(check: Callable[..., str]) -> Callable[..., bool]:
             with _limited(LIMIT):
                 print(f"Right: {check(*map(expect_written, written))}")
             return True
-        except _Unwritten:
+        except Unwritten:
             print("Nothing to check yet: write the code in the cell above, run it, then run this cell again.")
         except Wrong as wrong:
             print(f"Not yet: {wrong}")
@@ -98,7 +98,7 @@ def _limited(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-class _Unwritten(Exception):
+class Unwritten(Exception):
     """The placeholder is still there."""
 
 
@@ -110,7 +110,7 @@ def expect_written(written: Any) -> Any:
     functions = [each for each in _functions(written) if each.__name__ != "__init__"]
     empty = any(each.__code__.co_code == _placeholder.__code__.co_code for each in functions)
     if written is ... or written is None or empty or (isinstance(written, Path) and not written.exists()):
-        raise _Unwritten
+        raise Unwritten
     return written
 
 
