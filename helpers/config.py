@@ -14,10 +14,15 @@ variable                  meaning
 ========================= =====================================================================
 """
 
+import atexit
 import os
+import shutil
+import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from stepscope.base import machine
 
@@ -129,6 +134,22 @@ def start(notebook: str) -> Path:
     timing.limit(run=preset().longest_run, comparison=preset().longest_comparison)
     print(describe())
     return runs_dir() / notebook
+
+
+def temporary(notebook: str) -> Path:
+    """Return a new folder for what a notebook, such as ``"15"``, needs until this process ends.
+
+    It is removed when the process ends. A process that is killed, as Jupyter kernels may be, leaves its folder behind:
+    the next call for this notebook removes the folders of processes that have ended.
+    """
+    own = f"course-{notebook}-"
+    for folder in Path(tempfile.gettempdir()).glob(f"{own}*-*"):
+        process = folder.name.removeprefix(own).partition("-")[0]
+        if process.isdigit() and not psutil.pid_exists(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{own}{os.getpid()}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def describe() -> str:
