@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import config, simulate
-from helpers.course import source_of
+from helpers.course import show_lines, source_of
 from helpers.lessons import exercises, topics
 from helpers.simulate import slow_storage
 from stepscope import rules
@@ -72,6 +72,14 @@ def test_a_prediction_is_answered_with_the_numbers(mine, measured, numbers, caps
 def test_a_prediction_is_judged_by_fifteen_percent(mine, measured, unit, near, capsys):
     exercises.prediction(mine, measured, unit)
     assert re.search(r"Within 15.*: (yes|no), you were off by", capsys.readouterr().out)[1] == near
+
+
+def test_parts_of_a_file_are_shown_from_line_to_line(tmp_path):
+    (tmp_path / "loop.py").write_text("a = 1\nif a:\n    b = 2\n    c = 3\nd = 4\n")
+    shown = show_lines(tmp_path / "loop.py", ("if a", "b ="), ("d", "d"))
+    assert shown.data == "if a:\n    b = 2\n…\nd = 4"
+    with pytest.raises(ValueError, match="begins with 'a', found none"):
+        show_lines(tmp_path / "loop.py", ("c", "a"))
 
 
 def test_the_source_of_several_objects_comes_below_each_other():
