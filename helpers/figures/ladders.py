@@ -51,8 +51,9 @@ def ladder(results: Sequence[scoreboard.Result] | None = None) -> Picture:
         length = rung.before / rung.after if rung.before else 1.0
         _bar(axes, top + height - 0.5, length, rung.waiting[1], rung)
         ticks[top + height - 0.5] = rung.rung
-        beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 9, "parse_math": False}
-        axes.text(1.02, top + height / 2, "\n".join(filter(None, [rung.rates, rung.gain, rung.origin])), **beside)
+        words = "\n".join(filter(None, [rung.rates, rung.gain, rung.origin]))
+        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
+        axes.text(1.02, top + height / 2, words, fontsize=9, parse_math=False, **place)
         edges.append(length)
         top += height + _GAP
     axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
