@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from helpers import config
@@ -20,8 +21,9 @@ from helpers.lessons import checks, exercises
 from helpers.lessons.checks import answering
 
 NAMES = {  # what the cells have imported
-    "DataLoader": DataLoader, "Image": Image, "ImageOps": ImageOps, "cross_entropy": nn.functional.cross_entropy,
-    "nn": nn, "np": np, "os": os, "time": time, "torch": torch, "zipfile": zipfile,
+    "DataLoader": DataLoader, "Image": Image, "ImageOps": ImageOps, "checkpoint": checkpoint,
+    "cross_entropy": nn.functional.cross_entropy, "nn": nn, "np": np, "os": os, "time": time,
+    "torch": torch, "zipfile": zipfile,
 }  # fmt: skip
 KEPT = '        if self.images is None:\n            self.images = np.load(self.path, mmap_mode="r")\n'
 WITHOUT_STATE = '    def __getstate__(self):\n        return self.__dict__ | {"images": None}\n\n'
@@ -37,12 +39,6 @@ EARLY = "self.start(at_least=max(1, self.bucket_bytes + 1 - parameter.nbytes))" 
 ADD, LEFT, PART = "self.bucket.append(parameter.grad)", "self.start(at_least=1)", "scaler.scale(loss).backward()"
 FLUSHED = "        os.fsync(file.fileno())  # on the disk, before it takes the old one's place\n"
 RENAMED = '    path.with_suffix(".new").replace(path)\n'
-BEST_FIRST = """kept, chosen = fixed + sum(mb for mb, ms in stages), set()
-    for index in sorted(range(len(stages)), key=lambda index: stages[index][1] / stages[index][0]):
-        if kept > budget:
-            kept, chosen = kept - stages[index][0], chosen | {index}
-    return chosen if kept <= budget else None
-    """
 ROUNDS = "for _ in range(5):\n        for workers in random.sample(candidates, len(candidates)):"
 FRESH = f"{ROUNDS}\n            batches = iter(new_loader(workers))\n            for _ in range("
 MADE = "kept = {workers: iter(new_loader(workers)) for workers in candidates}\n    for again"
@@ -141,22 +137,21 @@ WRONG = {
         ("a step for each part", (PART, f"{PART}\n        scaler.step(optimizer)\n        scaler.update()"), "found 3"),
         ("an update for each part", (PART, f"{PART}\n        scaler.update()"), "once, after its step"),
         ("not in bfloat16", ("torch.bfloat16)", "torch.bfloat16, enabled=False)"), "bfloat16 from")],
-    "12": [("three calls", ("return", "return [layer(x) for layer in layers]\n    return"), "found 4"),
-        ("no bias", ("(x, weight, bias)", "(x, weight)"), "without the bias"),
-        ("copies of the weights", ("layer.weight for", "layer.weight.detach() for"), "without one"),
-        ("a detached input", ("(x, weight, bias)", "(x.detach(), weight, bias)"), "gradient for x"),
-        ("for rows only", ("dim=-1", "dim=1"), r"2, 10, 16.*RuntimeError"),
-        ("once", ("    weight =", '    global weight\n    if "weight" not in globals(): weight ='), "earlier call"),
-        ("without gradients", ("    result =", "    with torch.no_grad(): result ="), "from which"),
-        ("another order", ("query, key, value\n", "key, query, value\n"), "layer 2")],
-    "13": [("exactly", ("kept <= budget", "kept < budget"), "Exactly the budget"),
-        ("what is fixed", ("if fixed + kept", "if kept"), "takes room, too"),
-        ("what is chosen", ("not in chosen", "in chosen"), "those are kept"),
-        ("the fewest", ("sum(stages[index][1] for index in chosen)", "len(chosen)"), "Fewer stages"),
-        ("the best first", ("best, least = None", BEST_FIRST + "best, least = None"), "one after the other"),
-        ("an empty set", ("best, least = None", "best, least = set()"), "None, since nothing fits"),
-        ("what is kept", ("return best", "return best and set(range(len(stages))) - best"), "recomputed,"),
-        ("a list", ("set(chosen)", "list(chosen)"), "a set of indices")],
+    "12": [("a tuple", ("return one", "return one, one"), "one nn.Linear, found tuple"),
+        ("query's outputs only", ("sum(layer.out_features for layer in layers)", "query.out_features"), "must match"),
+        ("new bias", ("        one.bias.copy_(torch.cat([layer.bias for layer in layers]))\n", ""), "come first"),
+        ("no bias", ("        one.bias.copy_(torch.cat([layer.bias for layer in layers]))", "        one.bias.zero_()"),
+            "without the bias"),
+        ("frozen", ("return one", "return one.requires_grad_(False)"), "0 of 2 that learn"),
+        ("changed layers", ("return one", "query.weight.data.zero_()\n    return one"), "a changed weight"),
+        ("one function", ("return one", "return lambda x: one(x)"), "found function")],
+    "13": [("not at all", ("checkpoint(half, x, use_reentrant=False)", "half(x)"), "Nothing is computed again"),
+        ("one part", ("(network[:middle], network[middle:])", "[network]"), "One part alone"),
+        ("each layer", ("(network[:middle], network[middle:])", "network"), "Each half is one part"),
+        ("the first half", ("(network[:middle], network[middle:])", "[network[:middle]]"), "the result of network"),
+        ("without gradients", ("    return x", "    return x.detach()"), "result from which"),
+        ("detached", ("checkpoint(half, x,", "checkpoint(half, x.detach(),"), "Before a detach"),
+        ("nothing returned", ("    return x", ""), "a tensor, found NoneType")],
     "14": [("one byte less", ("<= gap:", "< gap:"), r"gap 2: expected \["),
         ("one byte more", ("<= gap:", "<= gap + 1:"), r"\(20, 25\)\], gap 1"),
         ("the last end", ("max(end, requests[-1][1])", "end"), r"\(2, 5\)"),

@@ -4,13 +4,19 @@ A check tests behaviour, never text: all code that gives the right result is rig
 from the cell above it, prints a line, and returns whether the code is right. It never shows a solution.
 
 By part of the course: `measuring` (notebooks 00 to 03), `feeding` (04 to 07, and 15), `computing` (08 to 13),
-`parallel` and `parallel` and `overlapping` (16), `storing` (14 and 17). `answering` has what all of them share.
+`parallel` and `overlapping` (16), `storing` (14 and 17). `answering` has what all of them share.
 """
 
-from helpers.lessons.checks.computing import accumulated_step, attainable, channel_norm, choose, one_ahead, three_in_one
+from helpers.lessons.checks.computing import (
+    accumulated_step,
+    attainable,
+    channel_norm,
+    one_ahead,
+    one_linear,
+    recompute_halves,
+)
 from helpers.lessons.checks.feeding import crop_pairs, mean_and_std, packed_images, resize, split
 from helpers.lessons.checks.measuring import best_workers, host_waits, items_per_second, share_of_waiting
 from helpers.lessons.checks.overlapping import overlap
-from helpers.lessons.checks.parallel import data_parallel
 from helpers.lessons.checks.parallel import data_parallel
 from helpers.lessons.checks.storing import merged, whole_checkpoint

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,7 +12,6 @@ from torch.utils.data import DataLoader
 from helpers import config
 from helpers.lessons.checks.answering import Wrong, answered, expect, expect_number, given, slip
 from helpers.training.called_operators import Calls
-from stepscope.base.wording import counted
 
 
 def _batches(count: int, images: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -185,59 +185,79 @@ def _parts(infinite: bool = False) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(images.to(config.device()), labels.to(config.device())) for images, labels in parts]
 
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear")
+@answered
+def one_linear(written: Callable) -> str:
+    """Notebook 12: ``written(query, key, value)`` returns one linear layer that gives the outputs of all three."""
+    for sizes in ((16, 16, 16), (16, 16, 24)):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layers, x = [nn.Linear(12, size) for size in sizes], torch.rand(2, 10, 12)
+        before, case = copy.deepcopy(layers), f"layers with {sizes} outputs"
+        with given(case):
+            found = written(*layers)
+        expect(isinstance(found, nn.Linear), "one nn.Linear", type(found).__name__, case)
+        shapes = tuple(found.weight.shape), (sum(sizes), 12)
+        expect(shapes[0] == shapes[1], f"a weight of shape {shapes[1]}", shapes[0], case)
+        with torch.no_grad():
+            right = torch.cat([layer(x) for layer in before], dim=-1)
+            without = torch.cat([x @ layer.weight.T for layer in before], dim=-1)
+            mine = found(x)
+        difference = float((mine - right).abs().max())
+        apart = f"a number that differs by {difference:.2g}"
+        hint = slip(mine, {"That is without the bias.": without}, "Query's outputs come first, then key and value.")
+        expect(difference < 1e-5, "the three outputs side by side", apart, case, hint)
+        learning = sum(weight.requires_grad for weight in found.parameters())
+        expect(learning == 2, "a new layer whose weight and bias learn", f"{learning} of 2 that learn", case)
+        pairs = zip(layers, before, strict=True)
+        kept = all(torch.equal(mine.weight, other.weight) for mine, other in pairs)
+        expect(kept, "three layers that stay as they are", "a changed weight", case)
+    return "one layer, one product, and the outputs of all three."
 
 
 @answered
-def three_in_one(written: Callable) -> str:
-    """Notebook 12: ``written(x, query, key, value)`` applies three linear layers to `x` with one matrix product."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = [nn.Linear(16, size) for size in (16, 16, 24)]
-    for shape in ((32, 16), (2, 10, 16)):
-        x, where = torch.rand(shape, requires_grad=True), f"x of shape {shape}"
-        with Calls() as operators, given(where):
-            found = written(x, *layers)
-        expect(isinstance(found, Sequence) and len(found) == 3, "three tensors", type(found).__name__)
-        for number, (mine, layer) in enumerate(zip(found, layers, strict=True), 1):
-            case, right = f"{where}, result {number}", layer(x)
-            expect(mine.shape == right.shape, tuple(right.shape), tuple(mine.shape), case)
-            difference = float((mine - right).detach().abs().max())
-            others = {f"That is what layer {of} gives.": layers[of - 1](x).detach() for of in (1, 2) if of != number}
-            others["The weights are those of an earlier call."] = (2 * layer.bias - right).detach()
-            said = slip(mine.detach(), {"That is without the bias.": (right - layer.bias).detach()} | others)
-            expect(difference < 1e-5, "the layer's output", f"a number that differs by {difference:.2g}", case, said)
-        expect(found[0].requires_grad, "results from which the weights learn", "one without gradients", where)
-        sum(each.sum() for each in found).backward()
-        missing = sum(weight.grad is None for layer in layers for weight in layer.parameters())
-        expect(not missing, "gradients for all weights", f"{counted(missing, 'weight')} without one")
-        expect(x.grad is not None, "a gradient for x", "none", where, "The layers before it must learn, too.")
-        products = sum(name in PRODUCTS for name, _ in operators.calls)
-        expect(products == 1, "one matrix product", products)
-        for layer in layers:
-            layer.weight.data.neg_()
-    return "the same results and gradients, with one product instead of three."
+def recompute_halves(written: Callable) -> str:
+    """Notebook 13: ``written(network, x)`` returns ``network(x)``, and forward keeps the inputs of two halves only."""
+    for count, learns in ((8, False), (8, True), (7, True)):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layers = [layer for _ in range(count) for layer in (nn.Linear(16, 16), nn.Tanh())][:count]
+        mine, right = nn.Sequential(*layers), nn.Sequential(*copy.deepcopy(layers))
+        x, its_x = (torch.ones(32, 16, requires_grad=learns) for _ in range(2))
+        case = f"{count} layers, {'an' if learns else 'no'} input that learns"
+        with given(case):
+            found, kept = _kept(mine, partial(written, mine, x))
+        expect(isinstance(found, torch.Tensor), "a tensor", type(found).__name__, case)
+        expected, all_kept = _kept(right, partial(right, its_x))
+        expect(torch.allclose(found, expected), "the result of network(x)", "another one", case)
+        hint = "With use_reentrant=True a part learns only if its input has gradients."
+        expect(found.requires_grad, "a result from which the weights learn", "one without gradients", case, hint)
+        found.sum().backward()
+        expected.sum().backward()
+        pairs = zip((*mine.parameters(), x), (*right.parameters(), its_x), strict=True)
+        wrong = sum(not _alike(one.grad, other.grad) for one, other in pairs)
+        hint = "Before a detach() nothing learns."
+        expect(not wrong, "the gradients of network(x)", f"{wrong} wrong or missing", case, hint)
+        slips = {
+            all_kept: "Nothing is computed again.",
+            x.nbytes: "One part alone: in backward all its activations exist at the same time.",
+        }
+        hint = slips.get(kept, "Each half is one part; a part of one layer saves nothing.")
+        expect(kept == 2 * x.nbytes, f"{2 * x.nbytes} kept bytes, of two inputs", kept, case, hint)
+    return "the same result and gradients, and only two inputs are kept."
 
 
-@answered
-def choose(written: Callable) -> str:
-    """Notebook 13: ``written(stages, fixed, budget)`` returns the stages to recompute, at the least time, or None."""
-    stages = [(60.0, 9.0), (50.0, 5.0), (40.0, 5.0), (10.0, 2.0)]  # MB that each keeps, ms to recompute it
-    fewest = "Fewer stages may take more time."
-    ratio = "The most MB for a ms, one after the other, may take more time."
-    kept = "Count the stages that are not recomputed: those are kept."
-    dropped = "What cannot be dropped takes room, too."
-    for fixed, budget, right, slips in (
-        (100, 261, set(), {}), (100, 155, {0, 1}, {(): kept, (3,): dropped, (0, 1, 2): ratio}),
-        (100, 205, {1, 3}, {(0,): fewest, (1, 2): ratio}), (100, 260, set(), {(3,): "Exactly the budget fits."}),
-        (100, 100, {0, 1, 2, 3}, {}), (300, 250, None, {}),
-    ):  # fmt: skip
-        case = f"stages {stages}, {fixed} MB fixed, a budget of {budget} MB"
-        found = written(list(stages), fixed, budget)
-        if right is None:
-            expect(found is None, "None, since nothing fits", found, case)
-        else:
-            expect(isinstance(found, (set, frozenset)), "a set of indices", repr(found), case)
-            slips |= {tuple(sorted({0, 1, 2, 3} - right)): "Return what is recomputed, not what is kept."}
-            expect(found == right, right or "no stage", found or "no stage", case, slips.get(tuple(sorted(found)), ""))
-    return "what is kept fits, at the least time."
+def _kept(network: nn.Module, forward: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """Return the result of a forward pass, and the bytes that it keeps, without weights."""
+    own, kept = {weight.untyped_storage()._cdata for weight in network.parameters()}, {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()
+    return result, sum(size for storage, size in kept.items() if storage not in own)
+
+
+def _alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.allclose(one, other)
