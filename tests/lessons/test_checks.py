@@ -49,7 +49,10 @@ FULL, WAIT = "self.start(at_least=self.bucket_bytes)", "while self.started:\n   
 
 # Plausible wrong answers by notebook: what is wrong, where the solution is changed, and what only its refusal mentions.
 WRONG = {
-    "00": [("seconds instead", ("return count / (", "return ("), "items/s"),
+    "00": [("seconds instead", ("return count / (", "return ("), "seconds of all items"),
+        ("seconds an item", ("return count / (time.perf_counter() - start)",
+            "return (time.perf_counter() - start) / count"), "invert"),
+        ("CPU time", ("perf_counter", "process_time"), "process_time stops"),
         ("one item", ("range(count)", "range(1)"), "found 1 item"),
         ("the same item", ("dataset[index]", "dataset[0]"), "different items"),
         ("all items", ("index in range(count):\n        dataset[index]", "item in dataset: ..."), "found 200"),

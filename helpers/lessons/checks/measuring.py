@@ -39,15 +39,25 @@ class _SlowDataset(Dataset):
 def items_per_second(written: Callable[[Dataset, int], float]) -> str:
     """Notebook 00: ``written(dataset, count)`` reads `count` items and returns the items per second."""
     dataset = _SlowDataset(0.004)
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     found = written(dataset, 50)
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
     expect(len(dataset.reads) == 50, "50 items to be read", counted(len(dataset.reads), "item"))
     expect(len(set(dataset.reads)) == 50, "50 different items", f"{len(set(dataset.reads))} of them, read repeatedly")
     expect(isinstance(found, (int, float)), "a number", repr(found), "items/s")
-    right = abs(found - 50 / seconds) <= CLOCKS_AGREE * 50 / seconds
-    expect(right, f"{50 / seconds:.4g}", f"{found:.4g}", "items/s", f"50 items took {seconds:.2f} s.")
+    hint = f"50 items took {seconds:.2f} s."
+    if _agree(found, seconds / 50):
+        hint = "That is the seconds of one item: invert it."
+    elif _agree(found, seconds):
+        hint = "That is the seconds of all items: divide their number by it."
+    elif cpu_seconds and _agree(found, 50 / cpu_seconds):
+        hint = "time.process_time stops while the code waits: take time.perf_counter."
+    expect(_agree(found, 50 / seconds), f"{50 / seconds:.4g}", f"{found:.4g}", "items/s", hint)
     return f"{found:.0f} items/s from a dataset that takes {milliseconds(4)} or more per item."
+
+
+def _agree(found: float, expected: float) -> bool:
+    return abs(found - expected) <= CLOCKS_AGREE * expected
 
 
 @answered
