@@ -18,11 +18,13 @@ import atexit
 import os
 import shutil
 import tempfile
+import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from filelock import FileLock, Timeout
 
 from stepscope.base import machine
 
@@ -31,6 +33,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 # site has no buttons that lead there, and there are no copies of the notebooks for Colab.
 REPOSITORY = ""
 SEED = 2021  # any fixed number: two runs draw the same images, the same weights, the same order
+_LOCK = ".lock"  # of a temporary folder
+_NEW_S = 60.0  # so long another process leaves a temporary folder alone: its owner may not have locked it yet
 
 
 @dataclass(frozen=True)
@@ -140,15 +144,22 @@ def temporary(notebook: str) -> Path:
     """Return a new folder for what a notebook, such as ``"15"``, needs until this process ends.
 
     It is removed when the process ends. A process that is killed, as Jupyter kernels may be, leaves its folder behind:
-    the next call for this notebook removes the folders of processes that have ended.
+    the next call for this notebook removes it. A lock, which ends with its process, shows which folders are in use.
     """
-    own = f"course-{notebook}-"
-    for folder in Path(tempfile.gettempdir()).glob(f"{own}*-*"):
-        process = folder.name.removeprefix(own).partition("-")[0]
-        if process.isdigit() and not psutil.pid_exists(int(process)):
-            shutil.rmtree(folder, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{own}{os.getpid()}-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for folder in Path(tempfile.gettempdir()).glob(f"course-{notebook}-*"):
+        with suppress(OSError, Timeout):  # the folder of another user, or in use
+            if time.time() - folder.stat().st_mtime > _NEW_S:
+                with FileLock(folder / _LOCK, blocking=False):
+                    shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"course-{notebook}-"))
+    lock = FileLock(folder / _LOCK)
+    lock.acquire()
+
+    def remove() -> None:
+        lock.release()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     return folder
 
 
