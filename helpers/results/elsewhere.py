@@ -89,15 +89,17 @@ def _caption(gains: pd.Series) -> str:
 def verdict(comparison: timing.Comparison, name: str, to: str, rung: str) -> str:
     """Return the verdict on variant `name` over variant `to`, and on a second line, if need be, another machine's gain.
 
-    The second line stands if the verdict is too noisy to say, or if the rung is made for a GPU and none is here. It has
-    the recorded gain of the nearest machine: with the same kind of device, then with the nearest number of cores. For a
-    GPU without a recording, it is calculated. `rung` is the name for `scoreboard.add`, such as ``"03 more workers"``.
+    The second line stands if the verdict is too noisy to say, or if the rung is made for a GPU and none is here. For a
+    rung that is made for a GPU it has the gain that a GPU recorded, or else the calculated gain; for other rungs the
+    recorded gain of the nearest machine: with the same kind of device, then with the nearest number of cores. `rung` is
+    the name for `scoreboard.add`, such as ``"03 more workers"``.
     """
     said = comparison.verdict(name, to)
-    missing = not torch.cuda.is_available() and rung[:2] in scoreboard.FOR_GPUS
+    for_gpus = rung[:2] in scoreboard.FOR_GPUS
+    missing = for_gpus and not torch.cuda.is_available()
     if outcome(comparison.ratio(name, to)) != NOISY and not missing:
         return said
-    pair = pairs.on_a_gpu(rung) if missing else _nearest(rung)
+    pair = pairs.on_a_gpu(rung) if for_gpus else _nearest(rung)
     if pair is None:
         return said
     return f"{said}\n{pair.origin[0].upper()}{pair.origin[1:]}: {pair.rung}, {pair.gain} to {pair.baseline}."

@@ -89,6 +89,13 @@ def test_without_a_gpu_a_change_for_gpus_is_followed_by_its_gain_on_one(without_
     assert "slower" in own and other.startswith(f"{origin}: {rung}, 1.")
 
 
+def test_on_a_gpu_a_noisy_change_for_gpus_is_never_followed_by_a_cpus_gain(without_gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    noisy = compared(100, 210, 130, before=[100, 100, 100])
+    own, other = elsewhere.verdict(noisy, "now", "before", "12 fused optimizer").splitlines()
+    assert own == noisy.verdict("now") and other.startswith("Calculated for A100: 12 fused optimizer, ")
+
+
 def test_rungs_that_are_calculated_are_rungs_of_notebooks():
     notebooks = "".join(path.read_text(encoding="utf-8") for path in execute.all_notebooks())
     assert [rung for rung in pairs._CALCULATED if f'add(\\"{rung}\\"' not in notebooks] == []
