@@ -5,6 +5,7 @@ The notebooks themselves have no such cell: a clone of the course does not need 
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from helpers.lessons import preflight
 from stepscope.base import staging
 
 CELL_ID = "get-the-course"
+_TITLE = "# @title Solution"
+_PICTURE = re.compile(r"(!\[[^]]*\]\()\.\./")  # in Markdown, the picture of a file beside the notebooks' folder
 CELL = """\
 # For Colab and the like: gets the released course, and installs missing packages. It replaces nothing.
 import os, subprocess, sys
@@ -65,10 +68,11 @@ def prepare() -> None:
 
 
 def write_copies(folder: str | Path) -> list[Path]:
-    """Write a copy of each notebook that begins with the cell that gets the course.
+    """Write a copy of each notebook that begins with the cell that gets the course, fit for Colab.
 
-    Notebooks of the same names in `folder` are replaced. Raises `config.CourseError` if ``config.REPOSITORY``, the
-    address to clone the course from, is empty.
+    Colab folds a cell by its title, so solutions get one; pictures get the address of the repository. Notebooks of the
+    same names in `folder` are replaced. Raises `config.CourseError` if ``config.REPOSITORY``, the address to clone the
+    course from, is empty.
     """
     if not config.REPOSITORY:
         raise config.CourseError(
@@ -79,10 +83,22 @@ def write_copies(folder: str | Path) -> list[Path]:
     copies = []
     for path in sorted((config.PROJECT / "notebooks").glob("[0-9][0-9]-*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
+        for each in notebook.cells:
+            _fit(each)
         notebook.cells.insert(0, nbformat.v4.new_code_cell(cell, id=CELL_ID))
         copies.append(Path(folder, path.name))
         staging.write(copies[-1], nbformat.writes(notebook) + "\n")
     return copies
+
+
+def _fit(cell: nbformat.NotebookNode) -> None:
+    """Fold a solution, and give pictures their address."""
+    if "solution" in cell.metadata.get("tags", []):
+        cell.metadata["cellView"] = "form"
+        first, _, rest = cell.source.partition("\n")
+        cell.source = f"{first}\n{_TITLE}\n{rest}" if first.startswith("%%") else f"{_TITLE}\n{cell.source}"
+    elif cell.cell_type == "markdown":
+        cell.source = _PICTURE.sub(rf"\1{config.REPOSITORY}/raw/{release()}/", cell.source)
 
 
 def release() -> str:

@@ -22,13 +22,20 @@ from helpers.lessons import hosted, preflight
 COLAB = Path(__file__).parent.parent / "support" / "colab-2026-08.txt"
 
 
-def test_each_notebook_has_a_copy_that_differs_by_its_first_cell_only(tmp_path, monkeypatch):
+def test_each_notebook_has_a_copy_with_another_first_cell_folded_solutions_and_pictures(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "REPOSITORY", "https://github.com/somebody/course")
     copies = hosted.write_copies(tmp_path)
     assert [copy.name for copy in copies] == [path.name for path in NOTEBOOKS]
     for copy, path in zip(copies, NOTEBOOKS, strict=True):
         made, notebook = (nbformat.read(each, as_version=4) for each in (copy, path))
         first = made.cells.pop(0)
+        for cell, before in zip(made.cells, notebook.cells, strict=True):
+            if "solution" in before.metadata.get("tags", []):
+                assert cell.metadata.pop("cellView") == "form"
+                cell.source = cell.source.replace("# @title Solution\n", "", 1)
+                assert "# @title Solution" not in cell.source
+            assert not re.search(r"!\[[^]]*\]\((?!https://)", cell.source), cell.source  # all pictures have an address
+            cell.source = cell.source.replace(f"https://github.com/somebody/course/raw/{hosted.release()}/", "../")
         assert made == notebook
         assert (first.id, first.cell_type, first.outputs) == (hosted.CELL_ID, "code", [])
         nbformat.validate(nbformat.read(copy, as_version=4))
