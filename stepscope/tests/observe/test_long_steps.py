@@ -1,6 +1,7 @@
 """Work that only some steps do: how often, for how long, and at which line."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -78,7 +79,8 @@ def test_a_script_that_ends_while_long_steps_are_sought_is_diagnosed(tmp_path, q
     weight.grad = torch.zeros(1)
     recorder = watched.ScriptRecorder(20, tmp_path / "profile", reports.append)
     hooks.install_here(recorder)
-    optimizer, step = torch.optim.SGD([weight]), Steps(evaluates, every=30)
+    long = partial(time.sleep, 10 * LONG_S)  # longer than the stalls of a busy machine, which would count instead
+    optimizer, step = torch.optim.SGD([weight]), Steps(long, every=30)
     for number, batch in enumerate(DataLoader(range(10_000))):
         step(batch)
         optimizer.step()
