@@ -98,19 +98,18 @@ def roofline(
         label = f"the step in {name}: {three_digits(step.tflops)} TFLOP/s, {step.share_of_peak:.0%} of its peak"
         axes.plot(step.work.intensity, step.tflops, marker, color=colour, markersize=9, linestyle="", label=label)
         words.append(f"{label} at {three_digits(step.work.intensity)} operations per byte; {text}")
-    for name, share in (groups["ms"] / groups["ms"].sum()).items():
-        area = max(1500 * share, 8)
-        axes.scatter(intensity[name], speed[name], area, color=SKY, edgecolor="black", alpha=0.6)
-        place = (np.sqrt(area) / 2 + 4, -3)
-        axes.annotate(f"{name}, {share:.0%} of the time", (intensity[name], speed[name]), place, fontsize=9,
-                      textcoords="offset points")  # fmt: skip
-        words.append(f"{name}: {share:.0%} of the time at {three_digits(intensity[name])} operations per byte")
+    shares = groups["ms"] / groups["ms"].sum()
+    for (name, share), colour in zip(shares.items(), (SKY, GREEN, VERMILION, GREY, PALE), strict=False):
+        axes.scatter(intensity[name], speed[name], max(1500 * share, 20), color=colour, edgecolor="black", alpha=0.8)
+        label = f"{name}: {share:.0%} of the time"  # beside small circles, labels would cover each other
+        axes.plot([], [], "o", color=colour, markeredgecolor="black", label=label)
+        words.append(f"{label} at {three_digits(intensity[name])} operations per byte")
     axes.set(xscale="log", yscale="log", xlabel="floating-point operations per byte", ylabel="TFLOP/s")
     lowest = min(speed.min(), *(step.tflops for step in steps.values()))
     axes.set(xlim=(least, most), ylim=(lowest / 3, max(step.limits.tflops for step in steps.values()) * 2.5))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
-    legend(figure)  # inside, its marks would look like steps
+    legend(figure, columns=2)  # inside, its marks would look like steps
     bandwidth = next(iter(steps.values())).limits.gb_per_second
     x, y = least * 1.5, bandwidth / 1e3 * least * 1.5 * 1.6
     turned = {"rotation": np.degrees(np.arctan2(y, x)), "rotation_mode": "anchor", "transform_rotates_text": True}
