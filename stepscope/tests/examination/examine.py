@@ -47,13 +47,15 @@ def recorded() -> Iterator[Record]:
 def judged(record: Record) -> Record:
     """Return what today's rules say of a recorded loop, and whether that is right: nothing, if the loop is healthy.
 
-    In a script with a planted fault, the script's own fault ("as it is") may come first. The marked lines of a reported
+    A healthy script may have a cost that its report does not mention, if a second remedy has shown the gain. In a
+    script with a planted fault, the script's own fault ("as it is") may come first. The marked lines of a reported
     fault may only define what is slow elsewhere: there the name or the change of the finding may name the cause.
     """
     from stepscope.rules.conclusion import sure  # here, since rules read some thresholds when they are imported
 
     diagnosis = _diagnosis(record)
     found = [each for each in diagnosis.findings if each.gain >= thresholds.WORTH]
+    unexplained = [each for each in found if each.key != _remaining().get(record["name"])]
     fault, _, script = record["name"].partition(", ")
     if script and fault != AS_IT_IS:
         found = [each for each in found if each.key != _own_faults().get((record["machine"], script))] or found
@@ -69,7 +71,7 @@ def judged(record: Record) -> Record:
         "name": record["name"],
         "kind": record["kind"],
         "verdict": diagnosis.verdict,
-        "right": not any(map(sure, found)) if record["kind"].startswith("healthy") else named,
+        "right": not any(map(sure, unexplained)) if record["kind"].startswith("healthy") else named,
         "key": found[0].key if found else "",
         "line": line if lines else None,  # None if no line of the loop is at fault
         "stated": found[0].gain if found else 0.0,
@@ -96,6 +98,14 @@ def _own_faults() -> dict[tuple[str, str], str]:
         if fault == AS_IT_IS:
             found[record["machine"], script] = _diagnosis(record).findings[0].key
     return found
+
+
+@cache
+def _remaining() -> dict[str, str]:
+    """Return for remedied scripts the key of a cost that they still have, measured by a second remedy."""
+    truths = json.loads(Path(__file__).with_name("reported").joinpath("truth.json").read_text(encoding="utf-8"))
+    costs = {f"{name}, fixed": truth["remaining"] for name, truth in truths.items() if "remaining" in truth}
+    return {name: cost["key"] for name, cost in costs.items() if cost["gain"] >= thresholds.WORTH}
 
 
 def _times(gain: float) -> float:

@@ -5,9 +5,11 @@
 FOLDER has the scripts, and ``truth.json``. Without FOLDER these are the scripts in ``reported``, which somebody wrote
 after public reports without knowing the rules. A script takes ``--fixed``, its line at fault ends with ``# FAULT``, and
 it prints ``step_ms=``, the mean duration of its steps. For each script ``truth.json`` has the true gain, and `names`,
-by which a finding is right where no line is at fault; `launch`, the module that starts several ranks; and `fixed`,
-whether there is a fixed version. `--python` is an environment with the packages that the scripts import. `--measure`
-measures the true gains, with a part of the steps, and `--record` keeps the facts beside those of `examine`.
+by which a finding is right where no line is at fault; `launch`, the module that starts several ranks; `fixed`,
+whether there is a fixed version; and `remaining`, a cost that the fixed version still has: the key of the finding, its
+remedy as texts to replace in the script, and its gain. `--python` is an environment with the packages that the scripts
+import. `--measure` measures the true gains, with a part of the steps, and `--record` keeps the facts beside those of
+`examine`.
 """
 
 import argparse
@@ -52,13 +54,30 @@ def measured(script: Path, python: str, launch: list[str]) -> dict:
 
     Raises RuntimeError if a script prints no step time.
     """
+    return compared([python, *launch, script], [python, *launch, script, "--fixed"], script)
+
+
+def measured_remaining(script: Path, python: str, launch: list[str], replace: list[list[str]]) -> dict:
+    """Return the gain of a second remedy, which replaces texts in the fixed version of a script."""
+    text = script.read_text()
+    for old, new in replace:
+        assert old in text, f"{script}: expected {old!r}"
+        text = text.replace(old, new, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        remedied = Path(folder, script.name)
+        remedied.write_text(text)
+        return compared([python, *launch, script, "--fixed"], [python, *launch, remedied, "--fixed"], script)
+
+
+def compared(slow: list, fast: list, script: Path) -> dict:
+    """Return the gain of one command over another by their shortest steps, and the scatter of the rounds."""
     rounds, known = [], STEPS.search(script.read_text())
     steps = ["--steps", str(max(LEAST, int(known[1]) // PART))] if known else []
     for _ in range(ROUNDS):
-        ended = [_run([python, *launch, script, *["--fixed"] * fixed, *steps]) for fixed in (False, True)]
+        ended = [_run([*command, *steps]) for command in (slow, fast)]
         times = [TIME.findall(each.stdout) for each in ended]
         if not all(times):
-            raise RuntimeError(f"{script}: expected step_ms=…, found {ended[0].stderr[-2000:]}")
+            raise RuntimeError(f"{script}: expected step_ms=…, found {[each.stderr[-2000:] for each in ended]}")
         rounds.append([float(each[-1]) for each in times])
     wrong, right = (min(each) for each in zip(*rounds, strict=True))
     gains = [1 - right / wrong for wrong, right in rounds]
@@ -92,8 +111,10 @@ def main() -> None:
             versions, launch = (False, True) if truth.get("fixed", True) else (False,), truth.get("launch", [])
             if options.measure:
                 truth |= measured(script, options.python, launch) if len(versions) > 1 else {}
+                if remaining := truth.get("remaining"):
+                    remaining |= measured_remaining(script, options.python, launch, remaining["replace"])
                 file.write_text(json.dumps(truths, indent=1, ensure_ascii=False) + "\n")
-                print(name, truth["gain"], truth.get("scatter"), flush=True)
+                print(name, *(each.get("gain") for each in (truth, truth.get("remaining", {}))), flush=True)
                 continue
             for fixed in versions:
                 facts = diagnosed(script, fixed, options.python, launch)

@@ -30,7 +30,7 @@ def conclude(
     if doubt or (otherwise and not worth):
         verdict, reason = UNKNOWN, doubt or otherwise or ""
     elif worth and not sure(worth[0]):
-        unsure = f"The first change, for {worth[0].name}, may gain much or nothing: see its range."
+        unsure = f"The first change, for {worth[0].name}, may gain much or next to nothing: see its range."
         verdict, reason = UNKNOWN, otherwise or unsure
     elif not worth:
         verdict, reason = NOTHING, _sentence(VERDICTS[NOTHING])
@@ -67,8 +67,8 @@ def together(findings: Iterable[Finding], wait: float) -> list[Finding]:
 
 
 def sure(finding: Finding) -> bool:
-    """Return whether a finding gains something for sure: an estimate's range may begin at no gain."""
-    return finding.range is None or finding.range[0] > 0
+    """Return whether a finding is worth a change for sure: an estimate's range may begin below that."""
+    return finding.range is None or finding.range[0] >= thresholds.WORTH
 
 
 def _ranked(findings: list[Finding]) -> list[Finding]:
