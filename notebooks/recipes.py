@@ -145,7 +145,7 @@ def best_workers(
 # 04 · Normalize on the device: the network's first layer. The loader delivers bytes
 
 
-# In nn.Sequential with a model it renames the model's weights: load older ones before
+# nn.Sequential renames the model's weights: load old ones before you wrap it
 class Normalize(nn.Module):
     def __init__(self, mean, std):  # of each channel, for pixels from 0 to 1
         super().__init__()
@@ -153,7 +153,7 @@ class Normalize(nn.Module):
         self.register_buffer("std", 255 * torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, images):
-        # (images - mean) / std in one new tensor, since large ones take a CPU long
+        # (images - mean) / std in one new tensor: on a CPU, large new tensors are slow
         return images.to(self.mean.dtype, copy=True).sub_(self.mean).div_(self.std)
 
 
@@ -305,7 +305,7 @@ def batches_on_device(images, labels, batch):  # an epoch
         yield images.index_select(0, chosen), labels[chosen]
 
 
-# 08 · Host and device: the next batch is copied while this one trains; nobody asks for a value while the loop runs
+# 08 · Host and GPU: the next batch is copied while this one trains; nobody asks for a value while the loop runs
 
 
 # Batches are tuples, in pinned memory; of dicts give (b.values() for b in loader)
@@ -324,7 +324,7 @@ def one_ahead(loader, device):
 
 def arrived(copies, copied):
     if copied:
-        torch.cuda.current_stream().wait_event(copied)  # the device waits, not the host
+        torch.cuda.current_stream().wait_event(copied)  # the GPU waits, not the host
         for each in copies:
             # Keeps the copy's memory until that stream is done
             each.record_stream(torch.cuda.current_stream())

@@ -42,7 +42,7 @@ def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
 
 
 def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]], source: str = "") -> Picture:
-    """Draw an accelerator's kernels over time, each as high as the share of multiprocessors that it fills.
+    """Draw a GPU's kernels over time, each as high as the share of multiprocessors that it fills.
 
     Each kernel has a start and an end in ms, and that share, 0 to 1.
     """
@@ -54,8 +54,8 @@ def utilization_and_efficiency(kernels: Sequence[tuple[float, float, float]], so
     return finish(figure, f"Blocks, one per kernel, over time; multiprocessors with a block: {words}", source)
 
 
-def accelerator(path: str | Path | traces.Trace, source: str) -> Picture:
-    """Draw what host and accelerators did over the first three steps of a trace: a lane each, with its busy share.
+def gpu(path: str | Path | traces.Trace, source: str) -> Picture:
+    """Draw what host and GPUs did over the first three steps of a trace: a lane each, with its busy share.
 
     Only the first span is drawn. Raises `traces.NoAccelerator` if the trace has no kernels, `traces.NoSteps` if
     it marks no steps.

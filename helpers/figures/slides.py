@@ -109,14 +109,17 @@ def _slides() -> Iterator[Slide]:
         return simulate.SimulatedDevice(**({"kernels": 8, "launch_us": 10} | dials)).run(steps)
 
     said = "Above, kernels twice as fast would gain nothing. Below, the host is ahead, and waits only when it asks."
-    runs = {"launch-bound": run(kernel_us=4), "compute-bound": run(kernel_us=20)}
-    yield "Launch-bound and compute-bound", said, time_lines(runs)
+    runs = {"launch-bound": run(kernel_us=4), "GPU-bound": run(kernel_us=20)}
+    yield "Launch-bound and GPU-bound", said, time_lines(runs)
     said = "One print(loss) a step. What does it cost, and where would it cost nothing?"
-    runs = {"never asks": run(kernel_us=15, loading_us=40), "asks": run(kernel_us=15, loading_us=40, asks=True)}
+    runs = {
+        "reads no loss": run(kernel_us=15, loading_us=40),
+        "reads each loss": run(kernel_us=15, loading_us=40, asks=True),
+    }
     yield "The host asks for the loss", said, time_lines(runs)
-    said = "How far the host is ahead of the device. A stopwatch without synchronize() measures the host only."
-    ends = {"never asks": run(20, kernel_us=20).ends, "asks for the loss": run(20, kernel_us=20, asks=True).ends}
-    yield "The host runs ahead", said, run_ahead(ends, "simulated host and device")
+    said = "How far the host is ahead of the GPU. A stopwatch without synchronize() measures the host only."
+    ends = {"reads no loss": run(20, kernel_us=20).ends, "reads each loss": run(20, kernel_us=20, asks=True).ends}
+    yield "The host runs ahead", said, run_ahead(ends, "simulated host and GPU")
     said = "The copy of the next batch overlaps this step's kernels. The gain is at most the shorter of the two."
     runs = {counted(streams, "stream"): run(kernel_us=20, copy_us=100, streams=streams) for streams in (1, 2)}
     yield "Copies on a stream of their own", said, time_lines(runs, steps=3)

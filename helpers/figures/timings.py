@@ -14,7 +14,7 @@ from helpers import simulate
 from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, patches
 from helpers.figures.palette import BLUE, COLOURS, GREEN, NEUTRAL, ORANGE, PALE
 from stepscope import timing
-from stepscope.base.wording import counted, signed_percent, three_digits
+from stepscope.base.wording import counted, rounded, signed_percent, three_digits
 
 _OF_STEPS = BLUE, ORANGE, GREEN  # in turn, so that a step can be followed from the host to the device
 _OF_KINDS = {"copy": COLOURS["copy"], "loading": COLOURS["loading"], "wait": PALE}
@@ -28,8 +28,12 @@ def comparison(result: timing.Comparison, source: str) -> Picture:
     means = {name: result.throughput(name).mean for name in result.names}
     axes.barh(list(means), list(means.values()), color=NEUTRAL, height=0.6)
     for row, name in enumerate(result.names):
-        axes.plot(result.throughputs(name), [row] * len(result.throughputs(name)), "o", color="black", markersize=4)
-    axes.set(xlabel="throughput in images per second (bar: mean, dots: rounds)")
+        rounds = result.throughputs(name)
+        axes.plot(rounds, [row] * len(rounds), "o", color="black", markersize=4)
+        place = dict(xytext=(8, 0), textcoords="offset points", va="center")
+        axes.annotate(rounded(means[name], 3), (max(rounds), row), **place)  # some bars are too short to be seen
+    most = max(max(result.throughputs(name)) for name in result.names)
+    axes.set(xlabel="throughput in images per second (bar and number: mean, dots: rounds)", xlim=(0, 1.18 * most))
     axes.set_yticks(range(len(result.names)), [textwrap.fill(name, 28) for name in result.names])
     axes.xaxis.set_major_locator(MaxNLocator(6))  # more labels of millions would overlap
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -89,10 +93,10 @@ def run_ahead(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     ahead = {name: (table["device"] - table["host"]).to_numpy() for name, table in tables.items()}
     series = {name: (range(1, len(values) + 1), values) for name, values in ahead.items()}
     figure, axes = lines(series, marker=True, linestyle="-")
-    axes.set(xlabel="step", ylabel="host ahead by ms")
+    axes.set(xlabel="step", ylabel="host ahead, in ms")
     axes.set_ylim(bottom=0)
     ends = {name: {f"after step {n}": values[n - 1] for n in (1, len(values))} for name, values in ahead.items()}
-    return finish(figure, f"Lines of how far the host is ahead of the device. {listed(ends, '{:.1f} ms')}", source)
+    return finish(figure, f"Lines of how far the host is ahead of the GPU. {listed(ends, '{:.1f} ms')}", source)
 
 
 def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Picture:
@@ -118,7 +122,7 @@ def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Pic
             if span.lane != "host":
                 links.append([(ready[span.launch], 0.28), (span.start, place - 0.28)])
         axes.add_collection(LineCollection(links, colors="0.35", linewidths=0.6, zorder=0.9))  # behind the bars
-        axes.set_yticks(range(len(places)), [lane if lane == "host" else f"device: {lane}" for lane in places])
+        axes.set_yticks(range(len(places)), [lane if lane == "host" else f"GPU: {lane}" for lane in places])
         axes.set_ylim(len(places) - 0.6, -0.4)
         words.append(f"{title}: {run.step_us:,.0f} µs a step, kernels run for {run.utilization:.0%} of the time")
         axes.set_title(words[-1], loc="left", fontsize=10)
@@ -130,4 +134,4 @@ def time_lines(runs: Mapping[str, simulate.SimulatedRun], steps: int = 4) -> Pic
     names |= {_NAMES[kind]: colour for kind, colour in _OF_KINDS.items() if kind in kinds}
     legend(figure, columns=len(names), handles=patches(names, edgecolor="black", linewidth=0.4))
     source = "calculated, nothing ran: " + "; ".join(dict.fromkeys(str(run.device) for run in runs.values()))
-    return finish(figure, f"Simulated time lines of host and device. {'; '.join(words)}", source, "x")
+    return finish(figure, f"Simulated time lines of host and GPU. {'; '.join(words)}", source, "x")

@@ -177,7 +177,7 @@ def _gpu() -> Iterator[Row]:
     if torch.cuda.is_available():
         yield _usable_gpu(f"driver {driver or 'unknown'}, CUDA {torch.version.cuda or torch.version.hip}", other_build)
     elif not names:
-        yield Row("GPU", "none; every notebook runs without one, with a simulated accelerator where it needs one")
+        yield Row("GPU", "none; every notebook runs without one, with a simulated GPU where it needs one")
     elif torch.version.cuda is None:
         yield Row("GPU", value, "this PyTorch was built without CUDA", "rm -rf .venv; make lab")
     elif driver_cuda < int(torch.version.cuda.split(".")[0]):

@@ -87,22 +87,23 @@ def _caption(gains: pd.Series) -> str:
 
 
 def verdict(comparison: timing.Comparison, name: str, to: str, rung: str) -> str:
-    """Return the verdict on variant `name` over variant `to`, and on a second line, if need be, another machine's gain.
+    """Return the verdict on variant `name` over variant `to`, and below it, if need be, the gain on other machines.
 
-    The second line stands if the verdict is too noisy to say, or if the rung is made for a GPU and none is here. For a
-    rung that is made for a GPU it has the gain that a GPU recorded, or else the calculated gain; for other rungs the
-    recorded gain of the nearest machine: with the same kind of device, then with the nearest number of cores. `rung` is
-    the name for `scoreboard.add`, such as ``"03 more workers"``.
+    If the verdict is too noisy to say, the recorded gain of the nearest machine follows: with the same kind of device,
+    then with the nearest number of cores. If the rung is made for a GPU, and none is here or the verdict is too noisy,
+    the gain that a GPU recorded follows, or else the calculated gain. `rung` is the name for `scoreboard.add`, such as
+    ``"03 more workers"``.
     """
-    said = comparison.verdict(name, to)
-    for_gpus = rung[:2] in scoreboard.FOR_GPUS
-    missing = for_gpus and not torch.cuda.is_available()
-    if outcome(comparison.ratio(name, to)) != NOISY and not missing:
-        return said
-    pair = pairs.on_a_gpu(rung) if for_gpus else _nearest(rung)
-    if pair is None:
-        return said
-    return f"{said}\n{pair.origin[0].upper()}{pair.origin[1:]}: {pair.rung}, {pair.gain} to {pair.baseline}."
+    for_gpus, here = rung[:2] in scoreboard.FOR_GPUS, torch.cuda.is_available()
+    noisy = outcome(comparison.ratio(name, to)) == NOISY
+    others = [_nearest(rung) if noisy and not (for_gpus and here) else None]
+    others.append(pairs.on_a_gpu(rung) if for_gpus and (noisy or not here) else None)
+    lines = [
+        f"{pair.origin[0].upper()}{pair.origin[1:]}: {pair.rung}, {pair.gain} against {pair.baseline}."
+        for pair in others
+        if pair is not None
+    ]
+    return "\n".join([comparison.verdict(name, to), *lines])
 
 
 def _nearest(rung: str) -> pairs.Pair | None:

@@ -42,7 +42,7 @@ class Result:
     rounds: int  #: timed runs in a process
     steps: int  #: in each run
     workers: int  #: worker processes of the loader
-    step: str  #: what a step is: the network and its device, or a simulated accelerator
+    step: str  #: what a step is: the network and its device, or a simulated GPU
     data: str  #: source of the images
     device: str
     cores: int

@@ -1,4 +1,4 @@
-"""A simulated device and the host that launches its work: two time lines, calculated from a few numbers."""
+"""A simulated GPU and the host that launches its work: two time lines, calculated from a few numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOST, COMPUTING, COPYING = "host", "stream 7", "stream 20"
 
 @dataclass(frozen=True)
 class SimulatedDevice:
-    """A device with one stream or two, and the host that launches its work. Calculated: nothing runs.
+    """A GPU with one stream or two, and the host that launches its work. Calculated: nothing runs.
 
     In each step the host gets a batch, launches its copy to the device, and then the kernels. A launch takes some time
     of the host, and then the host goes on. A stream runs its work in the order of the launches, each piece as soon as
@@ -84,7 +84,7 @@ class SimulatedDevice:
             counted(self.streams, "stream"),
             "the host asks for the loss" if self.asks else "",
         ]
-        return f"{self.how} device ({', '.join(filter(None, parts))})"
+        return f"{self.how} GPU ({', '.join(filter(None, parts))})"
 
     @property
     def work(self) -> list[tuple[str, float]]:

@@ -28,7 +28,7 @@ def write(spans: pd.DataFrame, title: str, folder: Path, how: str = "simulated")
     content = {
         "schemaVersion": 1,
         how: title,
-        "deviceProperties": [{"id": DEVICE, "name": f"{how} device"}],
+        "deviceProperties": [{"id": DEVICE, "name": f"{how} GPU"}],
         "displayTimeUnit": "ms",
         "traceName": name,
         "traceEvents": [*_names(spans, how), *_events(spans, how)],
@@ -38,7 +38,7 @@ def write(spans: pd.DataFrame, title: str, folder: Path, how: str = "simulated")
 
 
 def _names(spans: pd.DataFrame, how: str) -> Iterator[dict]:
-    names = [("process_name", PROCESS, 0, f"{how} host"), ("process_name", DEVICE, 0, f"{how} device")]
+    names = [("process_name", PROCESS, 0, f"{how} host"), ("process_name", DEVICE, 0, f"{how} GPU")]
     names.append(("thread_name", PROCESS, THREAD, f"thread {THREAD} ({how})"))
     streams = sorted({int(lane.split()[1]) for lane in spans["lane"] if lane != "host"})
     names += [("thread_name", DEVICE, stream, f"stream {stream} ({how})") for stream in streams]

@@ -36,11 +36,11 @@ def feeds(images_per_second: float) -> str:
 
 
 @dataclass(frozen=True)
-class SimulatedAccelerator:
+class SimulatedGPU:
     """A training step that takes a fixed time and no CPU time, like a GPU's step as its host sees it.
 
     It learns nothing. The wait is an operator of its own, so that a trace has its name,
-    ``simulate::simulated_accelerator_step``.
+    ``simulate::simulated_gpu_step``.
 
     Parameters
     ----------
@@ -58,23 +58,23 @@ class SimulatedAccelerator:
     gpu: str | None = None
 
     @classmethod
-    def of(cls, gpu: str) -> SimulatedAccelerator:
+    def of(cls, gpu: str) -> SimulatedGPU:
         """Return one that takes as many images per second as ``"A100"`` or ``"H100"`` at ResNet-50; see `DEMANDS`."""
         return cls(1e3 / DEMANDS[gpu], full_at=1, gpu=gpu)
 
     def __str__(self) -> str:
         if self.gpu:
-            return f"simulated accelerator (takes {DEMANDS[self.gpu]:,.0f} images/s, as an {self.gpu} at ResNet-50)"
+            return f"simulated GPU (takes {DEMANDS[self.gpu]:,.0f} images/s, as an {self.gpu} at ResNet-50)"
         images = f" of up to {self.full_at} images" if self.full_at else ""
-        return f"simulated accelerator ({self.step_ms:g} ms a step{images})"
+        return f"simulated GPU ({self.step_ms:g} ms a step{images})"
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         longer = max(len(images) / self.full_at, 1) if self.full_at else 1
-        torch.ops.simulate.simulated_accelerator_step(images, self.step_ms * longer)
+        torch.ops.simulate.simulated_gpu_step(images, self.step_ms * longer)
 
 
-@torch.library.custom_op("simulate::simulated_accelerator_step", mutates_args=())
-def _simulated_accelerator_step(images: torch.Tensor, step_ms: float) -> None:
+@torch.library.custom_op("simulate::simulated_gpu_step", mutates_args=())
+def _simulated_gpu_step(images: torch.Tensor, step_ms: float) -> None:
     wait_until(time.perf_counter() + step_ms / 1e3)
 
 

@@ -117,16 +117,16 @@ class WithTF32:
         return str(self.step)
 
 
-def accelerator_step(model: nn.Module) -> Step:
-    """Return a step that leaves the host's cores as free as an accelerator does.
+def gpu_step(model: nn.Module) -> Step:
+    """Return a step that leaves the host's cores as free as a GPU does.
 
     With a GPU it is a real training step of `model` there, by stochastic gradient descent. Without one it is a
-    `simulate.SimulatedAccelerator`: a network on the CPU would compete with the loader for the same cores, which is
+    `simulate.SimulatedGPU`: a network on the CPU would compete with the loader for the same cores, which is
     not the bottleneck that people with a GPU have.
     """
     device = config.device()
     if device.type == "cpu":
-        return simulate.SimulatedAccelerator()
+        return simulate.SimulatedGPU()
     model = model.to(device)
     return TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05))
 

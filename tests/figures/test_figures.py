@@ -21,7 +21,7 @@ from helpers.training import roofline
 from stepscope import timing, traces
 from stepscope.base.confidence import Interval
 
-SOURCE = "a simulated accelerator, drawn images"
+SOURCE = "a simulated GPU, drawn images"
 
 
 def steps(loading, step_time):
@@ -117,7 +117,7 @@ PICTURES = {
         SOURCE,
     ),
     "memory": lambda: figures.memory({"list": {1000: 1.0, 9000: 8.0}, "array": {1000: 0.0, 9000: 0.0}}),
-    "accelerator": lambda: figures.accelerator(gpu(), SOURCE),
+    "gpu": lambda: figures.gpu(gpu(), SOURCE),
     "kernels": lambda: figures.kernels(traces.kernels(gpu()), SOURCE),
     "roofline": lambda: figures.roofline(
         lambda intensity, tflops, gb: min(tflops, intensity * gb / 1e3),
@@ -175,7 +175,7 @@ def test_a_figure_is_a_png_with_words_for_it_and_its_source_in_both(name):
 
 
 WORDS = {
-    "accelerator": ["GPU 0, stream 7: kernels 48%", "GPU 0, stream 20: communication 10%"],
+    "gpu": ["GPU 0, stream 7: kernels 48%", "GPU 0, stream 20: communication 10%"],
     "communication": ["rank 0: step 207 ms, overlapped 90 ms, transfer 36 ms, waiting 20 ms", "waiting 0 ms"],
     "rank_timeline": [
         "waiting for the last rank 42%",
@@ -203,7 +203,7 @@ def test_the_host_is_ahead_by_the_time_until_the_device_has_done_the_same_step()
 
 def test_each_simulated_launch_and_what_it_launched_are_drawn_on_one_time_axis_and_linked():
     one, two = draw("time_lines").figure.axes
-    assert [label.get_text() for label in two.get_yticklabels()] == ["host", "device: stream 7", "device: stream 20"]
+    assert [label.get_text() for label in two.get_yticklabels()] == ["host", "GPU: stream 7", "GPU: stream 20"]
     assert one.get_xlim() == two.get_xlim()
     run = simulate.SimulatedDevice(kernels=3, copy_us=50).run(2)
     bars = [(bar.get_x(), bar.get_width()) for bar in one.patches]

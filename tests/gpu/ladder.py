@@ -75,7 +75,7 @@ def small_network(run: Run) -> None:
         return loader(datasets.Transformed(Rows(str(path), labels), augment), workers, pin_memory=True)
 
     def step(normalize: bool = True) -> Callable:
-        return training.accelerator_step(models.SmallCNN(normalize))
+        return training.gpu_step(models.SmallCNN(normalize))
 
     def augmented() -> Callable:
         return training.Augmented(step(), training.crop_and_flip)

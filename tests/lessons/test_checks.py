@@ -22,7 +22,7 @@ from helpers.lessons.checks import answering
 
 NAMES = {  # what the cells have imported
     "DataLoader": DataLoader, "Image": Image, "ImageOps": ImageOps, "checkpoint": checkpoint,
-    "cross_entropy": nn.functional.cross_entropy, "nn": nn, "np": np, "os": os, "time": time,
+    "checks": checks, "cross_entropy": nn.functional.cross_entropy, "nn": nn, "np": np, "os": os, "time": time,
     "torch": torch, "zipfile": zipfile,
 }  # fmt: skip
 KEPT = '        if self.images is None:\n            self.images = np.load(self.path, mmap_mode="r")\n'
@@ -129,6 +129,7 @@ WRONG = {
     "10": [("not seen as before", (".permute(0, 3, 1, 2)", ""), r"found \(2, 4, 5, 6\)"),
         ("contiguous", ("permute(0, 3, 1, 2)", "permute(0, 3, 1, 2).contiguous()"), r"found \(120, 20, 5, 1\)"),
         ("there and back", ("images.permute", "images.contiguous().permute"), "aten::clone"),
+        ("nothing learns", ("rows.permute", "rows.detach().permute"), "no_grad"),
         ("not scaled", ("weight.shape, weight, bias)", "weight.shape)"), "left out")],
     "11": [("clipped too early", ("    scaler.unscale_(optimizer)\n", ""), "scaler's factor"),
         ("sum of the means", (" * len(labels) / whole", ""), "mean over all its images"),
@@ -290,6 +291,19 @@ def test_the_solution_of_the_notebook_or_another_way_is_right(number, changes, t
         code = code.replace(old, new)
     assert checked(number, code, tmp_path) is True, capsys.readouterr().out
     assert capsys.readouterr().out.startswith("Right: ")
+
+
+def test_the_solution_replaces_the_readers_answer_only_if_no_check_found_it_right():
+    """Run All executes the solution's cell, too."""
+    own = "def attainable(intensity, tflops, gb_per_second):\n    "
+    for answer, stays in ((f"{own}return min(tflops, gb_per_second / 1e3 * intensity)", True), (f"{own}...", False)):
+        scope = {"checks": checks}
+        exec(answer, scope)
+        before = scope["attainable"]
+        assert checks.attainable(before) is stays
+        exec(code_of("09", "solution"), scope)
+        assert (scope["attainable"] is before) is stays
+        assert checks.attainable(scope["attainable"])
 
 
 def test_a_rounded_number_is_accepted():

@@ -69,7 +69,7 @@ def test_below_a_noisy_verdict_stands_what_the_nearest_machine_recorded(without_
     noisy = compared(100, 210, 130, before=[100, 100, 100])
     own, other = elsewhere.verdict(noisy, "now", "before", "03 more workers").splitlines()
     assert own == noisy.verdict("now")
-    assert other == "Recorded on AMD EPYC, 2 cores: 03 more workers, 1.65× (1.62 – 1.69) to 01 naive PNG files."
+    assert other == "Recorded on AMD EPYC, 2 cores: 03 more workers, 1.65× (1.62 – 1.69) against 01 naive PNG files."
     assert elsewhere.verdict(noisy, "now", "before", "03 never recorded") == own
 
 
@@ -87,6 +87,13 @@ def test_the_nearest_machine_has_the_same_kind_of_device(without_gpu, monkeypatc
 def test_without_a_gpu_a_change_for_gpus_is_followed_by_its_gain_on_one(without_gpu, rung, origin):
     own, other = elsewhere.verdict(compared(90, 91, 92, before=[100] * 3), "now", "before", rung).splitlines()
     assert "slower" in own and other.startswith(f"{origin}: {rung}, 1.")
+
+
+def test_without_a_gpu_a_noisy_change_for_gpus_is_followed_by_a_cpus_gain_and_by_a_gpus(without_gpu):
+    noisy = compared(100, 210, 130, before=[100, 100, 100])
+    own, cpu, gpu = elsewhere.verdict(noisy, "now", "before", "10 channels_last").splitlines()
+    assert own == noisy.verdict("now") and cpu.startswith("Recorded on AMD EPYC, 2 cores: 10 channels_last, 0.")
+    assert gpu.startswith("Calculated for A100: 10 channels_last, 1.")
 
 
 def test_on_a_gpu_a_noisy_change_for_gpus_is_never_followed_by_a_cpus_gain(without_gpu, monkeypatch):

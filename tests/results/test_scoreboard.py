@@ -31,7 +31,7 @@ def own_runs(tmp_path, monkeypatch):
 
 def add(rung, *rates, before=None):
     comparison, baseline = compared(*rates, before=before), "before" if before else None
-    loader, step = DataLoader(range(8), num_workers=1), simulate.SimulatedAccelerator(5)
+    loader, step = DataLoader(range(8), num_workers=1), simulate.SimulatedGPU(5)
     return scoreboard.add(rung, comparison, "now", baseline=baseline, loader=loader, step=step, data="CIFAR-10")
 
 
@@ -73,11 +73,11 @@ def test_every_recorded_ratio_says_what_it_is_against():
 def test_what_the_device_idles_is_another_column_than_what_the_host_waits_and_comes_from_the_trace(tmp_path):
     path = tmp_path / "gpu.pt.trace.json"
     path.write_text(json.dumps(cuda_trace.trace()))
-    step = types.SimpleNamespace(step=simulate.SimulatedAccelerator(7))  # as a recorded graph: the step that it replays
+    step = types.SimpleNamespace(step=simulate.SimulatedGPU(7))  # as a recorded graph: the step that it replays
     stored = scoreboard.add("01 naive", compared(100, 100), "now", loader=[], step=step, data="CIFAR-10", trace=path)
     assert stored.device_idle == pytest.approx(1 - traces.accelerators(path)["utilization"].max())
     assert 0 < stored.device_idle < 1
-    assert stored.step == "simulated accelerator (7 ms a step)"
+    assert stored.step == "simulated GPU (7 ms a step)"
     assert scoreboard.ladder_text().splitlines()[1].split()[-3:] == ["25%", f"{stored.device_idle:.0%}", "–"]
 
 

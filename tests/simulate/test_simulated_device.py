@@ -1,4 +1,4 @@
-"""A simulated device: what is calculated, and the trace that readers of traces find it in."""
+"""A simulated GPU: what is calculated, and the trace that readers of traces find it in."""
 
 import json
 from dataclasses import replace
@@ -91,7 +91,7 @@ def test_nothing_runs_before_it_was_launched_and_no_line_does_two_things_at_once
 
 def test_a_simulated_device_says_how_its_dials_are_set_and_refuses_what_means_nothing():
     said = str(SimulatedDevice(kernels=8, kernel_us=40, copy_us=60, streams=2, asks=True))
-    for dial in ("simulated device", "8 kernels of 40 µs", "10 µs a launch", "copy 60 µs", "2 streams", "asks"):
+    for dial in ("simulated GPU", "8 kernels of 40 µs", "10 µs a launch", "copy 60 µs", "2 streams", "asks"):
         assert dial in said
     with pytest.raises(ValueError, match="1 or 2 streams"):
         SimulatedDevice(streams=3)
@@ -104,7 +104,7 @@ def test_readers_of_traces_find_what_was_calculated(tmp_path, device):
     trace = traces.load(run.write_trace(tmp_path))
     (used,) = traces.accelerators(trace).itertuples()
     kernels = run.spans[run.spans["kind"] == "kernel"]
-    assert used.name == "simulated device"
+    assert used.name == "simulated GPU"
     assert used.utilization == pytest.approx(run.utilization)
     assert used.kernels == len(kernels)
     assert used.kernel_time == pytest.approx((kernels["end"] - kernels["start"]).sum())
@@ -142,7 +142,7 @@ def test_the_profiler_tab_shows_what_was_calculated(tmp_path):
         summary = {
             row["title"]: row["value"] for row in asking.ask(server, "overview", "simulated")["gpu_metrics"]["data"]
         }
-        assert summary["Name"] == "simulated device"
+        assert summary["Name"] == "simulated GPU"
         assert summary["GPU Utilization"] == f"{run.utilization * 100:.2f} %"
     finally:
         server.stop()

@@ -85,5 +85,5 @@ def test_a_step_augments_its_batch_and_says_so():
     labels = torch.tensor([3, 4])
     augmented, same = step(torch.zeros(2, 3, 8, 8), labels)
     assert augmented.eq(1).all() and same is labels
-    accelerator = training.Augmented(simulate.SimulatedAccelerator(5), training.crop_and_flip)
-    assert str(accelerator) == "simulated accelerator (5 ms a step), after crop_and_flip"
+    gpu = training.Augmented(simulate.SimulatedGPU(5), training.crop_and_flip)
+    assert str(gpu) == "simulated GPU (5 ms a step), after crop_and_flip"

@@ -82,7 +82,7 @@ def test_its_time_lines_are_a_trace_that_says_so_in_each_name(tmp_path):
     step = calculated.calculate(called_operators.record_without_computing(calculated.training_step("resnet18", 1)))
     folder = step.device.run(steps=3).write_trace(tmp_path)
     (used,) = traces.accelerators(folder).itertuples()
-    assert used.name == "calculated for H100 device" and used.kernels == 3 * step.kernels.kernels.sum()
+    assert used.name == "calculated for H100 GPU" and used.kernels == 3 * step.kernels.kernels.sum()
     assert used.kernel_time == pytest.approx(3e3 * step.kernels.ms.sum())
     assert all("(calculated for H100)" in name for name in traces.kernels(folder).index)
 

@@ -54,7 +54,8 @@ def test_a_step_is_bound_by_the_limit_that_takes_the_largest_share_of_it(step, b
 
 
 def test_limits_are_those_of_the_fastest_call_in_two_turns(monkeypatch):
-    milliseconds = iter([[4.0, 2.0, 3.0], [6.0, 3.0], [6.0, 3.0], [4.0, 2.0]])  # product and copy, twice
+    turns = [[4.0, 2.0, 3.0], [6.0, 3.0], [9.0, 5.0]], [[6.0, 3.0], [4.0, 2.5], [7.0, 2.0]]
+    milliseconds = iter(turns[0] + turns[1])  # product, copy and addition, twice
     monkeypatch.setattr(config, "device", lambda: torch.device("cpu"))
     monkeypatch.setattr(roofline.timing, "each_call_ms", lambda function: next(milliseconds))
     found = roofline.limits()

@@ -1,12 +1,14 @@
 """Checks of code that the reader writes in a notebook: each check runs the code and says what it expected and found.
 
 A check tests behaviour, never text: all code that gives the right result is right. A check takes the function or file
-from the cell above it, prints a line, and returns whether the code is right. It never shows a solution.
+from the cell above it, prints a line, and returns whether the code is right. It never shows a solution. With
+`unless_solved` the notebook's solution replaces no answer that a check found right.
 
 By part of the course: `measuring` (notebooks 00 to 03), `feeding` (04 to 07, and 15), `computing` (08 to 13),
 `parallel` and `overlapping` (16), `storing` (14 and 17). `answering` has what all of them share.
 """
 
+from helpers.lessons.checks.answering import unless_solved
 from helpers.lessons.checks.computing import (
     accumulated_step,
     attainable,

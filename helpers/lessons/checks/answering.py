@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+_RIGHT = "found_right"
+_Written = TypeVar("_Written", bound=Callable[..., Any])
 LIMIT = 120.0  # seconds for a check; the slowest right answer took 2 on two cores busy with tests
 
 
@@ -49,6 +51,8 @@ def answered(check: Callable[..., str]) -> Callable[..., bool]:
         try:
             with _limited(LIMIT):
                 print(f"Right: {check(*map(expect_written, written))}")
+            for each in filter(callable, written):
+                setattr(each, _RIGHT, True)
             return True
         except Unwritten:
             print("Nothing to check yet: write the code in the cell above, run it, then run this cell again.")
@@ -61,6 +65,12 @@ def answered(check: Callable[..., str]) -> Callable[..., bool]:
         return False
 
     return answer
+
+
+def unless_solved(solution: _Written) -> _Written:
+    """Decorate a solution in a notebook: the reader's function or class of its name stays if a check found it right."""
+    own: Any = sys._getframe(1).f_globals.get(solution.__name__)
+    return own if getattr(own, _RIGHT, False) else solution
 
 
 @contextmanager

@@ -108,6 +108,8 @@ def channel_norm(written: Callable) -> str:
     copying = ("clone", "copy_", "_to_copy", "contiguous")
     copies = [name for name, result in operators.calls if name in copying and result.dim() == 4]
     expect(not copies, "no operator that copies the images", f"aten::{', aten::'.join(copies)}")
+    hint = "Neither `detach` nor `no_grad` may stand on the way."
+    expect(found.requires_grad, "a result from which weight and bias learn", "one without gradients", hint=hint)
     found.sum().backward()
     expect(weight.grad is not None and bias.grad is not None, "gradients for weight and bias", "a missing one")
     return "the same numbers, in channels_last, and nothing was copied."

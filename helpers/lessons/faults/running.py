@@ -30,7 +30,7 @@ from stepscope import timing
 
 LIMIT = 180.0  # seconds for one run: on two busy cores a script with six faults takes 5 s
 FUNCTIONS = ("make_loader", "make_model", "train_step", "main")
-ACCELERATOR = simulate.SimulatedAccelerator(2.5)  # ms; 5 would hide more of loading a batch of 64
+GPU = simulate.SimulatedGPU(2.5)  # ms; 5 would hide more of loading a batch of 64
 _FOR_EVER = 10**9  # epochs: the script is ended after the requested steps
 
 
@@ -53,7 +53,7 @@ class Run(timing.Timing):
 
 
 def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
-    """Time training scripts in interleaved runs, each in its own process, on a GPU or a simulated accelerator.
+    """Time training scripts in interleaved runs, each in its own process, on a GPU or a simulated GPU.
 
     A run is an epoch of warm-up, then whole epochs, since restarting workers costs time once an epoch. They have about
     as many steps as the preset says. The timings are `Run`; raises `ScriptFailed`.
@@ -64,7 +64,7 @@ def compare(scripts: Mapping[str, Path]) -> timing.Comparison:
 
 
 def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
-    """Return a script's loader and its training step on an accelerator, for use in this process.
+    """Return a script's loader and its training step on a GPU, for use in this process.
 
     Without a GPU the model is the one of `simulating`, with one thread during a step. Output of the step is discarded.
     Raises `ScriptFailed`.
@@ -252,10 +252,10 @@ def _load(path: Path) -> ModuleType:
 
 
 def simulating(model: nn.Module) -> nn.Module:
-    """Let a model on the CPU stand for one on an accelerator: the host calls every operator, then waits.
+    """Let a model on the CPU stand for one on a GPU: the host calls every operator, then waits.
 
     The operators compute one image only: with a GPU, too, the host spends time on calling them. The other images take
-    the time of `ACCELERATOR` and no CPU time. The model is changed; one on a GPU stays as it is.
+    the time of `GPU` and no CPU time. The model is changed; one on a GPU stays as it is.
     """
     if config.device().type == "cuda":
         return model
@@ -263,7 +263,7 @@ def simulating(model: nn.Module) -> nn.Module:
 
     def simulated(images: torch.Tensor) -> torch.Tensor:
         logits = forward(images[:1])
-        ACCELERATOR(images, logits)
+        GPU(images, logits)
         return logits.expand(len(images), -1)
 
     model.forward = simulated
