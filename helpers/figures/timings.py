@@ -30,10 +30,10 @@ def comparison(result: timing.Comparison, source: str) -> Picture:
     for row, name in enumerate(result.names):
         rounds = result.throughputs(name)
         axes.plot(rounds, [row] * len(rounds), "o", color="black", markersize=4)
-        place = dict(xytext=(8, 0), textcoords="offset points", va="center")
-        axes.annotate(rounded(means[name], 3), (max(rounds), row), **place)  # some bars are too short to be seen
+        number = rounded(means[name], 3)  # some bars are too short to be seen
+        axes.annotate(number, (max(rounds), row), xytext=(8, 0), textcoords="offset points", va="center")
     most = max(max(result.throughputs(name)) for name in result.names)
-    axes.set(xlabel="throughput in images per second (bar and number: mean, dots: rounds)", xlim=(0, 1.18 * most))
+    axes.set(xlabel="images per second (bar and number: mean, dots: rounds)", xlim=(0, 1.18 * most))
     axes.set_yticks(range(len(result.names)), [textwrap.fill(name, 28) for name in result.names])
     axes.xaxis.set_major_locator(MaxNLocator(6))  # more labels of millions would overlap
     axes.xaxis.set_major_formatter("{x:,.0f}")

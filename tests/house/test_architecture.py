@@ -18,13 +18,14 @@ MAY_IMPORT = {
     "stepscope.tensorboard": {"stepscope.base", "stepscope.traces"},
     "stepscope.facts": BASE,
     "stepscope.observe": BASE | {"stepscope.facts", "stepscope.timing", "stepscope.traces"},
+    "stepscope.trying": BASE | {"stepscope.observe", "stepscope.timing"},
     "stepscope.report": BASE,
     "stepscope.rules": BASE | {"stepscope.facts", "stepscope.report"},
     "stepscope.diagnosis": BASE | {f"stepscope.{room}" for room in ("facts", "observe", "rules", "report", "traces")},
     "stepscope.run": BASE
     | {f"stepscope.{room}" for room in ("facts", "observe", "rules", "report", "traces")}
     | {"stepscope.diagnosis"},
-    "stepscope.cli": TOOL - {"stepscope.cli"} | {"stepscope.run", "stepscope.rules"},
+    "stepscope.cli": TOOL - {"stepscope.cli"} | {"stepscope.run", "stepscope.rules", "stepscope.trying"},
     "stepscope.__main__": {"stepscope.cli"},
     "stepscope.__init__": {"stepscope.run"},
     "stepscope.lightning": {"stepscope.run"},

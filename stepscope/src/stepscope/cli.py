@@ -1,10 +1,12 @@
-"""The command ``stepscope run · diagnose · compare · page · rules · traces · tensorboard``."""
+"""The command ``stepscope run · try · diagnose · compare · page · rules · traces · tensorboard``."""
 
 import argparse
 import io
+import json
 import os
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 from stepscope.base.wording import printable
@@ -13,6 +15,7 @@ from stepscope.base.wording import printable
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status: 0, or 1 if there is a problem."""
     parser = argparse.ArgumentParser(prog="stepscope", description="Find the bottleneck of a PyTorch training loop.")
+    parser.add_argument("--version", action="version", version=f"stepscope {metadata.version('stepscope')}")
     commands = parser.add_subparsers(required=True)
     script = commands.add_parser(
         "run",
@@ -34,14 +37,27 @@ def main(arguments: list[str] | None = None) -> int:
         "--folder", type=Path, default="diagnosis", help="folder for the profile and the facts (default: diagnosis)"
     )
     script.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE as JSON")
-    script.add_argument(
-        "script",
-        nargs=argparse.REMAINDER,
-        metavar="SCRIPT ARGUMENTS …",
-        help="a Python file, or a program that starts one: torchrun, accelerate launch",
-    )
-    script.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE", help="run a module instead")
+    _add_script(script)
     script.set_defaults(command=_run, refuse=script.error)
+    attempt = commands.add_parser(
+        "try",
+        help="try settings in an unedited training script, and measure what each gains",
+        usage="stepscope try [options] SCRIPT ARGUMENTS …  or  stepscope try [options] -m MODULE ARGUMENTS …",
+    )
+    attempt.add_argument("--settings", metavar="NAME,…", help="groups of settings (default: all that may help)")
+    attempt.add_argument("--rounds", type=_count, default=5, metavar="N", help="runs of each setting (default: 5)")
+    attempt.add_argument(
+        "--minutes", type=_minutes, default=15.0, metavar="N", help="end after N minutes (default: 15)"
+    )
+    attempt.add_argument("--steps", type=_count, metavar="N", help="steps to time in each run (default: 3 s of steps)")
+    attempt.add_argument(
+        "--in-copy",
+        action=argparse.BooleanOptionalAction,
+        help="run in a copy of the current folder (default: if it has less than 200 MB)",
+    )
+    attempt.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE as JSON")
+    _add_script(attempt)
+    attempt.set_defaults(command=_try, refuse=attempt.error)
     traces = commands.add_parser("traces", help="print traces as tables: steps, loading, accelerators, kernels, gaps")
     traces.add_argument("path", metavar="PATH", help="a trace, the folder of a run, or a folder of runs")
     traces.set_defaults(command=_traces)
@@ -105,6 +121,26 @@ def execute(command: Callable[[argparse.Namespace], int], options: argparse.Name
         return 1
 
 
+def _add_script(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ARGUMENTS …",
+        help="a Python file, or a program that starts one: torchrun, accelerate launch",
+    )
+    parser.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE", help="run a module instead")
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = float("nan")
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of minutes, found {text}")
+    return minutes
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected 1 or more, found {text}")
@@ -131,12 +167,41 @@ def _run(options: argparse.Namespace) -> int:
     environment.refuse()
     from stepscope.run import run
 
+    script = _script_of(options, "run")
+    return run(script, steps=options.steps, folder=options.folder, stop=options.then == "stop", json_file=options.json)
+
+
+def _script_of(options: argparse.Namespace, command: str) -> list[str]:
     script = options.script[options.script[:1] == ["--"] :]
     if options.module:  # argparse assigns the arguments after "--" to `script`
         script = ["-m", *options.module, *options.script]
     if not script:
-        options.refuse("which script? For example: stepscope run train.py --epochs 1")
-    return run(script, steps=options.steps, folder=options.folder, stop=options.then == "stop", json_file=options.json)
+        options.refuse(f"which script? For example: stepscope {command} train.py --epochs 1")
+    return list(script)
+
+
+def _try(options: argparse.Namespace) -> int:
+    from stepscope.base import environment, staging
+
+    environment.refuse()
+    from stepscope import trying
+
+    wanted = options.settings.split(",") if options.settings else None
+    if unknown := [name for name in wanted or () if name not in trying.GROUPS]:
+        options.refuse(f"expected some of {', '.join(trying.GROUPS)}; found {', '.join(unknown)}")
+    script = _script_of(options, "try")
+    tried = trying.run(
+        script,
+        wanted=wanted,
+        rounds=options.rounds,
+        minutes=options.minutes,
+        in_copy=options.in_copy,
+        steps=options.steps,
+    )
+    print(tried)
+    if options.json is not None:
+        staging.write(options.json, json.dumps(tried.as_json(), indent=1) + "\n")
+    return 0
 
 
 def _traces(options: argparse.Namespace) -> int:

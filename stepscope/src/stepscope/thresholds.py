@@ -218,6 +218,19 @@ SWITCH_INTERVAL_S = 1e-4
 LEAST_SAMPLES, MOSTLY_ONE_LINE = 2, 0.6
 # Rounds of a trial; seconds to repeat a step in each round; most repetitions.
 TRIAL_ROUNDS, TRIAL_S, TRIAL_REPEATS = 5, 0.05, 20
+# Runs of a script with changed settings: seconds of timed steps, and their minimum number; epochs of at most so many
+# times these steps are timed as wholes; losses that are kept of each run.
+TRIAL_RUN_S, LEAST_TRIAL_STEPS, WHOLE_EPOCHS, KEPT_LOSSES = 3.0, 10, 2, 10
+# Losses of a changed setting: times the distance between two runs of the script as it is, and share of the mean loss.
+# From both on, the setting changes what is learned.
+OTHER_LOSSES, OTHER_LOSS = 3, 0.05
+# Ratio to the script as it is in one run, below which a setting is tried no further.
+CLEARLY_SLOWER = 0.8
+# A smaller number of workers is recommended, if the fastest number is less than this many times as fast. Batches that
+# each worker prepares, as one of the settings. Seconds in which a script may end after its report.
+NEAR_BEST, MORE_PREFETCHED, ENDING_S = 1.03, 4, 10.0
+# Bytes of a folder that is copied before its script is tried; of a worker, to judge whether memory suffices.
+COPIED_BYTES, WORKER_BYTES = 200e6, 0.5e9
 # Items: smaller batches are also tried with this many times as many items.
 SMALL_BATCH, LARGER_BATCH = 8, 8
 # Positions of a sequence: shorter rows of integers may be a table. Share of the positions within sequences that have

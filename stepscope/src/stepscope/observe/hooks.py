@@ -6,6 +6,7 @@ of a DataLoader are not watched.
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import json
 import os
@@ -31,6 +32,9 @@ def install() -> None:
         "torch.utils.data.dataloader": _patch_dataloader,
         "torch.optim.optimizer": _hook_optimizers,
     }
+    if "change" in json.loads(os.environ[OPTIONS]):
+        wanted["torch.utils.data.dataloader"] = _note_loaders
+        wanted["torch.optim.optimizer"] = _note_optimizers
     for name in sys.modules.keys() & wanted:  # a .pth file has imported PyTorch
         wanted.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _Finder(wanted))
@@ -135,6 +139,44 @@ def _hook_optimizers(module: Any) -> Any:
     return module.register_optimizer_step_post_hook(updated)
 
 
+def _note_loaders(module: Any) -> None:
+    """Do as `_patch_dataloader`, and prepare `settings.note_loaders` for the first DataLoader."""
+    options = json.loads(os.environ[OPTIONS])
+    _patch_dataloader(module)
+
+    def note() -> None:
+        from stepscope.observe import settings
+
+        settings.note_loaders(options["change"].get("loader", {}), options["place"])
+
+    _before_the_first(module.DataLoader, note)
+
+
+def _note_optimizers(module: Any) -> None:
+    """Do as `_hook_optimizers`, and prepare `settings.note_optimizers` for the first optimizer."""
+    _hook_optimizers(module)
+
+    def note() -> None:
+        from stepscope.observe import settings
+
+        settings.note_optimizers()
+
+    _before_the_first(module.Optimizer, note)
+
+
+def _before_the_first(kind: Any, prepare: Callable[[], None]) -> None:
+    """Call a function before the first object of a class is made: PyTorch is imported completely by then."""
+    init = kind.__init__
+
+    @functools.wraps(init)
+    def __init__(made: object, *args: Any, **kwargs: Any) -> None:
+        kind.__init__ = init
+        prepare()
+        kind.__init__(made, *args, **kwargs)
+
+    kind.__init__ = __init__
+
+
 class _Call:
     """A call of PyTorch's own function by a recorder, which may fail before the call, or after it."""
 
@@ -206,6 +248,10 @@ def _new_recorder(options: dict[str, Any]) -> Recorder | None:
         from stepscope.base import environment
 
         environment.refuse()
+        if "change" in options:
+            from stepscope.observe.trial import TrialRecorder
+
+            return TrialRecorder(options["change"], options["steps"], report)
         from stepscope.observe.watched import ScriptRecorder  # here: importing it takes seconds
 
         return ScriptRecorder(options["steps"], reports / "traces", report, stop=options["stop"])

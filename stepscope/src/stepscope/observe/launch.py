@@ -35,9 +35,7 @@ def run(command: Sequence[str], show: Show, announce: Callable[[Reports], bool],
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         reports = Path(folder)
         options = {"steps": steps, "reports": folder, "stop": stop}
-        path = os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH", "")]))
-        environment = os.environ | {"PYTHONPATH": path, hooks.OPTIONS: json.dumps(options)}
-        process = subprocess.Popen(_command(command), env=environment)
+        process = subprocess.Popen(program_of(command), env=environment_with(options))
         ignored = [getattr(signal, name) for name in FOR_THE_SCRIPT if hasattr(signal, name)]
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
         handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
@@ -66,6 +64,12 @@ def run(command: Sequence[str], show: Show, announce: Callable[[Reports], bool],
     return status
 
 
+def environment_with(options: dict[str, Any]) -> dict[str, str]:
+    """Return the environment variables by which `hooks` receives options in each process of a script."""
+    path = os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH", "")]))
+    return os.environ | {"PYTHONPATH": path, hooks.OPTIONS: json.dumps(options)}
+
+
 def complete(folder: Path) -> Reports:
     """Return the reports of all ranks of this machine; an empty list until all ranks have reported."""
     reports = [report for report in _reports(folder) if "facts" in report and "so_far" not in report]
@@ -77,7 +81,7 @@ def _reports(folder: Path) -> Reports:
     return sorted(found, key=lambda report: int(report["rank"]))
 
 
-def _command(command: Sequence[str]) -> list[str]:
+def program_of(command: Sequence[str]) -> list[str]:
     """Return the program to start, with its arguments; raises FileNotFoundError if there is none."""
     name = command[0]
     if name == "-m" or (name.endswith(".py") and Path(name).is_file()):

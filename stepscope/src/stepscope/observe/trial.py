@@ -1,0 +1,156 @@
+"""Times the steps of one run of a script with changed settings, and notes what the first steps learn."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import IterableDataset
+
+from stepscope import thresholds, timing
+from stepscope.base import machine
+from stepscope.observe import settings
+from stepscope.observe.recorder import LoopEnded, Phases, StepRecord
+from stepscope.observe.watched import Report, ScriptRecorder
+from stepscope.timing.stopwatch import synchronize
+
+
+class TrialRecorder(ScriptRecorder):
+    """Times the steps of a script with changed settings, reports their times, and ends the script.
+
+    Parameters
+    ----------
+    change : dict
+        The changed settings; see `settings`.
+    steps : int or None
+        Steps to time, rounded up to whole periods of the workers; None for ``TRIAL_RUN_S`` seconds of steps, or for
+        whole epochs, if epochs are short.
+    report : callable
+        Receives a dict with the ``"trial"``, or the ``"problem"``; see `ScriptRecorder`.
+    """
+
+    def __init__(self, change: settings.Change, steps: int | None, report: Report):
+        self.change, self.steps_to_time = change, steps
+        self.timed: list[StepRecord] = []
+        self.losses: list[torch.Tensor] = []  # of the first backward passes
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}  # by `id`, in the order of their first steps
+        self.network = settings.NetworkChange(change.get("network", {}))
+        settings.set_torch(change.get("torch", {}))
+        super().__init__(steps or 1, Path(), report, stop=True)
+        register_optimizer_step_pre_hook(self._before_update)
+        self._watch_backward()
+
+    def updated(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer has changed the weights."""
+        if self.network.scaler is not None:
+            self.network.scaler.update()
+        super().updated(optimizer)
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if id(optimizer) not in self.optimizers:
+            self.optimizers[id(optimizer)] = optimizer
+            settings.set_optimizer(optimizer, self.change.get("optimizer", {}))
+        if self.network.scaler is not None:
+            settings.unscale(self.network.scaler, optimizer)
+
+    def _watch_backward(self) -> None:
+        """Keep the first losses, and scale all losses if float16 computes."""
+        backward: Any = torch.Tensor.backward
+        scaler = self.network.scaler
+
+        def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            # From the second epoch on, persistent workers leave the generator of the order in another state
+            if len(self.losses) < thresholds.KEPT_LOSSES and len(self.starts) < 2 and loss.numel() == 1:
+                self.losses.append(loss.detach().clone())
+            backward(loss if scaler is None else scaler.scale(loss), *args, **kwargs)
+
+        torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
+
+    def _guarded_phases(self) -> Phases:
+        with self.network.watching():
+            yield  # the first step
+            yield
+        warm = list[StepRecord]()
+        while len(warm) < timing.warmup_steps(self.dataloader):
+            warm.append((yield))
+        synchronize()
+        began, count, whole = time.perf_counter(), *self._count(statistics.median(each.duration for each in warm))
+        try:
+            while len(self.timed) < count:
+                self.timed.append((yield))
+        except LoopEnded:
+            if len(self.timed) < thresholds.LEAST_STEPS:
+                raise
+            whole = False
+        ended = time.perf_counter()
+        synchronize()
+        left = time.perf_counter() - ended
+        kept = [each for each in self.timed if whole or not each.first] or self.timed
+        seconds = ended - began if whole else sum(each.duration for each in kept)
+        return self._trial(kept, seconds + left, whole)
+
+    def _count(self, step_s: float) -> tuple[int, bool]:
+        """Return how many steps to time, and whether these are whole epochs, of which starts and ends count too."""
+        epoch, count = self.epoch_steps(), self.steps_to_time
+        if count is None:
+            count = max(thresholds.LEAST_TRIAL_STEPS, math.ceil(thresholds.TRIAL_RUN_S / step_s))
+            if epoch and epoch <= thresholds.WHOLE_EPOCHS * count:
+                count = math.ceil(count / epoch) * epoch
+        if epoch and count % epoch == 0:
+            return count, True
+        return timing.whole_periods(self.dataloader, count), False
+
+    def _trial(self, kept: list[StepRecord], seconds: float, whole: bool) -> dict[str, Any]:
+        loader = self.dataloader
+        losses = [float(each) for each in self.losses]
+        known = {} if loader is None else {
+            "place": settings.place_of(loader), "line": settings.line_of(loader), "kind": type(loader).__name__,
+            "workers": loader.num_workers, "prefetch": loader.prefetch_factor, "pinned": bool(loader.pin_memory),
+            "persistent": loader.persistent_workers, "stream": isinstance(loader.dataset, IterableDataset),
+        }  # fmt: skip
+        weights = [w for each in self.optimizers.values() for group in each.param_groups for w in group["params"]]
+        capability = torch.cuda.get_device_capability() if torch.cuda.is_initialized() else None
+        return {
+            "waits": [each.wait for each in kept], "durations": [each.duration for each in kept], "seconds": seconds,
+            "steps": len(self.timed), "whole_epochs": whole, "losses": losses,
+            "memory_bytes": _memory(), "loader": known,
+            "optimizers": [
+                {"name": type(each).__name__, "line": settings.line_of(each), "fused": settings.can_fuse(each)}
+                for each in self.optimizers.values()
+            ],
+            "networks": self.network.changed, "device": weights[0].device.type, "capability": capability,
+            "dtype": str(weights[0].dtype).removeprefix("torch."), "images": any(w.ndim == 4 for w in weights),
+            "threads": torch.get_num_threads(), "cores": machine.cores(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(), "anomaly": torch.is_anomaly_enabled(),
+            "benchmark": torch.backends.cudnn.benchmark, "tf32": torch.backends.cuda.matmul.allow_tf32,
+        }  # fmt: skip
+
+    def _report_facts(self, observed: Any) -> None:
+        self._report(trial=observed)
+        self._leave()
+
+    def _report_so_far(self) -> None:
+        """Report nothing before the end."""
+
+    def _too_few(self) -> str:
+        return f"The script ended after {len(self.timed)} timed steps: {thresholds.LEAST_STEPS} are needed, or more."
+
+
+def _memory() -> int:
+    """Return the bytes of a GPU's peak, or the bytes that this process and its workers use now."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    total, processes = 0, [psutil.Process()]
+    processes += processes[0].children(recursive=True)
+    for process in processes:
+        with suppress(psutil.Error):
+            info = process.memory_full_info()
+            total += getattr(info, "pss", info.rss)  # memory that processes share counts once
+    return total

@@ -1,0 +1,114 @@
+"""Settings that may make a training script faster, by what a run of the script as it is has reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psutil
+
+from stepscope import thresholds
+
+Change = dict[str, dict[str, Any]]  # see `observe.settings`
+Report = dict[str, Any]  # of one run: see `observe.trial`
+GROUPS = (
+    "workers", "prefetch", "persistent", "pin", "threads", "fused", "precision", "channels_last", "benchmark",
+    "modes", "compile",
+)  # fmt: skip
+
+
+def candidates(seen: Report, wanted: Sequence[str] | None = None) -> dict[str, Change]:
+    """Return settings by their names. `wanted` are some of `GROUPS`; by default all but compilation on a CPU.
+
+    Compilation on a CPU takes minutes. Workers of an iterable dataset are not offered: each may yield all samples.
+    """
+    usual = [group for group in GROUPS if group != "compile" or seen["device"] == "cuda"]
+    asked = usual if wanted is None else wanted
+    offers = [*_of_the_loader(seen), *_of_the_step(seen)]
+    return {name: change for group, name, change in offers if group in asked}
+
+
+def _of_the_loader(seen: Report) -> Iterator[tuple[str, str, Change]]:
+    loader = seen["loader"]
+    if not loader:
+        return
+    workers = loader["workers"]
+    persistent = {"persistent_workers": True} if seen["whole_epochs"] else {}  # otherwise an epoch's start is rare
+    numbers = [0, *(2**power for power in range(12) if 2**power < seen["cores"]), seen["cores"]]
+    fit = psutil.virtual_memory().available / thresholds.WORKER_BYTES
+    for number in numbers if not loader["stream"] else ():
+        if number != workers and number < fit:
+            change = {"num_workers": number} | (persistent if number else {})
+            yield "workers", f"num_workers={number}", {"loader": change}
+    if workers and loader["prefetch"] < thresholds.MORE_PREFETCHED:
+        more = thresholds.MORE_PREFETCHED
+        yield "prefetch", f"prefetch_factor={more}", {"loader": {"prefetch_factor": more}}
+    if workers and persistent and not loader["persistent"]:
+        yield "persistent", "persistent_workers=True", {"loader": persistent}
+    if seen["device"] == "cuda" and not loader["pinned"]:
+        yield "pin", "pin_memory=True", {"loader": {"pin_memory": True}}
+
+
+def _of_the_step(seen: Report) -> Iterator[tuple[str, str, Change]]:
+    cuda, single = seen["device"] == "cuda", seen["dtype"] == "float32"
+    modern = cuda and seen["capability"][0] >= 8  # Ampere (A100) or later has TF32 and bfloat16
+    for threads in sorted({psutil.cpu_count(logical=False) or 1, seen["cores"]} - {seen["threads"]}):
+        if not cuda:
+            yield "threads", f"{threads} threads", {"torch": {"threads": threads}}
+    if any(each["fused"] for each in seen["optimizers"]):
+        yield "fused", "fused=True", {"optimizer": {"fused": True}}
+    if single and modern and not seen["tf32"]:
+        yield "precision", "TF32", {"torch": {"tf32": True}}
+    if single and (modern or not cuda):
+        yield "precision", "bfloat16", {"network": {"autocast": "bfloat16"}}
+    if single and cuda:
+        yield "precision", "float16", {"network": {"autocast": "float16"}}
+    if seen["images"]:
+        yield "channels_last", "channels_last", {"network": {"channels_last": True}}
+    if seen["images"] and cuda and not seen["benchmark"]:
+        yield "benchmark", "cudnn.benchmark", {"torch": {"benchmark": True}}
+    for mode in ("deterministic", "anomaly"):
+        if seen[mode]:
+            yield "modes", f"{mode} mode off", {"torch": {mode: False}}
+    yield "compile", "torch.compile", {"network": {"compile": True}}
+
+
+def joined(changes: Sequence[Change]) -> Change:
+    """Return one change with the parts of several changes; of two values for one setting, the first one counts."""
+    together: Change = {}
+    for change in changes:
+        for part, values in change.items():
+            together[part] = values | together.get(part, {})
+    return together
+
+
+def lines(change: Change, seen: Report) -> list[str]:
+    """Return what to write into the script for a change, each with the script's own line if it is known."""
+    written = []
+    if values := change.get("loader"):
+        arguments = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        written.append((f"{seen['loader']['kind']}(…, {arguments})", seen["loader"]["line"]))
+    if values := change.get("optimizer"):
+        arguments = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        written += [(f"{each['name']}(…, {arguments})", each["line"]) for each in seen["optimizers"] if each["fused"]]
+    of_torch = change.get("torch", {})
+    if "threads" in of_torch:
+        written.append((f"torch.set_num_threads({of_torch['threads']})", ""))
+    written += [(text, "") for name, text in _OF_TORCH.items() if name in of_torch]
+    network = change.get("network", {})
+    if dtype := network.get("autocast"):
+        scaled = ", and a torch.amp.GradScaler" if dtype == "float16" else ""
+        written.append((f'with torch.autocast("{seen["device"]}", torch.{dtype}):', f"forward pass and loss{scaled}"))
+    if network.get("channels_last"):
+        written.append(("model.to(memory_format=torch.channels_last)", "and its images, too"))
+    if network.get("compile"):
+        written.append(("model.compile()", ""))
+    return [f"{text}  # {comment.partition(': ')[0]}" if comment else text for text, comment in written]
+
+
+_OF_TORCH = {
+    "tf32": 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True',
+    "benchmark": "torch.backends.cudnn.benchmark = True",
+    "deterministic": "torch.use_deterministic_algorithms(False)",
+    "anomaly": "torch.autograd.set_detect_anomaly(False)",
+}

@@ -1,0 +1,198 @@
+"""What the runs of a script show: which settings gain, which ones learn something else, and what to write."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stepscope import thresholds
+from stepscope.base.confidence import Interval
+from stepscope.base.wording import counted
+from stepscope.timing.comparison import FASTER, Comparison, conclusion, outcome, with_limits
+from stepscope.timing.stopwatch import Timing
+from stepscope.trying.offered import Change, Report, lines
+
+AS_IT_IS = "as it is"
+VERSION = 1  # of the file of results
+SCHEMA = Path(__file__).with_name("tried.schema.json")
+TOGETHER = "together"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A setting that was tried: what each run reported, and why the setting is not recommended, if it is not."""
+
+    name: str
+    change: Change
+    runs: tuple[Report, ...] = ()
+    problem: str = ""
+
+    @property
+    def learns(self) -> str:
+        """The first losses beside those of the script as it is, in words; "" if that is unknown."""
+        return str(self.runs[-1].get("learns", "")) if self.runs else ""
+
+
+def judged(setting: Tried, base: Tried) -> Tried:
+    """Return a setting with the reason why it is not recommended, if its runs show one."""
+    if setting.problem or not setting.runs or not base.runs:
+        return setting
+    if setting.change.get("network") and not setting.runs[0]["networks"]:
+        return replace(setting, problem="could not be applied: no network with weights was called")
+    alike, words = _learned(base.runs, setting.runs)
+    setting = replace(setting, runs=(*setting.runs[:-1], setting.runs[-1] | {"learns": words}))
+    if not alike:
+        return replace(setting, problem=f"learns something else: {words}")
+    ratios = [its["seconds"] / len(its["durations"]) for its in (base.runs[-1], setting.runs[-1])]
+    if len(setting.runs) == 1 and ratios[0] / ratios[1] < thresholds.CLEARLY_SLOWER:
+        return replace(setting, problem=f"slower, {ratios[0] / ratios[1]:.2f}× in one run")
+    return setting
+
+
+def compared(base: Tried, settings: Sequence[Tried]) -> Comparison:
+    """Return the timings of settings in the rounds that all of them have, the script as it is first."""
+    rounds = min(len(each.runs) for each in (base, *settings))
+    return Comparison({each.name: tuple(map(_timing, each.runs[:rounds])) for each in (base, *settings)})
+
+
+def faster(base: Tried, settings: Sequence[Tried]) -> list[Tried]:
+    """Return the settings that are surely faster than the script as it is, the fastest first.
+
+    Of numbers of workers that are about as fast, the smallest comes first.
+    """
+    usable = [each for each in settings if not each.problem and each.runs]
+    if not usable:
+        return []
+    comparison = compared(base, usable)
+    gains = {each.name: comparison.ratio(each.name) for each in usable}
+    surely = sorted((each for each in usable if outcome(gains[each.name]) == FASTER), key=lambda e: -gains[e.name].mean)
+    numbers = [each for each in surely if "num_workers" in each.change.get("loader", {})]
+    if numbers:
+        near = [each for each in numbers if gains[each.name].mean * thresholds.NEAR_BEST > gains[numbers[0].name].mean]
+        least = min(near, key=lambda each: each.change["loader"]["num_workers"])
+        surely.insert(surely.index(numbers[0]), surely.pop(surely.index(least)))
+    return surely
+
+
+def without_conflicts(best: Sequence[Tried]) -> list[Tried]:
+    """Return settings that can be joined: of several that change the same, such as precision, the first one."""
+    kept, taken = list[Tried](), set[str]()
+    for each in best:
+        names = set().union(*each.change.values()) - {"persistent_workers"}
+        if not names & taken:
+            kept.append(each)
+            taken |= names
+    return kept
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The runs of a script as it is, `base`, and with each setting; then the best settings `together`, if tried."""
+
+    base: Tried
+    settings: tuple[Tried, ...]
+    rounds: int
+    together: Tried | None = None
+    final: Comparison | None = None  # the script as it is, the best setting alone, and the best ones together
+
+    @property
+    def recommended(self) -> Tried | None:
+        """The change to make: the faster settings together, or one alone; None if nothing is surely faster."""
+        best = next(iter(faster(self.base, self.settings)), None)
+        if best is None or self.together is None or self.final is None or self.together.problem:
+            return best
+        gains = outcome(self.final.ratio(TOGETHER)) == FASTER
+        return self.together if gains and self.final.ratio(TOGETHER, best.name).mean > 1 else best
+
+    def __str__(self) -> str:
+        usable = [each for each in self.settings if not each.problem and each.runs]
+        steps, rounds = self.base.runs[0]["steps"], counted(self.rounds, "round")
+        text = [f"The script as it is: {_ms(self.base):.3g} ms a step. Each run timed {counted(steps, 'step')}."]
+        comparison = compared(self.base, usable) if usable and self.rounds else None
+        if comparison is not None:
+            text += [f"\nSettings, in {rounds}:\n"]
+            widest = max(len(each.name) for each in usable)
+            for each in sorted(usable, key=lambda each: -comparison.ratio(each.name).mean):
+                told = conclusion(comparison.ratio(each.name)).partition(" (")[0]
+                gain, memory = with_limits(comparison.ratio(each.name)), _memory(each, self.base)
+                text.append(f"  {each.name:{widest}}  {gain}  {told}; {memory}; {each.learns}")
+        if refused := [each for each in self.settings if each.problem]:
+            text += ["\nNot recommended:\n", *(f"  {each.name}: {each.problem}" for each in refused)]
+        return "\n".join([*text, "", *self._advice()])
+
+    def _advice(self) -> list[str]:
+        best = self.recommended
+        if best is None:
+            return ["Nothing to change: no setting is surely faster."]
+        shown = self.final or compared(self.base, [best])  # the last rounds did not choose the setting
+        head = f"Write ({best.name}: {with_limits(shown.ratio(best.name))}):"
+        return [head, "", *(f"  {line}" for line in lines(best.change, self.base.runs[0]))]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the results as plain values, as `SCHEMA` describes them."""
+        usable = [each for each in self.settings if not each.problem and each.runs]
+        comparison = compared(self.base, usable) if usable and self.rounds else None
+        best, seen = self.recommended, self.base.runs[0]
+        return {
+            "version": VERSION,
+            "command": "try",
+            "rounds": self.rounds,
+            "steps": seen["steps"],
+            "step_ms": _ms(self.base),
+            "settings": [
+                {
+                    "name": each.name,
+                    "change": each.change,
+                    "problem": each.problem or None,
+                    "ratio": _plain(comparison.ratio(each.name)) if comparison and each in usable else None,
+                    "memory_bytes": max((run["memory_bytes"] for run in each.runs), default=None),
+                    "learns": each.learns or None,
+                }
+                for each in self.settings
+            ],
+            "together": None if self.final is None else _plain(self.final.ratio(TOGETHER)),
+            "recommended": None if best is None else {"change": best.change, "lines": lines(best.change, seen)},
+        }
+
+
+def _learned(base: Sequence[Report], runs: Sequence[Report]) -> tuple[bool, str]:
+    """Return whether a setting learns as the script as it is does, by the first losses, and the same in words."""
+    if not base[0]["losses"]:
+        return True, "no loss was seen"
+    own = max((_distance(one, other) for one, other in itertools.combinations(base, 2)), default=0.0)
+    apart = max(_distance(base[0], run) for run in runs)
+    if not math.isfinite(apart):
+        return False, "losses are not finite"
+    if not apart:
+        return True, "the same losses"
+    mean = statistics.fmean(map(abs, base[0]["losses"]))
+    alike = apart <= max(thresholds.OTHER_LOSSES * own, thresholds.OTHER_LOSS * mean)
+    control = f"by up to {own:.2g} between runs of the script as it is" if own else "not between runs as it is"
+    return alike, f"losses differ by {apart:.2g} on average, {control}"
+
+
+def _distance(one: Report, other: Report) -> float:
+    pairs = [*zip(one["losses"], other["losses"], strict=False)]
+    return statistics.fmean(abs(mine - its) for mine, its in pairs) if pairs else 0.0
+
+
+def _timing(run: Report) -> Timing:
+    return Timing(len(run["durations"]), run["seconds"], tuple(run["waits"]), tuple(run["durations"]))
+
+
+def _plain(ratio: Interval) -> dict[str, Any]:
+    return {name: value if math.isfinite(value) else None for name, value in asdict(ratio).items()}
+
+
+def _ms(setting: Tried) -> float:
+    return statistics.fmean(run["seconds"] / len(run["durations"]) for run in setting.runs) * 1e3
+
+
+def _memory(setting: Tried, base: Tried) -> str:
+    its, more = (max(run["memory_bytes"] for run in each.runs) / 1e9 for each in (base, setting))
+    return f"{more:.2f} GB ({more - its:+.2f})"

@@ -1,0 +1,225 @@
+"""Starts a script again and again, as it is and with changed settings, and stops each run after some steps."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from stepscope import thresholds
+from stepscope.observe import launch
+from stepscope.timing.comparison import shuffled
+from stepscope.trying.offered import Change, Report, candidates, joined
+from stepscope.trying.results import AS_IT_IS, TOGETHER, Trials, Tried, compared, faster, judged, without_conflicts
+
+NOT_COPIED = (".git", ".venv", "__pycache__")
+
+
+class CannotTry(RuntimeError):
+    """The script as it is cannot be timed. The message says why."""
+
+
+class _OutOfTime(Exception):
+    """A run would end after the limit."""
+
+
+def run(
+    command: Sequence[str],
+    *,
+    wanted: Sequence[str] | None = None,
+    rounds: int = 5,
+    minutes: float = 15.0,
+    in_copy: bool | None = None,
+    steps: int | None = None,
+) -> Trials:
+    """Try settings in a script, in interleaved rounds of one run each.
+
+    Parameters
+    ----------
+    command : sequence of str
+        A Python file or ``-m`` and a module, with arguments; or a program that starts a Python file.
+    wanted : sequence of str, optional
+        Some of `GROUPS`; see `candidates` for the default.
+    rounds : int
+        Runs of each setting, at most.
+    minutes : float
+        No run begins that is expected to end later, and none continues.
+    in_copy : bool, optional
+        Whether to run in a copy of the current folder; by default, if the folder has at most ``COPIED_BYTES``.
+    steps : int, optional
+        Steps to time in each run; by default as many as take ``TRIAL_RUN_S`` seconds.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the program does not exist.
+    CannotTry
+        If the script as it is cannot be timed.
+    """
+    program, limit = launch.program_of(command), time.monotonic() + 60 * minutes
+    with folder_for_runs(in_copy) as folder:
+        script = _Script(program, folder, limit)
+        try:
+            seen = script.run({}, steps)
+        except _OutOfTime:
+            seen = f"it takes more than {minutes:g} minutes"
+        if isinstance(seen, str):
+            raise CannotTry(f"The script as it is could not be timed: {seen}.")
+        script.steps, script.place = seen["steps"], seen["loader"].get("place", "")
+        base = Tried(AS_IT_IS, {})
+        settings = [Tried(name, change) for name, change in candidates(seen, wanted).items()]
+        (base, *settings), done = script.rounds([base, *settings], rounds)
+        if not done:
+            return Trials(Tried(AS_IT_IS, {}, (seen,)), tuple(settings), 0)
+        trials, best = Trials(base, tuple(settings), done), without_conflicts(faster(base, settings))
+        if len(best) > 1:
+            together = Tried(TOGETHER, joined([each.change for each in best]))
+            (again, alone, together), done = script.rounds(
+                [replace(base, runs=()), replace(best[0], runs=()), together], rounds
+            )
+            final = None if done < 2 or together.problem or alone.problem else compared(again, [alone, together])
+            trials = replace(trials, together=together, final=final)
+        return trials
+
+
+class _Script:
+    """Starts a script with changed settings, and stops it after some steps."""
+
+    def __init__(self, program: Sequence[str], folder: Path, limit: float):
+        self.program, self.folder, self.limit = program, folder, limit
+        self.steps: int | None = None
+        self.place = ""  # of the training DataLoader: see `settings.place_of`
+        self.took: dict[str, float] = {}  # seconds of the longest run, by the name of the setting
+
+    def rounds(self, settings: Sequence[Tried], rounds: int) -> tuple[list[Tried], int]:
+        """Run the script in interleaved rounds; return the settings with their runs, and the number of whole rounds.
+
+        The first setting is the script as it is. A setting with a problem takes part in no further round.
+        """
+        kept, done = list(settings), 0
+        for number, order in enumerate(shuffled([each.name for each in settings], rounds)):
+            left = [each for name in order for each in kept if each.name == name and not each.problem]
+            if len(left) < 2:
+                break
+            found = dict[str, Tried]()
+            try:
+                for each in left:
+                    _say(f"round {number + 1} of {rounds}, {each.name}: {self._left(left, rounds - number)} left")
+                    found[each.name] = self._run_once(each)
+            except _OutOfTime:
+                break
+            base = found[settings[0].name]
+            if base.problem:
+                raise CannotTry(f"The script as it is could be timed at first, and then not: {base.problem}.")
+            kept = [judged(found.get(each.name, each), base) if each is not kept[0] else base for each in kept]
+            done += 1
+        _say("")
+        return kept, done
+
+    def _run_once(self, setting: Tried) -> Tried:
+        begin, expected = time.monotonic(), self.took.get(setting.name, max(self.took.values(), default=0.0))
+        if begin + expected > self.limit:
+            raise _OutOfTime
+        found = self.run(setting.change, self.steps)
+        self.took[setting.name] = max(self.took.get(setting.name, 0.0), time.monotonic() - begin)
+        if isinstance(found, str):
+            return replace(setting, problem=f"fails: {found}")
+        return replace(setting, runs=(*setting.runs, found))
+
+    def _left(self, settings: Sequence[Tried], rounds: int) -> str:
+        usual = statistics.median(self.took.values()) if self.took else math.inf
+        seconds = sum(self.took.get(each.name, usual) for each in settings) * rounds
+        return f"at most {max(1, math.ceil(min(seconds, self.limit - time.monotonic()) / 60))} min"
+
+    def run(self, change: Change, steps: int | None) -> Report | str:
+        """Run the script with a change; return what its slowest rank reports, or why there is no report."""
+        with tempfile.TemporaryDirectory(prefix="stepscope-", ignore_cleanup_errors=True) as folder:
+            output = Path(folder, "output.txt")
+            options = {"change": change, "place": self.place, "steps": steps, "reports": folder, "stop": True}
+            environment, patience = launch.environment_with(options), 0.0
+            with open(output, "wb") as file:
+                process = subprocess.Popen(
+                    self.program, env=environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                )
+                try:
+                    found = self._reports(process, Path(folder))
+                    patience = thresholds.ENDING_S
+                finally:
+                    _end(process, patience)
+            trials = [each["trial"] for each in found if "trial" in each]
+            if trials:
+                return dict(max(trials, key=lambda trial: trial["seconds"]))
+            lines = output.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+            ended = f"status {process.returncode}, {lines[-1].rstrip('.')}"
+            problem = str(found[0]["problem"]).rstrip(".") if found else ""
+            return problem if problem and not process.returncode else f"{problem}. {ended}".removeprefix(". ")
+
+    def _reports(self, process: subprocess.Popen[bytes], folder: Path) -> list[Report]:
+        """Wait until all ranks of this machine have reported, or the script has ended; return the reports."""
+        while True:
+            ended = process.poll() is not None
+            found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+            if ended or (found and len(found) >= found[0]["here"]):
+                return found
+            if time.monotonic() > self.limit:
+                raise _OutOfTime
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(launch.LOOK)
+
+
+def _end(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Wait for the end of a process, and end it after `patience` seconds, with all processes that it has started."""
+    started = list[psutil.Process]()
+    with suppress(psutil.Error):
+        started = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+    for each in started:
+        with suppress(psutil.Error):
+            each.kill()
+    process.wait()
+
+
+@contextmanager
+def folder_for_runs(in_copy: bool | None) -> Iterator[Path]:
+    """Give a copy of the current folder, or the current folder; by default a copy if it is small enough."""
+    here = Path.cwd()
+    small = _bytes_below(here) <= thresholds.COPIED_BYTES if in_copy is None else in_copy
+    if not small:
+        yield here
+        return
+    with tempfile.TemporaryDirectory(prefix="stepscope-", ignore_cleanup_errors=True) as folder:
+        copy = Path(folder, here.name or "copy")
+        shutil.copytree(here, copy, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        yield copy
+
+
+def _bytes_below(folder: Path) -> float:
+    """Return the bytes of the files in a folder, or of the first files that exceed what is copied."""
+    total = 0
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in NOT_COPIED]
+        for name in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+        if total > thresholds.COPIED_BYTES:
+            break
+    return total
+
+
+def _say(text: str) -> None:
+    """Show one line of progress on a terminal; a file receives nothing."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

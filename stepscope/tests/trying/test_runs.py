@@ -1,0 +1,113 @@
+"""Tests of ``stepscope try`` with real scripts: what is changed, what is not, and what ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import psutil
+import pytest
+
+from stepscope import trying
+from stepscope.cli import main
+from stepscope.trying import results
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """The script in the current folder, which stays as it is."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    shutil.copy(Path(__file__).with_name("train.py"), folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_each_setting_is_changed_in_the_training_alone_and_the_folder_stays_as_it_is(script):
+    tried = trying.run(["train.py"], wanted=["workers", "fused", "precision", "channels_last"], rounds=1, steps=16)
+    by_name = {each.name: each for each in tried.settings}
+    assert {"num_workers=1", "fused=True", "bfloat16", "channels_last"} <= by_name.keys() and tried.rounds == 1
+    seen = tried.base.runs[0]
+    assert (seen["loader"]["workers"], seen["steps"], len(seen["losses"])) == (0, 16, 8)  # of the first epoch
+    assert seen["loader"]["line"].startswith("train.py:30: loader = DataLoader(Images(kind), 8, shuffle=True)")
+    assert by_name["num_workers=1"].runs[0]["loader"]["workers"] == 1
+    assert by_name["num_workers=1"].runs[0]["losses"] == seen["losses"]
+    assert seen["optimizers"][0]["fused"] and not by_name["fused=True"].runs[0]["optimizers"][0]["fused"]
+    assert by_name["bfloat16"].runs[0]["networks"] == by_name["channels_last"].runs[0]["networks"] == ["Sequential"]
+    assert seen["networks"] == [] and by_name["bfloat16"].runs[0]["losses"] != seen["losses"]
+    assert os.listdir(script) == ["train.py"]
+
+
+@pytest.mark.slow
+def test_the_script_runs_in_its_own_folder_if_asked_and_its_other_loaders_stay_as_they_are(script):
+    trying.run(["train.py"], wanted=["workers"], rounds=1, steps=16, in_copy=False)
+    written = {tuple(line.split()) for line in (script / "epochs.txt").read_text().splitlines()}
+    assert {("0", "0"), ("1", "0")} <= written and {evaluation for _, evaluation in written} == {"0"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "said"), [("fails", "no worker may read this"), ("learns", "learns something else: losses differ by")]
+)
+def test_a_setting_that_fails_or_learns_something_else_is_never_recommended(script, kind, said):
+    tried = trying.run(["train.py", kind], wanted=["workers"], rounds=2, steps=16)
+    assert tried.settings and all(said in each.problem for each in tried.settings)
+    assert tried.recommended is None and "Nothing to change" in str(tried) and said in str(tried)
+
+
+@pytest.mark.parametrize(("text", "said"), [("1 / 0", "ZeroDivisionError"), ("pass", "status 0")])
+def test_a_script_that_cannot_be_timed_is_told_with_its_error(script, capsys, text, said):
+    (script / "broken.py").write_text(text)
+    assert main(["try", "broken.py"]) == 1
+    error = capsys.readouterr().err
+    assert "The script as it is could not be timed" in error and said in error
+
+
+def test_a_limit_holds_and_what_is_known_by_then_is_said(script, capsys):
+    begin = time.monotonic()
+    assert main(["try", "--minutes", "0.001", "train.py"]) == 1
+    assert "it takes more than 0.001 minutes" in capsys.readouterr().err
+    assert time.monotonic() - begin < 60
+
+
+def test_an_unknown_group_of_settings_is_refused_with_all_that_are_known(capsys):
+    with pytest.raises(SystemExit):
+        main(["try", "--settings", "workers,speed", "train.py"])
+    assert "found speed" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.slow
+def test_the_results_are_written_as_json(script, capsys):
+    assert (
+        main(["try", "--rounds", "1", "--steps", "16", "--settings", "fused", "--json", "tried.json", "train.py"]) == 0
+    )
+    found = json.loads((script / "tried.json").read_text())
+    jsonschema.validate(found, json.loads(results.SCHEMA.read_text()))
+    (setting,) = found["settings"]
+    assert (setting["name"], setting["change"]) == ("fused=True", {"optimizer": {"fused": True}})
+    assert found["rounds"] == 1 and "fused=True" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+def test_ctrl_c_ends_the_run_that_was_started_and_nothing_else(script):
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    command = [sys.executable, "-m", "stepscope", "try", "--steps", "1000000", "train.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        while not (children := psutil.Process(process.pid).children(recursive=True)):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        psutil.wait_procs(children, timeout=10)
+        assert not any(child.is_running() for child in children) and other.poll() is None
+    finally:
+        for each in (other, process):
+            each.kill()
+            each.wait()

@@ -1,0 +1,108 @@
+"""Tests of what follows from the runs of a script: pure functions of reports."""
+
+import math
+
+import pytest
+
+from stepscope.trying import offered, results
+from stepscope.trying.results import Trials, Tried
+
+SEEN = {
+    "loader": {"workers": 0, "prefetch": None, "pinned": False, "persistent": False, "stream": False,
+               "kind": "DataLoader", "line": "t.py:3: loader = DataLoader(images)"},
+    "optimizers": [{"name": "AdamW", "line": "t.py:5: optimizer = AdamW(weights)", "fused": True}],
+    "device": "cpu", "capability": None, "dtype": "float32", "images": False, "threads": 4, "cores": 4,
+    "deterministic": False, "anomaly": False, "benchmark": False, "tf32": False, "whole_epochs": False,
+    "networks": [], "steps": 10, "losses": [2.0, 1.0], "memory_bytes": 1e9, "waits": [0.0], "durations": [1.0],
+}  # fmt: skip
+
+
+def runs(*seconds, **other):
+    return tuple(SEEN | {"seconds": each} | other for each in seconds)
+
+
+def tried(name, change, *seconds, **other):
+    return Tried(name, change, runs(*seconds, **other))
+
+
+BASE = tried("as it is", {}, 1.0, 1.02, 0.99, 1.01)
+FUSED = tried("fused=True", {"optimizer": {"fused": True}}, 0.8, 0.81, 0.79, 0.8)
+
+
+def workers(number, *seconds):
+    return tried(f"num_workers={number}", {"loader": {"num_workers": number}}, *seconds)
+
+
+def test_the_smallest_number_of_workers_is_preferred_among_those_that_are_about_as_fast():
+    many, few, slow = (
+        workers(4, 0.5, 0.51, 0.49, 0.5),
+        workers(2, 0.505, 0.51, 0.5, 0.5),
+        workers(1, 0.7, 0.7, 0.7, 0.71),
+    )
+    found = results.faster(BASE, [slow, many, few, FUSED])
+    assert [each.name for each in found[:2]] == ["num_workers=2", "num_workers=4"]
+    assert [each.name for each in results.without_conflicts(found)] == ["num_workers=2", "fused=True"]
+
+
+def test_what_is_not_surely_faster_is_not_recommended():
+    same = workers(2, 1.0, 1.01, 0.99, 1.02)
+    noisy = tried("threads", {"torch": {"threads": 2}}, 0.5, 1.4, 0.7, 1.2)
+    found = Trials(BASE, (same, noisy), 4)
+    assert found.recommended is None and str(found).endswith("Nothing to change: no setting is surely faster.")
+
+
+def test_the_settings_together_are_recommended_only_if_they_gain_more_than_the_best_alone():
+    best = workers(2, 0.5, 0.5, 0.51, 0.5)
+    for seconds, name in ((0.4, "together"), (0.6, "num_workers=2")):
+        change = offered.joined([best.change, FUSED.change])
+        both = tried("together", change, *(seconds * each for each in (1.0, 1.01, 0.99, 1.0)))
+        found = Trials(BASE, (best, FUSED), 4, both, results.compared(BASE, [best, both]))
+        assert found.recommended.name == name
+    assert "DataLoader(…, num_workers=2)  # t.py:3\n" in f"{found}\n"
+    found = Trials(BASE, (best, FUSED), 4, both, None)
+    assert found.recommended.name == "num_workers=2"
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([2.0, 1.0], "the same losses"),
+        ([2.001, 1.0], "losses differ by 0.0005"),
+        ([2.4, 1.4], "learns something else: losses differ by 0.4"),
+        ([math.nan, 1.0], "learns something else: losses are not finite"),
+    ],
+)
+def test_the_losses_of_a_setting_are_compared_with_those_of_the_script_as_it_is(losses, said):
+    found = results.judged(tried("x", {}, 0.5, losses=losses), BASE)
+    assert said in (found.problem or found.learns)
+
+
+def test_runs_that_differ_by_themselves_allow_a_setting_to_differ_as_much():
+    base = Tried("as it is", {}, (*runs(1.0), *runs(1.0, losses=[2.3, 1.3])))
+    assert not results.judged(tried("x", {}, 1.0, losses=[2.4, 1.4]), base).problem
+
+
+def test_a_change_of_the_network_that_met_no_network_is_told():
+    assert "could not be applied" in results.judged(tried("x", {"network": {"compile": True}}, 1.0), BASE).problem
+
+
+def test_what_is_offered_depends_on_what_the_script_has():
+    names = set(offered.candidates(SEEN))
+    assert {"num_workers=1", "num_workers=4", "fused=True", "bfloat16"} <= names
+    assert not {"channels_last", "torch.compile", "pin_memory=True", "prefetch_factor=4", "TF32"} & names
+    stream = SEEN | {"loader": SEEN["loader"] | {"stream": True, "workers": 2, "prefetch": 2}}
+    assert [name for name in offered.candidates(stream) if "workers" in name] == []
+    assert "prefetch_factor=4" in offered.candidates(stream)
+    gpu = SEEN | {"device": "cuda", "capability": [8, 0], "images": True}
+    assert {
+        "TF32",
+        "float16",
+        "bfloat16",
+        "channels_last",
+        "cudnn.benchmark",
+        "torch.compile",
+        "pin_memory=True",
+    } <= set(offered.candidates(gpu))
+    turing = offered.candidates(gpu | {"capability": [7, 5]})
+    assert "float16" in turing and not {"TF32", "bfloat16"} & turing.keys()
+    assert set(offered.candidates(SEEN | {"anomaly": True}, ["modes"])) == {"anomaly mode off"}
