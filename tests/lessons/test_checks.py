@@ -203,8 +203,8 @@ WRONG = {
             "        try: torch.save(state, file)\n        except Exception: ..."), "after an error"),
         ("only once", ('"wb"', '"xb"'), "a file: it raised FileE"), ("at the end", ('"wb"', '"ab"'), "file: expected"),
         ("renamed first", (FLUSHED + RENAMED, RENAMED + "    with path.open() as file:\n" + FLUSHED), "it later"),
-        ("not looked at", ("    assert zipfile", "    zipfile"), "found a state"),
-        ("None", ("    assert z", "    if zipfile.ZipFile(path).testzip(): return\n    assert z"), "found None")],
+        ("not looked at", ("if zipfile.ZipFile(path).testzip()", "if not zipfile.ZipFile(path)"), "found a state"),
+        ("None", ("        raise ValueError(", "        return\n        raise ValueError("), "found None")],
 }  # fmt: skip
 PUT = "torch.nn.utils.vector_to_parameters"
 RIGHT = [

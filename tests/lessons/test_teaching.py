@@ -10,12 +10,9 @@ from helpers import config
 FOLDER = config.PROJECT / "notebooks"
 PAGE = (FOLDER / "teaching.md").read_text(encoding="utf-8")
 PLANS = {"Half a day: four hours": 240, "A day: seven hours, and lunch": 420}
-MINUTES = {
-    name: int(minutes)
-    for name, minutes in re.findall(
-        r"^\| \[\d\d[^\]]*\]\(([^)]*)\) \|.*\| (\d+)[^|]*\|$", (FOLDER / "README.md").read_text(encoding="utf-8"), re.M
-    )
-}
+SYLLABUS = (FOLDER / "README.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| \[\d\d[^\]]*\]\(([^)]*)\) \|.*\| (\d+)[^|]*\| \d+ \|$", re.MULTILINE)
+MINUTES = {name: int(minutes) for name, minutes in ROW.findall(SYLLABUS)}
 
 
 def rows(heading):
