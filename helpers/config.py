@@ -6,6 +6,7 @@ variable                  meaning
 ``COURSE_PRESET``         how much to run: ``ci``, ``workshop`` (the default) or ``full``
 ``COURSE_DATA``           folder of the images; a class may share one (default: ``data``)
 ``COURSE_RUNS``           folder of your traces and scoreboard (default: ``runs``)
+``COURSE_SLIDERS``        ``off``: sliders only show what they show at first, as for programs
 ``CIFAR10_ARCHIVE``       a CIFAR-10 archive or extracted folder that you already have
 ``COURSE_PHOTOS``         your own photos: a folder with a subfolder of images for each class
 ``S3_ENDPOINT``           URL of an S3 store of your own, with a bucket in ``S3_BUCKET``, keys in
@@ -20,6 +21,7 @@ import shutil
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +138,30 @@ def start(notebook: str) -> Path:
     # For more workers than cores; notebook 03 measures how many are best
     warnings.filterwarnings("ignore", "This DataLoader will create")
     timing.limit(run=preset().longest_run, comparison=preset().longest_comparison)
+    if os.environ.get("COURSE_SLIDERS") == "off":
+        _replace_sliders()
     print(describe())
     return runs_dir() / notebook
+
+
+def _replace_sliders() -> None:
+    """Let `ipywidgets.interact` call a function once, with its defaults, and display the result.
+
+    A program that executes a notebook needs no widgets, and nbclient has waited for ever for a cell with some.
+    """
+    import ipywidgets  # type: ignore[import-untyped]
+    from IPython.display import display
+
+    def interact(**dials: object) -> Callable[[Callable[..., object]], Callable[..., object]]:
+        def called(function: Callable[..., object]) -> Callable[..., object]:
+            result = function()
+            if result is not None:
+                display(result)
+            return function
+
+        return called
+
+    ipywidgets.interact = interact
 
 
 def temporary(notebook: str) -> Path:

@@ -107,7 +107,7 @@ def execute(notebook: Path, page: Path | None, core: bool = False) -> nbformat.N
             on_cell_executed=lambda **_: bar.update(),
         )
         try:
-            asyncio.run(client.async_execute(stdout=log, stderr=log))
+            asyncio.run(client.async_execute(stdout=log, stderr=log, env=os.environ | {"COURSE_SLIDERS": "off"}))
         except CellExecutionError as error:
             raise NotebookFailed(f"{notebook}, cell {bar.n} of {cells}:\n{error}") from error
         except DeadKernelError as error:  # it raised nothing, so its cell is not counted as executed
@@ -117,7 +117,6 @@ def execute(notebook: Path, page: Path | None, core: bool = False) -> nbformat.N
             ) from error
         finally:
             _forget_tensorboard(content)
-            _forget_sliders(content)
             if page:
                 exporter = HTMLExporter(extra_loaders=[DictLoader({"offline.j2": OFFLINE})], template_file="offline.j2")
                 html, _ = exporter.from_notebook_node(content, {"metadata": {"name": page.stem}})
@@ -154,22 +153,6 @@ def _forget_tensorboard(notebook: nbformat.NotebookNode) -> None:
         for output in cell.get("outputs", ()):
             if "<iframe" in output.get("data", {}).get("text/html", ""):
                 output.data = nbformat.from_dict(data)
-
-
-def _forget_sliders(notebook: nbformat.NotebookNode) -> None:
-    """Replace sliders, which need a kernel, by what they have shown."""
-    states = notebook.metadata.pop("widgets", {}).get("application/vnd.jupyter.widget-state+json", {"state": {}})
-    shown = {name: widget["state"] for name, widget in states["state"].items()}
-    for cell in notebook.cells:
-        for output in list(cell.get("outputs", ())):
-            view = output.get("data", {}).get("application/vnd.jupyter.widget-view+json")
-            if view is None:
-                continue
-            parts = [shown[part.removeprefix("IPY_MODEL_")] for part in shown[view["model_id"]]["children"]]
-            place = cell.outputs.index(output)
-            cell.outputs[place : place + 1] = [
-                nbformat.from_dict(each) for part in parts for each in part.get("outputs", ())
-            ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

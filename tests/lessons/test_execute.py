@@ -72,12 +72,15 @@ def test_an_executed_notebook_is_kept_beside_its_page_with_what_it_was_measured_
     assert not nbformat.read(path, as_version=4).cells[0].outputs
 
 
-def test_a_page_shows_what_sliders_showed_at_first(tmp_path, own_runs):
-    turned = "from ipywidgets import interact; interact(lambda dial: print('turned to', dial), dial=(1, 9));"
-    execute.run([notebook(tmp_path / "00-a.ipynb", turned)])
+def test_a_page_shows_what_sliders_show_at_first(tmp_path, own_runs):
+    begin = "from helpers import config; config.start('00-a');"
+    turned = (
+        "from ipywidgets import interact\n@interact(dial=(1, 9))\ndef turn(dial=4):\n    return f'turned to {dial}'"
+    )
+    execute.run([notebook(tmp_path / "00-a.ipynb", begin, turned)])
     kept = nbformat.read(own_runs / "html" / "00-a.ipynb", as_version=4)
-    assert [output.text for output in kept.cells[0].outputs] == ["turned to 5\n"]
-    assert "turned to 5" in (own_runs / "html" / "00-a.html").read_text()
+    assert [output.data["text/plain"] for output in kept.cells[1].outputs] == ["'turned to 4'"]
+    assert "turned to 4" in (own_runs / "html" / "00-a.html").read_text()
 
 
 def test_a_failing_cell_stops_the_run_and_is_named_and_the_page_shows_it(tmp_path, own_runs):
