@@ -224,7 +224,7 @@ TRIAL_RUN_S, LEAST_TRIAL_STEPS, WHOLE_EPOCHS, KEPT_LOSSES = 3.0, 10, 2, 10
 # Losses of a changed setting: times the distance between two runs of the script as it is, and share of the mean loss.
 # From both on, the setting changes what is learned.
 OTHER_LOSSES, OTHER_LOSS = 3, 0.05
-# Ratio to the script as it is in one run, below which a setting is tried no further.
+# Ratio to the script as it is, in the best of two rounds: below it, a setting is tried no further.
 CLEARLY_SLOWER = 0.8
 # A smaller number of workers is recommended, if the fastest number is less than this many times as fast. Batches that
 # each worker prepares, as one of the settings. Seconds in which a script may end after its report.

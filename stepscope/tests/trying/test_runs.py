@@ -16,6 +16,7 @@ import pytest
 from stepscope import trying
 from stepscope.cli import main
 from stepscope.trying import results
+from stepscope.trying.runs import folder_for_runs
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -75,6 +76,16 @@ def test_a_limit_holds_and_what_is_known_by_then_is_said(script, capsys):
     assert main(["try", "--minutes", "0.001", "train.py"]) == 1
     assert "it takes more than 0.001 minutes" in capsys.readouterr().err
     assert time.monotonic() - begin < 60
+
+
+def test_a_copy_has_links_that_lead_to_the_same_files_and_stays_away_from_the_folder(script):
+    (script.parent / "data").mkdir()
+    (script.parent / "data" / "images").write_text("there")
+    (script / "link").symlink_to(Path("..", "data"))
+    with folder_for_runs(True) as copy:
+        assert copy != script and (copy / "link" / "images").read_text() == "there"
+        (copy / "written").touch()
+    assert not copy.exists() and sorted(os.listdir(script)) == ["link", "train.py"]
 
 
 def test_an_unknown_group_of_settings_is_refused_with_all_that_are_known(capsys):

@@ -73,17 +73,33 @@ def test_the_settings_together_are_recommended_only_if_they_gain_more_than_the_b
     ],
 )
 def test_the_losses_of_a_setting_are_compared_with_those_of_the_script_as_it_is(losses, said):
-    found = results.judged(tried("x", {}, 0.5, losses=losses), BASE)
+    found = results.judged(tried("x", {}, 0.5, losses=losses), BASE, [])
     assert said in (found.problem or found.learns)
 
 
 def test_runs_that_differ_by_themselves_allow_a_setting_to_differ_as_much():
     base = Tried("as it is", {}, (*runs(1.0), *runs(1.0, losses=[2.3, 1.3])))
-    assert not results.judged(tried("x", {}, 1.0, losses=[2.4, 1.4]), base).problem
+    assert not results.judged(tried("x", {}, 1.0, losses=[2.4, 1.4]), base, []).problem
+
+
+def test_in_the_first_round_the_control_shows_how_the_scripts_own_losses_differ():
+    base = tried("as it is", {}, 1.0)
+    other = tried("x", {}, 1.0, losses=[2.4, 1.4])
+    assert (
+        results.judged(other, base, []).problem
+        and not results.judged(other, base, runs(1.0, losses=[2.3, 1.3])).problem
+    )
+
+
+def test_one_slow_run_ends_no_setting_and_two_do():
+    one, two = workers(2, 2.0), workers(2, 2.0, 1.6)
+    assert not results.judged(one, BASE, []).problem
+    assert "slower, 0.64× at best in 2 rounds" in results.judged(two, BASE, []).problem
+    assert not results.judged(workers(2, 2.0, 1.0), BASE, []).problem
 
 
 def test_a_change_of_the_network_that_met_no_network_is_told():
-    assert "could not be applied" in results.judged(tried("x", {"network": {"compile": True}}, 1.0), BASE).problem
+    assert "could not be applied" in results.judged(tried("x", {"network": {"compile": True}}, 1.0), BASE, []).problem
 
 
 def test_what_is_offered_depends_on_what_the_script_has():

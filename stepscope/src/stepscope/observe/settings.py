@@ -75,9 +75,12 @@ def set_torch(values: dict[str, Any]) -> None:
 
 
 def set_optimizer(optimizer: Optimizer, values: dict[str, Any]) -> None:
-    """Change options of an optimizer before its first step, such as `fused`."""
+    """Change the option `fused` of an optimizer before its first step."""
+    if not values:
+        return
     for group in optimizer.param_groups:
-        group |= {"foreach": False, "fused": False} | values if "fused" in group else values
+        if "fused" in group:  # its type has this option
+            group |= {"foreach": False} | values
 
 
 def can_fuse(optimizer: Optimizer) -> bool:

@@ -38,19 +38,24 @@ class Tried:
         return str(self.runs[-1].get("learns", "")) if self.runs else ""
 
 
-def judged(setting: Tried, base: Tried) -> Tried:
-    """Return a setting with the reason why it is not recommended, if its runs show one."""
+def judged(setting: Tried, base: Tried, control: Sequence[Report]) -> Tried:
+    """Return a setting with the reason why it is not recommended, if its runs show one.
+
+    `control` are more runs of the script as it is: how its losses differ by themselves must be known in the first
+    round.
+    """
     if setting.problem or not setting.runs or not base.runs:
         return setting
     if setting.change.get("network") and not setting.runs[0]["networks"]:
         return replace(setting, problem="could not be applied: no network with weights was called")
-    alike, words = _learned(base.runs, setting.runs)
+    alike, words = _learned([*control, *base.runs], setting.runs)
     setting = replace(setting, runs=(*setting.runs[:-1], setting.runs[-1] | {"learns": words}))
     if not alike:
         return replace(setting, problem=f"learns something else: {words}")
-    ratios = [its["seconds"] / len(its["durations"]) for its in (base.runs[-1], setting.runs[-1])]
-    if len(setting.runs) == 1 and ratios[0] / ratios[1] < thresholds.CLEARLY_SLOWER:
-        return replace(setting, problem=f"slower, {ratios[0] / ratios[1]:.2f}× in one run")
+    pairs = zip(base.runs, setting.runs, strict=False)
+    best = max(_timing(mine).images_per_second / _timing(its).images_per_second for its, mine in pairs)
+    if len(setting.runs) > 1 and best < thresholds.CLEARLY_SLOWER:  # one run may meet a busy moment
+        return replace(setting, problem=f"slower, {best:.2f}× at best in {len(setting.runs)} rounds")
     return setting
 
 

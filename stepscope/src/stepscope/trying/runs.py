@@ -70,13 +70,17 @@ def run(
     """
     program, limit = launch.program_of(command), time.monotonic() + 60 * minutes
     with folder_for_runs(in_copy) as folder:
+        where = "here: it writes its files each time" if folder == Path.cwd() else "in a copy of this folder"
+        print(f"stepscope starts the script again and again, {where}.", file=sys.stderr)
         script = _Script(program, folder, limit)
         try:
             seen = script.run({}, steps)
         except _OutOfTime:
             seen = f"it takes more than {minutes:g} minutes"
         if isinstance(seen, str):
-            raise CannotTry(f"The script as it is could not be timed: {seen}.")
+            hint = "" if folder == Path.cwd() else " It ran in a copy of this folder; with --no-in-copy it runs here."
+            raise CannotTry(f"The script as it is could not be timed: {seen}.{hint}")
+        script.control.append(seen)
         script.steps, script.place = seen["steps"], seen["loader"].get("place", "")
         base = Tried(AS_IT_IS, {})
         settings = [Tried(name, change) for name, change in candidates(seen, wanted).items()]
@@ -101,6 +105,7 @@ class _Script:
         self.program, self.folder, self.limit = program, folder, limit
         self.steps: int | None = None
         self.place = ""  # of the training DataLoader: see `settings.place_of`
+        self.control: list[Report] = []  # the first run of the script as it is
         self.took: dict[str, float] = {}  # seconds of the longest run, by the name of the setting
 
     def rounds(self, settings: Sequence[Tried], rounds: int) -> tuple[list[Tried], int]:
@@ -121,9 +126,11 @@ class _Script:
             except _OutOfTime:
                 break
             base = found[settings[0].name]
-            if base.problem:
-                raise CannotTry(f"The script as it is could be timed at first, and then not: {base.problem}.")
-            kept = [judged(found.get(each.name, each), base) if each is not kept[0] else base for each in kept]
+            if base.problem:  # what is known so far holds
+                print(f"The script as it is could be timed at first, and then not: {base.problem}.", file=sys.stderr)
+                break
+            others = [judged(found.get(each.name, each), base, self.control) for each in kept[1:]]
+            kept = [base, *others]
             done += 1
         _say("")
         return kept, done
@@ -203,6 +210,10 @@ def folder_for_runs(in_copy: bool | None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="stepscope-", ignore_cleanup_errors=True) as folder:
         copy = Path(folder, here.name or "copy")
         shutil.copytree(here, copy, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        for link in filter(Path.is_symlink, list(copy.rglob("*"))):
+            if not link.exists():  # it leads out of the folder, by a relative path
+                link.unlink()
+                link.symlink_to((here / link.relative_to(copy)).resolve())
         yield copy
 
 
