@@ -4,11 +4,13 @@ import argparse
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from stepscope.base import terminal
 from stepscope.base.wording import printable
 
 
@@ -36,7 +38,6 @@ def main(arguments: list[str] | None = None) -> int:
     script.add_argument(
         "--folder", type=Path, default="diagnosis", help="folder for the profile and the facts (default: diagnosis)"
     )
-    script.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE as JSON")
     _add_script(script)
     script.set_defaults(command=_run, refuse=script.error)
     attempt = commands.add_parser(
@@ -55,7 +56,6 @@ def main(arguments: list[str] | None = None) -> int:
         action=argparse.BooleanOptionalAction,
         help="run in a copy of the current folder (default: if it has less than 200 MB)",
     )
-    attempt.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE as JSON")
     _add_script(attempt)
     attempt.set_defaults(command=_try, refuse=attempt.error)
     traces = commands.add_parser("traces", help="print traces as tables: steps, loading, accelerators, kernels, gaps")
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     compare.set_defaults(command=_compare)
     page = commands.add_parser("page", help="write the results as a self-contained page of HTML")
-    page.add_argument("found", metavar="FOUND.json", type=Path, help="a file from run --json, or from diagnose --json")
+    page.add_argument("found", metavar="FOUND.json", type=Path, help="a file from run, try or diagnose --json")
     page.add_argument("page", metavar="PAGE.html", type=Path, nargs="?", help="default: FOUND.html")
     page.set_defaults(command=_page)
     rules = commands.add_parser("rules", help="list all findings: key, name, when it applies, and the change")
@@ -128,6 +128,8 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
         metavar="SCRIPT ARGUMENTS …",
         help="a Python file, or a program that starts one: torchrun, accelerate launch",
     )
+    for kind, what in (("json", "JSON"), ("page", "a page of HTML"), ("markdown", "Markdown, for a pull request")):
+        parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"also write the results to FILE as {what}")
     parser.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE", help="run a module instead")
 
 
@@ -168,7 +170,14 @@ def _run(options: argparse.Namespace) -> int:
     from stepscope.run import run
 
     script = _script_of(options, "run")
-    return run(script, steps=options.steps, folder=options.folder, stop=options.then == "stop", json_file=options.json)
+    stop = options.then == "stop"
+    return run(script, steps=options.steps, folder=options.folder, stop=stop, files=_files(options))
+
+
+def _files(options: argparse.Namespace) -> dict[str, Path]:
+    """Return the requested files by what they contain, as `stepscope.run.write` takes them."""
+    asked = {kind: getattr(options, kind) for kind in ("json", "page", "markdown")}
+    return {kind: file for kind, file in asked.items() if file is not None}
 
 
 def _script_of(options: argparse.Namespace, command: str) -> list[str]:
@@ -181,15 +190,16 @@ def _script_of(options: argparse.Namespace, command: str) -> list[str]:
 
 
 def _try(options: argparse.Namespace) -> int:
-    from stepscope.base import environment, staging
+    from stepscope.base import environment
 
     environment.refuse()
-    from stepscope import trying
+    from stepscope import run, trying
 
     wanted = options.settings.split(",") if options.settings else None
     if unknown := [name for name in wanted or () if name not in trying.GROUPS]:
         options.refuse(f"expected some of {', '.join(trying.GROUPS)}; found {', '.join(unknown)}")
     script = _script_of(options, "try")
+    run.refuse_unwritable(_files(options))
     tried = trying.run(
         script,
         wanted=wanted,
@@ -198,9 +208,9 @@ def _try(options: argparse.Namespace) -> int:
         in_copy=options.in_copy,
         steps=options.steps,
     )
-    print(tried)
-    if options.json is not None:
-        staging.write(options.json, json.dumps(tried.as_json(), indent=1) + "\n")
+    print(tried.text(terminal.colours(sys.stdout)))
+    content = {"script": shlex.join(script)} | tried.as_json()
+    run.write(_files(options), json.dumps(content, indent=1) + "\n", shlex.join(script))
     return 0
 
 
@@ -238,7 +248,7 @@ def _page(options: argparse.Namespace) -> int:
     from stepscope import report
     from stepscope.base import staging
 
-    text = report.page(report.read(options.found), f"stepscope: {options.found.stem}")
+    text = report.page(report.load(options.found), f"stepscope: {options.found.stem}")
     target = options.page or options.found.with_suffix(".html")
     staging.write(target, text.encode(errors="replace"))
     print(f"The page is in {target}.")

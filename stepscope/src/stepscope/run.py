@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope import rules, thresholds
-from stepscope.base import staging
+from stepscope.base import staging, terminal
 from stepscope.facts import Facts, saving
 from stepscope.facts.job import Job
 from stepscope.observe import hooks, launch
 from stepscope.report import documents
-from stepscope.traces import files
+from stepscope.traces import files as recorded
 
 if TYPE_CHECKING:
     from stepscope.observe.watched import ScriptRecorder
@@ -52,16 +53,16 @@ def begin(steps: int, folder: str | Path) -> ScriptRecorder | None:
         return None
     from stepscope.observe.watched import ScriptRecorder  # here: torch takes seconds, and the command does not need it
 
-    folder, announced = Path(folder), False
+    folder, announce = Path(folder), Announcement()
 
     def report(found: dict[str, Any]) -> None:
-        nonlocal announced
         if "so_far" in found:
-            announced = announced or announce([found])
+            announce([found])
         elif "facts" in found:
             facts = _facts(found)
             place = folder if found["ranks"] == 1 else folder / f"rank_{found['rank']}"
-            say(str(rules.diagnose(facts).at(place) if facts.profile else rules.diagnose(facts)))
+            diagnosis = rules.diagnose(facts)
+            say((diagnosis.at(place) if facts.profile else diagnosis).text(terminal.colours(sys.stderr)))
             with _whose_errors_are_printed():
                 saving.write(facts, place / saving.NAME)
         else:
@@ -72,43 +73,70 @@ def begin(steps: int, folder: str | Path) -> ScriptRecorder | None:
     return recorder
 
 
-def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, json_file: Path | None) -> int:
+def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, files: Mapping[str, Path]) -> int:
     """Run a script with its arguments, print its diagnosis to stderr as soon as it is ready, and return its status.
 
     `command` is a Python file or ``-m`` and a module, with arguments; or a program that starts a Python file, such as
-    ``torchrun``. `steps` is the number of steps to time, `folder` is for traces and facts, and `json_file` for the
-    results. `stop` ends the script after its diagnosis, with the status 0, or 1 if an error ended the diagnosis. If a
-    signal ends the script, the status is 128 plus the signal's number, as in a shell. Raises `FileNotFoundError` if
-    the program or the folder of `json_file` does not exist, `FileExistsError` if `folder` contains other files than
-    recordings, and OSError if `json_file` cannot be written.
+    ``torchrun``. `steps` is the number of steps to time, `folder` is for traces and facts, and `files` for the results:
+    see `write`. `stop` ends the script after its diagnosis, with the status 0, or 1 if an error ended the diagnosis. If
+    a signal ends the script, the status is 128 plus the signal's number, as in a shell. Raises `FileNotFoundError` if
+    the program or the folder of a file does not exist, `FileExistsError` if `folder` contains other files than
+    recordings, and OSError if a file cannot be written.
     """
-    files.refuse_others(folder)
-    if json_file is not None:
-        _refuse_unwritable(json_file)
+    recorded.refuse_others(folder)
+    refuse_unwritable(files)
 
     def show_all(reports: launch.Reports, traces: list[Path], status: int | None) -> None:
-        show(reports, traces, folder, json_file, status)
+        show(reports, traces, folder, files, status, shlex.join(command))
 
+    announce = Announcement("the script is stopped" if stop else "the script goes on")
     return launch.run(command, show_all, announce, steps=steps, stop=stop)
 
 
-def _refuse_unwritable(file: Path) -> None:
+def refuse_unwritable(files: Mapping[str, Path]) -> None:
     """Raise OSError if a file cannot be written, before the script runs for hours."""
-    if not file.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such folder", str(file.parent))
-    if file.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "expected a file, found a folder", str(file))
-    if not os.access(file.parent, os.W_OK):
-        raise PermissionError(errno.EACCES, "this folder cannot be written", str(file.parent))
+    for file in files.values():
+        if not file.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "no such folder", str(file.parent))
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "expected a file, found a folder", str(file))
+        if not os.access(file.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "this folder cannot be written", str(file.parent))
 
 
-def announce(reports: launch.Reports) -> bool:
-    """Print when the diagnosis is expected, if it takes long, and return whether it does."""
-    last = max((report["so_far"] for report in reports if "so_far" in report), key=_seconds_left, default=None)
-    if last is None or _seconds_left(last) < thresholds.ANNOUNCED_S:
-        return False
-    say(f"stepscope: about {last['steps_left']} more steps until the diagnosis, or {_seconds_left(last):.0f} s.")
-    return True
+def write(files: Mapping[str, Path], document: str, title: str) -> None:
+    """Write the results of a command, as a text of JSON, into the files that `files` names.
+
+    Its keys are ``"json"``, ``"page"`` and ``"markdown"``.
+    """
+    from stepscope import report
+
+    renders = {"page": report.page, "markdown": report.markdown}
+    for kind, file in files.items():
+        text = renders[kind](report.parse(document, title), f"stepscope: {title}") if kind in renders else document
+        staging.write(file, text.encode(errors="replace"))
+
+
+class Announcement:
+    """Says on stderr when the diagnosis is expected: once if it takes long, on a terminal in a line of progress."""
+
+    def __init__(self, then: str = "the script goes on"):
+        self.then, self.said = then, ""
+
+    def __call__(self, reports: launch.Reports) -> None:
+        """Say what reports expect, unless it is said already."""
+        last = max((report["so_far"] for report in reports if "so_far" in report), key=_seconds_left, default=None)
+        if last is None:
+            return
+        left, seen = last["steps_left"], last["steps_seen"]
+        if terminal.shows(sys.stderr):
+            text = f"stepscope: step {seen} of about {seen + left}; then {self.then}"
+            if text != self.said:  # the script may have written meanwhile
+                terminal.progress(sys.stderr, text)
+                self.said = text
+        elif not self.said and _seconds_left(last) >= thresholds.ANNOUNCED_S:
+            self.said = f"stepscope: about {left} more steps until the diagnosis, or {_seconds_left(last):.0f} s."
+            say(self.said)
 
 
 def _seconds_left(so_far: dict[str, float]) -> float:
@@ -116,9 +144,14 @@ def _seconds_left(so_far: dict[str, float]) -> float:
 
 
 def show(
-    reports: launch.Reports, traces: list[Path], folder: Path, json_file: Path | None, status: int | None = None
+    reports: launch.Reports,
+    traces: list[Path],
+    folder: Path,
+    files: Mapping[str, Path],
+    status: int | None = None,
+    script: str = "",
 ) -> None:
-    """Print the diagnoses of a script's processes, and write facts, traces and the requested file.
+    """Print the diagnoses of a script's processes, and write facts, traces and the requested files; see `write`.
 
     `status` is the exit status of a script that ended before its diagnosis.
     """
@@ -127,13 +160,14 @@ def show(
     job = _written(reports, traces, folder, several) if traces else None
     for report in reports:
         result = {name: value for name, value in report.items() if name not in ("here", "so_far")}
+        result |= {"script": script}
         text = report.get("problem", "")
         if "facts" in report:
             facts = _facts(report)
             diagnosis = rules.diagnose(facts, alone=not isinstance(job, Job))
             if facts.profile is not None:
                 diagnosis = diagnosis.at(folder)
-            text, result["diagnosis"] = str(diagnosis), diagnosis.as_json()
+            text, result["diagnosis"] = diagnosis.text(terminal.colours(sys.stderr)), diagnosis.as_json()
             if facts.machine is not None:
                 machine = facts.machine
                 result["machine"] = {"device": machine.device, "cores": machine.cores, "torch": machine.torch}
@@ -143,17 +177,17 @@ def show(
         say(nothing)
     if job is not None:
         together, ranks = rules.diagnose(job), reports[0]["ranks"]
-        say(f"{'All ranks' if len(reports) == ranks else f'{len(reports)} of {ranks} ranks'} together. {together}")
+        which = "All ranks" if len(reports) == ranks else f"{len(reports)} of {ranks} ranks"
+        say(f"{which} together. {together.text(terminal.colours(sys.stderr))}")
         kept.append({"rank": None, "ranks": ranks, "diagnosis": together.as_json(), **saving.as_json(job)})
-    if json_file is not None:
-        with _whose_errors_are_printed():
-            staging.write(json_file, documents.document("run", kept or [{"problem": nothing}]))
+    with _whose_errors_are_printed():
+        write(files, documents.document("run", kept or [{"problem": nothing}]), script)
 
 
 def _written(reports: launch.Reports, traces: list[Path], folder: Path, several: bool) -> Facts | Job | None:
     """Write traces and facts into the folder; return the facts about all ranks, None if there is one, or an error."""
     with _whose_errors_are_printed():
-        files.refuse_others(folder)  # again: the script may have put its own files there
+        recorded.refuse_others(folder)  # again: the script may have put its own files there
         with staging.folder(folder, replace=True) as staged:
             for trace in traces:
                 shutil.copy(trace, staged)
@@ -184,5 +218,5 @@ def _whose_errors_are_printed() -> Iterator[None]:
     """Print errors in writing results, and suppress them: the script and its exit status must not change."""
     try:
         yield
-    except (OSError, files.TraceError) as error:
+    except (OSError, recorded.TraceError) as error:
         say(f"{type(error).__name__}: {error}")

@@ -280,9 +280,9 @@ def test_files_that_a_script_writes_into_the_folder_of_the_profile_are_kept(tmp_
     recorded, folder = tmp_path / "reports" / "script.1.pt.trace.json", tmp_path / "diagnosis"
     recorded.parent.mkdir()
     recorded.touch()
-    doors.show([{"rank": 0, "ranks": 1, "problem": "It ended."}], [recorded], folder, None)
+    doors.show([{"rank": 0, "ranks": 1, "problem": "It ended."}], [recorded], folder, {})
     (folder / "checkpoint.pt").touch()
-    doors.show([{"rank": 0, "ranks": 1, "problem": "It ended."}], [recorded], folder, None)
+    doors.show([{"rank": 0, "ranks": 1, "problem": "It ended."}], [recorded], folder, {})
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint.pt", recorded.name]
     printed = capsys.readouterr().err
     assert printed.count("It ended.") == 2 and printed.count("found checkpoint.pt in it") == 1

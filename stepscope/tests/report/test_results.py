@@ -1,37 +1,21 @@
-"""Tests of results as files: their schema, two runs compared, and the page."""
+"""Tests of results as files: their schema, and two runs compared."""
 
 import json
 import random
-import re
 from dataclasses import replace
 
 import jsonschema
 import numpy as np
 import pytest
 from support import cuda_trace, rank_traces
+from support.made_results import HOSTILE, found, write
 
 from stepscope import diagnosis, report
 from stepscope.base import confidence
 from stepscope.cli import main
 from stepscope.report.compare import batch_means
-from stepscope.report.findings import Diagnosis, Finding
 
 SCHEMA = json.loads(report.SCHEMA.read_text())
-HOSTILE = '<script>alert("\x1b[2J")</script>'
-
-
-def found(*steps, waits=0.0, key="items.slow", name="slow items", line="train.py:7: read()", gain=0.5, apart=0.0):
-    """Return a diagnosis of steps, in ms."""
-    finding = Finding(key, name, "loading", gain, "Half of a step.", "cache(…)", "caching", line)
-    times = tuple((waits, ms) for ms in steps)
-    return Diagnosis("loading", "It waits.", 10.0, (("a", "b"),), (finding,), steps=times, apart_ms=apart)
-
-
-def write(path, *diagnoses, **others):
-    content = [{"rank": rank, "diagnosis": each.as_json(), **others} for rank, each in enumerate(diagnoses)]
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(report.document("run", content))
-    return path
 
 
 def of(workers):
@@ -212,20 +196,3 @@ def test_files_that_cannot_be_compared_are_refused_in_a_line(tmp_path, capsys, c
     assert says in line and "found.json" in line and "\x1b" not in line
     assert main(["compare", str(good), str(tmp_path)]) == 1  # one bad file among others is named, too
     assert "found.json" in capsys.readouterr().err
-
-
-def test_the_page_shows_each_rank_and_step_and_loads_nothing_from_other_servers(tmp_path):
-    write(tmp_path / "found.json", found(3, 4, 5, waits=1), found(5, 6, 7, waits=2, name=HOSTILE))
-    assert main(["page", str(tmp_path / "found.json")]) == 0
-    page = (tmp_path / "found.html").read_text()
-    assert page.count('<rect class="wait"') == 2 + 3 + 3
-    assert "rank 1: 6.0 ms, 2.0 ms of it waiting" in page
-    assert page.count("<b>Verdict: loading.</b>") == 2
-    assert not re.search("<script|https?:|src=|url\\(", page)
-    assert "&lt;script&gt;" in page
-
-
-def test_a_file_without_results_gives_no_page(tmp_path, capsys):
-    (tmp_path / "found.json").write_text(report.document("run", []))
-    assert main(["page", str(tmp_path / "found.json")]) == 1
-    assert "Expected a result" in capsys.readouterr().err and not (tmp_path / "found.html").exists()

@@ -57,3 +57,9 @@ def test_text_is_escaped_in_html():
     assert "href" not in page and html.escape("→ pinned <memory>") in page
     assert html.escape("too <few> workers") in page and html.escape("why <it> is so") in page
     assert "color" not in page  # so that it can be read on light and on dark
+
+
+def test_colours_change_nothing_but_colours():
+    plain, coloured = a_diagnosis().text(), a_diagnosis().text(colours=True)
+    assert re.sub(r"\x1b\[\d*m", "", coloured) == plain == str(a_diagnosis())
+    assert re.findall(r"\x1b\[\d+m(.*?)\x1b\[0m", coloured) == ["Verdict: loading.", "at most 2.00×", "at most 1.25×"]

@@ -53,7 +53,7 @@ READERS = {
     ),
     "results": (
         lambda folder: {"version": 1, "command": "run", "results": [{"rank": 0, "diagnosis": FOUND.as_json()}]},
-        lambda path: (str(report.compare(path, path)), report.page(report.read(path), "")),
+        lambda path: (str(report.compare(path, path)), report.page(report.load(path), "")),
         report.ResultError,
     ),
 }

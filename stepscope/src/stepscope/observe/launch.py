@@ -24,12 +24,12 @@ Reports = list[dict[str, Any]]  # one for each process, in the order of ranks; `
 Show = Callable[[Reports, list[Path], int | None], object]
 
 
-def run(command: Sequence[str], show: Show, announce: Callable[[Reports], bool], *, steps: int, stop: bool) -> int:
+def run(command: Sequence[str], show: Show, announce: Callable[[Reports], object], *, steps: int, stop: bool) -> int:
     """Run a script with its arguments, and return its exit status: 128 plus the signal's number, if a signal ends it.
 
     `show` receives the reports and the traces as soon as all ranks of this machine have reported facts, otherwise at
-    the script's end, with its exit status. `announce` receives the reports so far, until it returns True. `steps` is
-    the number of steps to time; `stop` ends the script after its examination. Raises FileNotFoundError if the program
+    the script's end, with its exit status. `announce` receives the reports so far, again and again. `steps` is the
+    number of steps to time; `stop` ends the script after its examination. Raises FileNotFoundError if the program
     does not exist.
     """
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
@@ -40,7 +40,6 @@ def run(command: Sequence[str], show: Show, announce: Callable[[Reports], bool],
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
         handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         found: Reports = []
-        announced = False
 
         def traces() -> list[Path]:
             return sorted(reports.glob("traces/**/*.pt.trace.json*"))
@@ -51,7 +50,8 @@ def run(command: Sequence[str], show: Show, announce: Callable[[Reports], bool],
                     process.wait(LOOK)
                 if not found and (found := complete(reports)):
                     show(found, traces(), None)
-                announced = announced or bool(found) or announce(_reports(reports))
+                if not found:
+                    announce(_reports(reports))
         except BaseException:  # for example a full disk: let the script finish
             process.wait()
             raise

@@ -221,7 +221,8 @@ class ScriptRecorder(Recorder):
             return
         found = {"facts": _plain(examined.facts())} if examined.suffices else {"problem": self._too_few()}
         left = max(0, examined.steps_needed - examined.steps_seen)
-        self._report(so_far={"steps_left": left, "seconds_left": left * examined.step_s}, **found)
+        so_far = {"steps_seen": examined.steps_seen, "steps_left": left, "seconds_left": left * examined.step_s}
+        self._report(so_far=so_far, **found)
         self.reported = self.start = time.perf_counter()
         self.last_queued = self.queued()
 

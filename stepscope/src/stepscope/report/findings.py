@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from stepscope.base import terminal
 from stepscope.base.wording import digits, milliseconds, percent, printable
 from stepscope.thresholds import WORTH
 
@@ -79,6 +81,8 @@ class Diagnosis:
     #: Work between two epochs, such as evaluation, divided by the steps of an epoch: part of `step_ms`, but not of
     #: `steps`.
     apart_ms: float = 0.0
+    #: Where the time of a recorded step goes: names, such as ``"forward"``, and shares of the step.
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the diagnosis as types of JSON, without links; unknown or infinite numbers are None."""
@@ -99,6 +103,7 @@ class Diagnosis:
             "waits_ms": [round(wait, 4) for wait, _ in self.steps],
             "steps_ms": [round(step, 4) for _, step in self.steps],
             "apart_ms": self.apart_ms,
+            "shares": {name: round(share, 4) for name, share in self.shares.items()},
         }
 
     @classmethod
@@ -127,6 +132,7 @@ class Diagnosis:
             tuple(map(str, content["unknown"])),
             steps=tuple(steps),
             apart_ms=apart,
+            shares={str(name): float(share) for name, share in content.get("shares", {}).items()},
         )
 
     def linked(self, links: Mapping[str, str]) -> Self:
@@ -138,6 +144,17 @@ class Diagnosis:
         return dataclasses.replace(self, evidence=(*self.evidence, ("profile", str(folder))))
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, colours: bool = False) -> str:
+        """Return the diagnosis as text; on a terminal with `colours` for the verdict and the gains."""
+        text = self._plain()
+        if not colours:
+            return text
+        text = re.sub(r"^Verdict: [^.]+\.", rf"{terminal.BOLD}\g<0>{terminal.PLAIN}", text)
+        return _GAIN.sub(rf"{terminal.GREEN}\g<0>{terminal.PLAIN}", text)
+
+    def _plain(self) -> str:
         width = max((len(name) for name, _ in self.evidence), default=0) + 2
         lines = [*_wrapped(f"Verdict: {self.verdict}. {self.reason}"), ""]
         for name, value in self.evidence:
@@ -185,6 +202,8 @@ def _ends(least: float, most: float) -> tuple[float, float]:
     return float(least), float(most)
 
 
+# As `Finding.saving` writes it; a line may end between the words
+_GAIN = re.compile(r"(?<=: )(?:at\s+most|about)\s+[\d.,]+×(?:,\s+[\d.]+\s+to\s+[\d.]+)?")
 ONE_AT_A_TIME = "These gains do not add up. Fix the first fault, measure, and diagnose again."
 
 

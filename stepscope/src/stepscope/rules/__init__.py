@@ -61,8 +61,10 @@ def _of_a_process(facts: Facts) -> Diagnosis:
         return _of_few_steps(facts) if facts.loop else conclude(math.nan, (), (), doubt=facts.problem)
     loading = loader.view(facts, facts.profile)
     if facts.loop is None or facts.machine is None:
-        return _of_a_trace(facts, facts.profile, loading)
-    return _of_a_loop(facts, facts.profile, loading, facts.machine)
+        diagnosis = _of_a_trace(facts, facts.profile, loading)
+    else:
+        diagnosis = _of_a_loop(facts, facts.profile, loading, facts.machine)
+    return replace(diagnosis, shares=evidence.shares(facts.profile, facts.device, facts.host))
 
 
 def _of_a_trace(facts: Facts, profile: Profile, loading: loader.Loading) -> Diagnosis:

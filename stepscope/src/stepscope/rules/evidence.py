@@ -72,11 +72,8 @@ def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iter
     stall = f"; a single long step of {milliseconds(profile.stall_ms)} counts as the mean of the other steps"
     mean = f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}"
     yield "steps", mean + stall * (profile.stall_ms > 0)
-    shares = {PLAIN_NAMES[name]: share for name, share in profile.shares.items()}
-    if device is None and host is not None and host.phases:
-        shares = {"loading": profile.loading, **host.phases}
-        shares["other"] = max(0.0, 1 - sum(shares.values()))
-    yield "in a step", ", ".join(f"{name} {percent(share)}" for name, share in shares.items() if share >= 5e-4)
+    parts = shares(profile, device, host).items()
+    yield "in a step", ", ".join(f"{name} {percent(share)}" for name, share in parts)
     if device is None:
         yield "accelerator", "none in the trace: all times are of the host"
         return
@@ -90,6 +87,15 @@ def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iter
         if profile.stall_ms and known:
             known.append("with the long step")
         yield f"GPU {each.number}", ", ".join(known)
+
+
+def shares(profile: Profile, device: Device | None, host: Host | None) -> dict[str, float]:
+    """Return where the time of a recorded step goes: names and shares of the step, without parts that take no time."""
+    parts = {PLAIN_NAMES[name]: share for name, share in profile.shares.items()}
+    if device is None and host is not None and host.phases:
+        parts = {"loading": profile.loading, **host.phases}
+        parts["other"] = max(0.0, 1 - sum(parts.values()))
+    return {name: share for name, share in parts.items() if share >= 5e-4}
 
 
 def _framework(framework: Framework) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import thresholds
+from stepscope.base import terminal
 from stepscope.base.confidence import Interval
 from stepscope.base.wording import counted
 from stepscope.timing.comparison import FASTER, Comparison, conclusion, outcome, with_limits
@@ -115,6 +116,10 @@ class Trials:
         return self.together if gains and self.final.ratio(TOGETHER, best.name).mean > 1 else best
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, colours: bool = False) -> str:
+        """Return the results as text; on a terminal with `colours` for the ratios that are surely above 1."""
         usable = [each for each in self.settings if not each.problem and each.runs]
         steps, rounds = self.base.runs[0]["steps"], counted(self.rounds, "round")
         text = [f"The script as it is: {_ms(self.base):.3g} ms a step. Each run timed {counted(steps, 'step')}."]
@@ -125,6 +130,8 @@ class Trials:
             for each in sorted(usable, key=lambda each: -comparison.ratio(each.name).mean):
                 told = conclusion(comparison.ratio(each.name)).partition(" (")[0]
                 gain, memory = with_limits(comparison.ratio(each.name)), _memory(each, self.base)
+                if colours and outcome(comparison.ratio(each.name)) == FASTER:
+                    gain = f"{terminal.GREEN}{gain}{terminal.PLAIN}"
                 text.append(f"  {each.name:{widest}}  {gain}  {told}; {memory}; {each.learns}")
         if refused := [each for each in self.settings if each.problem]:
             text += ["\nNot recommended:\n", *(f"  {each.name}: {each.problem}" for each in refused)]

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from stepscope import thresholds
+from stepscope.base import terminal
 from stepscope.observe import launch
 from stepscope.timing.comparison import shuffled
 from stepscope.trying.offered import Change, Report, candidates, joined
@@ -231,6 +232,4 @@ def _bytes_below(folder: Path) -> float:
 
 
 def _say(text: str) -> None:
-    """Show one line of progress on a terminal; a file receives nothing."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    terminal.progress(sys.stderr, text)

@@ -1,0 +1,26 @@
+"""What a terminal shows and a file does not: colours, and a line of progress."""
+
+import os
+from contextlib import suppress
+from typing import IO
+
+BOLD, GREEN, PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[0m"
+
+
+def colours(stream: IO[str] | None) -> bool:
+    """Return whether a stream shows colours: a terminal does, unless NO_COLOR is set (https://no-color.org)."""
+    return shows(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def shows(stream: IO[str] | None) -> bool:
+    """Return whether a stream is an open terminal."""
+    with suppress(ValueError, OSError):  # it is closed
+        return stream is not None and stream.isatty()
+    return False
+
+
+def progress(stream: IO[str] | None, text: str) -> None:
+    """Replace the line of progress on a terminal; a file receives nothing."""
+    if stream is not None and shows(stream):
+        with suppress(OSError, ValueError):
+            print(f"\r{text}\x1b[K", end="", file=stream, flush=True)
