@@ -34,3 +34,10 @@ def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "dia
     run.begin(steps, folder)
     for batch in loader:  # noqa: UP028, yield from would close a generator that the caller may still use
         yield batch
+
+
+def load_ipython_extension(shell: object) -> None:
+    """Register the cell magic ``%%stepscope``: see `stepscope.magic`."""
+    from stepscope import magic
+
+    magic.register(shell)

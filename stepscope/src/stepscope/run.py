@@ -7,12 +7,13 @@ report facts, and the command's process makes the diagnosis.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from stepscope.facts import Facts, saving
 from stepscope.facts.job import Job
 from stepscope.observe import hooks, launch
 from stepscope.report import documents
+from stepscope.report.findings import Diagnosis
 from stepscope.traces import files as recorded
 
 if TYPE_CHECKING:
@@ -51,26 +53,59 @@ def begin(steps: int, folder: str | Path) -> ScriptRecorder | None:
         raise ValueError(f"Expected at least one step to time, found {steps=}.")
     if hooks.watched():
         return None
-    from stepscope.observe.watched import ScriptRecorder  # here: torch takes seconds, and the command does not need it
-
-    folder, announce = Path(folder), Announcement()
+    announce = Announcement()
 
     def report(found: dict[str, Any]) -> None:
         if "so_far" in found:
             announce([found])
-        elif "facts" in found:
-            facts = _facts(found)
-            place = folder if found["ranks"] == 1 else folder / f"rank_{found['rank']}"
-            diagnosis = rules.diagnose(facts)
-            say((diagnosis.at(place) if facts.profile else diagnosis).text(terminal.colours(sys.stderr)))
-            with _whose_errors_are_printed():
-                saving.write(facts, place / saving.NAME)
-        else:
-            say(found["problem"])
+            return
+        diagnosis = _diagnosed(found, Path(folder))
+        say(diagnosis if isinstance(diagnosis, str) else diagnosis.text(terminal.colours(sys.stderr)))
 
-    recorder = ScriptRecorder(steps, folder, report)
+    recorder = _recorder(steps, folder, report)
     hooks.install_here(recorder)
     return recorder
+
+
+@contextmanager
+def watching(steps: int, folder: str | Path) -> Iterator[list[Diagnosis | str]]:
+    """Watch the loops of this process within the block; the list gets the diagnosis, or why there is none.
+
+    Raises ValueError if there is no step to time.
+    """
+    if steps < 1:
+        raise ValueError(f"Expected at least one step to time, found {steps=}.")
+    found = list[Diagnosis | str]()
+
+    def report(reported: dict[str, Any]) -> None:
+        if "so_far" not in reported:
+            found.append(_diagnosed(reported, Path(folder)))
+
+    recorder = _recorder(steps, folder, report)
+    try:
+        with hooks.watching(recorder):
+            yield found
+    finally:
+        recorder.end()
+        atexit.unregister(recorder.end)
+
+
+def _recorder(steps: int, folder: str | Path, report: Callable[[dict[str, Any]], None]) -> ScriptRecorder:
+    from stepscope.observe.watched import ScriptRecorder  # here: torch takes seconds, and the command does not need it
+
+    return ScriptRecorder(steps, Path(folder), report)
+
+
+def _diagnosed(found: dict[str, Any], folder: Path) -> Diagnosis | str:
+    """Return the diagnosis of a report, and write its facts; or return the problem that prevents a diagnosis."""
+    if "facts" not in found:
+        return str(found["problem"])
+    facts = _facts(found)
+    place = folder if found["ranks"] == 1 else folder / f"rank_{found['rank']}"
+    with _whose_errors_are_printed():
+        saving.write(facts, place / saving.NAME)
+    diagnosis = rules.diagnose(facts)
+    return diagnosis.at(place) if facts.profile else diagnosis
 
 
 def run(command: Sequence[str], *, steps: int, folder: Path, stop: bool, files: Mapping[str, Path]) -> int:

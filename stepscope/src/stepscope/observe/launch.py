@@ -84,12 +84,15 @@ def _reports(folder: Path) -> Reports:
 def program_of(command: Sequence[str]) -> list[str]:
     """Return the program to start, with its arguments; raises FileNotFoundError if there is none."""
     name = command[0]
+    if name.endswith(".ipynb") and Path(name).is_file():
+        return [sys.executable, "-m", "stepscope.observe.notebook", *command]
     if name == "-m" or (name.endswith(".py") and Path(name).is_file()):
         return [sys.executable, *command]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    program = None if name.endswith(".py") else shutil.which(name, path=path)
+    script = name.endswith((".py", ".ipynb"))
+    program = None if script else shutil.which(name, path=path)
     if program is None:
-        why = "no such script" if name.endswith(".py") else "no such program"
+        why = "no such script" if script else "no such program"
         if Path(name).is_dir():
             why = "expected a Python file or a program, found a folder"
         elif Path(name).is_file():

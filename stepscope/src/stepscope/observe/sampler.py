@@ -73,8 +73,19 @@ class Frame:
             return f"{self.qualified or self.name} of {self.package}"
         text = _PATH.sub(r"\1…/", linecache.getline(self.file, self.line).strip())
         text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-        place = "cell" if "ipykernel_" in self.file else Path(self.file).name
+        place = _cell(self.file) or Path(self.file).name
         return f"{place}:{self.line}: {text}" if text else f"{place}:{self.line}"
+
+
+def _cell(file: str) -> str:
+    """Return the cell of a notebook that a file name of IPython stands for, by its number; "" for other files."""
+    if named := re.match(r"<ipython-input-(\d+)", file):
+        return f"cell {named[1]}"
+    if "ipykernel_" not in file:
+        return ""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})  # IPython's tracebacks use it, too
+    return f"cell {numbers[file]}" if file in numbers else "cell"
 
 
 def package(file: str) -> str:
