@@ -27,7 +27,7 @@ MAY_IMPORT = {
     | {"stepscope.diagnosis"},
     "stepscope.cli": TOOL - {"stepscope.cli"} | {"stepscope.run", "stepscope.rules", "stepscope.trying"},
     "stepscope.__main__": {"stepscope.cli"},
-    "stepscope.__init__": {"stepscope.magic", "stepscope.run"},
+    "stepscope.__init__": {"stepscope.magic", "stepscope.run", "stepscope.trying"},
     "stepscope.magic": {"stepscope.run"},
     "stepscope.lightning": {"stepscope.run"},
     "stepscope.transformers": {"stepscope.run"},

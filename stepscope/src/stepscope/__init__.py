@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from stepscope.trying import tries as tries
 
 Batch = TypeVar("Batch")
 
@@ -34,6 +37,14 @@ def watch(loader: Iterable[Batch], *, steps: int = 20, folder: str | Path = "dia
     run.begin(steps, folder)
     for batch in loader:  # noqa: UP028, yield from would close a generator that the caller may still use
         yield batch
+
+
+def __getattr__(name: str) -> Any:
+    if name != "tries":  # so that importing stepscope takes no time
+        raise AttributeError(f"module 'stepscope' has no attribute {name!r}")
+    from stepscope.trying import tries
+
+    return tries
 
 
 def load_ipython_extension(shell: object) -> None:

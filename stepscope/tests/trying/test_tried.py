@@ -9,7 +9,8 @@ from stepscope.trying.results import Trials, Tried
 
 SEEN = {
     "loader": {"workers": 0, "prefetch": None, "pinned": False, "persistent": False, "stream": False,
-               "kind": "DataLoader", "line": "t.py:3: loader = DataLoader(images)"},
+               "in_order": True, "context": "fork", "kind": "DataLoader",
+               "line": "t.py:3: loader = DataLoader(images)"},
     "optimizers": [{"name": "AdamW", "line": "t.py:5: optimizer = AdamW(weights)", "fused": True}],
     "device": "cpu", "capability": None, "dtype": "float32", "images": False, "threads": 4, "cores": 4,
     "deterministic": False, "anomaly": False, "benchmark": False, "tf32": False, "whole_epochs": False,
@@ -22,7 +23,8 @@ def runs(*seconds, **other):
 
 
 def tried(name, change, *seconds, **other):
-    return Tried(name, change, runs(*seconds, **other))
+    loader = SEEN["loader"] | {"workers": change.get("loader", {}).get("num_workers", 0)}
+    return Tried(name, change, runs(*seconds, **{"loader": loader} | other))
 
 
 BASE = tried("as it is", {}, 1.0, 1.02, 0.99, 1.01)
@@ -89,6 +91,11 @@ def test_in_the_first_round_the_control_shows_how_the_scripts_own_losses_differ(
         results.judged(other, base, []).problem
         and not results.judged(other, base, runs(1.0, losses=[2.3, 1.3])).problem
     )
+
+
+def test_a_setting_that_another_loader_has_is_not_recommended():
+    ignored = Tried("num_workers=4", {"loader": {"num_workers": 4}}, runs(0.5))  # the script's loader has no workers
+    assert "could not be applied" in results.judged(ignored, BASE, []).problem
 
 
 def test_one_slow_run_ends_no_setting_and_two_do():

@@ -140,26 +140,27 @@ def _hook_optimizers(module: Any) -> Any:
 
 
 def _note_loaders(module: Any) -> None:
-    """Do as `_patch_dataloader`, and prepare `settings.note_loaders` for the first DataLoader."""
+    """Do as `_patch_dataloader`, and prepare `settings.noting_loaders` for the first DataLoader."""
     options = json.loads(os.environ[OPTIONS])
     _patch_dataloader(module)
 
     def note() -> None:
         from stepscope.observe import settings
 
-        settings.note_loaders(options["change"].get("loader", {}), options["place"])
+        noting = settings.noting_loaders(options["change"].get("loader", {}), options["place"])
+        settings.for_ever.enter_context(noting)
 
     _before_the_first(module.DataLoader, note)
 
 
 def _note_optimizers(module: Any) -> None:
-    """Do as `_hook_optimizers`, and prepare `settings.note_optimizers` for the first optimizer."""
+    """Do as `_hook_optimizers`, and prepare `settings.noting_optimizers` for the first optimizer."""
     _hook_optimizers(module)
 
     def note() -> None:
         from stepscope.observe import settings
 
-        settings.note_optimizers()
+        settings.for_ever.enter_context(settings.noting_optimizers())
 
     _before_the_first(module.Optimizer, note)
 

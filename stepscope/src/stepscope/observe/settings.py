@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,14 @@ _ONLY_WITH_WORKERS = {"prefetch_factor": None, "persistent_workers": False, "mul
 _LOW = (torch.float16, torch.bfloat16)
 
 
-def note_loaders(values: dict[str, Any], place: str) -> None:
+for_ever = ExitStack()  # what a script's process has changed; nothing is restored, since the process ends
+
+
+@contextmanager
+def noting_loaders(values: dict[str, Any], place: str) -> Iterator[None]:
     """Note which calls make each DataLoader, and change arguments of the DataLoaders that are made at a place.
 
-    `place` is the result of `place_of` for a DataLoader in an earlier run of the script.
+    `place` is the result of `place_of` for a DataLoader in an earlier run of the loop.
     """
 
     def change(calls: Stack, arguments: dict[str, Any]) -> None:
@@ -40,12 +44,15 @@ def note_loaders(values: dict[str, Any], place: str) -> None:
             if not arguments["num_workers"]:
                 arguments |= _ONLY_WITH_WORKERS
 
-    _around_init(DataLoader, change)
+    with _around_init(DataLoader, change):
+        yield
 
 
-def note_optimizers() -> None:
+@contextmanager
+def noting_optimizers() -> Iterator[None]:
     """Note which calls make each optimizer."""
-    _around_init(Optimizer, lambda calls, arguments: None)
+    with _around_init(Optimizer, lambda calls, arguments: None):
+        yield
 
 
 def line_of(made: object) -> str:
@@ -58,20 +65,33 @@ def place_of(made: object) -> str:
     return _place(getattr(made, _CALLS, ()))
 
 
-def set_torch(values: dict[str, Any]) -> None:
-    """Change settings of PyTorch: `threads`, and the settings that are on or off."""
+@contextmanager
+def torch_with(values: dict[str, Any]) -> Iterator[None]:
+    """Change settings of PyTorch within the block: `threads`, and the settings that are on or off."""
+    cudnn, threads, precision = torch.backends.cudnn, torch.get_num_threads(), torch.get_float32_matmul_precision()
+    flags = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     if "threads" in values:
         torch.set_num_threads(values["threads"])
     if values.get("tf32"):
         torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
+        cudnn.allow_tf32 = True
     if values.get("benchmark"):
-        torch.backends.cudnn.benchmark = True
+        cudnn.benchmark = True
     if values.get("deterministic") is False:
         torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.deterministic = False
+        cudnn.deterministic = False
     if values.get("anomaly") is False:
         torch.autograd.set_detect_anomaly(False)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = flags
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        torch.set_anomaly_enabled(*anomaly)
 
 
 def set_optimizer(optimizer: Optimizer, values: dict[str, Any]) -> None:
@@ -109,6 +129,7 @@ class NetworkChange:
     def __init__(self, values: dict[str, Any]):
         self.values, self.changed = values, list[str]()
         self.scaler = torch.amp.GradScaler(_device()) if values.get("autocast") == "float16" else None
+        self._networks = list[nn.Module]()
         self._depth = 0
 
     @contextmanager
@@ -137,6 +158,7 @@ class NetworkChange:
     def _change(self, network: nn.Module) -> None:
         vars(network)["_stepscope_forward"] = True
         self.changed.append(type(network).__name__)
+        self._networks.append(network)
         dtype, channels_last = self.values.get("autocast"), bool(self.values.get("channels_last"))
         if channels_last:
             network.to(memory_format=torch.channels_last)
@@ -145,6 +167,14 @@ class NetworkChange:
             network.forward = partial(_forward, network.forward, _device(network), kind, channels_last)
         if self.values.get("compile"):
             network.compile()
+
+    def restore(self) -> None:
+        """Undo the changes, in case that the loop's next run has the same networks."""
+        for network in self._networks:
+            for name in ("_stepscope_forward", "forward", "_compiled_call_impl"):
+                vars(network).pop(name, None)
+            if self.values.get("channels_last"):
+                network.to(memory_format=torch.contiguous_format)
 
 
 def _forward(
@@ -177,8 +207,9 @@ def _device(network: nn.Module | None = None) -> str:
     return weight.device.type if weight is not None else "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _around_init(kind: type, change: Callable[[Stack, dict[str, Any]], None]) -> None:
-    """Call a function with the calls and the arguments before each object of a class is made."""
+@contextmanager
+def _around_init(kind: type, change: Callable[[Stack, dict[str, Any]], None]) -> Iterator[None]:
+    """Within the block, call a function with the calls and the arguments before each object of a class is made."""
     init = kind.__init__  # type: ignore[misc]
     signature = inspect.signature(init)
 
@@ -192,6 +223,10 @@ def _around_init(kind: type, change: Callable[[Stack, dict[str, Any]], None]) ->
         made.__dict__[_CALLS] = calls
 
     kind.__init__ = __init__  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        kind.__init__ = init  # type: ignore[misc]
 
 
 def _place(calls: Stack) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import statistics
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from torch.multiprocessing import get_context
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import IterableDataset
 
@@ -23,7 +25,9 @@ from stepscope.timing.stopwatch import synchronize
 
 
 class TrialRecorder(ScriptRecorder):
-    """Times the steps of a script with changed settings, reports their times, and ends the script.
+    """Times the steps of a loop with changed settings, reports their times, and ends the script if `stop`.
+
+    What it changes in PyTorch is restored by `restore`; a script's process never calls it.
 
     Parameters
     ----------
@@ -36,16 +40,25 @@ class TrialRecorder(ScriptRecorder):
         Receives a dict with the ``"trial"``, or the ``"problem"``; see `ScriptRecorder`.
     """
 
-    def __init__(self, change: settings.Change, steps: int | None, report: Report):
+    def __init__(self, change: settings.Change, steps: int | None, report: Report, *, stop: bool = True):
         self.change, self.steps_to_time = change, steps
         self.timed: list[StepRecord] = []
         self.losses: list[torch.Tensor] = []  # of the first backward passes
         self.optimizers: dict[int, torch.optim.Optimizer] = {}  # by `id`, in the order of their first steps
         self.network = settings.NetworkChange(change.get("network", {}))
-        settings.set_torch(change.get("torch", {}))
-        super().__init__(steps or 1, Path(), report, stop=True)
-        register_optimizer_step_pre_hook(self._before_update)
+        self.changes = ExitStack()
+        self.changes.enter_context(settings.torch_with(change.get("torch", {})))
+        super().__init__(steps or 1, Path(), report, stop=stop)
+        self.changes.callback(register_optimizer_step_pre_hook(self._before_update).remove)
         self._watch_backward()
+
+    def restore(self) -> None:
+        """Give back what was changed in PyTorch, and forget the loop."""
+        self.changes.close()
+        self.network.restore()
+        atexit.unregister(self.end)
+        if not self.over:
+            self._leave()
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has changed the weights."""
@@ -72,6 +85,7 @@ class TrialRecorder(ScriptRecorder):
             backward(loss if scaler is None else scaler.scale(loss), *args, **kwargs)
 
         torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
+        self.changes.callback(setattr, torch.Tensor, "backward", backward)
 
     def _guarded_phases(self) -> Phases:
         with self.network.watching():
@@ -114,6 +128,8 @@ class TrialRecorder(ScriptRecorder):
             "place": settings.place_of(loader), "line": settings.line_of(loader), "kind": type(loader).__name__,
             "workers": loader.num_workers, "prefetch": loader.prefetch_factor, "pinned": bool(loader.pin_memory),
             "persistent": loader.persistent_workers, "stream": isinstance(loader.dataset, IterableDataset),
+            "in_order": getattr(loader, "in_order", None),
+            "context": (loader.multiprocessing_context or get_context()).get_start_method(),
         }  # fmt: skip
         weights = [w for each in self.optimizers.values() for group in each.param_groups for w in group["params"]]
         capability = torch.cuda.get_device_capability() if torch.cuda.is_initialized() else None

@@ -12,8 +12,8 @@ from stepscope import thresholds
 Change = dict[str, dict[str, Any]]  # see `observe.settings`
 Report = dict[str, Any]  # of one run: see `observe.trial`
 GROUPS = (
-    "workers", "prefetch", "persistent", "pin", "threads", "fused", "precision", "channels_last", "benchmark",
-    "modes", "compile",
+    "workers", "prefetch", "persistent", "pin", "order", "context", "threads", "fused", "precision", "channels_last",
+    "benchmark", "modes", "compile",
 )  # fmt: skip
 
 
@@ -45,6 +45,10 @@ def _of_the_loader(seen: Report) -> Iterator[tuple[str, str, Change]]:
         yield "prefetch", f"prefetch_factor={more}", {"loader": {"prefetch_factor": more}}
     if workers and persistent and not loader["persistent"]:
         yield "persistent", "persistent_workers=True", {"loader": persistent}
+    if workers > 1 and loader["in_order"]:  # None: PyTorch before 2.6 has no such argument
+        yield "order", "in_order=False", {"loader": {"in_order": False}}
+    if workers and loader["context"] == "fork":
+        yield "context", "forkserver", {"loader": {"multiprocessing_context": "forkserver"}}
     if seen["device"] == "cuda" and not loader["pinned"]:
         yield "pin", "pin_memory=True", {"loader": {"pin_memory": True}}
 

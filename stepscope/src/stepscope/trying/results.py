@@ -49,6 +49,8 @@ def judged(setting: Tried, base: Tried, control: Sequence[Report]) -> Tried:
         return setting
     if setting.change.get("network") and not setting.runs[0]["networks"]:
         return replace(setting, problem="could not be applied: no network with weights was called")
+    if any(not _applied(setting.change, run) for run in setting.runs):
+        return replace(setting, problem="could not be applied: the training DataLoader was made otherwise, or before")
     alike, words = _learned([*control, *base.runs], setting.runs)
     setting = replace(setting, runs=(*setting.runs[:-1], setting.runs[-1] | {"learns": words}))
     if not alike:
@@ -122,7 +124,7 @@ class Trials:
         """Return the results as text; on a terminal with `colours` for the ratios that are surely above 1."""
         usable = [each for each in self.settings if not each.problem and each.runs]
         steps, rounds = self.base.runs[0]["steps"], counted(self.rounds, "round")
-        text = [f"The script as it is: {_ms(self.base):.3g} ms a step. Each run timed {counted(steps, 'step')}."]
+        text = [f"As it is: {_ms(self.base):.3g} ms a step. Each run timed {counted(steps, 'step')}."]
         comparison = compared(self.base, usable) if usable and self.rounds else None
         if comparison is not None:
             text += [f"\nSettings, in {rounds}:\n"]
@@ -186,6 +188,13 @@ def _learned(base: Sequence[Report], runs: Sequence[Report]) -> tuple[bool, str]
     alike = apart <= max(thresholds.OTHER_LOSSES * own, thresholds.OTHER_LOSS * mean)
     control = f"by up to {own:.2g} between runs of the script as it is" if own else "not between runs as it is"
     return alike, f"losses differ by {apart:.2g} on average, {control}"
+
+
+def _applied(change: Change, run: Report) -> bool:
+    """Return whether the DataLoader of a run has the changed arguments."""
+    names = {"num_workers": "workers", "prefetch_factor": "prefetch", "pin_memory": "pinned"}
+    asked = {names[name]: value for name, value in change.get("loader", {}).items() if name in names}
+    return all(run["loader"].get(name) == value for name, value in asked.items())
 
 
 def _distance(one: Report, other: Report) -> float:

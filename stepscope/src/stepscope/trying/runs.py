@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -32,7 +33,7 @@ class CannotTry(RuntimeError):
     """The script as it is cannot be timed. The message says why."""
 
 
-class _OutOfTime(Exception):
+class OutOfTime(Exception):
     """A run would end after the limit."""
 
 
@@ -67,52 +68,66 @@ def run(
     FileNotFoundError
         If the program does not exist.
     CannotTry
-        If the script as it is cannot be timed.
+        If the script as it is cannot be timed within the limit.
     """
-    program, limit = launch.program_of(command), time.monotonic() + 60 * minutes
+    program = launch.program_of(command)
     with folder_for_runs(in_copy) as folder:
         where = "here: it writes its files each time" if folder == Path.cwd() else "in a copy of this folder"
         print(f"stepscope starts the script again and again, {where}.", file=sys.stderr)
-        script = _Script(program, folder, limit)
-        try:
-            seen = script.run({}, steps)
-        except _OutOfTime:
-            seen = f"it takes more than {minutes:g} minutes"
-        if isinstance(seen, str):
-            hint = "" if folder == Path.cwd() else " It ran in a copy of this folder; with --no-in-copy it runs here."
-            raise CannotTry(f"The script as it is could not be timed: {seen}.{hint}")
-        script.control.append(seen)
-        script.steps, script.place = seen["steps"], seen["loader"].get("place", "")
-        base = Tried(AS_IT_IS, {})
-        settings = [Tried(name, change) for name, change in candidates(seen, wanted).items()]
-        (base, *settings), done = script.rounds([base, *settings], rounds)
-        if not done:
-            return Trials(Tried(AS_IT_IS, {}, (seen,)), tuple(settings), 0)
-        trials, best = Trials(base, tuple(settings), done), without_conflicts(faster(base, settings))
-        if len(best) > 1:
-            together = Tried(TOGETHER, joined([each.change for each in best]))
-            (again, alone, together), done = script.rounds(
-                [replace(base, runs=()), replace(best[0], runs=()), together], rounds
-            )
-            final = None if done < 2 or together.problem or alone.problem else compared(again, [alone, together])
-            trials = replace(trials, together=together, final=final)
-        return trials
+        hint = "" if folder == Path.cwd() else " It ran in a copy of this folder; with --no-in-copy it runs here."
+        return tried(_Script(program, folder, minutes), wanted, rounds, steps, "The script", hint)
 
 
-class _Script:
-    """Starts a script with changed settings, and stops it after some steps."""
+def tried(
+    runner: Runner, wanted: Sequence[str] | None, rounds: int, steps: int | None, what: str, hint: str = ""
+) -> Trials:
+    """Try settings with a runner; see `run`. Raises CannotTry, with a `hint`, if `what` as it is cannot be timed."""
+    try:
+        seen = runner.run({}, steps)
+    except OutOfTime:
+        seen = f"it takes more than {runner.minutes:g} minutes"
+    if isinstance(seen, str):
+        raise CannotTry(f"{what} as it is could not be timed: {seen}.{hint}")
+    runner.control.append(seen)
+    runner.steps, runner.place = seen["steps"], seen["loader"].get("place", "")
+    base = Tried(AS_IT_IS, {})
+    settings = [Tried(name, change) for name, change in candidates(seen, wanted).items()]
+    (base, *settings), done = runner.rounds([base, *settings], rounds)
+    if not done:
+        return Trials(Tried(AS_IT_IS, {}, (seen,)), tuple(settings), 0)
+    trials, best = Trials(base, tuple(settings), done), without_conflicts(faster(base, settings))
+    if len(best) > 1:
+        together = Tried(TOGETHER, joined([each.change for each in best]))
+        (again, alone, together), done = runner.rounds(
+            [replace(base, runs=()), replace(best[0], runs=()), together], rounds
+        )
+        final = None if done < 2 or together.problem or alone.problem else compared(again, [alone, together])
+        trials = replace(trials, together=together, final=final)
+    return trials
 
-    def __init__(self, program: Sequence[str], folder: Path, limit: float):
-        self.program, self.folder, self.limit = program, folder, limit
+
+class Runner(ABC):
+    """Runs a training loop with changed settings, in interleaved rounds, for some minutes."""
+
+    def __init__(self, minutes: float):
+        self.minutes, self.limit = minutes, time.monotonic() + 60 * minutes
         self.steps: int | None = None
         self.place = ""  # of the training DataLoader: see `settings.place_of`
-        self.control: list[Report] = []  # the first run of the script as it is
+        self.control: list[Report] = []  # the first run of the loop as it is
         self.took: dict[str, float] = {}  # seconds of the longest run, by the name of the setting
 
-    def rounds(self, settings: Sequence[Tried], rounds: int) -> tuple[list[Tried], int]:
-        """Run the script in interleaved rounds; return the settings with their runs, and the number of whole rounds.
+    @abstractmethod
+    def run(self, change: Change, steps: int | None) -> Report | str:
+        """Run the loop with a change; return what its slowest rank reports, or why there is no report."""
 
-        The first setting is the script as it is. A setting with a problem takes part in no further round.
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """Show a line of progress; "" ends it."""
+
+    def rounds(self, settings: Sequence[Tried], rounds: int) -> tuple[list[Tried], int]:
+        """Run the loop in interleaved rounds; return the settings with their runs, and the number of whole rounds.
+
+        The first setting is the loop as it is. A setting with a problem takes part in no further round.
         """
         kept, done = list(settings), 0
         for number, order in enumerate(shuffled([each.name for each in settings], rounds)):
@@ -122,24 +137,24 @@ class _Script:
             found = dict[str, Tried]()
             try:
                 for each in left:
-                    _say(f"round {number + 1} of {rounds}, {each.name}: {self._left(left, rounds - number)} left")
+                    self.say(f"round {number + 1} of {rounds}, {each.name}: {self._left(left, rounds - number)} left")
                     found[each.name] = self._run_once(each)
-            except _OutOfTime:
+            except OutOfTime:
                 break
             base = found[settings[0].name]
             if base.problem:  # what is known so far holds
-                print(f"The script as it is could be timed at first, and then not: {base.problem}.", file=sys.stderr)
+                print(f"As it is, the loop could be timed at first, and then not: {base.problem}.", file=sys.stderr)
                 break
             others = [judged(found.get(each.name, each), base, self.control) for each in kept[1:]]
             kept = [base, *others]
             done += 1
-        _say("")
+        self.say("")
         return kept, done
 
     def _run_once(self, setting: Tried) -> Tried:
         begin, expected = time.monotonic(), self.took.get(setting.name, max(self.took.values(), default=0.0))
         if begin + expected > self.limit:
-            raise _OutOfTime
+            raise OutOfTime
         found = self.run(setting.change, self.steps)
         self.took[setting.name] = max(self.took.get(setting.name, 0.0), time.monotonic() - begin)
         if isinstance(found, str):
@@ -151,8 +166,18 @@ class _Script:
         seconds = sum(self.took.get(each.name, usual) for each in settings) * rounds
         return f"at most {max(1, math.ceil(min(seconds, self.limit - time.monotonic()) / 60))} min"
 
+
+class _Script(Runner):
+    """Starts a script with changed settings, and stops it after some steps."""
+
+    def __init__(self, program: Sequence[str], folder: Path, minutes: float):
+        super().__init__(minutes)
+        self.program, self.folder = program, folder
+
+    def say(self, text: str) -> None:
+        terminal.progress(sys.stderr, text)
+
     def run(self, change: Change, steps: int | None) -> Report | str:
-        """Run the script with a change; return what its slowest rank reports, or why there is no report."""
         with tempfile.TemporaryDirectory(prefix="stepscope-", ignore_cleanup_errors=True) as folder:
             output = Path(folder, "output.txt")
             options = {"change": change, "place": self.place, "steps": steps, "reports": folder, "stop": True}
@@ -182,7 +207,7 @@ class _Script:
             if ended or (found and len(found) >= found[0]["here"]):
                 return found
             if time.monotonic() > self.limit:
-                raise _OutOfTime
+                raise OutOfTime
             with suppress(subprocess.TimeoutExpired):
                 process.wait(launch.LOOK)
 
@@ -229,7 +254,3 @@ def _bytes_below(folder: Path) -> float:
         if total > thresholds.COPIED_BYTES:
             break
     return total
-
-
-def _say(text: str) -> None:
-    terminal.progress(sys.stderr, text)
