@@ -18,7 +18,8 @@ def register(shell: Any) -> None:
     def stepscope(line: str, cell: str) -> None:
         """Run a cell with a training loop, and show its diagnosis below it."""
         options = _options(line)
-        number, shell.execution_count = shell.execution_count, len(shell.user_ns["In"]) - 1  # of this cell
+        number = shell.execution_count
+        shell.execution_count = len(shell.history_manager.input_hist_parsed) - 1  # of this cell
         try:
             with run.watching(options.steps, options.folder) as found:
                 result = shell.run_cell(f"#\n{cell}")  # the magic is the first line: so lines keep their numbers
@@ -26,6 +27,7 @@ def register(shell: Any) -> None:
             shell.execution_count = number
         if not isinstance(result.error_in_exec, KeyboardInterrupt):
             _show(found)
+        result.raise_error()  # so that the cell fails, and "Run All" ends
 
     shell.register_magic_function(stepscope, "cell")
 

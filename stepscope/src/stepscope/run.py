@@ -49,8 +49,7 @@ def begin(steps: int, folder: str | Path) -> ScriptRecorder | None:
 
     Return the recorder; None if the process is watched already. Raises ValueError if there is no step to time.
     """
-    if steps < 1:
-        raise ValueError(f"Expected at least one step to time, found {steps=}.")
+    _refuse_none(steps)
     if hooks.watched():
         return None
     announce = Announcement()
@@ -73,8 +72,6 @@ def watching(steps: int, folder: str | Path) -> Iterator[list[Diagnosis | str]]:
 
     Raises ValueError if there is no step to time.
     """
-    if steps < 1:
-        raise ValueError(f"Expected at least one step to time, found {steps=}.")
     found = list[Diagnosis | str]()
 
     def report(reported: dict[str, Any]) -> None:
@@ -86,13 +83,22 @@ def watching(steps: int, folder: str | Path) -> Iterator[list[Diagnosis | str]]:
         with hooks.watching(recorder):
             yield found
     finally:
-        recorder.end()
         atexit.unregister(recorder.end)
+        try:
+            recorder.end()
+        except Exception as error:  # of ours: the user's cell must not fail
+            found.append(f"{type(error).__name__}: {error}")
+
+
+def _refuse_none(steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"Expected at least one step to time, found {steps=}.")
 
 
 def _recorder(steps: int, folder: str | Path, report: Callable[[dict[str, Any]], None]) -> ScriptRecorder:
     from stepscope.observe.watched import ScriptRecorder  # here: torch takes seconds, and the command does not need it
 
+    _refuse_none(steps)
     return ScriptRecorder(steps, Path(folder), report)
 
 
@@ -165,7 +171,7 @@ class Announcement:
             return
         left, seen = last["steps_left"], last["steps_seen"]
         if terminal.shows(sys.stderr):
-            text = f"stepscope: step {seen} of about {seen + left}; then {self.then}"
+            text = f"stepscope: step {seen} of about {seen + left}; then {self.then}  "
             if text != self.said:  # the script may have written meanwhile
                 terminal.progress(sys.stderr, text)
                 self.said = text
@@ -215,8 +221,10 @@ def show(
         which = "All ranks" if len(reports) == ranks else f"{len(reports)} of {ranks} ranks"
         say(f"{which} together. {together.text(terminal.colours(sys.stderr))}")
         kept.append({"rank": None, "ranks": ranks, "diagnosis": together.as_json(), **saving.as_json(job)})
-    with _whose_errors_are_printed():
+    try:
         write(files, documents.document("run", kept or [{"problem": nothing}]), script)
+    except Exception as error:  # the script and its exit status must not change
+        say(f"{type(error).__name__}: {error}")
 
 
 def _written(reports: launch.Reports, traces: list[Path], folder: Path, several: bool) -> Facts | Job | None:

@@ -224,6 +224,13 @@ TRIAL_RUN_S, LEAST_TRIAL_STEPS, WHOLE_EPOCHS, KEPT_LOSSES = 3.0, 10, 2, 10
 # Losses of a changed setting: times the distance between two runs of the script as it is, and share of the mean loss.
 # From both on, the setting changes what is learned.
 OTHER_LOSSES, OTHER_LOSS = 3, 0.05
+# Samples of an epoch of an iterable dataset that are compared at most, before other workers are tried. Timed steps of a
+# job of several ranks: the same number for all. First factor of a loss for float16: large enough for its speed.
+CHECKED_SAMPLES, RANKS_TRIAL_STEPS, LOSS_SCALE = 20_000, 50, 2.0**12
+# Share of waiting from which on more workers than cores are tried, too.
+MOSTLY_WAITING = 0.5
+# Rounds from which on an interval is narrow enough to decide something.
+LEAST_ROUNDS = 3
 # Ratio to the script as it is, in the best of two rounds: below it, a setting is tried no further.
 CLEARLY_SLOWER = 0.8
 # A smaller number of workers is recommended, if the fastest number is less than this many times as fast. Batches that

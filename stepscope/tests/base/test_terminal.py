@@ -2,6 +2,7 @@
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,7 +46,7 @@ def announce(monkeypatch, stream, *seen):
 def test_a_terminal_gets_one_line_of_progress_that_is_replaced_only_when_it_changes(screen, monkeypatch):
     stream, shown = screen
     announce(monkeypatch, stream, 3, 3, 3, 9)
-    lines = [f"stepscope: step {seen} of about 60; then the script goes on\x1b[K" for seen in (3, 9)]
+    lines = [f"stepscope: step {seen} of about 60; then the script goes on  \x1b[K" for seen in (3, 9)]
     assert shown().split("\r")[1:] == lines
 
 
@@ -62,6 +63,7 @@ def test_colours_are_for_terminals_without_a_wish_for_none(tmp_path, monkeypatch
     with open(tmp_path / "log.txt", "w") as log:
         assert not terminal.colours(log)
     assert not terminal.colours(log) and not terminal.colours(None)  # closed, and not there
+    assert not terminal.colours(SimpleNamespace(write=print))  # such as a logger in the place of stderr
     for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
         with monkeypatch.context() as changed:
             changed.setenv(name, value)

@@ -52,6 +52,13 @@ def test_a_notebook_runs_as_a_script_and_its_cell_and_line_are_named(tmp_path):
     assert (tmp_path / "diagnosis").is_dir() and [*(tmp_path / "inner").iterdir()] == [tmp_path / "inner/train.ipynb"]
 
 
+def test_magics_around_a_cell_are_left_out_and_texts_that_look_like_them_stay(tmp_path):
+    write(tmp_path, ["%%capture\n%%time\nprint('captured')", "\n\nprint('5%%time')\nraise ValueError('line 4')"])
+    ended = stepscope(tmp_path, "run", "train.ipynb")
+    assert "captured" in ended.stdout and "5%%time" in ended.stdout
+    assert "raise ValueError('line 4')" in ended.stderr and "transform" not in ended.stderr
+
+
 def test_an_error_in_a_cell_ends_the_notebook_with_its_line(tmp_path):
     write(tmp_path, ["x = 1\nx / 0", "print('not reached')"])
     ended = stepscope(tmp_path, "run", "train.ipynb")
@@ -71,8 +78,11 @@ def test_the_magic_diagnoses_the_loop_of_its_cell_and_restores_pytorch(tmp_path)
     notebook = write(tmp_path, ["%load_ext stepscope", *(cell.replace("%%time", "%%stepscope") for cell in CELLS)])
     notebook.cells += map(
         nbformat.v4.new_code_cell,
-        ["%%stepscope --folder other\nlen(loader)", "%%stepscope --stops 3\n1", "DataLoader.__iter__.__module__"],
-    )
+        [
+            "%%stepscope --folder other\nlen(loader)", "%%stepscope --stops 3\n1", "DataLoader.__iter__.__module__",
+            "In = 3", "%%stepscope\n1 / 0",
+        ],
+    )  # fmt: skip
     nbclient.NotebookClient(
         notebook, timeout=200, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
@@ -81,3 +91,4 @@ def test_the_magic_diagnoses_the_loop_of_its_cell_and_restores_pytorch(tmp_path)
     assert "ended before enough of its steps were seen" in shown[7]
     assert "expected --steps N or --folder FOLDER, found" in shown[8]
     assert "torch.utils.data.dataloader" in shown[9]
+    assert notebook.cells[11].outputs[-1].output_type == "error"  # so that "Run All" ends here

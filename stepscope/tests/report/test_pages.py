@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from support import made_results
@@ -12,7 +13,7 @@ from stepscope.cli import main
 from stepscope.report import context
 
 SOURCE = """import torch
-
+table = read("/home/ada/secret/table.csv")
 
 def train():
     for batch in loader:
@@ -50,11 +51,11 @@ def test_a_line_is_shown_in_context_only_if_the_file_still_has_it(tmp_path, monk
     script.write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     line = "train.py:7: log(loss.item()), in item of torch"
-    assert [number for number, _ in context.around(line, [tmp_path])] == [5, 6, 7]
+    assert [number for number, _ in context.around(line)] == [5, 6, 7]
     page = page_of(write(tmp_path / "found.json", found(1, 2, line=line)))
     assert re.findall('<span class="here"> +(.*?)</span>', page) == ["7          log(loss.item())"]
     script.write_text(SOURCE.replace("log(", "print("))
-    assert context.around(line, [tmp_path]) == [] == context.around("cell:2: x = 1", [tmp_path])
+    assert context.around(line) == [] == context.around("cell:2: x = 1")
     assert "log(loss.item())" not in re.sub("<p>.*?</p>", "", page_of(tmp_path / "found.json"))
 
 
@@ -64,6 +65,21 @@ def test_the_page_of_tried_settings_has_their_ratios_and_the_lines_to_write(tmp_
     assert "fails: &lt;no memory&gt;" in page and "DataLoader(…, num_workers=4)" in page
     content = made_results.TRIED | {"recommended": None}
     assert "No setting is surely faster." in page_of(made_results.write_tried(tmp_path / "none.json", content))
+
+
+def test_a_path_in_the_context_has_no_folders(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    page = page_of(write(tmp_path / "found.json", found(1, 2, line='train.py:2: table = read("…/table.csv")')))
+    assert "…/table.csv" in page and "ada" not in page and page.count('<span class="here">') == 1
+
+
+def test_one_round_has_no_interval(tmp_path):
+    ratio = {"mean": 1.5, "lowest": 0.0, "highest": None, "count": 1}
+    settings = [made_results.TRIED["settings"][0] | {"ratio": ratio}]
+    file = made_results.write_tried(tmp_path / "tried.json", made_results.TRIED | {"settings": settings})
+    for text in (page_of(file), report.markdown(report.load(file), "train.py")):
+        assert "1.50× (interval unknown)" in text and "0.00" not in text
 
 
 @pytest.mark.parametrize("lost", ["rounds", "settings", "ratio", "recommended"])
@@ -118,3 +134,9 @@ def test_markdown_has_tables_that_no_text_breaks(tmp_path):
     tried = report.markdown(report.load(made_results.write_tried(tmp_path / "tried.json")), "train.py")
     assert "| `` num_workers=4 `` | 1.50× (1.40 – 1.60) | the same losses |" in tried
     assert "fails: &lt;no memory&gt;" in tried
+
+
+def test_markdown_keeps_the_caveats_and_mentions_nobody(tmp_path):
+    diagnosis = replace(found(1, 2, name="@torch.no_grad() in __getitem__"), unknown=("how exact the gains are",))
+    text = report.markdown(report.load(write(tmp_path / "found.json", diagnosis)), "train.py")
+    assert "Unknown: how exact the gains are" in text and "\\@torch.no\\_grad() in \\_\\_getitem\\_\\_" in text

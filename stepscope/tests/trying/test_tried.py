@@ -14,7 +14,8 @@ SEEN = {
     "optimizers": [{"name": "AdamW", "line": "t.py:5: optimizer = AdamW(weights)", "fused": True}],
     "device": "cpu", "capability": None, "dtype": "float32", "images": False, "threads": 4, "cores": 4,
     "deterministic": False, "anomaly": False, "benchmark": False, "tf32": False, "whole_epochs": False,
-    "networks": [], "steps": 10, "losses": [2.0, 1.0], "memory_bytes": 1e9, "waits": [0.0], "durations": [1.0],
+    "network": "Sequential", "autocasts": False, "here": 1,
+    "networks": [], "steps": 10, "losses": [2.0, 1.0], "memory_bytes": 1e9, "waits": [0.5], "durations": [1.0],
 }  # fmt: skip
 
 
@@ -98,6 +99,27 @@ def test_a_setting_that_another_loader_has_is_not_recommended():
     assert "could not be applied" in results.judged(ignored, BASE, []).problem
 
 
+def test_settings_that_can_gain_next_to_nothing_are_left_out_unless_they_are_asked_for():
+    gpu = SEEN | {"device": "cuda", "capability": [8, 0]}
+    computes, waits = gpu | {"waits": [0.01]}, gpu | {"waits": [0.99]}
+    assert "num_workers=4" not in offered.candidates(computes) and "TF32" in offered.candidates(computes)
+    assert "num_workers=4" in offered.candidates(waits) and "TF32" not in offered.candidates(waits)
+    assert "num_workers=4" in offered.candidates(computes, ["workers"])
+    assert "waits for batches for 1.0% of its time" in offered.left_out(computes)[1]
+
+
+@pytest.mark.parametrize(
+    "change", [{"in_order": False}, {"multiprocessing_context": "forkserver"}, {"persistent_workers": True}]
+)
+def test_every_argument_of_the_loader_is_checked(change):
+    assert "could not be applied" in results.judged(Tried("x", {"loader": change}, runs(1.0)), BASE, []).problem
+
+
+def test_few_rounds_are_said():
+    one = Trials(tried("as it is", {}, 1.0, 1.0), (tried("x", {}, 0.5, 0.5),), 2)
+    assert "Only 2 rounds fitted into the time" in str(one) and "Only" not in str(Trials(BASE, (FUSED,), 4))
+
+
 def test_one_slow_run_ends_no_setting_and_two_do():
     one, two = workers(2, 2.0), workers(2, 2.0, 1.6)
     assert not results.judged(one, BASE, []).problem
@@ -114,8 +136,11 @@ def test_what_is_offered_depends_on_what_the_script_has():
     assert {"num_workers=1", "num_workers=4", "fused=True", "bfloat16"} <= names
     assert not {"channels_last", "torch.compile", "pin_memory=True", "prefetch_factor=4", "TF32"} & names
     stream = SEEN | {"loader": SEEN["loader"] | {"stream": True, "workers": 2, "prefetch": 2}}
-    assert [name for name in offered.candidates(stream) if "workers" in name] == []
-    assert "prefetch_factor=4" in offered.candidates(stream)
+    assert {"num_workers=1", "prefetch_factor=4"} <= set(offered.candidates(stream))
+    amp = offered.candidates(SEEN | {"autocasts": True})
+    assert "bfloat16" not in amp and "fused=True" in amp
+    ranks = offered.candidates(SEEN | {"here": 2}, ["workers"])
+    assert set(ranks) == {"num_workers=1", "num_workers=2"}  # of four cores
     gpu = SEEN | {"device": "cuda", "capability": [8, 0], "images": True}
     assert {
         "TF32",
@@ -126,6 +151,7 @@ def test_what_is_offered_depends_on_what_the_script_has():
         "torch.compile",
         "pin_memory=True",
     } <= set(offered.candidates(gpu))
+    assert "channels_last" not in offered.candidates(gpu | {"network": "DistributedDataParallel"})
     turing = offered.candidates(gpu | {"capability": [7, 5]})
     assert "float16" in turing and not {"TF32", "bfloat16"} & turing.keys()
     assert set(offered.candidates(SEEN | {"anomaly": True}, ["modes"])) == {"anomaly mode off"}

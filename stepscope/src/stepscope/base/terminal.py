@@ -14,7 +14,7 @@ def colours(stream: IO[str] | None) -> bool:
 
 def shows(stream: IO[str] | None) -> bool:
     """Return whether a stream is an open terminal."""
-    with suppress(ValueError, OSError):  # it is closed
+    with suppress(ValueError, OSError, AttributeError):  # it is closed, or only something that can be written to
         return stream is not None and stream.isatty()
     return False
 

@@ -15,6 +15,7 @@ PLAIN_NAMES = {
     "CPU Exec": "operators on the CPU",
     "Other": "other",
 }
+_PATH = re.compile(r"""(["'])(?:file:/*|~|[A-Za-z]:)?[/\\](?:[^"']*[/\\])?""")
 _OBEYED = {"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"}  # in Unicode: control, format, private, unassigned, separators
 
 
@@ -83,3 +84,8 @@ def printable(name: str) -> str:
 def without_paths(text: str) -> str:
     """Return a text with only the last part of each absolute path, since a folder may name its user."""
     return re.sub(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\](?:[^/\\\n:'\"]+[/\\])+", "", text)
+
+
+def without_folders(code: str) -> str:
+    """Return code in which the paths in quotes have no folders: these may contain the user's name."""
+    return _PATH.sub(r"\1…/", code)

@@ -252,7 +252,7 @@ def _new_recorder(options: dict[str, Any]) -> Recorder | None:
         if "change" in options:
             from stepscope.observe.trial import TrialRecorder
 
-            return TrialRecorder(options["change"], options["steps"], report)
+            return TrialRecorder(options["change"], options["steps"], report, checks=options["checks"])
         from stepscope.observe.watched import ScriptRecorder  # here: importing it takes seconds
 
         return ScriptRecorder(options["steps"], reports / "traces", report, stop=options["stop"])

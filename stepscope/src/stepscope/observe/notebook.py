@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-_AROUND = re.compile(r"%%(?:time|timeit|capture|prun|stepscope)\b.*")  # magics whose cell is code of its own
+# Magics at the beginning of a cell that is code of its own
+_AROUND = re.compile(r"\A((?:#\n)*)%%(?:time|timeit|capture|prun|stepscope)\b.*")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -30,10 +31,13 @@ def main(arguments: Sequence[str]) -> None:
     os.environ.setdefault("MPLBACKEND", "agg")  # a window would wait to be closed
     python = _python(module)
     for number, source in enumerate(cells, 1):
-        name, lines = f"<ipython-input-{number}-stepscope>", python(_AROUND.sub("#", source, count=1))
-        linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+        name = f"<ipython-input-{number}-stepscope>"
+        while (plain := _AROUND.sub(r"\1#", source)) != source:
+            source = plain
         try:
-            exec(compile(lines, name, "exec"), vars(module))
+            code = python(source)
+            linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name
+            exec(compile(code, name, "exec"), vars(module))
         except Exception as error:
             shown = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # without this function
             traceback.print_exception(shown)  # Python itself shows no lines of cells

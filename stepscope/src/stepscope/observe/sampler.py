@@ -23,11 +23,11 @@ from typing import TypeVar
 
 from stepscope import thresholds
 from stepscope.base.confidence import without_hiccup
+from stepscope.base.wording import without_folders
 from stepscope.observe import contention
 
 T = TypeVar("T")
 LONGEST = 70  # characters of a line that are shown
-_PATH = re.compile(r"""(["'])(?:file:/*|~|[A-Za-z]:)?[/\\](?:[^"']*[/\\])?""")  # a path may contain the user's name
 
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # separate functions in Python 3.11
 _PACKAGE = str(Path(thresholds.__file__).parent)
@@ -71,7 +71,7 @@ class Frame:
     def __str__(self) -> str:
         if not self.own and self.package:
             return f"{self.qualified or self.name} of {self.package}"
-        text = _PATH.sub(r"\1…/", linecache.getline(self.file, self.line).strip())
+        text = without_folders(linecache.getline(self.file, self.line).strip())
         text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
         place = _cell(self.file) or Path(self.file).name
         return f"{place}:{self.line}: {text}" if text else f"{place}:{self.line}"

@@ -7,7 +7,7 @@ A change is a dict with up to four parts: arguments of the training DataLoader (
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
+from stepscope import thresholds
 from stepscope.observe.sampler import Stack, here
 
 Change = dict[str, dict[str, Any]]
@@ -66,41 +67,73 @@ def place_of(made: object) -> str:
 
 
 @contextmanager
-def torch_with(values: dict[str, Any]) -> Iterator[None]:
+def torch_with(values: Mapping[str, Any]) -> Iterator[None]:
     """Change settings of PyTorch within the block: `threads`, and the settings that are on or off."""
-    cudnn, threads, precision = torch.backends.cudnn, torch.get_num_threads(), torch.get_float32_matmul_precision()
-    flags = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    if "threads" in values:
-        torch.set_num_threads(values["threads"])
-    if values.get("tf32"):
-        torch.set_float32_matmul_precision("high")
-        cudnn.allow_tf32 = True
-    if values.get("benchmark"):
-        cudnn.benchmark = True
-    if values.get("deterministic") is False:
-        torch.use_deterministic_algorithms(False)
-        cudnn.deterministic = False
-    if values.get("anomaly") is False:
-        torch.autograd.set_detect_anomaly(False)
-    try:
+    cudnn = torch.backends.cudnn
+    with ExitStack() as before:  # only what changes is read: reading TF32 can raise, see `uses_tf32`
+        if "threads" in values:
+            before.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(values["threads"])
+        if values.get("tf32"):
+            before.enter_context(_tf32())
+        if values.get("benchmark"):
+            before.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
+            cudnn.benchmark = True
+        if values.get("deterministic") is False:
+            warns, enabled = (
+                torch.is_deterministic_algorithms_warn_only_enabled(), torch.are_deterministic_algorithms_enabled()
+            )  # fmt: skip
+            before.callback(setattr, cudnn, "deterministic", cudnn.deterministic)
+            before.callback(torch.use_deterministic_algorithms, enabled, warn_only=warns)
+            torch.use_deterministic_algorithms(False)
+            cudnn.deterministic = False
+        if values.get("anomaly") is False:
+            before.callback(torch.set_anomaly_enabled, torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
+            torch.set_anomaly_enabled(False)
         yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
-        cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = flags
-        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-        torch.set_anomaly_enabled(*anomaly)
 
 
-def set_optimizer(optimizer: Optimizer, values: dict[str, Any]) -> None:
-    """Change the option `fused` of an optimizer before its first step."""
-    if not values:
-        return
-    for group in optimizer.param_groups:
-        if "fused" in group:  # its type has this option
-            group |= {"foreach": False} | values
+def uses_tf32() -> bool:
+    """Return whether matrix products in float32 use TF32."""
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # the script has set `fp32_precision`, from PyTorch 2.9 on: the older name then raises
+        return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    """Use TF32 in products and convolutions within the block."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    cudnn_conv: Any = getattr(cudnn, "conv", None)
+    try:
+        flags = matmul.allow_tf32, cudnn.allow_tf32
+    except RuntimeError:  # as in `uses_tf32`
+        precisions = matmul.fp32_precision, cudnn_conv.fp32_precision
+        matmul.fp32_precision = cudnn_conv.fp32_precision = "tf32"
+        yield
+        matmul.fp32_precision, cudnn_conv.fp32_precision = precisions
+    else:
+        matmul.allow_tf32 = cudnn.allow_tf32 = True
+        yield
+        matmul.allow_tf32, cudnn.allow_tf32 = flags
+
+
+def set_optimizer(optimizer: Optimizer, values: dict[str, Any]) -> Callable[[], None]:
+    """Change the option `fused` of an optimizer before its first step; return a function that undoes the change."""
+    changed = [group for group in optimizer.param_groups if values and "fused" in group]  # its type has this option
+    before = [{name: group.get(name) for name in ("foreach", *values)} for group in changed]
+    scales = getattr(optimizer, "_step_supports_amp_scaling", False)
+    for group in changed:
+        group |= {"foreach": False} | values
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # as fused=True sets it
+
+    def undo() -> None:
+        optimizer._step_supports_amp_scaling = scales  # type: ignore[attr-defined]
+        for group, its in zip(changed, before, strict=True):
+            group |= its
+
+    return undo
 
 
 def can_fuse(optimizer: Optimizer) -> bool:
@@ -108,11 +141,42 @@ def can_fuse(optimizer: Optimizer) -> bool:
     return not any(group.get("fused", True) for group in optimizer.param_groups)
 
 
-def unscale(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
-    """Divide the gradients by the scale of the loss; without gradients, an optimizer skips a step that overflowed."""
-    scaler.unscale_(optimizer)
-    if any(found.item() for found in scaler._found_inf_per_device(optimizer).values()):
-        optimizer.zero_grad(set_to_none=True)
+class LossScale:
+    """Scales losses for float16 as `torch.amp.GradScaler` does, but unscales gradients after each backward pass.
+
+    So gradients that a script clips, or adds up over several passes, have their own size.
+    """
+
+    def __init__(self, weights: Callable[[], list[nn.Parameter]]):
+        self.weights = weights  # of the networks that compute in float16
+        self.scale: torch.Tensor | None = None
+        self.found = self.growth = torch.empty(0)
+
+    def backward(self, backward: Callable[..., None], loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Run the backward pass of a loss."""
+        if self.scale is None:
+            self.scale = torch.full((), thresholds.LOSS_SCALE, device=loss.device)
+            self.found = torch.zeros((), device=loss.device)
+            self.growth = torch.zeros((), dtype=torch.int32, device=loss.device)
+        if earlier := self._gradients(loss.device):
+            torch._foreach_mul_(earlier, self.scale)
+        backward(loss * self.scale, *args, **kwargs)
+        inverse = self.scale.double().reciprocal().float()
+        torch._amp_foreach_non_finite_check_and_unscale_(self._gradients(loss.device), self.found, inverse)
+
+    def overflowed(self) -> bool:
+        """Return whether a gradient is not finite: then the optimizer must not use the gradients."""
+        return self.scale is not None and bool(self.found.item())
+
+    def update(self) -> None:
+        """Halve the scale after an overflow; double it after many steps without one."""
+        if self.scale is not None:
+            torch._amp_update_scale_(self.scale, self.growth, self.found, 2.0, 0.5, 2000)
+            self.found.zero_()
+
+    def _gradients(self, device: torch.device) -> list[torch.Tensor]:
+        found = [weight.grad for weight in self.weights() if weight.grad is not None]
+        return [each for each in found if each.device == device and not each.is_sparse]
 
 
 class NetworkChange:
@@ -122,14 +186,14 @@ class NetworkChange:
     ----------
     changed : list of str
         Types of the changed networks.
-    scaler : GradScaler or None
+    scale : LossScale or None
         Scales the loss, if float16 computes.
     """
 
     def __init__(self, values: dict[str, Any]):
         self.values, self.changed = values, list[str]()
-        self.scaler = torch.amp.GradScaler(_device()) if values.get("autocast") == "float16" else None
-        self._networks = list[nn.Module]()
+        self.scale = LossScale(self._weights) if values.get("autocast") == "float16" else None
+        self._before = list[tuple[nn.Module, dict[str, Any], bool]]()  # attributes, and whether in channels_last
         self._depth = 0
 
     @contextmanager
@@ -141,7 +205,7 @@ class NetworkChange:
         call = nn.Module.__call__
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not self._depth and "_stepscope_forward" not in vars(module) and _trains(module):
+            if not self._depth and "_stepscope_forward" not in vars(module) and trains(module):
                 self._change(module)
             self._depth += 1
             try:
@@ -158,7 +222,10 @@ class NetworkChange:
     def _change(self, network: nn.Module) -> None:
         vars(network)["_stepscope_forward"] = True
         self.changed.append(type(network).__name__)
-        self._networks.append(network)
+        kept: dict[str, Any] = {
+            name: vars(network)[name] for name in ("forward", "_compiled_call_impl") if name in vars(network)
+        }
+        self._before.append((network, kept, any(map(_in_channels_last, network.parameters()))))
         dtype, channels_last = self.values.get("autocast"), bool(self.values.get("channels_last"))
         if channels_last:
             network.to(memory_format=torch.channels_last)
@@ -168,13 +235,19 @@ class NetworkChange:
         if self.values.get("compile"):
             network.compile()
 
+    def _weights(self) -> list[nn.Parameter]:
+        return [weight for network, *_ in self._before for weight in network.parameters()]
+
     def restore(self) -> None:
         """Undo the changes, in case that the loop's next run has the same networks."""
-        for network in self._networks:
+        for network, kept, channels_last in self._before:
             for name in ("_stepscope_forward", "forward", "_compiled_call_impl"):
                 vars(network).pop(name, None)
-            if self.values.get("channels_last"):
+            vars(network).update(kept)
+            if self.values.get("channels_last") and not channels_last:
                 network.to(memory_format=torch.contiguous_format)
+        if self.values.get("compile"):
+            torch._dynamo.reset()  # or the limit of recompilations counts those of all runs
 
 
 def _forward(
@@ -188,6 +261,10 @@ def _forward(
     return results if dtype is None else tree_map_only(torch.Tensor, _float32, results)
 
 
+def _in_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
 def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
@@ -196,15 +273,21 @@ def _float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in _LOW else tensor
 
 
-def _trains(module: nn.Module) -> bool:
+def trains(module: nn.Module) -> bool:
+    """Return whether a module is called to train its weights."""
     training = module.training and torch.is_grad_enabled()
     return training and any(weight.requires_grad for weight in module.parameters())
 
 
-def _device(network: nn.Module | None = None) -> str:
-    """Return the type of the device of a network's weights, or of the GPU if there is one."""
-    weight = None if network is None else next(network.parameters(), None)
-    return weight.device.type if weight is not None else "cuda" if torch.cuda.is_available() else "cpu"
+def _device(network: nn.Module) -> str:
+    """Return the type of the device of a network's weights."""
+    weight = next(network.parameters(), None)
+    return "cpu" if weight is None else weight.device.type
+
+
+def autocasts() -> bool:
+    """Return whether autocast is on, on a GPU or on the CPU."""
+    return torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
 
 
 @contextmanager

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import statistics
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from torch import nn
 from torch.multiprocessing import get_context
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import IterableDataset
 
@@ -20,6 +24,7 @@ from stepscope import thresholds, timing
 from stepscope.base import machine
 from stepscope.observe import settings
 from stepscope.observe.recorder import LoopEnded, Phases, StepRecord
+from stepscope.observe.samples import Samples
 from stepscope.observe.watched import Report, ScriptRecorder
 from stepscope.timing.stopwatch import synchronize
 
@@ -38,13 +43,27 @@ class TrialRecorder(ScriptRecorder):
         whole epochs, if epochs are short.
     report : callable
         Receives a dict with the ``"trial"``, or the ``"problem"``; see `ScriptRecorder`.
+    stop : bool
+        Whether to end the script afterwards.
+    checks : bool
+        Whether to report the samples of the first epoch instead of times; see `Samples`.
     """
 
-    def __init__(self, change: settings.Change, steps: int | None, report: Report, *, stop: bool = True):
+    def __init__(
+        self,
+        change: settings.Change,
+        steps: int | None,
+        report: Report,
+        *,
+        stop: bool = True,
+        checks: bool = False,
+    ):
+        self.samples = Samples() if checks else None
         self.change, self.steps_to_time = change, steps
         self.timed: list[StepRecord] = []
         self.losses: list[torch.Tensor] = []  # of the first backward passes
         self.optimizers: dict[int, torch.optim.Optimizer] = {}  # by `id`, in the order of their first steps
+        self.kind, self.autocasts = "", False  # type of the network, and whether the script uses autocast
         self.network = settings.NetworkChange(change.get("network", {}))
         self.changes = ExitStack()
         self.changes.enter_context(settings.torch_with(change.get("torch", {})))
@@ -54,48 +73,78 @@ class TrialRecorder(ScriptRecorder):
 
     def restore(self) -> None:
         """Give back what was changed in PyTorch, and forget the loop."""
+        if self.phases is not None:
+            self.phases.close()  # which gives `nn.Module.__call__` back
         self.changes.close()
         self.network.restore()
         atexit.unregister(self.end)
         if not self.over:
             self._leave()
 
+    def batch(self, iterator: Iterator[Any], get_next: Callable[[Iterator[Any]], object]) -> object:
+        """Return the next batch of an epoch from `get_next`; note its samples, if they are checked."""
+        loader = vars(iterator).get("_stepscope", (None,))[0]
+        try:
+            batch = super().batch(iterator, get_next)
+        except StopIteration:
+            if self.samples is not None:
+                self.samples.end(loader)
+            raise
+        if self.samples is not None:
+            self.samples.add(loader, batch)
+        return batch
+
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has changed the weights."""
-        if self.network.scaler is not None:
-            self.network.scaler.update()
+        if self.network.scale is not None:
+            self.network.scale.update()
         super().updated(optimizer)
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if id(optimizer) not in self.optimizers:
             self.optimizers[id(optimizer)] = optimizer
-            settings.set_optimizer(optimizer, self.change.get("optimizer", {}))
-        if self.network.scaler is not None:
-            settings.unscale(self.network.scaler, optimizer)
+            self.changes.callback(settings.set_optimizer(optimizer, self.change.get("optimizer", {})))
+        if self.network.scale is not None and self.network.scale.overflowed():
+            optimizer.zero_grad(set_to_none=True)  # without gradients, an optimizer changes nothing
 
     def _watch_backward(self) -> None:
         """Keep the first losses, and scale all losses if float16 computes."""
         backward: Any = torch.Tensor.backward
-        scaler = self.network.scaler
+        scale = self.network.scale
 
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             # From the second epoch on, persistent workers leave the generator of the order in another state
             if len(self.losses) < thresholds.KEPT_LOSSES and len(self.starts) < 2 and loss.numel() == 1:
                 self.losses.append(loss.detach().clone())
-            backward(loss if scaler is None else scaler.scale(loss), *args, **kwargs)
+            if scale is None:
+                backward(loss, *args, **kwargs)
+            else:
+                scale.backward(backward, loss, *args, **kwargs)
 
         torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
         self.changes.callback(setattr, torch.Tensor, "backward", backward)
 
     def _guarded_phases(self) -> Phases:
-        with self.network.watching():
+        with self.network.watching(), self._noting_networks():
             yield  # the first step
             yield
-        warm = list[StepRecord]()
+        if self.samples is not None:
+            with suppress(LoopEnded):
+                while id(self.dataloader) not in self.samples.ended:
+                    yield
+            return self.samples.report(self.dataloader)
+        warm, self.synchronizes = list[StepRecord](), True  # otherwise a step seems as short as its launches
         while len(warm) < timing.warmup_steps(self.dataloader):
             warm.append((yield))
+        count, whole = self._count(statistics.median(each.duration for each in warm))
+        # The last batch of an epoch may be smaller, and an evaluation may follow: PyTorch compiles again, or searches
+        while whole and self._settles and not (yield).first:
+            pass
+        self.synchronizes = False
         synchronize()
-        began, count, whole = time.perf_counter(), *self._count(statistics.median(each.duration for each in warm))
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        began, drained = time.perf_counter(), self.drained
         try:
             while len(self.timed) < count:
                 self.timed.append((yield))
@@ -107,12 +156,34 @@ class TrialRecorder(ScriptRecorder):
         synchronize()
         left = time.perf_counter() - ended
         kept = [each for each in self.timed if whole or not each.first] or self.timed
-        seconds = ended - began if whole else sum(each.duration for each in kept)
+        seconds = ended - began if whole else sum(each.duration for each in kept) + self.drained - drained
         return self._trial(kept, seconds + left, whole)
+
+    @property
+    def _settles(self) -> bool:
+        """Whether the first calls with other shapes, or in another mode, take long."""
+        return bool(self.change.get("network", {}).get("compile") or self.change.get("torch", {}).get("benchmark"))
+
+    @contextmanager
+    def _noting_networks(self) -> Iterator[None]:
+        """Note the type of the network that is trained, and whether autocast is on while it computes."""
+
+        def note(module: nn.Module, _: object) -> None:
+            self.autocasts |= settings.autocasts()
+            if not self.kind and settings.trains(module):
+                self.kind = type(module).__name__
+
+        hook = register_module_forward_pre_hook(note)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _count(self, step_s: float) -> tuple[int, bool]:
         """Return how many steps to time, and whether these are whole epochs, of which starts and ends count too."""
         epoch, count = self.epoch_steps(), self.steps_to_time
+        if count is None and self.examination.profiled.ranks > 1:
+            count = thresholds.RANKS_TRIAL_STEPS  # equal on all ranks, or the job hangs
         if count is None:
             count = max(thresholds.LEAST_TRIAL_STEPS, math.ceil(thresholds.TRIAL_RUN_S / step_s))
             if epoch and epoch <= thresholds.WHOLE_EPOCHS * count:
@@ -141,11 +212,13 @@ class TrialRecorder(ScriptRecorder):
                 {"name": type(each).__name__, "line": settings.line_of(each), "fused": settings.can_fuse(each)}
                 for each in self.optimizers.values()
             ],
-            "networks": self.network.changed, "device": weights[0].device.type, "capability": capability,
+            "networks": self.network.changed, "network": self.kind, "autocasts": self.autocasts,
+            "here": int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+            "device": weights[0].device.type, "capability": capability,
             "dtype": str(weights[0].dtype).removeprefix("torch."), "images": any(w.ndim == 4 for w in weights),
             "threads": torch.get_num_threads(), "cores": machine.cores(),
             "deterministic": torch.are_deterministic_algorithms_enabled(), "anomaly": torch.is_anomaly_enabled(),
-            "benchmark": torch.backends.cudnn.benchmark, "tf32": torch.backends.cuda.matmul.allow_tf32,
+            "benchmark": torch.backends.cudnn.benchmark, "tf32": settings.uses_tf32(),
         }  # fmt: skip
 
     def _report_facts(self, observed: Any) -> None:

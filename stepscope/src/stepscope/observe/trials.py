@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from typing import Any
 
 import psutil
 import torch
@@ -20,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from stepscope import thresholds, timing
 from stepscope.facts.trials import Trial, Trials
+from stepscope.observe import settings
 from stepscope.timing.loaders import batch_size
 from stepscope.timing.stopwatch import synchronize
 
@@ -50,13 +53,11 @@ def run(step: timing.Step, batch: object, *, threads: int | None, double: bool) 
     size, now, tried = batch_size(batch), torch.get_num_threads(), dict[str, Trial]()
     other = now if threads is None else threads
     if now != other:
-        tried["other"] = _compare(call, call, lambda tries: torch.set_num_threads(other if tries else now))
+        tried["other"] = _compare(call, call, {"threads": other})
     if torch.is_anomaly_enabled():
-        check_nan = torch.is_anomaly_check_nan_enabled()
-        tried["anomaly"] = _compare(call, call, lambda tries: torch.set_anomaly_enabled(not tries, check_nan))
+        tried["anomaly"] = _compare(call, call, {"anomaly": False})
     if torch.are_deterministic_algorithms_enabled():
-        set_to, warn_only = torch.use_deterministic_algorithms, torch.is_deterministic_algorithms_warn_only_enabled()
-        tried["deterministic"] = _compare(call, call, lambda tries: set_to(not tries, warn_only=warn_only))
+        tried["deterministic"] = _compare(call, call, {"deterministic": False})
     memory = thresholds.LARGER_BATCH * psutil.Process().memory_info().rss
     if size < thresholds.SMALL_BATCH and memory < psutil.virtual_memory().available:
         with suppress(Exception):  # out of memory, or the step needs this batch size
@@ -72,12 +73,13 @@ def run(step: timing.Step, batch: object, *, threads: int | None, double: bool) 
 def _compare(
     before: Callable[[], object],
     after: Callable[[], object],
-    change: Callable[[bool], object] = lambda tries: None,
+    change: Mapping[str, Any] = MappingProxyType({}),
     parts: int = 1,
 ) -> Trial:
     """Call two functions in interleaved rounds, and return how long a call of each takes.
 
-    `change` changes a setting for the second function, and restores it. The second time is divided by `parts`.
+    `change` has the settings of PyTorch for the second function: see `settings.torch_with`. The second time is divided
+    by `parts`.
     """
     begin = time.perf_counter()
     before()
@@ -85,11 +87,8 @@ def _compare(
     as_it_is, changed = list[float](), list[float]()
     for _ in range(thresholds.TRIAL_ROUNDS + 1):
         as_it_is.append(_ms(before, repeat))
-        change(True)
-        try:
+        with settings.torch_with(change):
             changed.append(_ms(after, repeat) / parts)
-        finally:
-            change(False)
     del as_it_is[0], changed[0]  # the first round compiles, or starts threads
     faster = sum(less < more for more, less in zip(as_it_is, changed, strict=True))
     return Trial(min(as_it_is), min(changed), faster >= thresholds.TRIAL_ROUNDS - 1)

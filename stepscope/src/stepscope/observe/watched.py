@@ -72,6 +72,7 @@ class ScriptRecorder(Recorder):
         self.pausing = PauseRecorder()
         self.reported = time.perf_counter()
         self.sizes: list[int] = []  # number of batches of each finished step
+        self.drained = 0.0  # seconds of waiting for a GPU at the ends of epochs
         self.examination = Examination(self, count, folder)
         self.script_profiler: Callable[[], Any] = lambda: None  # reference to the script's last profiler
         self.examination.profiled.prepared = self._prepared
@@ -119,7 +120,9 @@ class ScriptRecorder(Recorder):
                 return self.request(iterator, get_next)
             except StopIteration:
                 if torch.cuda.is_initialized():  # the GPU's unfinished work belongs to the steps
+                    begin = time.perf_counter()
                     torch.cuda.synchronize()
+                    self.drained += time.perf_counter() - begin
                 self.pausing.ended(time.perf_counter())
                 raise
 

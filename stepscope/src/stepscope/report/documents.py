@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from stepscope.report.findings import Diagnosis
 VERSION = 3  # of the file; programs for other versions must refuse the file
 VERSIONS = {"run": VERSION, "diagnose": VERSION, "try": 1}
 SCHEMA = Path(__file__).with_name("results.schema.json")
-WANTED = "Name a file that `stepscope run --json FILE` or `stepscope diagnose --json` wrote."
+WANTED = "Name a file that stepscope wrote: `run --json FILE`, `try --json FILE`, or `diagnose --json`."
 
 
 class ResultError(ValueError):
@@ -105,14 +106,21 @@ def title_of(result: dict[str, Any]) -> str:
     return f"Rank {result['rank']}" if "rank" in result else "All ranks together"
 
 
+def ratio_text(ratio: tuple[float, float, float]) -> str:
+    """Return a ratio with the ends of its interval as text."""
+    mean, lowest, highest = ratio
+    ends = f"{lowest:.2f} – {highest:.2f}" if math.isfinite(highest) else "interval unknown"
+    return f"{mean:.2f}× ({ends})"
+
+
 def _trials(content: dict[str, Any]) -> dict[str, Any]:
     """Return the results of ``try`` as plain values; raises ValueError, TypeError or LookupError."""
 
     def ratio(found: dict[str, Any] | None) -> tuple[float, float, float] | None:
         if found is None:
             return None
-        mean, lowest = float(found["mean"]), float(found["lowest"])
-        return mean, lowest, mean if found["highest"] is None else float(found["highest"])
+        highest = math.inf if found["highest"] is None else float(found["highest"])
+        return float(found["mean"]), float(found["lowest"]), highest
 
     recommended = content["recommended"]
     return {

@@ -174,21 +174,21 @@ class Diagnosis:
         return "\n".join(line.rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
-        parts = [f"<p><b>Verdict: {self.verdict}.</b> {_words(self.reason)}</p>"]
-        parts.append(_table((_words(name), _words(value)) for name, value in self.evidence))
+        parts = [f"<p><b>Verdict: {self.verdict}.</b> {as_html(self.reason)}</p>"]
+        parts.append(_table((as_html(name), as_html(value)) for name, value in self.evidence))
         if self.findings:
             parts.append(_table([("<b>finding</b>", "<b>gain</b>", "<b>change</b>"), *map(self._row, self.findings)]))
         if len(self.findings) > 1:
             parts.append(f"<p>{ONE_AT_A_TIME}</p>")
-        parts += [f"<p>Unknown: {_words(text)}</p>" for text in self.unknown]
+        parts += [f"<p>Unknown: {as_html(text)}</p>" for text in self.unknown]
         return "".join(parts)
 
     def _row(self, finding: Finding) -> tuple[str, ...]:
-        topic, page = _words(finding.topic), self.links.get(finding.topic)
+        topic, page = as_html(finding.topic), self.links.get(finding.topic)
         return (
-            f"<b>{_words(finding.name)}</b><br>{_words(finding.evidence)}",
-            _words(finding.saving(self.step_ms)),
-            f"<code>{_words(finding.change)}</code><br>→ "
+            f"<b>{as_html(finding.name)}</b><br>{as_html(finding.evidence)}",
+            as_html(finding.saving(self.step_ms)),
+            f"<code>{as_html(finding.change)}</code><br>→ "
             + (f'<a href="{html.escape(page)}">{topic}</a>' if page else topic),
         )
 
@@ -207,7 +207,7 @@ _GAIN = re.compile(r"(?<=: )(?:at\s+most|about)\s+[\d.,]+×(?:,\s+[\d.]+\s+to\s+
 ONE_AT_A_TIME = "These gains do not add up. Fix the first fault, measure, and diagnose again."
 
 
-def _words(text: str) -> str:
+def as_html(text: str) -> str:
     """Escape a text for HTML."""
     return html.escape(text).replace("\n", "<br>")
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from stepscope.base.wording import milliseconds, percent
+from stepscope.base.wording import counted, milliseconds, percent
 from stepscope.report import context
-from stepscope.report.documents import WANTED, ResultError, title_of
-from stepscope.report.findings import ONE_AT_A_TIME, Diagnosis, Finding
+from stepscope.report.documents import WANTED, ResultError, ratio_text, title_of
+from stepscope.report.findings import ONE_AT_A_TIME, Diagnosis, Finding, as_html
 
 STYLE = """
 :root { color-scheme: light dark; --wait: #b3261e; --rest: #9aa7b8; --good: #1a7f37; --edge: #8886; --card: #8881; }
@@ -52,8 +51,8 @@ def page(content: Mapping[str, Any], title: str) -> str:
     """Return results as a page: what was run, the verdict, figures of a step, and a card for each finding.
 
     `content` comes from `stepscope.report.load`: results of ``run``, ``diagnose`` or ``try``. The lines of findings are
-    shown in context if their files are in the current folder, or in folders in it. Raises ResultError if there are no
-    results.
+    shown in context if their files are in the current folder, or up to two levels below it. Raises ResultError if there
+    are no results.
     """
     if content["command"] == "try":
         return _whole(title, _trials(content))
@@ -78,7 +77,8 @@ def _whole(title: str, body: str) -> str:
 def _run(result: Mapping[str, Any]) -> str:
     """Return what was run, and on which machine, if the results contain it."""
     script = f"<code>{escape(result['script'])}</code>" if result.get("script") else ""
-    return f"<p>{', on '.join(filter(None, [script, escape(result.get('machine', ''))]))}</p>"
+    known = [*filter(None, [script, escape(result.get("machine", ""))])]
+    return f"<p>{', on '.join(known)}</p>" if known else ""
 
 
 def _ranks(results: Iterable[Mapping[str, Any]]) -> str:
@@ -92,7 +92,7 @@ def _ranks(results: Iterable[Mapping[str, Any]]) -> str:
 
 def _diagnosis(found: Diagnosis) -> str:
     fine = " fine" if found.verdict == "nothing wrong" else ""
-    parts = [f'<p class="verdict{fine}"><b>Verdict: {escape(found.verdict)}.</b> {_words(found.reason)}</p>']
+    parts = [f'<p class="verdict{fine}"><b>Verdict: {escape(found.verdict)}.</b> {as_html(found.reason)}</p>']
     parts.append(_shares(found.shares))
     if found.steps:
         parts.append(_steps({f"step {count}": times for count, times in enumerate(found.steps, 1)}, "Each step"))
@@ -101,22 +101,22 @@ def _diagnosis(found: Diagnosis) -> str:
     parts += [_card(number, each, found.step_ms) for number, each in enumerate(found.findings, 1)]
     if len(found.findings) > 1:
         parts.append(_text(ONE_AT_A_TIME))
-    rows = "".join(f"<dt>{_words(name)}</dt><dd>{_words(value)}</dd>" for name, value in found.evidence)
+    rows = "".join(f"<dt>{as_html(name)}</dt><dd>{as_html(value)}</dd>" for name, value in found.evidence)
     parts += [f"<h3>Evidence</h3><dl>{rows}</dl>", *(_text(f"Unknown: {each}") for each in found.unknown)]
     return "\n".join(filter(None, parts))
 
 
 def _card(number: int, finding: Finding, step_ms: float) -> str:
     lines = []
-    for line, text in context.around(finding.line, [Path()]):
+    for line, text in context.around(finding.line):
         kind = ' class="here"' if finding.line.split(":")[1] == str(line) else ""
         lines.append(f"<span{kind}>{line:5}  {escape(text)}</span>")
     shown = f"<pre>{chr(10).join(lines)}</pre>" if lines else ""
     return (
-        f'<section class="card"><h3>{number}. {_words(finding.name)}</h3>'
-        f'<p class="gain">{_words(finding.saving(step_ms))}</p>{_text(finding.evidence)}{shown}'
+        f'<section class="card"><h3>{number}. {as_html(finding.name)}</h3>'
+        f'<p class="gain">{as_html(finding.saving(step_ms))}</p>{_text(finding.evidence)}{shown}'
         f'<p class="small">Write:</p><pre class="write">{escape(finding.change)}</pre>'
-        f'<p class="small">→ {_words(finding.topic)}</p></section>'
+        f'<p class="small">→ {as_html(finding.topic)}</p></section>'
     )
 
 
@@ -174,7 +174,7 @@ def _trials(content: Mapping[str, Any]) -> str:
     lines = content["lines"]
     written = f'<b>Write:</b><pre class="write">{escape(chr(10).join(lines))}</pre>'
     best = written if lines else "No setting is surely faster."
-    rounds = f"{milliseconds(content['step_ms'])} a step as it is; {content['rounds']} rounds"
+    rounds = f"{milliseconds(content['step_ms'])} a step as it is; {counted(content['rounds'], 'round')}"
     parts = [_run(content), _text(rounds), f'<div class="verdict{" fine" * bool(lines)}">{best}</div>']
     ratios = {each["name"]: each["ratio"] for each in content["settings"] if each["ratio"] and not each["problem"]}
     if content["together"]:
@@ -182,9 +182,9 @@ def _trials(content: Mapping[str, Any]) -> str:
     if ratios:
         parts.append(_ratios(ratios))
     refused = [each for each in content["settings"] if each["problem"]]
-    rows = "".join(f"<dt>{_words(each['name'])}</dt><dd>{_words(each['problem'])}</dd>" for each in refused)
+    rows = "".join(f"<dt>{as_html(each['name'])}</dt><dd>{as_html(each['problem'])}</dd>" for each in refused)
     learnt = [each for each in content["settings"] if each["learns"] and not each["problem"]]
-    learns = "".join(f"<dt>{_words(each['name'])}</dt><dd>{_words(each['learns'])}</dd>" for each in learnt)
+    learns = "".join(f"<dt>{as_html(each['name'])}</dt><dd>{as_html(each['learns'])}</dd>" for each in learnt)
     parts += [f"<h3>Not recommended</h3><dl>{rows}</dl>"] * bool(refused)
     parts += [f"<h3>The first losses, beside those of the script as it is</h3><dl>{learns}</dl>"] * bool(learnt)
     return "\n".join(parts)
@@ -200,16 +200,11 @@ def _ratios(ratios: Mapping[str, tuple[float, float, float]]) -> str:
             f'<code>{escape(name)}</code><div class="track"><span class="one" style="left: {one:.1f}%"></span>'
             f'<span class="range" style="left: {left:.1f}%; width: {right - left:.1f}%"></span>'
             f'<span class="mean" style="left: {at:.1f}%"></span></div>'
-            f"<span>{mean:.2f}× ({lowest:.2f} – {highest:.2f})</span>"
+            f"<span>{ratio_text((mean, lowest, highest))}</span>"
         )
     title = "Throughput divided by that of the script as it is (dashed), with 95% intervals"
     return f'<figure><figcaption>{title}</figcaption><div class="tried">{"".join(rows)}</div></figure>'
 
 
 def _text(text: str) -> str:
-    return f"<p>{_words(text)}</p>"
-
-
-def _words(text: str) -> str:
-    """Escape a text for HTML."""
-    return escape(text).replace("\n", "<br>")
+    return f"<p>{as_html(text)}</p>"

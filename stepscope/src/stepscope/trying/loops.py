@@ -33,7 +33,8 @@ def tries(
     """Try settings in a training loop, as ``stepscope try`` does in a script.
 
     Each run calls both functions, with one setting changed from outside, and runs the loop for some steps. All runs
-    start with the same states of the random generators. Afterwards generators and PyTorch are as they were.
+    start with the same states of the random generators. Afterwards generators and PyTorch are as they were, except that
+    PyTorch has forgotten the peak of a GPU's memory.
 
     Parameters
     ----------
@@ -55,6 +56,8 @@ def tries(
     ------
     CannotTry
         If the loop as it is cannot be timed, such as one without an optimizer.
+    ValueError
+        If a group of settings is unknown, or if there is no round.
 
     Examples
     --------
@@ -82,13 +85,13 @@ class _Loop(Runner):
     def say(self, text: str) -> None:
         self.bar.set_description(text or "trying settings")
 
-    def run(self, change: Change, steps: int | None) -> Report | str:
+    def run(self, change: Change, steps: int | None, checks: bool = False) -> Report | str:
         reported = list[dict[str, Any]]()
         self.restart()
         gc.collect()  # the network of the run before
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
-        recorder = TrialRecorder(change, steps, reported.append, stop=False)
+        recorder = TrialRecorder(change, steps, reported.append, stop=False, checks=checks)
         try:
             with (
                 settings.noting_loaders(change.get("loader", {}), self.place),
@@ -107,7 +110,11 @@ class _Loop(Runner):
             recorder.restore()
             self.bar.update()
         found: dict[str, Any] = reported[-1] if reported else {"problem": "it was not seen"}
-        return dict(found["trial"]) if "trial" in found else str(found["problem"]).rstrip(".")
+        if "trial" not in found:
+            return str(found["problem"]).rstrip(".")
+        # On a CPU this process has more in its memory than the loop
+        trial: Report = found["trial"]
+        return trial | ({} if torch.cuda.is_initialized() else {"memory_bytes": None})
 
     def _train(self, recorder: TrialRecorder) -> None:
         """Run the loop until the recorder has seen enough, epoch after epoch."""
@@ -124,7 +131,7 @@ class _Loop(Runner):
 @contextmanager
 def _generators() -> Iterator[Callable[[], None]]:
     """Give a function that sets all random generators back to their states; do so at the end, too."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     cpu, python = torch.get_rng_state(), random.getstate()
     numpy = sys.modules["numpy"].random if "numpy" in sys.modules else None
     arrays = numpy.get_state() if numpy else None

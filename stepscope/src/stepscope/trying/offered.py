@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 
 from stepscope import thresholds
+from stepscope.base.wording import percent
 
 Change = dict[str, dict[str, Any]]  # see `observe.settings`
 Report = dict[str, Any]  # of one run: see `observe.trial`
@@ -17,13 +18,34 @@ GROUPS = (
 )  # fmt: skip
 
 
-def candidates(seen: Report, wanted: Sequence[str] | None = None) -> dict[str, Change]:
-    """Return settings by their names. `wanted` are some of `GROUPS`; by default all but compilation on a CPU.
+OF_THE_LOADER = ("workers", "prefetch", "persistent", "pin", "order", "context")
 
-    Compilation on a CPU takes minutes. Workers of an iterable dataset are not offered: each may yield all samples.
+
+def waiting(seen: Report) -> float:
+    """Return the share of the timed steps in which the loop waits for batches."""
+    return float(sum(seen["waits"]) / sum(seen["durations"]))
+
+
+def left_out(seen: Report) -> tuple[tuple[str, ...], str]:
+    """Return the groups that can gain less than `thresholds.WORTH`, by the share of waiting, and why, in a sentence."""
+    share = waiting(seen)
+    if share > 1 - thresholds.WORTH:
+        why = f"Settings of the step were not tried: the loop waits for batches for {percent(share)} of its time."
+        return tuple(group for group in GROUPS if group not in OF_THE_LOADER), why
+    # On a CPU, fewer workers may leave more of the cores to the step
+    if share < thresholds.WORTH and (seen["device"] == "cuda" or not (seen["loader"] or {}).get("workers")):
+        why = f"Settings of the loader were not tried: the loop waits for batches for {percent(share)} of its time."
+        return OF_THE_LOADER, why
+    return (), ""
+
+
+def candidates(seen: Report, wanted: Sequence[str] | None = None) -> dict[str, Change]:
+    """Return settings by their names. `wanted` are some of `GROUPS`; by default all that may help.
+
+    By default compilation on a CPU, which takes minutes, is not tried, nor are the groups of `left_out`.
     """
     usual = [group for group in GROUPS if group != "compile" or seen["device"] == "cuda"]
-    asked = usual if wanted is None else wanted
+    asked = [group for group in usual if group not in left_out(seen)[0]] if wanted is None else wanted
     offers = [*_of_the_loader(seen), *_of_the_step(seen)]
     return {name: change for group, name, change in offers if group in asked}
 
@@ -34,9 +56,12 @@ def _of_the_loader(seen: Report) -> Iterator[tuple[str, str, Change]]:
         return
     workers = loader["workers"]
     persistent = {"persistent_workers": True} if seen["whole_epochs"] else {}  # otherwise an epoch's start is rare
-    numbers = [0, *(2**power for power in range(12) if 2**power < seen["cores"]), seen["cores"]]
-    fit = psutil.virtual_memory().available / thresholds.WORKER_BYTES
-    for number in numbers if not loader["stream"] else ():
+    cores = max(1, seen["cores"] // seen["here"])  # of each rank
+    numbers = [0, *(2**power for power in range(12) if 2**power < cores), cores]
+    if waiting(seen) > thresholds.MOSTLY_WAITING:  # items that wait do not need a core each
+        numbers.append(2 * cores)
+    fit = psutil.virtual_memory().available / thresholds.WORKER_BYTES / seen["here"]
+    for number in numbers:
         if number != workers and number < fit:
             change = {"num_workers": number} | (persistent if number else {})
             yield "workers", f"num_workers={number}", {"loader": change}
@@ -54,7 +79,7 @@ def _of_the_loader(seen: Report) -> Iterator[tuple[str, str, Change]]:
 
 
 def _of_the_step(seen: Report) -> Iterator[tuple[str, str, Change]]:
-    cuda, single = seen["device"] == "cuda", seen["dtype"] == "float32"
+    cuda, single = seen["device"] == "cuda", seen["dtype"] == "float32" and not seen["autocasts"]
     modern = cuda and seen["capability"][0] >= 8  # Ampere (A100) or later has TF32 and bfloat16
     for threads in sorted({psutil.cpu_count(logical=False) or 1, seen["cores"]} - {seen["threads"]}):
         if not cuda:
@@ -67,7 +92,7 @@ def _of_the_step(seen: Report) -> Iterator[tuple[str, str, Change]]:
         yield "precision", "bfloat16", {"network": {"autocast": "bfloat16"}}
     if single and cuda:
         yield "precision", "float16", {"network": {"autocast": "float16"}}
-    if seen["images"]:
+    if seen["images"] and seen["network"] not in _FIXED_STRIDES:
         yield "channels_last", "channels_last", {"network": {"channels_last": True}}
     if seen["images"] and cuda and not seen["benchmark"]:
         yield "benchmark", "cudnn.benchmark", {"torch": {"benchmark": True}}
@@ -110,6 +135,7 @@ def lines(change: Change, seen: Report) -> list[str]:
     return [f"{text}  # {comment.partition(': ')[0]}" if comment else text for text, comment in written]
 
 
+_FIXED_STRIDES = ("DistributedDataParallel", "FullyShardedDataParallel")  # have laid out the gradients already
 _OF_TORCH = {
     "tf32": 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True',
     "benchmark": "torch.backends.cudnn.benchmark = True",

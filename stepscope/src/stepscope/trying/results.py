@@ -62,6 +62,21 @@ def judged(setting: Tried, base: Tried, control: Sequence[Report]) -> Tried:
     return setting
 
 
+def other_samples(usual: Report | str, its: Report | str) -> str:
+    """Return why an iterable dataset does not yield the same samples with other workers; "" if it does."""
+    if isinstance(usual, str) or isinstance(its, str):
+        return f"its samples could not be compared: {usual if isinstance(usual, str) else its}"
+    if usual["digest"] is None or its["digest"] is None:
+        return f"its samples were not compared: an epoch has more than {thresholds.CHECKED_SAMPLES:,}"
+    if usual["digest"] == its["digest"]:
+        return ""
+    if usual["samples"] == its["samples"]:
+        return "other samples in an epoch, perhaps by random transforms, which cannot be compared"
+    return (
+        f"{its['samples']:,} samples in an epoch in place of {usual['samples']:,}: each worker must yield its own part"
+    )
+
+
 def compared(base: Tried, settings: Sequence[Tried]) -> Comparison:
     """Return the timings of settings in the rounds that all of them have, the script as it is first."""
     rounds = min(len(each.runs) for each in (base, *settings))
@@ -107,6 +122,7 @@ class Trials:
     rounds: int
     together: Tried | None = None
     final: Comparison | None = None  # the script as it is, the best setting alone, and the best ones together
+    left_out: str = ""  # which settings were not tried, and why, in a sentence
 
     @property
     def recommended(self) -> Tried | None:
@@ -134,7 +150,12 @@ class Trials:
                 gain, memory = with_limits(comparison.ratio(each.name)), _memory(each, self.base)
                 if colours and outcome(comparison.ratio(each.name)) == FASTER:
                     gain = f"{terminal.GREEN}{gain}{terminal.PLAIN}"
-                text.append(f"  {each.name:{widest}}  {gain}  {told}; {memory}; {each.learns}")
+                text.append(f"  {each.name:{widest}}  {gain}  {told}; {memory}{each.learns}")
+        if usable and self.rounds < thresholds.LEAST_ROUNDS:
+            more = "Give more --minutes, or fewer --settings."
+            text.append(f"\nOnly {rounds} fitted into the time, too few to be sure. {more}")
+        if self.left_out:
+            text.append(f"\n{self.left_out}")
         if refused := [each for each in self.settings if each.problem]:
             text += ["\nNot recommended:\n", *(f"  {each.name}: {each.problem}" for each in refused)]
         return "\n".join([*text, "", *self._advice()])
@@ -164,7 +185,7 @@ class Trials:
                     "change": each.change,
                     "problem": each.problem or None,
                     "ratio": _plain(comparison.ratio(each.name)) if comparison and each in usable else None,
-                    "memory_bytes": max((run["memory_bytes"] for run in each.runs), default=None),
+                    "memory_bytes": _bytes(each),
                     "learns": each.learns or None,
                 }
                 for each in self.settings
@@ -192,7 +213,10 @@ def _learned(base: Sequence[Report], runs: Sequence[Report]) -> tuple[bool, str]
 
 def _applied(change: Change, run: Report) -> bool:
     """Return whether the DataLoader of a run has the changed arguments."""
-    names = {"num_workers": "workers", "prefetch_factor": "prefetch", "pin_memory": "pinned"}
+    names = {
+        "num_workers": "workers", "prefetch_factor": "prefetch", "pin_memory": "pinned", "in_order": "in_order",
+        "persistent_workers": "persistent", "multiprocessing_context": "context",
+    }  # fmt: skip
     asked = {names[name]: value for name, value in change.get("loader", {}).items() if name in names}
     return all(run["loader"].get(name) == value for name, value in asked.items())
 
@@ -215,5 +239,10 @@ def _ms(setting: Tried) -> float:
 
 
 def _memory(setting: Tried, base: Tried) -> str:
-    its, more = (max(run["memory_bytes"] for run in each.runs) / 1e9 for each in (base, setting))
-    return f"{more:.2f} GB ({more - its:+.2f})"
+    its, more = (_bytes(each) for each in (base, setting))
+    return "" if its is None or more is None else f"{more / 1e9:.2f} GB ({(more - its) / 1e9:+.2f}); "
+
+
+def _bytes(setting: Tried) -> float | None:
+    """Return the highest number of bytes in a setting's runs; None if it is unknown."""
+    return max((run["memory_bytes"] for run in setting.runs if run["memory_bytes"] is not None), default=None)

@@ -23,8 +23,18 @@ from stepscope import thresholds
 from stepscope.base import terminal
 from stepscope.observe import launch
 from stepscope.timing.comparison import shuffled
-from stepscope.trying.offered import Change, Report, candidates, joined
-from stepscope.trying.results import AS_IT_IS, TOGETHER, Trials, Tried, compared, faster, judged, without_conflicts
+from stepscope.trying.offered import GROUPS, Change, Report, candidates, joined, left_out
+from stepscope.trying.results import (
+    AS_IT_IS,
+    TOGETHER,
+    Trials,
+    Tried,
+    compared,
+    faster,
+    judged,
+    other_samples,
+    without_conflicts,
+)  # fmt: skip
 
 NOT_COPIED = (".git", ".venv", "__pycache__")
 
@@ -70,7 +80,9 @@ def run(
     CannotTry
         If the script as it is cannot be timed within the limit.
     """
-    program = launch.program_of(command)
+    first = Path(command[0])  # by its path below this folder: a copy has another place
+    inside = first.is_absolute() and first.is_relative_to(Path.cwd())
+    program = launch.program_of([str(first.relative_to(Path.cwd())) if inside else command[0], *command[1:]])
     with folder_for_runs(in_copy) as folder:
         where = "here: it writes its files each time" if folder == Path.cwd() else "in a copy of this folder"
         print(f"stepscope starts the script again and again, {where}.", file=sys.stderr)
@@ -81,7 +93,14 @@ def run(
 def tried(
     runner: Runner, wanted: Sequence[str] | None, rounds: int, steps: int | None, what: str, hint: str = ""
 ) -> Trials:
-    """Try settings with a runner; see `run`. Raises CannotTry, with a `hint`, if `what` as it is cannot be timed."""
+    """Try settings with a runner; see `run`.
+
+    Raises CannotTry, with a `hint`, if `what` as it is cannot be timed, and ValueError for unknown groups, or no round.
+    """
+    if unknown := [name for name in wanted or () if name not in GROUPS]:
+        raise ValueError(f"Expected settings among {', '.join(GROUPS)}; found {', '.join(unknown)}.")
+    if rounds < 1:
+        raise ValueError(f"Expected one round or more, found {rounds=}.")
     try:
         seen = runner.run({}, steps)
     except OutOfTime:
@@ -92,10 +111,13 @@ def tried(
     runner.steps, runner.place = seen["steps"], seen["loader"].get("place", "")
     base = Tried(AS_IT_IS, {})
     settings = [Tried(name, change) for name, change in candidates(seen, wanted).items()]
+    if seen["loader"].get("stream"):  # each worker may yield all samples
+        settings = runner.checked(settings)
     (base, *settings), done = runner.rounds([base, *settings], rounds)
     if not done:
         return Trials(Tried(AS_IT_IS, {}, (seen,)), tuple(settings), 0)
-    trials, best = Trials(base, tuple(settings), done), without_conflicts(faster(base, settings))
+    unseen = left_out(seen)[1] if wanted is None else ""
+    trials, best = Trials(base, tuple(settings), done, left_out=unseen), without_conflicts(faster(base, settings))
     if len(best) > 1:
         together = Tried(TOGETHER, joined([each.change for each in best]))
         (again, alone, together), done = runner.rounds(
@@ -117,8 +139,30 @@ class Runner(ABC):
         self.took: dict[str, float] = {}  # seconds of the longest run, by the name of the setting
 
     @abstractmethod
-    def run(self, change: Change, steps: int | None) -> Report | str:
-        """Run the loop with a change; return what its slowest rank reports, or why there is no report."""
+    def run(self, change: Change, steps: int | None, checks: bool = False) -> Report | str:
+        """Run the loop with a change; return what its slowest rank reports, or why there is no report.
+
+        With `checks` the report is about the samples of an epoch; see `observe.samples`.
+        """
+
+    def checked(self, settings: Sequence[Tried]) -> list[Tried]:
+        """Return settings; other numbers of workers have a problem unless an epoch has the same samples with them."""
+        if not any("num_workers" in each.change.get("loader", {}) for each in settings):
+            return list(settings)
+        found, usual = list[Tried](), self._samples({})
+        unknown = other_samples(usual, usual)  # an epoch that cannot be compared with itself
+        for each in settings:
+            problem = ""
+            if "num_workers" in each.change.get("loader", {}):
+                problem = unknown or other_samples(usual, self._samples(each.change))
+            found.append(replace(each, problem=problem))
+        return found
+
+    def _samples(self, change: Change) -> Report | str:
+        try:
+            return self.run(change, None, checks=True)
+        except OutOfTime:
+            return "an epoch takes too long"
 
     @abstractmethod
     def say(self, text: str) -> None:
@@ -152,7 +196,8 @@ class Runner(ABC):
         return kept, done
 
     def _run_once(self, setting: Tried) -> Tried:
-        begin, expected = time.monotonic(), self.took.get(setting.name, max(self.took.values(), default=0.0))
+        usual = statistics.median(self.took.values()) if self.took else 0.0
+        begin, expected = time.monotonic(), self.took.get(setting.name, usual)
         if begin + expected > self.limit:
             raise OutOfTime
         found = self.run(setting.change, self.steps)
@@ -177,10 +222,11 @@ class _Script(Runner):
     def say(self, text: str) -> None:
         terminal.progress(sys.stderr, text)
 
-    def run(self, change: Change, steps: int | None) -> Report | str:
+    def run(self, change: Change, steps: int | None, checks: bool = False) -> Report | str:
         with tempfile.TemporaryDirectory(prefix="stepscope-", ignore_cleanup_errors=True) as folder:
             output = Path(folder, "output.txt")
-            options = {"change": change, "place": self.place, "steps": steps, "reports": folder, "stop": True}
+            options = {"change": change, "place": self.place, "steps": steps, "checks": checks}
+            options |= {"reports": folder, "stop": True}
             environment, patience = launch.environment_with(options), 0.0
             with open(output, "wb") as file:
                 process = subprocess.Popen(
@@ -193,7 +239,8 @@ class _Script(Runner):
                     _end(process, patience)
             trials = [each["trial"] for each in found if "trial" in each]
             if trials:
-                return dict(max(trials, key=lambda trial: trial["seconds"]))
+                slowest: Report = max(trials, key=lambda trial: float(trial.get("seconds", 0.0)))
+                return slowest
             lines = output.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
             ended = f"status {process.returncode}, {lines[-1].rstrip('.')}"
             problem = str(found[0]["problem"]).rstrip(".") if found else ""
