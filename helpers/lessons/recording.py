@@ -24,7 +24,7 @@ from pathlib import Path
 from unittest import mock
 
 from helpers import config, figures
-from helpers.lessons import execute
+from helpers.lessons import execute, measured
 from helpers.results import hardware, scoreboard
 from helpers.results.scoreboard import Result
 from stepscope import traces
@@ -93,6 +93,8 @@ def _measure(notebook: Path, process: int, out: Path) -> None:
             if written and not kept.exists():
                 with staging.folder(kept) as staged:
                     traces.slim(written[0], staged / "reference.pt.trace.json.gz")  # it was named after the machine
+    code = measured.digest(notebook)
+    added = [replace(result, code=code) for result in added]
     staging.write(path, scoreboard.lines([*stored, *added]), durable=True)
 
 

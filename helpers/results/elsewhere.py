@@ -107,15 +107,16 @@ def verdict(comparison: timing.Comparison, name: str, to: str, rung: str) -> str
 
 
 def _nearest(rung: str) -> pairs.Pair | None:
-    """Return a rung as the nearest machine of ``data/reference`` recorded it, None if no machine did."""
+    """Return a rung as the nearest machine of ``data/reference`` recorded it; None if no clear gain is recorded."""
 
     def distance(place: tuple[str, scoreboard.Result]) -> tuple[bool, float]:
         _, result = place
         same = (result.device != "CPU") == torch.cuda.is_available()
         return not same, abs(math.log(result.cores / machine.cores()))
 
-    recorded = [(name, each) for name, each in scoreboard.references(rung) if name != scoreboard.HERE and each.ratio]
-    nearest = min(recorded, key=distance, default=None)
+    others = [(name, each) for name, each in scoreboard.references(rung) if name != scoreboard.HERE]
+    clear = [(name, each) for name, each in others if each.ratio and outcome(each.ratio) != NOISY]
+    nearest = min(clear, key=distance, default=None)
     return pairs.measured(nearest[1], f"recorded on {_machine(*nearest)}") if nearest else None
 
 

@@ -54,6 +54,7 @@ class Result:
     trace: str | None = None  #: folder of a trace of the same loader and step, below the folder of the runs
     processes: int = 1  #: that measured it
     baseline_loading_share: float | None = None  #: as `loading_share`, of the baseline in the same rounds
+    code: str | None = None  #: of a recorded result: `measured.digest` of its notebook
 
     @property
     def for_another_device(self) -> bool:

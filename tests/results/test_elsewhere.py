@@ -1,7 +1,9 @@
 """A rung elsewhere: calculated and published figures beside those measured here, and held against each other."""
 
+import json
 import re
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from support.timed import compared
 
 from helpers import simulate
 from helpers.lessons import execute
-from helpers.results import elsewhere, pairs
+from helpers.results import elsewhere, pairs, scoreboard
 
 
 def test_published_figures_have_all_that_makes_them_worth_citing():
@@ -49,10 +51,19 @@ def test_each_gain_of_a_rung_is_named_by_how_it_was_obtained(without_gpu):
     assert shown.caption == "Published gains go from 1.01× to 1.47×."
 
 
+def recorded(machine, rung):
+    """Return a recorded result, and its processor with the number of cores."""
+    folder = scoreboard.REFERENCE / machine
+    (result,) = [each for each in scoreboard.read(folder / "scoreboard.jsonl") if each.rung == rung]
+    return result, f"{json.loads((folder / 'machine.json').read_text())['processor']}, {result.cores} cores"
+
+
 def test_all_recorded_rungs_of_a_notebook_are_shown(without_gpu):
-    gains = {row.change: row.gain for row in elsewhere.show("07").rows if "H200" in row.where}
+    gains = {row.change: row.gain for row in elsewhere.show("07").rows if "2 cores" in row.where}
     assert len(gains) == 2  # and the rung before them, without a ratio
-    assert gains["07 augmented on the device (before: “image by image, 16 workers”)"].startswith("7.69× (")
+    result, _ = recorded("cpu-2-cores", "07 augmented on the device")
+    (gain,) = [gain for change, gain in gains.items() if change.startswith("07 augmented on the device")]
+    assert gain.startswith(f"{result.ratio.mean:.2f}× (")
 
 
 def test_the_caption_names_published_changes_that_made_training_slower(without_gpu):
@@ -69,16 +80,21 @@ def test_below_a_noisy_verdict_stands_what_the_nearest_machine_recorded(without_
     noisy = compared(100, 210, 130, before=[100, 100, 100])
     own, other = elsewhere.verdict(noisy, "now", "before", "03 more workers").splitlines()
     assert own == noisy.verdict("now")
-    assert other == "Recorded on AMD EPYC, 2 cores: 03 more workers, 1.65× (1.62 – 1.69) against 01 naive PNG files."
+    result, processor = recorded("cpu-2-cores", "03 more workers")
+    found = f"Recorded on {processor}: 03 more workers, {result.ratio.mean:.2f}× ({result.ratio.lowest:.2f} – "
+    assert other.startswith(found) and re.search(r"\) against .*1 worker.*\.$", other)
     assert elsewhere.verdict(noisy, "now", "before", "03 never recorded") == own
 
 
 def test_the_nearest_machine_has_the_same_kind_of_device(without_gpu, monkeypatch):
     noisy = compared(100, 210, 130, before=[100, 100, 100])
     monkeypatch.setattr(elsewhere.machine, "cores", lambda: 16)  # as the H200's
-    assert "AMD EPYC" in elsewhere.verdict(noisy, "now", "before", "07 augmented on the device")
+    references = scoreboard.references
+    other = replace(recorded("h200", "11 mixed precision")[0], rung="03 more workers")
+    monkeypatch.setattr(scoreboard, "references", lambda rung: [("h200", other), *references(rung)])
+    assert "2 cores" in elsewhere.verdict(noisy, "now", "before", "03 more workers")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert "NVIDIA H200" in elsewhere.verdict(noisy, "now", "before", "07 augmented on the device")
+    assert "NVIDIA H200" in elsewhere.verdict(noisy, "now", "before", "03 more workers")
 
 
 @pytest.mark.parametrize(
@@ -89,11 +105,19 @@ def test_without_a_gpu_a_change_for_gpus_is_followed_by_its_gain_on_one(without_
     assert "slower" in own and other.startswith(f"{origin}: {rung}, 1.")
 
 
-def test_without_a_gpu_a_noisy_change_for_gpus_is_followed_by_a_cpus_gain_and_by_a_gpus(without_gpu):
-    noisy = compared(100, 210, 130, before=[100, 100, 100])
-    own, cpu, gpu = elsewhere.verdict(noisy, "now", "before", "10 channels_last").splitlines()
-    assert own == noisy.verdict("now") and cpu.startswith("Recorded on AMD EPYC, 2 cores: 10 channels_last, 0.")
-    assert gpu.startswith("Calculated for A100: 10 channels_last, 1.")
+@pytest.mark.parametrize("clear", [True, False])
+def test_without_a_gpu_a_noisy_change_for_gpus_is_followed_by_a_cpus_clear_gain_and_by_a_gpus(
+    without_gpu, monkeypatch, clear
+):
+    noisy, references = compared(100, 210, 130, before=[100, 100, 100]), scoreboard.references
+    row, processor = recorded("cpu-2-cores", "06 packed in one file")
+    row = replace(row, rung="10 channels_last", ratio=row.ratio if clear else noisy.ratio("now"))
+    monkeypatch.setattr(
+        scoreboard, "references", lambda rung: [("cpu-2-cores", row)] if rung[:2] == "10" else references(rung)
+    )
+    own, *cpu, gpu = elsewhere.verdict(noisy, "now", "before", "10 channels_last").splitlines()
+    assert own == noisy.verdict("now") and gpu.startswith("Calculated for A100: 10 channels_last, 1.")
+    assert len(cpu) == clear and all(line.startswith(f"Recorded on {processor}: 10 channels_last, ") for line in cpu)
 
 
 def test_on_a_gpu_a_noisy_change_for_gpus_is_never_followed_by_a_cpus_gain(without_gpu, monkeypatch):

@@ -1,7 +1,5 @@
 """A notebook as a core and the sections behind it: what each cell needs of others, by its names."""
 
-import ast
-import builtins
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,8 +7,7 @@ from pathlib import Path
 import nbformat
 
 from helpers.lessons.execute import core_cells
-
-_OF_IPYTHON = {"display", "get_ipython"}
+from helpers.lessons.measured import names
 
 
 @dataclass
@@ -41,35 +38,6 @@ def parts(path: Path) -> list[Part]:
             found.append(Part(cell.source.splitlines()[0].strip("# ")))
         found[-1].cells.append(cell)
     return found
-
-
-def names(source: str) -> tuple[set[str], set[str]]:
-    """Return the names, of variables and of scripts, that a cell needs from others, and those that it binds."""
-    if source.startswith("%%writefile"):
-        script = Path(source.splitlines()[0].split()[-1].strip('"')).stem
-        return ({script} if " -a " in source.splitlines()[0] else set()), {script}
-    needs, binds = set(), set()
-    for statement in ast.parse(re.sub(r"^[%!].*$", "pass", source, flags=re.MULTILINE)).body:
-        loaded, bound, own = set(), set(), set()
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name):
-                (loaded if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                bound.add(node.name)
-            elif isinstance(node, ast.arg):
-                own.add(node.arg)
-            elif isinstance(node, ast.alias):
-                bound.add((node.asname or node.name).split(".")[0])
-            elif isinstance(node, ast.comprehension):
-                own |= {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
-        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):  # what it binds inside is its own
-            own |= bound - {statement.name}
-            bound = {statement.name}
-        if isinstance(statement, ast.ImportFrom):
-            loaded.add(statement.module.split(".")[0])
-        needs |= loaded - binds - own - (bound if isinstance(statement, ast.With | ast.For) else set())
-        binds |= bound - own
-    return needs - set(dir(builtins)) - _OF_IPYTHON, binds
 
 
 def faults(path: Path) -> list[str]:

@@ -287,7 +287,7 @@ def _device(network: nn.Module) -> str:
 
 def autocasts() -> bool:
     """Return whether autocast is on, on a GPU or on the CPU."""
-    return torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+    return any(map(torch.is_autocast_enabled, ("cuda", "cpu")))
 
 
 @contextmanager
