@@ -46,6 +46,9 @@ def test_options_of_an_optimizer_and_settings_of_pytorch_are_given_back():
     with settings.torch_with({"threads": threads + 1, "tf32": True}):
         assert torch.get_num_threads() == threads + 1 and settings.uses_tf32()
     assert (torch.get_num_threads(), settings.uses_tf32()) == (threads, tf32)
+    with pytest.raises(KeyError), settings.torch_with({"threads": threads + 1, "tf32": True}):
+        raise KeyError
+    assert (torch.get_num_threads(), settings.uses_tf32()) == (threads, tf32)  # after an error, too
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="PyTorch before 2.9")

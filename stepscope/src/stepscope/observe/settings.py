@@ -75,7 +75,7 @@ def torch_with(values: Mapping[str, Any]) -> Iterator[None]:
             before.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(values["threads"])
         if values.get("tf32"):
-            before.enter_context(_tf32())
+            _use_tf32(before)
         if values.get("benchmark"):
             before.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
             cudnn.benchmark = True
@@ -101,22 +101,18 @@ def uses_tf32() -> bool:
         return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
-@contextmanager
-def _tf32() -> Iterator[None]:
-    """Use TF32 in products and convolutions within the block."""
+def _use_tf32(before: ExitStack) -> None:
+    """Use TF32 in products and convolutions, until `before` is closed."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    cudnn_conv: Any = getattr(cudnn, "conv", None)
+    places: list[tuple[Any, str, object]] = [(matmul, "allow_tf32", True), (cudnn, "allow_tf32", True)]
     try:
-        flags = matmul.allow_tf32, cudnn.allow_tf32
+        usual = [getattr(place, name) for place, name, _ in places]
     except RuntimeError:  # as in `uses_tf32`
-        precisions = matmul.fp32_precision, cudnn_conv.fp32_precision
-        matmul.fp32_precision = cudnn_conv.fp32_precision = "tf32"
-        yield
-        matmul.fp32_precision, cudnn_conv.fp32_precision = precisions
-    else:
-        matmul.allow_tf32 = cudnn.allow_tf32 = True
-        yield
-        matmul.allow_tf32, cudnn.allow_tf32 = flags
+        places = [(matmul, "fp32_precision", "tf32"), (getattr(cudnn, "conv", None), "fp32_precision", "tf32")]
+        usual = [getattr(place, name) for place, name, _ in places]
+    for (place, name, value), its in zip(places, usual, strict=True):
+        before.callback(setattr, place, name, its)
+        setattr(place, name, value)
 
 
 def set_optimizer(optimizer: Optimizer, values: dict[str, Any]) -> Callable[[], None]:
@@ -161,8 +157,9 @@ class LossScale:
         if earlier := self._gradients(loss.device):
             torch._foreach_mul_(earlier, self.scale)
         backward(loss * self.scale, *args, **kwargs)
-        inverse = self.scale.double().reciprocal().float()
-        torch._amp_foreach_non_finite_check_and_unscale_(self._gradients(loss.device), self.found, inverse)
+        if gradients := self._gradients(loss.device):
+            inverse = self.scale.double().reciprocal().float()
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.found, inverse)
 
     def overflowed(self) -> bool:
         """Return whether a gradient is not finite: then the optimizer must not use the gradients."""
