@@ -2,6 +2,7 @@
 class · slides · colab``. For any other training code there is the command ``stepscope``."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     option("--people", type=int, metavar="N", help="instead, is it ready for N people at once?")
     option = command(_prepare, "get the images, or check the existing ones")
     option("--verify", action="store_true", help="also read every byte of the images")
+    option("--preset", metavar="NAME", help="as many as this preset needs (default: COURSE_PRESET, or workshop)")
     option = command(_run, "execute all notebooks and write them as HTML pages")
     option("--core", action="store_true", help="only the core of each, not what goes further")
     option("--record-times", action="store_true", help="store their run times, which `check` prints")
@@ -79,6 +81,8 @@ def _prepare(options: argparse.Namespace) -> int:
     from helpers.data import cifar10, manifests, photos
     from helpers.loading import packs
 
+    if options.preset:
+        os.environ["COURSE_PRESET"] = options.preset
     images = cifar10.prepare()
     packs.prepare(images)
     photos.prepare()

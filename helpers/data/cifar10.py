@@ -7,6 +7,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 
@@ -33,10 +34,8 @@ _TRAINING, _TEST = [f"data_batch_{number}" for number in range(1, 6)], "test_bat
 _PIXELS = 32 * 32 * 3
 _MAX_BATCH_BYTES = 64 * 2**20  # archives are not trusted; the official one has 30 MiB, or 45 as Python 3 may write it
 _FILE_BYTES = 4096  # an image of 2.26 kB takes one block
+_PART = 250  # images that one process draws or encodes at a time
 _CONNECT_SECONDS = 10.0  # how long an offline classroom waits for the download
-
-_Parts = dict[str, tuple[np.ndarray, np.ndarray]]
-"""For "train" and "test" images, uint8 of shape (images, 32, 32, 3), and labels, int64."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +65,9 @@ def prepare(*, drawn: tuple[int, int] | None = None, download: bool = True) -> P
     has no room. `drawn` are the training and test images to draw if there are no real ones, by default those of
     `config.preset`; without `download` it does not try to download.
     """
-    data_dir = config.data_dir()
-    official = (data_dir / name for name in (_OFFICIAL_ARCHIVE, _OFFICIAL_FOLDER))
-    archive = config.cifar10_archive() or next((path for path in official if path.exists()), None)
+    data_dir, archive = config.data_dir(), _archive()
     counts = config.preset().drawn_images if drawn is None else drawn
-    real, stand_in = data_dir / "cifar10", data_dir / f"cifar10-drawn-{counts[0]}"
-
-    def prepared_before() -> Path | None:
-        return next((folder for folder in ([real] if archive else [real, stand_in]) if folder.exists()), None)
+    real, stand_in = _folders(counts)
 
     def make() -> Path:
         if found := archive or (_download(data_dir) if download else None):
@@ -82,7 +76,7 @@ def prepare(*, drawn: tuple[int, int] | None = None, download: bool = True) -> P
         _draw(counts, stand_in)
         return stand_in
 
-    folder = staging.once(data_dir, prepared_before, make)
+    folder = staging.once(data_dir, lambda: folder_of(counts), make)
     source, made_from, classes, train_images, test_images = manifests.check(folder, facts=_facts)
     if made_from is None:
         hint = f"For the real ones, set CIFAR10_ARCHIVE or put {_OFFICIAL_ARCHIVE} into {data_dir}, and"
@@ -90,6 +84,22 @@ def prepare(*, drawn: tuple[int, int] | None = None, download: bool = True) -> P
         hint = f"Made from {made_from}; to use another archive, delete this folder and"
     print(f"Images: {source}, in {folder}. {hint} run `python -m helpers prepare`.", flush=True)
     return Prepared(folder / "train", folder / "test", source, classes, train_images, test_images)
+
+
+def folder_of(drawn: tuple[int, int] | None = None) -> Path | None:
+    """Return the folder of images that `prepare` would only check, or None if it would make one."""
+    real, stand_in = _folders(config.preset().drawn_images if drawn is None else drawn)
+    return next((folder for folder in ([real] if _archive() else [real, stand_in]) if folder.exists()), None)
+
+
+def _folders(drawn: tuple[int, int]) -> tuple[Path, Path]:
+    """Return the folders of real images, and of drawn ones."""
+    return config.data_dir() / "cifar10", config.data_dir() / f"cifar10-drawn-{drawn[0]}"
+
+
+def _archive() -> Path | None:
+    official = (config.data_dir() / name for name in (_OFFICIAL_ARCHIVE, _OFFICIAL_FOLDER))
+    return config.cifar10_archive() or next((path for path in official if path.exists()), None)
 
 
 def _facts(manifest: dict) -> tuple[str, str | None, tuple[str, ...], int, int]:
@@ -103,30 +113,47 @@ def _facts(manifest: dict) -> tuple[str, str | None, tuple[str, ...], int, int]:
 
 
 def _draw(counts: tuple[int, int], folder: Path) -> None:
-    train, test = synthetic.draw(counts[0], config.SEED), synthetic.draw(counts[1], config.SEED + 1)
-    _write({"train": train, "test": test}, folder, f"drawn images ({counts[0]:,} + {counts[1]:,})", synthetic.CLASSES)
+    labels, files = {}, []
+    for part, count, seed in zip(("train", "test"), counts, (config.SEED, config.SEED + 1), strict=True):
+        labels[part] = synthetic.labels(count, seed)
+        files += [partial(_drawn, part, numbers, seed) for numbers in _parts_of(count)]
+    _write(files, labels, folder, f"drawn images ({counts[0]:,} + {counts[1]:,})", synthetic.CLASSES)
 
 
-def _write(parts: _Parts, folder: Path, source: str, classes: Sequence[str], made_from: str | None = None) -> None:
-    counts = [len(labels) for _, labels in parts.values()]
+def _write(
+    files: list[partial],
+    labels: dict[str, np.ndarray],
+    folder: Path,
+    source: str,
+    classes: Sequence[str],
+    made_from: str | None = None,
+) -> None:
+    """Write the files that the calls yield, and a table of labels for "train" and for "test"."""
+    counts = [len(numbers) for numbers in labels.values()]
     staging.check_free(folder.parent, sum(counts), _FILE_BYTES)
-    contents: dict[str, np.ndarray | str] = {}
-    for part, (images, labels) in parts.items():
-        names = [f"{number:05d}.png" for number in range(len(labels))]
-        contents |= {f"{part}/{name}": image for name, image in zip(names, images, strict=True)}
-        rows = [f"{name},{label}\n" for name, label in zip(names, labels, strict=True)]
-        contents[f"{part}/labels.csv"] = "".join(["file,label\n", *rows])
-
-    def encode(name: str) -> tuple[str, bytes]:
-        content = contents[name]
-        if isinstance(content, str):
-            return name, content.encode()
-        png = io.BytesIO()
-        Image.fromarray(content).save(png, "PNG")
-        return name, png.getvalue()
-
+    files = files + [partial(_table, part, numbers) for part, numbers in labels.items()]
     facts = {"source": source, "classes": classes, "images": counts, "made_from": made_from}
-    manifests.write(folder, parts, encode, contents, **facts)
+    manifests.write(folder, labels, files, sum(counts) + len(labels), **facts)
+
+
+def _parts_of(count: int) -> Iterator[range]:
+    return (range(start, min(start + _PART, count)) for start in range(0, count, _PART))
+
+
+def _drawn(part: str, numbers: range, seed: int) -> manifests.Files:
+    return _encoded(part, numbers, synthetic.draw(numbers, seed)[0])
+
+
+def _encoded(part: str, numbers: range, images: np.ndarray) -> manifests.Files:
+    for number, image in zip(numbers, images, strict=True):
+        png = io.BytesIO()
+        Image.fromarray(image).save(png, "PNG")
+        yield f"{part}/{number:05d}.png", png.getvalue()
+
+
+def _table(part: str, labels: np.ndarray) -> manifests.Files:
+    rows = [f"{number:05d}.png,{label}\n" for number, label in enumerate(labels)]
+    yield f"{part}/labels.csv", "".join(["file,label\n", *rows]).encode()
 
 
 def _download(data_dir: Path) -> Path | None:
@@ -171,10 +198,15 @@ def _from_archive(path: Path, folder: Path) -> None:
             f"{path}: expected data_batch_1 to data_batch_5 (or some of them) and {_TEST}, as in {_OFFICIAL_ARCHIVE}, "
             f"found {', '.join(sorted(batches)) or 'none of them'}."
         )
-    images, labels = (np.concatenate(arrays) for arrays in zip(*training, strict=True))
-    counts = len(labels), len(batches[_TEST][1])
+    parts = {"train": tuple(map(np.concatenate, zip(*training, strict=True))), "test": batches[_TEST]}
+    counts = tuple(len(labels) for _, labels in parts.values())
     source = "CIFAR-10" if counts == _OFFICIAL_COUNTS else f"CIFAR-10 subset ({counts[0]:,} + {counts[1]:,} images)"
-    _write({"train": (images, labels), "test": batches[_TEST]}, folder, source, CLASSES, made_from=path.name)
+    files = [
+        partial(_encoded, part, numbers, images[numbers.start : numbers.stop])
+        for part, (images, labels) in parts.items()
+        for numbers in _parts_of(len(labels))
+    ]
+    _write(files, {part: labels for part, (_, labels) in parts.items()}, folder, source, CLASSES, made_from=path.name)
 
 
 def _batches_of(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -4,44 +4,46 @@ import json
 import operator
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from tqdm import tqdm
-
-from stepscope.base import machine, staging
+from stepscope.base import machine, staging, terminal
 
 FORMAT = 2
 """Of the folders: raise it when their layout or the drawn images change."""
 
-_NAME = "manifest.json"
+NAME = "manifest.json"
 _ENDINGS = (".png", ".jpg", ".csv")  # of the files that count; a file browser adds others
-_MAX_THREADS = 8  # Pillow and NumPy release the GIL for a part of the work only
-_Result = TypeVar("_Result")
+MOST_WORKERS = 8
+"""Processes that draw, encode or decode images; what each needs in memory counts on machines with many cores."""
+
+Files = Iterable[tuple[str, bytes]]
+"""Names of files below a folder, such as ``"train/00000.png"``, and their contents."""
 
 
-def write(
-    folder: Path, inner: Iterable[str], encode: Callable[..., tuple[str, bytes]], items: Collection, **facts
-) -> None:
-    """Write a folder with the folders `inner` and a file for each of the items, and show a progress bar.
+def write(folder: Path, inner: Iterable[str], parts: Sequence[Callable[[], Files]], count: int, **facts) -> None:
+    """Write a folder with the folders `inner` and the `count` files of all parts, and show a progress bar.
 
-    For an item, `encode` returns the name of its file below `folder`, such as ``"train/00000.png"``, and the content.
-    It runs in threads, which start at once and end with us if we are killed. The `facts` are for the manifest.
+    The parts are called in as many processes as there are cores, so they must be picklable. The `facts` are for the
+    manifest.
     """
-    with staging.folder(folder) as new:
+    from torch.utils.data import DataLoader  # here, since most callers find the folder made
+
+    workers = min(machine.cores(), MOST_WORKERS, len(parts) // 2)  # starting one takes longer than some parts
+    dataset: Any = _Made(parts)
+    made = DataLoader(dataset, batch_size=None, collate_fn=list, num_workers=workers)
+    files = {}
+    with staging.folder(folder) as new, terminal.bar("writing images", "file", count) as bar:
         for name in inner:
             (new / name).mkdir()
-
-        def write_file(item: object) -> tuple[str, tuple[int, int]]:
-            name, content = encode(item)
-            (new / name).write_bytes(content)
-            return name, (len(content), zlib.crc32(content))
-
-        files = dict(_in_threads(write_file, items, "writing images"))
+        for part in made:
+            for name, content in part:
+                (new / name).write_bytes(content)
+                files[name] = len(content), zlib.crc32(content)
+            bar.update(len(part))
         # Only the manifest is forced to the disk: if images are lost by a power cut, it shows that
-        staging.write(new / _NAME, json.dumps({"format": FORMAT, **facts, "files": files}), durable=True)
+        staging.write(new / NAME, json.dumps({"format": FORMAT, **facts, "files": files}), durable=True)
 
 
 def check(folder: Path, every_byte: bool = False, facts: Callable[[dict], Any] = len) -> Any:
@@ -49,9 +51,19 @@ def check(folder: Path, every_byte: bool = False, facts: Callable[[dict], Any] =
 
     `every_byte` compares the content of all files; else only names and sizes are compared, and the content of tables.
     `facts` takes them from the manifest, and raises KeyError, TypeError or ValueError if one is missing or is something
-    else. Raises `staging.DamagedFolder` with the name of the first file that is missing, was added or has changed.
+    else. Raises `staging.DamagedFolder` with the name of the first file that is missing, was added or has changed;
+    `staging.NotPermitted` if this account may not read one.
     """
-    path = folder / _NAME
+    try:
+        return _checked(folder, every_byte, facts)
+    except PermissionError as error:
+        raise staging.NotPermitted(
+            f"{error.filename}: this account may not read it. Ask its owner to open the folder:  chmod -R a+rX {folder}"
+        ) from error
+
+
+def _checked(folder: Path, every_byte: bool, facts: Callable[[dict], Any]) -> Any:
+    path = folder / NAME
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
@@ -59,6 +71,8 @@ def check(folder: Path, every_byte: bool = False, facts: Callable[[dict], Any] =
         written = manifest["files"]
         expected = {name: operator.index(size) for name, (size, _) in written.items()}
         found = facts(manifest)
+    except PermissionError:
+        raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(folder, path, f"expected a list of the images, but: {error!r}") from error
     sizes = {}
@@ -71,18 +85,26 @@ def check(folder: Path, every_byte: bool = False, facts: Callable[[dict], Any] =
         wanted, there = (f"{table[name]:,} bytes" if name in table else "no such file" for table in (expected, sizes))
         raise _damaged(folder, folder / name, f"expected {wanted}, found {there}")
     names = [name for name in written if every_byte or name.endswith(".csv")]
-    checksums = _in_threads(lambda name: zlib.crc32((folder / name).read_bytes()), names, "verifying", not every_byte)
-    for name, checksum in zip(names, checksums, strict=True):
-        if checksum != written[name][1]:
-            raise _damaged(folder, folder / name, "its content is not what was written")
+    with terminal.bar("verifying", "file", len(names), delay=3) as bar:
+        for name in names:
+            if zlib.crc32((folder / name).read_bytes()) != written[name][1]:
+                raise _damaged(folder, folder / name, "its content is not what was written")
+            bar.update()
     return found
+
+
+class _Made:
+    """A dataset whose items are the files of each part."""
+
+    def __init__(self, parts: Sequence[Callable[[], Files]]):
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, index: int) -> list[tuple[str, bytes]]:
+        return list(self.parts[index]())
 
 
 def _damaged(folder: Path, path: Path, what: str) -> staging.DamagedFolder:
     return staging.DamagedFolder(f"{path}: {what}. Delete the folder {folder} and run `python -m helpers prepare`.")
-
-
-def _in_threads(work: Callable[..., _Result], items: Collection, title: str, silent: bool = False) -> Iterator[_Result]:
-    """Yield the results of `work` in the order of the items."""
-    with ThreadPoolExecutor(min(machine.cores(), _MAX_THREADS)) as threads:
-        yield from tqdm(threads.map(work, items), title, len(items), unit="file", disable=silent)

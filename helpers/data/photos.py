@@ -3,6 +3,7 @@
 import io
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from stepscope.base import staging
 QUALITY = 90
 """Of the JPEG files that the course writes, from 1 to 95."""
 
+_CLASSES = [name.removeprefix("drawn: ").replace(" ", "-") for name in synthetic.CLASSES]  # names of folders
+_PART = 10  # photos that one process draws at a time
 _FILE_BYTES = 80_000  # most have less: 45 kB in the median
 
 
@@ -40,16 +43,21 @@ def prepare() -> Photos:
     """
     folder, hint = config.photos(), ""
     if folder is None:
-        data_dir, drawn = config.data_dir(), config.preset().drawn_photos
-        folder, source = data_dir / f"photos-drawn-{drawn}", f"drawn photos ({drawn:,})"
+        drawn = config.preset().drawn_photos
+        folder, source = folder_of(), f"drawn photos ({drawn:,})"
         hint = " For real ones, set COURSE_PHOTOS to a folder that holds a folder of images for each class."
-        staging.once(data_dir, folder.exists, lambda: _draw(folder, drawn))
+        staging.once(folder.parent, folder.exists, lambda: _draw(folder, drawn))
         manifests.check(folder)
     classes, files, _ = list_images(folder)
     if not hint:
         source = f"photos in {folder.name} ({len(files):,})"
     print(f"Photos: {source} of {len(classes)} classes, in {folder}.{hint}", flush=True)
     return Photos(folder, source, classes, len(files))
+
+
+def folder_of() -> Path:
+    """Return the folder of drawn photos, which need not exist yet."""
+    return config.data_dir() / f"photos-drawn-{config.preset().drawn_photos}"
 
 
 def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
@@ -78,13 +86,14 @@ def list_images(folder: str | Path) -> tuple[tuple[str, ...], np.ndarray, np.nda
 
 
 def _draw(folder: Path, count: int) -> None:
-    classes = [name.removeprefix("drawn: ").replace(" ", "-") for name in synthetic.CLASSES]
+    staging.check_free(folder.parent, count, _FILE_BYTES)
+    parts = [partial(_drawn, range(start, min(start + _PART, count))) for start in range(0, count, _PART)]
+    manifests.write(folder, _CLASSES, parts, count)
 
-    def encode(number: int) -> tuple[str, bytes]:
+
+def _drawn(numbers: range) -> manifests.Files:
+    for number in numbers:
         image, label = synthetic.draw_photo(number, config.SEED)
         jpeg = io.BytesIO()
         Image.fromarray(image).save(jpeg, "JPEG", quality=QUALITY)
-        return f"{classes[label]}/{number:05d}.jpg", jpeg.getvalue()
-
-    staging.check_free(folder.parent, count, _FILE_BYTES)
-    manifests.write(folder, classes, encode, range(count))
+        yield f"{_CLASSES[label]}/{number:05d}.jpg", jpeg.getvalue()

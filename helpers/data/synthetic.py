@@ -13,7 +13,6 @@ CLASSES = tuple(f"drawn: {name}" for name in _NAMES)
 
 _SIDE = 32  # pixels
 _BYTES = 2048  # random bytes for an image, a few more than it takes; 32 of them are one count of Philox
-_CHUNK = 250  # images drawn at a time; 2,000 were slower (they leave the cache), and need more memory
 
 _COLOURS = np.array(
     [
@@ -50,27 +49,28 @@ _FIGURES = (
 )
 
 
-def draw(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the first `count` images of an endless sequence; training and test images need different seeds, 0 or more.
+def draw(numbers: range, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw some images of an endless sequence; training and test images need different seeds, 0 or more.
 
     An image depends on `seed` and its number only, so a small set is the beginning of a larger one. Its pixels are
     integer arithmetic on the raw output of `numpy.random.Philox`, whose stream NumPy guarantees: the same on every
-    machine. The bytes of a PNG file made of them follow Pillow and its zlib.
+    machine. The bytes of a PNG file made of them follow Pillow and its zlib. 250 images at a time are fastest; 2,000
+    were slower (they leave the cache), and need more memory.
 
     Returns
     -------
-    images : ndarray of uint8, shape (count, 32, 32, 3)
-    labels : ndarray of int64, shape (count,)
+    images : ndarray of uint8, shape (images, 32, 32, 3)
+    labels : ndarray of int64, shape (images,)
         Index in `CLASSES`. Images 0 to 9 show each class once, in random order; so do 10 to 19, and so on.
     """
-    images = np.empty((count, _SIDE, _SIDE, 3), np.uint8)
-    labels = np.empty(count, np.int64)
-    for start in range(0, count, _CHUNK):
-        part = slice(start, min(start + _CHUNK, count))
-        numbers = np.arange(part.start, part.stop)
-        labels[part] = _labels(seed, numbers)
-        images[part] = _images(_Random(seed, numbers), labels[part].reshape(-1, 1, 1))
-    return images, labels
+    drawn = np.asarray(numbers)
+    labels = _labels(seed, drawn)
+    return _images(_Random(seed, drawn), labels.reshape(-1, 1, 1)), labels
+
+
+def labels(count: int, seed: int) -> np.ndarray:
+    """Return the labels of the first `count` images of `draw`: int64, shape (count,)."""
+    return _labels(seed, np.arange(count))
 
 
 def draw_photo(number: int, seed: int) -> tuple[np.ndarray, int]:

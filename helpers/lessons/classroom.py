@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 
 from helpers import config
+from helpers.data import cifar10, manifests, photos
 from helpers.lessons import execute, preflight
 from helpers.lessons.preflight import GB, Report, Row, room
+from helpers.loading import packs
 from stepscope.base import machine
 
 # The most that one reader needs. Measured on two cores with the preset ci: all processes of a notebook took 1.5 GB
@@ -71,18 +73,14 @@ def _rows(people: int) -> Iterator[Row]:
     remedy = "raise it for the container (--pids-limit) or the shared account (ulimit -u); or lower OMP_NUM_THREADS"
     yield Row("Processes", value, problem, remedy)
 
-    preset, runs, images, prepared = config.preset().name, config.runs_dir(), config.data_dir(), preflight.manifests()
+    preset, runs, prepared = config.preset().name, config.runs_dir(), cifar10.folder_of()
     free = shutil.disk_usage(preflight.existing_part(runs)).free
     needed = people * READER_RUNS[preset] + (0 if prepared else preflight.LEAST_DISK)
     problem = f"too little for everybody's runs with the preset {preset}"
     yield room("Disk", free, needed, problem, "put each COURSE_RUNS on another disk; or a smaller COURSE_PRESET")
-    problem, remedy = "", "python -m helpers prepare"
-    closed = [path for path in (images, *images.parents) if path.exists() and not path.stat().st_mode & 0o011]
-    if not prepared:
-        problem = "not prepared: the first reader prepares them, all others wait"
-    elif people > 1 and closed:
-        problem, remedy = f"other accounts cannot enter {closed[0]}", f"chmod a+rX {closed[0]}, or another COURSE_DATA"
-    yield Row("Images", f"{images}: prepared once, for everybody who has COURSE_DATA={images}", problem, remedy)
+    images = config.data_dir()
+    value = f"{images}: prepared once, for everybody who has COURSE_DATA={images} and the preset {preset}"
+    yield Row("Images", value, *_images(prepared, people))
     yield Row("Runs", f"{runs} here; each person needs a clone of the course, or a COURSE_RUNS, of their own")
 
     if torch.cuda.is_available():
@@ -98,6 +96,51 @@ def _rows(people: int) -> Iterator[Row]:
     problem = f"{longer:.1f} times as long if all run everything at once" if longer > 1.5 else ""
     remedy = "COURSE_PRESET=ci; fewer at a time (see Cores); start long cells before a break"
     yield Row("Machine's time", f"for one person alone: {execute.times_text()}", problem, remedy)
+
+
+def _images(prepared: Path | None, people: int) -> tuple[str, str]:
+    """Return what is wrong with the prepared images, and the remedy; "" twice if nothing is."""
+    prepare = f"python -m helpers prepare --preset {config.preset().name}"
+    if prepared is None:
+        return "not prepared: the first reader prepares them, all others wait", prepare
+    read = [prepared / manifests.NAME, prepared / "train" / "labels.csv", prepared / "train" / "00000.png"]
+    closed = next(filter(None, map(_closed, read if people > 1 else ())), None)
+    if closed is None:
+        needed = [packs.folder_of(prepared), *([] if config.photos() else [photos.folder_of()])]
+        if lacking := [folder for folder in needed if not folder.exists()]:
+            return f"{lacking[0]} is missing: the first reader makes it, all others wait", prepare
+        read = [file for folder in needed for file in folder.rglob("*") if file.is_file()]
+        closed = next(filter(None, map(_closed, read if people > 1 else ())), None)
+    if closed is None:
+        return "", ""
+    if closed in config.data_dir().parents:
+        return f"other accounts cannot enter {closed}", f"chmod a+x {closed}  or another COURSE_DATA"
+    return f"other accounts cannot read {closed}", f"chmod -R a+rX {config.data_dir()}"
+
+
+def _closed(path: Path) -> Path | None:
+    """Return the file, or the folder on the way to it, that no other account may read; None if there is none.
+
+    A group counts as others, as a class may be one, unless it is the owner's own group.
+    """
+    for part in (path, *path.parents):
+        status = part.stat()
+        needed = 0o1 if part in config.data_dir().parents else 0o5 if part.is_dir() else 0o4
+        of_group = status.st_mode >> 3 & needed == needed and not _private(status)
+        if not of_group and status.st_mode & needed != needed:
+            return part
+    return None
+
+
+def _private(status: os.stat_result) -> bool:
+    """Return whether a file's group is its owner's own, which then has the owner's name."""
+    try:
+        import grp
+        import pwd
+
+        return grp.getgrgid(status.st_gid).gr_name == pwd.getpwuid(status.st_uid).pw_name
+    except (ImportError, KeyError):  # Windows, or an account that has no name here
+        return False
 
 
 def _fewer(people: int, fit: float) -> str:

@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,11 +19,10 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
-from tqdm import tqdm
 
 from helpers import config
 from helpers.results import hardware, scoreboard
-from stepscope.base import machine, staging, wording
+from stepscope.base import machine, staging, terminal, wording
 
 NOTEBOOKS = config.PROJECT / "notebooks"
 RUN_TIMES = config.PROJECT / "data" / "reference" / "run-times.json"
@@ -67,6 +65,7 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core
         start = time.perf_counter()
         executed = execute(notebook, folder / f"{notebook.stem}.html", core)
         seconds[notebook.stem] = round(time.perf_counter() - start, 1)
+        print(f"{notebook.stem}: {seconds[notebook.stem]:.0f} s", flush=True)
         executed.metadata["course"] = {
             "machine": config.describe(),
             "processor": hardware.describe()["processor"],
@@ -92,9 +91,15 @@ def execute(notebook: Path, page: Path | None, core: bool = False) -> nbformat.N
         content.cells = content.cells[: core_cells(content)]
     if page:
         page.parent.mkdir(parents=True, exist_ok=True)
-    cells = sum(cell.cell_type == "code" for cell in content.cells)
-    bar = tqdm(total=cells, desc=notebook.stem, unit="cell", file=sys.stdout)
-    with bar, open(page.with_suffix(".log") if page else os.devnull, "w") as log:
+    cells, executed = sum(cell.cell_type == "code" for cell in content.cells), 0
+
+    def count(**_: object) -> None:
+        nonlocal executed
+        executed += 1
+        bar.update()
+
+    bar = terminal.bar(notebook.stem, "cell", cells)
+    with bar, open(page.with_suffix(".log") if page else os.devnull, "w", encoding="utf-8") as log:
         client = NotebookClient(
             content,
             kernel_manager_class=ThisInterpreter,
@@ -104,15 +109,15 @@ def execute(notebook: Path, page: Path | None, core: bool = False) -> nbformat.N
             coalesce_streams=True,
             resources={"metadata": {"path": str(notebook.parent)}},
             on_notebook_start=_leave_ctrl_c_alone,
-            on_cell_executed=lambda **_: bar.update(),
+            on_cell_executed=count,
         )
         try:
             asyncio.run(client.async_execute(stdout=log, stderr=log, env=os.environ | {"COURSE_SLIDERS": "off"}))
         except CellExecutionError as error:
-            raise NotebookFailed(f"{notebook}, cell {bar.n} of {cells}:\n{error}") from error
+            raise NotebookFailed(f"{notebook}, cell {executed} of {cells}:\n{error}") from error
         except DeadKernelError as error:  # it raised nothing, so its cell is not counted as executed
             raise NotebookFailed(
-                f"{notebook}, cell {bar.n + 1} of {cells}: the kernel died. Most often memory ran out: see "
+                f"{notebook}, cell {executed + 1} of {cells}: the kernel died. Most often memory ran out: see "
                 "`python -m helpers check`" + (f", and {log.name} for the kernel's last output." if page else ".")
             ) from error
         finally:

@@ -71,8 +71,8 @@ def check() -> Report:
 
 def _packages() -> Iterator[Row]:
     yield Row("Python", f"{platform.python_version()} at {sys.executable}")
-    lock = (config.PROJECT / "requirements.lock").read_text().splitlines()
-    pins = dict(line.split(";")[0].strip().split("==") for line in lock if "==" in line and not line.startswith("#"))
+    lock = (config.PROJECT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split()[0].split("==") for line in lock if "==" in line and not line.startswith("#"))
     shown = []
     for package in SHOWN_PACKAGES:
         found = version(package)
@@ -130,7 +130,7 @@ def _memory() -> Iterator[Row]:
 
 def _disk() -> Iterator[Row]:
     for name, variable, folder, prepared in (
-        ("Disk for images", "COURSE_DATA", config.data_dir(), any(manifests())),
+        ("Disk for images", "COURSE_DATA", config.data_dir(), _prepared()),
         ("Disk for runs", "COURSE_RUNS", config.runs_dir(), False),
     ):
         existing = existing_part(folder)
@@ -138,6 +138,16 @@ def _disk() -> Iterator[Row]:
         fits = prepared or (free >= LEAST_DISK and os.access(existing, os.W_OK))
         problem = "" if fits else f"{existing} is not writable, or has under {LEAST_DISK / GB:.0f} GB"
         yield Row(name, f"{free / GB:.1f} GB free at {folder}", problem, f"set {variable} to a folder on another disk")
+
+
+def _prepared() -> bool:
+    """Return whether all images are there that this preset needs."""
+    try:
+        from helpers.data import cifar10, photos
+
+        return cifar10.folder_of() is not None and (config.photos() is not None or photos.folder_of().exists())
+    except (ImportError, config.CourseError):  # the row of the packages, or of the preset, says so
+        return False
 
 
 def room(name: str, free: float, needed: float, problem: str, remedy: str) -> Row:
@@ -220,6 +230,9 @@ def _images() -> Iterator[Row]:
     for manifest in manifests():
         try:
             sources.append("" + json.loads(manifest.read_text(encoding="utf-8"))["source"])
+        except PermissionError:
+            problem = f"this account may not read {manifest}"
+            remedy = f"ask its owner for  chmod -R a+rX {config.data_dir()}"
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             problem = f"damaged: {manifest} has no source"
             remedy = f"delete the folder {manifest.parent}  and then  python -m helpers prepare"

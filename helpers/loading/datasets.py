@@ -184,6 +184,8 @@ def _named(path: str | Path, remedy: str) -> Iterator[None]:
     """Turn the errors of a damaged image into one that names its file."""
     try:
         yield
+    except PermissionError:  # no damage; its message names the file
+        raise
     except _DAMAGE as error:
         raise UnreadableImage(f"{path}: expected a readable image, but: {error}. {remedy}") from error
 
@@ -196,8 +198,10 @@ def _read(path: str | Path) -> bytes:
 def _read_labels(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     table = folder / "labels.csv"
     try:
-        with open(table, newline="") as file:
+        with open(table, newline="", encoding="utf-8") as file:
             labels = {row["file"]: int(row["label"]) for row in csv.DictReader(file)}
+    except PermissionError:
+        raise
     except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise staging.DamagedFolder(
             f"{table}: expected a table with the columns file and label, and a class number in each row, but: "

@@ -2,15 +2,18 @@
 
 import hashlib
 import shutil
+from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader
 
 from helpers import config
-from helpers.data import cifar10
+from helpers.data import cifar10, manifests
 from helpers.loading import datasets
 from helpers.loading.formats import mapped, packing
-from stepscope.base import staging
+from stepscope.base import machine, staging
 
 _BYTES_PER_IMAGE = 3_200  # 3,072 of pixels, its label, its share of the checksums
 _DIGEST = 12  # hexadecimal digits at the end of a pack's name, which identify its content
@@ -24,17 +27,14 @@ def prepare(data: cifar10.Prepared) -> mapped.Npy:
     `datasets.UnreadableImage` if an image is damaged; `staging.NotEnoughDisk` if the disk has no room.
     """
     source = data.train.parent
-    made_of = f"{(source / 'manifest.json').read_text()} version {packing.VERSION}"
-    digest = hashlib.sha256(made_of.encode()).hexdigest()[:_DIGEST]
-    folder = source.parent / "packs" / f"{source.name}-{digest}"
+    folder = folder_of(source)
 
     def pack() -> None:
-        from torchvision.transforms import v2  # here, since it takes 2 s, as in helpers.training.models
-
         outdated = list(folder.parent.glob(f"{source.name}-{'?' * _DIGEST}"))
         staging.check_free(folder.parent, data.train_images, _BYTES_PER_IMAGE)
-        images = datasets.PngDataset(data.train, v2.PILToTensor())
-        pixels = (images[index][0] for index in range(len(images)))
+        images = datasets.PngDataset(data.train, _pixels)
+        workers = min(machine.cores(), manifests.MOST_WORKERS, len(images) // 1000)  # starting one takes as long
+        pixels = (image for batch, _ in DataLoader(images, 100, num_workers=workers) for image in batch)
         packing.pack(mapped.Npy, pixels, images.labels.tolist(), folder)
         for each in outdated:  # not before: somebody may still use it, and the new one may not fit
             shutil.rmtree(each, ignore_errors=True)
@@ -42,6 +42,18 @@ def prepare(data: cifar10.Prepared) -> mapped.Npy:
 
     staging.once(folder.parent, folder.exists, pack)
     return mapped.Npy(folder)
+
+
+def folder_of(images: Path) -> Path:
+    """Return the folder of the pack of prepared images, which lie in the folder `images`; it need not exist yet."""
+    manifest = (images / manifests.NAME).read_text(encoding="utf-8")
+    made_of = f"{manifest} version {packing.VERSION}"
+    digest = hashlib.sha256(made_of.encode()).hexdigest()[:_DIGEST]
+    return images.parent / "packs" / f"{images.name}-{digest}"
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    return np.array(image).transpose(2, 0, 1)
 
 
 def loader(images: mapped.Npy, batch: int) -> DataLoader:

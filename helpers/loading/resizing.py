@@ -1,7 +1,6 @@
 """Resizes images once, ahead of time, instead of in every epoch."""
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from helpers.data import photos
 from helpers.loading import datasets
-from stepscope.base import machine, staging
+from stepscope.base import machine, staging, terminal
 
 _MANIFEST = "resized.json"
 _BYTES_PER_COPY = 40_000  # most have less: 15 kB in the median for drawn photos and 256 pixels
@@ -55,8 +52,11 @@ def resize_ahead(folder: str | Path, out: str | Path, size: int) -> Resized:
         write = partial(_write_copy, images, copies, v2.Resize(size))
         # Threads: Pillow releases the GIL while it decodes, resizes and encodes
         with ThreadPoolExecutor(machine.cores()) as threads:
-            written = threads.map(write, range(len(images)))
-            sizes = list(tqdm(written, "resizing", len(images), unit="image", file=sys.stdout))
+            sizes = []
+            with terminal.bar("resizing", "image", len(images)) as bar:
+                for pair in threads.map(write, range(len(images))):
+                    sizes.append(pair)
+                    bar.update()
         staging.write(copies / _MANIFEST, json.dumps({"size": size, "images": len(images)}), durable=True)
     return Resized(out, len(images), time.perf_counter() - start, *map(sum, zip(*sizes, strict=True)))
 

@@ -1,6 +1,5 @@
 """Number formats: what fits into them, how fast training in them is here, which operators use them, what they lose."""
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,11 +9,11 @@ import pandas as pd
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
-from tqdm import tqdm
 
 from helpers import config
 from helpers.training.called_operators import Calls
 from stepscope import timing
+from stepscope.base import terminal
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def try_step(
     deadline = time.perf_counter() + config.preset().longest_comparison
     whole, affordable = len(batch[0]), 0
     images = min(max(whole // _FIRST_PART, 2), whole)
-    bar = tqdm(desc="trying a type", total=whole, unit="image", file=sys.stdout, delay=3)
+    bar = terminal.bar("trying a type", "image", whole, delay=3)
     while True:
         part = [tensor[:images] for tensor in batch]
         ms = _step_ms(step, part)
@@ -119,8 +118,8 @@ def try_step(
             ms = min(ms, _step_ms(step, part))
         if ms > _TOO_SLOW * usual_ms:
             break
+        bar.update(images - affordable)
         affordable = images
-        bar.update(images - bar.n)
         if images == whole or time.perf_counter() + 4 * ms / 1e3 > deadline:  # two calls with twice the images
             break
         images = min(2 * images, whole)

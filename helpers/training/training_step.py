@@ -1,15 +1,14 @@
 """A training step, in which nothing waits for the device, and a step that augments its batch."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from helpers import config, simulate
+from stepscope.base import terminal
 from stepscope.timing import Step
 
 
@@ -136,8 +135,12 @@ def losses(step: Callable[..., torch.Tensor], batches: Sequence[tuple]) -> np.nd
 
     A bar appears after three seconds.
     """
-    bar = tqdm(batches, "training", unit="step", file=sys.stdout, delay=3)
-    return np.array([step(*batch).item() for batch in bar])
+    found = []
+    with terminal.bar("training", "step", len(batches), delay=3) as bar:
+        for batch in batches:
+            found.append(step(*batch).item())
+            bar.update()
+    return np.array(found)
 
 
 def device_of(model: nn.Module) -> torch.device:

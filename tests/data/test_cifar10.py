@@ -99,7 +99,7 @@ def test_without_an_archive_images_are_drawn_and_the_line_says_how_to_get_real_o
     (line,) = capsys.readouterr().out.splitlines()
     assert prepared.source in line and "CIFAR10_ARCHIVE" in line and "python -m helpers prepare" in line
     for folder, seed, count in ((prepared.train, config.SEED, 300), (prepared.test, config.SEED + 1, 100)):
-        assert all(map(np.array_equal, stored(folder), synthetic.draw(count, seed)))
+        assert all(map(np.array_equal, stored(folder), synthetic.draw(range(count), seed)))
     write_archive(tmp_path / "cifar-10-python.tar.gz")  # real images take their place when they arrive
     assert prepare(tmp_path).source.startswith("CIFAR-10")
 

@@ -232,5 +232,5 @@ def is_gpu() -> bool:
 
 def batch(images: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return drawn images as bytes, of shape (images, 3, 32, 32), and their labels, both in pinned memory."""
-    drawn, labels = synthetic.draw(images, config.SEED)
+    drawn, labels = synthetic.draw(range(images), config.SEED)
     return torch.from_numpy(drawn).permute(0, 3, 1, 2).contiguous().pin_memory(), torch.from_numpy(labels).pin_memory()

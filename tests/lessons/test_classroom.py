@@ -1,14 +1,17 @@
 """Whether a machine is ready for a class: by figures whose results are calculated by hand here, and on this machine."""
 
+import multiprocessing
 import os
 import re
+import sys
 from unittest import mock
 
 import pytest
 
 from helpers import __main__ as shell
-from helpers.data import cifar10
+from helpers.data import cifar10, photos
 from helpers.lessons import classroom, execute, preflight
+from helpers.loading import packs
 from stepscope.base import machine as base
 
 
@@ -24,7 +27,12 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "available_memory", lambda: 16 * preflight.GB)
     monkeypatch.setattr(classroom.shutil, "disk_usage", lambda path: mock.Mock(free=10e9))
     monkeypatch.setattr(execute, "times_text", lambda: "ci about 6 min")
-    cifar10.prepare(drawn=(20, 10), download=False)
+    images = cifar10.prepare(drawn=(20, 10), download=False)
+    images.train.parent.rename(tmp_path / "data" / "cifar10")  # as real images, which are those of every preset
+    packs.prepare(cifar10.prepare(download=False))
+    photo = photos.folder_of() / "disc" / "00000.jpg"
+    photo.parent.mkdir(parents=True)
+    photo.touch()
     return tmp_path
 
 
@@ -60,16 +68,71 @@ def test_a_smaller_preset_needs_less_disk_and_images_that_nobody_has_prepared_ne
     assert not row("Disk", 32).problem
     monkeypatch.setenv("COURSE_DATA", str(machine / "none"))
     assert row("Disk", 32).problem
-    assert "not prepared" in row("Images", 2).problem and row("Images", 2).remedy == "python -m helpers prepare"
+    assert "not prepared" in row("Images", 2).problem
+    assert row("Images", 2).remedy == "python -m helpers prepare --preset ci"
+
+
+@pytest.fixture
+def shared(machine):
+    """The machine's folders, which pytest keeps to its own account, opened to all."""
+    for folder in [machine, *machine.parents]:
+        if folder.stat().st_mode & 0o7 == 0:
+            folder.chmod(folder.stat().st_mode | 0o1)
+    return machine / "data"
+
+
+def test_images_of_another_preset_are_a_problem(shared, monkeypatch):
+    assert not row("Images", 2).problem
+    monkeypatch.setenv("COURSE_PRESET", "full")  # has more photos
+    assert "photos-drawn-2000 is missing" in row("Images", 2).problem
+    assert row("Images", 2).remedy == "python -m helpers prepare --preset full"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
-def test_images_that_other_accounts_cannot_reach_are_a_problem_for_more_than_one(machine):
-    (machine / "data").chmod(0o700)
-    assert str(machine / "data") in row("Images", 2).problem and "chmod" in row("Images", 2).remedy
+@pytest.mark.parametrize("path", [".", "cifar10", "cifar10/train/00000.png", "packs/*/index.npy", "photos-*/disc"])
+def test_images_that_other_accounts_cannot_read_are_a_problem_for_more_than_one(shared, path):
+    (closed,) = [shared] if path == "." else shared.glob(path)
+    mode = closed.stat().st_mode
+    closed.chmod(mode & 0o700)
+    assert str(closed) in row("Images", 2).problem and "chmod -R a+rX" in row("Images", 2).remedy
     assert not row("Images", 1).problem
-    (machine / "data").chmod(0o750)  # open to the group that a class may be
-    assert str(machine / "data") not in row("Images", 2).problem
+    closed.chmod(mode & 0o750)
+    if os.geteuid() == 0:
+        assert row("Images", 2).problem  # the group of root is root's own
+        os.chown(closed, -1, 100)
+    assert not row("Images", 2).problem  # open to the group that a class may be
+
+
+def prepare_as_another_account(said):
+    """Prepare images in a child that is another account; return its exit status, and what it says."""
+
+    def prepare():
+        os.setgid(65534)
+        os.setuid(65534)
+        with open(said, "w") as sys.stderr:
+            sys.exit(shell.main(["prepare"]))
+
+    process = multiprocessing.get_context("fork").Process(target=prepare)
+    said.touch()
+    said.chmod(0o666)
+    process.start()
+    process.join()
+    return process.exitcode, said.read_text()
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root may be another account")
+def test_another_account_reads_what_is_open_and_is_told_whom_to_ask_otherwise(shared, tmp_path, monkeypatch):
+    drawn = photos.folder_of() / "manifest.json"
+    drawn.write_text('{"format": 2, "files": {"disc/00000.jpg": [0, 0]}}')
+    assert shell.main(["prepare"]) == 0  # also imports all, which the other account might not
+    assert prepare_as_another_account(tmp_path / "opened") == (0, "")
+    monkeypatch.setenv("COURSE_PRESET", "full")  # its photos are not there, and cannot be written
+    status, said = prepare_as_another_account(tmp_path / "missing")
+    assert status == 1 and "prepare --preset" in said
+    monkeypatch.delenv("COURSE_PRESET")
+    drawn.chmod(0o600)
+    status, said = prepare_as_another_account(tmp_path / "closed")
+    assert status == 1 and f"chmod -R a+rX {drawn.parent}" in said and "elete the folder" not in said
 
 
 def test_a_class_of_nobody_is_refused(capsys):

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import google_crc32c
 import numpy as np
-from tqdm import tqdm
 
-from stepscope.base import staging
+from stepscope.base import staging, terminal
 
 if TYPE_CHECKING:
     from helpers.loading.formats.packed_dataset import PackedDataset
@@ -35,16 +34,18 @@ class Contents:
 
     def __init__(self, images: Iterable, labels: Iterable, path: str | Path):
         total = next((len(source) for source in (images, labels) if isinstance(source, Sized)), None)
-        pairs = zip(images, labels, strict=True)
-        self._pairs = tqdm(pairs, f"packing {Path(path).name}", total, unit="image", delay=5)
+        self._pairs = zip(images, labels, strict=True)
+        self._bar = terminal.bar(f"packing {Path(path).name}", "image", total, delay=5)
         self._rows = bytearray()
         self._current: tuple[np.ndarray, int]
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, int]]:
         """Yield each image and its label; `put` must be called before the next one."""
-        for number, (image, label) in enumerate(self._pairs):
-            self._current = _checked_image(image, number), _checked_label(label, number)
-            yield self._current
+        with self._bar:
+            for number, (image, label) in enumerate(self._pairs):
+                self._current = _checked_image(image, number), _checked_label(label, number)
+                yield self._current
+                self._bar.update()
         if not self._rows:
             raise ValueError("Expected at least one image to pack, found none.")
 

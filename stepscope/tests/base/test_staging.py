@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import stat
@@ -221,8 +222,19 @@ def test_thirty_processes_at_once_share_a_folder_with_leftovers(tmp_path, capfd)
     assert names_in(tmp_path / "place") == ["a", "b", "c"]
     assert len({file.read_text() for file in (tmp_path / "place").iterdir()}) == 1  # all of one process
     assert count.stat().st_size == 1  # the others have waited
-    assert f"Another process is preparing images in {tmp_path}" in capfd.readouterr().out
+    assert f"is preparing images in {tmp_path}" in capfd.readouterr().out
     assert len(names_in(tmp_path)) == 30 + len(["place", "count", ".preparing.lock"])
+
+
+def test_who_holds_the_lock_is_named_and_is_not_waited_for_without_end(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(staging, "LONGEST_WAIT_S", 0.2)
+    holder = rf"Process {os.getpid()} of \w+" if sys.platform == "linux" else "Another process"
+    with (
+        filelock.FileLock(tmp_path / ".preparing.lock"),
+        pytest.raises(staging.HeldTooLong, match=f"{holder} has held it"),
+    ):
+        staging.once(tmp_path, lambda: None, lambda: 1 / 0)
+    assert re.match(f"{holder} is preparing images", capsys.readouterr().out)
 
 
 @pytest.fixture

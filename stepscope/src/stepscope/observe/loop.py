@@ -14,11 +14,11 @@ from torch import distributed
 from torch.utils.data import DataLoader
 
 from stepscope import thresholds, timing
+from stepscope.base import terminal
 from stepscope.base.wording import counted
 from stepscope.facts import Facts
 from stepscope.observe import circumstances, examination, hooks, trials
 from stepscope.observe.recorder import Recorder
-from stepscope.timing.comparison import progress
 
 
 def observe(loader: Iterable[Any], step: timing.Step, count: int, folder: Path) -> Facts:
@@ -40,7 +40,7 @@ def observe(loader: Iterable[Any], step: timing.Step, count: int, folder: Path) 
     recorder = LoopRecorder(loader)
     examined = examination.Examination(recorder, count, folder)
     with (
-        progress(None, "diagnosing", "step", delay=10) as bar,
+        terminal.bar("diagnosing", "step", delay=10) as bar,
         hooks.watching(recorder),
         timing.batches(recorder) as batches,
         trials.double_weights() as double,

@@ -7,17 +7,15 @@ import json
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from tqdm import tqdm
 
-from stepscope.base import staging
+from stepscope.base import staging, terminal
 from stepscope.base.confidence import Interval, geometric, together
 from stepscope.base.wording import counted, digits, rounded
 from stepscope.timing.stopwatch import Item, Timing, limited, longest_of, synchronize, warm_up
@@ -221,7 +219,7 @@ def interleaved(variants: Mapping[str, Callable[[], Timing]], rounds: int) -> Co
         raise ValueError(f"Expected at least one variant and one round, found {len(variants)} and {rounds}.")
     longest = longest_of("comparison")
     timings: dict[str, list[Timing]] = {name: [] for name in variants}
-    with progress(rounds * len(variants), "interleaved runs", "run") as bar:
+    with terminal.bar("interleaved runs", "run", rounds * len(variants)) as bar:
         for order in limited(shuffled(variants, rounds), longest):
             for name in order:
                 bar.set_postfix_str(name)
@@ -245,11 +243,6 @@ def shuffled(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
         else:
             chance.shuffle(order)
         yield order
-
-
-def progress(total: int | None, what: str, unit: str, delay: float = 0) -> tqdm[NoReturn]:
-    """Return a progress bar for a ``with`` block, which appears after `delay` seconds."""
-    return tqdm(total=total, desc=what, unit=unit, file=sys.stdout, delay=delay, mininterval=0.5)
 
 
 def interleaved_ranks(

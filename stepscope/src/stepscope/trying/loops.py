@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from stepscope import thresholds, timing
+from stepscope.base import terminal
 from stepscope.observe import hooks, settings
 from stepscope.observe.trial import TrialRecorder
-from stepscope.timing.comparison import progress
 from stepscope.trying.offered import Change, Report
 from stepscope.trying.results import Trials
 from stepscope.trying.runs import OutOfTime, Runner, tried
@@ -63,7 +63,7 @@ def tries(
     --------
     >>> print(stepscope.tries(lambda: DataLoader(images, 64), make_step))  # doctest: +SKIP
     """
-    with progress(None, "trying settings", "run") as bar, _generators() as restart:
+    with terminal.bar("trying settings", "run") as bar, _generators() as restart:
         runner = _Loop(make_loader, make_step, restart, bar, minutes)
         return tried(runner, settings, rounds, steps, "The loop")
 
