@@ -90,6 +90,25 @@ def test_a_container_sees_its_own_limits_at_the_root(job):
     assert row("Cores").value.startswith("1 of") and "time of 0.5" in row("Cores").value
 
 
+def test_the_limits_of_a_system_with_version_1_of_control_groups_count(job, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    machine.OWN_CONTROL_GROUP.write_text(
+        "4:memory:/slurm/job_1\n2:cpu,cpuacct:/slurm/job_1\n1:name=systemd:/slurm\n0::/\n"
+    )
+    limits = {
+        "cpu/cpu.cfs_quota_us": -1, "cpu/cpu.cfs_period_us": 100_000,
+        "cpu/slurm/job_1/cpu.cfs_quota_us": 250_000, "cpu/slurm/job_1/cpu.cfs_period_us": 100_000,
+        "memory/memory.limit_in_bytes": 9_223_372_036_854_771_712,
+        "memory/slurm/job_1/memory.limit_in_bytes": 1_000_000_000,
+    }  # fmt: skip
+    for name, limit in limits.items():
+        file = machine.CONTROL_GROUPS / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{limit}\n")
+    assert "1.00 GB" in row("Memory").value
+    assert row("Cores").value.startswith("3 of") and "time of 2.5" in row("Cores").value
+
+
 @pytest.mark.parametrize(("cuda", "problem", "remedy"), [(12, "13.2", "TORCH_BACKEND"), (13, "hidden", "CUDA_VIS")])
 def test_a_gpu_that_torch_does_not_find_is_named_with_what_is_in_its_way(monkeypatch, cuda, problem, remedy):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -5,6 +5,11 @@ import os
 import sys
 from pathlib import Path
 
+_VERSION_1 = {
+    "cpu.max": ["cpu.cfs_quota_us", "cpu.cfs_period_us"],
+    "memory.max": ["memory.limit_in_bytes"],
+    "pids.max": ["pids.max"],
+}
 CONTROL_GROUPS, OWN_CONTROL_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -27,17 +32,29 @@ def cpu_quota() -> float | None:
 
 
 def control_group_limits(name: str) -> list[str]:
-    """Return the limits, named by a file such as ``"cpu.max"``, of this process's control groups (Linux, version 2).
+    """Return the limits ``"cpu.max"``, ``"memory.max"`` or ``"pids.max"`` of this process's control groups (Linux).
 
-    A container sees its own group as the root; a batch job's or a hub's group lies deeper.
+    A container sees its own group as the root; a batch job's or a hub's group lies deeper. The texts are those of the
+    files in version 2 (https://docs.kernel.org/admin-guide/cgroup-v2.html), also where the system has version 1, with
+    a hierarchy for each controller.
     """
     try:
-        groups = OWN_CONTROL_GROUP.read_text().splitlines()
+        groups = [line.split(":", 2) for line in OWN_CONTROL_GROUP.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:  # no Linux
         return []
-    own = CONTROL_GROUPS.joinpath(*(group.removeprefix("0::/") for group in groups if group.startswith("0::/")))
-    files = (folder / name for folder in (own, *own.parents) if folder.is_relative_to(CONTROL_GROUPS))
-    return [file.read_text().strip() for file in files if file.is_file()]
+    controller, limits = name.partition(".")[0], []
+    for _, controllers, path in groups:
+        if controllers and controller not in controllers.split(","):
+            continue
+        root, files = (CONTROL_GROUPS / controller, _VERSION_1[name]) if controllers else (CONTROL_GROUPS, [name])
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            paths = [folder / file for file in files]
+            if folder.is_relative_to(root) and all(file.is_file() for file in paths):
+                limits.append(
+                    " ".join(file.read_text(encoding="utf-8").strip() for file in paths).replace("-1 ", "max ")
+                )
+    return limits
 
 
 def hub_base_url() -> str | None:
