@@ -95,6 +95,15 @@ def test_time_in_which_the_sampler_is_held_is_not_a_wait_of_the_items(clock):
     assert loaded.waits == {}
 
 
+def test_items_wait_at_least_as_long_as_they_sleep_however_long_the_sampler_is_held(clock):
+    def sleeps():
+        clock.sleep(0.002)
+        clock.queued_sampler += 0.002  # while the item sleeps, the sampler is ready to work, and nobody waits for it
+
+    loaded = items.load(DataLoader(Busy(clock, 0.001, sleeps), 2))
+    assert (loaded.ms, loaded.cpu_ms) == pytest.approx((3, 1), rel=0.01)
+
+
 @pytest.mark.parametrize(("in_slow_items", "in_collating"), [(0.0, 0.01), (0.1, 0.0)])
 def test_irregular_items_are_found_while_other_processes_have_the_cores(clock, in_slow_items, in_collating):
     class Slow(loops.SleepDataset):

@@ -148,7 +148,9 @@ class _Measurement:
     def __init__(self, source: _Source, seconds: float):
         """Load items for this time, in s."""
         with _warned() as caught:
-            alone = min(_seconds(source.take, 1) for _ in range(2))  # the first item imports, and opens files, once
+            first = [_taken(source) for _ in range(2)]  # the first item imports, and opens files, once
+        alone = min(took for took, _ in first)
+        self.asleep = min(asleep for _, asleep in first)  # of one item, in s; no sampler can be blamed for it
         self.warnings = _of_pytorch(caught)
         self.group = max(1, min(source.batch, int(thresholds.GROUP_S / alone)))  # items to load at a time
         self.source, self.count = source, 0
@@ -224,7 +226,8 @@ class _Measurement:
         sampling = self.sampling * self.counts / self.count
         for_sampler = self.sampler_queued + np.minimum(sampling, self.sampler_queued)
         waited = self.elapsed - in_slow - (self.worked - sampling) - self.queued - for_sampler
-        return max(0.0, float((waited / self.counts).min())) * self.count + float(in_slow.sum())
+        usual = max(self.asleep, float((waited / self.counts).min()))
+        return usual * self.count + float(in_slow.sum())
 
     def irregular(self, spent: float, waiting: float) -> Irregular:
         """Return the facts about slow items if they take enough of `spent`, in s; `waiting` is the share of waits."""
@@ -300,6 +303,19 @@ def _sampling(loader: DataLoader[Any]) -> Sampling:
     kind = type(getattr(chosen, "sampler", chosen)).__name__
     line = place((each.own, each.seconds) for each in samples.samples)
     return Sampling(kind, min(starts, default=0.0) * 1e3, sum(batches) / max(1, len(batches)) * 1e3, line)
+
+
+def _taken(source: _Source) -> tuple[float, float]:
+    """Load one item, or a batch if the dataset loads whole batches; return its time in s, and how long each item slept.
+
+    An item sleeps while this process neither works nor is ready to work. As the sampler does not run, this is the least
+    that an item waits. (While it runs on a busy machine, a wait for the sampler cannot be told from an item's own.)
+    """
+    begin, working, queued = time.perf_counter(), time.process_time(), contention.queued()
+    count = source.take(1)
+    took = time.perf_counter() - begin
+    ready = time.process_time() - working + contention.queued() - queued
+    return took, max(0.0, took - ready) / count
 
 
 def _seconds(call: Callable[[Any], object], argument: Any) -> float:
