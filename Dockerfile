@@ -4,7 +4,7 @@
 # It prints an address with a token: open it. On a machine with an NVIDIA GPU add  --gpus all  to the second line; for
 # another build of PyTorch add  --build-arg TORCH_BACKEND=cpu  to the first.
 # Its steps ran unchanged in a bare Debian 12 (a chroot), and hadolint has no findings. Docker has not built it yet.
-FROM python:3.11-slim-bookworm
+FROM python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 
 # make for the Makefile, g++ for torch.compile in notebook 12, Git for your own changes. Their versions are Debian's.
 # hadolint ignore=DL3008
@@ -19,7 +19,7 @@ WORKDIR /home/reader/course
 ARG TORCH_BACKEND=""
 
 # The environment comes before the rest, so that a changed notebook does not install PyTorch again.
-COPY --chown=1000:1000 Makefile pyproject.toml requirements.lock requirements.hashes ./
+COPY --chown=1000:1000 Makefile pyproject.toml requirements.lock ./
 COPY --chown=1000:1000 helpers/__init__.py helpers/
 COPY --chown=1000:1000 stepscope/ stepscope/
 RUN --mount=type=cache,target=/home/reader/.cache,uid=1000,gid=1000 make .venv/installed

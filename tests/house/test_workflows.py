@@ -17,6 +17,7 @@ WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 SCHEMAS = dict.fromkeys(WORKFLOWS, "github-workflows")
 SCHEMAS |= dict.fromkeys(sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml")), "github-issue-forms")
 SCHEMAS[GITHUB / "ISSUE_TEMPLATE" / "config.yml"] = "github-issue-config"
+SCHEMAS[GITHUB / "dependabot.yml"] = "dependabot"
 SCHEMAS[config.PROJECT / "CITATION.cff"] = "citation-file-format"
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
@@ -35,6 +36,14 @@ def test_the_workflows_may_read_only_and_call_targets_and_tests_that_are_there()
     targets = set(re.findall(r"^([\w./-]+):", (config.PROJECT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"^\s*(?:run: )?make ([\w./-]+)", text, re.MULTILINE)) <= targets
     assert [name for name in re.findall(r"\btests/[\w/]+\.py", text) if not (config.PROJECT / name).exists()] == []
+
+
+def test_what_others_publish_is_named_by_its_digest():
+    """A name such as v7 can be given to another commit, by whoever has taken over its repository."""
+    used = [use for path in WORKFLOWS for use in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
+    assert used and [use for use in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", use)] == []
+    dockerfile = (config.PROJECT / "Dockerfile").read_text(encoding="utf-8")
+    assert re.findall(r"^FROM \S+@sha256:[0-9a-f]{64}$", dockerfile, re.MULTILINE)
 
 
 @pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint has no package for this system")

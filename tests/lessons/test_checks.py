@@ -266,8 +266,11 @@ def scripts(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(900)  # 16 starts a job for each answer
-@pytest.mark.parametrize("number", WRONG)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(each, marks=pytest.mark.slow) if each == "16" else each for each in WRONG],  # a job for each answer
+)
 def test_the_placeholder_is_no_answer_and_each_wrong_one_is_told_its_own_fault(number, tmp_path, capsys, monkeypatch):
     right, refusals = code_of(number, "solution"), {}
     assert checked(number, code_of(number, "exercise"), tmp_path) is False

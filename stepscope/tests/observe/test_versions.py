@@ -15,7 +15,6 @@ PROJECT = Path(__file__).parents[2]
 OLDEST, *BETWEEN = ("2.4.1", "2.6.0", "2.9.1")  # the tests of this environment run with the newest
 DISK = 10e9  # bytes of an environment with the GPU's libraries, and of its downloads
 TESTS = ["facts", "observe", "report", "rules", "timing"]
-NEEDED = ["pytest", "pytest-timeout", "hypothesis", "jsonschema", "pillow"]
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
@@ -53,8 +52,7 @@ def test_a_script_with_an_older_pytorch_is_diagnosed_and_prints_the_same(python,
 @pytest.mark.prove
 def test_the_tests_of_a_diagnosis_pass_with_an_older_pytorch(python):
     uv = Path(sys.executable).with_name("uv")
-    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *NEEDED], check=True)
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, f"{PROJECT}[test]"], check=True)
     command = [python, "-m", "pytest", "-q", "-m", "not slow and not prove and not browser", "-p", "no:cacheprovider"]
-    left_out = ["--ignore=tests/observe/test_items.py"]  # needs torchvision, h5py and LMDB
-    ended = subprocess.run([*command, *left_out, *(f"tests/{name}" for name in TESTS)], cwd=PROJECT)
+    ended = subprocess.run([*command, *(f"tests/{name}" for name in TESTS)], cwd=PROJECT)
     assert ended.returncode == 0

@@ -37,6 +37,8 @@ def pytest_collection_modifyitems(items):
         if "executed" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.notebooks)
             item.add_marker(pytest.mark.timeout(1200))
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))  # s with its fixtures; then it fails, with all threads' stacks
     # What takes longest begins first: at the end, no process then waits long for another. Of notebooks it is the last
     longest = ("notebooks", "browser", "processes")
     ranks = {}

@@ -88,12 +88,19 @@ def test_a_worker_that_dies_is_named_and_the_other_workers_end(how, said):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are killed otherwise there")
-def test_a_worker_that_dies_during_a_step_is_named_too():
-    loader = DataLoader(loops.SleepDataset(1000, 0.0), 2, num_workers=1)
-    with pytest.raises(timing.WorkerDied, match="killed"), timing.batches(loader) as batches:
+@pytest.mark.parametrize(
+    ("context", "step"),
+    [
+        ("fork", lambda batches: time.sleep(600)),  # the news of the death interrupts it
+        ("forkserver", lambda batches: [next(batches) for _ in range(100)]),  # the news comes to another process
+    ],
+)
+def test_a_worker_that_dies_during_a_step_is_named_too(context, step):
+    loader = DataLoader(loops.SleepDataset(1000, 0.0), 2, num_workers=1, multiprocessing_context=context)
+    with pytest.raises(timing.WorkerDied, match="by SIGKILL|killed"), timing.batches(loader) as batches:
         next(batches)
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-        time.sleep(600)  # a step, which the news of the death interrupts
+        step(batches)
     assert multiprocessing.active_children() == []
 
 
