@@ -127,7 +127,7 @@ def _note_use() -> None:
     global _user
     for thread in Path("/proc/self/task").glob("*/comm") if _user is None else ():
         with suppress(OSError):  # a thread that has just ended
-            if thread.read_text().startswith("tokio"):
+            if thread.read_text(encoding="utf-8").startswith("tokio"):
                 _user = os.getpid()
 
 

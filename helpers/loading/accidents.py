@@ -97,6 +97,6 @@ def store_in_a_child(start: str) -> str:
     """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "use_twice.py")
-        script.write_text(_USE_TWICE)
+        script.write_text(_USE_TWICE, encoding="utf-8")
         command: list[str | Path] = [sys.executable, "-P", script, Path(folder, "store"), start]
         return subprocess.check_output(command, text=True, env=os.environ | {"PYTHONWARNINGS": "ignore"})

@@ -56,7 +56,7 @@ def _clocks() -> dict[str, int] | None:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # on other systems than Linux
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -172,7 +172,9 @@ def _codes(attempt: Path) -> dict[Path, int | None]:
     The code is None as long as the rank runs, and if SIGKILL has ended the script and the process above it.
     """
     ranks = sorted((path.parent for path in attempt.glob(f"*/{_ERRORS}")), key=lambda rank: int(rank.name))
-    return {rank: int((rank / _CODE).read_text()) if (rank / _CODE).exists() else None for rank in ranks}
+    return {
+        rank: int((rank / _CODE).read_text(encoding="utf-8")) if (rank / _CODE).exists() else None for rank in ranks
+    }
 
 
 def _errors(rank: Path) -> str:
@@ -267,7 +269,7 @@ def _run_rank(*words: str) -> int:
             code = script.wait(_DUMP)
     shown.writelines(line + b"\n" for line in begun if line)
     shown.flush()
-    (rank / _CODE).write_text(str(code))
+    (rank / _CODE).write_text(str(code), encoding="utf-8")
     return code if code >= 0 else 128 - code
 
 

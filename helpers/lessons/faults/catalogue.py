@@ -143,7 +143,7 @@ FAULTS = (
 +import pandas as pd
  import torch
 
--        with open(folder / "labels.csv", newline="") as file:
+-        with open(folder / "labels.csv", newline="", encoding="utf-8") as file:
 -            rows = list(csv.DictReader(file))[:count]
 -        self.paths = [folder / row["file"] for row in rows]
 -        self.labels = [int(row["label"]) for row in rows]

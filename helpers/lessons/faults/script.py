@@ -22,7 +22,7 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 class Images(Dataset):
     def __init__(self, folder, count):
-        with open(folder / "labels.csv", newline="") as file:
+        with open(folder / "labels.csv", newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))[:count]
         self.paths = [folder / row["file"] for row in rows]
         self.labels = [int(row["label"]) for row in rows]

@@ -30,7 +30,7 @@ def this_machine(held_share: float = 0.0) -> Machine:
     device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "CPU"
     processor, versions = platform.processor(), (str(torch.__version__), platform.python_version())
     with suppress(OSError):  # not Linux
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(errors="replace", encoding="utf-8").splitlines()
         processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
     return Machine(device, processor, machine.cores(), *versions, torch.cuda.is_available(), held_share)
 

@@ -19,7 +19,9 @@ def queued(process: int | str = "thread-self") -> float:
     `process` is a process id (its first thread counts), or a task such as "self/task/7"; by default this thread.
     """
     try:
-        return int(Path("/proc", str(process), "schedstat").read_text().split()[1]) / 1e9  # see proc_pid_schedstat(5)
+        return (
+            int(Path("/proc", str(process), "schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
+        )  # see proc_pid_schedstat(5)
     except (OSError, IndexError):
         return 0.0
 

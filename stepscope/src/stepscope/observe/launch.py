@@ -77,7 +77,7 @@ def complete(folder: Path) -> Reports:
 
 
 def _reports(folder: Path) -> Reports:
-    found = (json.loads(path.read_text()) for path in folder.glob("*.json"))
+    found = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json"))
     return sorted(found, key=lambda report: int(report["rank"]))
 
 

@@ -72,7 +72,7 @@ class ProfiledSteps:
             if self.ended and not records:
                 raise LoopEnded
             clock = {number: {"wait": each.wait * 1e6, "step": each.duration * 1e6} for number, each in records}
-            (staged / files.STOPWATCH).write_text(json.dumps(clock))
+            (staged / files.STOPWATCH).write_text(json.dumps(clock), encoding="utf-8")
         return _own_trace(folder)
 
     def sampled(self, count: int) -> Phase[host.Sampled | None]:

@@ -56,7 +56,7 @@ def memory() -> tuple[int, int]:
     """
     own = 0
     with suppress(OSError, ValueError, IndexError):
-        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text(encoding="utf-8").split())
         own = (resident - shared) * os.sysconf("SC_PAGE_SIZE")
     return own, torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
 

@@ -74,7 +74,7 @@ class Server:
         while not (self.folder / "address").exists():
             self._check(deadline, "did not start")
             time.sleep(0.02)
-        self.url = (self.folder / "address").read_text()
+        self.url = (self.folder / "address").read_text(encoding="utf-8")
         until = math.inf  # a run is not in "loading" before it loads, and just before it is listed
         while (answer := self.get("runs"))["loading"] or not set(self.runs) <= set(answer["runs"]):
             names = ", ".join(sorted(set(self.runs) - set(answer["runs"])) or self.runs)
@@ -90,7 +90,7 @@ class Server:
         else:
             problem = f"ended with code {self.child.process.returncode}."
         log = self.folder / "log"  # missing if TensorBoard was ended while it started
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        lines = log.read_text(errors="replace", encoding="utf-8").splitlines() if log.exists() else []
         raise TensorBoardFailed("\n".join([f"TensorBoard {problem} The last lines of its log:", *lines[-20:]]))
 
 

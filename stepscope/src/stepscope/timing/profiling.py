@@ -73,7 +73,7 @@ def record(
                 elif profiler.current_action is ProfilerAction.WARMUP:
                     synchronize()  # kernels of earlier steps must not be in the recording
                 profiler.step()
-        (staged / files.STOPWATCH).write_text(json.dumps(clock))
+        (staged / files.STOPWATCH).write_text(json.dumps(clock), encoding="utf-8")
     if torch.cuda.is_available() and (lost := traces.lost_kernels(traces.load(folder))):
         warnings.warn(lost, stacklevel=2)
     return folder
@@ -103,7 +103,7 @@ def stopwatch(folder: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    table = pd.DataFrame.from_dict(json.loads((folder / files.STOPWATCH).read_text()), orient="index")
+    table = pd.DataFrame.from_dict(json.loads((folder / files.STOPWATCH).read_text(encoding="utf-8")), orient="index")
     return table.set_axis(table.index.astype(int).rename("step"))
 
 

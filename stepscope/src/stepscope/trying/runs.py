@@ -241,7 +241,7 @@ class _Script(Runner):
             if trials:
                 slowest: Report = max(trials, key=lambda trial: float(trial.get("seconds", 0.0)))
                 return slowest
-            lines = output.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+            lines = output.read_text(errors="replace", encoding="utf-8").strip().splitlines() or ["it printed nothing"]
             ended = f"status {process.returncode}, {lines[-1].rstrip('.')}"
             problem = str(found[0]["problem"]).rstrip(".") if found else ""
             return problem if problem and not process.returncode else f"{problem}. {ended}".removeprefix(". ")
@@ -250,7 +250,7 @@ class _Script(Runner):
         """Wait until all ranks of this machine have reported, or the script has ended; return the reports."""
         while True:
             ended = process.poll() is not None
-            found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+            found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
             if ended or (found and len(found) >= found[0]["here"]):
                 return found
             if time.monotonic() > self.limit:
