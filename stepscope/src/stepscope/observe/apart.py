@@ -7,6 +7,7 @@ import pickle
 import select
 import signal
 import stat
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,10 @@ import psutil
 from stepscope import thresholds
 from stepscope.base.wording import counted
 
+FORKS = hasattr(os, "fork") and sys.platform != "darwin"
+"""Whether a process with threads can be forked. On macOS it may crash then: system libraries start threads there (see
+"Contexts and start methods" in the documentation of multiprocessing)."""
+
 Result = TypeVar("Result")
 
 
@@ -26,8 +31,8 @@ class NoResult(RuntimeError):
 
 def call(function: Callable[[], Result]) -> Result:
     """Call a function in a child process, and return its result; raises NoResult if there is none in time."""
-    if not hasattr(os, "fork"):
-        raise NoResult("this system has no fork, and loading items in this process would change the script.")
+    if not FORKS:
+        raise NoResult("this system cannot fork safely, and loading items in this process would change the script.")
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this process has threads, but the child uses none of them
