@@ -70,7 +70,9 @@ def main():
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--threads", type=int)
-    for name in ("persistent", "fused", "bfloat16", "channels_last", "anomaly"):
+    parser.add_argument("--prefetch_factor", type=int)
+    parser.add_argument("--multiprocessing_context")
+    for name in ("persistent", "fused", "bfloat16", "channels_last", "anomaly", "compile", "in_order"):
         parser.add_argument(f"--{name}", type=lambda text: text == "True")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     options = vars(parser.parse_args())
@@ -84,9 +86,15 @@ def main():
     network, items = make_network(), make_items()
     if chosen["channels_last"]:
         network.to(memory_format=torch.channels_last)
+    if chosen.get("compile"):
+        network.compile()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=chosen["fused"])
-    persistent = chosen["persistent"] and chosen["workers"] > 0
-    loader = DataLoader(items, 16, shuffle=True, num_workers=chosen["workers"], persistent_workers=persistent)
+    of_workers = {}
+    if chosen["workers"]:
+        of_workers = {"num_workers": chosen["workers"], "persistent_workers": chosen["persistent"]}
+        given = {"prefetch_factor", "multiprocessing_context", "in_order"} & chosen.keys()
+        of_workers |= {name: chosen[name] for name in given}
+    loader = DataLoader(items, 16, shuffle=True, **of_workers)
     steps, begin, end = 0, 0.0, float("inf")
     while time.perf_counter() < end:  # whole epochs
         for images, labels in loader:
