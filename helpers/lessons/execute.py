@@ -63,7 +63,11 @@ def run(notebooks: Sequence[Path] | None = None, images: str | None = None, core
     seconds = {}
     for notebook in notebooks:
         start = time.perf_counter()
-        executed = execute(notebook, folder / f"{notebook.stem}.html", core)
+        try:
+            executed = execute(notebook, folder / f"{notebook.stem}.html", core)
+        except KeyboardInterrupt:
+            print(f"\nInterrupted in {notebook.stem}. The pages before it are in {folder}.", flush=True)
+            raise
         seconds[notebook.stem] = round(time.perf_counter() - start, 1)
         print(f"{notebook.stem}: {seconds[notebook.stem]:.0f} s", flush=True)
         executed.metadata["course"] = {
@@ -112,7 +116,9 @@ def execute(notebook: Path, page: Path | None, core: bool = False) -> nbformat.N
             on_cell_executed=count,
         )
         try:
-            asyncio.run(client.async_execute(stdout=log, stderr=log, env=os.environ | {"COURSE_SLIDERS": "off"}))
+            with asyncio.Runner() as runner:
+                runner.get_loop().set_exception_handler(_unless_the_kernel_was_ended)
+                runner.run(client.async_execute(stdout=log, stderr=log, env=os.environ | {"COURSE_SLIDERS": "off"}))
         except CellExecutionError as error:
             raise NotebookFailed(f"{notebook}, cell {executed} of {cells}:\n{error}") from error
         except DeadKernelError as error:  # it raised nothing, so its cell is not counted as executed
@@ -143,6 +149,12 @@ def all_notebooks() -> list[Path]:
 def pages() -> Path:
     """Folder where `run` writes pages and keeps executed notebooks, absolute; it need not exist yet."""
     return config.runs_dir() / "html"
+
+
+def _unless_the_kernel_was_ended(loop: asyncio.AbstractEventLoop, context: dict) -> None:
+    """Report what went wrong while the loop ended, except that Ctrl-C has ended the kernel."""
+    if not isinstance(context.get("exception"), DeadKernelError):
+        loop.default_exception_handler(context)
 
 
 async def _leave_ctrl_c_alone(**_) -> None:

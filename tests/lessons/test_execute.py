@@ -104,14 +104,16 @@ def test_ctrl_c_ends_the_run_and_the_kernel_and_is_called_nothing_else(tmp_path)
     started = tmp_path / "started"
     slow = notebook(tmp_path / "00-slow.ipynb", f"open({str(started)!r}, 'w').close(); import time; time.sleep(100)")
     code = f"from pathlib import Path; from helpers.lessons import execute; execute.run([Path({str(slow)!r})])"
-    shell = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    shell = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes)
     while not started.exists():
         assert shell.poll() is None
         time.sleep(0.1)
     (kernel,) = [child for child in psutil.Process(shell.pid).children() if "ipykernel" in " ".join(child.cmdline())]
     os.killpg(shell.pid, signal.SIGINT)  # as a terminal does
-    last_line = shell.communicate()[1].strip().splitlines()[-1]
-    assert last_line == "KeyboardInterrupt"
+    out, err = shell.communicate()
+    assert "Interrupted in 00-slow. The pages before it" in out
+    assert err.strip().splitlines()[-1] == "KeyboardInterrupt" and "DeadKernelError" not in err
     kernel.wait(120)
 
 
