@@ -27,12 +27,12 @@ def digest(notebook: Path) -> str | None:
     changes a name it needs, and so on; and each script that such a statement names or imports. Comments and layout do
     not count, nor does what is printed.
     """
-    text = code(notebook)
-    return hashlib.sha256(text.encode()).hexdigest()[:12] if text else None
+    statements = measured(notebook)
+    return hashlib.sha256(repr([*map(_plain, statements)]).encode()).hexdigest()[:12] if statements else None
 
 
-def code(notebook: Path) -> str:
-    """Return the measured code of a notebook, "" if there is none; see `digest`."""
+def measured(notebook: Path) -> list[ast.stmt]:
+    """Return the measured statements of a notebook; see `digest`."""
     statements = [*_statements(notebook)]
     calls = [node for _, statement in statements for node in ast.walk(statement) if isinstance(node, ast.Call)]
     compared = [call.args[1] for call in calls if ast.unparse(call.func) == "scoreboard.add"]
@@ -45,7 +45,18 @@ def code(notebook: Path) -> str:
             if binds & needed and (script or not isinstance(statement, ast.Import | ast.ImportFrom)):
                 kept.add(number)
                 needed |= names(ast.unparse(statement))[0] | _scripts(statement)
-    return "\n".join(ast.unparse(_Silent().visit(statements[number][1])) for number in sorted(kept))
+    return [_Silent().visit(statements[number][1]) for number in sorted(kept)]
+
+
+def _plain(node: object) -> object:
+    """Return a part of a syntax tree as lists and values, without fields that are empty.
+
+    It is the same in all versions of Python; what `ast.unparse` and `ast.dump` return is not.
+    """
+    if isinstance(node, ast.AST):
+        fields = [(name, _plain(value)) for name, value in ast.iter_fields(node) if value is not None and value != []]
+        return [type(node).__name__, *fields]
+    return [*map(_plain, node)] if isinstance(node, list) else node
 
 
 def names(source: str) -> tuple[set[str], set[str]]:
