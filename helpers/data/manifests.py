@@ -30,7 +30,7 @@ def write(folder: Path, inner: Iterable[str], parts: Sequence[Callable[[], Files
     """
     from torch.utils.data import DataLoader  # here, since most callers find the folder made
 
-    workers = min(machine.cores(), MOST_WORKERS, len(parts) // 2)  # starting one takes longer than some parts
+    workers = min(machine.cores(), MOST_WORKERS, len(parts) // 8)  # starting one takes longer than some parts
     dataset: Any = _Made(parts)
     made = DataLoader(dataset, batch_size=None, collate_fn=list, num_workers=workers)
     files = {}
