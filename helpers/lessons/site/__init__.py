@@ -4,6 +4,7 @@ Sphinx and MyST-NB make them, configured in `conf`. A page loads nothing from el
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -126,5 +127,5 @@ def _page(path: Path) -> str:
     text = nbformat.writes(notebook)
     folders = {config.runs_dir(): "runs", config.data_dir(): "data", config.PROJECT: ".", Path.home(): "~"}
     for folder, short in folders.items():
-        text = text.replace(f"{folder}{os.sep}", f"{short}{os.sep}")
+        text = re.sub(rf"{re.escape(str(folder))}(?![\w.-])", short, text)
     return text
