@@ -124,6 +124,13 @@ TENSOR_CORES = {
     (7, 0): ("float16", 8),
 }
 
+# Compute capabilities whose Tensor Cores are faster in TF32 than the CUDA cores in float32 (8 times, by the data sheets
+# of A100, H100, B200); on RTX cards both are equally fast.
+TF32_PAYS = ((8, 0), (9, 0), (10, 0), (10, 3))
+# Share of the time of normalization that compiling may save at most, besides all elementwise kernels: a fused kernel
+# still reads its input twice and writes once. Chosen, not measured.
+FUSED_NORMALIZATION = 0.5
+
 # Several ranks. MB of an operation: 0.1 MB take 0.8 ms at 1 Gbit/s and 8 µs at 100 Gbit/s, mostly less than an
 # operation's latency. DistributedDataParallel's buckets have 25 MiB; its first bucket has 1 MiB, to begin early.
 SMALL_OPERATION_MB = 0.1

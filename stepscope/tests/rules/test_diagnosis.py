@@ -56,6 +56,39 @@ def keys(found):
     return [finding.key for finding in found.findings]
 
 
+@pytest.mark.parametrize("fault", ["short kernels", "item", "float32", None])
+def test_a_single_stalled_step_is_left_out_with_its_gap(fault, file):
+    options = {"steps": 8} | (FAULTS[fault][0] if fault else {})
+    usual = diagnosis.facts_of_trace(traces.load(cuda_trace.Loop(**options).write(file)))
+    stalled = diagnosis.facts_of_trace(traces.load(cuda_trace.Loop(stall=500_000, **options).write(file)))
+    assert (stalled.profile.steps, stalled.profile.stall_ms) == (7, pytest.approx(500, abs=20))
+    assert stalled.device.long_us <= usual.device.long_us and stalled.device.launches == usual.device.launches
+    assert stalled.profile.step_ms == pytest.approx(usual.profile.step_ms, rel=0.1)
+    found, expected = rules.diagnose(stalled), rules.diagnose(usual)
+    assert (found.verdict, keys(found)) == (expected.verdict, keys(expected))
+
+
+def test_two_steps_suffice_where_no_worker_loads(file):
+    for loader, verdict in ((cuda_trace.ALONE, "synchronization"), (cuda_trace.WORKERS, "unknown")):
+        loop = cuda_trace.Loop(read="aten::item", loader=loader, steps=2)
+        assert diagnosis.of_trace(loop.write(file)).verdict == verdict
+
+
+def test_faster_kernels_gain_nothing_while_the_gpu_waits_for_its_launches(file):
+    """They would end sooner, and the GPU would wait for longer."""
+    loop = cuda_trace.Loop(kernels=((cuda_trace.PRODUCT, 20),) * 200, launch=45, host_work=0)
+    found = diagnosis.of_trace(loop.write(file))
+    assert keys(found) == ["device.launch-bound"]
+
+
+@pytest.mark.parametrize(("minor", "tf32"), [(0, True), (6, False)])
+def test_tf32_comes_first_where_it_is_faster_than_float32(minor, tf32, file):
+    device = cuda_trace.DEVICE | {"computeMinor": minor}
+    loop = cuda_trace.Loop(kernels=((cuda_trace.PRODUCT, 975),) * 10, device=device)
+    (found,) = diagnosis.of_trace(loop.write(file)).findings
+    assert found.change.startswith("torch.set_float32_matmul_precision" if tf32 else "with torch.autocast")
+
+
 @pytest.mark.parametrize(("fault", "old"), [*((fault, False) for fault in FAULTS), ("item", True)])
 def test_a_loop_with_one_fault_is_accused_of_just_that(fault, old, file):
     options, key, verdict = FAULTS[fault]

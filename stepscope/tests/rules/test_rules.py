@@ -163,6 +163,10 @@ CASES = {
     ),
     "device.float32": (of_gpu(float32=0.8), 0.75, of_gpu(float32=0.8, capability=None)),
     "device.layout-conversions": (of_gpu(layouts=0.1), 0.1, of_gpu(layouts=0.04)),
+    "device.memory-bound": (
+        of_gpu(classes={"elementwise": 0.2, "normalization": 0.2, "pooling": 0.1}), 0.3,
+        of_gpu(classes={"elementwise": 0.2, "normalization": 0.2, "compiled": 0.1}),
+    ),
     "device.small-batch": (of_gpu(fill=0.4), 0.97 * 0.6, of_gpu(fill=0.5)),
     "communication.unequal": (of_job(unequal=("An all_reduce lacks rank 0.",)), math.inf, of_job()),
     "communication.straggler": (of_job(straggler="rank 1", late_ms=20.0, late_in="loading"), 0.2, of_job(waiting=20.0)),

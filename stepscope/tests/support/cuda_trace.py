@@ -317,7 +317,8 @@ class Loop:
     copy : float
         Time of the copy to the GPU, from `memory`, "Pinned" or "Pageable"; if `blocking`, the host waits for it.
     host_work : float
-        Time of Python between the copy and the first kernel; the profiler records `frames` of it.
+        Time of Python between the copy and the first kernel; the profiler records `frames` of it. In step 3 it takes
+        `stall` more.
     kernels : list of (str, float)
         Names and durations; each has `blocks`, and takes the host `launch` to launch.
     exchange, within : float
@@ -332,6 +333,7 @@ class Loop:
     memory: str = "Pinned"
     blocking: bool = False
     host_work: float = 1500
+    stall: float = 0
     frames: int = 0
     kernels: tuple = ((TENSOR_CORE_PRODUCT, 975),) * 10
     blocks: int = 400
@@ -372,7 +374,7 @@ class Loop:
         for frame in range(self.frames):
             moment = self.now + self.host_work * frame / self.frames
             self._add("python_function", "train.py(7): step", moment, moment)
-        self.now += self.host_work
+        self.now += self.host_work + self.stall * (step == 3)
         for name, duration in self.kernels:
             self._launches("aten::mm", name, duration, self.blocks)
         if self.exchange:

@@ -79,6 +79,50 @@ def test_kernels_are_known_by_their_names(known, names):
     assert [name for name in [*TENSOR_CORES, *FLOAT32, *CONVERSIONS, *OTHERS] if known(name)] == names
 
 
+# Names of kernels on an H200 (ResNet-50 in bfloat16, a small network in float32), a V100 and an A100
+CLASSES = {
+    "normalization": [
+        "void at::native::batch_norm_collect_statistics_channels_last_kernel<at::native::Var, c10::BFloat16, float…",
+        "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct, float const*…",
+        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int, float, float const*…",
+    ],
+    "elementwise": [
+        "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>, std::array…",
+        "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::…",
+    ],
+    "pooling": ["void at::native::(anonymous namespace)::max_pool_backward_nhwc<c10::BFloat16, float>(…"],
+    "layout": [
+        "void nhwcAddPaddingKernel<__nv_bfloat16, __nv_bfloat16, float, true, (cudnnKernelDataType_t)0>(int…",
+        "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t…",
+    ],
+    "products and convolutions": [
+        "nvjet_sm90_tst_128x128_64x6_1x2_h_bz_splitK_NTT",
+        "void fft2d_r2c_32x32<float, false, 1u, false>(float2*, float const*, int, int, int, int, int, int, int, int…",
+        "sm80_xmma_gemm_cf32cf32_f32f32_cf32_tn_n_tilesize32x32x8_stage3_warpsize2x2x1_ffma_aligna8_alignc8_execute…",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, true, false>(…)",
+        "sm90_xmma_wgrad_indexed_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize256x128x64_warp…",
+    ],
+    "attention": ["void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, half>…"],
+    "reduction": [
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::func_wrapper_t<float, at::nat…",
+        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 4, true, false>(float*, float const*…",
+    ],
+    "optimizer": ["void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespac…"],
+    "indexing": [
+        "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, lon…"
+    ],
+    "compiled": ["triton_poi_fused__native_batch_norm_legit_functional_relu_5"],
+    "other": ["my_extension::scale(float*, float, int)"],
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_kernels_have_the_class_of_what_they_do(name):
+    assert {kernel: kernel_properties.kernel_class(kernel) for kernel in CLASSES[name]} == dict.fromkeys(
+        CLASSES[name], name
+    )
+
+
 A100 = {
     "id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108, "warpSize": 32,
     "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 167936,

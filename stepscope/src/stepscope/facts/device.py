@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -46,3 +46,5 @@ class Device:
     float32: float  # share of matrix products and convolutions in float32
     layouts: float  # share of kernels that convert the memory format
     capability: tuple[int, int] | None  # compute capability; None without Tensor Cores, or if unknown
+    classes: dict[str, float] = field(default_factory=dict)  # share of the kernels of each class, such as "elementwise"
+    native_bfloat16: float = 0.0  # share of batch normalization in PyTorch's own kernels, in bfloat16

@@ -9,7 +9,7 @@ from stepscope import thresholds
 
 @dataclass(frozen=True)
 class Profile:
-    """Recorded steps. Shares are of the steps' time. A single far longer step counts as the mean of the other steps."""
+    """Recorded steps, without a single far longer step. Shares are of the steps' time."""
 
     steps: int  # number of steps
     step_ms: float  # mean duration of a step

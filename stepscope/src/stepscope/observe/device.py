@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from stepscope.facts.device import Accelerator, Device
 from stepscope.facts.profile import Profile
 from stepscope.traces.idle_time import PAGEABLE, direction
 
+NATIVE_BFLOAT16 = r"native::batch_norm\w*<.*BFloat16"  # in the names of kernels
 WITHOUT_TENSOR_CORES = "GTX 16"  # in the names of GPUs of compute capability 7.5 without Tensor Cores
 TO_DEVICE, WITHIN_DEVICE = "to the device", "within the device"
 # The host's activities in a gap of the GPU, by the columns of `traces.idle`
@@ -96,6 +98,7 @@ def _kernels(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
     def of(chosen: Callable[..., Any]) -> float:
         return float(traces.kernel_time(trace, chosen) / (profile.total_us * profile.devices))
 
+    classes = traces.kernel_classes(trace)["time"]
     return {
         "kernels": share,
         "launches": number / profile.steps,
@@ -103,6 +106,8 @@ def _kernels(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
         "fill": _known(traces.fill(trace)),
         "float32": of(traces.multiplies_float32),
         "layouts": of(traces.converts_layout),
+        "classes": {name: float(time) / (profile.total_us * profile.devices) for name, time in classes.items()},
+        "native_bfloat16": of(lambda name: bool(re.search(NATIVE_BFLOAT16, name))),
         "capability": _capability(trace),
     }
 

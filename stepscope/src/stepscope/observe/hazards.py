@@ -121,7 +121,9 @@ def growth(
     least = max(thresholds.MANY_OBJECTS, grown / len(both) / thresholds.PAGE_BYTES)
     large = list[Objects]()
     for place, value in _within(loader.dataset):
-        known = any(place.startswith((f"{each.place}[", f"{each.place}.")) for each in large)  # within a collection that is named already
+        known = any(
+            place.startswith((f"{each.place}[", f"{each.place}.")) for each in large
+        )  # within a collection that is named already
         if not known and (count := _objects(value)) >= least:
             large.append(Objects(place, count))
     return Growth(grown, steps, tuple(large)) if large and grown >= thresholds.GROWTH_BYTES * len(both) else None

@@ -11,15 +11,26 @@ from stepscope.traces.events import CLASSIFIERS
 _OF_A_GPU = "cudnn_(?!is_acceptable)|miopen_|_cuda"  # operators; PyTorch calls the excluded operator on the CPU, too
 
 
-def read(trace: traces.Trace) -> Profile:
-    """Return the profile of a trace; raises NoSteps and SeveralRecordings like `traces.breakdown`."""
+def usual(trace: traces.Trace) -> tuple[traces.Trace, float]:
+    """Return a trace without a single step far longer than all others, and its duration in ms; or the trace and 0.
+
+    Raises NoSteps and SeveralRecordings like `traces.breakdown`.
+    """
     table = traces.breakdown(trace)
     work = table.sum(axis="columns") - table["DataLoader"]  # without waits: with n workers, every n-th step waits
+    long = work > thresholds.STALL * work.median()
+    if long.sum() != 1 or len(table) <= thresholds.LEAST_STEPS:
+        return trace, 0.0
+    return traces.without_step(trace, int(table.index[long][0])), float(table[long].to_numpy().sum()) / 1e3
+
+
+def read(trace: traces.Trace, stall_ms: float = 0.0) -> Profile:
+    """Return the profile of a trace from which `usual` took a step of `stall_ms`; 0 if it took none.
+
+    Raises NoSteps and SeveralRecordings like `traces.breakdown`.
+    """
+    table = traces.breakdown(trace)
     timed = zip(table["DataLoader"] / 1e3, table.sum(axis="columns") / 1e3, strict=True)
-    long, stall_ms = work > thresholds.STALL * work.median(), 0.0
-    if long.sum() == 1 and len(table) > thresholds.LEAST_STEPS:
-        stall_ms = float(table[long].to_numpy().sum()) / 1e3
-        table[long] = table[~long].mean().to_numpy()
     total = float(table.to_numpy().sum())
     if not total > 0:
         raise traces.NoSteps(f"The steps of {trace.path} take no time: the trace is damaged. Copy or record it again.")

@@ -32,6 +32,11 @@ _READS = {
 }
 
 
+# Classes of kernels whose time is that of the bytes they move; compiled kernels may be of any class.
+COMPILED, ELEMENTWISE, NORMALIZATION = "compiled", "elementwise", "normalization"
+_MOVING = (ELEMENTWISE, NORMALIZATION, "pooling", "layout", "reduction", "indexing", "optimizer")
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A view of a profile, without an accelerator."""
@@ -101,6 +106,36 @@ class Accelerated(Recorded):
         return next((known for least, known in thresholds.TENSOR_CORES.items() if capability >= least), ("", 1))
 
     @property
+    def deciding(self) -> float:
+        """Share of the time in which the GPU decides how long a step takes, at most: faster kernels shorten it alone.
+
+        While the GPU waits for its launches, it ends each kernel before the host has the next one; a kernel that is
+        faster then makes the next gap longer. Where the host waits for the GPU, all of the wait counts.
+        """
+        return min(self.device.kernels, max(self.device.waiting, self.device.kernels - self.profile.host))
+
+    @property
+    def moving(self) -> float:
+        """Share of kernels that read and write tensors and compute little."""
+        return sum(share for name, share in self.device.classes.items() if name in _MOVING)
+
+    @property
+    def classes(self) -> str:
+        """The classes of kernels that move bytes, with their shares."""
+        parts = {name: share for name, share in self.device.classes.items() if name in _MOVING}
+        largest = sorted(parts.items(), key=lambda part: -part[1])
+        return ", ".join(f"{name} {percent(share)}" for name, share in largest if share >= thresholds.SLIGHT_SHARE)
+
+    @property
+    def fused(self) -> float | None:
+        """The share that fused kernels save at most; None if the network is compiled."""
+        classes = self.device.classes
+        if classes.get(COMPILED, 0.0) >= thresholds.SLIGHT_SHARE:
+            return None
+        saved = classes.get(ELEMENTWISE, 0.0) + thresholds.FUSED_NORMALIZATION * classes.get(NORMALIZATION, 0.0)
+        return min(saved, self.deciding)
+
+    @property
     def precision(self) -> str:
         """The data type of the Tensor Cores."""
         return self.tensor_cores[0]
@@ -115,6 +150,22 @@ class Accelerated(Recorded):
         """The gain per item of a batch that fills the GPU; None if the fill is unknown or sufficient."""
         fill = self.device.fill
         return self.device.kernels * (1 - fill) if fill is not None and fill < thresholds.LEAST_FILL else None
+
+
+def _tensor_cores(view: Accelerated) -> str:
+    """Return the changes that use Tensor Cores, the one that keeps float32's range and network as it is first."""
+    tf32 = 'torch.set_float32_matmul_precision("high")  # TF32: float32 with products of 10 bits\n'
+    autocast = 'with torch.autocast("cuda", torch.{}): …  # float16 also needs torch.amp.GradScaler()'
+    first = tf32 if view.device.capability in thresholds.TF32_PAYS else ""
+    return first + autocast.format(view.precision)
+
+
+def _fusing(view: Accelerated) -> str:
+    compiled = "model = torch.compile(model)  # fuses elementwise kernels with their neighbours"
+    if view.device.native_bfloat16 < thresholds.SLIGHT_SHARE:
+        return compiled
+    float16 = 'torch.autocast("cuda", torch.float16)  # with a GradScaler: cuDNN normalizes float16, not bfloat16'
+    return f"{compiled}\n{float16}"
 
 
 def _blocked(device: Device) -> str:
@@ -211,17 +262,27 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
     Rule(
         "device.float32", "float32 without Tensor Cores", "compute", "mixed precision",
         "Matrix products and convolutions run in float32, without Tensor Cores.",
-        lambda view: view.device.float32 * (1 - 1 / view.ratio),
+        lambda view: min(view.device.float32 * (1 - 1 / view.ratio), view.deciding),
         "Matrix products and convolutions in float32 take {device.float32:%} of the time. The Tensor Cores of this GPU "
         "are up to {ratio} times as fast, in {precision}.",
-        'with torch.autocast("cuda", torch.{precision}): …  # float16 also needs torch.amp.GradScaler()',
+        _tensor_cores,
+        example='torch.set_float32_matmul_precision("high")\nwith torch.autocast("cuda", torch.bfloat16): …',
     ),
     Rule(
         "device.layout-conversions", "layout conversions", "compute", "channels-last memory format",
         "Kernels convert the memory format of images back and forth.",
-        lambda view: view.device.layouts,
+        lambda view: min(view.device.layouts, view.deciding),
         "Kernels that convert the memory format (NCHW to NHWC, or back) take {device.layouts:%} of the time.",
         "model.to(memory_format=torch.channels_last)\nimages.to(memory_format=torch.channels_last)",
+    ),
+    Rule(
+        "device.memory-bound", "kernels that only move bytes", "compute", "fused kernels",
+        "Many kernels read and write tensors and compute little: normalization, elementwise work.",
+        lambda view: view.fused,
+        "Kernels that read and write tensors, and compute little, take {moving:%} of the time: {classes}. What fusing "
+        "them can save at most is all of the elementwise kernels, and half of the normalization.",
+        _fusing,
+        example="model = torch.compile(model)  # fuses elementwise kernels with their neighbours",
     ),
     Rule(
         "device.small-batch", "a batch too small to fill the GPU", "compute", "larger batches",

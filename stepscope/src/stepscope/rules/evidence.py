@@ -69,7 +69,7 @@ def _memory(trend: Trend) -> Iterator[tuple[str, str]]:
 
 
 def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iterator[tuple[str, str]]:
-    stall = f"; a single long step of {milliseconds(profile.stall_ms)} counts as the mean of the other steps"
+    stall = f"; a single long step of {milliseconds(profile.stall_ms)} is left out"
     mean = f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}"
     yield "steps", mean + stall * (profile.stall_ms > 0)
     parts = shares(profile, device, host).items()
@@ -84,8 +84,6 @@ def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iter
         known = [f"{name} {percent(share)}" for name, share in columns.items() if share is not None]
         if each.name is not None:
             known.append(printable(each.name))
-        if profile.stall_ms and known:
-            known.append("with the long step")
         yield f"GPU {each.number}", ", ".join(known)
 
 
@@ -165,9 +163,10 @@ def _for_changing_sizes(why: str) -> str:
 
 def doubt(profile: Profile) -> str | None:
     """Return why the profile allows no verdict; None if it allows one."""
-    if profile.steps < thresholds.LEAST_STEPS:
+    least = thresholds.LEAST_STEPS - profile.in_process  # without workers, all steps wait alike
+    if profile.steps < least:
         return (
-            f"The trace has {counted(profile.steps, 'step')}, and a verdict needs {thresholds.LEAST_STEPS} or more: "
+            f"The trace has {counted(profile.steps, 'step')}, and a verdict needs {least} or more: "
             "with n workers, only every n-th step waits. Record the trace with schedule(…, active=8)."
         )
     if profile.on_device:

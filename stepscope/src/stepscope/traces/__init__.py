@@ -27,18 +27,19 @@ if TYPE_CHECKING:
     from stepscope.traces.exposed_communication import collectives, communication, communication_by_step
     from stepscope.traces.files import NoAccelerator, NoSteps, NoTraces, SeveralRecordings, TraceError, runs
     from stepscope.traces.idle_time import exposed_copies, gaps, idle, waits
-    from stepscope.traces.kernel_properties import converts_layout, multiplies_float32
+    from stepscope.traces.kernel_properties import converts_layout, kernel_class, multiplies_float32
     from stepscope.traces.memory import memory_curve
     from stepscope.traces.operators import top_operators
     from stepscope.traces.slimming import slim
-    from stepscope.traces.step_times import breakdown, difference, sentence, steps
-    from stepscope.traces.utilization import accelerators, fill, kernel_time, kernels, lost_kernels
+    from stepscope.traces.step_times import breakdown, difference, sentence, steps, without_step
+    from stepscope.traces.utilization import accelerators, fill, kernel_classes, kernel_time, kernels, lost_kernels
 
 __all__ = [
     "CATEGORIES", "NoAccelerator", "NoSteps", "NoTraces", "Ranks", "SeveralRecordings", "Span", "Trace", "TraceError",
     "accelerators", "breakdown", "collectives", "communication", "communication_by_step", "converts_layout",
-    "difference", "exposed_copies", "fill", "gaps", "idle", "kernel_time", "kernels", "load", "lost_kernels",
-    "memory_curve", "multiplies_float32", "ranks", "runs", "sentence", "slim", "steps", "top_operators", "waits",
+    "difference", "exposed_copies", "fill", "gaps", "idle", "kernel_class", "kernel_classes", "kernel_time", "kernels",
+    "load", "lost_kernels", "memory_curve", "multiplies_float32", "ranks", "runs", "sentence", "slim", "steps",
+    "top_operators", "waits", "without_step",
 ]  # fmt: skip
 
 

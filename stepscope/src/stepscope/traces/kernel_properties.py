@@ -113,6 +113,38 @@ def converts_layout(kernel: str) -> bool:
     return _LAYOUT_CONVERSION.search(kernel) is not None
 
 
+# Classes of kernels: what a kernel does, by the first pattern that its name has. Products and convolutions compute; all
+# other classes read and write tensors, and their time is that of the bytes they move.
+COMPILED = "compiled"
+NORMALIZATION = "normalization"
+ELEMENTWISE = "elementwise"
+_CLASSES = {
+    COMPILED: r"^(void )?triton_(?!tem|mm)",  # what it fused is in its name, and often several classes
+    "attention": r"flash_|fmha|sdpa|Flash(Attn|Attention)",
+    "layout": r"(nchw|ncdhw|nhwc|ndhwc)(To|2)(folded)?(nchw|ncdhw|nhwc|ndhwc)\w*kernel|batched_transpose_|AddPadding"
+    r"|transpose_readWrite",
+    NORMALIZATION: r"batch_?norm|(?<![a-z])bn_(fw|bw)|layer_?norm|group_?norm|rms_?norm|instance_?norm|bnorm"
+    r"|RowwiseMoments|GammaBeta|cudnn_bn|BatchNorm",
+    "pooling": r"(max|avg|average|adaptive)_?\w*_?pool|pooling_(fw|bw)",
+    "products and convolutions": r"gemm|gemv|cudnn|conv|wgrad|dgrad|fprop|winograd|nvjet|triton_(tem|mm)|split_?K"
+    r"|fft2d|flip_filter|cublas|cutlass|dot_kernel|xmma|cask|mma_|wmma",
+    "optimizer": r"multi_tensor_apply|fused_?(adam|sgd)|FusedOptimizer",
+    "reduction": r"reduce|softmax|nll_loss|cross_entropy|SoftMax|_norm_kernel|cumsum|\bscan|topk",
+    "indexing": r"index|gather|scatter|embedding|sort|CatArray|nonzero|masked",
+    ELEMENTWISE: r"elementwise|pointwise|dropout|distribution|fill|copy|CUDAFunctor|launch_clamp|Memset|arange",
+}
+_PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _CLASSES.items()}
+
+
+@functools.lru_cache(maxsize=100_000)
+def kernel_class(kernel: str) -> str:
+    """Return what a kernel does, by its name: a key of `_CLASSES`, or "other"."""
+    products = uses_tensor_cores(kernel) or multiplies_float32(kernel)
+    classes = (name for name, pattern in _PATTERNS.items() if pattern.search(kernel))
+    found = next(classes, "other")
+    return "products and convolutions" if products and found not in ("attention", COMPILED) else found
+
+
 # Occupancy.
 
 # Blocks that may be resident on a multiprocessor, by compute capability. CUDA C++ Programming Guide, "Technical

@@ -9,14 +9,14 @@ import pandas as pd
 
 from stepscope.base.wording import PLAIN_NAMES, milliseconds, percent, printable
 from stepscope.traces.alignment import Ranks, ranks
-from stepscope.traces.events import Trace
+from stepscope.traces.events import Trace, marks
 from stepscope.traces.exposed_communication import communication
 from stepscope.traces.files import NoAccelerator, NoSteps, SeveralRecordings, TraceError, runs
 from stepscope.traces.files import of_run as files_of_run
 from stepscope.traces.idle_time import MEANWHILE, gaps
 from stepscope.traces.operators import top_operators
 from stepscope.traces.step_times import breakdown
-from stepscope.traces.utilization import accelerators, kernels
+from stepscope.traces.utilization import accelerators, kernel_classes, kernels
 
 WIDTH = 110  # characters in a line
 TOP = 5  # kernels or operators
@@ -46,7 +46,8 @@ def text(trace: Trace) -> str:
     lines = _steps(trace)
     try:
         used = accelerators(trace)
-        lines += ["", _used(used), "", _gaps(gaps(trace)), "", _kernels(kernels(trace, TOP))]
+        classes = _classes(kernel_classes(trace), sum(marks(span).height for span in trace.spans))
+        lines += ["", _used(used), "", _gaps(gaps(trace)), "", classes, "", _kernels(kernels(trace, TOP))]
         unknown = used.attrs["unknown"]
     except NoAccelerator as error:
         table = top_operators(trace, TOP)
@@ -143,6 +144,15 @@ def _gaps(table: pd.DataFrame) -> str:
         "in the longest": table["in_longest"].fillna("").map(lambda name: _name(name, 21)),
     }
     return _table("gaps", columns, [f"GPU {device}: {count:,}" for device, count in table["count"].items()])
+
+
+def _classes(table: pd.DataFrame, steps: int) -> str:
+    columns = {
+        "in a step": (table["time"] / max(steps, 1)).map(_time),
+        "share": table["share"].map(percent),
+        "kernels": (table["kernels"] / max(steps, 1)).map("{:,.0f}".format),
+    }
+    return _table("kernels by class", columns, table.index)
 
 
 def _kernels(table: pd.DataFrame) -> str:

@@ -1,7 +1,9 @@
 """The time of each training step by category, and a comparison of two runs as a table and in words."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,52 @@ def breakdown(path: str | Path | Trace) -> pd.DataFrame:
     table = by_step(trace, map(breakdown_of, trace.spans))
     table.attrs = {"unit": "µs", "total": float(table.to_numpy().sum())}
     return table
+
+
+def without_step(trace: Trace, step: int) -> Trace:
+    """Return a trace without one of its `steps`: without all that the host did in it, and the accelerator for it.
+
+    What comes before it and what comes after it are spans of their own, so that no gap between kernels includes it.
+    """
+    spans = list[Span]()
+    for span in trace.spans:
+        marked, found = marks(span), steps_of(span)
+        places_of_it = np.flatnonzero(marked["step"] == step)
+        if not len(places_of_it):
+            spans.append(span)
+            continue
+        place = int(places_of_it[0])
+        on_host = marked["start"][place], marked["end"][place]
+        on_device = found["start"][place], found["end"][place]  # the host may be ahead of it by several steps
+        for after in (False, True):
+            part = _part(span, on_host[after], on_device[after], after)
+            if marks(part).height:
+                spans.append(part)
+    return Trace(trace.path, tuple(spans))
+
+
+def _part(span: Span, on_host: float, on_device: float, after: bool) -> Span:
+    """Return what of a span ends before, or else starts after, a moment: one of the host, another of the device."""
+
+    def chosen(table: Columns, of_device: np.ndarray) -> np.ndarray:
+        moment = np.where(of_device, on_device, on_host)
+        right: np.ndarray = table["start"] >= moment if after else table.get("end", table["start"]) <= moment
+        return right
+
+    def rows(table: Columns, of_device: np.ndarray) -> Columns:
+        return table.rows(chosen(table, of_device))
+
+    events, kind = span.events, span.events["kind"]
+    of_device = ~events["host"] & ~((kind == "Runtime") | (kind == "step") | (kind == "dropped"))
+    last = of_device & (events["end"] == on_device) & after  # when the device has done it, the next step begins
+    return replace(
+        span,
+        events=events.rows(chosen(events, of_device) | last),
+        kernels=rows(span.kernels, np.ones(span.kernels.height, bool)),
+        memory=rows(span.memory, np.zeros(span.memory.height, bool)),
+        exchanges=rows(span.exchanges, span.exchanges["kernel"].astype(bool)),
+        counts=Counter() if after else span.counts,
+    )
 
 
 def window(span: Span) -> tuple[float, float]:

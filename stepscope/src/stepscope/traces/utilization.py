@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from stepscope.base.wording import percent
-from stepscope.traces.columns import Columns, capped_sum, named, places, stacked, union
+from stepscope.traces.columns import Columns, capped_sum, named, objects, places, stacked, union
 from stepscope.traces.events import Span, Trace, load, once
 from stepscope.traces.files import NoAccelerator
-from stepscope.traces.kernel_properties import estimated_occupancy, uses_tensor_cores
+from stepscope.traces.kernel_properties import estimated_occupancy, kernel_class, uses_tensor_cores
 from stepscope.traces.operators import host_events, linked_calls
 from stepscope.traces.step_times import window
 
@@ -88,6 +88,29 @@ def kernel_time(path: str | Path | Trace, chosen: Callable[[str], bool]) -> floa
     """
     table = _computing(load(path))
     return _busy_time(table.rows(named(table["name"], chosen)))
+
+
+def kernel_classes(path: str | Path | Trace) -> pd.DataFrame:
+    """Return the time and number of the kernels in the steps, by what they do.
+
+    Returns
+    -------
+    DataFrame
+        Index `class`, as `kernel_class` names it; columns `time`, in which a kernel of the class ran, in µs, added over
+        the devices; `share` of the time in which any kernel computed; and `kernels`, their number. Longest time first.
+
+    Raises NoAccelerator if the trace has no kernels.
+    """
+    table = _computing(load(path))
+    names = objects([kernel_class(name) for name in table["name"]])
+    rows = {
+        name: (_busy_time(of_class), of_class.height)
+        for name in sorted(set(names))
+        if (of_class := table.rows(names == name))
+    }
+    result = pd.DataFrame.from_dict(rows, orient="index", columns=["time", "kernels"]).rename_axis("class")
+    result.insert(1, "share", result["time"] / (_busy_time(table) or 1.0))
+    return result.sort_values("time", ascending=False, kind="stable")
 
 
 def fill(path: str | Path | Trace) -> float:
