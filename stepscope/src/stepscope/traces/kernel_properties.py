@@ -126,11 +126,11 @@ _CLASSES = {
     NORMALIZATION: r"batch_?norm|(?<![a-z])bn_(fw|bw)|layer_?norm|group_?norm|rms_?norm|instance_?norm|bnorm"
     r"|RowwiseMoments|GammaBeta|cudnn_bn|BatchNorm",
     "pooling": r"(max|avg|average|adaptive)_?\w*_?pool|pooling_(fw|bw)",
-    "products and convolutions": r"gemm|gemv|cudnn|conv|wgrad|dgrad|fprop|winograd|nvjet|triton_(tem|mm)|split_?K"
+    "products and convolutions": r"gemm|Cijk_|gemv|cudnn|conv|wgrad|dgrad|fprop|winograd|nvjet|triton_(tem|mm)|split_?K"
     r"|fft2d|flip_filter|cublas|cutlass|dot_kernel|xmma|cask|mma_|wmma",
     "optimizer": r"multi_tensor_apply|fused_?(adam|sgd)|FusedOptimizer",
     "reduction": r"reduce|softmax|nll_loss|cross_entropy|SoftMax|_norm_kernel|cumsum|\bscan|topk",
-    "indexing": r"index|gather|scatter|embedding|sort|CatArray|nonzero|masked",
+    "indexing": r"index|indices|embs|gather|scatter|embedding|sort|CatArray|nonzero|masked",
     ELEMENTWISE: r"elementwise|pointwise|dropout|distribution|fill|copy|CUDAFunctor|launch_clamp|Memset|arange",
 }
 _PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _CLASSES.items()}
