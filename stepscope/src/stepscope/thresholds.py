@@ -124,6 +124,8 @@ TENSOR_CORES = {
     (7, 0): ("float16", 8),
 }
 
+# Share of a GPU's memory that tensors can fill: the CUDA context and fragments take the rest. Chosen, not measured.
+USABLE_MEMORY = 0.9
 # Compute capabilities whose Tensor Cores are faster in TF32 than the CUDA cores in float32 (8 times, by the data sheets
 # of A100, H100, B200); on RTX cards both are equally fast.
 TF32_PAYS = ((8, 0), (9, 0), (10, 0), (10, 3))

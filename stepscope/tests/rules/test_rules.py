@@ -16,7 +16,7 @@ from stepscope.facts.hazards import Compilation, Growth, Objects
 from stepscope.facts.host import Calls, Framework, Gradients, Host, Operator, Optimizer, Part, Work
 from stepscope.facts.job import Exchanges
 from stepscope.facts.loader import REST, WAITING, Irregular, Loader, Sampling
-from stepscope.facts.loop import LongSteps, Pauses, Step, Trend
+from stepscope.facts.loop import GpuMemory, LongSteps, Pauses, Step, Trend
 from stepscope.facts.trials import Modes, Trial, Trials
 from stepscope.report.findings import VERDICTS
 
@@ -197,6 +197,21 @@ def test_each_rule_alone_is_found_in_its_facts_and_not_in_similar_facts(key):
 
 def test_no_rule_is_without_a_case_and_no_two_rules_have_one_key():
     assert sorted(rule.key for rule in rules.ALL) == sorted(CASES)
+
+
+@pytest.mark.parametrize(
+    ("allocated", "retries", "said"),
+    [
+        (8, 0, "8 GB of tensors, 9 GB with what the allocator keeps, of 80 GB: batches 9 times as large fit"),
+        (60, 0, "60 GB of tensors, 9 GB with what the allocator keeps, of 80 GB"),
+        (70, 3, "3 times it was full"),
+    ],
+)
+def test_the_memory_of_the_gpu_is_said_with_what_fits_or_that_it_was_full(allocated, retries, said):
+    facts = of_loop()
+    memory = GpuMemory(int(80e9), int(allocated * 1e9), int(9e9), retries)
+    evidence = dict(rules.diagnose(replace(facts, machine=replace(facts.machine, memory=memory))).evidence)
+    assert said in evidence["memory of the GPU"] and ("batches" in evidence["memory of the GPU"]) == (allocated == 8)
 
 
 @pytest.mark.parametrize("rule", rules.ALL, ids=lambda rule: rule.key)

@@ -11,6 +11,16 @@ from stepscope.base.confidence import without_hiccup
 
 
 @dataclass(frozen=True)
+class GpuMemory:
+    """The memory of the GPU on which a loop trains, as PyTorch's allocator counts it."""
+
+    total_bytes: int  # of the GPU
+    allocated_bytes: int  # at most, since the process began
+    reserved_bytes: int  # at most, since the process began, with what the allocator keeps for later
+    retries: int  # calls that found no memory, freed what the allocator kept, and tried again: each waits for the GPU
+
+
+@dataclass(frozen=True)
 class Machine:
     """Where a loop ran, and how busy the machine was."""
 
@@ -21,6 +31,7 @@ class Machine:
     python: str  # version of Python
     cuda: bool = False  # whether PyTorch can use a GPU
     held_share: float = 0.0  # share of the time in which the loop was queued for a core because of other processes
+    memory: GpuMemory | None = None  # None without a GPU, or if unknown
 
 
 @dataclass(frozen=True)

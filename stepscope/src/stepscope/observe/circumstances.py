@@ -20,7 +20,7 @@ from stepscope.facts import Facts
 from stepscope.facts.batches import Batch
 from stepscope.facts.hazards import Growth
 from stepscope.facts.loader import Loader, Settings
-from stepscope.facts.loop import Machine
+from stepscope.facts.loop import GpuMemory, Machine
 from stepscope.observe import batches, hazards, items
 from stepscope.observe.recorder import Recorder
 
@@ -32,7 +32,22 @@ def this_machine(held_share: float = 0.0) -> Machine:
     with suppress(OSError):  # not Linux
         lines = Path("/proc/cpuinfo").read_text(errors="replace", encoding="utf-8").splitlines()
         processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
-    return Machine(device, processor, machine.cores(), *versions, torch.cuda.is_available(), held_share)
+    available = torch.cuda.is_available()
+    return Machine(device, processor, machine.cores(), *versions, available, held_share, _memory())
+
+
+def _memory() -> GpuMemory | None:
+    """Return the memory of the current GPU; None if this process uses none, or its allocator does not say."""
+    if not torch.cuda.is_initialized():
+        return None
+    with suppress(RuntimeError, KeyError):  # another allocator, such as CUDA's own
+        statistics = torch.cuda.memory_stats()
+        names = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries")
+        return GpuMemory(
+            torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+            *(statistics[name] for name in names),
+        )
+    return None
 
 
 def with_items(facts: Facts, dataloader: DataLoader[Any] | None) -> Facts:

@@ -12,7 +12,7 @@ from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
 from stepscope.facts.host import Framework, Host, Work
 from stepscope.facts.loader import Loader
-from stepscope.facts.loop import Loop, Machine, Step, Trend
+from stepscope.facts.loop import GpuMemory, Loop, Machine, Step, Trend
 from stepscope.facts.profile import Profile
 from stepscope.rules.loader import Loading, at
 
@@ -22,6 +22,8 @@ def rows(facts: Facts, profile: Profile | None, loading: Loading) -> Iterator[tu
     if facts.loop is not None:
         yield "stopwatch", _stopwatch(loading)
         yield from _memory(facts.loop.trend)
+    if facts.machine is not None and facts.machine.memory is not None:
+        yield "memory of the GPU", _memory_of_gpu(facts.machine.memory)
     if profile is not None:
         yield from _profile(profile, facts.device, facts.host)
     if facts.host is not None and facts.host.framework.work.share >= thresholds.WORTH:
@@ -66,6 +68,16 @@ def _memory(trend: Trend) -> Iterator[tuple[str, str]]:
         yield "memory", f"the script's own memory grew by {trend.grown_bytes / 1e6:.2g} MB {kept}"
     if trend.grown_gpu_bytes:
         yield "memory of the GPU", f"its tensors grew by {trend.grown_gpu_bytes / 1e6:.2g} MB {kept}"
+
+
+def _memory_of_gpu(memory: GpuMemory) -> str:
+    gigabytes = [f"{size / 1e9:.3g}" for size in (memory.allocated_bytes, memory.reserved_bytes, memory.total_bytes)]
+    text = "at most {} GB of tensors, {} GB with what the allocator keeps, of {} GB".format(*gigabytes)
+    if memory.retries:
+        return f"{text}; {counted(memory.retries, 'time')} it was full, and waited for the GPU to free what it kept"
+    times = thresholds.USABLE_MEMORY * memory.total_bytes / max(memory.allocated_bytes, 1)
+    # Weights do not grow with the batch, so more images fit
+    return text if times < 2 else f"{text}: batches {int(times)} times as large fit, or larger ones"
 
 
 def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iterator[tuple[str, str]]:
