@@ -32,7 +32,7 @@ def accuracies(runs: Mapping[str, np.ndarray], source: str) -> Picture:
     `runs` has an array of shape (seeds, epochs) for each line, by its name: shares from 0 to 1.
     """
     percent = {name: 100 * np.asarray(values) for name, values in runs.items()}
-    series = {name: (range(1, values.shape[1] + 1), values.mean(0)) for name, values in percent.items()}
+    series = {name: (range(1, values.shape[1] + 1), values.mean(0).tolist()) for name, values in percent.items()}
     figure, axes = lines(series, marker=".")
     for line, values in zip(axes.lines, percent.values(), strict=True):
         low, high = values.min(0), values.max(0)

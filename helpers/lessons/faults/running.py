@@ -238,13 +238,22 @@ def _count(name: str, calls: Counter[str]) -> None:
     setattr(pkgutil.resolve_name(owner), attribute, counted)
 
 
+_READ = "read_by_the_course"  # the attribute of a script's module with its path and content
+
+
 def _load(path: Path) -> ModuleType:
-    """Import a script as it is now, so that workers can import it, too."""
+    """Import a script as it is now, so that workers can import it, too; an unchanged one only once.
+
+    Otherwise an earlier loader's dataset would be of another class than the one that a spawned worker imports.
+    """
     if not path.is_file():
         raise ScriptFailed("expected a training script there, found none.")
     if sys.path[0] != str(path.parent):
         sys.path.insert(0, str(path.parent))  # where a spawned worker finds it
-    script = answering.imported(path)
+    read = (path, path.read_bytes())
+    known = sys.modules.get(path.stem)
+    script = known if known and getattr(known, _READ, None) == read else answering.imported(path)
+    setattr(script, _READ, read)
     missing = [name for name in FUNCTIONS if not callable(getattr(script, name, None))]
     if missing:
         raise ScriptFailed(f"it has no function {' and no function '.join(missing)}.")

@@ -226,8 +226,9 @@ with torch.profiler.profile(schedule=scheduled) as profiler: train(data, profile
     for row in data.tolist(): queue.put(row)
 class Produced(torch.utils.data.IterableDataset):
     def __iter__(self):
-        queue = multiprocessing.Queue()
-        multiprocessing.Process(target=produce, args=(queue,), daemon=True).start()
+        fork = multiprocessing.get_context("fork")  # other processes would run this whole script, too
+        queue = fork.Queue()
+        fork.Process(target=produce, args=(queue,), daemon=True).start()
         return (torch.tensor(queue.get()) for _ in data)
 train(Produced())""",
     "starts another Python": """import subprocess, venv

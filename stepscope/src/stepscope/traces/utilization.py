@@ -152,7 +152,7 @@ def lost_kernels(trace: Trace) -> str:
         launching = named(calls["name"], LAUNCH.search)
         found = np.isin(calls["correlation"][launching], span.kernels["correlation"])
         if found.any():  # otherwise this accelerator's kernels are not linked to their launches
-            launches, lost = launches + len(found), lost + (~found).sum()
+            launches, lost = launches + len(found), lost + int((~found).sum())
     if lost < max(1, LOST * launches):
         return ""
     return (
