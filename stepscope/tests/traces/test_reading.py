@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import recordings
+from support import cuda_trace, recordings
 from support.written import event, loading, on_a_gpu, step, two_steps, write
 
 from stepscope import traces
@@ -119,6 +119,13 @@ def test_a_file_that_is_not_a_trace_is_refused_by_name(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(traces.TraceError, match=r"odd\.json"):
         traces.load(path)
+
+
+def test_a_file_is_judged_by_its_bytes_and_not_by_its_name(tmp_path):
+    file = cuda_trace.write(tmp_path / "a.pftrace")
+    assert len(traces.steps(file)) == 3
+    with pytest.raises(traces.NoTraces, match=r"a\.pftrace is JSON: name that file"):
+        traces.steps(tmp_path)
 
 
 @pytest.mark.parametrize("named", ["run", "run/a.pftrace"])

@@ -25,8 +25,8 @@ TRACE_FILE = re.compile(r"(?P<worker>.*?)(?P<span>\.\d+)?\.pt\.trace\.json(\.gz)
 BESIDE = ("stopwatch.json", "facts.json")  # the traces; for a rank, its name comes first: rank_0.facts.json
 STOPWATCH = BESIDE[0]
 PERFETTO = (
-    "Perfetto's own format, which PyTorch 2.15 and newer write to a path that ends with .pftrace: ui.perfetto.dev "
-    "shows it, but stepscope cannot read it. Record JSON: with tensorboard_trace_handler(…), or "
+    "Perfetto's own format, which the second backend of PyTorch's profiler writes: ui.perfetto.dev shows it, but "
+    "stepscope cannot read it. Record JSON: with tensorboard_trace_handler(…), or "
     "export_chrome_trace(…) to a path that ends with .pt.trace.json.gz."
 )
 
@@ -65,6 +65,9 @@ def runs(path: str | Path) -> list[Path]:
     if not found:
         problem = "holds no *.pt.trace.json or *.pt.trace.json.gz file" if path.is_dir() else "does not exist"
         if other := next(path.rglob("*.pftrace"), None):
+            with other.open("rb") as file:
+                if file.read(1) == b"{":  # the profiler's usual backend writes JSON, whatever the name
+                    raise NoTraces(f"The folder {path} {problem}, but {other.name} is JSON: name that file.")
             raise NoTraces(f"The folder {path} {problem}, and {other.name} is in {PERFETTO}")
         raise NoTraces(f"The folder {path} {problem}. Record a profile first, or name the folder it was written to.")
     return found
