@@ -19,7 +19,7 @@ TOPICS = {
     "08-host-and-device": ["fewer synchronizations"],
     "10-channels-last": ["channels-last memory format"],
     "11-mixed-precision": ["mixed precision"],
-    "12-fewer-launches": ["fewer launches", "fewer copies", "less work between launches"],
+    "12-fewer-launches": ["fewer launches", "fewer copies", "less work between launches", "fused kernels"],
     "14-requests-and-shards": ["shards for each worker"],
     "16-data-parallel": ["overlapping communication with computation", "less communication", "gradient buckets"],
     "17-stragglers-and-failures": ["stragglers", "buffers of a distributed model", "uneven inputs"],

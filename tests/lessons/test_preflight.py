@@ -188,6 +188,7 @@ def test_what_a_reader_can_put_right_is_one_line_in_the_shell(folders, monkeypat
     assert said in process.stderr and "Traceback" not in process.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["file/x", "n" * 300], ids=["a file in the way", "a name too long"])
 @pytest.mark.parametrize("command", ["class", "grade --seed 7"])
 def test_what_the_system_refuses_is_one_line_that_names_the_path(folders, capsys, command, name):

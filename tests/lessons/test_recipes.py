@@ -182,6 +182,7 @@ def test_the_numbers_of_workers_are_timed_over_whole_periods(recipes, monkeypatc
     assert sorted(repeats) == [20, 20, 21]
 
 
+@pytest.mark.processes
 def test_what_was_packed_is_read_back_by_workers_that_are_spawned(recipes, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
     recipes.pack(map(Image.fromarray, images), 12, 8, tmp_path / "images.npy")

@@ -38,6 +38,7 @@ def without_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_RUNS", str(tmp_path))
 
 
+@pytest.mark.processes
 def test_each_gain_of_a_rung_is_named_by_how_it_was_obtained(without_gpu):
     shown = elsewhere.show("10")
     kinds = [re.match("calculated|measured here|recorded|published", row.where).group() for row in shown.rows]
@@ -120,6 +121,7 @@ def test_without_a_gpu_a_noisy_change_for_gpus_is_followed_by_a_cpus_clear_gain_
     assert len(cpu) == clear and all(line.startswith(f"Recorded on {processor}: 10 channels_last, ") for line in cpu)
 
 
+@pytest.mark.processes
 def test_on_a_gpu_a_noisy_change_for_gpus_is_never_followed_by_a_cpus_gain(without_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     noisy = compared(100, 210, 130, before=[100, 100, 100])

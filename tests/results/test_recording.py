@@ -68,6 +68,7 @@ def test_each_rung_has_a_result_over_all_processes_and_a_trace_and_a_recording_g
     assert (out / "processes.jsonl").read_bytes() == before  # measured once
 
 
+@pytest.mark.processes
 def test_what_the_device_idles_is_the_mean_over_the_processes_that_know_it(notebooks):
     out = notebooks()
     result = scoreboard.read(scoreboard.REFERENCE / "cpu-2-cores" / "scoreboard.jsonl")[0]

@@ -123,6 +123,7 @@ def mutations(content):
             yield changed
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("facts", [full_facts(), full_job()])
 def test_damaged_facts_are_refused_unless_they_follow_the_schema_and_give_a_diagnosis(facts):
     ((name, members),) = json.loads(json.dumps(saving.as_json(facts))).items()

@@ -26,6 +26,8 @@ from torchvision.transforms import v2
 from stepscope.facts.loader import ANY, IRREGULAR, Irregular
 from stepscope.observe import apart, items
 
+pytestmark = pytest.mark.processes  # a second or more each
+
 PHOTO, FILE = Image.effect_noise((1600, 1200), 50).convert("RGB"), BytesIO()
 PHOTO.save(FILE, "jpeg")
 

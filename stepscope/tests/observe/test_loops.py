@@ -16,6 +16,8 @@ from stepscope.facts import saving
 from stepscope.facts.host import Optimizer
 from stepscope.observe import contention, loop
 
+pytestmark = pytest.mark.processes  # a second or more each
+
 
 class Simulated(DataLoader):
     """Loads in this process, and by its clock takes the time that it would with workers, each of which has a core.

@@ -22,6 +22,8 @@ from stepscope.observe import hooks, host, loop, profile, sampler, watched
 from stepscope.observe.sampler import Frame, Sample, Sampler
 from stepscope.timing import profiling
 
+pytestmark = pytest.mark.processes  # a second or more each
+
 FRAME = Frame("/home/reader/train.py", 3, "step", 1)
 FORWARD = Frame("/lib/python3/site-packages/torch/nn/modules/module.py", 9, "_call_impl", 1)
 CLIPPING = Frame("/lib/python3/site-packages/torch/nn/utils/clip_grad.py", 9, "clip_grad_norm_", 1)

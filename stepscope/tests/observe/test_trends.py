@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from stepscope.observe import trends
 from stepscope.observe.recorder import StepRecord
 
+pytestmark = pytest.mark.processes  # a second or more each
+
 MB = 2_000_000
 NUMBERS = DataLoader(TensorDataset(torch.zeros(64, 1)), 1)
 

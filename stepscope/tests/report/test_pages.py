@@ -102,6 +102,7 @@ def test_a_file_without_results_gives_no_page(tmp_path, capsys):
     assert "Expected a result" in capsys.readouterr().err and not (tmp_path / "found.html").exists()
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 @pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -14,7 +14,7 @@ import stepscope
 from stepscope import trying
 from stepscope.trying import results
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 class Images(Dataset):

@@ -34,6 +34,7 @@ def data():
     )
 )
 @settings(max_examples=60)
+@pytest.mark.processes
 def test_an_epoch_interrupted_anywhere_goes_on_exactly_with_any_ranks_workers_and_batches(data, parts):
     found, state = [], None
     for world, batch, workers, steps in parts:
