@@ -75,7 +75,7 @@ def once(folder: Path, find: Callable[[], _Made | None], make: Callable[[], _Mad
         return find() or make()
     except PermissionError as error:
         raise NotPermitted(
-            f"{folder} lacks images that are wanted here, and this account may not write there ({error}). Let its "
+            f"{folder} lacks images that are wanted here, and this account cannot make them: {error}. Let the folder's "
             "owner run  python -m helpers prepare --preset NAME  with the preset in use here."
         ) from error
     finally:
