@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import re
 import sys
+import tempfile
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -16,10 +18,18 @@ from stepscope.base import machine as base
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def folder():
+    """A folder that all accounts may enter; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def machine(folder, monkeypatch):
     """A machine with 8 cores, 16 GB of memory, 10 GB of disk, recorded times, and images that are prepared."""
-    monkeypatch.setenv("COURSE_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("COURSE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("COURSE_DATA", str(folder / "data"))
+    monkeypatch.setenv("COURSE_RUNS", str(folder / "runs"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(base, "cores", lambda: 8)
     monkeypatch.setattr(base, "cpu_quota", lambda: None)
@@ -28,12 +38,12 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(classroom.shutil, "disk_usage", lambda path: mock.Mock(free=10e9))
     monkeypatch.setattr(execute, "times_text", lambda: "ci about 6 min")
     images = cifar10.prepare(drawn=(20, 10), download=False)
-    images.train.parent.rename(tmp_path / "data" / "cifar10")  # as real images, which are those of every preset
+    images.train.parent.rename(folder / "data" / "cifar10")  # as real images, which are those of every preset
     packs.prepare(cifar10.prepare(download=False))
     photo = photos.folder_of() / "disc" / "00000.jpg"
     photo.parent.mkdir(parents=True)
     photo.touch()
-    return tmp_path
+    return folder
 
 
 def row(name, people):
@@ -72,16 +82,7 @@ def test_a_smaller_preset_needs_less_disk_and_images_that_nobody_has_prepared_ne
     assert row("Images", 2).remedy == "python -m helpers prepare --preset ci"
 
 
-@pytest.fixture
-def shared(machine):
-    """The machine's folders, which pytest keeps to its own account, opened to all."""
-    for folder in [machine, *machine.parents]:
-        if folder.stat().st_mode & 0o7 == 0:
-            folder.chmod(folder.stat().st_mode | 0o1)
-    return machine / "data"
-
-
-def test_images_of_another_preset_are_a_problem(shared, monkeypatch):
+def test_images_of_another_preset_are_a_problem(machine, monkeypatch):
     assert not row("Images", 2).problem
     monkeypatch.setenv("COURSE_PRESET", "full")  # has more photos
     assert "photos-drawn-2000 is missing" in row("Images", 2).problem
@@ -90,8 +91,9 @@ def test_images_of_another_preset_are_a_problem(shared, monkeypatch):
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
 @pytest.mark.parametrize("path", [".", "cifar10", "cifar10/train/00000.png", "packs/*/index.npy", "photos-*/disc"])
-def test_images_that_other_accounts_cannot_read_are_a_problem_for_more_than_one(shared, path):
-    (closed,) = [shared] if path == "." else shared.glob(path)
+def test_images_that_other_accounts_cannot_read_are_a_problem_for_more_than_one(machine, path):
+    data = machine / "data"
+    (closed,) = [data] if path == "." else data.glob(path)
     mode = closed.stat().st_mode
     closed.chmod(mode & 0o700)
     assert str(closed) in row("Images", 2).problem and "chmod -R a+rX" in row("Images", 2).remedy
@@ -121,17 +123,17 @@ def prepare_as_another_account(said):
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root may be another account")
-def test_another_account_reads_what_is_open_and_is_told_whom_to_ask_otherwise(shared, tmp_path, monkeypatch):
+def test_another_account_reads_what_is_open_and_is_told_whom_to_ask_otherwise(machine, monkeypatch):
     drawn = photos.folder_of() / "manifest.json"
     drawn.write_text('{"format": 2, "files": {"disc/00000.jpg": [0, 0]}}')
     assert shell.main(["prepare"]) == 0  # also imports all, which the other account might not
-    assert prepare_as_another_account(tmp_path / "opened") == (0, "")
+    assert prepare_as_another_account(machine / "opened") == (0, "")
     monkeypatch.setenv("COURSE_PRESET", "full")  # its photos are not there, and cannot be written
-    status, said = prepare_as_another_account(tmp_path / "missing")
+    status, said = prepare_as_another_account(machine / "missing")
     assert status == 1 and "prepare --preset" in said
     monkeypatch.delenv("COURSE_PRESET")
     drawn.chmod(0o600)
-    status, said = prepare_as_another_account(tmp_path / "closed")
+    status, said = prepare_as_another_account(machine / "closed")
     assert status == 1 and f"chmod -R a+rX {drawn.parent}" in said and "elete the folder" not in said
 
 
