@@ -107,10 +107,10 @@ class Accelerated(Recorded):
 
     @property
     def deciding(self) -> float:
-        """Share of the time in which the GPU decides how long a step takes, at most: faster kernels shorten it alone.
+        """Upper bound for the share of the time in which the GPU decides how long a step takes.
 
-        While the GPU waits for its launches, it ends each kernel before the host has the next one; a kernel that is
-        faster then makes the next gap longer. Where the host waits for the GPU, all of the wait counts.
+        Faster kernels can shorten only this share. While the GPU waits for its launches, each kernel ends before the
+        host has launched the next one: a faster kernel only makes the gap longer. Waits of the host for the GPU count.
         """
         return min(self.device.kernels, max(self.device.waiting, self.device.kernels - self.profile.host))
 

@@ -50,9 +50,9 @@ def breakdown(path: str | Path | Trace) -> pd.DataFrame:
 
 
 def without_step(trace: Trace, step: int) -> Trace:
-    """Return a trace without one of its `steps`: without all that the host did in it, and the accelerator for it.
+    """Return a trace without one of its `steps`: without the host's events in it, and the accelerator's work for it.
 
-    What comes before it and what comes after it are spans of their own, so that no gap between kernels includes it.
+    The steps before it and the steps after it become two spans, so that no gap between kernels includes it.
     """
     spans = list[Span]()
     for span in trace.spans:
@@ -72,7 +72,10 @@ def without_step(trace: Trace, step: int) -> Trace:
 
 
 def _part(span: Span, on_host: float, on_device: float, after: bool) -> Span:
-    """Return what of a span ends before, or else starts after, a moment: one of the host, another of the device."""
+    """Return the part of a span before a moment, or `after` it.
+
+    The moment is `on_host` for the host's events, and `on_device` for the accelerator's, in µs.
+    """
 
     def chosen(table: Columns, of_device: np.ndarray) -> np.ndarray:
         moment = np.where(of_device, on_device, on_host)
