@@ -68,6 +68,12 @@ def test_a_single_stalled_step_is_left_out_with_its_gap(fault, file):
     assert (found.verdict, keys(found)) == (expected.verdict, keys(expected))
 
 
+def test_a_stall_in_the_first_step_loses_no_number_of_events(file):
+    loop = cuda_trace.Loop(steps=8, frames=3, stall=500_000, stalled=0)
+    facts = diagnosis.facts_of_trace(traces.load(loop.write(file)))
+    assert facts.profile.stall_ms > 400 and facts.profile.frames == 8 * 3
+
+
 def test_two_steps_suffice_where_no_worker_loads(file):
     for loader, verdict in ((cuda_trace.ALONE, "synchronization"), (cuda_trace.WORKERS, "unknown")):
         loop = cuda_trace.Loop(read="aten::item", loader=loader, steps=2)

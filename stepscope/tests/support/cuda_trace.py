@@ -317,8 +317,8 @@ class Loop:
     copy : float
         Time of the copy to the GPU, from `memory`, "Pinned" or "Pageable"; if `blocking`, the host waits for it.
     host_work : float
-        Time of Python between the copy and the first kernel; the profiler records `frames` of it. In step 3 it takes
-        `stall` more.
+        Time of Python between the copy and the first kernel; the profiler records `frames` of it. In the step `stalled`
+        it takes `stall` more.
     kernels : list of (str, float)
         Names and durations; each has `blocks`, and takes the host `launch` to launch.
     exchange, within : float
@@ -334,6 +334,7 @@ class Loop:
     blocking: bool = False
     host_work: float = 1500
     stall: float = 0
+    stalled: int = 3
     frames: int = 0
     kernels: tuple = ((TENSOR_CORE_PRODUCT, 975),) * 10
     blocks: int = 400
@@ -374,7 +375,7 @@ class Loop:
         for frame in range(self.frames):
             moment = self.now + self.host_work * frame / self.frames
             self._add("python_function", "train.py(7): step", moment, moment)
-        self.now += self.host_work + self.stall * (step == 3)
+        self.now += self.host_work + self.stall * (step == self.stalled)
         for name, duration in self.kernels:
             self._launches("aten::mm", name, duration, self.blocks)
         if self.exchange:

@@ -15,6 +15,7 @@ class GpuMemory:
     """The memory of the GPU on which a loop trains, as PyTorch's allocator counts it."""
 
     total_bytes: int  # of the GPU
+    free_bytes: int  # that this process can have: what no process uses, and what its own allocator keeps
     allocated_bytes: int  # at most, since the process began
     reserved_bytes: int  # at most, since the process began, with what the allocator keeps for later
     retries: int  # calls that found no memory, freed what the allocator kept, and tried again: each waits for the GPU

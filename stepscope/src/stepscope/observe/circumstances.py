@@ -41,10 +41,11 @@ def _memory() -> GpuMemory | None:
     if not torch.cuda.is_initialized():
         return None
     with suppress(RuntimeError, KeyError):  # another allocator, such as CUDA's own
-        statistics = torch.cuda.memory_stats()
+        statistics, (free, total) = torch.cuda.memory_stats(), torch.cuda.mem_get_info()
         names = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries")
         return GpuMemory(
-            torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+            total,
+            free + torch.cuda.memory_reserved(),
             *(statistics[name] for name in names),
         )
     return None

@@ -279,8 +279,8 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
         "device.memory-bound", "kernels that only move bytes", "compute", "fused kernels",
         "Many kernels read and write tensors and compute little: normalization, elementwise work.",
         lambda view: view.fused,
-        "Kernels that read and write tensors, and compute little, take {moving:%} of the time: {classes}. What fusing "
-        "them can save at most is all of the elementwise kernels, and half of the normalization.",
+        "Kernels that read and write tensors, and compute little, take {moving:%} of the time: {classes}. The bound "
+        "assumes that fusing saves all of the elementwise kernels, and half of the normalization: try it.",
         _fusing,
         example="model = torch.compile(model)  # fuses elementwise kernels with their neighbours",
     ),

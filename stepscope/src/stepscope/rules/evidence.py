@@ -75,9 +75,8 @@ def _memory_of_gpu(memory: GpuMemory) -> str:
     text = "at most {} GB of tensors, {} GB with what the allocator keeps, of {} GB".format(*gigabytes)
     if memory.retries:
         return f"{text}; {counted(memory.retries, 'time')} it was full, and waited for the GPU to free what it kept"
-    times = thresholds.USABLE_MEMORY * memory.total_bytes / max(memory.allocated_bytes, 1)
-    # Weights do not grow with the batch, so more images fit
-    return text if times < 2 else f"{text}: batches {int(times)} times as large fit, or larger ones"
+    times = thresholds.USABLE_MEMORY * memory.free_bytes / max(memory.allocated_bytes, 1)  # other processes have theirs
+    return text if times < 2 else f"{text}: try batches {int(times)} times as large"
 
 
 def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iterator[tuple[str, str]]:

@@ -64,10 +64,10 @@ def without_step(trace: Trace, step: int) -> Trace:
         place = int(places_of_it[0])
         on_host = marked["start"][place], marked["end"][place]
         on_device = found["start"][place], found["end"][place]  # the host may be ahead of it by several steps
-        for after in (False, True):
-            part = _part(span, on_host[after], on_device[after], after)
-            if marks(part).height:
-                spans.append(part)
+        parts = [_part(span, on_host[after], on_device[after], after) for after in (False, True)]
+        parts = [part for part in parts if marks(part).height]
+        # The numbers of events in the file count once
+        spans += [replace(part, counts=Counter() if number else span.counts) for number, part in enumerate(parts)]
     return Trace(trace.path, tuple(spans))
 
 
@@ -94,7 +94,6 @@ def _part(span: Span, on_host: float, on_device: float, after: bool) -> Span:
         kernels=rows(span.kernels, np.ones(span.kernels.height, bool)),
         memory=rows(span.memory, np.zeros(span.memory.height, bool)),
         exchanges=rows(span.exchanges, span.exchanges["kernel"].astype(bool)),
-        counts=Counter() if after else span.counts,
     )
 
 
