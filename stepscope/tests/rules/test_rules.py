@@ -202,6 +202,7 @@ def test_no_rule_is_without_a_case_and_no_two_rules_have_one_key():
 @pytest.mark.parametrize(
     ("allocated", "retries", "said"),
     [
+        (1, 0, "10 times as large, and more"),
         (8, 0, "8 GB of tensors, 9 GB with what the allocator keeps, of 80 GB: try batches 4 times as large"),
         (60, 0, "60 GB of tensors, 9 GB with what the allocator keeps, of 80 GB"),
         (70, 3, "3 times it was full"),
@@ -211,7 +212,7 @@ def test_the_memory_of_the_gpu_is_said_with_what_fits_or_that_it_was_full(alloca
     facts = of_loop()
     memory = GpuMemory(int(80e9), int(40e9), int(allocated * 1e9), int(9e9), retries)
     evidence = dict(rules.diagnose(replace(facts, machine=replace(facts.machine, memory=memory))).evidence)
-    assert said in evidence["memory of the GPU"] and ("batches" in evidence["memory of the GPU"]) == (allocated == 8)
+    assert said in evidence["memory of the GPU"] and ("batches" in evidence["memory of the GPU"]) == (allocated < 10)
 
 
 @pytest.mark.parametrize("rule", rules.ALL, ids=lambda rule: rule.key)

@@ -76,7 +76,8 @@ def _memory_of_gpu(memory: GpuMemory) -> str:
     if memory.retries:
         return f"{text}; {counted(memory.retries, 'time')} it was full, and waited for the GPU to free what it kept"
     times = thresholds.USABLE_MEMORY * memory.free_bytes / max(memory.allocated_bytes, 1)  # other processes have theirs
-    return text if times < 2 else f"{text}: try batches {int(times)} times as large"
+    many = f"{int(times)} times as large" if times < 10 else "10 times as large, and more"
+    return text if times < 2 else f"{text}: try batches {many}"
 
 
 def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iterator[tuple[str, str]]:
