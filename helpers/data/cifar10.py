@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from helpers import config
-from helpers.data import manifests, synthetic
+from helpers.data import manifests, sharing, synthetic
 from stepscope.base import staging
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -76,7 +76,7 @@ def prepare(*, drawn: tuple[int, int] | None = None, download: bool = True) -> P
         _draw(counts, stand_in)
         return stand_in
 
-    folder = staging.once(data_dir, lambda: folder_of(counts), make)
+    folder = sharing.once(data_dir, lambda: folder_of(counts), make)
     source, made_from, classes, train_images, test_images = manifests.check(folder, facts=_facts)
     if made_from is None:
         hint = f"For the real ones, set CIFAR10_ARCHIVE or put {_OFFICIAL_ARCHIVE} into {data_dir}, and"

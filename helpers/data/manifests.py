@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from helpers.data import sharing
 from stepscope.base import machine, staging, terminal
 
 FORMAT = 2
@@ -52,12 +53,12 @@ def check(folder: Path, every_byte: bool = False, facts: Callable[[dict], Any] =
     `every_byte` compares the content of all files; else only names and sizes are compared, and the content of tables.
     `facts` takes them from the manifest, and raises KeyError, TypeError or ValueError if one is missing or is something
     else. Raises `staging.DamagedFolder` with the name of the first file that is missing, was added or has changed;
-    `staging.NotPermitted` if this account may not read one.
+    `sharing.NotPermitted` if this account may not read one.
     """
     try:
         return _checked(folder, every_byte, facts)
     except PermissionError as error:
-        raise staging.NotPermitted(
+        raise sharing.NotPermitted(
             f"{error.filename}: this account may not read it. Ask its owner to open the folder:  chmod -R a+rX {folder}"
         ) from error
 

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from helpers import config
-from helpers.data import manifests, synthetic
+from helpers.data import manifests, sharing, synthetic
 from stepscope.base import staging
 
 QUALITY = 90
@@ -46,7 +46,7 @@ def prepare() -> Photos:
         drawn = config.preset().drawn_photos
         folder, source = folder_of(), f"drawn photos ({drawn:,})"
         hint = " For real ones, set COURSE_PHOTOS to a folder that holds a folder of images for each class."
-        staging.once(folder.parent, folder.exists, lambda: _draw(folder, drawn))
+        sharing.once(folder.parent, folder.exists, lambda: _draw(folder, drawn))
         manifests.check(folder)
     classes, files, _ = list_images(folder)
     if not hint:

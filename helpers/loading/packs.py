@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from helpers import config
-from helpers.data import cifar10, manifests
+from helpers.data import cifar10, manifests, sharing
 from helpers.loading import datasets
 from helpers.loading.formats import mapped, packing
 from stepscope.base import machine, staging
@@ -40,7 +40,7 @@ def prepare(data: cifar10.Prepared) -> mapped.Npy:
             shutil.rmtree(each, ignore_errors=True)
         print(f"Packed {data.train_images:,} images into {folder}.", flush=True)
 
-    staging.once(folder.parent, folder.exists, pack)
+    sharing.once(folder.parent, folder.exists, pack)
     return mapped.Npy(folder)
 
 

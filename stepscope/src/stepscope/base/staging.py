@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and that one process makes for all processes that need them.
+"""Files and folders that appear whole or not at all.
 
 New content is written to a staging folder or file beside its target, and gets its name by an atomic rename. The next
 process that stages content in the same folder removes leftovers of killed processes: a staging folder always has a lock
@@ -14,22 +14,16 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 _STAGING = re.compile(r"\..+\.staging-[0-9a-f]{8}(\.lock)?")
 _RENAME_AGAIN_S = (0.1, 0.3, 1.0, 3.0)
 _SHOWN_CHARACTERS = 40  # of a target's name: with a whole long name, the staging folder's name could be too long
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # errors of rename, by system, if the target exists
-LONGEST_WAIT_S = 1800.0  # for another process that prepares images: a slow download takes minutes
 LARGEST = 64 << 20  # bytes of a file to read at once: results with all steps take less than 1 MB
-_Made = TypeVar("_Made")
 
 
 class DamagedFolder(ValueError):
@@ -40,73 +34,8 @@ class NotEnoughDisk(OSError):
     """The disk has no room for the new files."""
 
 
-class NotPermitted(PermissionError):
-    """This account may not read or write shared files."""
-
-
-class HeldTooLong(TimeoutError):
-    """Another process holds a lock for longer than its work takes."""
-
-
 class TargetExists(FileExistsError):
     """The path of a new folder exists already."""
-
-
-def once(folder: Path, find: Callable[[], _Made | None], make: Callable[[], _Made]) -> _Made:
-    """Return the result of `find`, or else of `make` in one process; other processes print that they wait, and wait.
-
-    `folder` is made if it does not exist. Leftovers of killed processes in it are removed. Raises `NotPermitted` if
-    this account may not write to `folder`; `HeldTooLong` if another process takes longer than `LONGEST_WAIT_S`.
-    """
-    from filelock import FileLock  # here, because most importers of this module never lock
-
-    clean(folder)
-    if found := find():
-        return found
-    path = folder / ".preparing.lock"
-    lock = FileLock(path, mode=0o666)  # other users of a shared folder need it too
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except TimeoutError:
-            print(f"{_holder(path)} is preparing images in {folder}, waiting for it.", flush=True)
-            _wait_for(lock)
-        return find() or make()
-    except PermissionError as error:
-        raise NotPermitted(
-            f"{folder} lacks images that are wanted here, and this account cannot make them: {error}. Let the folder's "
-            "owner run  python -m helpers prepare --preset NAME  with the preset in use here."
-        ) from error
-    finally:
-        lock.release()
-
-
-def _wait_for(lock: "FileLock") -> None:
-    try:
-        lock.acquire(timeout=LONGEST_WAIT_S)
-    except TimeoutError:
-        raise HeldTooLong(
-            f"{lock.lock_file}: {_holder(Path(lock.lock_file))} has held it for {LONGEST_WAIT_S / 60:.0f} minutes. End "
-            "that process, or wait for it, and run again."
-        ) from None
-
-
-def _holder(path: Path) -> str:
-    """Return the process that holds a lock file, in words, as far as Linux says it: a network disk's may be unknown."""
-    import psutil
-
-    with suppress(OSError, IndexError, ValueError, StopIteration, psutil.Error):
-        status = path.stat()
-        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        held = [
-            line.split()
-            for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines()
-            if f" {place} " in line
-        ]
-        number = next(int(fields[4]) for fields in held if fields[1] != "->")
-        return f"Process {number} of {psutil.Process(number).username()}"
-    return "Another process"
 
 
 @contextmanager
