@@ -98,13 +98,30 @@ def test_only_steps_that_cost_a_share_of_the_time_are_long():
     assert factor([records(1.0), records(9.0)]) == 3.0
 
 
-def test_a_stall_while_steps_were_timed_is_no_long_step():
-    def stepped(durations):
-        return [StepRecord(sum(durations[:n]), 0.0, each, 0.0, 0.0, False) for n, each in enumerate(durations)]
+TRAIN, EVALUATE, CLOSE = (
+    Frame("/home/reader/train.py", line, name, line) for line, name in ((3, "train"), (9, "evaluate"), (12, "close"))
+)
 
-    train, evaluate = (
-        Frame("/home/reader/train.py", line, name, line) for line, name in ((3, "train"), (9, "evaluate"))
-    )
-    samples = [Sample(t + 0.1, t + 0.9, 0.0, (evaluate if t >= 10 else train,)) for t in range(90)]
-    found = long_steps.read(stepped([1.0] * 19 + [4.0]), stepped([1.0] * 10 + [80.0]), samples, 3.0, Site())
+
+def stepped(durations):
+    return [StepRecord(sum(durations[:n]), 0.0, each, 0.0, 0.0, False) for n, each in enumerate(durations)]
+
+
+def sampled(durations, frame_of):
+    """Return samples of the steps' time, one of each second, in the function that `frame_of` names for the step."""
+    steps = [step for step, seconds in enumerate(durations) for _ in range(int(seconds))]
+    return [Sample(t + 0.1, t + 0.9, 0.0, (frame_of(step),)) for t, step in enumerate(steps)]
+
+
+def test_a_stall_while_steps_were_timed_is_no_long_step():
+    durations = [1.0] * 10 + [80.0]
+    samples = sampled(durations, lambda step: EVALUATE if step == 10 else TRAIN)
+    found = long_steps.read(stepped([1.0] * 19 + [4.0]), stepped(durations), samples, 3.0, Site())
     assert (found.count, found.mean_ms, found.line) == (1, pytest.approx(80e3), "train.py:9")
+
+
+def test_a_stall_at_a_line_of_its_own_does_not_change_the_period():
+    durations = [50.0 if step in (9, 12, 19, 29) else 1.0 for step in range(30)]
+    samples = sampled(durations, lambda step: TRAIN if durations[step] == 1.0 else CLOSE if step == 12 else EVALUATE)
+    found = long_steps.read(stepped([1.0] * 19 + [50.0]), stepped(durations), samples, 3.0, Site())
+    assert (found.count, found.every, found.line) == (3, 10.0, "train.py:9")

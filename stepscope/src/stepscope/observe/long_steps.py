@@ -67,10 +67,13 @@ def read(
     if not len(long):
         return LongSteps()
     weights, other = _other_work(records, samples, {*long.tolist()}), np.zeros(len(works))
-    for step, _, seconds in weights:
-        other[step] += seconds
+    for step, sample, parts in weights:
+        other[step] += sample.seconds if parts else 0.0
     distinct = long[other[long] >= thresholds.OTHER_WORK * (works[long] - median)]
-    long = distinct if len(distinct) else long  # the machine stalled in the rest
+    again = [step for step in distinct.tolist() if _does_again(step, weights)]
+    # The machine stalled in the rest
+    long = np.array(again or (distinct if len(distinct) else long))
+    others = [sample for step, sample, parts in weights if parts and step in long]
     usual, times = _timed(timed, factor)
     # Sampling lengthens a step, but does not double it: shorter long steps were stalls of the machine
     times = [each for each in times if each >= works[long].min() / 2]
@@ -84,9 +87,9 @@ def read(
         min(times) * 1e3,
         statistics.mean(times) * 1e3,
         min(1.0, float(other[long].sum() / (works[long] - median).sum())),
-        hottest((site.changeable(sample.path), seconds) for _, sample, seconds in weights),
-        sum(seconds for _, sample, seconds in weights if any_of(_TRAINS, sample.frames))
-        / (sum(seconds for *_, seconds in weights) or 1.0),
+        hottest((site.changeable(sample.path), sample.seconds) for sample in others),
+        sum(sample.seconds for sample in others if any_of(_TRAINS, sample.frames))
+        / (sum(sample.seconds for sample in others) or 1.0),
     )
 
 
@@ -99,8 +102,8 @@ def _timed(records: Sequence[StepRecord], factor: float) -> tuple[float, list[fl
 
 def _other_work(
     records: Sequence[StepRecord], samples: Iterable[Sample], long: set[int]
-) -> list[tuple[int, Sample, float]]:
-    """Return the samples in long steps, each with its step, and its seconds if usual steps do not do this work."""
+) -> list[tuple[int, Sample, set[_Part]]]:
+    """Return the samples in long steps, each with its step, and with its parts that usual steps do not do."""
     starts = [each.begin for each in records]
     in_usual, in_long = list[Sample](), list[tuple[int, Sample]]()
     for sample in samples:
@@ -113,7 +116,15 @@ def _other_work(
             in_usual.append(sample)
     usually, shares = _shares(in_usual), _shares([sample for _, sample in in_long])
     of_all = {part for part, share in shares.items() if usually[part] >= thresholds.USUAL_WORK * share}
-    return [(step, sample, 0.0 if of_all >= _parts(sample) else sample.seconds) for step, sample in in_long]
+    return [(step, sample, _parts(sample) - of_all) for step, sample in in_long]
+
+
+def _does_again(step: int, weights: Iterable[tuple[int, Sample, set[_Part]]]) -> bool:
+    """Return whether another long step does a part of the other work of this step: a stall may be at any line."""
+    own, others = set[_Part](), set[_Part]()
+    for number, _, parts in weights:
+        (own if number == step else others).update(parts)
+    return not own.isdisjoint(others)
 
 
 def _parts(sample: Sample) -> set[_Part]:
