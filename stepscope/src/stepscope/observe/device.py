@@ -71,11 +71,15 @@ def _copies(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
 
 
 def _gaps(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
-    """Return how long the GPU waits for the host, in short gaps and in long ones."""
+    """Return how long the GPU waits for the host, in short gaps and in long ones; gaps of a CUDA graph are its own."""
     gaps = traces.idle(trace)
     length, busy = gaps["end"] - gaps["start"], gaps[["waiting", *_DOING]].sum(axis="columns")
-    short = (length > thresholds.OWN_GAP_US) & (length <= thresholds.LAUNCH_GAP_US)
-    long, doing = length > thresholds.LAUNCH_GAP_US, ""
+    of_host = (length > thresholds.OWN_GAP_US) & ~gaps["in_graph"]
+    short, long, doing = (
+        of_host & (length <= thresholds.LAUNCH_GAP_US),
+        of_host & (length > thresholds.LAUNCH_GAP_US),
+        "",
+    )
     if long.any():
         doing = _DOING[gaps.loc[long, list(_DOING)].sum().idxmax()]
         longest = traces.gaps(trace).sort_values("longest")["in_longest"].iat[-1]

@@ -36,7 +36,8 @@ class Span:
         The kernels among the events, in the order of their start: `name`, `kind` ("Kernel" or "Communication"),
         `start`, `end`, `external` and `correlation` as above; `device` and `stream`, numbers; and for the launch `grid`
         and `block`, lists of three int or None; `registers` per thread; `shared_memory` per block in bytes;
-        `blocks_per_sm`; `occupancy` in %, as estimated by the profiler.
+        `blocks_per_sm`; `occupancy` in %, as estimated by the profiler; `annotation`, the name that
+        ``torch.cuda.graph_annotations.mark_kernels`` gave a kernel of a CUDA graph, or None.
     memory : Columns
         Each allocation and release, in the order of time: `start`; `device_type` and `device`, the profiler's numbers;
         `address`; `change` in bytes, negative for a release; `allocated` and `reserved`, total bytes afterwards. Empty
@@ -142,6 +143,7 @@ LAUNCH = {  # columns of a kernel's launch, and their names in its arguments
     "shared_memory": "shared memory",
     "blocks_per_sm": "blocks per SM",
     "occupancy": "est. achieved occupancy %",
+    "annotation": "name",
 }
 MEMORY = {  # columns of an allocation or release, and their names in its arguments
     "device_type": "Device Type",
@@ -259,7 +261,7 @@ class _Reader:
         shared = ("name", "kind", "start", "end", "external", "correlation")
         kernels = Columns({name: table[name][of_kernels] for name in shared})
         for name, recorded in self.launches.items():
-            values = objects(recorded) if name in ("grid", "block") else numbers(recorded)
+            values = objects(recorded) if name in ("grid", "block", "annotation") else numbers(recorded)
             kernels[name] = values[read["launch"][of_kernels]]
         return table, kernels
 

@@ -24,6 +24,9 @@ DIRECTIONS = {"HtoD": "to the device", "DtoH": "from the device", "DtoD": "withi
 def idle(path: str | Path | Trace) -> pd.DataFrame:
     """Return each gap between kernels that `gaps` counts: `device`, `start`, `end`, and its parts, all in µs.
 
+    `in_graph` says whether one launch, of a CUDA graph, started the kernels before and after the gap: then the host
+    cannot shorten the gap.
+
     Raises NoAccelerator if the trace has no kernels.
     """
     return _idle(load(path)).table().drop(columns="span")
@@ -41,6 +44,9 @@ def _between(kernels: Columns, trace: Trace) -> Columns:
     starts, ends = union(kernels["start"], kernels["end"])
     gaps = Columns(device=kernels["device"][1 : len(ends)], span=kernels["span"][1 : len(ends)])  # constant columns
     gaps |= {"start": ends[:-1], "end": starts[1:]}
+    last, first = (places(gaps[each], kernels[other]) for each, other in (("start", "end"), ("end", "start")))
+    launch = kernels["correlation"]
+    gaps["in_graph"] = (launch[last] == launch[first]) & (launch[last] > 0)
     span = trace.spans[kernels["span"][0] if kernels.height else 0]
     parts = shares(span.events["start"], span.events["end"], _ways(span), len(MEANWHILE) - 1, gaps)
     return Columns(gaps | dict(zip(MEANWHILE, parts, strict=True)))

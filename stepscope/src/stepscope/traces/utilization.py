@@ -16,6 +16,7 @@ from stepscope.traces.kernel_properties import estimated_occupancy, kernel_class
 from stepscope.traces.operators import host_events, linked_calls
 from stepscope.traces.step_times import window
 
+GRAPH_LAUNCH = re.compile("GraphLaunch")  # in the name of a call of the runtime or of the driver
 LAUNCH = re.compile("Launch(Cooperative)?Kernel")  # in the name of a call of the runtime or of the driver
 LOST = 0.01  # share of the launches: a smaller loss is not reported
 AMD_WARP = 64  # threads; NVIDIA's are 32
@@ -64,7 +65,8 @@ def kernels(path: str | Path | Trace, count: int = 10) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Index `Name`, the kernel's; columns `Operator`, the innermost one that launched it, NaN if unknown;
+        Index `Name`, the kernel's; columns `Operator`, the innermost one that launched it, NaN if unknown
+        (of a CUDA graph the name that ``torch.cuda.graph_annotations`` gave, or the call that launched the graph);
         `Calls`, int; `Total Duration (us)`, `Mean Duration (us)`, `Min Duration (us)`, `Max Duration (us)`;
         `Share` of all kernels' durations, 0 to 1; and `Tensor Cores Used`, whether the kernel's name shows it (see
         `uses_tensor_cores`). Sorted by total duration.
@@ -194,7 +196,7 @@ def _of_span(number: int, span: Span) -> Columns:
     """Return the kernels of one span that ran on a device, with the computed columns."""
     kernels = span.kernels
     table = Columns(
-        {name: kernels[name] for name in ("name", "start", "end", "blocks_per_sm", "device")},
+        {name: kernels[name] for name in ("name", "start", "end", "blocks_per_sm", "device", "correlation")},
         kind=np.asarray(kernels["kind"]),
         duration=kernels["end"] - kernels["start"],
         operator=_operators(span),
@@ -206,12 +208,23 @@ def _of_span(number: int, span: Span) -> Columns:
 
 
 def _operators(span: Span) -> np.ndarray:
-    """Return for each kernel the name of the operator that launched it, or None."""
-    calls, host = linked_calls(span), host_events(span)
+    """Return for each kernel the name of the operator that launched it, or None.
+
+    For a kernel of a CUDA graph: the name that ``mark_kernels`` gave it, or the call that launched the graph.
+    """
+    calls, host, correlations = linked_calls(span), host_events(span), span.kernels["correlation"]
     calls = calls.rows((host["kind"] != "step")[calls["operator"]])
-    launching = places(span.kernels["correlation"], calls["correlation"])
-    names: np.ndarray = np.r_[host["name"][calls["operator"]], np.array([None])][launching]
-    return names
+    runtime = span.events.rows(span.events["kind"] == "Runtime")
+    graphs = runtime.rows(named(runtime["name"], GRAPH_LAUNCH.search))
+
+    def of_kernels(names: np.ndarray, launched: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.r_[names, np.array([None])][places(correlations, launched)]
+        return found
+
+    operators = of_kernels(host["name"][calls["operator"]], calls["correlation"])
+    launches = of_kernels(graphs["name"], graphs["correlation"])
+    ways = zip(span.kernels["annotation"], launches, operators, strict=True)
+    return objects([annotation or launch or operator for annotation, launch, operator in ways])
 
 
 def _occupancy(span: Span) -> np.ndarray:
