@@ -57,6 +57,16 @@ def test_shares_sum_to_the_step_and_no_clock_changes_them(tmp_path_factory, sche
     assert list(table.index) == [f"rank {number}" for number in range(len(job))]
 
 
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter"])
+def test_each_kind_of_operation_has_its_own_exposed_time(tmp_path, operation):
+    """The last bucket's 6 ms follow the backward pass; the other 9 travel during it. Nothing hides a broadcast."""
+    folder = rank_traces.ddp(tmp_path, buckets=10, milliseconds=6, broadcast=2, operation=operation)
+    table = traces.communication_by_kind(folder)
+    assert table.index.to_list() == [(operation, "0 [0, 1]"), ("broadcast", "0 [0, 1]")]
+    np.testing.assert_allclose(table[["operations", "time", "exposed"]], [[10, 60, 6], [1, 2, 2]])
+    assert table["exposed"].sum() == pytest.approx(traces.communication(folder)["exposed"].mean())
+
+
 def test_ranks_on_one_machine_have_one_clock_if_their_collectives_allow_it(tmp_path):
     job = rank_traces.job(EQUAL, transfer=70)
     one = traces.ranks(rank_traces.write(tmp_path / "one", job, one_host=True, clocks=[0, 30]))

@@ -36,6 +36,18 @@ class Exchanges:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """Mean cost in a step of a rank of the operations with one name in one process group."""
+
+    operation: str  # such as "all_reduce"
+    group: str  # name of the process group and its ranks; "" if unknown
+    per_step: float  # number of operations
+    megabytes: float | None  # input of the operations, in 1e6 bytes
+    ms: float  # time in which at least one of the operations lasts
+    exposed_ms: float  # the part of `ms` in which the rank does nothing else
+
+
+@dataclass(frozen=True)
 class Job:
     """All ranks of a job."""
 
@@ -47,6 +59,7 @@ class Job:
     gradients: Exchanges = Exchanges()  # all operations except broadcasts
     buffers: Exchanges = Exchanges()  # broadcasts, if every step has broadcasts
     small: Exchanges = Exchanges()  # operations in `gradients` with few bytes, if a step has many of them
+    by_kind: tuple[Kind, ...] = ()  # all operations within steps; the largest exposed time first
     sharded: bool = False  # whether there are all_gather or reduce_scatter operations, as with sharded weights
     sizes_known: bool = True  # whether the traces contain sizes of operations
     unequal: tuple[str, ...] = ()  # sentences on operations in which not all ranks took part

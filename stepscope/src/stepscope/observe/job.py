@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from stepscope import thresholds, traces
-from stepscope.facts.job import Exchanges, Job, Rank
+from stepscope.facts.job import Exchanges, Job, Kind, Rank
 from stepscope.traces.columns import coverage
 from stepscope.traces.exposed_communication import NO_COMPUTATION
 
@@ -51,6 +52,7 @@ def read(ranks: Mapping[str, traces.Trace]) -> Job:
         if len(buffers)
         else Exchanges(),
         small=_exchanges(small, steps),
+        by_kind=tuple(map(_kind, traces.communication_by_kind(ranks).reset_index().to_dict("records"))),
         sharded=bool(gradients["operation"].str.contains("all_gather|reduce_scatter").any()),
         sizes_known=not (len(exchanges) and exchanges["bytes"].isna().all()),
         unequal=tuple(table.attrs["unequal"]),
@@ -103,6 +105,12 @@ def _rank(name: str, row: pd.Series) -> Rank:
         operations=float(row["collectives"]),
         megabytes=_known(row["megabytes"]),
         efficiency=float(row["efficiency"]),
+    )
+
+
+def _kind(row: Mapping[Hashable, Any]) -> Kind:
+    return Kind(
+        row["operation"], row["group"], row["operations"], _known(row["megabytes"]), row["time"], row["exposed"]
     )
 
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stepscope import thresholds
-from stepscope.base.wording import counted, milliseconds, percent
-from stepscope.facts.job import Job, Rank
+from stepscope.base.wording import counted, milliseconds, percent, printable
+from stepscope.facts.job import Job, Kind, Rank
 from stepscope.report.findings import Diagnosis
 from stepscope.rules.conclusion import conclude
 from stepscope.rules.rule import Rule, findings, mostly
 
 LISTED = 8  # ranks with a separate line
+LISTED_KINDS = 4  # kinds of operations with a separate line, the largest exposed time first
 # For each kind of work in which a rank is late: a description, and the change.
 _DOING = {
     "loading": (
@@ -83,7 +84,17 @@ def _evidence(job: Job) -> list[tuple[str, str]]:
     sizes = f", {sum(known) / len(known):.3g} MB" if known else ""
     kinds = f": {', '.join(job.all.kinds)}" if job.all.kinds else ""
     exchanged = f"{_operations(sum(rank.operations for rank in job.ranks) / count)}{sizes} a step{kinds}"
-    return [*rows, ("exchanged", exchanged), ("efficiency", percent(job.efficiency))]
+    rows += [("exchanged", exchanged), *map(_of_kind, job.by_kind[:LISTED_KINDS])]
+    return [*rows, ("efficiency", percent(job.efficiency))]
+
+
+def _of_kind(kind: Kind) -> tuple[str, str]:
+    """Return the evidence of one kind of operation, as name and value."""
+    size = kind.megabytes or 0.0
+    sizes = f", {size:.3g} MB" if size >= 0.01 else f", {size * 1e6:,.0f} bytes" if size else ""
+    group = f"; group {printable(kind.group)}" if kind.group else ""
+    cost = f"{milliseconds(kind.ms)} in a step, {milliseconds(kind.exposed_ms)} of it exposed"
+    return kind.operation, f"{_operations(kind.per_step)}{sizes}, {cost}{group}"
 
 
 def _communication(ranks: tuple[Rank, ...]) -> str:

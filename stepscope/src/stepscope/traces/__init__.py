@@ -24,7 +24,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stepscope.traces.alignment import Ranks, ranks
     from stepscope.traces.events import CATEGORIES, Span, Trace, load
-    from stepscope.traces.exposed_communication import collectives, communication, communication_by_step
+    from stepscope.traces.exposed_communication import (
+        collectives,
+        communication,
+        communication_by_kind,
+        communication_by_step,
+    )
     from stepscope.traces.files import NoAccelerator, NoSteps, NoTraces, SeveralRecordings, TraceError, runs
     from stepscope.traces.idle_time import exposed_copies, gaps, idle, waits
     from stepscope.traces.kernel_properties import converts_layout, kernel_class, multiplies_float32
@@ -36,10 +41,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CATEGORIES", "NoAccelerator", "NoSteps", "NoTraces", "Ranks", "SeveralRecordings", "Span", "Trace", "TraceError",
-    "accelerators", "breakdown", "collectives", "communication", "communication_by_step", "converts_layout",
-    "difference", "exposed_copies", "fill", "gaps", "idle", "kernel_class", "kernel_classes", "kernel_time", "kernels",
-    "load", "lost_kernels", "memory_curve", "multiplies_float32", "ranks", "runs", "sentence", "slim", "steps",
-    "top_operators", "waits", "without_step",
+    "accelerators", "breakdown", "collectives", "communication", "communication_by_kind", "communication_by_step",
+    "converts_layout", "difference", "exposed_copies", "fill", "gaps", "idle", "kernel_class", "kernel_classes",
+    "kernel_time", "kernels", "load", "lost_kernels", "memory_curve", "multiplies_float32", "ranks", "runs",
+    "sentence", "slim", "steps", "top_operators", "waits", "without_step",
 ]  # fmt: skip
 
 

@@ -1,8 +1,10 @@
 """The cost of communication: exposed and overlapped time of each rank, and the straggler."""
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pandas as pd
 from stepscope.base.confidence import student
 from stepscope.base.wording import counted
 from stepscope.traces.alignment import BETWEEN_TWO, Ranks, ranks
-from stepscope.traces.columns import Columns, named, union
+from stepscope.traces.columns import Columns, coverage, named, union
 from stepscope.traces.events import Span, Trace
 from stepscope.traces.step_times import by_step, steps_of
 
@@ -103,13 +105,44 @@ def communication_by_step(path: str | Path | Mapping[str, Trace]) -> pd.DataFram
     Raises NoSteps and SeveralRecordings like `steps`.
     """
     job = _ranks(path)
-    operations, tables = _on_one_clock(job), {}
+    tables = {
+        name: by_step(job[name], itertools.starmap(_of_span, spans))
+        for name, spans in _operations_of_spans(job).items()
+    }
+    return pd.concat(tables, names=["rank"])
+
+
+def communication_by_kind(path: str | Path | Mapping[str, Trace]) -> pd.DataFrame:
+    """Return the mean cost of each kind of operation in a step of a rank: which kind is exposed, and in which group.
+
+    Returns
+    -------
+    DataFrame
+        Index `operation`, "all_reduce" and so on, and `group`, as in `collectives`. Float columns, in a step of a rank:
+        `operations`, their number; `megabytes` of the rank's input, 1e6 bytes, NaN if a size was not recorded; `time`
+        in ms in which at least one of them lasted, as in `communication`; `exposed`, the part of it in ms without other
+        work. Kinds that last at the same moment all count. The largest `exposed` comes first.
+
+    Raises NoSteps and SeveralRecordings like `steps`.
+    """
+    job = _ranks(path)
+    spans = [each for of_rank in _operations_of_spans(job).values() for each in of_rank]
+    steps = sum(steps_of(span).height for span, _ in spans)
+    table = pd.concat([_kinds_of_span(*each) for each in spans])
+    kinds = table.groupby(["operation", "group"])
+    sums = kinds[["operations", "time", "exposed"]].sum()
+    sums.insert(1, "megabytes", kinds["megabytes"].agg(lambda sizes: sizes.sum(skipna=False)))
+    return (sums / max(steps, 1)).sort_values(["exposed", "time"], ascending=False, kind="stable")
+
+
+def _operations_of_spans(job: Ranks) -> dict[str, list[tuple[Span, pd.DataFrame]]]:
+    """Return for each rank its spans, each with its operations, in µs on the rank's clock."""
+    operations, of_ranks = _on_one_clock(job), {}
     for place, (name, trace) in enumerate(job.items()):
         of_rank = operations[operations["rank"] == place].copy()
         of_rank[["issued", "start", "end", "late"]] -= job.clock[name]
-        spans = [_of_span(span, of_rank[of_rank["span"] == number]) for number, span in enumerate(trace.spans)]
-        tables[name] = by_step(trace, spans)
-    return pd.concat(tables, names=["rank"])
+        of_ranks[name] = [(span, of_rank[of_rank["span"] == number]) for number, span in enumerate(trace.spans)]
+    return of_ranks
 
 
 def _ranks(path: str | Path | Mapping[str, Trace]) -> Ranks:
@@ -131,8 +164,25 @@ def _on_one_clock(job: Ranks) -> pd.DataFrame:
     return table.sort_values(["issued", "start"], kind="stable")
 
 
-def _of_span(span: Span, operations: pd.DataFrame) -> Columns:
-    """Return the `communication_by_step` of one span."""
+@dataclass(frozen=True)
+class _Moments:
+    """The moments of a span's steps, in each of which the same work goes on; one value for each moment."""
+
+    steps: Columns  # of the span
+    step: np.ndarray  # position in `steps`
+    begins: np.ndarray  # µs
+    lengths: np.ndarray  # µs
+    computing: np.ndarray  # bool
+    exchanging: np.ndarray  # bool
+    exposed: np.ndarray  # bool: communication without other work
+    waiting: np.ndarray  # bool: before the last of the other ranks has begun the operation
+
+    def sums(self, chosen: np.ndarray) -> np.ndarray:
+        """Return the time of the chosen moments in each step, in µs."""
+        return np.bincount(self.step[chosen], weights=self.lengths[chosen], minlength=self.steps.height)
+
+
+def _moments(span: Span, operations: pd.DataFrame) -> _Moments:
     table, events = steps_of(span), span.events
     starts, ends, late, issued = operations[["start", "end", "late", "issued"]].to_numpy(float).T
     by_gloo = (operations["backend"] == "gloo").to_numpy()
@@ -149,31 +199,49 @@ def _of_span(span: Span, operations: pd.DataFrame) -> Columns:
     }
     moments = np.unique(np.concatenate([*map(np.concatenate, sets.values()), table["start"], table["end"]]))
     begins, lengths = moments[:-1], np.diff(moments)
+    step = np.searchsorted(table["start"], begins, side="right") - 1
+    within = (step >= 0) & (begins < np.r_[table["end"], -math.inf][step])
+    begins, lengths, step = begins[within], lengths[within], step[within]
     # Whether each moment is in a set. A set's intervals are disjoint, and contain their starts but not their ends.
     masks = {
         name: np.searchsorted(starts, begins, side="right") > np.searchsorted(ends, begins, side="right")
         for name, (starts, ends) in sets.items()
     }
-    step = np.searchsorted(table["start"], begins, side="right") - 1
-    within = (step >= 0) & (begins < np.r_[table["end"], -math.inf][step])
-
-    def of_steps(mask: np.ndarray) -> np.ndarray:
-        chosen = mask & within
-        return np.bincount(step[chosen], weights=lengths[chosen], minlength=table.height)
-
-    exchanging = masks["gloo"] | masks["nccl"]
     exposed = (masks["gloo"] & masks["idle"]) | (masks["nccl"] & ~masks["kernels"])
     waiting = exposed & masks["waiting"] & ~masks["transfer"]
+    exchanging = masks["gloo"] | masks["nccl"]
+    return _Moments(table, step, begins, lengths, masks["computing"], exchanging, exposed, waiting)
+
+
+def _of_span(span: Span, operations: pd.DataFrame) -> Columns:
+    """Return the `communication_by_step` of one span."""
+    at = _moments(span, operations)
     return Columns(
-        step=table["step"],
-        length=table["end"] - table["start"],
-        compute=of_steps(masks["computing"] & ~exchanging),
-        overlapped=of_steps(exchanging & ~exposed),
-        exposed=of_steps(exposed),
-        other=of_steps(~masks["computing"] & ~exchanging),
-        waiting=of_steps(waiting),
-        transfer=of_steps(exposed & ~waiting),
+        step=at.steps["step"],
+        length=at.steps["end"] - at.steps["start"],
+        compute=at.sums(at.computing & ~at.exchanging),
+        overlapped=at.sums(at.exchanging & ~at.exposed),
+        exposed=at.sums(at.exposed),
+        other=at.sums(~at.computing & ~at.exchanging),
+        waiting=at.sums(at.waiting),
+        transfer=at.sums(at.exposed & ~at.waiting),
     )
+
+
+def _kinds_of_span(span: Span, operations: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each kind of operation in the steps of a span: `communication_by_kind`, not divided by steps."""
+    at = _moments(span, operations)
+    until = at.begins + at.lengths
+    rows = []
+    for (operation, group), of_kind in operations[operations["step"].notna()].groupby(["operation", "group"]):
+        begins = of_kind["issued"].where(of_kind["backend"] == "gloo", of_kind["start"])
+        starts, ends = union(begins.to_numpy(float), of_kind["end"].to_numpy(float))
+        lasting = Columns(start=starts, end=ends)
+        time = coverage(at.begins, until, lasting).sum() / 1e3
+        exposed = coverage(at.begins[at.exposed], until[at.exposed], lasting).sum() / 1e3
+        megabytes = of_kind["bytes"].sum(skipna=False) / 1e6
+        rows.append((operation, group, len(of_kind), megabytes, time, exposed))
+    return pd.DataFrame(rows, columns=["operation", "group", "operations", "megabytes", "time", "exposed"])
 
 
 def _idle(span: Span, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import pandas as pd
 from stepscope.base.wording import PLAIN_NAMES, milliseconds, percent, printable
 from stepscope.traces.alignment import Ranks, ranks
 from stepscope.traces.events import Trace, marks
-from stepscope.traces.exposed_communication import communication
+from stepscope.traces.exposed_communication import communication, communication_by_kind
 from stepscope.traces.files import NoAccelerator, NoSteps, SeveralRecordings, TraceError, runs
 from stepscope.traces.files import of_run as files_of_run
 from stepscope.traces.idle_time import MEANWHILE, gaps
@@ -59,7 +59,7 @@ def text(trace: Trace) -> str:
 
 
 def together(job: Ranks) -> str:
-    """Return in lines of text the mean cost of communication in a step for each rank, and the straggler."""
+    """Return as text the mean cost of communication in a step for each rank and each kind, and the straggler."""
     try:
         table = communication(job)
     except (NoSteps, SeveralRecordings) as error:
@@ -72,14 +72,26 @@ def together(job: Ranks) -> str:
         **{name: table[name].map(_cost) for name in ("overlapped", "transfer", "waiting")},
         "efficiency": table["efficiency"].map(percent),
         "operations": table["collectives"].map("{:,.3g}".format),
-        "MB": table["megabytes"].map(lambda size: "–" if math.isnan(size) else f"{size:,.3g}"),
+        "MB": table["megabytes"].map(_size),
     }
     late, waits = table.attrs["straggler"], milliseconds(table.attrs["late_ms"])
     said = [f"The other ranks have {waits} more exposed communication in a step than {late}, which is late."]
     if late is None:
         said = ["No rank is late by more than chance."] if len(table) > 1 else []
     said += [f"Not all ranks took part in the same operations. {sentence}" for sentence in table.attrs["unequal"]]
-    return "\n".join([_table("in a step", columns, table.index.map(printable)), "", *map(_paragraph, said)])
+    ranked, kinds = _table("in a step", columns, table.index.map(printable)), _kinds(communication_by_kind(job))
+    return "\n".join([ranked, "", kinds, "", *map(_paragraph, said)])
+
+
+def _kinds(table: pd.DataFrame) -> str:
+    columns = {
+        "operations": table["operations"].map("{:,.3g}".format),
+        "MB": table["megabytes"].map(_size),
+        "all of it": table["time"].map(_cost),
+        "exposed": table["exposed"].map(_cost),
+        "group": pd.Series([_name(group, 40) or "unknown" for _, group in table.index], table.index),
+    }
+    return _table("in a step of a rank", columns, [_name(operation) for operation, _ in table.index])
 
 
 def short(kernel: str, width: int = 44) -> str:
@@ -206,6 +218,10 @@ def _time(us: float) -> str:
         return f"{us:.0f} µs" if us >= 10 else f"{us:.1f} µs"
     value, unit = (us / 1e3, "ms") if us < 1e6 else (us / 1e6, "s")
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+
+
+def _size(megabytes: float) -> str:
+    return "–" if math.isnan(megabytes) else f"{megabytes:,.3g}"
 
 
 def _cost(ms: float) -> str:
