@@ -71,15 +71,13 @@ class Server(AbstractContextManager):
             )  # fmt: skip
         assert self._watcher.process.stdout is not None  # a pipe
         if self._watcher.process.stdout.readline() != b"answers\n":
-            self.stop()
+            self.kill()
             end = "\n".join(path.read_text(errors="replace", encoding="utf-8").splitlines()[-_SHOWN:])
             raise StoreError(f"Expected an answer from {self.bucket}, found none. Its log, {path}, ends:\n{end}")
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         """End the server by SIGKILL, as an accident would: it can finish nothing. Objects put before are kept."""
         self._watcher.stop()
-
-    kill = stop
 
     def restart(self) -> None:
         """Start the server again, killed first if it runs: the same ports, objects and credentials."""
@@ -87,7 +85,7 @@ class Server(AbstractContextManager):
         self.start()
 
     def __exit__(self, *_) -> None:
-        self.stop()
+        self.kill()
 
 
 def course_store(folder: str | Path) -> tuple[Bucket | Folder, Server | None]:
