@@ -81,7 +81,7 @@ def test_the_images_of_an_archive_come_back_bit_by_bit_in_the_order_of_its_batch
         assert labels == [label for name in names for label in content[name][b"labels"]]
 
 
-def test_the_archive_may_be_a_folder_lie_in_the_data_folder_or_be_named_by_the_environment(tmp_path, monkeypatch):
+def test_the_archive_may_be_a_folder_or_lie_in_the_data_folder(tmp_path):
     folder = tmp_path / "extracted" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     for name, content in batches().items():
@@ -89,8 +89,6 @@ def test_the_archive_may_be_a_folder_lie_in_the_data_folder_or_be_named_by_the_e
     for number, path in enumerate([folder, folder.parent]):
         assert prepare(tmp_path / str(number), archive=path).train_images == 40
     assert prepare(folder.parent).train_images == 40
-    monkeypatch.setenv("CIFAR10_ARCHIVE", str(folder))
-    assert prepare(tmp_path / "data").train_images == 40
 
 
 def test_without_an_archive_images_are_drawn_and_the_line_says_how_to_get_real_ones(tmp_path, capsys):

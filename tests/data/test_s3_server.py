@@ -44,7 +44,8 @@ needs_server = pytest.mark.skipif(s3_server.program() is None, reason="no packag
 
 @pytest.fixture(autouse=True)
 def no_own_store(monkeypatch):
-    monkeypatch.delenv("S3_ENDPOINT", raising=False)
+    for name in ("S3_ENDPOINT", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def processes_of(server):
@@ -57,16 +58,23 @@ def are_gone(processes):
     return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
-def test_the_course_uses_the_readers_own_store_or_a_folder_where_there_is_no_server(monkeypatch, tmp_path, capsys):
+def test_the_course_uses_a_folder_where_there_is_no_server(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(s3_server, "program", lambda: None)
     assert s3_server.course_store(tmp_path / "objects") == (buckets.Folder(tmp_path / "objects"), None)
     assert str(tmp_path / "objects") in capsys.readouterr().out
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "S3_BUCKET"):
-        monkeypatch.setenv(name, "mine")
-    monkeypatch.setenv("S3_ENDPOINT", "https://store.example/")
-    place, server = s3_server.course_store(tmp_path / "objects")
-    assert (place.name, server) == ("mine", None)
+
+
+def test_the_course_uses_the_readers_own_store_and_names_a_variable_that_is_missing(monkeypatch, tmp_path, capsys):
+    variables = {"S3_ENDPOINT": "https://store.example/", "S3_BUCKET": "mine"}
+    variables |= {"AWS_ACCESS_KEY_ID": "an-access-key", "AWS_SECRET_ACCESS_KEY": "a-secret-key"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    own = buckets.Bucket("https://store.example", "mine", "an-access-key", "a-secret-key")
+    assert s3_server.course_store(tmp_path / "objects") == (own, None)
     assert "https://store.example/mine" in capsys.readouterr().out
+    monkeypatch.delenv("S3_BUCKET")
+    with pytest.raises(ValueError, match="S3_BUCKET"):
+        s3_server.course_store(tmp_path / "objects")
 
 
 def test_a_server_asked_for_where_there_is_none_says_what_to_do(monkeypatch, tmp_path):
