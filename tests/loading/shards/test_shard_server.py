@@ -1,5 +1,7 @@
 """Shards on a real S3 server that is slow, refuses, dies and comes back; and shards that have changed."""
 
+import multiprocessing
+import sys
 import threading
 from dataclasses import replace
 
@@ -13,6 +15,9 @@ from helpers.loading.shards import stream as streaming
 
 needs_server = pytest.mark.skipif(s3_server.program() is None, reason="no package of the server for this machine")
 COUNT, PREFIX = 400, "train/"
+# Workers that have used no store: forks of a server that has imported PyTorch, the one that support.processes uses, too
+FRESH = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+FRESH.set_forkserver_preload(["torch._dynamo", "torch.distributed.nn"])
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,7 @@ def index(server):
 def test_worker_processes_that_are_interrupted_go_on_exactly_in_others_though_the_server_was_killed(server, index):
     (stream,) = streams(server.bucket, index, 7, prefix=PREFIX, threads=1)
     taken = []
-    for step, batch in enumerate(DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="spawn")):
+    for step, batch in enumerate(DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context=FRESH)):
         taken += batch.tolist()
         if step == 3:
             server.restart()
