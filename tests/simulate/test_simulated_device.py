@@ -95,7 +95,7 @@ def test_a_simulated_device_says_how_its_dials_are_set_and_refuses_what_means_no
         SimulatedDevice(streams=3)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 @given(DEVICES)
 def test_readers_of_traces_find_what_was_calculated(tmp_path, device):
     run = device.run(4)
