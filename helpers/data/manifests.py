@@ -94,7 +94,8 @@ def _checked(folder: Path, every_byte: bool, facts: Callable[[dict], Any]) -> An
     return found
 
 
-def _made(part: Callable[[], Files]) -> list[tuple[str, bytes]]:
+def _made(part: Any) -> list[tuple[str, bytes]]:
+    """Call a part: a loader without batches gives it to the function that would make a batch of items."""
     return list(part())
 
 
