@@ -7,7 +7,7 @@ with growing pauses.
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -117,19 +117,3 @@ def _check_fork(place: Bucket | Folder) -> None:
             "multiprocessing_context='forkserver'), or 'spawn', the only one on Windows."
         )
     _user = os.getpid()
-
-
-def _note_use() -> None:
-    """Before a fork: record whether this process has used a client, made anywhere, as the client's threads show.
-
-    Only Linux lists them; elsewhere fork is not the default, and only connections made here are recorded.
-    """
-    global _user
-    for thread in Path("/proc/self/task").glob("*/comm") if _user is None else ():
-        with suppress(OSError):  # a thread that has just ended
-            if thread.read_text(encoding="utf-8").startswith("tokio"):
-                _user = os.getpid()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_note_use)

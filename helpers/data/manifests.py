@@ -32,8 +32,8 @@ def write(folder: Path, inner: Iterable[str], parts: Sequence[Callable[[], Files
     from torch.utils.data import DataLoader  # here, since most callers find the folder made
 
     workers = min(machine.cores(), MOST_WORKERS, len(parts) // 8)  # starting one takes longer than some parts
-    dataset: Any = _Made(parts)
-    made = DataLoader(dataset, batch_size=None, collate_fn=list, num_workers=workers)
+    dataset: Any = parts  # for type checkers no dataset, though it has a length and items
+    made = DataLoader(dataset, batch_size=None, collate_fn=_made, num_workers=workers)
     files = {}
     with staging.folder(folder) as new, terminal.bar("writing images", "file", count) as bar:
         for name in inner:
@@ -94,17 +94,9 @@ def _checked(folder: Path, every_byte: bool, facts: Callable[[dict], Any]) -> An
     return found
 
 
-class _Made:
-    """A dataset whose items are the files of each part."""
-
-    def __init__(self, parts: Sequence[Callable[[], Files]]):
-        self.parts = parts
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __getitem__(self, index: int) -> list[tuple[str, bytes]]:
-        return list(self.parts[index]())
+def _made(part: Any) -> list[tuple[str, bytes]]:
+    """Call a part: a loader without batches gives it to the function that would make a batch of items."""
+    return list(part())
 
 
 def _damaged(folder: Path, path: Path, what: str) -> staging.DamagedFolder:

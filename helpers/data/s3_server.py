@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-import filelock
 import obstore
 
 from helpers.data.buckets import Bucket, Folder, StoreError
@@ -40,10 +39,11 @@ _OPTIONS = f"""-ip={_HOST} -ip.bind={_HOST} -dir=objects -master.telemetry=false
 class Server(AbstractContextManager):
     """SeaweedFS, an S3 server for this machine, with random credentials and without telemetry.
 
-    `folder` is for the objects and the server's log; objects of an earlier server there are served again. The server
-    ends with this object, or a ``with`` statement, and with this process, however that ends. Its S3 port asks for the
-    credentials. Other users of this machine can try the server's internal ports: those for HTTP ask for a token or do
-    nothing, and those for gRPC ask for a certificate, which the program ``openssl`` makes: without it, they stay open.
+    `folder` is for the objects and the server's log, of one server at a time; objects of an earlier server there are
+    served again. The server ends with this object, or a ``with`` statement, and with this process, however that ends.
+    Its S3 port asks for the credentials. Other users of this machine can try the server's internal ports: those for
+    HTTP ask for a token or do nothing, and those for gRPC ask for a certificate, which the program ``openssl`` makes:
+    without it, they stay open.
     """
 
     def __init__(self, folder: str | Path):
@@ -71,15 +71,13 @@ class Server(AbstractContextManager):
             )  # fmt: skip
         assert self._watcher.process.stdout is not None  # a pipe
         if self._watcher.process.stdout.readline() != b"answers\n":
-            self.stop()
+            self.kill()
             end = "\n".join(path.read_text(errors="replace", encoding="utf-8").splitlines()[-_SHOWN:])
             raise StoreError(f"Expected an answer from {self.bucket}, found none. Its log, {path}, ends:\n{end}")
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         """End the server by SIGKILL, as an accident would: it can finish nothing. Objects put before are kept."""
         self._watcher.stop()
-
-    kill = stop
 
     def restart(self) -> None:
         """Start the server again, killed first if it runs: the same ports, objects and credentials."""
@@ -87,7 +85,7 @@ class Server(AbstractContextManager):
         self.start()
 
     def __exit__(self, *_) -> None:
-        self.stop()
+        self.kill()
 
 
 def course_store(folder: str | Path) -> tuple[Bucket | Folder, Server | None]:
@@ -170,23 +168,22 @@ def _watch(weed: str, endpoint: str, bucket: str) -> None:
         for path in _socket_files(first):
             path.unlink(missing_ok=True)
 
-    with filelock.FileLock("server.lock", timeout=3):  # the server of a notebook that was just killed may still run
-        server = subprocess.Popen(
-            command, env=os.environ | _locks(), stdin=subprocess.DEVNULL, stdout=sys.stderr,
-            preexec_fn=child.kernel_ends_with_parent(),
-        )  # fmt: skip
-        child.end_with_owner(end)
-        try:
-            url = obstore.sign(Bucket(endpoint, bucket, *keys).connect(), "PUT", "", timedelta(seconds=2 * _PATIENCE))
-            deadline = time.monotonic() + _PATIENCE
-            while not _is_made(url):
-                if time.monotonic() > deadline or server.poll() is not None:
-                    return
-                time.sleep(0.02)
-            print("answers", flush=True)
-            server.wait()
-        finally:
-            end()
+    server = subprocess.Popen(
+        command, env=os.environ | _locks(), stdin=subprocess.DEVNULL, stdout=sys.stderr,
+        preexec_fn=child.kernel_ends_with_parent(),
+    )  # fmt: skip
+    child.end_with_owner(end)
+    try:
+        url = obstore.sign(Bucket(endpoint, bucket, *keys).connect(), "PUT", "", timedelta(seconds=2 * _PATIENCE))
+        deadline = time.monotonic() + _PATIENCE
+        while not _is_made(url):
+            if time.monotonic() > deadline or server.poll() is not None:
+                return
+            time.sleep(0.02)
+        print("answers", flush=True)
+        server.wait()
+    finally:
+        end()
 
 
 def _is_made(url: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from stepscope.base import staging
 
@@ -38,10 +38,15 @@ def once(folder: Path, find: Callable[[], _Made | None], make: Callable[[], _Mad
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
-        except TimeoutError:
+        except Timeout:
             print(f"{_holder(path)} is preparing images in {folder}, waiting for it.", flush=True)
-            _wait_for(lock)
+            lock.acquire(timeout=LONGEST_WAIT_S)
         return find() or make()
+    except Timeout:
+        raise HeldTooLong(
+            f"{path}: {_holder(path)} has held it for {LONGEST_WAIT_S / 60:.0f} minutes. End that process, or wait for "
+            "it, and run again."
+        ) from None
     except PermissionError as error:
         raise NotPermitted(
             f"{folder} lacks images that are wanted here, and this account cannot make them: {error}. Let the folder's "
@@ -49,16 +54,6 @@ def once(folder: Path, find: Callable[[], _Made | None], make: Callable[[], _Mad
         ) from error
     finally:
         lock.release()
-
-
-def _wait_for(lock: FileLock) -> None:
-    try:
-        lock.acquire(timeout=LONGEST_WAIT_S)
-    except TimeoutError:
-        raise HeldTooLong(
-            f"{lock.lock_file}: {_holder(Path(lock.lock_file))} has held it for {LONGEST_WAIT_S / 60:.0f} minutes. End "
-            "that process, or wait for it, and run again."
-        ) from None
 
 
 def _holder(path: Path) -> str:

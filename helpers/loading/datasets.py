@@ -65,7 +65,9 @@ class JpegDataset(Dataset):
     """Images in class folders, opened and decoded at every read, like torchvision's ImageFolder.
 
     Whatever colours a file has (grey, palette, CMYK, transparent), its image is RGB. It is turned upright, as its EXIF
-    orientation says. Raises `config.CourseError` if there is no class folder, or no image in one of them.
+    orientation says. Raises `config.CourseError` if there is no class folder, or no image in one of them;
+    `UnreadableImage` when an image is read whose file is missing, damaged or no image. Damage that leaves a JPEG
+    decodable is not found: JPEG has no checksum.
 
     Parameters
     ----------
@@ -96,10 +98,23 @@ class JpegDataset(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index: int):
-        image = decode(self.path(index), self.draft, self.decoder)
+        path = self.path(index)
+        with _named(path, "Remove the file, or put an intact one in its place."):
+            image = self._decode(_read(path))
         if self.transform:
             image = self.transform(image)
         return image, int(self.labels[index])
+
+    def _decode(self, content: bytes) -> Image.Image | torch.Tensor:
+        if self.decoder == "torchcodec":
+            from torchcodec.decoders import decode_image  # here: it takes 0.1 s, and most loaders have no need of it
+
+            return decode_image(content)
+        image = Image.open(io.BytesIO(content))
+        if self.draft:
+            image.draft("RGB", (self.draft, self.draft))
+        ImageOps.exif_transpose(image, in_place=True)
+        return image.convert("RGB")
 
     def path(self, index: int) -> Path:
         """Return the path of an image."""
@@ -156,27 +171,6 @@ class FileNames(Dataset):
 
     def __getitem__(self, index: int) -> int:
         return len(self.names[index])
-
-
-def decode(path: str | Path, draft: int | None = None, decoder: str = "pillow") -> Image.Image | torch.Tensor:
-    """Read and decode the image file `path` as RGB; parameters as those of `JpegDataset`.
-
-    Raises
-    ------
-    UnreadableImage
-        If the file is missing, damaged or no image. Damage that leaves a JPEG decodable is not found: JPEG has no
-        checksum.
-    """
-    with _named(path, "Remove the file, or put an intact one in its place."):
-        if decoder == "torchcodec":
-            from torchcodec.decoders import decode_image  # here: it takes 0.1 s, and most loaders have no need of it
-
-            return decode_image(_read(path))
-        image = Image.open(io.BytesIO(_read(path)))
-        if draft:
-            image.draft("RGB", (draft, draft))
-        ImageOps.exif_transpose(image, in_place=True)
-        return image.convert("RGB")
 
 
 @contextmanager

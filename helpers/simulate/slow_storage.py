@@ -63,12 +63,12 @@ class Counts(NamedTuple):
 
 
 class SlowStore:
-    """A store of obstore at the end of a slow link: an answer is complete when the link would have delivered it.
+    """Reads a store of obstore at the end of a slow link: an answer is complete when the link would have delivered it.
 
     The first byte of an answer arrives `first_byte_ms` after the request; then every thread, which is a connection, has
-    `mb_per_s` for itself, in each direction. If the store itself is slower, the answer comes later. Opening a
-    connection costs nothing. With a `buckets.Bucket` or `Folder` as `store` it can be pickled, and needs `connect` in
-    each process, as that does. A `measured` store is slow by itself, so its requests are only counted.
+    `mb_per_s` for itself. If the store itself is slower, the answer comes later. Opening a connection costs nothing.
+    With a `buckets.Bucket` or `Folder` as `store` it can be pickled, and needs `connect` in each process, as that does.
+    A `measured` store is slow by itself, so its requests are only counted.
 
     Parameters
     ----------
@@ -99,32 +99,24 @@ class SlowStore:
 
     def get(self, path: str):
         """As obstore does, but late: the content is complete when this returns."""
-        content = self._late(lambda: self.store.get(path).bytes(), len)
+        content = self._late(lambda: self.store.get(path).bytes())
         return SimpleNamespace(bytes=lambda: content, meta={"size": len(content)})
 
     def get_range(self, path: str, **where: int):
         """As obstore does, but late; `where` is `start`, and `end` or `length`."""
-        return self._late(lambda: self.store.get_range(path, **where), len)
-
-    def list(self, prefix: str | None = None):
-        """As obstore does, but late."""
-        return self._late(lambda: self.store.list(prefix))
-
-    def put(self, path: str, content: bytes, **options):
-        """As obstore does, but late."""
-        return self._late(lambda: self.store.put(path, content, **options), sent=len(content))
+        return self._late(lambda: self.store.get_range(path, **where))
 
     def counts(self) -> Counts:
         """Return what passed so far in this process."""
         return Counts(len(self._passed), sum(self._passed))
 
-    def _late(self, request: Callable, size: Callable = lambda _: 0, sent: int = 0) -> Any:
+    def _late(self, request: Callable) -> Any:
         start = time.perf_counter()
-        answer = request()
-        self._passed.append(size(answer))
+        content = request()
+        self._passed.append(len(content))
         if not self.measured:
-            wait_until(start + self.seconds(1, sent + size(answer)))
-        return answer
+            wait_until(start + self.seconds(1, len(content)))
+        return content
 
 
 def far_away(place: Any, first_byte_ms: float = 30, mb_per_s: float = 90) -> tuple[SlowStore, SlowStore]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from helpers import config
 from helpers.data import buckets
 
 BUCKET = buckets.Bucket("http://127.0.0.1:9", "course", "an-access-key", "a-secret-key", session_token="a-token")
@@ -17,21 +16,6 @@ BUCKET = buckets.Bucket("http://127.0.0.1:9", "course", "an-access-key", "a-secr
 def test_a_place_survives_pickling_and_shows_no_key():
     assert pickle.loads(pickle.dumps(BUCKET)) == BUCKET
     assert not any(key in f"{BUCKET}{BUCKET!r}" for key in ("an-access-key", "a-secret-key", "a-token"))
-
-
-def test_the_variables_name_the_readers_own_store_and_a_missing_one_is_named(monkeypatch):
-    for name in ("S3_ENDPOINT", "AWS_REGION", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    assert config.s3() is None
-    monkeypatch.setenv("S3_ENDPOINT", "https://store.example/")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-access-key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-key")
-    monkeypatch.setenv("S3_BUCKET", "mine")
-    expected = buckets.Bucket("https://store.example", "mine", "an-access-key", "a-secret-key")
-    assert buckets.Bucket(**config.s3()) == expected
-    monkeypatch.delenv("S3_BUCKET")
-    with pytest.raises(ValueError, match="S3_BUCKET"):
-        config.s3()
 
 
 CONTENT = bytes(range(250)) * 40

@@ -10,7 +10,7 @@ from helpers import config
 from helpers.data import photos, synthetic
 from stepscope.base import staging
 
-COUNT = 20
+COUNT = 12  # in two parts
 
 
 @pytest.fixture(autouse=True)

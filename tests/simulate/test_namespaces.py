@@ -10,10 +10,15 @@ from support.ranks import wait_until
 
 from helpers.simulate import namespaces
 
-REFUSED = namespaces.why_not()
-possible = pytest.mark.skipif(REFUSED is not None, reason=str(REFUSED))
 pytestmark = pytest.mark.processes
+needs_namespaces = pytest.mark.usefixtures("possible")
 SHOWN = "readlink /proc/self/ns/net /proc/self/ns/pid; "
+
+
+@pytest.fixture(scope="module")
+def possible():
+    if refused := namespaces.why_not():
+        pytest.skip(refused)
 
 
 def inside(number):
@@ -26,7 +31,7 @@ def inside(number):
     return found
 
 
-@possible
+@needs_namespaces
 def test_each_node_has_a_limited_network_of_its_own_and_the_same_files(tmp_path):
     before = sorted(path.name for path in Path("/sys/class/net").iterdir())
     (tmp_path / "file").write_text("the same\n")
@@ -38,7 +43,7 @@ def test_each_node_has_a_limited_network_of_its_own_and_the_same_files(tmp_path)
     assert sorted(path.name for path in Path("/sys/class/net").iterdir()) == before
 
 
-@possible
+@needs_namespaces
 def test_when_a_node_fails_or_takes_too_long_all_that_was_started_is_ended():
     with pytest.raises(RuntimeError, match="exit code 3(.*\n)*it is broken") as failed:
         namespaces.run(["sh", "-c", f"{SHOWN} [ $RANK = 0 ] && sleep 1000; echo it is broken; exit 3"])
@@ -53,7 +58,7 @@ def test_when_a_node_fails_or_takes_too_long_all_that_was_started_is_ended():
         wait_until(lambda number=number: not inside(number))
 
 
-@possible
+@needs_namespaces
 def test_nothing_is_left_when_the_process_is_killed(tmp_path):
     process = forked(namespaces.run, ["sh", "-c", f"({SHOWN}) > {tmp_path}/$RANK; sleep 1000"])
     seen = [tmp_path / "0", tmp_path / "1"]
@@ -76,7 +81,7 @@ def test_a_missing_tool_is_named_with_its_package_and_another_system_too(monkeyp
     assert "darwin" in namespaces.why_not()
 
 
-@possible
+@needs_namespaces
 def test_what_a_tool_says_when_it_is_not_allowed_is_the_reason(monkeypatch, tmp_path):
     refusing = tmp_path / "tc"
     refusing.write_text("#!/bin/sh\necho Operation not permitted >&2\nexit 1\n")

@@ -178,7 +178,7 @@ class ShardStream(IterableDataset):
                 if piece not in samples:
                     for number in islice(to_ask, 2 * self.threads - len(asked)):
                         asked[number] = pool.submit(self._download, store, self.index.pieces[number])
-                    samples[piece] = self._read(asked.pop(piece), self.index.pieces[piece])
+                    samples[piece] = read_samples(self._answer(asked.pop(piece), self.index.pieces[piece]))
                 sample, samples[piece][row] = samples[piece][row], None
                 left[piece] -= 1
                 if not left[piece]:
@@ -186,15 +186,6 @@ class ShardStream(IterableDataset):
                 yield sample
         finally:  # the loop has ended: requests under way end by themselves, and no new one is sent
             pool.shutdown(wait=False, cancel_futures=True)
-
-    def _read(self, asked: Future, piece: Piece) -> list[dict[str, Any]]:
-        samples = read_samples(self._answer(asked, piece))
-        if len(samples) != piece.samples:
-            raise ShardsError(
-                f"{self._name(piece)}: expected {counted(piece.samples, 'sample')} in bytes {piece.start:,} to "
-                f"{piece.end:,}, as its index says, found {len(samples)}. Write both again."
-            )
-        return samples
 
     def _answer(self, asked: Future, piece: Piece) -> bytes:
         try:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import packs
-from torch.utils.data import DataLoader, StackDataset
+from torch.utils.data import DataLoader
 
 from helpers.loading import formats
 from helpers.loading.formats import parquet
@@ -60,20 +60,6 @@ def test_every_format_gives_back_what_was_packed_in_any_order(tmp_path, kind, sa
         assert all(packs.same(got, images[i], labels[i]) for got, i in zip(batch, indices, strict=True))
         for image, _ in [*batch, dataset[indices[0]]]:
             image.zero_()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_started_in_any_way_return_what_was_packed(tmp_path, method):
-    images = packs.images(*[(3, 8, 6)] * COUNT)
-    datasets = [packs.pack(kind, images, LABELS, tmp_path / kind) for kind in KINDS]
-    for dataset in datasets:
-        assert packs.same(dataset[3], images[3], LABELS[3])  # so that there is a handle to inherit
-    loader = DataLoader(StackDataset(*datasets), 4, num_workers=2, multiprocessing_context=method)
-    for dataset, batches in zip(datasets, zip(*loader, strict=True), strict=True):
-        read, labels = zip(*batches, strict=True)
-        assert np.array_equal(torch.cat(read), np.stack(images)) and torch.cat(labels).tolist() == LABELS
-        assert packs.same(dataset[3], images[3], LABELS[3])
 
 
 @pytest.mark.parametrize("wrap", [lambda dataset: dataset, formats.ByItem])

@@ -4,8 +4,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from support.shards import InMemory, Watched, number_of, numbers, packed, samples, streams
-from torch.utils.data import DataLoader
+from support.shards import InMemory, Watched, as_workers, number_of, numbers, packed, samples, streams
 
 from helpers.data import buckets, s3_server
 from helpers.loading import shards
@@ -30,14 +29,14 @@ def index(server):
 
 @needs_server
 @pytest.mark.processes
-def test_worker_processes_that_are_interrupted_go_on_exactly_in_others_though_the_server_was_killed(server, index):
+def test_workers_that_are_interrupted_go_on_exactly_in_others_though_the_server_was_killed(server, index):
     (stream,) = streams(server.bucket, index, 7, prefix=PREFIX, threads=1)
     taken = []
-    for step, batch in enumerate(DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="spawn")):
-        taken += batch.tolist()
+    for step, batch in enumerate(as_workers(stream, 2)):
+        taken += batch
         if step == 3:
             server.restart()
-        if step == 20:  # by then the workers are further
+        if step == 20:  # by then more pieces have been asked for
             break
     ranks = streams(server.bucket, index, 5, 2, prefix=PREFIX)
     for each in ranks:

@@ -1,11 +1,7 @@
 """Shards as they are written: plain tar files, the same for the same samples, by one task or by many."""
 
 import io
-import multiprocessing
-import os
 import re
-import signal
-import sys
 import tarfile
 import tracemalloc
 
@@ -79,10 +75,14 @@ def test_an_extension_that_would_not_come_back_and_a_sample_without_files_are_re
         shards.pack([{} if extension is None else {extension: b""}], MemoryStore())
 
 
+@pytest.fixture(scope="module")
+def index():
+    return shards.pack(samples(60), MemoryStore(), shard_bytes=5_000, piece_bytes=2_000)
+
+
 @given(st.data())
 @settings(max_examples=300)
-def test_an_index_of_which_a_byte_was_changed_is_refused_or_the_same(data):
-    index = shards.pack(samples(60), MemoryStore(), shard_bytes=5_000, piece_bytes=2_000)
+def test_an_index_of_which_a_byte_was_changed_is_refused_or_the_same(index, data):
     content = bytearray(index.to_json())
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -155,23 +155,21 @@ def test_a_task_reads_its_own_samples_only_and_folders_do_not_disturb_each_other
 
 
 class Fatal(list):
+    """Samples of which a task reads some, and then ends: as if it were killed, if it catches no exception."""
+
     def __getitem__(self, number):
         if number == 30:
-            os.kill(os.getpid(), signal.SIGKILL)
+            raise SystemExit
         return super().__getitem__(number)
 
 
-@pytest.mark.processes
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_a_task_that_was_killed_is_named_and_run_again_and_leaves_nothing(tmp_path):
     store, whole = LocalStore(tmp_path), MemoryStore()
     by_tasks(whole, samples(60), 3)
     shards.join(whole)
     by_tasks(store, samples(60), 3, [0, 2])
-    task = multiprocessing.get_context("spawn").Process(target=by_tasks, args=(store, Fatal(samples(60)), 3, [1]))
-    task.start()
-    task.join()
-    assert task.exitcode == -signal.SIGKILL
+    with pytest.raises(SystemExit):
+        by_tasks(store, Fatal(samples(60)), 3, [1])
     assert any(name.startswith("shard-00001-") for name in content_of(store)), "it was killed in the middle"
     with pytest.raises(shards.ShardsError, match="left no index: 1"):
         shards.join(store)
