@@ -97,17 +97,6 @@ def test_the_table_has_a_row_for_every_variant_and_four_columns():
     assert comparison(a=[9], b=[9]).table().loc["b", "ratio"] == "1.00× (interval unknown)"
 
 
-def test_the_detailed_table_has_a_column_for_each_interval_and_for_the_detectable_gain():
-    table = comparison(a=[100, 121], b=[220, 231]).table(details=True)
-    assert table.columns.is_unique
-    assert table.loc["a", "images/s"] == "110"
-    assert table.loc["b", ["images/s", "ratio"]].tolist() == ["225", "2.05×"]
-    assert table.loc["a", ["ratio", "ratio, 95% interval", "detectable from"]].tolist() == ["1×", "", ""]
-    assert table.loc["b", "detectable from"] == ""  # two rounds say too little
-    table = comparison(a=[9, 9, 9], b=[9, 9.5, 9]).table(details=True)
-    assert re.fullmatch(r"1\.\d\d×", table.loc["b", "detectable from"])
-
-
 def test_variants_that_are_too_noisy_share_the_last_line_of_the_verdicts():
     result = comparison(a=[100] * 3, b=[150, 90, 100], c=[200] * 3, d=[130, 95, 100], e=[100, 140, 90])
     lines = result.verdicts().splitlines()
