@@ -297,8 +297,8 @@ def ranked(path, rank):
 def test_ranks_are_read_from_the_traces_and_sorted_by_number(tmp_path):
     ranked(tmp_path / "a.1.pt.trace.json", 10)
     ranked(tmp_path / "b.1.pt.trace.json", 2)
-    write(tmp_path / "c.1.pt.trace.json", [step(5, 0, 10)])
-    write(tmp_path / "c.2.pt.trace.json", [step(6, 20, 30)])
+    write(tmp_path / "c.9.pt.trace.json", [step(5, 0, 10)])
+    write(tmp_path / "c.10.pt.trace.json", [step(6, 20, 30)])  # later, though its name comes first
     ranks = traces.ranks(tmp_path)
     assert {name: list(traces.breakdown(trace).index) for name, trace in ranks.items()} == {
         "rank 2": [3], "rank 10": [11], "c": [5, 6],
