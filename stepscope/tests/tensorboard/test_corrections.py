@@ -14,6 +14,7 @@ from itertools import pairwise
 import pytest
 from support import cuda_trace, recordings
 from support.asking import ask, overview, stock_tensorboard
+from support.written import event
 
 from stepscope import tensorboard, traces
 from stepscope.__main__ import main
@@ -45,11 +46,10 @@ def logdir(tmp_path_factory):
         {"ph": "i", "name": "[memory]", "pid": 100, "tid": 100, "ts": 1_000_300, "args": memory}
     )
     write(root / "gpu-runtime", known)
-    operators = [event for event in cuda_trace.events() if event.get("cat") == "cpu_op"]
+    operators = [each for each in cuda_trace.events() if each.get("cat") == "cpu_op"]
     write(root / "no-steps", {"traceEvents": operators})
-    chance = {"args": {"External id": 7}, "pid": 1, "tid": 1}
-    first = {"ph": "X", "cat": "cpu_op", "name": "aten::first", "ts": 0, "dur": 10} | chance
-    call = {"ph": "X", "cat": "runtime", "name": "cudaDeviceSynchronize", "ts": 100, "dur": 50} | chance
+    first = event("cpu_op", "aten::first", 0, 10, **{"External id": 7})
+    call = event("runtime", "cudaDeviceSynchronize", 100, 150, **{"External id": 7})
     write(root / "chance", {"traceEvents": [first, call]})
     write(root / ".run.staging-0123abcd", {"traceEvents": [first, call]})  # as while it is recorded
     like_a_step = operators[0] | {"name": "ProfilerStep#last"}
@@ -240,8 +240,8 @@ def test_the_kernels_and_the_summary_of_a_gpu_are_correct(ours):
 
 
 def test_a_call_whose_operator_is_not_in_the_trace_keeps_its_number():
-    call = {"ph": "X", "cat": "runtime", "name": "cudaLaunchKernel", "ts": 5, "dur": 1, "args": {"External id": 99}}
-    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::a", "ts": 0, "dur": 10, "args": {"External id": 7}}
+    call = event("runtime", "cudaLaunchKernel", 5, 6, **{"External id": 99})
+    operator = event("cpu_op", "aten::a", 0, 10, **{"External id": 7})
     assert list(corrections.link_calls_to_their_operators({"traceEvents": [operator, call]})) == [operator, call]
 
 

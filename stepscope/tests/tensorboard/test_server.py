@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 import urllib.request
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
@@ -196,16 +196,12 @@ def test_behind_a_proxy_the_link_goes_through_the_proxy(server, hub, monkeypatch
 
 def test_in_colab_a_function_of_colab_shows_the_tab_without_an_address(logdir, server, monkeypatch, capsys):
     shown = []
-    output = types.ModuleType("google.colab.output")  # a stand-in for Colab's module, which exists nowhere else
-    output.serve_kernel_port_as_iframe = lambda port, path="/", **options: shown.append((port, path, options))
-    package = types.ModuleType("google.colab")
-    package.output = output
+    output = SimpleNamespace(serve_kernel_port_as_iframe=lambda port, **options: shown.append((port, options)))
     monkeypatch.setattr(tensorboard, "start", lambda logdir: server)
     monkeypatch.setattr(tensorboard, "_shown", None)
-    monkeypatch.setitem(sys.modules, "google.colab", package)
-    monkeypatch.setitem(sys.modules, "google.colab.output", output)
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(output=output))  # which exists only there
     tensorboard.show(logdir)
     url = urlsplit(server.url)
-    assert shown == [(url.port, f"{url.path}#pytorch_profiler", {"height": "800"})]
+    assert shown == [(url.port, {"path": f"{url.path}#pytorch_profiler", "height": "800"})]
     printed = capsys.readouterr().out
     assert "Colab" in printed and "http" not in printed
