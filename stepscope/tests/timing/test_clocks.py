@@ -91,7 +91,7 @@ def test_two_clocks_take_any_loader(dataset, workers, steps, given):
     seen = set()
     loader = DataLoader(dataset, batch_size=2, num_workers=workers)
     both = timing.two_clocks(loader, lambda *batch: seen.update(map(type, batch)), steps=5, rounds=1)
-    assert seen == {given}
+    assert (seen, both.workers) == ({given}, workers)
     runs = (*both.loading, *both.compute, *both.loop)
     assert {run.images / len(run.durations) for run in runs} == {2}
     assert {len(run.durations) for run in runs} == {steps}

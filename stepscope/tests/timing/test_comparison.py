@@ -4,8 +4,11 @@ import json
 import math
 import os
 import re
+import time
+from dataclasses import astuple
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from support import processes
@@ -108,50 +111,47 @@ def test_variants_that_are_too_noisy_share_the_last_line_of_the_verdicts():
     assert "a" in result.verdicts(to="c").splitlines()[0]
 
 
-JOB = """
-import json, os, sys, time
-from pathlib import Path
+def be_a_rank(rank, folder):
+    """Time variants as one of two ranks, of which the second is late in one variant; write the results as JSON."""
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    order = []
 
-import torch.distributed as dist
+    def step(name, seconds):
+        order.append(name)
+        time.sleep(seconds)
 
-from stepscope import timing
+    def refused(variants, rounds):
+        with pytest.raises(ValueError, match="Expected") as error:
+            timing.interleaved_ranks(variants, rounds=rounds, steps=1)
+        return str(error.value)
 
-rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
-dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
-order, found = [], {}
-
-
-def step(name, seconds):
-    order.append(name)
-    time.sleep(seconds)
-
-
-variants = {"even": lambda: step("even", 0.001), "late": lambda: step("late", 0.03 * rank), "c": lambda: step("c", 0)}
-result = timing.interleaved_ranks(variants, rounds=6, steps=3, images=7, warmup=2, path=folder / "to" / "result.json")
-found["order"] = order
-found["timings"] = {name: [[run.images, run.seconds, run.waits, run.durations] for run in result.timings[name]]
-                    for name in result.names}
-if rank == 0:
-    found["read"] = timing.read_comparison(folder / "to" / "result.json") == result
-    variants.pop("c")
-for name, called, rounds in (("others", variants, 1), ("no round", {"a": int}, 0)):
-    try:
-        timing.interleaved_ranks(called, rounds=rounds, steps=1)
-    except ValueError as error:
-        found[name] = str(error)
-(folder / f"{rank}.json").write_text(json.dumps(found))
-dist.barrier()
-dist.destroy_process_group()
-"""
+    late = {"even": lambda: step("even", 0.001), "late": lambda: step("late", 0.03 * rank), "c": lambda: step("c", 0)}
+    path = folder / "to" / "result.json"
+    result = timing.interleaved_ranks(late, rounds=6, steps=3, images=7, warmup=2, path=path)
+    found = {
+        "order": order,
+        "timings": {name: [[*astuple(run)[:4]] for run in runs] for name, runs in result.timings.items()},
+        "read": timing.read_comparison(path) == result if rank == 0 else None,  # only rank 0 has written it
+        "others": refused({"even": int, "late": int} if rank == 0 else late, 1),
+        "no round": refused({"a": int}, 0),
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """What two ranks found, of which the second is late in one variant."""
+    """The results of both ranks."""
     folder = tmp_path_factory.mktemp("job")
-    (folder / "job.py").write_text(JOB, encoding="utf-8")
-    ended = processes.run(folder / "job.py", folder, ranks=2)
-    assert [code for code, _ in ended] == [0, 0], ended
+    ranks = [processes.forked(be_a_rank, rank, folder) for rank in range(2)]
+    try:
+        for each in ranks:
+            each.join()
+    finally:
+        for each in ranks:
+            each.kill()
+    assert [each.exitcode for each in ranks] == [0, 0]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
