@@ -16,6 +16,7 @@ import filelock
 import pytest
 
 from stepscope.base import staging
+from stepscope.cli import main
 
 pytestmark = pytest.mark.processes
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -97,14 +98,13 @@ def test_a_file_has_exactly_the_bytes_that_were_written(tmp_path, content):
         (lambda path: path.write_bytes(b"12345"), "at most"),
     ],
 )
-def test_a_file_without_an_end_or_with_too_much_content_is_refused(tmp_path, make, says):
+def test_a_file_without_an_end_or_with_too_much_content_is_refused(tmp_path, capsys, make, says):
     make(path := tmp_path / "results.json")
     with pytest.raises(OSError, match=rf"{says}.*results\.json"):
         staging.read(path, most=4)
     if says == "regular file":
-        page = [sys.executable, "-m", "stepscope", "page", path]
-        ended = subprocess.run(page, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-        assert ended.returncode == 1 and says in ended.stdout + ended.stderr
+        assert main(["page", str(path)]) == 1
+        assert says in "".join(capsys.readouterr())
 
 
 def test_a_file_that_is_replaced_keeps_its_permissions_and_the_link_to_it(tmp_path):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from support import rank_traces
+from support.written import event, write
 
 from stepscope import tensorboard, traces
 
@@ -28,9 +29,9 @@ def without_kernels(content):
 
 
 def later_steps(content):
-    for event in content["traceEvents"]:
-        if event["name"].startswith("ProfilerStep#"):
-            event["name"] = f"ProfilerStep#{int(event['name'].partition('#')[2]) + 1}"
+    for each in content["traceEvents"]:
+        if each["name"].startswith("ProfilerStep#"):
+            each["name"] = f"ProfilerStep#{int(each['name'].partition('#')[2]) + 1}"
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +53,8 @@ def logdir(tmp_path_factory):
     change(root / "other-steps", later_steps)
     for rank in (0, 1):
         change(root / "no-kernels", without_kernels, rank)
-    single = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 10}]}
     (root / "single").mkdir()
-    (root / "single" / "host_1.1.pt.trace.json").write_text(json.dumps(single))
+    write(root / "single" / "host_1.1.pt.trace.json", [event("cpu_op", "aten::mm", 0, 10)])
     (root / "damaged" / "rank_1.1.pt.trace.json.gz").write_bytes(b"damaged")
     rank_traces.write(root / "all-to-all", rank_traces.job(LATE, transfer=70, kind=("all_to_all", 1000)))
     return root

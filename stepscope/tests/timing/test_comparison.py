@@ -1,12 +1,14 @@
 """Variants timed interleaved: by one process, and by all ranks of a job."""
 
-import itertools
 import json
 import math
 import os
 import re
+import time
+from dataclasses import astuple
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from support import processes
@@ -14,6 +16,7 @@ from support import processes
 from stepscope import diagnosis, timing
 from stepscope.base import confidence
 from stepscope.timing import profiling
+from stepscope.timing.comparison import shuffled
 
 
 def run_at(images_per_second):
@@ -97,17 +100,6 @@ def test_the_table_has_a_row_for_every_variant_and_four_columns():
     assert comparison(a=[9], b=[9]).table().loc["b", "ratio"] == "1.00× (interval unknown)"
 
 
-def test_the_detailed_table_has_a_column_for_each_interval_and_for_the_detectable_gain():
-    table = comparison(a=[100, 121], b=[220, 231]).table(details=True)
-    assert table.columns.is_unique
-    assert table.loc["a", "images/s"] == "110"
-    assert table.loc["b", ["images/s", "ratio"]].tolist() == ["225", "2.05×"]
-    assert table.loc["a", ["ratio", "ratio, 95% interval", "detectable from"]].tolist() == ["1×", "", ""]
-    assert table.loc["b", "detectable from"] == ""  # two rounds say too little
-    table = comparison(a=[9, 9, 9], b=[9, 9.5, 9]).table(details=True)
-    assert re.fullmatch(r"1\.\d\d×", table.loc["b", "detectable from"])
-
-
 def test_variants_that_are_too_noisy_share_the_last_line_of_the_verdicts():
     result = comparison(a=[100] * 3, b=[150, 90, 100], c=[200] * 3, d=[130, 95, 100], e=[100, 140, 90])
     lines = result.verdicts().splitlines()
@@ -119,65 +111,57 @@ def test_variants_that_are_too_noisy_share_the_last_line_of_the_verdicts():
     assert "a" in result.verdicts(to="c").splitlines()[0]
 
 
-JOB = """
-import json, os, sys, time
-from pathlib import Path
+def be_a_rank(rank, folder):
+    """Time variants as one of two ranks, of which the second is late in one variant; write the results as JSON."""
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    order = []
 
-import torch.distributed as dist
+    def step(name, seconds):
+        order.append(name)
+        time.sleep(seconds)
 
-from stepscope import timing
+    def refused(variants, rounds):
+        with pytest.raises(ValueError, match="Expected") as error:
+            timing.interleaved_ranks(variants, rounds=rounds, steps=1)
+        return str(error.value)
 
-rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
-dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
-order, found = [], {}
-
-
-def step(name, seconds):
-    order.append(name)
-    time.sleep(seconds)
-
-
-variants = {"even": lambda: step("even", 0.001), "late": lambda: step("late", 0.03 * rank), "c": lambda: step("c", 0)}
-result = timing.interleaved_ranks(variants, rounds=6, steps=3, images=7, warmup=2, path=folder / "to" / "result.json")
-found["order"] = order
-found["timings"] = {name: [[run.images, run.seconds, run.waits, run.durations] for run in result.timings[name]]
-                    for name in result.names}
-if rank == 0:
-    found["read"] = timing.read_comparison(folder / "to" / "result.json") == result
-    variants.pop("c")
-for name, called, rounds in (("others", variants, 1), ("no round", {"a": int}, 0)):
-    try:
-        timing.interleaved_ranks(called, rounds=rounds, steps=1)
-    except ValueError as error:
-        found[name] = str(error)
-(folder / f"{rank}.json").write_text(json.dumps(found))
-dist.barrier()
-dist.destroy_process_group()
-"""
+    late = {"even": lambda: step("even", 0.001), "late": lambda: step("late", 0.03 * rank), "c": lambda: step("c", 0)}
+    path = folder / "to" / "result.json"
+    result = timing.interleaved_ranks(late, rounds=6, steps=3, images=7, warmup=2, path=path)
+    found = {
+        "order": order,
+        "timings": {name: [[*astuple(run)[:4]] for run in runs] for name, runs in result.timings.items()},
+        "read": timing.read_comparison(path) == result if rank == 0 else None,  # only rank 0 has written it
+        "others": refused({"even": int, "late": int} if rank == 0 else late, 1),
+        "no round": refused({"a": int}, 0),
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """What two ranks found, of which the second is late in one variant."""
+    """The results of both ranks."""
     folder = tmp_path_factory.mktemp("job")
-    (folder / "job.py").write_text(JOB, encoding="utf-8")
-    ended = processes.run(folder / "job.py", folder, ranks=2)
-    assert [code for code, _ in ended] == [0, 0], ended
+    ranks = [processes.forked(be_a_rank, rank, folder) for rank in range(2)]
+    try:
+        for each in ranks:
+            each.join()
+    finally:
+        for each in ranks:
+            each.kill()
+    assert [each.exitcode for each in ranks] == [0, 0]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.processes
-def test_all_ranks_take_the_same_steps_in_an_order_that_changes(job):
-    first, second = (found["order"] for found in job)
-    assert first == second
-    # Three timed steps each; before them two to warm up in the first of six rounds, and one in the others
-    starts = [*range(0, 15, 5), *range(15, len(first), 4)]
-    runs = [first[start:end] for start, end in itertools.pairwise([*starts, len(first)])]
-    assert all(len(set(run)) == 1 for run in runs)
-    rounds = [tuple(run[0] for run in runs[start : start + 3]) for start in range(0, len(runs), 3)]
-    assert len(rounds) == 6
-    assert all(sorted(each) == ["c", "even", "late"] for each in rounds)
-    assert len(set(rounds)) > 2
+def test_all_ranks_take_the_same_steps_in_the_order_of_interleaved(job):
+    steps = []
+    for number, order in enumerate(shuffled(["even", "late", "c"], 6)):
+        warmup = 1 if number else 2
+        steps += [name for name in order for _ in range(warmup + 3)]
+    assert [found["order"] for found in job] == [steps] * 2
 
 
 @pytest.mark.processes

@@ -47,13 +47,6 @@ def test_a_trace_that_is_recorded_again_in_place_is_read_again(tmp_path, parsed)
     assert traces.breakdown(path)["DataLoader"].to_list() == [50]
 
 
-def test_a_span_that_is_added_to_a_run_is_read(tmp_path):
-    write(tmp_path / "host_1.10.pt.trace.json", [step(2, 1000, 1300)])
-    assert list(traces.steps(tmp_path).index) == [2]
-    write(tmp_path / "host_1.20.pt.trace.json", [step(8, 5000, 5100)])
-    assert list(traces.steps(tmp_path).index) == [2, 8]
-
-
 @pytest.mark.parametrize("make", TABLES)
 def test_changing_a_table_does_not_change_the_trace(tmp_path, make):
     trace = traces.load(cuda_trace.write(tmp_path / "trace.json"))

@@ -92,7 +92,7 @@ def change(before: Sequence[float], after: Sequence[float]) -> Interval:
     mean, count = statistics.fmean(after) - statistics.fmean(before), min(len(before), len(after))
     if count < 2:
         return Interval(mean, -math.inf, math.inf, count)
-    variance = sum(statistics.variance(values) / len(values) for values in (before, after))
+    variance = sum(_scatter(values) ** 2 / len(values) for values in (before, after))
     reach = student(count - 1) * math.sqrt(variance)
     return Interval(mean, mean - reach, mean + reach, count)
 

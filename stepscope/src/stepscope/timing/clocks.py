@@ -13,7 +13,7 @@ import torch
 from stepscope.base.confidence import Interval, around, geometric
 from stepscope.base.wording import signed_percent
 from stepscope.timing import loaders
-from stepscope.timing.comparison import EQUAL, FASTER, SAME, SLOWER, interleaved, limits, outcome
+from stepscope.timing.comparison import EQUAL, FASTER, SAME, SLOWER, interleaved, outcome
 from stepscope.timing.stopwatch import Timing, longest_of, loop, synchronize, timed
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class TwoClocks:
         import pandas as pd
 
         times = [geometric(run.step_ms for run in runs) for runs in (self.loading, self.compute, self.loop)]
-        rows = [(f"{each.mean:.1f}", limits(each, "{:.1f}".format)) for each in times]
+        ends = ["unknown" if each.wide else f"{each.lowest:.1f} – {each.highest:.1f}" for each in times]
+        rows = [(f"{each.mean:.1f}", interval) for each, interval in zip(times, ends, strict=True)]
         rows.insert(2, (f"{self.predicted_ms:.1f}", ""))
         names = ["loading alone", "compute alone", "the loop, predicted", "the loop, measured"]
         return pd.DataFrame(rows, index=names, columns=["ms a batch", "95% interval"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import random
 import statistics
 import time
@@ -97,24 +96,21 @@ class Comparison:
                 ratios[other] = [mine / its for mine, its in zip(self.throughputs(other), base, strict=True)]
         return together(ratios)[name]
 
-    def fastest(self, names: Iterable[str] | None = None) -> str:
-        """Return the variant with the highest throughput, among `names` or all.
+    def fastest(self) -> str:
+        """Return the variant with the highest throughput.
 
         The fastest of several was partly lucky: time it again before you state its gain.
         """
-        return max(names or self.names, key=lambda name: self.mean(name).images_per_second)
+        return max(self.names, key=lambda name: self.mean(name).images_per_second)
 
-    def table(self, *, details: bool = False) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """Return means, and ratios to the first variant with their intervals, one variant a row.
 
-        The columns are ``images/s``, ``ms a step``, ``host waits`` and ``ratio``. With `details` intervals have columns
-        of their own, and ``detectable from`` is the smallest gain that this number of rounds detects in about three of
-        four cases.
+        The columns are ``images/s``, ``ms a step``, ``host waits`` and ``ratio``.
         """
         import pandas as pd  # here, because it takes half a second, and a stopwatch does not need it
 
-        rows = {name: self._details(name) if details else self._row(name) for name in self.names}
-        return pd.DataFrame.from_dict(rows, orient="index")
+        return pd.DataFrame.from_dict({name: self._row(name) for name in self.names}, orient="index")
 
     def _row(self, name: str) -> dict[str, str]:
         rate, mean = self.throughput(name), self.mean(name)
@@ -124,19 +120,6 @@ class Comparison:
             "ms a step": rounded(mean.step_ms, 3 if certain else 2),
             "host waits": f"{mean.loading_share:.0%}",
             "ratio": "1×" if name == self.names[0] else with_limits(self.ratio(name)),
-        }
-
-    def _details(self, name: str) -> dict[str, str]:
-        rate, ratio, mean = self.throughput(name), self.ratio(name), self.mean(name)
-        first = name == self.names[0]
-        return {
-            "images/s": digits(rate.mean),
-            "images/s, 95% interval": limits(rate),
-            "ms a step": f"{mean.step_ms:.1f}",
-            "host waits": f"{mean.loading_share:.0%}",
-            "ratio": "1×" if first else f"{digits(ratio.mean)}×",
-            "ratio, 95% interval": "" if first else limits(ratio),
-            "detectable from": f"{ratio.detectable:.2f}×" if math.isfinite(ratio.detectable) and not first else "",
         }
 
     def verdict(self, name: str, to: str | None = None) -> str:
@@ -162,10 +145,9 @@ class Comparison:
         return "\n".join(lines)
 
 
-def limits(interval: Interval, write: Callable[[float], str] = digits) -> str:
+def limits(interval: Interval) -> str:
     """Return the ends of an interval: "1.31 – 1.58"; "unknown" if the interval is too wide to be useful."""
-    ends = _ends(interval) if write is digits else (write(interval.lowest), write(interval.highest))
-    return "unknown" if interval.wide else " – ".join(ends)
+    return "unknown" if interval.wide else " – ".join(_ends(interval))
 
 
 def with_limits(ratio: Interval) -> str:

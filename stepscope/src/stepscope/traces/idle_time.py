@@ -185,10 +185,8 @@ def _exposed_copies(span: Span) -> Columns:
 def _ways(span: Span) -> np.ndarray:
     """Return for each event its position in `MEANWHILE`, or 99 if it does not count."""
     events = span.events
-    kind, names = events["kind"], events["name"]
-    runtime = kind == "Runtime"
-    waits = runtime.copy()
-    waits[runtime] = named(names[runtime], WAITS.search)
+    kind, runtime = events["kind"], events["kind"] == "Runtime"
+    waits = runtime & named(events["name"], WAITS.search)
     copying = (kind == "Memcpy") | (kind == "Memset")
     operators = events["host"] & ((kind == "CPU Exec") | (kind == "Communication"))
     ways = [copying, waits, runtime, kind == "DataLoader", operators]

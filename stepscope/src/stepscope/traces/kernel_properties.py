@@ -31,9 +31,7 @@ _TENSOR_CORES = re.compile(
             # cuDNN, cuBLAS: the mma instruction by its name, as in Volta_hmma_implicit_gemm, flash_fprop_wgmma_f16.
             r"(?<![a-z])(w|wg|g|hg|ig|qg|h|i|d|b|q|u)mma(?![a-z])",
             # cuDNN, cuBLAS, TensorRT from Volta on: sm80_xmma_fprop_implicit_gemm_…, also without sm80.
-            r"(?<![a-z0-9])sm(7[0-9]|[89][0-9]|1[0-9][0-9])_xmma_(sparse_|warp_specialized_)?"
-            r"(gemm|fprop|dgrad|wgrad|implicit_gemm|conv)",
-            r"(?<![a-z0-9])xmma_(sparse_|warp_specialized_)?(gemm|implicit_gemm|conv)",
+            r"(?<![a-z0-9])xmma_(sparse_|warp_specialized_)?(gemm|fprop|dgrad|wgrad|implicit_gemm|conv)",
             r"(?<![a-z0-9])nvjet_",  # cuBLAS from Hopper on
             r"(?<![a-z0-9])cudnn_generated_fort_native_sdpa_",
             # CUTLASS: the operator class, in the names of its library and of its C++ types.

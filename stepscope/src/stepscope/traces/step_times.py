@@ -77,23 +77,20 @@ def _part(span: Span, on_host: float, on_device: float, after: bool) -> Span:
     The moment is `on_host` for the host's events, and `on_device` for the accelerator's, in µs.
     """
 
-    def chosen(table: Columns, of_device: np.ndarray) -> np.ndarray:
+    def rows(table: Columns, of_device: np.ndarray | bool, also: np.ndarray | bool = False) -> Columns:
         moment = np.where(of_device, on_device, on_host)
-        right: np.ndarray = table["start"] >= moment if after else table.get("end", table["start"]) <= moment
-        return right
-
-    def rows(table: Columns, of_device: np.ndarray) -> Columns:
-        return table.rows(chosen(table, of_device))
+        chosen = table["start"] >= moment if after else table.get("end", table["start"]) <= moment
+        return table.rows(chosen | also)
 
     events, kind = span.events, span.events["kind"]
     of_device = ~events["host"] & ~((kind == "Runtime") | (kind == "step") | (kind == "dropped"))
     last = of_device & (events["end"] == on_device) & after  # when the device has done it, the next step begins
     return replace(
         span,
-        events=events.rows(chosen(events, of_device) | last),
-        kernels=rows(span.kernels, np.ones(span.kernels.height, bool)),
-        memory=rows(span.memory, np.zeros(span.memory.height, bool)),
-        exchanges=rows(span.exchanges, span.exchanges["kernel"].astype(bool)),
+        events=rows(events, of_device, also=last),
+        kernels=rows(span.kernels, True),
+        memory=rows(span.memory, False),
+        exchanges=rows(span.exchanges, span.exchanges["kernel"]),
     )
 
 

@@ -105,11 +105,8 @@ def kernel_classes(path: str | Path | Trace) -> pd.DataFrame:
     """
     table = _computing(load(path))
     names = objects([kernel_class(name) for name in table["name"]])
-    rows = {
-        name: (_busy_time(of_class), of_class.height)
-        for name in sorted(set(names))
-        if (of_class := table.rows(names == name))
-    }
+    classes = {name: table.rows(names == name) for name in sorted(set(names))}
+    rows = {name: (_busy_time(of_class), of_class.height) for name, of_class in classes.items()}
     result = pd.DataFrame.from_dict(rows, orient="index", columns=["time", "kernels"]).rename_axis("class")
     result.insert(1, "share", result["time"] / (_busy_time(table) or 1.0))
     return result.sort_values("time", ascending=False, kind="stable")
