@@ -71,9 +71,10 @@ def curve(*allocated):
     return pd.DataFrame({"time": range(len(allocated)), "device": "CPU", "allocated": allocated})
 
 
-def of_ranks(draw, **job):
+@functools.cache
+def ranks():
     with tempfile.TemporaryDirectory() as folder:
-        return draw(traces.ranks(ddp(Path(folder), **job)))
+        return traces.ranks(ddp(Path(folder), loading={1: 50}))
 
 
 def scaled():
@@ -141,10 +142,8 @@ PICTURES = {
         },
         steps=2,
     ),
-    "communication": lambda: of_ranks(
-        lambda ranks: figures.communication({"a straggler": traces.communication(ranks)}, SOURCE), loading={1: 50}
-    ),
-    "rank_timeline": lambda: of_ranks(lambda ranks: figures.rank_timeline(ranks, source=SOURCE), loading={1: 50}),
+    "communication": lambda: figures.communication({"a straggler": traces.communication(ranks())}, SOURCE),
+    "rank_timeline": lambda: figures.rank_timeline(ranks(), SOURCE),
     "scaling": lambda: figures.scaling(scaled(), SOURCE),
     "ratios": lambda: figures.ratios(of_a_class()),
     "calculated": lambda: figures.calculated(
