@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator
 
 from helpers.figures.drawing import Picture, finish, legend, lines, listed, panel, panels, patches
 from helpers.figures.palette import BLUE, GREEN, GREY, LOOKS, ORANGE, PALE, SKY, VERMILION
@@ -64,8 +64,8 @@ def time_to_accuracy(epochs: pd.DataFrame, source: str) -> Picture:
     axes.annotate(f"{goal:.0f}%", (1, goal), (3, 0), ("axes fraction", "data"), "offset points", va="center")
     axes.set(xscale="log", xlabel="seconds since the start, everything included", ylabel="test accuracy in %")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: three_digits(seconds)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(lambda seconds, _: three_digits(seconds))
+    axes.xaxis.set_minor_formatter("")
     axes.legend(frameon=False, loc="lower right")
     return finish(figure, f"Lines of the test accuracy over time on a logarithmic scale: {'; '.join(ends)}", source)
 

@@ -194,9 +194,9 @@ def _interval(**ends: typing.Any) -> Interval:
     return interval
 
 
-def latest(rung: str, path: Path | None = None) -> Result | None:
-    """Return the latest result of a rung whose name begins with `rung`, or None; `path` as in `read`."""
-    return next((result for result in reversed(read(path)) if result.rung.startswith(rung)), None)
+def latest(rung: str) -> Result | None:
+    """Return this reader's latest result of a rung whose name begins with `rung`, or None."""
+    return next((result for result in reversed(read()) if result.rung.startswith(rung)), None)
 
 
 def references(rung: str) -> list[tuple[str, Result]]:

@@ -18,7 +18,6 @@ _BLOCK, _BLOCKS, _TENSORS = 65_536, 2240, (770, 448, 336, 252, 210)
 _READ_TWICE = {  # the first tensors, by operator
     "native_batch_norm": 1, "native_batch_norm_backward": 2, "cudnn_batch_norm": 1, "cudnn_batch_norm_backward": 2,
 }  # fmt: skip
-_CONVOLUTIONS = ("convolution", "convolution_backward")
 # Elementwise except for sums over a dimension: a compiler fuses these with elementwise neighbours
 _NEARLY_ELEMENTWISE = {
     "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "_to_copy", "copy_",
@@ -142,8 +141,8 @@ class _Recorder(TorchDispatchMode):
             self._kept += written if self._keep else []
         elif at_once or (written and "empty" not in name and name not in ("_unsafe_view", "detach")):
             written = written or _tensors(args[0])
-            weight = args[2 if name == "convolution_backward" else 1] if name in _CONVOLUTIONS else None
-            image = max((each for each in read if each.ndim == 4), key=torch.numel, default=None)
+            forward, backward = name == "convolution", name == "convolution_backward"
+            images = [each for each in read if each.ndim == 4] if forward or backward else []
             number = len(self.operators)
             self.operators.append(
                 Operator(
@@ -152,13 +151,11 @@ class _Recorder(TorchDispatchMode):
                     tuple(self._numbered(read)),
                     tuple((number, self._base(each), each.nbytes) for each in written),
                     next((each.dtype for each in read if each.is_floating_point()), torch.float32),
-                    _kernels(lists) if at_once else len(written) if name == "convolution_backward" else 1,
-                    sum(each.nbytes for each in read[: _READ_TWICE.get(name, 0)]),
-                    not at_once and (torch.Tag.pointwise in operator.tags or name in _NEARLY_ELEMENTWISE),
-                    weight is not None and _groups(name, args) > 1,
-                    weight is not None
-                    and image is not None
-                    and not image.is_contiguous(memory_format=torch.channels_last),
+                    kernels=_kernels(lists) if at_once else len(written) if backward else 1,
+                    again=sum(each.nbytes for each in read[: _READ_TWICE.get(name, 0)]),
+                    elementwise=not at_once and (torch.Tag.pointwise in operator.tags or name in _NEARLY_ELEMENTWISE),
+                    grouped=(forward and args[8] > 1) or (backward and args[9] > 1),
+                    contiguous=bool(images) and not _in_channels_last(max(images, key=torch.numel)),
                 )
             )
             self._writers |= {self._base(each): number for each in written}
@@ -178,8 +175,8 @@ def _tensors(tree: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _groups(name: str, args: Sequence) -> int:
-    return args[9 if name == "convolution_backward" else 8]
+def _in_channels_last(images: torch.Tensor) -> bool:
+    return images.is_contiguous(memory_format=torch.channels_last)
 
 
 def _flops(operator: torch._ops.OpOverload, args: Sequence, kwargs: dict, result: object) -> int:

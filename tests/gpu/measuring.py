@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import gc
 import gzip
+import itertools
 import json
 import re
 import statistics
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pynvml
@@ -29,7 +31,6 @@ Figures = dict[str, float]
 Measure = Callable[[], Figures]
 _TRACED = 3  # steps in a trace
 _LOOK = 0.1  # seconds between two samples of clock and power
-_SLOWEST_GPU = 3e12  # operations a second in float32: a T4 reaches more, a few cores of a CPU do not
 
 
 @dataclass(frozen=True)
@@ -107,25 +108,11 @@ class Run:
             wanted = [*range(rounds), *([None] if variant in traced else [])]
             if not all(self._finished(comparison, variant, number) for number in wanted):
                 measures[variant] = self._attempt(comparison, variant, build)
-        tasks: list[tuple[str, int | None, Measure]] = [
-            (variant, number, measures[variant])
-            for number, order in enumerate(comparing.shuffled(variants, rounds))
-            for variant in order
-            if measures.get(variant)
-        ]
-        tasks += [
-            (name, None, lambda n=name: self._trace(comparison, n, measures[n]))
-            for name in traced
-            if measures.get(name)
-        ]
-        for variant, number, measure in tasks:
-            if not self._finished(comparison, variant, number):
-                with load() as found:
-                    figures = self._attempt(comparison, variant, measure)
-                if figures:
+        for number, order in itertools.chain(enumerate(comparing.shuffled(variants, rounds)), [(None, traced)]):
+            for variant in order:
+                if measures.get(variant) and not self._finished(comparison, variant, number):
                     named = {"comparison": comparison, "variant": variant, "baseline": next(iter(variants))}
-                    self._write(named | {"round": number, "figures": figures, "load": found})
-        tasks.clear()
+                    self._measure(named | {"round": number}, measures[variant])
         measures.clear()
         gc.collect()
         if torch.cuda.is_available():
@@ -133,6 +120,15 @@ class Run:
 
     def _finished(self, comparison: str, variant: str, number: int | None) -> bool:
         return bool(results.of(self._lines, comparison=comparison, variant=variant, round=number))
+
+    def _measure(self, named: results.Line, measure: Measure) -> None:
+        comparison, variant = named["comparison"], named["variant"]
+        if named["round"] is None:
+            measure = partial(self._trace, comparison, variant, measure)
+        with load() as found:
+            figures = self._attempt(comparison, variant, measure)
+        if figures:
+            self._write(named | {"figures": figures, "load": found})
 
     def _attempt(self, comparison: str, variant: str, call: Callable):
         """Return what `call` returns; None, and the variant is missing, if no time is left or if it raises."""
@@ -219,15 +215,6 @@ def load() -> Iterator[dict[str, float | None]]:
         ended.set()
         watcher.join()
         found.update(zip(found, map(statistics.median, zip(*samples, strict=True)), strict=False))
-
-
-def is_gpu() -> bool:
-    """Whether CUDA is there and as fast as a GPU: a product of matrices in float32 tells a simulated one."""
-    if not torch.cuda.is_available():
-        return False
-    matrix = torch.ones(1024, 1024, device="cuda")
-    seconds = timing.call_ms(lambda: matrix @ matrix, repeats=3) / 1e3
-    return 2 * 1024**3 / seconds > _SLOWEST_GPU
 
 
 def batch(images: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,8 +24,7 @@ def ddp_and_attention(run: Run) -> None:
         ddp(run)
     finally:
         dist.destroy_process_group()
-    if measuring.is_gpu():  # a simulated one cannot compute attention
-        attention(run)
+    attention(run)
 
 
 def ddp(run: Run) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -14,32 +15,17 @@ from tests.gpu import __main__ as command
 from tests.gpu import catalogue, measuring, results
 
 # Not on the machine for which the runs are written
-MISSING = [
-    "IPython",
-    "google_crc32c",
-    "jupyterlab",
-    "lmdb",
-    "matplotlib",
-    "nbformat",
-    "obstore",
-    "orjson",
-    "torchcodec",
-]
+MISSING = "IPython google_crc32c jupyterlab lmdb matplotlib nbformat obstore orjson torchcodec".split()
 
 
-class Variants(dict):
-    """Two variants, that count how often each is measured."""
+def variants(calls):
+    """Two variants, which add their names to the calls whenever they are measured."""
 
-    def __init__(self):
-        super().__init__(slow=lambda: self.measuring("slow", 2.0), fast=lambda: self.measuring("fast", 1.0))
-        self.calls = []
+    def measure(name):
+        calls.append(name)
+        return {"step_ms": 1.0}
 
-    def measuring(self, name, step_ms):
-        def measure():
-            self.calls.append(name)
-            return {"step_ms": step_ms}
-
-        return measure
+    return {name: lambda name=name: partial(measure, name) for name in ("slow", "fast")}
 
 
 def line(**others):
@@ -49,14 +35,13 @@ def line(**others):
 
 
 def test_a_run_goes_on_where_a_half_written_file_stops(tmp_path):
-    variants = Variants()
-    measuring.Run(1, tmp_path, seconds=60).compare("steps", variants, rounds=2)
-    assert sorted(variants.calls) == ["fast", "fast", "slow", "slow"]
+    calls, again = [], []
+    measuring.Run(1, tmp_path, seconds=60).compare("steps", variants(calls), rounds=2)
+    assert sorted(calls) == ["fast", "fast", "slow", "slow"]
     path = tmp_path / results.NAME
     path.write_bytes(path.read_bytes()[:-20])  # as if the process had been killed
-    again = Variants()
-    measuring.Run(1, tmp_path, seconds=60).compare("steps", again, rounds=2)
-    assert again.calls == variants.calls[-1:]
+    measuring.Run(1, tmp_path, seconds=60).compare("steps", variants(again), rounds=2)
+    assert again == calls[-1:]
     rounds = [(each["variant"], each["round"]) for each in results.read(path)]
     assert sorted(rounds) == [("fast", 0), ("fast", 1), ("slow", 0), ("slow", 1)]
 
@@ -70,20 +55,20 @@ def test_a_trace_of_three_steps_is_written_once(tmp_path):
 
 
 def test_nothing_begins_after_the_bound_and_what_is_missing_is_named(tmp_path):
-    now, variants = [0.0], Variants()
-    variants["late"] = lambda: lambda: now.__setitem__(0, 61.0) or {"step_ms": 1.0}
+    now, late = [0.0], {"late": lambda: lambda: now.__setitem__(0, 61.0) or {"step_ms": 1.0}}
+    some = variants([]) | late
     with mock.patch.object(measuring, "time", SimpleNamespace(monotonic=lambda: now[0])):
         run = measuring.Run(1, tmp_path, seconds=60)
-        run.compare("steps", variants, rounds=3)
-        run.compare("more", variants)
+        run.compare("steps", some, rounds=3)
+        run.compare("more", some)
     measured = [each["variant"] for each in results.read(tmp_path / results.NAME)]
     assert measured.count("late") == 1 and measured[-1] == "late"
-    assert {f"{name}: {each}" for name in ("steps", "more") for each in variants} == set(run.missing)
+    assert {f"{name}: {each}" for name in ("steps", "more") for each in some} == set(run.missing)
 
 
 def test_a_variant_that_raises_is_missing_and_the_rest_is_measured(tmp_path):
     run = measuring.Run(1, tmp_path, seconds=60)
-    run.compare("steps", {"slow": lambda: 1 / 0, "fast": Variants()["fast"]})
+    run.compare("steps", variants([]) | {"slow": lambda: 1 / 0})
     assert run.missing == {"steps: slow": "ZeroDivisionError: division by zero"}
     assert len(results.of(results.read(tmp_path / results.NAME), variant="fast")) == 3
     assert "FAILED: steps: slow" in results.table("", results.read(tmp_path / results.NAME), [])

@@ -14,6 +14,8 @@ from helpers import simulate
 from helpers.lessons import execute
 from helpers.results import elsewhere, pairs, scoreboard
 
+NOISY = compared(100, 210, 130, before=[100, 100, 100])
+
 
 def test_published_figures_have_all_that_makes_them_worth_citing():
     rows = elsewhere.published()
@@ -78,24 +80,22 @@ def test_a_clear_verdict_stands_alone(without_gpu):
 
 
 def test_below_a_noisy_verdict_stands_what_the_nearest_machine_recorded(without_gpu):
-    noisy = compared(100, 210, 130, before=[100, 100, 100])
-    own, other = elsewhere.verdict(noisy, "now", "before", "03 more workers").splitlines()
-    assert own == noisy.verdict("now")
+    own, other = elsewhere.verdict(NOISY, "now", "before", "03 more workers").splitlines()
+    assert own == NOISY.verdict("now")
     result, processor = recorded("cpu-2-cores", "03 more workers")
     found = f"Recorded on {processor}: 03 more workers, {result.ratio.mean:.2f}× ({result.ratio.lowest:.2f} – "
     assert other.startswith(found) and re.search(r"\) against .*1 worker.*\.$", other)
-    assert elsewhere.verdict(noisy, "now", "before", "03 never recorded") == own
+    assert elsewhere.verdict(NOISY, "now", "before", "03 never recorded") == own
 
 
 def test_the_nearest_machine_has_the_same_kind_of_device(without_gpu, monkeypatch):
-    noisy = compared(100, 210, 130, before=[100, 100, 100])
     monkeypatch.setattr(elsewhere.machine, "cores", lambda: 16)  # as the H200's
     references = scoreboard.references
     other = replace(recorded("h200", "11 mixed precision")[0], rung="03 more workers")
     monkeypatch.setattr(scoreboard, "references", lambda rung: [("h200", other), *references(rung)])
-    assert "2 cores" in elsewhere.verdict(noisy, "now", "before", "03 more workers")
+    assert "2 cores" in elsewhere.verdict(NOISY, "now", "before", "03 more workers")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert "NVIDIA H200" in elsewhere.verdict(noisy, "now", "before", "03 more workers")
+    assert "NVIDIA H200" in elsewhere.verdict(NOISY, "now", "before", "03 more workers")
 
 
 @pytest.mark.parametrize(
@@ -110,23 +110,21 @@ def test_without_a_gpu_a_change_for_gpus_is_followed_by_its_gain_on_one(without_
 def test_without_a_gpu_a_noisy_change_for_gpus_is_followed_by_a_cpus_clear_gain_and_by_a_gpus(
     without_gpu, monkeypatch, clear
 ):
-    noisy, references = compared(100, 210, 130, before=[100, 100, 100]), scoreboard.references
+    references = scoreboard.references
     row, processor = recorded("cpu-2-cores", "06 packed in one file")
-    row = replace(row, rung="10 channels_last", ratio=row.ratio if clear else noisy.ratio("now"))
+    row = replace(row, rung="10 channels_last", ratio=row.ratio if clear else NOISY.ratio("now"))
     monkeypatch.setattr(
         scoreboard, "references", lambda rung: [("cpu-2-cores", row)] if rung[:2] == "10" else references(rung)
     )
-    own, *cpu, gpu = elsewhere.verdict(noisy, "now", "before", "10 channels_last").splitlines()
-    assert own == noisy.verdict("now") and gpu.startswith("Calculated for A100: 10 channels_last, 1.")
+    own, *cpu, gpu = elsewhere.verdict(NOISY, "now", "before", "10 channels_last").splitlines()
+    assert own == NOISY.verdict("now") and gpu.startswith("Calculated for A100: 10 channels_last, 1.")
     assert len(cpu) == clear and all(line.startswith(f"Recorded on {processor}: 10 channels_last, ") for line in cpu)
 
 
-@pytest.mark.processes
 def test_on_a_gpu_a_noisy_change_for_gpus_is_never_followed_by_a_cpus_gain(without_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    noisy = compared(100, 210, 130, before=[100, 100, 100])
-    own, other = elsewhere.verdict(noisy, "now", "before", "12 fused optimizer").splitlines()
-    assert own == noisy.verdict("now") and other.startswith("Calculated for A100: 12 fused optimizer, ")
+    own, other = elsewhere.verdict(NOISY, "now", "before", "10 channels_last").splitlines()
+    assert own == NOISY.verdict("now") and other.startswith("Calculated for A100: 10 channels_last, ")
 
 
 def test_rungs_that_are_calculated_are_rungs_of_notebooks():

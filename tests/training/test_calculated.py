@@ -55,15 +55,13 @@ def test_an_operator_takes_the_longest_of_its_limits():
 
 
 def test_a_step_of_many_short_kernels_waits_for_its_launches_unless_a_graph_makes_them():
-    recorded = called_operators.record_without_computing(calculated.training_step("resnet18", 1, foreach=False))
+    recorded = calculated.recorded("resnet18", 1, foreach=False)
     eager, graph = (calculated.calculate(recorded, "H100", graph=graph) for graph in (False, True))
     assert (eager.limit, graph.limit) == ("launches", "shortest kernel")
     assert eager.step_ms == pytest.approx(eager.kernels.kernels.sum() * calculated.LAUNCH_US / 1e3, rel=0.01)
     assert graph.step_ms == pytest.approx(graph.kernels.ms.sum() + calculated.LAUNCH_US / 1e3)
     assert graph.steady_ms == pytest.approx(graph.device.run(steps=100).step_us / 1e3, rel=1e-3)
-    at_once = calculated.calculate(
-        called_operators.record_without_computing(calculated.training_step("resnet18", 1)), "H100"
-    )
+    at_once = calculated.calculate(calculated.recorded("resnet18", 1), "H100")
     assert at_once.step_ms < 0.7 * eager.step_ms  # the optimizer's kernels
 
 
@@ -79,7 +77,7 @@ def test_what_a_compiler_makes_one_kernel_moves_each_tensor_once():
 
 
 def test_its_time_lines_are_a_trace_that_says_so_in_each_name(tmp_path):
-    step = calculated.calculate(called_operators.record_without_computing(calculated.training_step("resnet18", 1)))
+    step = calculated.calculate(calculated.recorded("resnet18", 1))
     folder = step.device.run(steps=3).write_trace(tmp_path)
     (used,) = traces.accelerators(folder).itertuples()
     assert used.name == "calculated for H100 GPU" and used.kernels == 3 * step.kernels.kernels.sum()

@@ -15,8 +15,7 @@ def test_normalizing_in_the_network_equals_torchvisions(batch, to_float):
     torch.testing.assert_close(models.Normalize()(given), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("side", [32, 64])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("side", "memory_format"), [(32, torch.contiguous_format), (64, torch.channels_last)])
 def test_resnet_takes_small_bytes_and_computes_at_the_size_asked_for_in_their_memory_format(batch, side, memory_format):
     model, seen = models.resnet50(side).to(memory_format=memory_format), []
     model[-1].conv1.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))

@@ -5,11 +5,14 @@ from helpers import training
 from helpers.training import models, precision
 
 
+def step_of(model, **options):
+    return training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05), **options)
+
+
 def test_a_step_lowers_the_loss_on_its_own_batch_by_as_much_in_every_run(batch):
     def run():
         training.seed_everything(0)
-        model = models.SmallCNN(normalize=True)
-        step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        step = step_of(models.SmallCNN(normalize=True))
         return [step(*batch).item() for _ in range(10)]
 
     losses = run()
@@ -21,17 +24,14 @@ def test_a_step_lowers_the_loss_on_its_own_batch_by_as_much_in_every_run(batch):
 def test_images_reach_the_network_in_the_memory_format_asked_for(batch, memory_format):
     model, seen = models.SmallCNN(normalize=True), []
     model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].stride()))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     images = batch[0].contiguous(memory_format=torch.channels_last)
-    training.TrainingStep(model, optimizer, memory_format=memory_format)(images, batch[1])
+    step_of(model, memory_format=memory_format)(images, batch[1])
     contiguous = memory_format == torch.contiguous_format
     assert seen == [batch[0].stride() if contiguous else images.stride()]
 
 
 def test_a_step_never_asks_a_tensor_for_its_value(batch, monkeypatch):
-    model = models.SmallCNN(normalize=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    step = training.TrainingStep(model, optimizer)
+    step = step_of(models.SmallCNN(normalize=True))
     step(*batch)  # the first one may prepare what later ones reuse
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         step(*batch)
@@ -60,18 +60,15 @@ def test_out_of_memory_says_which_batch_to_try(batch, error):
         def forward(self, images):
             raise error
 
-    model = Huge(1, 1)
-    step = training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(training.OutOfMemory, match=f"(?s){error}.*batch=4"):
-        step(*batch)
+        step_of(Huge(1, 1))(*batch)
 
 
 def test_autocast_runs_the_forward_pass_in_the_type_it_is_given(batch):
     model, seen = models.SmallCNN(normalize=True), []
     model[1].register_forward_hook(lambda layer, inputs, output: seen.append(output.dtype))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    training.TrainingStep(model, optimizer)(*batch)
-    step = training.TrainingStep(model, optimizer, autocast=torch.bfloat16)
+    step_of(model)(*batch)
+    step = step_of(model, autocast=torch.bfloat16)
     assert step(*batch).dtype == torch.float32
     assert seen == [torch.float32, torch.bfloat16]
     assert str(step) == "SmallCNN on CPU, autocast to bfloat16"
@@ -82,6 +79,6 @@ def test_a_step_whose_gradients_overflow_is_skipped_and_the_scale_halved(batch):
     before = [weights.clone() for weights in model.parameters()]
     precision.round_layers(model, torch.float16)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
-    training.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.05), scaler=scaler)(*batch)
+    step_of(model, scaler=scaler)(*batch)
     assert scaler.get_scale() == 2.0**39
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
