@@ -79,12 +79,12 @@ def measure(entry: catalogue.Entry, options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         print("There is no GPU here, and so nothing to measure.")
         return 1
-    if options.small:
-        print(f"Run {entry.number} in small sizes: no figure is a result.")
-    else:
-        print(f"Run {entry.number}. Predicted, then measured:")
-        print(*(each for each in results.predictions() if each.run == entry.number), sep="\n")
-    run = measuring.Run(entry.number, options.out, options.seconds, options.small, options.process)
+    small = options.small or not measuring.is_gpu()
+    print(
+        f"Run {entry.number}" + (" in small sizes: no figure is a result." if small else ". Predicted, then measured:")
+    )
+    print(*([] if small else [each for each in results.predictions() if each.run == entry.number]), sep="\n")
+    run = measuring.Run(entry.number, options.out, options.seconds, small, options.process)
     module, _, function = entry.measure.partition(":")
     getattr(importlib.import_module(f"tests.gpu.{module}"), function)(run)
     for name, reason in run.missing.items():

@@ -31,6 +31,7 @@ Figures = dict[str, float]
 Measure = Callable[[], Figures]
 _TRACED = 3  # steps in a trace
 _LOOK = 0.1  # seconds between two samples of clock and power
+_SLOWEST_GPU = 3e12  # operations a second in float32: a T4 reaches more, a few cores of a CPU do not
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,15 @@ def load() -> Iterator[dict[str, float | None]]:
         ended.set()
         watcher.join()
         found.update(zip(found, map(statistics.median, zip(*samples, strict=True)), strict=False))
+
+
+def is_gpu() -> bool:
+    """Whether CUDA is there and as fast as a GPU: a product of matrices in float32 tells a simulated one."""
+    if not torch.cuda.is_available():
+        return False
+    matrix = torch.ones(1024, 1024, device="cuda")
+    seconds = timing.call_ms(lambda: matrix @ matrix, repeats=3) / 1e3
+    return 2 * 1024**3 / seconds > _SLOWEST_GPU
 
 
 def batch(images: int) -> tuple[torch.Tensor, torch.Tensor]:
