@@ -103,14 +103,12 @@ def _images(prepared: Path | None, people: int) -> tuple[str, str]:
     prepare = f"python -m helpers prepare --preset {config.preset().name}"
     if prepared is None:
         return "not prepared: the first reader prepares them, all others wait", prepare
+    needed = [packs.folder_of(prepared), *([] if config.photos() else [photos.folder_of()])]
+    if lacking := [folder for folder in needed if not folder.exists()]:
+        return f"{lacking[0]} is missing: the first reader makes it, all others wait", prepare
     read = [prepared / manifests.NAME, prepared / "train" / "labels.csv", prepared / "train" / "00000.png"]
+    read += [file for folder in needed for file in folder.rglob("*") if file.is_file()]
     closed = next(filter(None, map(_closed, read if people > 1 else ())), None)
-    if closed is None:
-        needed = [packs.folder_of(prepared), *([] if config.photos() else [photos.folder_of()])]
-        if lacking := [folder for folder in needed if not folder.exists()]:
-            return f"{lacking[0]} is missing: the first reader makes it, all others wait", prepare
-        read = [file for folder in needed for file in folder.rglob("*") if file.is_file()]
-        closed = next(filter(None, map(_closed, read if people > 1 else ())), None)
     if closed is None:
         return "", ""
     if closed in config.data_dir().parents:

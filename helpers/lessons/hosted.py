@@ -79,16 +79,20 @@ def write_copies(folder: str | Path) -> list[Path]:
             "Colab's machine would have to clone the course, but REPOSITORY in helpers/config.py is empty. Publish the "
             "course, write its address there, and release it with the tag " + release() + "."
         )
-    cell = CELL.format(name=_project()["name"], release=release(), repository=config.REPOSITORY)
     copies = []
     for path in sorted((config.PROJECT / "notebooks").glob("[0-9][0-9]-*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         for each in notebook.cells:
             _fit(each)
-        notebook.cells.insert(0, nbformat.v4.new_code_cell(cell, id=CELL_ID))
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(first_cell(), id=CELL_ID))
         copies.append(Path(folder, path.name))
         staging.write(copies[-1], nbformat.writes(notebook) + "\n")
     return copies
+
+
+def first_cell() -> str:
+    """Return the source of the cell that gets the course; run on another machine, it needs nothing but Git and pip."""
+    return CELL.format(name=_project()["name"], release=release(), repository=config.REPOSITORY)
 
 
 def _fit(cell: nbformat.NotebookNode) -> None:

@@ -227,7 +227,8 @@ def _hub() -> Iterator[Row]:
 
 def _images() -> Iterator[Row]:
     sources, problem, remedy = [], "", ""
-    for manifest in manifests():
+    # The name of a staging folder begins with a dot
+    for manifest in sorted(config.data_dir().glob("cifar10*/manifest.json")):
         try:
             sources.append("" + json.loads(manifest.read_text(encoding="utf-8"))["source"])
         except PermissionError:
@@ -238,11 +239,6 @@ def _images() -> Iterator[Row]:
             remedy = f"delete the folder {manifest.parent}  and then  python -m helpers prepare"
     value = ", ".join(sources) or "not prepared yet:  python -m helpers prepare  (the notebooks do it too)"
     yield Row("Images", value, problem, remedy)
-
-
-def manifests() -> list[Path]:
-    """Return the file in each folder of prepared images that says where they come from."""
-    return sorted(config.data_dir().glob("cifar10*/manifest.json"))  # the name of a staging folder begins with a dot
 
 
 def _course() -> Iterator[Row]:

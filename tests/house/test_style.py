@@ -4,9 +4,8 @@ import ast
 import subprocess
 import sys
 
-import nbformat
 import pytest
-from support.notebooks import NOTEBOOKS
+from support.notebooks import NOTEBOOKS, content
 
 from helpers import config
 
@@ -37,7 +36,7 @@ def test_text_is_read_and_written_as_utf_8_whatever_the_machine_speaks():
         for path in (config.PROJECT / folder).rglob("*.py")
     }
     for path in NOTEBOOKS:
-        code = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+        code = [cell.source for cell in content(path).cells if cell.cell_type == "code"]
         lines = [line for source in code if source[:2] != "%%" for line in source.splitlines() if line[:1] != "%"]
         sources[path] = "\n".join(lines)
     found = [

@@ -95,8 +95,7 @@ def test_a_damaged_line_is_named_with_what_was_found_and_the_rest_is_shown(add, 
     add("Ada", "01 naive", 100, 110)
     board = tmp_path / "class" / "Ada" / "scoreboard.jsonl"
     good = json.loads(board.read_text())
-    bad = ["", "not json", "[1]", '{"rung": "01"}', json.dumps(good | {"rate": "fast"})]
-    bad += [json.dumps(good | change) for change in ({"step_ms": "x"}, {"ratio": 2.0}, {"cores": 10**400})]
+    bad = ["not json", json.dumps(good | {"step_ms": "x"})]
     board.write_text("\n".join([*bad, json.dumps(good | {"rung": "03 workers"})]) + "\n")
     boris = tmp_path / "class" / "Boris" / "scoreboard.jsonl"
     boris.parent.mkdir()
@@ -104,30 +103,21 @@ def test_a_damaged_line_is_named_with_what_was_found_and_the_rest_is_shown(add, 
     page, status, err = write()
     assert status == 1
     assert [row[:2] for row in rows(page, "Progress")[1:]] == [["Ada", "1 of 1"], ["Boris", "0 of 1"]]
-    assert re.findall(r"line (\d): expected a result", err) == list("12345678")
+    assert re.findall(r"line (\d): expected a result", err) == ["1", "2"]
     assert "'not json'" in err and "step_ms is 'x'" in err and "not json" not in page
-    assert "Ada: 8 lines" in page and "Boris: 1 line" in page
+    assert "Ada: 2 lines" in page and "Boris: 1 line" in page
     assert err.count("expected a scoreboard, found") == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
-def test_only_regular_files_are_read(add, write, tmp_path):
+@pytest.mark.skipif(os.name == "nt", reason="not every account may make links there")
+def test_a_link_which_may_lead_to_a_private_file_is_not_read(add, write, tmp_path):
     add("Ada", "01 naive", 100, 110)
-    (tmp_path / "private.jsonl").write_text((tmp_path / "class" / "Ada" / "scoreboard.jsonl").read_text())
-    kinds = {
-        "link": lambda board: board.symlink_to(tmp_path / "private.jsonl"),
-        "device": lambda board: board.symlink_to("/dev/zero"),
-        "pipe": os.mkfifo,
-        "folder": os.mkdir,
-    }
-    for name, make in kinds.items():
-        (tmp_path / "class" / name).mkdir()
-        make(tmp_path / "class" / name / "scoreboard.jsonl")
+    link = tmp_path / "class" / "Boris" / "scoreboard.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "class" / "Ada" / "scoreboard.jsonl")
     page, status, err = write()
-    assert status == 1
-    found = dict(row[:2] for row in rows(page, "Progress")[1:])
-    assert found == {"Ada": "1 of 1"} | dict.fromkeys(kinds, "0 of 1")
-    assert err.count("expected a scoreboard, found") == len(kinds) == len(err.splitlines())
+    assert [row[:2] for row in rows(page, "Progress")[1:]] == [["Ada", "1 of 1"], ["Boris", "0 of 1"]]
+    assert status == 1 and err.count("expected a scoreboard, found") == 1
 
 
 def test_without_names_none_is_anywhere_on_the_page(add, write, tmp_path):

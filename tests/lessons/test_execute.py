@@ -4,6 +4,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
+from io import StringIO
+from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -12,6 +15,15 @@ import pytest
 from helpers.lessons import execute
 
 pytestmark = pytest.mark.processes
+
+SLIDER = "from ipywidgets import interact\n@interact(dial=(1, 9))\ndef turn(dial=4):\n    return f'turned to {dial}'"
+FIRST = (
+    "import os, sys; print('by', sys.executable, 'in', os.getcwd())",
+    "from helpers import config; config.start('00-a');",
+    SLIDER,
+    "import IPython; IPython.display.HTML('<iframe src=http://127.0.0.1:1/></iframe>')",
+)
+SECOND = "from IPython.display import Markdown; Markdown('**bold**')", execute.FURTHER, "1 / 0", "print('after')"
 
 
 @pytest.fixture(autouse=True)
@@ -22,74 +34,72 @@ def own_runs(tmp_path, monkeypatch):
 
 
 def notebook(path, *sources):
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources]), path)
+    """Write a notebook of cells with code, or with a heading."""
+    v4 = nbformat.v4
+    cells = [(v4.new_markdown_cell if source[0] == "#" else v4.new_code_cell)(source) for source in sources]
+    nbformat.write(v4.new_notebook(cells=cells), path)
     return path
 
 
-def test_notebooks_are_executed_in_order_by_this_interpreter_and_written_as_pages(
-    tmp_path, own_runs, monkeypatch, capsys
-):
-    other = tmp_path / "jupyter" / "kernels" / "python3"  # the machine has a kernel of the same name
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """The cores of two notebooks, executed where the machine has another kernel of the same name."""
+    folder = tmp_path_factory.mktemp("ran")
+    other = folder / "jupyter" / "kernels" / "python3"
     other.mkdir(parents=True)
     (other / "kernel.json").write_text('{"argv": ["another-python"], "display_name": "Another", "language": "python"}')
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
-    first = notebook(tmp_path / "00-a.ipynb", "import sys; print('by', sys.executable)", "import os; os.getcwd()")
-    second = notebook(tmp_path / "01-b.ipynb", "from IPython.display import Markdown; Markdown('**bold**')")
-    took = execute.run([first, second])
-    assert list(took) == ["00-a", "01-b"]
-    pages = [(own_runs / "html" / f"{name}.html").read_text() for name in took]
-    assert f"by {sys.executable}" in pages[0] and str(tmp_path) in pages[0]
-    assert "<strong>bold</strong>" in pages[1]
-    for page in pages:  # they ask for nothing elsewhere
+    variables = {"JUPYTER_PATH": folder / "jupyter", "COURSE_RUNS": folder / "runs", "COURSE_PRESET": "ci"}
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
+        for name, value in variables.items():
+            patch.setenv(name, str(value))
+        notebooks = notebook(folder / "00-a.ipynb", *FIRST), notebook(folder / "01-b.ipynb", *SECOND)
+        took = execute.run(notebooks, "drawn images", core=True)
+    html = folder / "runs" / "html"
+    return SimpleNamespace(
+        folder=folder,
+        took=took,
+        printed=printed.getvalue(),
+        pages=[(html / f"{path.stem}.html").read_text() for path in notebooks],
+        kept=nbformat.read(html / "00-a.ipynb", as_version=4),
+    )
+
+
+def test_notebooks_are_executed_in_order_by_this_interpreter_and_written_as_pages(ran):
+    assert list(ran.took) == ["00-a", "01-b"]
+    assert f"by {sys.executable} in {ran.folder}" in ran.pages[0]
+    assert "<strong>bold</strong>" in ran.pages[1]
+    for page in ran.pages:  # they ask for nothing elsewhere
         assert re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(?!data:)[^"]*"', page) == []
-    assert "No result yet" in capsys.readouterr().out  # the ladder comes last
+    assert "No result yet" in ran.printed  # the ladder comes last
 
 
-def test_only_the_core_is_executed_if_asked_for(tmp_path, own_runs):
-    path = notebook(tmp_path / "00-a.ipynb", "print(1)", "1 / 0")
-    content = nbformat.read(path, as_version=4)
-    content.cells.insert(1, nbformat.v4.new_markdown_cell(f"{execute.FURTHER}\n\nDivided."))
-    nbformat.write(content, path)
-    execute.run([path], core=True)
-    assert "Divided" not in (own_runs / "html" / "00-a.html").read_text()
-    with pytest.raises(execute.NotebookFailed):
-        execute.run([path])
+def test_only_the_core_is_executed_if_asked_for(ran):
+    assert "Going further" not in ran.pages[1] and "ZeroDivisionError" not in ran.pages[1]
 
 
-def test_an_executed_notebook_is_kept_beside_its_page_with_what_it_was_measured_on(tmp_path, own_runs):
-    frame = "<iframe src=http://127.0.0.1:1/></iframe>"
-    path = notebook(tmp_path / "00-a.ipynb", "print(40 + 2)", f"import IPython; IPython.display.HTML({frame!r})")
-    execute.run([path], "drawn images")
-    kept = nbformat.read(own_runs / "html" / "00-a.ipynb", as_version=4)
-    assert [cell.source for cell in kept.cells] == [cell.source for cell in nbformat.read(path, as_version=4).cells]
-    assert kept.cells[0].outputs[0].text == "42\n"
-    page = (own_runs / "html" / "00-a.html").read_text()
-    for shown in (page, kept.cells[1].outputs[-1].data["text/html"]):  # TensorBoard has ended
+def test_an_executed_notebook_is_kept_beside_its_page_with_what_it_was_measured_on(ran):
+    assert [cell.source for cell in ran.kept.cells] == list(FIRST)
+    assert ran.kept.cells[0].outputs[0].text.startswith("by ")
+    for shown in (ran.pages[0], ran.kept.cells[3].outputs[-1].data["text/html"]):  # TensorBoard has ended
         assert "TensorBoard opens here" in shown and "<iframe src=http" not in shown
-    course = kept.metadata.course
+    course = ran.kept.metadata.course
     assert course.machine == execute.config.describe() and course.processor
     assert course.preset == "ci" and course.images == "drawn images" and len(course.date) == 10
-    assert not nbformat.read(path, as_version=4).cells[0].outputs
+    assert not nbformat.read(ran.folder / "00-a.ipynb", as_version=4).cells[0].outputs
 
 
-def test_a_page_shows_what_sliders_show_at_first(tmp_path, own_runs):
-    begin = "from helpers import config; config.start('00-a');"
-    turned = (
-        "from ipywidgets import interact\n@interact(dial=(1, 9))\ndef turn(dial=4):\n    return f'turned to {dial}'"
-    )
-    execute.run([notebook(tmp_path / "00-a.ipynb", begin, turned)])
-    kept = nbformat.read(own_runs / "html" / "00-a.ipynb", as_version=4)
-    assert [output.data["text/plain"] for output in kept.cells[1].outputs] == ["'turned to 4'"]
-    assert "turned to 4" in (own_runs / "html" / "00-a.html").read_text()
+def test_a_page_shows_what_sliders_show_at_first(ran):
+    outputs = ran.kept.cells[2].outputs
+    assert [output.data["text/plain"] for output in outputs] == ["'turned to 4'"]
+    assert "turned to 4" in ran.pages[0]
 
 
 def test_a_failing_cell_stops_the_run_and_is_named_and_the_page_shows_it(tmp_path, own_runs):
-    bad = notebook(tmp_path / "00-bad.ipynb", "print('before')", "1 / 0", "print('after')")
-    never = notebook(tmp_path / "01-never.ipynb", "1")
+    bad, never = notebook(tmp_path / "00-bad.ipynb", *SECOND), notebook(tmp_path / "01-never.ipynb", "1")
     with pytest.raises(execute.NotebookFailed, match=r"(?s)00-bad\.ipynb, cell 2 of 3.*ZeroDivisionError"):
         execute.run([bad, never])
     page = (own_runs / "html" / "00-bad.html").read_text()
-    assert "before" in page and "ZeroDivisionError" in page
+    assert "<strong>bold</strong>" in page and "ZeroDivisionError" in page
     assert not (own_runs / "html" / "01-never.html").exists()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from packaging.requirements import Requirement
-from support.notebooks import NOTEBOOKS
+from support.notebooks import NOTEBOOKS, content
 
 from helpers import __main__ as shell
 from helpers import config
@@ -27,7 +27,8 @@ def test_each_notebook_has_a_copy_with_another_first_cell_folded_solutions_and_p
     copies = hosted.write_copies(tmp_path)
     assert [copy.name for copy in copies] == [path.name for path in NOTEBOOKS]
     for copy, path in zip(copies, NOTEBOOKS, strict=True):
-        made, notebook = (nbformat.read(each, as_version=4) for each in (copy, path))
+        made, notebook = nbformat.read(copy, as_version=4), content(path)
+        nbformat.validate(made)
         first = made.cells.pop(0)
         for cell, before in zip(made.cells, notebook.cells, strict=True):
             if "solution" in before.metadata.get("tags", []):
@@ -38,7 +39,7 @@ def test_each_notebook_has_a_copy_with_another_first_cell_folded_solutions_and_p
             cell.source = cell.source.replace(f"https://github.com/somebody/course/raw/{hosted.release()}/", "../")
         assert made == notebook
         assert (first.id, first.cell_type, first.outputs) == (hosted.CELL_ID, "code", [])
-        nbformat.validate(nbformat.read(copy, as_version=4))
+        assert first.source == hosted.first_cell()
 
 
 def test_without_an_address_there_are_no_copies_and_the_shell_says_what_to_do(tmp_path, monkeypatch, capsys):
@@ -80,10 +81,11 @@ def published(tmp_path, monkeypatch):
 
     def publish(*needed):
         origin = tmp_path / "published"
-        for folder in ("helpers", "stepscope"):
+        for folder in ("helpers", "stepscope/src"):
             shutil.copytree(config.PROJECT / folder, origin / folder, ignore=shutil.ignore_patterns("__pycache__"))
         (origin / "notebooks").mkdir()
         (origin / "notebooks" / "one.ipynb").touch()
+        shutil.copy(config.PROJECT / "stepscope" / "pyproject.toml", origin / "stepscope")
         text = (config.PROJECT / "pyproject.toml").read_text(encoding="utf-8")
         more = "".join(f'    "{each}",\n' for each in needed)
         (origin / "pyproject.toml").write_text(text.replace("dependencies = [\n", f"dependencies = [\n{more}", 1))
@@ -91,8 +93,7 @@ def published(tmp_path, monkeypatch):
         for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"], ["tag", hosted.release()]):
             subprocess.run([*git, *command], check=True)
         monkeypatch.setattr(config, "REPOSITORY", origin.as_uri())
-        copy = hosted.write_copies(tmp_path / "copies")[0]
-        return nbformat.read(copy, as_version=4).cells[0].source
+        return hosted.first_cell()
 
     return publish
 

@@ -2,16 +2,17 @@
 
 import ast
 import copy
+import functools
 
 import nbformat
 import pytest
 from support.cells import parts
+from support.notebooks import NOTEBOOKS
 
-from helpers.config import PROJECT
 from helpers.lessons import measured
 from helpers.results import scoreboard
 
-NOTEBOOKS = {path.name[:2]: path for path in sorted((PROJECT / "notebooks").glob("*.ipynb"))}
+digest_of = functools.cache(measured.digest)  # a notebook has many rows
 CELLS = [
     "import torch\nfrom helpers.results import scoreboard",
     "size = 128\nunused = 3",
@@ -66,13 +67,13 @@ def test_a_notebook_that_adds_nothing_has_no_digest(digest):
 )
 def test_each_recorded_result_is_of_the_code_that_its_notebook_measures_today(board):
     rows = [*scoreboard.read(board), *scoreboard.read(board.with_name("processes.jsonl"))]
-    stale = {row.rung for row in rows if row.code != measured.digest(NOTEBOOKS[row.rung[:2]])}
+    stale = {row.rung for row in rows if row.code != digest_of(NOTEBOOKS[int(row.rung[:2])])}
     assert not stale, f"{board.parent.name}: record these rungs again, or take them out: {sorted(stale)}"
     assert rows
 
 
 def test_the_measured_code_of_each_notebook_has_its_comparison(digest):
-    for path in NOTEBOOKS.values():
+    for path in NOTEBOOKS:
         if any("scoreboard.add(" in source for source in parts(path)[0].code):
             code = "\n".join(map(ast.unparse, measured.measured(path)))
             assert "timing." in code or "launching." in code, path.name

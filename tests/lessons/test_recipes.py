@@ -13,24 +13,24 @@ import sys
 import types
 import weakref
 
-import nbformat
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
+from support.notebooks import NOTEBOOKS, content
 
 from helpers import config
 
-NOTEBOOKS = config.PROJECT / "notebooks"
+FOLDER = config.PROJECT / "notebooks"
 ALLOWED = {"numpy", "torch", "torchvision", "PIL", "recipes"} | sys.stdlib_module_names
 
 
 @pytest.fixture
 def recipes(monkeypatch):
     """The module, as a script beside it imports it."""
-    monkeypatch.syspath_prepend(NOTEBOOKS)
+    monkeypatch.syspath_prepend(FOLDER)
     yield __import__("recipes")
     for name in ("recipes", "train_photos", "train_cifar10"):
         sys.modules.pop(name, None)
@@ -60,7 +60,7 @@ def write_photos(folder, classes, of_each, side=(60, 48)):
 
 @pytest.mark.parametrize("name", ["recipes.py", "train_photos.py", "train_cifar10.py", "train_ddp.py"])
 def test_nothing_of_the_course_is_imported(name):
-    tree = ast.parse((NOTEBOOKS / name).read_text(encoding="utf-8"))
+    tree = ast.parse((FOLDER / name).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {module.split(".")[0] for module in imported} <= ALLOWED
@@ -76,7 +76,7 @@ def test_a_data_set_on_the_device_gives_each_image_once(recipes):
 @functools.cache
 def function_of_06(name):
     """A function as a cell has it."""
-    cells = nbformat.read(NOTEBOOKS / "06-packed-formats.ipynb", 4).cells
+    cells = content(NOTEBOOKS[6]).cells
     (source,) = (cell.source for cell in cells if cell.cell_type == "code" and f"\ndef {name}(" in cell.source)
     (function,) = (each for each in ast.parse(source).body if getattr(each, "name", "") == name)
     exec(ast.unparse(function), names := {"np": np})
@@ -99,7 +99,7 @@ def test_tokens_packed_as_in_06_come_once_each_and_in_order(lengths, block):
 def test_the_recipes_run_as_they_are_in_another_folder(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.run(
-        [sys.executable, str(NOTEBOOKS / "recipes.py")], env=environment, capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, str(FOLDER / "recipes.py")], env=environment, capture_output=True, text=True, cwd=tmp_path
     )
     assert process.returncode == 0, process.stderr
     assert "items/s of a list" in process.stdout and "workers" in process.stdout
@@ -182,14 +182,15 @@ def test_the_numbers_of_workers_are_timed_over_whole_periods(recipes, monkeypatc
     assert sorted(repeats) == [20, 20, 21]
 
 
-@pytest.mark.processes
-def test_what_was_packed_is_read_back_by_workers_that_are_spawned(recipes, tmp_path):
+def test_what_was_packed_is_read_back_by_what_a_spawned_worker_gets(recipes, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
     recipes.pack(map(Image.fromarray, images), 12, 8, tmp_path / "images.npy")
     dataset = recipes.Packed(tmp_path / "images.npy", range(12))
     dataset.__getitems__([0])
-    assert len(pickle.dumps(dataset)) < 2_000  # what a spawned worker gets: no images, though some were read here
-    loader = recipes.loader_of(dataset, 4, 1, train=False, collate_fn=recipes.as_it_is, multiprocessing_context="spawn")
+    sent = pickle.dumps((dataset, recipes.as_it_is))
+    assert len(sent) < 2_000  # no images, though some were read here
+    dataset, collate = pickle.loads(sent)
+    loader = recipes.loader_of(dataset, 4, 0, train=False, collate_fn=collate)
     read = torch.cat([batch for batch, _ in loader])
     np.testing.assert_array_equal(read, images.transpose(0, 3, 1, 2))
 
@@ -428,9 +429,9 @@ def test_it_trains_until_it_is_good_enough_and_notes_each_epoch(naive, cifar, im
 
 
 def test_each_notebook_but_the_last_which_has_the_script_has_its_recipe_as_the_file_has_it():
-    text = (NOTEBOOKS / "recipes.py").read_text(encoding="utf-8")
-    for path in sorted(NOTEBOOKS.glob("[0-9][0-9]-*.ipynb"))[:-1]:
-        (cell,) = (cell for cell in nbformat.read(path, 4).cells if "recipe" in cell.metadata.get("tags", []))
+    text = (FOLDER / "recipes.py").read_text(encoding="utf-8")
+    for path in NOTEBOOKS[:-1]:
+        (cell,) = (cell for cell in content(path).cells if "recipe" in cell.metadata.get("tags", []))
         (code,) = re.findall(r"```python\n(.*?)\n```", cell.source, re.DOTALL)
         assert re.search(
             rf"^# {path.name[:2]} · [^\n]*\n\n\n{re.escape(code)}\n\n\n# (\d\d ·|All)", text, re.MULTILINE

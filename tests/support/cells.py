@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import nbformat
+from support.notebooks import content
 
 from helpers.lessons.execute import core_cells
 from helpers.lessons.measured import names
@@ -30,8 +30,7 @@ class Part:
 
 def parts(path: Path) -> list[Part]:
     """Return the core of a notebook, and its further sections; a section begins with a heading of the third order."""
-    content = nbformat.read(path, 4)
-    cells, first = content.cells, core_cells(content)
+    cells, first = content(path).cells, core_cells(content(path))
     found = [Part("core", cells[:first])]
     for cell in cells[first + 1 :]:
         if cell.cell_type == "markdown" and cell.source.startswith("### "):

@@ -3,14 +3,21 @@
 import os
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
+import nbformat
 import numpy as np
 
 from helpers import config
 
 NOTEBOOKS = sorted((config.PROJECT / "notebooks").glob("[0-9][0-9]-*.ipynb"))
+
+
+@cache
+def content(notebook: Path) -> nbformat.NotebookNode:
+    """Return what a notebook holds. It is read once, since that takes long; no test changes it."""
+    return nbformat.read(notebook, 4)
 
 
 def environment(data: Path, runs: Path) -> dict[str, str]:

@@ -116,18 +116,15 @@ def _run_rank(train: Callable, path: Path, rank: int) -> None:
     noted: dict[str, Any] = {"images": [], "gradients": [], "world": 1}
     model, own = _model(seed=rank), []
 
-    def before_forward(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-        noted["images"].append((arguments[0][:, 0] * IMAGES).round().int().tolist())
-
     def before_step(optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         noted["gradients"].append(_gradients(optimizer))
         noted["world"] = dist.get_world_size() if dist.is_initialized() else 1
 
-    def after_forward(module: nn.Module, arguments: tuple, scores: torch.Tensor) -> None:
-        labels = _data().tensors[1][noted["images"][-1]]
-        own.append(nn.functional.cross_entropy(scores.detach(), labels).item())
+    def after_forward(module: nn.Module, arguments: tuple[torch.Tensor, ...], scores: torch.Tensor) -> None:
+        images = (arguments[0][:, 0] * IMAGES).round().int().tolist()
+        noted["images"].append(images)
+        own.append(nn.functional.cross_entropy(scores.detach(), _data().tensors[1][images]).item())
 
-    model.register_forward_pre_hook(before_forward)
     model.register_forward_hook(after_forward)
     register_optimizer_step_pre_hook(before_step)
     with redirect_stdout(io.StringIO()) as printed:

@@ -69,7 +69,7 @@ def pipeline(path: Path) -> tuple[DataLoader, timing.Step]:
     Without a GPU the model is the one of `simulating`, with one thread during a step. Output of the step is discarded.
     Raises `ScriptFailed`.
     """
-    path = Path(path).resolve()
+    path = _existing(path)
     try:
         script = _load(path)
         loader, (model, optimizer) = script.make_loader(), script.make_model()
@@ -96,7 +96,7 @@ def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run
     is the one of `simulating`. If not `simulated`, the calls of each fault's mark are counted in ``main``; marks of
     loading, which other processes call there, are counted in a first batch without workers. Raises `ScriptFailed`.
     """
-    path = Path(path).resolve()
+    path = _existing(path)
     if sys.platform == "linux":  # from a server that has imported PyTorch, which takes seconds
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "pandas", "torchvision.transforms"])
@@ -124,6 +124,14 @@ def run(path: Path, steps: int, warmup: int = 0, simulated: bool = False) -> Run
     if isinstance(reply, str):
         raise ScriptFailed(f"{path}: {reply}")
     return reply
+
+
+def _existing(path: Path) -> Path:
+    """Return the absolute path of a script. A missing one is refused before a process starts, which takes seconds."""
+    path = Path(path).resolve()
+    if not path.is_file():
+        raise ScriptFailed(f"{path}: expected a training script there, found none.")
+    return path
 
 
 def _end(process: multiprocessing.process.BaseProcess) -> None:
@@ -246,8 +254,6 @@ def _load(path: Path) -> ModuleType:
 
     Otherwise an earlier loader's dataset would be of another class than the one that a spawned worker imports.
     """
-    if not path.is_file():
-        raise ScriptFailed("expected a training script there, found none.")
     if sys.path[0] != str(path.parent):
         sys.path.insert(0, str(path.parent))  # where a spawned worker finds it
     read = (path, path.read_bytes())
