@@ -39,7 +39,7 @@ def test_cells_are_short_and_without_outputs_and_define_nothing_that_a_spawned_w
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_the_notebook_has_the_parts_that_every_notebook_has(path):
+def test_the_notebook_has_the_parts_that_every_notebook_has_and_links_that_lead_somewhere(path):
     cells = content(path).cells
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     parts = ["# ", "**The question.**", "*Minutes:", "## Predict", "## Measure", "## Exercise"]
@@ -48,6 +48,8 @@ def test_the_notebook_has_the_parts_that_every_notebook_has(path):
     assert solutions and all(cell.metadata.jupyter.source_hidden for cell in solutions)
     shown = ("# Solution\n", "%%writefile ")  # the line that is shown of a folded cell
     assert all(cell.source.startswith(shown) for cell in solutions)
+    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
