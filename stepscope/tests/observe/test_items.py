@@ -289,6 +289,12 @@ def test_the_time_of_a_sampler_is_known_with_its_line(quick):
     assert ["time.sleep(0.0" in each.line for each in times] == [False, True, True]
 
 
+def test_a_fast_sampler_of_many_indices_is_timed_in_a_moment(quick):
+    begin = time.process_time()
+    items.load(DataLoader(range(1_000_000), batch_size=None))
+    assert time.process_time() - begin < 5  # to add up all times after each index took more
+
+
 def test_data_read_in_another_process_remain_unread_for_the_script(tmp_path):
     (tmp_path / "items").write_bytes(bytes(range(256)))
     (tmp_path / "log").touch()
