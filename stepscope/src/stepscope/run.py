@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,6 @@ def begin(steps: int, folder: str | Path) -> ScriptRecorder | None:
 
     Return the recorder; None if the process is watched already. Raises ValueError if there is no step to time.
     """
-    _refuse_none(steps)
     if hooks.watched():
         return None
     announce = Announcement()
@@ -90,15 +90,9 @@ def watching(steps: int, folder: str | Path) -> Iterator[list[Diagnosis | str]]:
             found.append(f"{type(error).__name__}: {error}")
 
 
-def _refuse_none(steps: int) -> None:
-    if steps < 1:
-        raise ValueError(f"Expected at least one step to time, found {steps=}.")
-
-
 def _recorder(steps: int, folder: str | Path, report: Callable[[dict[str, Any]], None]) -> ScriptRecorder:
     from stepscope.observe.watched import ScriptRecorder  # here: torch takes seconds, and the command does not need it
 
-    _refuse_none(steps)
     return ScriptRecorder(steps, Path(folder), report)
 
 
@@ -166,22 +160,19 @@ class Announcement:
 
     def __call__(self, reports: launch.Reports) -> None:
         """Say what reports expect, unless it is said already."""
-        last = max((report["so_far"] for report in reports if "so_far" in report), key=_seconds_left, default=None)
+        so_far = (report["so_far"] for report in reports if "so_far" in report)
+        last = max(so_far, key=itemgetter("seconds_left"), default=None)
         if last is None:
             return
-        left, seen = last["steps_left"], last["steps_seen"]
+        left, seen, seconds = last["steps_left"], last["steps_seen"], last["seconds_left"]
         if terminal.shows(sys.stderr):
             text = f"stepscope: step {seen} of about {seen + left}; then {self.then}  "
             if text != self.said:  # the script may have written meanwhile
                 terminal.progress(sys.stderr, text)
                 self.said = text
-        elif not self.said and _seconds_left(last) >= thresholds.ANNOUNCED_S:
-            self.said = f"stepscope: about {left} more steps until the diagnosis, or {_seconds_left(last):.0f} s."
+        elif not self.said and seconds >= thresholds.ANNOUNCED_S:
+            self.said = f"stepscope: about {left} more steps until the diagnosis, or {seconds:.0f} s."
             say(self.said)
-
-
-def _seconds_left(so_far: dict[str, float]) -> float:
-    return so_far["seconds_left"]
 
 
 def show(

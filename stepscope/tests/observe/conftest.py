@@ -105,13 +105,24 @@ def diagnose(loader, step, count):
     return loop.observe(loader, step, count, Path("profile"))
 
 
-def run(loader, step, count):
-    """Return the facts of a loop that a script runs, as ``stepscope run`` records them."""
+def watched_script(count):
+    """Watch this process as a script that trains a weight; return the recorder, the optimizer and the reports."""
     reports, weight = [], nn.Parameter(torch.zeros(1))
     weight.grad = torch.zeros(1)
-    optimizer = torch.optim.SGD([weight])
     recorder = watched.ScriptRecorder(count, Path("profile"), reports.append)
     hooks.install_here(recorder)
+    return recorder, torch.optim.SGD([weight]), reports
+
+
+@pytest.fixture
+def script(quick):
+    """The function `watched_script`; the process is watched for a short time."""
+    return watched_script
+
+
+def run(loader, step, count):
+    """Return the facts of a loop that a script runs, as ``stepscope run`` records them."""
+    recorder, optimizer, reports = watched_script(count)
     while not recorder.over:
         for batch in loader:
             timing.call(step, batch)

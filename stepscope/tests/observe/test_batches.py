@@ -68,6 +68,8 @@ def test_the_largest_sequences_give_the_place_and_all_sequences_the_share():
 
 torch.manual_seed(0)
 WITHOUT = {
+    "full sequences": padded(100, [100] * 4),
+    "a full mask": {"attention_mask": torch.ones(4, 100)},
     "no tensor": ["names", 3, None],
     "a scalar": torch.tensor(3),
     "images as bytes": torch.zeros(4, 784, dtype=torch.uint8),
@@ -90,11 +92,6 @@ WITHOUT = {
 @pytest.mark.parametrize("name", WITHOUT)
 def test_other_tensors_have_no_padding(name):
     assert batches.padding(WITHOUT[name]).padding < 0.05  # a column may be equal by chance
-
-
-def test_full_sequences_have_no_padding():
-    assert batches.padding(padded(100, [100] * 4)).padding < 0.05
-    assert batches.padding({"attention_mask": torch.ones(4, 100)}) == Batch(0.0, 100, 100, "attention_mask")
 
 
 def digests(*numbers):
@@ -134,7 +131,10 @@ class Stream(IterableDataset):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("stream", "yielded"), [(Stream(), 2), (Stream(shared=True), 1), (Stream(noise=0.1), 1)])
-def test_items_that_each_worker_yields_are_counted(facts_of, quick, stream, yielded):
-    facts = facts_of(DataLoader(stream, 8, num_workers=2), lambda batch: None, 4)
-    assert facts.loader.yielded == yielded
+@pytest.mark.parametrize(
+    ("stream", "batch_size", "yielded"), [(Stream(), None, 2), (Stream(shared=True), 8, 1), (Stream(noise=0.1), 8, 1)]
+)
+def test_items_that_each_worker_yields_are_counted(facts_of, quick, stream, batch_size, yielded):
+    loader = facts_of(DataLoader(stream, batch_size, num_workers=2), lambda batch: None, 4).loader
+    assert loader.yielded == yielded
+    assert (loader.items is None) == ("AttributeError" in loader.unknown) == stream.shared  # only a worker can load it

@@ -4,10 +4,9 @@ import time
 from functools import partial
 
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
-from stepscope.observe import hooks, long_steps, watched
+from stepscope.observe import long_steps
 from stepscope.observe.long_steps import factor
 from stepscope.observe.recorder import StepRecord
 from stepscope.observe.sampler import Frame, Sample, Site
@@ -74,13 +73,10 @@ def test_one_stall_is_not_sought_for_ever(facts_of, quick):
     assert not (found.long.distinct and found.long.mean_ms >= 1e3 * LONG_S)  # a busy machine may stall again, briefly
 
 
-def test_a_script_that_ends_while_long_steps_are_sought_is_diagnosed(tmp_path, quick):
-    reports, weight = [], torch.nn.Parameter(torch.zeros(1))
-    weight.grad = torch.zeros(1)
-    recorder = watched.ScriptRecorder(20, tmp_path / "profile", reports.append)
-    hooks.install_here(recorder)
-    long = partial(time.sleep, 10 * LONG_S)  # longer than the stalls of a busy machine, which would count instead
-    optimizer, step = torch.optim.SGD([weight]), Steps(long, every=30)
+def test_a_script_that_ends_while_long_steps_are_sought_is_diagnosed(script):
+    recorder, optimizer, reports = script(20)
+    # Longer than the stalls of a busy machine, which would count instead
+    step = Steps(partial(time.sleep, 10 * LONG_S), every=30)
     for number, batch in enumerate(DataLoader(range(10_000))):
         step(batch)
         optimizer.step()

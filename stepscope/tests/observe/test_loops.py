@@ -1,15 +1,14 @@
 """Facts of loops, most of them by a clock on which only sleeping takes time: from `diagnose`, and of a script."""
 
 import multiprocessing
-from collections import deque
 from pathlib import Path
 
 import pytest
 import torch
 from support import loops
-from support.clock import Busy, once
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+from support.clock import Busy, Simulated, once
+from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepscope import diagnosis, rules, thresholds
 from stepscope.facts import saving
@@ -17,47 +16,6 @@ from stepscope.facts.host import Optimizer
 from stepscope.observe import contention, loop
 
 pytestmark = pytest.mark.processes  # a second or more each
-
-
-class Simulated(DataLoader):
-    """Loads in this process, and by its clock takes the time that it would with workers, each of which has a core.
-
-    `starting` and `ending` are the times that it takes to start them, and to end them.
-    """
-
-    def __init__(self, clock, *arguments, starting=0.0, ending=0.0, **settings):
-        super().__init__(*arguments, **settings)
-        self.clock, self.starting, self.ending = clock, starting, ending
-
-    def _get_iterator(self):
-        return _Workers(self) if self.num_workers else super()._get_iterator()
-
-
-class _Workers(_SingleProcessDataLoaderIter):
-    def __init__(self, loader):
-        super().__init__(DataLoader(loader.dataset, loader.batch_size))
-        self.loader, self.clock = loader, loader.clock
-        self.ready = [self.clock.now + loader.starting] * loader.num_workers
-        self._ask()
-
-    def _ask(self):
-        self.asked = deque([self.clock.now] * self.loader.num_workers * self.loader.prefetch_factor)
-
-    def _reset(self, loader, first_iter=False):
-        super()._reset(loader, first_iter)
-        self._ask()
-
-    def _next_data(self):
-        now, worker = self.clock.now, self._num_yielded % len(self.ready)
-        try:
-            batch = super()._next_data()
-        except StopIteration:
-            self.clock.sleep(self.loader.ending)
-            raise
-        self.ready[worker] = max(self.ready[worker], self.asked.popleft()) + self.clock.now - now
-        self.clock.now = max(now, self.ready[worker])
-        self.asked.append(self.clock.now)
-        return batch
 
 
 USUAL = (1000, 0.004)  # items, and the seconds of one: a batch takes 32 ms
@@ -195,33 +153,6 @@ def test_steps_are_profiled_within_an_epoch_if_one_is_long_enough(facts_of, quic
     assert facts.loader.settings.batch_size == 2  # the DataLoader itself knows none
 
 
-class Stream(IterableDataset):
-    """Items without a length."""
-
-    def __init__(self, count=10_000):
-        self.count = count
-
-    def __iter__(self):
-        for index in range(self.count):
-            yield torch.zeros(3), index
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("settings", [{"batch_size": 4, "num_workers": 2}, {"batch_size": None}], ids=str)
-def test_the_items_of_a_stream_without_a_length_are_loaded(facts_of, quick, settings):
-    facts = facts_of(DataLoader(Stream(), **settings), loops.SleepStep(5), 4)
-    assert facts.loader.items.count > 0 and not facts.loader.unknown
-
-
-def test_an_epoch_shorter_than_the_requested_steps_begins_again(quick):
-    calls = []
-    loader = DataLoader(Stream(3), batch_size=2)
-    loop.observe(loader, lambda images, labels: calls.append(len(images)), 9, Path("profile"))
-    # First; warm-up and timed; the profiler's own and recorded; warm-up; and steps whose gradients are followed
-    assert len(calls) == 1 + 2 + 9 + (1 + 4) + 2 + thresholds.FOLLOWED_STEPS
-    assert calls[:4] == [2, 1, 2, 1]
-
-
 def test_a_loader_that_is_not_a_dataloader_is_diagnosed(clock):
     found = diagnosis.diagnose([(torch.zeros(4), torch.zeros(4))] * 3, loops.SleepStep(5), steps=4)
     assert found.verdict == "nothing wrong"
@@ -233,16 +164,6 @@ def test_the_optimizer_of_a_loop_is_known(facts_of, quick):
     optimizer = torch.optim.AdamW([{"params": weights[:2]}, {"params": weights[2:]}], foreach=True)
     facts = facts_of(DataLoader(range(100)), lambda batch: optimizer.step(), 3)
     assert facts.optimizer == Optimizer("AdamW", 2, 3, ("fused",), "cpu", "float32", 1 / 3)
-
-
-def number_of_worker(index):
-    return get_worker_info().id
-
-
-@pytest.mark.processes
-def test_items_that_only_a_worker_can_load_are_unknown(facts_of, quick):
-    facts = facts_of(DataLoader(loops.Calls(number_of_worker), 8, num_workers=1), loops.SleepStep(10), 6)
-    assert facts.loader.items is None and "AttributeError" in facts.loader.unknown
 
 
 @pytest.mark.processes

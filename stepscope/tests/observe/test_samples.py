@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from stepscope import thresholds, traces
 from stepscope.facts.host import Work
-from stepscope.observe import hooks, host, loop, profile, sampler, watched
+from stepscope.observe import host, loop, profile, sampler
 from stepscope.observe.sampler import Frame, Sample, Sampler
 from stepscope.timing import profiling
 
@@ -48,7 +48,7 @@ HERE = sampler.Site()
 STEP, BETWEEN = (compile("", name, "exec") for name in ("step", "between"))
 
 
-def sampled(*frames, waited=0.0, kinds=TRAINING, within=STEP, site=HERE):
+def sampled(*frames, waited=0.0, kinds=TRAINING, within=STEP, site=HERE, often=frozenset()):
     """Return two steps of 60 ms, each sampled twice; operators run in 30 ms of each, with a gap of 10 µs, and of 30 ms.
 
     The long gap is between `b` and `c`. `kinds` are those of the operators.
@@ -57,16 +57,16 @@ def sampled(*frames, waited=0.0, kinds=TRAINING, within=STEP, site=HERE):
     starts = [0.0, 0.06]
     samples = [Sample(at + begin, at + end, waits, frames, within) for at in starts for begin, end, waits in halves]
     operators = np.concatenate([operators + at for at in starts])
-    return host.Sampled(samples, operators, ["a", "b", "c"] * 2, kinds * 2, starts, STEP, site)
+    return host.Sampled(samples, operators, ["a", "b", "c"] * 2, kinds * 2, starts, STEP, site, often)
 
 
 def test_work_in_only_one_step_counts_as_a_stall():
     both = sampled(FRAME)
-    assert dataclasses.replace(both, samples=both.samples[:2]).outside(frozenset()).share == 0
+    assert dataclasses.replace(both, samples=both.samples[:2]).outside().share == 0
 
 
 def test_time_without_operators_counts_except_for_short_gaps():
-    found = sampled(FRAME, waited=0.03).outside(frozenset())
+    found = sampled(FRAME, waited=0.03).outside()
     assert (found.share, found.line) == (pytest.approx(0.5), "train.py:3")
     assert found.waited == pytest.approx(1 / 3)  # 20 of the 30 ms in the second sample are without an operator
 
@@ -84,7 +84,7 @@ def test_time_without_operators_counts_except_for_short_gaps():
     ],
 )
 def test_operators_without_a_backward_counterpart_count_unless_they_belong_to_training(frames, kinds, often, share):
-    assert sampled(*frames, kinds=kinds).outside(frozenset(often)).share == pytest.approx(share, abs=1e-3)
+    assert sampled(*frames, kinds=kinds, often=frozenset(often)).outside().share == pytest.approx(share, abs=1e-3)
 
 
 def test_a_network_that_teaches_another_network_is_not_a_fault():
@@ -94,8 +94,8 @@ def test_a_network_that_teaches_another_network_is_not_a_fault():
         for number, each in enumerate(teaches.samples)
     ]
     found = dataclasses.replace(teaches, samples=samples)
-    assert found.outside(frozenset()).share == 0
-    evaluated = found.evaluated(frozenset())
+    assert found.outside().share == 0
+    evaluated = found.evaluated()
     assert (evaluated.share, evaluated.line) == (pytest.approx(1 / 6, abs=0.01), "train.py:3")
 
 
@@ -113,7 +113,7 @@ def test_work_between_steps_is_found_but_loading_is_not():
     found = sampled(FRAME, within=BETWEEN).around()
     assert (found.share, found.line) == (pytest.approx(1), "train.py:3")
     assert sampled(FRAME, FETCH, within=BETWEEN).around().share == 0
-    assert sampled(FRAME, within=BETWEEN).outside(frozenset()).share == 0
+    assert sampled(FRAME, within=BETWEEN).outside().share == 0
 
 
 def test_a_line_that_calls_operators_is_found_by_their_names():
@@ -135,7 +135,7 @@ def test_the_calls_of_a_line_are_those_of_its_function():
 
 def test_without_samples_nothing_is_found():
     nothing = host.Sampled([], np.empty((0, 2)), [], [], [], STEP, HERE)
-    assert (nothing.outside(frozenset()), nothing.around()) == (Work(), Work())
+    assert (nothing.outside(), nothing.around()) == (Work(), Work())
     assert nothing.calling(frozenset({"a"})) == ("", 0, 1)
 
 
@@ -156,17 +156,17 @@ def test_the_line_is_in_the_function_whose_lines_share_the_time():
 
 def test_lines_are_named_from_the_function_that_updates_the_weights():
     measures = dataclasses.replace(TRAINS, line=30)
-    found = sampled(FRAME, measures, MAIN, CALLS_FIT, site=IN_TRAIN).outside(frozenset())
+    found = sampled(FRAME, measures, MAIN, CALLS_FIT, site=IN_TRAIN).outside()
     assert found.line == "train.py:3, called at train.py:30"
-    beside = sampled(FRAME, MAIN, CALLS_FIT, site=IN_TRAIN).outside(frozenset())
+    beside = sampled(FRAME, MAIN, CALLS_FIT, site=IN_TRAIN).outside()
     assert beside.line == "train.py:3, called at train.py:50"
 
 
 def test_the_line_that_calls_a_framework_is_never_named_but_the_lines_that_the_framework_calls_are():
     callback = dataclasses.replace(FRAME, line=40, name="on_batch_end")
     found = sampled(FRAME, callback, RUN, FIT, CALLS_FIT, site=IN_A_FRAMEWORK)
-    assert found.outside(frozenset()).line == "train.py:3, called at train.py:40"
-    assert found.framework(frozenset()).work == Work()
+    assert found.outside().line == "train.py:3, called at train.py:40"
+    assert found.framework().work == Work()
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_the_line_that_calls_a_framework_is_never_named_but_the_lines_that_the_f
 )
 def test_the_own_work_of_a_framework_is_not_work_of_a_line(frame, parts):
     found = sampled(frame, RUN, FIT, CALLS_FIT, site=IN_A_FRAMEWORK)
-    assert found.outside(frozenset()) == Work()
-    framework = found.framework(frozenset())
+    assert found.outside() == Work()
+    framework = found.framework()
     assert (framework.name, framework.work.line, framework.work.share) == ("fitter", "", pytest.approx(0.5))
     assert [(each.name, each.kind) for each in framework.parts] == parts
 
@@ -192,12 +192,12 @@ def test_the_own_work_of_a_framework_is_not_work_of_a_line(frame, parts):
 @pytest.mark.parametrize(("calls", "site"), [([RUN, FIT, CALLS_FIT], IN_A_FRAMEWORK), ([DELEGATES, TRAINS], IN_TRAIN)])
 def test_training_that_another_package_calls_is_training(frame, calls, site):
     found = sampled(frame, *calls, site=site)
-    assert (found.outside(frozenset()), found.framework(frozenset()).work) == (Work(), Work())
+    assert (found.outside(), found.framework().work) == (Work(), Work())
 
 
 def test_a_framework_works_within_the_closure_that_an_optimizer_calls():
     found = sampled(MOVES, OPTIMIZER, RUN, FIT, CALLS_FIT, site=IN_A_FRAMEWORK)
-    assert found.framework(frozenset()).work.share == pytest.approx(0.5)
+    assert found.framework().work.share == pytest.approx(0.5)
 
 
 def test_generated_code_is_not_the_users():
@@ -263,20 +263,17 @@ def fit(loader, step, optimizer, over):
 """
 
 
-def test_a_package_that_runs_the_loop_is_known_and_so_is_the_line_that_it_calls(quick, tmp_path, monkeypatch):
+def test_a_package_that_runs_the_loop_is_known_and_so_is_the_line_that_it_calls(script, tmp_path, monkeypatch):
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "fitter.py").write_text(FITTER)
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    reports, weight = [], nn.Parameter(torch.zeros(1))
-    weight.grad = torch.zeros(1)
-    recorder = watched.ScriptRecorder(5, Path("profile"), reports.append)
-    hooks.install_here(recorder)
+    recorder, optimizer, reports = script(5)
 
     def step(batch):
         time.sleep(0.01)
 
     loader = DataLoader(range(1000))
-    importlib.import_module("fitter").fit(loader, step, torch.optim.SGD([weight]), lambda: recorder.over)
+    importlib.import_module("fitter").fit(loader, step, optimizer, lambda: recorder.over)
     found = reports[0]["facts"]["host"]
     assert found["outside"]["line"] == f"test_samples.py:{step.__code__.co_firstlineno + 1}: time.sleep(0.01)"
     assert found["framework"]["name"] == "fitter" and found["framework"]["work"]["share"] > 0
@@ -297,31 +294,21 @@ class Network(nn.Module):
     ("count", "rows", "foreach", "share"),
     [(200, 64, False, lambda host: host.optimizer.share), (1, 1_000_000, None, lambda host: host.updates)],
 )
-def test_the_share_and_the_line_of_an_optimizer_are_known(one_thread, count, rows, foreach, share):
+def test_the_share_of_an_optimizer_and_the_lines_of_both_passes_are_known(one_thread, count, rows, foreach, share):
     model = Network(count, rows)
     optimizer = torch.optim.Adam(model.parameters(), foreach=foreach)
 
     def step(numbers):
-        model(numbers).sum().backward()
+        loss = model(numbers).sum()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
     host = loop.observe([torch.rand(8, 64)] * 8, step, 5, Path("profile")).host
     assert share(host) > 0
-    line = f"test_samples.py:{step.__code__.co_firstlineno + 2}: optimizer.step()"
-    assert (host.optimizer.line if count > 1 else host.updates_line).startswith(line)
-
-
-def test_the_line_of_the_backward_pass_is_known(one_thread):
-    model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024))
-
-    def step(numbers):
-        loss = model(numbers).sum()
-        loss.backward()
-        model.zero_grad()
-
-    host = loop.observe([torch.rand(256, 1024)] * 8, step, 5, Path("profile")).host
-    assert host.backward_line.startswith(f"test_samples.py:{step.__code__.co_firstlineno + 2}: loss.backward()")
+    backward, update = (f"test_samples.py:{step.__code__.co_firstlineno + line}: " for line in (2, 3))
+    assert (host.optimizer.line if count > 1 else host.updates_line).startswith(update)
+    assert host.backward_line.startswith(backward)
 
 
 # What is collected while the sampler looks lets go of the GIL, and threads begin and end meanwhile.

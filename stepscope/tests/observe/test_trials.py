@@ -25,13 +25,6 @@ class Step:
         self.optimizer.zero_grad()
 
 
-def test_steps_are_tried_without_anomaly_detection_which_stays_on():
-    with torch.autograd.set_detect_anomaly(True):
-        tried = trials.run(Step(32, 60), torch.rand(16, 32), threads=1, double=False)
-        assert tried.anomaly.after_ms > 0
-        assert torch.is_anomaly_enabled()
-
-
 def test_weights_of_64_bits_are_tried_with_32_and_stay_as_they_are():
     step = Step(1024, 4, torch.float64)
     facts = loop.observe([torch.rand(128, 1024, dtype=torch.float64)] * 4, step, 5, Path("profile"))
@@ -63,10 +56,12 @@ def test_settings_that_slow_no_step_are_not_tried():
     assert tried == Trials(threads=1, other_threads=1, batch=16)
 
 
-def test_a_trial_leaves_threads_and_deterministic_algorithms_as_they_were():
+def test_threads_and_modes_of_pytorch_are_tried_and_stay_as_they_were():
     torch.use_deterministic_algorithms(True, warn_only=True)
-    tried = trials.run(Step(8, 1), torch.rand(16, 8), threads=2, double=False)
+    with torch.autograd.set_detect_anomaly(True):
+        tried = trials.run(Step(8, 1), torch.rand(16, 8), threads=2, double=False)
+        assert torch.is_anomaly_enabled()
     assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)
     assert torch.get_num_threads() == 1
-    assert tried.other.before_ms > 0 and tried.deterministic.before_ms > 0
+    assert all(each.after_ms > 0 for each in (tried.other, tried.anomaly, tried.deterministic))

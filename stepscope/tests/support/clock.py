@@ -3,8 +3,11 @@
 import itertools
 import sys
 import time
+from collections import deque
 
 from support.loops import Calls
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 
 class Clock:
@@ -46,6 +49,47 @@ class Busy(Calls):
 
     def __init__(self, clock, seconds, also=lambda: None):
         super().__init__(lambda index: (clock.work(seconds), also()))
+
+
+class Simulated(DataLoader):
+    """Loads in this process, and by its clock takes the time that it would with workers, each of which has a core.
+
+    `starting` and `ending` are the times that it takes to start them, and to end them.
+    """
+
+    def __init__(self, clock, *arguments, starting=0.0, ending=0.0, **settings):
+        super().__init__(*arguments, **settings)
+        self.clock, self.starting, self.ending = clock, starting, ending
+
+    def _get_iterator(self):
+        return _Workers(self) if self.num_workers else super()._get_iterator()
+
+
+class _Workers(_SingleProcessDataLoaderIter):
+    def __init__(self, loader):
+        super().__init__(DataLoader(loader.dataset, loader.batch_size))
+        self.loader, self.clock = loader, loader.clock
+        self.ready = [self.clock.now + loader.starting] * loader.num_workers
+        self._ask()
+
+    def _ask(self):
+        self.asked = deque([self.clock.now] * self.loader.num_workers * self.loader.prefetch_factor)
+
+    def _reset(self, loader, first_iter=False):
+        super()._reset(loader, first_iter)
+        self._ask()
+
+    def _next_data(self):
+        now, worker = self.clock.now, self._num_yielded % len(self.ready)
+        try:
+            batch = super()._next_data()
+        except StopIteration:
+            self.clock.sleep(self.loader.ending)
+            raise
+        self.ready[worker] = max(self.ready[worker], self.asked.popleft()) + self.clock.now - now
+        self.clock.now = max(now, self.ready[worker])
+        self.asked.append(self.clock.now)
+        return batch
 
 
 def once(clock, seconds, at):

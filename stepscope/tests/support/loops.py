@@ -57,26 +57,6 @@ class Names(Dataset):
         return len(self.names[index])
 
 
-@dataclass(frozen=True)
-class Lockstep:
-    """A loader as its ``num_workers`` would deliver, which take `seconds` for a batch, on a simulated `clock`."""
-
-    clock: object
-    num_workers: int
-    seconds: float
-    prefetch_factor: int = 2
-
-    def __iter__(self):
-        clock, ready, ahead = self.clock, [], self.prefetch_factor * self.num_workers
-        for number in range(10_000):
-            asked = [clock.now] * (ahead if number == 0 else 1)  # a worker gets the next index for each batch taken
-            for begin in asked:
-                before = ready[-self.num_workers] if len(ready) >= self.num_workers else 0.0
-                ready.append(max(begin, before) + self.seconds)
-            clock.sleep(max(ready[number] - clock.now, 0.0))
-            yield torch.zeros(4, 3), torch.zeros(4)
-
-
 def array(names):
     """Return strings as an array of bytes."""
     return np.array([*names], dtype="S")

@@ -3,6 +3,7 @@ import weakref
 import pytest
 import torch
 from support import loops
+from support.clock import Simulated
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -23,7 +24,7 @@ def test_waiting_for_a_slow_loader_is_separated_from_the_step(clock):
 @pytest.mark.parametrize("workers", [3, 4, 5])
 @pytest.mark.parametrize("step_ms", [2.0, 20.0])
 def test_the_mean_step_of_workers_in_lockstep_does_not_depend_on_the_first_timed_step(clock, workers, step_ms):
-    loader = loops.Lockstep(clock, workers, 0.036)
+    loader = Simulated(clock, loops.SleepDataset(10_000, 0.036), num_workers=workers)
     for warmup in range(40, 40 + workers):
         run = timing.loop(loader, loops.SleepStep(step_ms), 10, warmup)
         assert len(run.durations) == {3: 12, 4: 12, 5: 10}[workers]
@@ -32,7 +33,8 @@ def test_the_mean_step_of_workers_in_lockstep_does_not_depend_on_the_first_timed
 
 @pytest.mark.parametrize(("longest", "steps"), [(0.039, 2), (0.043, 4), (0.07, 4), (0.1, 8), (0.13, 12), (9.0, 20)])
 def test_a_limit_ends_a_run_between_two_periods_but_in_the_first_one_at_once(clock, longest, steps):
-    run = timing.loop(loops.Lockstep(clock, 4, 0.036), loops.SleepStep(2), 20, warmup=0, longest=longest)
+    loader = Simulated(clock, loops.SleepDataset(10_000, 0.036), num_workers=4)
+    run = timing.loop(loader, loops.SleepStep(2), 20, warmup=0, longest=longest)
     assert len(run.durations) == steps
 
 

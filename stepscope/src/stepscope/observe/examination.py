@@ -41,7 +41,7 @@ class Examination:
     recorder : Recorder
         Sends the finished steps.
     count : int
-        Minimum number of steps to time.
+        Minimum number of steps to time; ValueError if there is none.
     folder : Path
         Folder for the trace.
 
@@ -54,6 +54,8 @@ class Examination:
     """
 
     def __init__(self, recorder: Recorder, count: int, folder: Path):
+        if count < 1:
+            raise ValueError(f"Expected at least one step to time, found steps={count}.")
         self.recorder, self.count, self.folder = recorder, count, folder
         self.draw: Callable[[], object] | None = None
         self.whole = False  # whether all phases are over

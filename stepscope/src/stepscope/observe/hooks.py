@@ -6,8 +6,6 @@ of a DataLoader are not watched.
 
 from __future__ import annotations
 
-import functools
-import importlib.machinery
 import json
 import os
 import sys
@@ -18,6 +16,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
     from stepscope.observe.recorder import Recorder
 
 OPTIONS = "STEPSCOPE_RUN"  # environment variable that `launch` sets: options as JSON
@@ -28,41 +28,28 @@ def install() -> None:
     """Watch this process if it begins to train."""
     if OPTIONS not in os.environ:
         return
-    wanted: dict[str, Callable[[Any], Any]] = {
-        "torch.utils.data.dataloader": _patch_dataloader,
-        "torch.optim.optimizer": _hook_optimizers,
-    }
-    if "change" in json.loads(os.environ[OPTIONS]):
-        wanted["torch.utils.data.dataloader"] = _note_loaders
-        wanted["torch.optim.optimizer"] = _note_optimizers
-    for name in sys.modules.keys() & wanted:  # a .pth file has imported PyTorch
-        wanted.pop(name)(sys.modules[name])
-    sys.meta_path.insert(0, _Finder(wanted))
+    if "torch" in sys.modules:  # a .pth file has imported PyTorch
+        _watch_script()
+    else:
+        sys.meta_path.insert(0, _Finder())
 
 
 def install_here(recorder: Recorder) -> None:
     """Let a recorder see the loops of this process, which has imported PyTorch already."""
-    from torch.optim import optimizer
-    from torch.utils.data import dataloader
-
     if not _recorders:
-        _patch_dataloader(dataloader)
-        _hook_optimizers(optimizer)
+        _watch()
     _recorders[os.getpid()] = recorder
 
 
 @contextmanager
 def watching(recorder: Recorder) -> Iterator[None]:
     """Let a recorder see this process within the block; restore PyTorch's functions afterwards."""
-    from torch.optim import optimizer
     from torch.utils.data import dataloader
 
     loader, iterator, process = dataloader.DataLoader, dataloader._BaseDataLoaderIter, os.getpid()
     before, methods = dict(_recorders), (loader.__iter__, iterator.__next__)
-    hook = None
-    if loader.__iter__.__module__ != __name__:  # otherwise `stepscope run` has replaced the methods
-        _patch_dataloader(dataloader)
-        hook = _hook_optimizers(optimizer)
+    replaced = loader.__iter__.__module__ == __name__  # by `stepscope run`
+    hook = None if replaced else _watch()
     _recorders[process] = recorder
     try:
         yield
@@ -87,46 +74,53 @@ def watched() -> bool:
 
 
 class _Finder:
-    """Calls a function with a module when the module is imported, before any other code uses it."""
+    """Calls `_watch_script` when PyTorch has been imported."""
 
-    def __init__(self, wanted: dict[str, Callable[[Any], None]]):
-        self.wanted = wanted
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's usual spec, with a loader that also calls the function; None for other modules."""
-        if name not in self.wanted:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return PyTorch's usual spec, with a loader that also calls the function; None for other modules."""
+        if name != "torch":
             return None
-        spec, then = importlib.machinery.PathFinder.find_spec(name, path, target), self.wanted.pop(name)
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                then(module)
+                with suppress(Exception):  # such as a package that this environment lacks: the script must not notice
+                    _watch_script()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _patch_dataloader(module: Any) -> None:
-    """Let the recorder see the start of each epoch and each request for a batch."""
-    begin, get_next = module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__
+def _watch_script() -> None:
+    """Watch this process of a script, and change its settings if `launch` says so."""
+    _watch()
+    options = json.loads(os.environ[OPTIONS])
+    if "change" in options:
+        from stepscope.observe import settings
 
-    def __iter__(loader: Any) -> object:
+        noting = settings.noting(options["change"].get("loader", {}), options["place"])
+        settings.for_ever.enter_context(noting)
+
+
+def _watch() -> Any:
+    """Let the recorder of this process see epochs, batches and updates; return a handle of the hook for updates."""
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+
+    loader: Any = dataloader.DataLoader
+    epoch: Any = dataloader._BaseDataLoaderIter
+    begin, get_next = loader.__iter__, epoch.__next__
+
+    def __iter__(loader: Any) -> Any:
         recorder = _recorder()
         return begin(loader) if recorder is None else _observed(recorder, recorder.begin, begin, loader)
 
-    def __next__(iterator: Any) -> object:
+    def __next__(iterator: Any) -> Any:
         recorder = _recorder()
         return get_next(iterator) if recorder is None else _observed(recorder, recorder.batch, get_next, iterator)
-
-    module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__ = __iter__, __next__
-
-
-def _hook_optimizers(module: Any) -> Any:
-    """Let the recorder see each step of an optimizer; return a handle, by which the hook can be removed."""
 
     def updated(optimizer: Any, *_: object) -> None:
         recorder = _recorder()
@@ -136,46 +130,8 @@ def _hook_optimizers(module: Any) -> Any:
             except BaseException as error:
                 recorder.failed(error)
 
-    return module.register_optimizer_step_post_hook(updated)
-
-
-def _note_loaders(module: Any) -> None:
-    """Do as `_patch_dataloader`, and prepare `settings.noting_loaders` for the first DataLoader."""
-    options = json.loads(os.environ[OPTIONS])
-    _patch_dataloader(module)
-
-    def note() -> None:
-        from stepscope.observe import settings
-
-        noting = settings.noting_loaders(options["change"].get("loader", {}), options["place"])
-        settings.for_ever.enter_context(noting)
-
-    _before_the_first(module.DataLoader, note)
-
-
-def _note_optimizers(module: Any) -> None:
-    """Do as `_hook_optimizers`, and prepare `settings.noting_optimizers` for the first optimizer."""
-    _hook_optimizers(module)
-
-    def note() -> None:
-        from stepscope.observe import settings
-
-        settings.for_ever.enter_context(settings.noting_optimizers())
-
-    _before_the_first(module.Optimizer, note)
-
-
-def _before_the_first(kind: Any, prepare: Callable[[], None]) -> None:
-    """Call a function before the first object of a class is made: PyTorch is imported completely by then."""
-    init = kind.__init__
-
-    @functools.wraps(init)
-    def __init__(made: object, *args: Any, **kwargs: Any) -> None:
-        kind.__init__ = init
-        prepare()
-        kind.__init__(made, *args, **kwargs)
-
-    kind.__init__ = __init__
+    loader.__iter__, epoch.__next__ = __iter__, __next__
+    return optimizer.register_optimizer_step_post_hook(updated)
 
 
 class _Call:

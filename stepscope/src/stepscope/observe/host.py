@@ -12,7 +12,8 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import CodeType
 
 import numpy as np
@@ -77,9 +78,9 @@ class Sampled:
     starts: list[float]  # when each step had its batch
     step: CodeType | None  # the function of a step; samples within another function belong to the wait for a batch
     site: Site  # of the loop
-    _rows: dict[frozenset[str], tuple[list[_Row], list[_Row]]] = field(init=False, default_factory=dict)
+    often: frozenset[str] = frozenset()  # names of operators that are called too often, which is a fault of its own
 
-    @property
+    @cached_property
     def in_steps(self) -> list[Sample]:
         """The samples within steps."""
         return [each for each in self.samples if each.within is self.step]
@@ -98,29 +99,29 @@ class Sampled:
         samples = [each for each, step in zip(self.samples, steps, strict=True) if usual[max(0, step)]]
         return replace(self, samples=samples, starts=[*itertools.compress(self.starts, usual)])
 
-    def outside(self, often: frozenset[str]) -> Work:
+    def outside(self) -> Work:
         """Return the work of the user's lines in steps that is not training, as a share of the steps.
 
         The work includes time without operators, and operators without a backward counterpart. It excludes operators
         in `often`, and the time between two of these operators, which is the cost of calling them.
         """
-        rows, total = [row for row in self._other_work(often) if row[1]], _total(self.in_steps)
+        rows, total = [row for row in self._other_work() if row[1]], _total(self.in_steps)
         operators = self.operators[self._of_kind("recorded")]
         recorded = sum(min(seconds, _within(operators, sample)) for sample, _, seconds in rows)
         return replace(self._work(rows, total), recorded=recorded / total if rows else 0.0)
 
-    def framework(self, often: frozenset[str]) -> Framework:
+    def framework(self) -> Framework:
         """Return the work, other than training, of the framework that runs the loop, as `outside` does."""
-        rows, total = [row for row in self._other_work(often) if not row[1]], _total(self.in_steps)
+        rows, total = [row for row in self._other_work() if not row[1]], _total(self.in_steps)
         by_part = defaultdict[tuple[str, str], list[_Row]](list)
         for row in rows:
             by_part[_part(row[0])].append(row)
         parts = [Part(*part, self._work(rows, total).share) for part, rows in by_part.items() if any(part)]
         return Framework(self.site.framework, self._work(rows, total), (*sorted(parts, key=lambda each: -each.share),))
 
-    def evaluated(self, often: frozenset[str]) -> Work:
+    def evaluated(self) -> Work:
         """Return the networks that run without training and may be needed, as a teacher is; none if they take long."""
-        _, evaluated = self._untrained(often)
+        _, evaluated = self._untrained
         total = _total(self.in_steps)
         return self._work(evaluated, total) if _seconds(evaluated) < thresholds.EVALUATED * total else Work()
 
@@ -136,22 +137,18 @@ class Sampled:
         ]
         return self._work(rows, _total(self.in_steps))
 
-    def _other_work(self, often: frozenset[str]) -> list[_Row]:
+    def _other_work(self) -> list[_Row]:
         """Return the samples in which a step does other work, with networks that take too long for a teacher."""
-        rows, evaluated = self._untrained(often)
+        rows, evaluated = self._untrained
         return rows + evaluated * (_seconds(evaluated) >= thresholds.EVALUATED * _total(self.in_steps))
 
-    def _untrained(self, often: frozenset[str]) -> tuple[list[_Row], list[_Row]]:
-        """Return the samples in which a step does not train, with the lines that the user may change.
+    @cached_property
+    def _untrained(self) -> tuple[list[_Row], list[_Row]]:
+        """The samples in which a step does not train, with the lines that the user may change.
 
         The second list has networks that run without training.
         """
-        if often not in self._rows:
-            self._rows[often] = self._find_untrained(often)
-        return self._rows[often]
-
-    def _find_untrained(self, often: frozenset[str]) -> tuple[list[_Row], list[_Row]]:
-        gaps, seldom = self._gaps(often), ~np.isin(self.names, list(often))
+        gaps, seldom = self._gaps(), ~np.isin(self.names, list(self.often))
         calls = self.operators.copy()  # with the short gap until the next operator, which belongs to the call
         calls[:-1, 1] = np.where(calls[1:, 0] - calls[:-1, 1] <= thresholds.OPERATOR_GAP_S, calls[1:, 0], calls[:-1, 1])
         tracked = calls[seldom & self._of_kind("tracked", "recorded")]
@@ -189,10 +186,10 @@ class Sampled:
     def _of_kind(self, *kinds: str) -> np.ndarray:
         return np.isin(self.kinds, kinds)
 
-    def _gaps(self, often: frozenset[str]) -> np.ndarray:
+    def _gaps(self) -> np.ndarray:
         """Return begin and end of each gap, shape (gaps, 2); gaps between two operators in `often` are excluded."""
         begins, ends = np.r_[-np.inf, self.operators[:, 1]], np.r_[self.operators[:, 0], np.inf]
-        chosen = np.isin(self.names, list(often))
+        chosen = np.isin(self.names, list(self.often))
         within = np.r_[False, chosen[:-1] & chosen[1:], False][: len(begins)]
         counts = (ends - begins > thresholds.OPERATOR_GAP_S) & ~within
         return np.stack([begins[counts], ends[counts]], axis=1)
@@ -248,15 +245,10 @@ class Sampled:
         ]
         return sum(seconds for _, seconds in own) / (sum(seconds for _, seconds in times) or 1.0), hottest(own)
 
-    def updating(self) -> str:
-        """Return the line that calls an optimizer, "" if unknown."""
-        updates = (each for each in self.in_steps if any_of(_OPTIMIZER, each.inside))
-        return hottest((self.site.changeable(each.path), each.seconds) for each in updates)
-
-    def going_back(self) -> str:
-        """Return the line that calls backward passes, "" if unknown."""
-        passes = (each for each in self.in_steps if any_of(_BACKWARD_CALL, each.inside))
-        return hottest((self.site.changeable(each.path), each.seconds) for each in passes)
+    def line_to(self, pattern: str) -> str:
+        """Return the line that takes most time in calls of functions that match a pattern, "" if unknown."""
+        calls = (each for each in self.in_steps if any_of(pattern, each.inside))
+        return hottest((self.site.changeable(each.path), each.seconds) for each in calls)
 
     def share_of(self, pattern: str) -> float:
         """Return the share of the steps in functions that match a pattern, and in the functions that they call."""
@@ -442,14 +434,15 @@ def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) 
     host = Host(by_weight, calls, phases=phases, repeated=_repeated(trace))
     if sampled is None:
         return host
+    sampled = replace(sampled, often=often)
     host = replace(
         host,
-        outside=sampled.outside(often),
-        evaluated=sampled.evaluated(often),
+        outside=sampled.outside(),
+        evaluated=sampled.evaluated(),
         constant=sampled.constant(),
         around=sampled.around(),
-        framework=sampled.framework(often),
-        backward_line=sampled.going_back(),
+        framework=sampled.framework(),
+        backward_line=sampled.line_to(_BACKWARD_CALL),
         recomputed=sampled.share_of(_RECOMPUTES),
         debugging=sampled.share_of(_NOTES_OPERATORS) + _total_us(trace, _checks_for_nan) / profile.total_us,
         sampled_ms=sampled.step_ms,
@@ -467,7 +460,7 @@ def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) 
         elementwise=own * float((operators["length"] + operators["backward"])[large].sum()) / profile.total_us,
         elementwise_line=line,
         updates=float((updates["length"] + updates["gap"]).sum()) / profile.total_us,
-        updates_line=sampled.updating(),
+        updates_line=sampled.line_to(_OPTIMIZER),
     )
 
 

@@ -203,8 +203,9 @@ class _Measurement:
             return
         slow = slow[np.argsort(-self.seconds[slow])]
         for number in slow[: max(1, int(thresholds.MOST_SLOW_ITEMS * len(self.seconds)))]:  # more would take too long
-            before = contention.queued()
-            again = _seconds(self.source.load, self.indices[number])
+            begin, before = time.perf_counter(), contention.queued()
+            self.source.load(self.indices[number])
+            again = time.perf_counter() - begin
             again -= min(again, contention.queued() - before)
             self.seconds[number] = min(self.seconds[number], again)
 
@@ -284,25 +285,26 @@ def _sampling(loader: DataLoader[Any]) -> Sampling:
     if isinstance(loader.dataset, IterableDataset):
         return Sampling()
     chosen: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    starts, batches = list[float](), list[float]()
+    starts, spent, count = list[float](), 0.0, 0
 
     def choose() -> None:
+        nonlocal spent, count
         while len(starts) < 2 and sum(starts) < thresholds.ITEMS_S:
             begin = time.perf_counter()
             indices = iter(chosen)
             with suppress(StopIteration):
                 next(indices)
                 starts.append(time.perf_counter() - begin)
-                while sum(batches) < thresholds.SAMPLING_S:
+                while spent < thresholds.SAMPLING_S:
                     begin = time.perf_counter()
                     next(indices)
-                    batches.append(time.perf_counter() - begin)
+                    spent, count = spent + time.perf_counter() - begin, count + 1
 
     with Sampler(thresholds.ITEM_SAMPLE_S, choose.__code__) as samples:
         choose()
     kind = type(getattr(chosen, "sampler", chosen)).__name__
     line = place((each.own, each.seconds) for each in samples.samples)
-    return Sampling(kind, min(starts, default=0.0) * 1e3, sum(batches) / max(1, len(batches)) * 1e3, line)
+    return Sampling(kind, min(starts, default=0.0) * 1e3, spent / max(1, count) * 1e3, line)
 
 
 def _taken(source: _Source) -> tuple[float, float]:
@@ -316,12 +318,6 @@ def _taken(source: _Source) -> tuple[float, float]:
     took = time.perf_counter() - begin
     ready = time.process_time() - working + contention.queued() - queued
     return took, max(0.0, took - ready) / count
-
-
-def _seconds(call: Callable[[Any], object], argument: Any) -> float:
-    begin = time.perf_counter()
-    call(argument)
-    return time.perf_counter() - begin
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 from stepscope import thresholds
 from stepscope.facts.loop import LongSteps
 from stepscope.observe.recorder import StepRecord
-from stepscope.observe.sampler import Frame, Sample, Site, any_of, hottest
+from stepscope.observe.sampler import Sample, Site, any_of, hottest
 
 _TRAINS = r"[/\\]torch[/\\](optim[/\\]|_tensor\.py:backward$|autograd[/\\]__init__\.py:(backward|grad)$)"
 _Part = tuple[str, int | str]  # a line of the user's code, or a function of other code
@@ -74,9 +74,10 @@ def read(
     # The machine stalled in the rest
     long = np.array(again or (distinct if len(distinct) else long))
     others = [sample for step, sample, parts in weights if parts and step in long]
-    usual, times = _timed(timed, factor)
-    # Sampling lengthens a step, but does not double it: shorter long steps were stalls of the machine
-    times = [each for each in times if each >= works[long].min() / 2]
+    # Sampling lengthens a step, but does not double it: shorter steps among the timed ones were stalls of the machine
+    timed_works = usual_works(timed) or [0.0]
+    usual = statistics.median(timed_works)
+    times = [each for each in timed_works if each > factor * usual and each >= works[long].min() / 2]
     if not times:
         usual, times = median, works[long].tolist()
     return LongSteps(
@@ -91,13 +92,6 @@ def read(
         sum(sample.seconds for sample in others if any_of(_TRAINS, sample.frames))
         / (sum(sample.seconds for sample in others) or 1.0),
     )
-
-
-def _timed(records: Sequence[StepRecord], factor: float) -> tuple[float, list[float]]:
-    """Return the median time of timed steps, and the times of the long ones; sampling would lengthen them."""
-    times = usual_works(records) or [0.0]
-    usual = statistics.median(times)
-    return usual, [each for each in times if each > factor * usual]
 
 
 def _other_work(
@@ -128,11 +122,7 @@ def _does_again(step: int, weights: Iterable[tuple[int, Sample, set[_Part]]]) ->
 
 
 def _parts(sample: Sample) -> set[_Part]:
-    return {_part(frame) for frame in sample.frames}
-
-
-def _part(frame: Frame) -> _Part:
-    return (frame.file, frame.line if frame.own else frame.name)
+    return {(frame.file, frame.line if frame.own else frame.name) for frame in sample.frames}
 
 
 def _shares(samples: Sequence[Sample]) -> defaultdict[_Part, float]:

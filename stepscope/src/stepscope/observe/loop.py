@@ -26,8 +26,6 @@ def observe(loader: Iterable[Any], step: timing.Step, count: int, folder: Path) 
 
     All workers of the loader have ended when the function returns or raises.
     """
-    if count < 1:
-        raise ValueError(f"Expected at least one step to time, found steps={count}.")
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise RuntimeError(
             f"{distributed.get_world_size()} processes train together: each would take another number of steps, and "

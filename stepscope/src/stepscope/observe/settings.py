@@ -33,8 +33,8 @@ for_ever = ExitStack()  # what a script's process has changed; nothing is restor
 
 
 @contextmanager
-def noting_loaders(values: dict[str, Any], place: str) -> Iterator[None]:
-    """Note which calls make each DataLoader, and change arguments of the DataLoaders that are made at a place.
+def noting(values: dict[str, Any], place: str) -> Iterator[None]:
+    """Note which calls make each DataLoader and each optimizer; change arguments of the DataLoaders made at a place.
 
     `place` is the result of `place_of` for a DataLoader in an earlier run of the loop.
     """
@@ -45,14 +45,7 @@ def noting_loaders(values: dict[str, Any], place: str) -> Iterator[None]:
             if not arguments["num_workers"]:
                 arguments |= _ONLY_WITH_WORKERS
 
-    with _around_init(DataLoader, change):
-        yield
-
-
-@contextmanager
-def noting_optimizers() -> Iterator[None]:
-    """Note which calls make each optimizer."""
-    with _around_init(Optimizer, lambda calls, arguments: None):
+    with _around_init(DataLoader, change), _around_init(Optimizer, lambda calls, arguments: None):
         yield
 
 

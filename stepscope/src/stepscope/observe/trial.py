@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ class TrialRecorder(ScriptRecorder):
         self.changes.callback(setattr, torch.Tensor, "backward", backward)
 
     def _guarded_phases(self) -> Phases:
-        with self.network.watching(), self._noting_networks():
+        with self.network.watching(), register_module_forward_pre_hook(self._note_network):
             yield  # the first step
             yield
         if self.samples is not None:
@@ -164,20 +164,11 @@ class TrialRecorder(ScriptRecorder):
         """Whether the first calls with other shapes, or in another mode, take long."""
         return bool(self.change.get("network", {}).get("compile") or self.change.get("torch", {}).get("benchmark"))
 
-    @contextmanager
-    def _noting_networks(self) -> Iterator[None]:
+    def _note_network(self, module: nn.Module, _: object) -> None:
         """Note the type of the network that is trained, and whether autocast is on while it computes."""
-
-        def note(module: nn.Module, _: object) -> None:
-            self.autocasts |= settings.autocasts()
-            if not self.kind and settings.trains(module):
-                self.kind = type(module).__name__
-
-        hook = register_module_forward_pre_hook(note)
-        try:
-            yield
-        finally:
-            hook.remove()
+        self.autocasts |= settings.autocasts()
+        if not self.kind and settings.trains(module):
+            self.kind = type(module).__name__
 
     def _count(self, step_s: float) -> tuple[int, bool]:
         """Return how many steps to time, and whether these are whole epochs, of which starts and ends count too."""

@@ -93,11 +93,7 @@ class _Loop(Runner):
             torch.cuda.reset_peak_memory_stats()
         recorder = TrialRecorder(change, steps, reported.append, stop=False, checks=checks)
         try:
-            with (
-                settings.noting_loaders(change.get("loader", {}), self.place),
-                settings.noting_optimizers(),
-                hooks.watching(recorder),
-            ):
+            with settings.noting(change.get("loader", {}), self.place), hooks.watching(recorder):
                 self._train(recorder)
             if not recorder.optimizers:
                 return "no optimizer of torch.optim has changed weights"
