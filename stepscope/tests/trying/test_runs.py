@@ -28,16 +28,14 @@ def script(tmp_path, monkeypatch):
     return folder
 
 
-def test_each_setting_is_changed_in_the_training_alone_and_the_folder_stays_as_it_is(script):
-    tried = trying.run(["train.py"], wanted=["workers", "fused"], rounds=1, steps=16)
-    by_name = {each.name: each for each in tried.settings}
-    assert {"num_workers=1", "fused=True"} <= by_name.keys() and tried.rounds == 1
+def test_a_setting_is_changed_in_the_training_alone_and_the_folder_stays_as_it_is(script):
+    tried = trying.run(["train.py"], wanted=["workers"], rounds=1, steps=16)
+    assert tried.rounds == 1
     seen = tried.base.runs[0]
     assert (seen["loader"]["workers"], seen["steps"], len(seen["losses"])) == (0, 16, 8)  # of the first epoch
     assert seen["loader"]["line"].startswith("train.py:29: loader = DataLoader(Images(alone), 8, shuffle=True)")
-    assert by_name["num_workers=1"].runs[0]["loader"]["workers"] == 1
-    assert by_name["num_workers=1"].runs[0]["losses"] == seen["losses"]
-    assert seen["optimizers"][0]["fused"] and not by_name["fused=True"].runs[0]["optimizers"][0]["fused"]
+    (worker,) = next(each.runs for each in tried.settings if each.name == "num_workers=1")
+    assert worker["loader"]["workers"] == 1 and worker["losses"] == seen["losses"]
     assert os.listdir(script) == ["train.py"]
 
 

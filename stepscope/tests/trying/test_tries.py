@@ -63,15 +63,15 @@ def test_a_setting_is_changed_for_its_runs_and_pytorch_the_generators_and_the_ne
         networks.append(network())
         return make_step(networks[-1])
 
-    found = stepscope.tries(
-        make_loader, make_its_step, settings=["workers", "precision", "channels_last"], rounds=1, steps=8
-    )
+    wanted = ["workers", "fused", "precision", "channels_last"]
+    found = stepscope.tries(make_loader, make_its_step, settings=wanted, rounds=1, steps=8)
     assert state() == before
     assert not any("forward" in vars(each) for each in networks)
     assert all(weight.is_contiguous() for each in networks for weight in each.parameters())
     assert found.rounds == 1 and not any(each.problem for each in found.settings)
     seen = {each.name: each.runs[0] for each in (found.base, *found.settings)}
     assert seen["num_workers=1"]["loader"]["workers"] == 1 and seen["as it is"]["loader"]["workers"] == 0
+    assert seen["as it is"]["optimizers"][0]["fused"] and not seen["fused=True"]["optimizers"][0]["fused"]
     assert seen["bfloat16"]["losses"] != seen["as it is"]["losses"] == seen["channels_last"]["losses"]
     assert seen["as it is"]["loader"]["line"].endswith("return DataLoader(Images(), batch_size=8, shuffle=True)")
     assert seen["as it is"]["seconds"] > len(seen["as it is"]["durations"]) * (8 * ITEM_S + STEP_S)
