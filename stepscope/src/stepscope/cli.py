@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import math
 import os
 import shlex
 import sys
@@ -134,30 +135,27 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
 
 
 def _minutes(text: str) -> float:
+    return _number(text, "a number of minutes")
+
+
+def _share(text: str) -> float:
+    return _number(text.removesuffix("%"), "a percentage, such as 5%") / 100
+
+
+def _number(text: str, expected: str) -> float:
     try:
-        minutes = float(text)
+        number = float(text)
     except ValueError:
-        minutes = float("nan")
-    if not 0 < minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of minutes, found {text}")
-    return minutes
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
+    return number
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected 1 or more, found {text}")
     return int(text)
-
-
-def _share(text: str) -> float:
-    number = text.removesuffix("%")
-    try:
-        share = float(number) / 100
-    except ValueError:
-        share = float("nan")
-    if not 0 <= share < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a percentage, such as 5%, found {text}")
-    return share
 
 
 # The imports are in the functions so that each command starts quickly: importing PyTorch takes seconds.

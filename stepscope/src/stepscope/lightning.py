@@ -10,12 +10,7 @@ from stepscope import run
 class Diagnose(Callback):  # type: ignore[misc]
     """Diagnoses the training, as `stepscope.watch` does: ``Trainer(callbacks=[Diagnose()])``.
 
-    Parameters
-    ----------
-    steps : int
-        Number of steps to time; 1 or more.
-    folder : str or Path
-        Folder for the profile and the facts: by default ``diagnosis`` in the current folder.
+    See `stepscope.watch` for `steps` and `folder`.
     """
 
     def __init__(self, steps: int = 20, folder: str | Path = "diagnosis"):

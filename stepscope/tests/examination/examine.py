@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -172,10 +172,32 @@ def child(part: str, name: str) -> Record:
         from stepscope.observe.loop import observe
 
         return {"version": saving.VERSION, **saving.as_json(observe(*loop.make(False), 20, Path("diagnosis")))}
-    rounds = [[mean_step(*loop.make(fixed)) for fixed in (False, True)] for _ in range(ROUNDS)]
-    wrong, right = (min(times) for times in zip(*rounds, strict=True))  # what else the machine does can only add to it
+    return gain_of([[mean_step(*loop.make(fixed)) for fixed in (False, True)] for _ in range(ROUNDS)])
+
+
+def gain_of(rounds: Sequence[Sequence[float]]) -> Record:
+    """Return the gain of a fixed step by the shortest times, and its scatter; a round has the faulty step's time first.
+
+    The shortest times count, since other work of the machine can only add to a time.
+    """
+    wrong, right = (min(times) for times in zip(*rounds, strict=True))
     each = [1 - right / wrong for wrong, right in rounds]
     return {"true": 1 - right / wrong, "scatter": [min(each), max(each)]}
+
+
+def watched(python: str, command: Sequence[Any], **options: Any) -> list[Record]:
+    """Return the results of a script under ``stepscope run``; raises RuntimeError if the first result has no facts.
+
+    `options` are for `subprocess.run`.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        found = Path(folder, "found.json")
+        watch = ["-m", "stepscope", "run", "--then", "stop", "--folder", Path(folder, "profile"), "--json", found]
+        ended = subprocess.run([python, *watch, *command], capture_output=True, text=True, **options)
+        results: list[Record] = json.loads(found.read_text())["results"] if found.exists() else [{}]
+    if "facts" not in results[0]:
+        raise RuntimeError(f"{command}: {results[0].get('problem')}\n{ended.stderr[-3000:]}")
+    return results
 
 
 def in_own_process(part: str, name: str, busy: int = 0) -> Record:

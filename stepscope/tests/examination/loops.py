@@ -115,14 +115,14 @@ def loop_of(kind, part, data=in_memory, model=mlp, batch=32, shape=(784,)):
     return Stream(partial(part or iter, data())), train
 
 
-def faulty(names, second="", fixed=None, **settings):
-    """Enter a loop whose first finding must match `names`, and any finding `second`, if there are two faults."""
+def faulty(names, fixed=None, **settings):
+    """Enter a loop whose first finding must match `names`."""
 
     def entered(fault):
         kind, name = fault.__qualname__.lower().split(".")
         whole = "fixed" in inspect.signature(fault).parameters
         make = fault if whole else lambda right: loop_of(kind, fixed if right else fault, **settings)
-        LOOPS[name] = SimpleNamespace(make=make, kind=kind, names=names, second=second, source=fault)
+        LOOPS[name] = SimpleNamespace(make=make, kind=kind, names=names, source=fault)
         return fault
 
     return entered
@@ -418,7 +418,7 @@ class Settings:
 
 
 class Two:
-    @faulty("deepcopy", second="histogram")
+    @faulty("deepcopy")
     def copies_and_histograms(fixed):
         """Each item copies all annotations; and in each step, histograms of the weights are counted."""
         annotations, train = [{"label": i % 10, "box": [0, 0, i, i]} for i in range(1024)], Training(mlp())
@@ -434,7 +434,7 @@ class Two:
 
         return loop_of("loading", item)[0], step
 
-    @faulty("cell|time.step|launch|operators", second="loadtxt|load")
+    @faulty("cell|time.step|launch|operators")
     def cells_and_text_files(fixed):
         """A recurrent network runs cell by cell; and each item is a line of numbers to be parsed."""
         lstm, cell = nn.LSTM(8, 64, batch_first=True), nn.LSTMCell(8, 64)
@@ -492,4 +492,4 @@ HEALTHY = {
     "stream_from_a_worker": lambda _: (DataLoader(STREAM, 128, num_workers=1), Training(mlp(1024))),
 }
 for name, make in HEALTHY.items():
-    LOOPS[name] = SimpleNamespace(make=make, kind="healthy", names="", second="", source=make)
+    LOOPS[name] = SimpleNamespace(make=make, kind="healthy", names="", source=make)

@@ -38,14 +38,9 @@ KEPT = ("facts", "job")
 
 def diagnosed(script: Path, fixed: bool, python: str, launch: list[str]) -> dict:
     """Return the facts of a script, and of its ranks together if there are several; raises RuntimeError without."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        found = Path(folder, "found.json")
-        watch = ["-m", "stepscope", "run", "--then", "stop", "--folder", Path(folder, "profile"), "--json", found]
-        environment = os.environ | {"PYTHONPATH": str(Path(stepscope.__file__).parents[1])}
-        ended = _run([python, *watch, *launch, script, *["--fixed"] * fixed], env=environment)
-        results = json.loads(found.read_text())["results"] if found.exists() else [{}]
-    if "facts" not in results[0]:
-        raise RuntimeError(f"{script}: {results[0].get('problem')}\n{ended.stderr[-3000:]}")
+    environment = os.environ | {"PYTHONPATH": str(Path(stepscope.__file__).parents[1])}
+    command = [*launch, script, *["--fixed"] * fixed]
+    results = examine.watched(python, command, env=environment, cwd=_folder(), timeout=LIMIT_S)
     return {name: value for result in (results[0], results[-1]) for name, value in result.items() if name in KEPT}
 
 
@@ -74,22 +69,23 @@ def compared(slow: list, fast: list, script: Path) -> dict:
     rounds, known = [], STEPS.search(script.read_text())
     steps = ["--steps", str(max(LEAST, int(known[1]) // PART))] if known else []
     for _ in range(ROUNDS):
-        ended = [_run([*command, *steps]) for command in (slow, fast)]
+        ended = [
+            subprocess.run([*command, *steps], cwd=_folder(), capture_output=True, text=True, timeout=LIMIT_S)
+            for command in (slow, fast)
+        ]
         times = [TIME.findall(each.stdout) for each in ended]
         if not all(times):
             raise RuntimeError(f"{script}: expected step_ms=…, found {[each.stderr[-2000:] for each in ended]}")
         rounds.append([float(each[-1]) for each in times])
-    wrong, right = (min(each) for each in zip(*rounds, strict=True))
-    gains = [1 - right / wrong for wrong, right in rounds]
-    measured = f"wall time, {ROUNDS} rounds"
-    return {"gain": 1 - right / wrong, "scatter": [min(gains), max(gains)], "measured": measured}
+    found = examine.gain_of(rounds)
+    return {"gain": found["true"], "scatter": found["scatter"], "measured": f"wall time, {ROUNDS} rounds"}
 
 
-def _run(command: list, **options: object) -> subprocess.CompletedProcess:
-    """Run a command, whose files go into the folder for temporary files."""
+def _folder() -> Path:
+    """Return the folder for the files of the scripts, in the folder for temporary files."""
     folder = Path(tempfile.gettempdir(), "stepscope-reported")
     (folder / "case-data").mkdir(parents=True, exist_ok=True)
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, **options)
+    return folder
 
 
 def main() -> None:

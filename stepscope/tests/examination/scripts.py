@@ -300,17 +300,10 @@ class Examination:
         script.data(place)
         return path
 
-    def diagnosed(self, path: Path, arguments: list[str]) -> dict:
+    def diagnosed(self, path: Path, arguments: str) -> dict:
         """Return the result of a script, with diagnosis and facts; raises RuntimeError if there is none."""
-        found = path.parent / "found.json"
-        watch = ["-m", "stepscope", "run", "--then", "stop", "--json", found]
-        command = [sys.executable, *watch, path.name, *arguments]
-        ended = subprocess.run(command, cwd=path.parent, env=self.environment, capture_output=True, text=True)
-        results = json.loads(found.read_text())["results"] if found.exists() else [{}]
-        if "diagnosis" not in results[0]:
-            raise RuntimeError(f"{path}: {results[0].get('problem')}\n{ended.stderr[-3000:]}")
-        (path.parent / "found.txt").write_text(ended.stderr)
-        return results[0]
+        command = [path.name, *arguments.split()]
+        return examine.watched(sys.executable, command, cwd=path.parent, env=self.environment)[0]
 
 
 def record_of(name: str, path: Path, found: dict, fault: Fault | None = None) -> dict:
@@ -346,7 +339,7 @@ def main() -> None:
     for script in SCRIPTS:
         if wanted(script.name) and not any(each.kind == "as it is" and each.script == script.name for each in FAULTS):
             path = examination.placed(script)
-            show(record_of(script.name, path, examination.diagnosed(path, script.arguments.split())))
+            show(record_of(script.name, path, examination.diagnosed(path, script.arguments)))
     for fault in FAULTS:
         if not wanted(fault.kind, fault.script):
             continue
@@ -355,14 +348,11 @@ def main() -> None:
         path = examination.placed(script, fault.both + fault.edits)
         if fault.kind.startswith("decoding"):
             photos(path.parent.parent, 1600)
-        arguments = f"{script.arguments} {fault.arguments}".split()
-        others = arguments if fault.fixed else script.arguments.split()
-        rounds = [(examination.diagnosed(without, others), examination.diagnosed(path, arguments)) for _ in range(2)]
-        times = [[found["diagnosis"]["step_ms"] for found in each] for each in rounds]
-        right, wrong = (min(each) for each in zip(*times, strict=True))
-        gains = [1 - each[0] / each[1] for each in times]
-        truth = {"true": 1 - right / wrong, "scatter": [min(gains), max(gains)]}
-        show(record_of(f"{fault.kind}, {fault.script}", path, rounds[-1][1], fault) | truth)
+        arguments = f"{script.arguments} {fault.arguments}"
+        others = arguments if fault.fixed else script.arguments
+        rounds = [(examination.diagnosed(path, arguments), examination.diagnosed(without, others)) for _ in range(2)]
+        truth = examine.gain_of([[found["diagnosis"]["step_ms"] for found in each] for each in rounds])
+        show(record_of(f"{fault.kind}, {fault.script}", path, rounds[-1][0], fault) | truth)
 
 
 if __name__ == "__main__":

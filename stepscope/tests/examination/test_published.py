@@ -27,6 +27,6 @@ def examination(tmp_path_factory):
 def test_the_line_of_a_planted_fault_is_named_and_a_healthy_script_is_not_accused(examination, name, fault):
     (script,) = (each for each in scripts.SCRIPTS if each.name == name)
     path = examination.placed(script, fault.edits if fault else ())
-    found = examination.diagnosed(path, script.arguments.split())
+    found = examination.diagnosed(path, script.arguments)
     row = examine.judged({"machine": "here"} | scripts.record_of(name, path, found, fault))
     assert row["right"], found["diagnosis"]

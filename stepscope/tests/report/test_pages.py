@@ -1,7 +1,6 @@
 """Tests of results as a page and as Markdown: complete, harmless, and readable on a telephone and in the dark."""
 
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -103,27 +102,21 @@ def test_a_file_without_results_gives_no_page(tmp_path, capsys):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
-@pytest.mark.parametrize("width", [390, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_fits_a_telephone_and_its_text_stands_out_in_the_dark(tmp_path, width, scheme):
-    api = pytest.importorskip("playwright.sync_api")
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1200, "dark")])
+def test_a_page_fits_a_telephone_and_its_text_stands_out_in_the_dark(tmp_path, chromium, width, scheme):
     change = "torch.utils.data." + "a_very_long_name_of_a_function(" * 4
     file = write(tmp_path / "found.json", found(3, 4, waits=1, shares={"loading": 1.0}, change=change))
     pages = [file, made_results.write_tried(tmp_path / "tried.json")]
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        view = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
-        for each in pages:
-            page_of(each)
-            view.goto(each.with_suffix(".html").as_uri())
-            assert view.evaluate("document.documentElement.scrollWidth") <= width
-            bars = view.locator(".bars, .parts, .track").all()
-            assert bars and all(bar.bounding_box()["width"] > 60 for bar in bars)
-            seen = "(name) => getComputedStyle(document.querySelector(name)).color"
-            text = [int(number) for number in re.findall(r"\d+", view.evaluate(seen, "h1"))[:3]]
-            assert (sum(text) > 3 * 128) == (scheme == "dark")
-        browser.close()
+    view = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
+    for each in pages:
+        page_of(each)
+        view.goto(each.with_suffix(".html").as_uri())
+        assert view.evaluate("document.documentElement.scrollWidth") <= width
+        bars = view.locator(".bars, .parts, .track").all()
+        assert bars and all(bar.bounding_box()["width"] > 60 for bar in bars)
+        seen = "(name) => getComputedStyle(document.querySelector(name)).color"
+        text = [int(number) for number in re.findall(r"\d+", view.evaluate(seen, "h1"))[:3]]
+        assert (sum(text) > 3 * 128) == (scheme == "dark")
 
 
 def test_markdown_has_tables_that_no_text_breaks(tmp_path):

@@ -56,7 +56,7 @@ def keys(found):
     return [finding.key for finding in found.findings]
 
 
-@pytest.mark.parametrize("fault", ["short kernels", "item", "float32", None])
+@pytest.mark.parametrize("fault", ["short kernels", "item", None])
 def test_a_single_stalled_step_is_left_out_with_its_gap(fault, file):
     options = {"steps": 8} | (FAULTS[fault][0] if fault else {})
     usual = diagnosis.facts_of_trace(traces.load(cuda_trace.Loop(**options).write(file)))
@@ -158,7 +158,6 @@ def test_two_devices_gain_no_more_than_one(file):
     [
         ({"computeMajor": 8, "computeMinor": 0}, "bfloat16", 16),
         ({"computeMajor": 8, "computeMinor": 9}, "bfloat16", 4),
-        ({"computeMajor": 9, "computeMinor": 0}, "bfloat16", 15),
         ({"computeMajor": 7, "computeMinor": 5}, "float16", 8),
         ({"computeMajor": 6, "computeMinor": 1}, None, None),
         ({"computeMajor": 7, "computeMinor": 5, "name": "NVIDIA GeForce GTX 1660"}, None, None),
@@ -265,12 +264,6 @@ def test_short_operators_take_the_time_that_the_rest_of_sampled_steps_leaves(fil
     work = host.read(trace, recorded, sampled)
     assert (work.calls.sampled_share, work.sampled_ms) == (0.5, pytest.approx(60))
     assert rules.host.view(work, recorded, step_ms=60).calls.most == pytest.approx(0.5, abs=0.02)
-
-
-def test_one_long_step_without_operators_does_not_count(file):
-    content = on_cpu(200, 9700)
-    next(event for event in content if event["name"] == "ProfilerStep#4")["dur"] *= 10
-    assert diagnosis.of_trace(write(file, content)).verdict == "nothing wrong"
 
 
 def test_a_trace_does_not_show_why_loading_is_slow_and_its_diagnosis_says_so(file):

@@ -1,6 +1,5 @@
 """Tests of ``stepscope try`` with real scripts: what is changed, what is not, and what ends."""
 
-import json
 import os
 import shutil
 import signal
@@ -9,13 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-import jsonschema
 import psutil
 import pytest
 
 from stepscope import trying
 from stepscope.cli import main
-from stepscope.trying import results
 from stepscope.trying.runs import folder_for_runs
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -31,18 +28,14 @@ def script(tmp_path, monkeypatch):
     return folder
 
 
-def test_each_setting_is_changed_in_the_training_alone_and_the_folder_stays_as_it_is(script):
-    tried = trying.run(["train.py"], wanted=["workers", "fused", "precision", "channels_last"], rounds=1, steps=16)
-    by_name = {each.name: each for each in tried.settings}
-    assert {"num_workers=1", "fused=True", "bfloat16", "channels_last"} <= by_name.keys() and tried.rounds == 1
+def test_a_setting_is_changed_in_the_training_alone_and_the_folder_stays_as_it_is(script):
+    tried = trying.run(["train.py"], wanted=["workers"], rounds=1, steps=16)
+    assert tried.rounds == 1
     seen = tried.base.runs[0]
     assert (seen["loader"]["workers"], seen["steps"], len(seen["losses"])) == (0, 16, 8)  # of the first epoch
-    assert seen["loader"]["line"].startswith("train.py:30: loader = DataLoader(Images(kind), 8, shuffle=True)")
-    assert by_name["num_workers=1"].runs[0]["loader"]["workers"] == 1
-    assert by_name["num_workers=1"].runs[0]["losses"] == seen["losses"]
-    assert seen["optimizers"][0]["fused"] and not by_name["fused=True"].runs[0]["optimizers"][0]["fused"]
-    assert by_name["bfloat16"].runs[0]["networks"] == by_name["channels_last"].runs[0]["networks"] == ["Sequential"]
-    assert seen["networks"] == [] and by_name["bfloat16"].runs[0]["losses"] != seen["losses"]
+    assert seen["loader"]["line"].startswith("train.py:29: loader = DataLoader(Images(alone), 8, shuffle=True)")
+    (worker,) = next(each.runs for each in tried.settings if each.name == "num_workers=1")
+    assert worker["loader"]["workers"] == 1 and worker["losses"] == seen["losses"]
     assert os.listdir(script) == ["train.py"]
 
 
@@ -54,13 +47,10 @@ def test_the_script_runs_in_its_own_folder_if_asked_and_its_other_loaders_stay_a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "said"), [("fails", "no worker may read this"), ("learns", "learns something else: losses differ by")]
-)
-def test_a_setting_that_fails_or_learns_something_else_is_never_recommended(script, kind, said):
-    tried = trying.run(["train.py", kind], wanted=["workers"], rounds=2, steps=16)
-    assert tried.settings and all(said in each.problem for each in tried.settings)
-    assert tried.recommended is None and "Nothing to change" in str(tried) and said in str(tried)
+def test_a_setting_with_which_the_script_fails_is_not_recommended(script):
+    tried = trying.run(["train.py", "alone"], wanted=["workers"], rounds=1, steps=16)
+    assert tried.settings and all("no worker may read this" in each.problem for each in tried.settings)
+    assert tried.recommended is None and "no worker may read this" in str(tried)
 
 
 @pytest.mark.parametrize(("text", "said"), [("1 / 0", "ZeroDivisionError"), ("pass", "status 0")])
@@ -86,24 +76,6 @@ def test_a_copy_has_links_that_lead_to_the_same_files_and_stays_away_from_the_fo
         assert copy != script and (copy / "link" / "images").read_text() == "there"
         (copy / "written").touch()
     assert not copy.exists() and sorted(os.listdir(script)) == ["link", "train.py"]
-
-
-def test_an_unknown_group_of_settings_is_refused_with_all_that_are_known(capsys):
-    with pytest.raises(SystemExit):
-        main(["try", "--settings", "workers,speed", "train.py"])
-    assert "found speed" in capsys.readouterr().err.replace("\n", " ")
-
-
-@pytest.mark.slow
-def test_the_results_are_written_as_json(script, capsys):
-    assert (
-        main(["try", "--rounds", "1", "--steps", "16", "--settings", "fused", "--json", "tried.json", "train.py"]) == 0
-    )
-    found = json.loads((script / "tried.json").read_text())
-    jsonschema.validate(found, json.loads(results.SCHEMA.read_text()))
-    (setting,) = found["settings"]
-    assert (setting["name"], setting["change"]) == ("fused=True", {"optimizer": {"fused": True}})
-    assert found["rounds"] == 1 and "fused=True" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")

@@ -1,9 +1,15 @@
 """Tests of what follows from the runs of a script: pure functions of reports."""
 
+import json
 import math
 
+import jsonschema
 import pytest
+import torch
 
+from stepscope import trying
+from stepscope.cli import main
+from stepscope.observe.samples import Samples
 from stepscope.trying import offered, results
 from stepscope.trying.results import Trials, Tried
 
@@ -113,6 +119,47 @@ def test_settings_that_can_gain_next_to_nothing_are_left_out_unless_they_are_ask
 )
 def test_every_argument_of_the_loader_is_checked(change):
     assert "could not be applied" in results.judged(Tried("x", {"loader": change}, runs(1.0)), BASE, []).problem
+
+
+def report_of(*batches):
+    """Return what is reported of an epoch with these batches, numbers and texts."""
+    samples, loader = Samples(), object()
+    for numbers in batches:
+        samples.add(loader, {"images": torch.tensor(numbers), "names": [f"{number}.png" for number in numbers]})
+    return samples.report(loader)
+
+
+@pytest.mark.parametrize(
+    ("batches", "says"),
+    [
+        ([[2, 3], [0, 1]], ""),  # in another order
+        ([[0, 2], [1, 3]], ""),
+        ([[0, 1], [0, 1], [2, 3], [2, 3]], "8 samples in an epoch in place of 4"),
+        ([[0, 1], [2, 4]], "other samples in an epoch, perhaps by random transforms"),
+    ],
+)
+def test_an_epoch_with_other_workers_must_have_the_same_samples(batches, says):
+    found = results.other_samples(report_of([0, 1], [2, 3]), report_of(*batches))
+    assert found.startswith(says) and bool(found) == bool(says)
+
+
+def test_the_results_of_the_command_are_written_as_the_schema_describes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = Trials(BASE, (FUSED, Tried("torch.compile", {"network": {"compile": True}}, problem="fails")), 4)
+    monkeypatch.setattr(trying, "run", lambda script, **options: found)
+    assert main(["try", "--json", "tried.json", "train.py", "--epochs", "1"]) == 0
+    assert "fused=True" in capsys.readouterr().out
+    written = json.loads((tmp_path / "tried.json").read_text())
+    jsonschema.validate(written, json.loads(results.SCHEMA.read_text()))
+    assert written["script"] == "train.py --epochs 1" and written["rounds"] == 4
+    fused, _ = written["settings"]
+    assert (fused["name"], fused["change"]) == ("fused=True", {"optimizer": {"fused": True}})
+
+
+def test_an_unknown_group_of_settings_is_refused_with_all_that_are_known(capsys):
+    with pytest.raises(SystemExit):
+        main(["try", "--settings", "workers,speed", "train.py"])
+    assert "found speed" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_few_rounds_are_said():

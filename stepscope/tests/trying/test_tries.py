@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import stepscope
 from stepscope import trying
-from stepscope.trying import results
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+ITEM_S, STEP_S = 0.002, 0.015  # a batch of eight items is loaded for as long as a step waits
 
 
 class Images(Dataset):
@@ -22,7 +22,7 @@ class Images(Dataset):
         return 64
 
     def __getitem__(self, index):
-        time.sleep(0.002)
+        time.sleep(ITEM_S)
         return torch.rand(3, 8, 8), index % 10
 
 
@@ -34,8 +34,8 @@ def network():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
 
 
-def make_step(make_network=network):
-    model = make_network()
+def make_step(model=None):
+    model = model or network()
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step(images, labels):
@@ -43,7 +43,7 @@ def make_step(make_network=network):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(0.015)  # about as long as loading
+        time.sleep(STEP_S)
 
     return step
 
@@ -56,37 +56,28 @@ def state():
     return functions, numbers, flags, len(_global_optimizer_pre_hooks)
 
 
-@pytest.mark.processes
-def test_workers_gain_and_pytorch_and_the_generators_are_as_before():
-    before = state()
-    found = stepscope.tries(
-        make_loader, make_step, settings=["workers", "precision", "channels_last"], rounds=2, steps=8
-    )
+def test_a_setting_is_changed_for_its_runs_and_pytorch_the_generators_and_the_networks_are_as_before():
+    before, networks = state(), []
+
+    def make_its_step():
+        networks.append(network())
+        return make_step(networks[-1])
+
+    wanted = ["workers", "fused", "precision", "channels_last"]
+    found = stepscope.tries(make_loader, make_its_step, settings=wanted, rounds=1, steps=8)
     assert state() == before
-    assert found.rounds == 2
-    assert all(each.problem.startswith("slower") for each in found.settings if each.problem)  # on a busy machine
+    assert not any("forward" in vars(each) for each in networks)
+    assert all(weight.is_contiguous() for each in networks for weight in each.parameters())
+    assert found.rounds == 1 and not any(each.problem for each in found.settings)
     seen = {each.name: each.runs[0] for each in (found.base, *found.settings)}
     assert seen["num_workers=1"]["loader"]["workers"] == 1 and seen["as it is"]["loader"]["workers"] == 0
+    assert seen["as it is"]["optimizers"][0]["fused"] and not seen["fused=True"]["optimizers"][0]["fused"]
     assert seen["bfloat16"]["losses"] != seen["as it is"]["losses"] == seen["channels_last"]["losses"]
     assert seen["as it is"]["loader"]["line"].endswith("return DataLoader(Images(), batch_size=8, shuffle=True)")
-    gain = results.compared(found.base, found.settings).ratio("num_workers=1")
-    assert gain.mean > 1.1
+    assert seen["as it is"]["seconds"] > len(seen["as it is"]["durations"]) * (8 * ITEM_S + STEP_S)
 
 
-def test_a_network_that_all_runs_share_is_given_back_as_it_was():
-    shared = network()
-    found = stepscope.tries(
-        make_loader, lambda: make_step(lambda: shared), settings=["precision", "channels_last"], rounds=1, steps=8
-    )
-    assert len(found.settings) == 2 and "forward" not in vars(shared)
-    assert all(weight.is_contiguous() for weight in shared.parameters())
-
-
-def test_a_setting_that_is_not_applied_or_fails_is_told_and_not_recommended():
-    loader = make_loader()
-    found = stepscope.tries(lambda: loader, make_step, settings=["workers"], rounds=1, steps=8)
-    assert found.settings and all("could not be applied" in each.problem for each in found.settings)
-
+def test_a_setting_that_fails_is_told_and_not_recommended():
     def refuses(images, labels):
         assert torch.get_num_threads() == before, "no other number"
 
@@ -123,37 +114,24 @@ def both(one, other):
 
 
 class Stream(IterableDataset):
-    def __init__(self, kind):
-        self.kind = kind
+    """Each worker yields all samples."""
 
     def __iter__(self):
-        worker = get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker and self.kind != "all samples" else (0, 1)
-        for number in range(first, 64, step):
-            image = torch.rand(3, 8, 8) if self.kind == "random" else torch.full((3, 8, 8), number / 64)
-            yield {"images": image, "labels": number % 10, "name": f"{number}.png"}
+        for number in range(64):
+            yield {"images": torch.full((3, 8, 8), number / 64), "labels": number % 10, "name": f"{number}.png"}
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        ("own part", ""),
-        ("all samples", "128 samples in an epoch in place of 64"),
-        ("random", "other samples in an epoch, perhaps by random transforms"),
-    ],
-)
-def test_workers_of_an_iterable_dataset_are_tried_only_if_an_epoch_has_the_same_samples(kind, says):
+def test_workers_of_an_iterable_dataset_are_tried_only_if_an_epoch_has_the_same_samples():
     step = make_step()
     found = stepscope.tries(
-        lambda: DataLoader(Stream(kind), batch_size=8),
+        lambda: DataLoader(Stream(), batch_size=8),
         lambda: lambda batch: step(batch["images"], batch["labels"]),
         settings=["workers"], rounds=1, steps=8,
     )  # fmt: skip
     problems = {each.name: each.problem for each in found.settings}
     if "num_workers=2" in problems:  # not on a single core
-        assert problems["num_workers=2"].startswith(says) and bool(problems["num_workers=2"]) == bool(says)
-    assert bool(problems["num_workers=1"]) == (kind == "random")  # one worker yields each sample once
+        assert problems["num_workers=2"].startswith("128 samples in an epoch in place of 64")
+    assert not problems["num_workers=1"]  # one worker yields each sample once
 
 
 @pytest.mark.parametrize(

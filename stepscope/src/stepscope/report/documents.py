@@ -5,8 +5,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def parse(text: str | bytes, source: object) -> dict[str, Any]:
 
     The ``"results"`` of ``run`` and ``diagnose`` are as `read` returns them. The results of ``try`` are plain values.
     """
-    with _refused(source):
+    try:
         content = json.loads(text)
         if content["version"] != VERSIONS.get(content["command"]):
             raise ResultError(
@@ -55,6 +54,11 @@ def parse(text: str | bytes, source: object) -> dict[str, Any]:
         if content["command"] == "try":
             return _trials(content)
         return {"command": str(content["command"]), "results": [_result(each) for each in content["results"]]}
+    except ResultError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        why = f"{type(error).__name__} {error}"
+        raise ResultError(f"{source}: expected results as JSON, found other content ({why}). {WANTED}") from error
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
@@ -68,18 +72,6 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     if content["command"] == "try":
         raise ResultError(f"{path}: expected diagnoses, found results of `stepscope try`. {WANTED}")
     return list(content["results"])
-
-
-@contextmanager
-def _refused(source: object) -> Iterator[None]:
-    """Raise `ResultError` for the errors that other content than results causes."""
-    try:
-        yield
-    except ResultError:
-        raise
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        why = f"{type(error).__name__} {error}"
-        raise ResultError(f"{source}: expected results as JSON, found other content ({why}). {WANTED}") from error
 
 
 def _result(content: dict[str, Any]) -> dict[str, Any]:

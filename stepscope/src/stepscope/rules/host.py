@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepscope import thresholds
@@ -156,10 +155,6 @@ def _where(work: Work) -> str:
     return f"{waits}{recorded}{f': mostly at {work.line}' if work.line else '.'}"
 
 
-def _line(of: Callable[[Host], str]) -> Callable[[HostWork], str]:
-    return lambda view: of(view.host)
-
-
 RULES: tuple[Rule[HostWork], ...] = (
     Rule(
         "host.optimizer-by-weight", "an optimizer that updates weights one by one", "host", "fewer launches",
@@ -169,7 +164,7 @@ RULES: tuple[Rule[HostWork], ...] = (
         "{faster}",
         least=thresholds.HOST_WORK,
         example="SGD(model.parameters(), …, fused=True)  # or foreach=True: all weights at once",
-        line=_line(lambda host: host.optimizer.line),
+        line=lambda view: view.host.optimizer.line,
     ),
     Rule(
         "host.small-operators", "many small operators", "host", "fewer launches",
@@ -178,7 +173,7 @@ RULES: tuple[Rule[HostWork], ...] = (
         lambda view: f"A step calls {_calls(view.host.calls, view.calls.about)}",
         "# one call for the whole batch, or the whole sequence, instead of a Python loop",
         least=thresholds.HOST_WORK,
-        line=_line(lambda host: host.calls.line),
+        line=lambda view: view.host.calls.line,
     ),
     Rule(
         "host.elementwise", "large elementwise operators", "compute", "fewer launches",
@@ -190,7 +185,7 @@ RULES: tuple[Rule[HostWork], ...] = (
         ),
         "torch.compile(…)  # fuses several operators; or use a matrix product, as torch.cdist does for distances",
         least=thresholds.ELEMENTWISE,
-        line=_line(lambda host: host.elementwise_line),
+        line=lambda view: view.host.elementwise_line,
     ),
     Rule(
         "host.updates", "an optimizer that takes most of the step", "compute", "larger batches",
@@ -204,7 +199,7 @@ RULES: tuple[Rule[HostWork], ...] = (
         least=thresholds.UPDATES,
         example="SGD(model.parameters(), …, fused=True)  # or foreach=True: all weights at once\n# larger batches, or "
         "SparseAdam for a large nn.Embedding(sparse=True)",
-        line=_line(lambda host: host.updates_line),
+        line=lambda view: view.host.updates_line,
     ),
     Rule(
         "host.other-work-in-steps", "the step does something else", "host", "work between the operators",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from stepscope import thresholds, timing
@@ -127,18 +127,14 @@ class _Loop(Runner):
 @contextmanager
 def _generators() -> Iterator[Callable[[], None]]:
     """Give a function that sets all random generators back to their states; do so at the end, too."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    cpu, python = torch.get_rng_state(), random.getstate()
-    numpy = sys.modules["numpy"].random if "numpy" in sys.modules else None
-    arrays = numpy.get_state() if numpy else None
+    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all()  # of no GPU: an empty list
+    python, numpy = random.getstate(), np.random.get_state()
 
     def restart() -> None:
         torch.set_rng_state(cpu)
+        torch.cuda.set_rng_state_all(cuda)
         random.setstate(python)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-        if numpy:
-            numpy.set_state(arrays)
+        np.random.set_state(numpy)
 
     try:
         yield restart

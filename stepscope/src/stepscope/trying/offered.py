@@ -12,13 +12,9 @@ from stepscope.base.wording import percent
 
 Change = dict[str, dict[str, Any]]  # see `observe.settings`
 Report = dict[str, Any]  # of one run: see `observe.trial`
-GROUPS = (
-    "workers", "prefetch", "persistent", "pin", "order", "context", "threads", "fused", "precision", "channels_last",
-    "benchmark", "modes", "compile",
-)  # fmt: skip
-
-
 OF_THE_LOADER = ("workers", "prefetch", "persistent", "pin", "order", "context")
+OF_THE_STEP = ("threads", "fused", "precision", "channels_last", "benchmark", "modes", "compile")
+GROUPS = (*OF_THE_LOADER, *OF_THE_STEP)
 
 
 def waiting(seen: Report) -> float:
@@ -31,7 +27,7 @@ def left_out(seen: Report) -> tuple[tuple[str, ...], str]:
     share = waiting(seen)
     if share > 1 - thresholds.WORTH:
         why = f"Settings of the step were not tried: the loop waits for batches for {percent(share)} of its time."
-        return tuple(group for group in GROUPS if group not in OF_THE_LOADER), why
+        return OF_THE_STEP, why
     # On a CPU, fewer workers may leave more of the cores to the step
     if share < thresholds.WORTH and (seen["device"] == "cuda" or not (seen["loader"] or {}).get("workers")):
         why = f"Settings of the loader were not tried: the loop waits for batches for {percent(share)} of its time."

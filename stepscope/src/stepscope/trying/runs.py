@@ -23,18 +23,9 @@ from stepscope import thresholds
 from stepscope.base import terminal
 from stepscope.observe import launch
 from stepscope.timing.comparison import shuffled
+from stepscope.trying import results
 from stepscope.trying.offered import GROUPS, Change, Report, candidates, joined, left_out
-from stepscope.trying.results import (
-    AS_IT_IS,
-    TOGETHER,
-    Trials,
-    Tried,
-    compared,
-    faster,
-    judged,
-    other_samples,
-    without_conflicts,
-)  # fmt: skip
+from stepscope.trying.results import AS_IT_IS, TOGETHER, Trials, Tried
 
 NOT_COPIED = (".git", ".venv", "__pycache__")
 
@@ -116,14 +107,14 @@ def tried(
     (base, *settings), done = runner.rounds([base, *settings], rounds)
     if not done:
         return Trials(Tried(AS_IT_IS, {}, (seen,)), tuple(settings), 0)
-    unseen = left_out(seen)[1] if wanted is None else ""
-    trials, best = Trials(base, tuple(settings), done, left_out=unseen), without_conflicts(faster(base, settings))
+    trials = Trials(base, tuple(settings), done, left_out=left_out(seen)[1] if wanted is None else "")
+    best = results.without_conflicts(results.faster(base, settings))
     if len(best) > 1:
         together = Tried(TOGETHER, joined([each.change for each in best]))
         (again, alone, together), done = runner.rounds(
             [replace(base, runs=()), replace(best[0], runs=()), together], rounds
         )
-        final = None if done < 2 or together.problem or alone.problem else compared(again, [alone, together])
+        final = None if done < 2 or together.problem or alone.problem else results.compared(again, [alone, together])
         trials = replace(trials, together=together, final=final)
     return trials
 
@@ -150,11 +141,11 @@ class Runner(ABC):
         if not any("num_workers" in each.change.get("loader", {}) for each in settings):
             return list(settings)
         found, usual = list[Tried](), self._samples({})
-        unknown = other_samples(usual, usual)  # an epoch that cannot be compared with itself
+        unknown = results.other_samples(usual, usual)  # an epoch that cannot be compared with itself
         for each in settings:
             problem = ""
             if "num_workers" in each.change.get("loader", {}):
-                problem = unknown or other_samples(usual, self._samples(each.change))
+                problem = unknown or results.other_samples(usual, self._samples(each.change))
             found.append(replace(each, problem=problem))
         return found
 
@@ -189,7 +180,7 @@ class Runner(ABC):
             if base.problem:  # what is known so far holds
                 print(f"As it is, the loop could be timed at first, and then not: {base.problem}.", file=sys.stderr)
                 break
-            others = [judged(found.get(each.name, each), base, self.control) for each in kept[1:]]
+            others = [results.judged(found.get(each.name, each), base, self.control) for each in kept[1:]]
             kept = [base, *others]
             done += 1
         self.say("")
