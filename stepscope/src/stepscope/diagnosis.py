@@ -119,8 +119,8 @@ def facts_of_trace(trace: traces.Trace) -> Facts:
     from stepscope.observe import device, host, profile  # here: tables need pandas
 
     try:
-        trace, stall_ms = profile.usual(trace)
-        recorded = profile.read(trace, stall_ms)
+        trace, stall = profile.usual(trace)
+        recorded = profile.read(trace, stall)
     except traces.NoSteps as error:
         return Facts(problem=without_paths(str(error)))
     return Facts(recorded, host.read(trace, recorded), device.read(trace, recorded))

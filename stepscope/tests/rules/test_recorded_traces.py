@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope import diagnosis, traces
+from stepscope import diagnosis, rules, traces
 
 HERE = Path(__file__).parent / "h200"
 COURSE = Path(__file__).parents[3] / "data" / "reference" / "h200" / "traces"  # where the course is around stepscope
@@ -25,3 +25,9 @@ def test_a_trace_of_an_h200_has_the_findings_of_an_engineer_and_its_kernels_have
         pytest.skip("stepscope stands alone here")
     assert [finding.key for finding in diagnosis.of_trace(path).findings] == VERDICTS[path]
     assert "other" not in traces.kernel_classes(path).index
+
+
+def test_a_stalled_step_in_which_an_epoch_starts_workers_is_named_as_that():
+    facts = diagnosis.facts_of_trace(traces.load(HERE / "a-stalled-step.pt.trace.json.gz"))
+    assert facts.profile.starts_workers and facts.profile.stall_ms > 500
+    assert "persistent_workers=True" in dict(rules.diagnose(facts).evidence)["steps"]

@@ -268,15 +268,18 @@ def test_the_command_ends_quietly_when_its_output_is_closed(tmp_path):
     shell.stderr.close()
 
 
-def test_kernels_of_a_cuda_graph_are_attributed_to_it_and_gaps_between_them_are_marked(tmp_path):
+def test_kernels_of_a_cuda_graph_are_attributed_to_it_and_the_host_is_not_late_between_them(tmp_path):
     launch = event("cuda_runtime", "cudaGraphLaunch", 2, 8, correlation=2, **{"External id": 2})
     graphed = [kernel(10, 30), kernel(60, 80), kernel(90, 95)]
     for each in graphed:
         each["args"]["correlation"] = 2
     graphed[2]["args"]["name"] = "forward pass"  # by torch.cuda.graph_annotations.mark_kernels
-    events = [event("cpu_op", "aten::add", 0, 100), launch, *graphed, kernel(130, 150)]
+    launches = [event("cuda_runtime", "cudaLaunchKernel", end - 5, end, correlation=end) for end in (110, 140)]
+    queued, late = (kernel(start, start + 10) for start in (120, 150))
+    queued["args"]["correlation"], late["args"]["correlation"] = 110, 140
+    events = [event("cpu_op", "aten::add", 0, 100), launch, *graphed, *launches, queued, late, kernel(170, 180)]
     trace = traces.load(written(tmp_path / "trace.json", events))
-    gaps = traces.idle(trace)[["start", "end", "in_graph"]]
-    assert gaps.to_numpy().tolist() == [[30, 60, True], [80, 90, True], [95, 130, False]]
+    gaps = traces.idle(trace)[["start", "end", "late"]]
+    assert gaps.to_numpy().tolist() == [[30, 60, 0], [80, 90, 0], [95, 120, 15], [130, 150, 10], [160, 170, 10]]
     launched = traces.kernels(trace).fillna({"Operator": "unknown"}).groupby("Operator")["Calls"].sum()
-    assert launched.to_dict() == {"cudaGraphLaunch": 2, "forward pass": 1, "unknown": 1}
+    assert launched.to_dict() == {"cudaGraphLaunch": 2, "forward pass": 1, "unknown": 3}

@@ -31,7 +31,7 @@ class Device:
     copying: float  # share of copies to the GPU while no kernel runs
     pageable: float  # share of copies to the GPU from memory that is not pinned, while no kernel runs
     within: float  # share of copies within the GPU while no kernel runs
-    # Gaps between kernels in which the GPU waits for the host
+    # Gaps between kernels in which the GPU waits for the host to launch the next kernel
     gaps: float  # number of short gaps in a step
     gap_us: float | None  # median length of a short gap; None without short gaps
     short_us: float  # total time of the short gaps, without loading and copies

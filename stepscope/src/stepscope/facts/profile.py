@@ -17,6 +17,8 @@ class Profile:
     devices: int = 0  # number of accelerators that ran kernels
     in_process: bool = False  # whether the loop itself made the batches, without workers
     stall_ms: float = 0.0  # duration of a single step far longer than all other steps; 0 if there is none
+    starts_workers: bool = False  # whether an epoch with new workers begins in that step
+    queued: float = 0.0  # share in which the accelerator idles although the host has launched its next kernel
     timed: tuple[tuple[float, float], ...] = ()  # loading time and whole duration of each step, in ms
     recorded_us: float = 0.0  # time from the first event to the last
     operators: int = 0  # number of recorded operators
@@ -44,8 +46,8 @@ class Profile:
 
     @property
     def host(self) -> float:
-        """Share in which the host did work other than loading while the accelerator was idle."""
-        return self.shares["Runtime"] + self.shares["CPU Exec"] + self.shares["Other"]
+        """Share in which the accelerator was idle and waited for the host, which did work other than loading."""
+        return max(0.0, self.shares["Runtime"] + self.shares["CPU Exec"] + self.shares["Other"] - self.queued)
 
     @property
     def avoidable_idle(self) -> float:

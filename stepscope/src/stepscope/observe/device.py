@@ -71,15 +71,11 @@ def _copies(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
 
 
 def _gaps(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
-    """Return how long the GPU waits for the host, in short gaps and in long ones; gaps of a CUDA graph are its own."""
+    """Return how long the GPU waits for the host, in short gaps and in long ones: until the next kernel is launched."""
     gaps = traces.idle(trace)
-    length, busy = gaps["end"] - gaps["start"], gaps[["waiting", *_DOING]].sum(axis="columns")
-    of_host = (length > thresholds.OWN_GAP_US) & ~gaps["in_graph"]
-    short, long, doing = (
-        of_host & (length <= thresholds.LAUNCH_GAP_US),
-        of_host & (length > thresholds.LAUNCH_GAP_US),
-        "",
-    )
+    late, busy = gaps["late"], gaps[["waiting", *_DOING]].sum(axis="columns").clip(upper=gaps["late"])
+    short = (late > thresholds.OWN_GAP_US) & (late <= thresholds.LAUNCH_GAP_US)
+    long, doing = late > thresholds.LAUNCH_GAP_US, ""
     if long.any():
         doing = _DOING[gaps.loc[long, list(_DOING)].sum().idxmax()]
         longest = traces.gaps(trace).sort_values("longest")["in_longest"].iat[-1]
@@ -87,7 +83,7 @@ def _gaps(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
             doing += f"; in the longest gap {without_paths(printable(longest))}"
     return {
         "gaps": float(short.sum() / profile.steps),
-        "gap_us": _known(length[short].median()),
+        "gap_us": _known(late[short].median()),
         "short_us": float(busy[short].sum()),
         "long_us": float(busy[long].sum()),
         "all_us": float(busy.sum()),

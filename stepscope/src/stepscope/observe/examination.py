@@ -71,7 +71,7 @@ class Examination:
         self.growth: Growth | None = None
         self.batch: object = None
         self.trace: traces.Trace | None = None
-        self.stall_ms = 0.0
+        self.stall = profile.Stall()
         self.recorded: Profile | None = None
         self.sampled: host.Sampled | None = None
         self.long = LongSteps()
@@ -139,12 +139,12 @@ class Examination:
         by_batches = recorder.rest_is_step and recorder.source is not None  # the loop has just asked for a batch
         recorder.site, recorder.notes_site = Site(requests=here() if by_batches else ()), True
         trace = yield from self.profiled.recorded(self.folder, self._steps_to_profile)
-        self.trace, self.stall_ms = profile.usual(trace)
+        self.trace, self.stall = profile.usual(trace)
         if self.profiled.ended:
             raise LoopEnded
         yield from self._warm_up(thresholds.PAUSED_S, [])
         works = [step.duration_ms - step.wait_ms for step in loop.steps]
-        self.recorded = recorded = profile.read(self.trace, self.stall_ms)
+        self.recorded = recorded = profile.read(self.trace, self.stall)
         count = host.steps_to_sample(recorded, loop.work_ms + loop.wait_ms, works)
         several = self.profiled.ranks > 1
         self.sampled = yield from self.profiled.sampled(thresholds.SAMPLED_STEPS_OF_A_RANK if several else count)
@@ -192,7 +192,7 @@ class Examination:
         )
         if self.trace is None:
             return facts
-        recorded = self.recorded or profile.read(self.trace, self.stall_ms)
+        recorded = self.recorded or profile.read(self.trace, self.stall)
         found = host.read(self.trace, recorded, sampled)
         return replace(facts, profile=recorded, host=found, device=device.read(self.trace, recorded))
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import re
+import statistics
+from collections import Counter
+from dataclasses import dataclass
 
 from stepscope import thresholds, traces
 from stepscope.facts.profile import Profile
+from stepscope.traces.columns import named
 from stepscope.traces.events import CLASSIFIERS
+from stepscope.traces.step_times import step_at
 
 _OF_A_GPU = "cudnn_(?!is_acceptable)|miopen_|_cuda"  # operators; PyTorch calls the excluded operator on the CPU, too
 
 
-def usual(trace: traces.Trace) -> tuple[traces.Trace, float]:
-    """Return a trace without a single step far longer than all others, and its duration in ms; or the trace and 0.
+@dataclass(frozen=True)
+class Stall:
+    """A single step that is far longer than all other steps; `ms` is its duration, 0 if there is none."""
+
+    ms: float = 0.0
+    starts_workers: bool = False  # whether an epoch with new workers begins in the step
+
+
+def usual(trace: traces.Trace) -> tuple[traces.Trace, Stall]:
+    """Return a trace without a single step far longer than all others, and that step.
 
     Raises NoSteps and SeveralRecordings like `traces.breakdown`.
     """
@@ -20,12 +33,25 @@ def usual(trace: traces.Trace) -> tuple[traces.Trace, float]:
     work = table.sum(axis="columns") - table["DataLoader"]  # without waits: with n workers, every n-th step waits
     long = work > thresholds.STALL * work.median()
     if long.sum() != 1 or len(table) <= thresholds.LEAST_STEPS:
-        return trace, 0.0
-    return traces.without_step(trace, int(table.index[long][0])), float(table[long].to_numpy().sum()) / 1e3
+        return trace, Stall()
+    step = int(table.index[long][0])
+    stall = Stall(float(table[long].to_numpy().sum()) / 1e3, _starts_workers(trace, step))
+    return traces.without_step(trace, step), stall
 
 
-def read(trace: traces.Trace, stall_ms: float = 0.0) -> Profile:
-    """Return the profile of a trace from which `usual` took a step of `stall_ms`; 0 if it took none.
+def _starts_workers(trace: traces.Trace, step: int) -> bool:
+    """Return whether workers end and start in a step: it asks for more batches than usual, since an epoch ends."""
+    asked = Counter[int]()
+    for span in trace.spans:
+        events = span.events.rows(named(span.events["name"], lambda name: "MultiProcessingDataLoader" in name))
+        asked.update(step_at(span, events["start"]).tolist())
+    own = asked.pop(step, 0)
+    asked.pop(-1, None)
+    return bool(asked) and own > statistics.median(asked.values())
+
+
+def read(trace: traces.Trace, stall: Stall = Stall()) -> Profile:
+    """Return the profile of a trace from which `usual` took a step, if there was a stall.
 
     Raises NoSteps and SeveralRecordings like `traces.breakdown`.
     """
@@ -46,7 +72,9 @@ def read(trace: traces.Trace, stall_ms: float = 0.0) -> Profile:
         shares={str(name): float(share) for name, share in shares.items()},
         devices=len(devices),
         in_process=any("SingleProcess" in name for name in waits),
-        stall_ms=stall_ms,
+        stall_ms=stall.ms,
+        starts_workers=stall.starts_workers,
+        queued=_queued(trace, total) if devices else 0.0,
         timed=tuple((float(wait), float(step)) for wait, step in timed),
         recorded_us=float(sum(span.events["end"].max() - span.events["start"].min() for span in spans)),
         operators=len(operators),
@@ -58,6 +86,14 @@ def read(trace: traces.Trace, stall_ms: float = 0.0) -> Profile:
         without_kernels=not devices
         and (any(span.kernels.height for span in spans) or any(re.search(_OF_A_GPU, name) for name in set(operators))),
     )
+
+
+def _queued(trace: traces.Trace, total_us: float) -> float:
+    """Return the share of the steps in which no kernel runs, and nothing is copied, after the next kernel's launch."""
+    gaps = traces.idle(trace)
+    length = gaps["end"] - gaps["start"]
+    idle = (length - gaps["copying"] - gaps["loading"]) * (1 - gaps["late"] / length)
+    return float(idle.sum() / total_us / max(1, gaps["device"].nunique()))
 
 
 def _communication(trace: traces.Trace, share: float, on_device: bool) -> float:

@@ -76,8 +76,16 @@ def _of_a_trace(facts: Facts, profile: Profile, loading: loader.Loading) -> Diag
         found += findings(host.RULES, host.view(facts.host, profile))
     found += findings(loader.RULES, loading)
     unknown = [NEEDS_THE_LOADER] if any(finding.verdict == "loading" for finding in found) else []
-    otherwise = evidence.unexplained(profile)
-    return conclude(profile.step_ms, rows, found, unknown, otherwise=otherwise, steps=profile.timed)
+    otherwise, hidden = evidence.unexplained(profile), _hidden(profile, found)
+    unknown += filter(None, [evidence.queued(profile)])
+    return conclude(profile.step_ms, rows, found, unknown, hidden, otherwise, profile.timed)
+
+
+def _hidden(profile: Profile, found: list[Finding]) -> str | None:
+    """Return why there is no verdict if the GPU does what nobody knows for longer than any change gains, or None."""
+    if not evidence.queued(profile) or any(finding.gain >= profile.queued for finding in found):
+        return None
+    return f"For {percent(profile.queued)} of the time it is unknown what the GPU does: see below."
 
 
 def _of_few_steps(facts: Facts) -> Diagnosis:
@@ -95,8 +103,8 @@ def _of_few_steps(facts: Facts) -> Diagnosis:
 def _of_a_loop(facts: Facts, profile: Profile, loading: loader.Loading, machine: Machine) -> Diagnosis:
     rows = [*evidence.rows(facts, profile, loading)]
     found, loading_alone = _of_the_step(facts, profile, loading)
-    doubt = profile.lost_kernels or None
-    unknown = [*_unknown(facts, profile, machine), *filter(None, [facts.problem])]
+    doubt = profile.lost_kernels or _hidden(profile, found)
+    unknown = [*_unknown(facts, profile, machine), *filter(None, [facts.problem, evidence.queued(profile)])]
     if machine.held_share >= thresholds.BUSY and not profile.on_device:
         shortest = loading.wait_ms + loading.loop.least_ms
         fastest = loader.with_times(loading, shortest, loading.wait_ms, loading.usual_wait_ms)

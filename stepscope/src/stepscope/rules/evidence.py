@@ -82,6 +82,8 @@ def _memory_of_gpu(memory: GpuMemory) -> str:
 
 def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iterator[tuple[str, str]]:
     stall = f"; a single long step of {milliseconds(profile.stall_ms)} is left out"
+    if profile.starts_workers:
+        stall += ": an epoch begins in it, and starts workers. DataLoader(…, persistent_workers=True) keeps them"
     mean = f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}"
     yield "steps", mean + stall * (profile.stall_ms > 0)
     parts = shares(profile, device, host).items()
@@ -279,6 +281,17 @@ def few_threads(facts: Facts, loading: Loading) -> str | None:
     return (
         f"PyTorch computes with {counted(threads, 'thread')}, and the machine has {counted(cores, 'core')}: try "
         f"torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores} as an environment variable."
+    )
+
+
+def queued(profile: Profile) -> str | None:
+    """Return what is not known of a GPU that seems idle with work in its queue; None if that takes little time."""
+    if profile.queued < thresholds.WORTH:
+        return None
+    return (
+        f"what the GPU does for {percent(profile.queued)} of the time: no kernel is recorded, although the host has "
+        "launched the next one. The trace lacks kernels of CUDA graphs, or a stream waits for another one. Record some "
+        "steps without CUDA graphs."
     )
 
 

@@ -24,8 +24,9 @@ DIRECTIONS = {"HtoD": "to the device", "DtoH": "from the device", "DtoD": "withi
 def idle(path: str | Path | Trace) -> pd.DataFrame:
     """Return each gap between kernels that `gaps` counts: `device`, `start`, `end`, and its parts, all in µs.
 
-    `in_graph` says whether one launch, of a CUDA graph, started the kernels before and after the gap: then the host
-    cannot shorten the gap.
+    `late` is how long into the gap, in µs, the host had not yet launched the next kernel. For the rest of the gap the
+    accelerator was late by itself: the kernel waited for another stream, or kernels before it were not recorded. So it
+    is in a CUDA graph, whose kernels have one launch. Without a recorded launch the host counts as late.
 
     Raises NoAccelerator if the trace has no kernels.
     """
@@ -44,12 +45,21 @@ def _between(kernels: Columns, trace: Trace) -> Columns:
     starts, ends = union(kernels["start"], kernels["end"])
     gaps = Columns(device=kernels["device"][1 : len(ends)], span=kernels["span"][1 : len(ends)])  # constant columns
     gaps |= {"start": ends[:-1], "end": starts[1:]}
-    last, first = (places(gaps[each], kernels[other]) for each, other in (("start", "end"), ("end", "start")))
-    launch = kernels["correlation"]
-    gaps["in_graph"] = (launch[last] == launch[first]) & (launch[last] > 0)
     span = trace.spans[kernels["span"][0] if kernels.height else 0]
+    gaps["late"] = _late(gaps, kernels, span)
     parts = shares(span.events["start"], span.events["end"], _ways(span), len(MEANWHILE) - 1, gaps)
     return Columns(gaps | dict(zip(MEANWHILE, parts, strict=True)))
+
+
+def _late(gaps: Columns, kernels: Columns, span: Span) -> np.ndarray:
+    """Return the `late` of `idle`."""
+    calls = span.events.rows((span.events["kind"] == "Runtime") & (span.events["correlation"] > 0))
+    before, after = places(gaps["start"], kernels["end"]), places(gaps["end"], kernels["start"])
+    launch = kernels["correlation"]
+    launched = np.r_[calls["end"], np.inf][places(launch[after], calls["correlation"])]
+    launched = np.where(launch[before] == launch[after], -np.inf, launched)
+    late: np.ndarray = np.clip(launched - gaps["start"], 0.0, gaps["end"] - gaps["start"])
+    return late
 
 
 def gaps(path: str | Path | Trace) -> pd.DataFrame:
