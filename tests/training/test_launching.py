@@ -127,10 +127,14 @@ def test_a_time_out_ends_ranks_and_what_they_started_and_says_where_each_was(scr
 
 @posix
 @pytest.mark.slow  # so that on a busy machine, too, torchrun sees the failure; it gives the other rank 30 s to end
-def test_a_rank_that_failed_is_named_also_if_another_does_not_end_before_the_time_is_over(script):
-    path = script("signal.signal(15, signal.SIG_IGN)\nif rank == 1:\n    sys.exit('no images')\ntime.sleep(1000)")
+def test_a_rank_that_failed_is_named_also_if_another_does_not_end_before_the_time_is_over(script, tmp_path):
+    path = script(
+        "ignores = pathlib.Path(sys.argv[1], 'ignores')\n"
+        "if rank == 1:\n    while not ignores.exists():\n        time.sleep(0.01)\n    sys.exit('no images')\n"
+        "signal.signal(15, signal.SIG_IGN)\nignores.touch()\ntime.sleep(1000)"
+    )
     with pytest.raises(launching.JobFailed, match=r"rank 0 was at job.*; rank 1 exited with 1: no images"):
-        launching.torchrun(path, timeout=25, quiet=True)
+        launching.torchrun(path, tmp_path, timeout=25, quiet=True)
 
 
 @posix
