@@ -13,10 +13,13 @@ import itertools
 import json
 import random
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import torch
 
 from stepscope.observe import circumstances
 
@@ -66,7 +69,7 @@ def by_hand(kind: str) -> dict:
     )
     variants = {json.dumps(each): each for each in combined if each.get("workers") or not each.get("persistent")}
     steps = timed(kind, variants)
-    return variants[min(steps, key=steps.__getitem__)]
+    return changed(kind, variants[min(steps, key=steps.__getitem__)])
 
 
 def recommended(kind: str) -> dict:
@@ -79,7 +82,15 @@ def recommended(kind: str) -> dict:
     change = best["change"] if best else {}
     names = {"num_workers": "workers", "persistent_workers": "persistent", "autocast": "bfloat16"}
     parts = [(name, value) for part in change.values() for name, value in part.items()]
-    return {names.get(name, name): True if name == "autocast" else value for name, value in parts}
+    return changed(kind, {names.get(name, name): True if name == "autocast" else value for name, value in parts})
+
+
+def changed(kind: str, options: dict) -> dict:
+    """Return the options that differ from the loop as it is: PyTorch has a thread for each core by itself."""
+    loop = runpy.run_path(str(LOOP))
+    as_it_is = loop["USUAL"] | {"anomaly": False} | loop["KINDS"][kind][3]
+    as_it_is["threads"] = as_it_is["threads"] or torch.get_num_threads()
+    return {name: value for name, value in options.items() if value != as_it_is.get(name)}
 
 
 def table(results: list[dict]) -> str:

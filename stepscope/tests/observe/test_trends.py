@@ -62,6 +62,32 @@ def test_memory_grows_if_it_does_so_until_the_last_step(sizes, growth):
     assert trends.steady_growth(sizes) == pytest.approx(growth, rel=0.1)
 
 
+class Logged:
+    def __init__(self):
+        self.outputs = {}
+
+    def log(self, tensor):
+        self.outputs[len(self.outputs)] = tensor
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the memory of a process alone")
+@pytest.mark.parametrize("log", [Logged().log, None])
+def test_the_line_is_named_that_keeps_what_each_step_makes(facts_of, quick, log):
+    kept = [torch.zeros(1)] * 100  # an earlier list of tensors, such as a dataset, grows no more
+    losses, logged = [], getattr(log, "__self__", None)
+
+    def step(batch):
+        made = torch.ones(MB)
+        if logged is None:
+            losses.append((len(kept), made))
+        else:
+            logged.log(made)
+
+    line = facts_of(NUMBERS, step, 20).loop.trend.kept
+    expected = "losses.append((len(kept), made))" if logged is None else "self.outputs[len(self.outputs)] = tensor"
+    assert line.startswith("test_trends.py:") and line.endswith(expected)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the memory of a process alone")
 @pytest.mark.parametrize("keeps", [True, False])
 def test_the_memory_of_a_script_grows_with_what_its_steps_keep(facts_of, quick, keeps):

@@ -183,6 +183,7 @@ def test_work_between_epochs_counts_for_each_step(tmp_path):
     [
         ("no JSON", "expected results as JSON"),
         (report.document("run", [{"problem": "\x1b[2J nothing"}]), "[2J nothing"),
+        (report.document("run", [{"diagnosis": found(0, 5e-324).as_json()}]), "expected timed steps"),
         (report.document("run", [{"problem": "It ended too early."}]), "It ended too early."),
         (report.document("diagnose", [{"trace": "a", "problem": "b"}] * 2), "expected one trace, found 2"),
     ],

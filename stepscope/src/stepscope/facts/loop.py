@@ -100,6 +100,7 @@ class Trend:
     line: str = ""  # the user's line whose time grows most; "" if unknown
     grown_bytes: float = 0.0  # growth of the process's own memory in a step
     grown_gpu_bytes: float = 0.0  # growth of the memory of tensors on the GPU in a step
+    kept: str = ""  # the user's line that keeps tensors or arrays of each step; "" if unknown
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from stepscope.facts.host import Gradients, Optimizer
 from stepscope.facts.loop import LongSteps, Loop, Step, Trend
 from stepscope.facts.profile import Profile
 from stepscope.facts.trials import Modes
-from stepscope.observe import circumstances, device, hazards, host, long_steps, profile, trends
+from stepscope.observe import circumstances, device, hazards, host, keeping, long_steps, profile, trends
 from stepscope.observe.contention import Contention
 from stepscope.observe.gradients import GradientWatcher
 from stepscope.observe.profiled import OtherProfiler, Phase, ProfiledSteps, sampler_of
@@ -255,14 +255,24 @@ class Examination:
         if self.draw is not None:
             transfer = self._transfer(self.draw, loop.total_ms / count / 1e3) if recorder.num_workers else 0.0
             loop, self.batch = replace(loop, transfer_ms=transfer * 1e3), self.draw()
+        grown, grown_gpu = map(trends.steady_growth, zip(*sizes, strict=True))
+        kept = (yield from self._keeping()) if grown or grown_gpu else ""
         return replace(
             loop,
             total_ms=loop.total_ms + left * 1e3,
             cpu_ms=cpu / count * 1e3,
-            trend=Trend(0.0, 1 + len(self.early) + count / 2, "", *map(trends.steady_growth, zip(*sizes, strict=True))),
+            trend=Trend(0.0, 1 + len(self.early) + count / 2, "", grown, grown_gpu, kept),
             pickled_bytes=float(circumstances.array_bytes(self.batch)) if recorder.num_workers else 0.0,
             tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(self.batch)),
         )
+
+    def _keeping(self) -> Phase[str]:
+        """Return the user's line that keeps what the next step makes; "" if unknown, or if the loop ends."""
+        before = keeping.sizes()
+        with suppress(LoopEnded):
+            yield
+            return keeping.line(before)
+        return ""
 
     def _loop(self, records: Sequence[StepRecord], contention: Contention | None = None) -> Loop:
         """Return the facts about timed steps, without numbers that need a batch or the CPU time of all steps."""

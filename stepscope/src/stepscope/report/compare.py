@@ -15,6 +15,7 @@ from stepscope.report.documents import WANTED, ResultError, read
 from stepscope.report.findings import UNKNOWN, Diagnosis, Finding
 from stepscope.thresholds import WORTH
 
+LEAST = 1e-6  # ms of a step: no clock measures a shorter time
 # The fewest means into which many steps are divided: 10 to 30 are enough, and longer batches depend less on each other
 # (Schmeiser, Batch size effects in the analysis of simulation output, Operations Research 30, 1982).
 BATCHES = 10
@@ -137,6 +138,7 @@ def _timed(file: Path) -> list[dict[str, Any]]:
     if sum("trace" in each for each in results) > 1:
         raise ResultError(f"{file}: expected one trace, found {len(results)}. Diagnose the folder of one run.")
     timed = [each for each in results if "diagnosis" in each and each["diagnosis"].steps]
+    timed = [each for each in timed if _mean(each["diagnosis"]) >= LEAST]
     if not timed:
         why = next((each["problem"] for each in results if "problem" in each), WANTED)
         raise ResultError(f"{file}: expected timed steps, found none. {why}")

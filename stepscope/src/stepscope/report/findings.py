@@ -118,6 +118,11 @@ class Diagnosis:
         names = [field.name for field in dataclasses.fields(Finding) if field.name not in ("gain", "range")]
         texts = [{name: str(each[name]) for name in names} for each in content["findings"]]
         steps = [*zip(map(float, content["waits_ms"]), map(float, content["steps_ms"]), strict=True)]
+        if not all(0 <= wait <= step < math.inf for wait, step in steps):
+            raise ValueError("a step that waits longer than it takes")
+        apart = float(content.get("apart_ms", 0.0))
+        if not 0 <= apart < math.inf:
+            raise ValueError(f"{apart} ms between epochs")
         return cls(
             content["verdict"],
             str(content["reason"]),
@@ -126,7 +131,7 @@ class Diagnosis:
             tuple(Finding(gain=gain, range=ends, **text) for (gain, ends), text in zip(gains, texts, strict=True)),
             tuple(map(str, content["unknown"])),
             steps=tuple(steps),
-            apart_ms=float(content.get("apart_ms", 0.0)),
+            apart_ms=apart,
             shares={str(name): float(share) for name, share in content.get("shares", {}).items()},
         )
 

@@ -63,7 +63,8 @@ def _range(steps: Sequence[Step]) -> str:
 
 
 def _memory(trend: Trend) -> Iterator[tuple[str, str]]:
-    kept = "in each step. A list, dict or attribute may keep its tensors: append loss.item() or output.detach()."
+    keeper = f"{trend.kept} keeps what a step makes" if trend.kept else "A list, dict or attribute may keep its tensors"
+    kept = f"in each step. {keeper}: keep loss.item(), or output.detach()."
     if trend.grown_bytes:
         yield "memory", f"the script's own memory grew by {trend.grown_bytes / 1e6:.2g} MB {kept}"
     if trend.grown_gpu_bytes:
