@@ -269,7 +269,9 @@ def _run_rank(*words: str) -> int:
             code = script.wait(_DUMP)
     shown.writelines(line + b"\n" for line in begun if line)
     shown.flush()
-    (rank / _CODE).write_text(str(code), encoding="utf-8")
+    unfinished = rank / f"{_CODE}.part"  # the file appears with its content: torchrun's end may come at any moment
+    unfinished.write_text(str(code), encoding="utf-8")
+    unfinished.replace(rank / _CODE)
     return code if code >= 0 else 128 - code
 
 
