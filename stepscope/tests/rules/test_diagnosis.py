@@ -62,7 +62,7 @@ def test_a_single_stalled_step_is_left_out_with_its_gap(fault, file):
     usual = diagnosis.facts_of_trace(traces.load(cuda_trace.Loop(**options).write(file)))
     stalled = diagnosis.facts_of_trace(traces.load(cuda_trace.Loop(stall=500_000, **options).write(file)))
     assert (stalled.profile.steps, stalled.profile.stall_ms) == (7, pytest.approx(500, abs=20))
-    assert not stalled.profile.starts_workers
+    assert not stalled.profile.begins_epoch
     assert stalled.device.long_us <= usual.device.long_us and stalled.device.launches == usual.device.launches
     assert stalled.profile.step_ms == pytest.approx(usual.profile.step_ms, rel=0.1)
     found, expected = rules.diagnose(stalled), rules.diagnose(usual)

@@ -27,7 +27,7 @@ def test_a_trace_of_an_h200_has_the_findings_of_an_engineer_and_its_kernels_have
     assert "other" not in traces.kernel_classes(path).index
 
 
-def test_a_stalled_step_in_which_an_epoch_starts_workers_is_named_as_that():
+def test_a_stalled_step_in_which_an_epoch_begins_is_named_as_that():
     facts = diagnosis.facts_of_trace(traces.load(HERE / "a-stalled-step.pt.trace.json.gz"))
-    assert facts.profile.starts_workers and facts.profile.stall_ms > 500
+    assert facts.profile.begins_epoch and facts.profile.stall_ms > 500
     assert "persistent_workers=True" in dict(rules.diagnose(facts).evidence)["steps"]

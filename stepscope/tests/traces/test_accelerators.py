@@ -283,3 +283,11 @@ def test_kernels_of_a_cuda_graph_are_attributed_to_it_and_the_host_is_not_late_b
     assert gaps.to_numpy().tolist() == [[30, 60, 0], [80, 90, 0], [95, 120, 15], [130, 150, 10], [160, 170, 10]]
     launched = traces.kernels(trace).fillna({"Operator": "unknown"}).groupby("Operator")["Calls"].sum()
     assert launched.to_dict() == {"cudaGraphLaunch": 2, "forward pass": 1, "unknown": 3}
+
+
+def test_kernels_without_a_launch_are_no_graph(tmp_path):
+    events = [kernel(start, start + 10) for start in (0, 40, 90)]
+    for each in events:
+        each["args"]["correlation"] = 0
+    gaps = traces.idle(written(tmp_path / "trace.json", events))
+    assert gaps[["start", "end", "late"]].to_numpy().tolist() == [[10, 40, 30], [50, 90, 40]]

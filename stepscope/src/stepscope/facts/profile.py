@@ -17,7 +17,7 @@ class Profile:
     devices: int = 0  # number of accelerators that ran kernels
     in_process: bool = False  # whether the loop itself made the batches, without workers
     stall_ms: float = 0.0  # duration of a single step far longer than all other steps; 0 if there is none
-    starts_workers: bool = False  # whether an epoch with new workers begins in that step
+    begins_epoch: bool = False  # whether an epoch with workers begins in that step
     queued: float = 0.0  # share in which the accelerator idles although the host has launched its next kernel
     timed: tuple[tuple[float, float], ...] = ()  # loading time and whole duration of each step, in ms
     recorded_us: float = 0.0  # time from the first event to the last

@@ -62,7 +62,9 @@ def _names(frame: FrameType) -> Iterator[tuple[str, object, list[str]]]:
     for name, value in variables.items():
         yield name, value, [file]
     for value in variables.values():
-        attributes = getattr(value, "__dict__", None)
+        attributes: Any = None
+        with suppress(AttributeError):  # `getattr` could run code of the script
+            attributes = object.__getattribute__(value, "__dict__")
         of_class = getattr(sys.modules.get(type(value).__module__), "__file__", None)
         for name, inner in [*attributes.items()] if type(attributes) is dict else []:
             yield name, inner, [file, *filter(None, [of_class])]

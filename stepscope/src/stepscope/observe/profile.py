@@ -21,7 +21,7 @@ class Stall:
     """A single step that is far longer than all other steps; `ms` is its duration, 0 if there is none."""
 
     ms: float = 0.0
-    starts_workers: bool = False  # whether an epoch with new workers begins in the step
+    begins_epoch: bool = False  # whether an epoch with workers begins in the step
 
 
 def usual(trace: traces.Trace) -> tuple[traces.Trace, Stall]:
@@ -35,19 +35,22 @@ def usual(trace: traces.Trace) -> tuple[traces.Trace, Stall]:
     if long.sum() != 1 or len(table) <= thresholds.LEAST_STEPS:
         return trace, Stall()
     step = int(table.index[long][0])
-    stall = Stall(float(table[long].to_numpy().sum()) / 1e3, _starts_workers(trace, step))
+    stall = Stall(float(table[long].to_numpy().sum()) / 1e3, _begins_epoch(trace, step))
     return traces.without_step(trace, step), stall
 
 
-def _starts_workers(trace: traces.Trace, step: int) -> bool:
-    """Return whether workers end and start in a step: it asks for more batches than usual, since an epoch ends."""
+def _begins_epoch(trace: traces.Trace, step: int) -> bool:
+    """Return whether an epoch with workers begins in a step: the request that ends the epoch before is one more.
+
+    A step that validates with a DataLoader mostly asks for several more.
+    """
     asked = Counter[int]()
     for span in trace.spans:
         events = span.events.rows(named(span.events["name"], lambda name: "MultiProcessingDataLoader" in name))
         asked.update(step_at(span, events["start"]).tolist())
     own = asked.pop(step, 0)
     asked.pop(-1, None)
-    return bool(asked) and own > statistics.median(asked.values())
+    return bool(asked) and own == statistics.median(asked.values()) + 1
 
 
 def read(trace: traces.Trace, stall: Stall = Stall()) -> Profile:
@@ -73,7 +76,7 @@ def read(trace: traces.Trace, stall: Stall = Stall()) -> Profile:
         devices=len(devices),
         in_process=any("SingleProcess" in name for name in waits),
         stall_ms=stall.ms,
-        starts_workers=stall.starts_workers,
+        begins_epoch=stall.begins_epoch,
         queued=_queued(trace, total) if devices else 0.0,
         timed=tuple((float(wait), float(step)) for wait, step in timed),
         recorded_us=float(sum(span.events["end"].max() - span.events["start"].min() for span in spans)),

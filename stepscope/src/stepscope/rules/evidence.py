@@ -64,7 +64,9 @@ def _range(steps: Sequence[Step]) -> str:
 
 def _memory(trend: Trend) -> Iterator[tuple[str, str]]:
     keeper = f"{trend.kept} keeps what a step makes" if trend.kept else "A list, dict or attribute may keep its tensors"
-    kept = f"in each step. {keeper}: keep loss.item(), or output.detach()."
+    kept = (
+        f"in each step. {keeper}: keep a number, such as loss.item(), or a tensor without its graph: output.detach()."
+    )
     if trend.grown_bytes:
         yield "memory", f"the script's own memory grew by {trend.grown_bytes / 1e6:.2g} MB {kept}"
     if trend.grown_gpu_bytes:
@@ -83,8 +85,8 @@ def _memory_of_gpu(memory: GpuMemory) -> str:
 
 def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iterator[tuple[str, str]]:
     stall = f"; a single long step of {milliseconds(profile.stall_ms)} is left out"
-    if profile.starts_workers:
-        stall += ": an epoch begins in it, and starts workers. DataLoader(…, persistent_workers=True) keeps them"
+    if profile.begins_epoch:
+        stall += ": an epoch begins in it, and starts its workers anew unless DataLoader(…, persistent_workers=True)"
     mean = f"{profile.steps} recorded, on average {milliseconds(profile.step_ms)}"
     yield "steps", mean + stall * (profile.stall_ms > 0)
     parts = shares(profile, device, host).items()

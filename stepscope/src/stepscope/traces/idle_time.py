@@ -57,7 +57,8 @@ def _late(gaps: Columns, kernels: Columns, span: Span) -> np.ndarray:
     before, after = places(gaps["start"], kernels["end"]), places(gaps["end"], kernels["start"])
     launch = kernels["correlation"]
     launched = np.r_[calls["end"], np.inf][places(launch[after], calls["correlation"])]
-    launched = np.where(launch[before] == launch[after], -np.inf, launched)
+    together = (launch[before] == launch[after]) & (launch[after] > 0)  # without a launch some profilers write 0
+    launched = np.where(together, -np.inf, launched)
     late: np.ndarray = np.clip(launched - gaps["start"], 0.0, gaps["end"] - gaps["start"])
     return late
 
