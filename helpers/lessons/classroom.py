@@ -52,7 +52,7 @@ def _rows(people: int) -> Iterator[Row]:
     remedy = f"in everybody's environment:  export OMP_NUM_THREADS={fit}"
     yield Row("Threads", f"a training run starts {own}: OMP_NUM_THREADS, or one per core", problem, remedy)
 
-    available = preflight.available_memory()
+    available = machine.available_memory()
     remedy = f"{_fewer(people, available / READER_MEMORY)}; shut down each kernel when its notebook is done"
     problem = "the system will kill Jupyter kernels, and report only that they died"
     yield room("Memory", available, people * READER_MEMORY, problem, remedy)

@@ -121,7 +121,7 @@ def _cores() -> Iterator[Row]:
 
 def _memory() -> Iterator[Row]:
     remedy = "shut down kernels and programs not in use"
-    yield room("Memory", available_memory(), LEAST_MEMORY, "too little for a notebook and its workers", remedy)
+    yield room("Memory", machine.available_memory(), LEAST_MEMORY, "too little for a notebook and its workers", remedy)
     if Path("/dev/shm").is_dir():
         free = shutil.disk_usage("/dev/shm").free
         problem = "loader workers send batches to the main process through it, and will crash with a bus error"
@@ -270,9 +270,3 @@ def _nvidia() -> tuple[str | None, int, list[str]]:
         return pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion() // 1000, names
     finally:
         pynvml.nvmlShutdown()
-
-
-def available_memory() -> int:
-    """Return the free memory in bytes, or the limit of the container or job, if that is less."""
-    limits = (int(limit) for limit in machine.control_group_limits("memory.max") if limit != "max")
-    return min([psutil.virtual_memory().available, *limits])

@@ -34,7 +34,7 @@ def machine(folder, monkeypatch):
     monkeypatch.setattr(base, "cores", lambda: 8)
     monkeypatch.setattr(base, "cpu_quota", lambda: None)
     monkeypatch.setattr(base, "control_group_limits", lambda name: {"pids.max": ["max", "4096"]}[name])
-    monkeypatch.setattr(preflight, "available_memory", lambda: 16 * preflight.GB)
+    monkeypatch.setattr(base, "available_memory", lambda: 16 * preflight.GB)
     monkeypatch.setattr(classroom.shutil, "disk_usage", lambda path: mock.Mock(free=10e9))
     monkeypatch.setattr(execute, "times_text", lambda: "ci about 6 min")
     images = cifar10.prepare(drawn=(20, 10), download=False)

@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+import psutil
+
 _VERSION_1 = {
     "cpu.max": ["cpu.cfs_quota_us", "cpu.cfs_period_us"],
     "memory.max": ["memory.limit_in_bytes"],
@@ -29,6 +31,12 @@ def cpu_quota() -> float | None:
     """Return the number of cores whose CPU time this process may use, or None without a limit."""
     quotas = [limit.split() for limit in control_group_limits("cpu.max")]
     return min((int(quota) / int(period) for quota, period in quotas if quota != "max"), default=None)
+
+
+def available_memory() -> int:
+    """Return the free memory in bytes, or the limit of the container or job, if that is less."""
+    limits = (int(limit) for limit in control_group_limits("memory.max") if limit != "max")
+    return min([psutil.virtual_memory().available, *limits])
 
 
 def control_group_limits(name: str) -> list[str]:

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from stepscope import thresholds, timing
+from stepscope.base import machine
 from stepscope.facts.trials import Trial, Trials
 from stepscope.observe import settings
 from stepscope.timing.loaders import batch_size
@@ -59,7 +60,7 @@ def run(step: timing.Step, batch: object, *, threads: int | None, double: bool) 
     if torch.are_deterministic_algorithms_enabled():
         tried["deterministic"] = _compare(call, call, {"deterministic": False})
     memory = thresholds.LARGER_BATCH * psutil.Process().memory_info().rss
-    if size < thresholds.SMALL_BATCH and memory < psutil.virtual_memory().available:
+    if size < thresholds.SMALL_BATCH and memory < machine.available_memory():
         with suppress(Exception):  # out of memory, or the step needs this batch size
             larger = tree_map_only(torch.Tensor, _repeated, batch)
             if batch_size(larger) > size:

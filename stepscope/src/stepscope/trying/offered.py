@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 
 from stepscope import thresholds
+from stepscope.base import machine
 from stepscope.base.wording import percent
 
 Change = dict[str, dict[str, Any]]  # see `observe.settings`
@@ -56,7 +57,7 @@ def _of_the_loader(seen: Report) -> Iterator[tuple[str, str, Change]]:
     numbers = [0, *(2**power for power in range(12) if 2**power < cores), cores]
     if waiting(seen) > thresholds.MOSTLY_WAITING:  # items that wait do not need a core each
         numbers.append(2 * cores)
-    fit = psutil.virtual_memory().available / thresholds.WORKER_BYTES / seen["here"]
+    fit = machine.available_memory() / thresholds.WORKER_BYTES / seen["here"]
     for number in numbers:
         if number != workers and number < fit:
             change = {"num_workers": number} | (persistent if number else {})
