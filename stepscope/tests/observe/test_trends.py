@@ -75,7 +75,7 @@ def test_the_line_is_named_that_keeps_what_each_step_makes(facts_of, quick):
     logged = Logged()
 
     def step(batch):
-        logged.log(torch.ones(MB))
+        logged.log(torch.ones(MB, dtype=torch.float16))
 
     trend = facts_of(NUMBERS, step, 20).loop.trend
     # On a busy machine another test's memory may be freed meanwhile: then nothing grows for certain
