@@ -18,5 +18,5 @@ from helpers.figures.networks import (
     time_to_accuracy,
 )
 from helpers.figures.pipelines import access, image_grid, item_timeline, memory, throughput
-from helpers.figures.profiles import breakdown, gpu, kernels, memory_curves, utilization_and_efficiency
+from helpers.figures.profiles import breakdown, gpu, kernel_classes, kernels, memory_curves, utilization_and_efficiency
 from helpers.figures.timings import comparison, phases, run_ahead, time_lines, two_clocks

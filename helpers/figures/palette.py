@@ -31,6 +31,12 @@ COLOURS = {
     "compute": BLUE,
     "waiting": VERMILION,
     "step": BLUE,
+    "products and convolutions": BLUE,
+    "attention": SKY,
+    "normalization": VERMILION,
+    "elementwise": ORANGE,
+    "compiled": YELLOW,
+    "pooling": PURPLE,
 }
 # For several lines or marks: colour, dashes and marker of each
 LOOKS = (

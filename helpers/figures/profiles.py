@@ -16,6 +16,9 @@ from stepscope.base import wording
 from stepscope.traces import report
 from stepscope.traces.columns import union
 
+# Classes of kernels that are drawn: products first, which compute; all others move bytes
+_CLASSES = ("products and convolutions", "attention", "normalization", "elementwise", "compiled", "pooling")
+
 
 def breakdown(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:
     """Draw the step breakdown of one or several traces side by side: a stacked bar per step, a gap between two spans.
@@ -121,6 +124,28 @@ def kernels(table: pd.DataFrame, source: str) -> Picture:
     rows = zip(names, total, used, strict=True)
     words = ", ".join(f"{name} {value:.2f} ms{' on Tensor Cores' if core else ''}" for name, value, core in rows)
     return finish(figure, f"Bars of the time of the kernels that took most: {words}", source, "x")
+
+
+def kernel_classes(steps: Mapping[str, pd.Series], source: str) -> Picture:
+    """Draw what a GPU's kernels do in a step: a bar per step, with the ms of each class of kernel.
+
+    `steps` are by what the bars are called; the index of each has names of `traces.kernel_class`.
+    """
+    table = pd.DataFrame(steps).fillna(0.0)
+    table = table.groupby(lambda name: name if name in _CLASSES else "the rest").sum().T
+    table = table[[name for name in (*_CLASSES, "the rest") if name in table]]
+    figure, axes = panel(8, 0.55 * len(table) + 1.4)
+    begins = np.zeros(len(table))
+    readable = 0.05 * table.sum(axis="columns").max()
+    for name, milliseconds in table.items():
+        bars = axes.barh(table.index, milliseconds, left=begins, height=0.6, color=COLOURS[name], label=name)
+        axes.bar_label(bars, [f"{ms:.1f}" if ms > readable else "" for ms in milliseconds], label_type="center")
+        begins += milliseconds.to_numpy()
+    axes.set(xlabel="kernels' time in a step, in ms", xlim=(0, 1.05 * begins.max()))
+    axes.invert_yaxis()
+    legend(figure, columns=4)
+    words = listed(dict(table.iterrows()), "{:.1f}")
+    return finish(figure, f"Bars of the milliseconds of a step's kernels, by class. {words}", source, "x")
 
 
 def memory_curves(tables: Mapping[str, pd.DataFrame], source: str) -> Picture:

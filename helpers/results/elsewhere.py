@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -13,7 +14,7 @@ import torch
 from helpers import config
 from helpers.results import pairs, scoreboard
 from helpers.training import calculated
-from stepscope import timing
+from stepscope import timing, traces
 from stepscope.base import machine
 from stepscope.base.wording import counted, digits, rounded
 from stepscope.timing.comparison import NOISY, outcome
@@ -155,7 +156,7 @@ def _calculated(number: str) -> Iterator[Row]:
             change,
             f"{digits(before.steady_ms / after.steady_ms)}×",
             f"{' → '.join(rates)} images/s",
-            f"ResNet-50{', bfloat16' if number == '12' else ''}, {images} images a step, decided by {limits}",
+            f"ResNet-50{', float16' if number == '12' else ''}, {images} images a step, decided by {limits}",
             after.gpu.source,
         )
 
@@ -184,18 +185,33 @@ def published(number: str | None = None) -> pd.DataFrame:
     return rows if number is None else rows[[number in notebooks.split() for notebooks in rows["notebooks"]]]
 
 
-_HALF = {"autocast": torch.bfloat16}
+_HALF, _AMP = {"autocast": torch.bfloat16}, {"autocast": torch.float16}  # AMP was float16 in 2021 and 2022
 _LAST = {"channels_last": True}
-# Published changes that can be calculated: network, GPU, and the step before and after. The constants of `calculated`
-# were fitted to the first three, ResNet-50's.
+# Published changes that can be calculated: network, GPU, and the step before and after
 _STEPS: dict[str, tuple[str, str, dict, dict]] = {
-    "F11 ResNet-50": ("resnet50", "RTX 3090", _HALF, _HALF | _LAST),
-    "F12 A100": ("resnet50", "A100", {}, _HALF | _LAST),
-    "F12 V100": ("resnet50", "V100", {}, {"autocast": torch.float16} | _LAST),
-    "F11 ResNet-18": ("resnet18", "RTX 3090", _HALF, _HALF | _LAST),
-    "F11 ViT": ("vit_b_16", "RTX 3090", _HALF, _HALF | _LAST),
-    "F11 ConvNeXt": ("convnext_tiny", "RTX 3090", _HALF, _HALF | _LAST),
+    "F11 ResNet-50": ("resnet50", "RTX 3090", _AMP, _AMP | _LAST),
+    "F12 A100": ("resnet50", "A100", {}, _AMP | _LAST),
+    "F12 V100": ("resnet50", "V100", {}, _AMP | _LAST),
+    "F11 ResNet-18": ("resnet18", "RTX 3090", _AMP, _AMP | _LAST),
+    "F11 ViT": ("vit_b_16", "RTX 3090", _AMP, _AMP | _LAST),
+    "F11 ConvNeXt": ("convnext_tiny", "RTX 3090", _AMP, _AMP | _LAST),
 }
+
+
+def kernel_classes(folder: Path) -> dict[str, pd.Series]:
+    """Return the ms of each class of kernel in a step of ResNet-50 in bfloat16 on GPUs, without and with a compiler.
+
+    First as recorded, from traces that are copied into `folder` (see `scoreboard.borrow_traces`); then as calculated
+    for the H200 that recorded them. The index of each has the names of `traces.kernel_class`.
+    """
+    found = {}
+    for name, trace in scoreboard.borrow_traces("11", folder).items():
+        found[f"{name}, recorded"] = traces.kernel_classes(trace)["time"] / 1e3 / len(traces.steps(trace))
+    photos = calculated.recorded(**_HALF, **_LAST, fused=True)
+    for name, compiled in {"H200, calculated": False, "H200, calculated, compiled": True}.items():
+        kernels = calculated.calculate(photos, "H200", compiled=compiled).kernels
+        found[name] = kernels.groupby("class")["ms"].sum()
+    return found
 
 
 def calculated_and_measured(batch: int = 128) -> pd.DataFrame:

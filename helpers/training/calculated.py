@@ -1,15 +1,17 @@
 """Calculates a training step on a GPU that is not here, from the step's operators and the GPU's data sheet.
 
-Each kernel takes the longest of three times: its operations at the GPU's peak, its bytes at the memory's bandwidth, and
-the shortest time of any kernel. The host starts one after the other, and waits for none. This is a model, not a
-measurement: `elsewhere.calculated_and_measured` compares it. Half of twelve speeds that others published are less than
-4% off, the worst 28%; half of six gains less than 2%, the worst 9%. On the H200 of ``data/reference/h200`` ResNet-50 is
-calculated 9% too fast in TF32, and 39% in bfloat16: there PyTorch runs batch normalization in kernels of its own, which
-reach far less of the bandwidth than cuDNN's.
+Each operator takes a time by its class: a product its operations and its bytes, any other its bytes, at the share of
+the data sheet's figures that kernels of the class reach (`SHARES`). Some µs are added for each kernel. The host starts
+one operator after the other, and waits for none. This is a model, not a measurement:
+`elsewhere.calculated_and_measured` compares it.
 
-With few images it is too optimistic: kernels that are too small for the GPU reach less, and a host may take three times
-`LAUNCH_US`. For ResNet-50 in float32 with Adam on a V100 others measured (pytorch/benchmark, PR 706) 29.7 ms a step of
-one image, and 16.7 ms as a CUDA graph; the model gives 10.7 and 8.8. With 8 images both show no gain by a graph.
+The shares come from one trace of an H200, of ResNet-50 in bfloat16 and channels_last, and from its throughput in
+float32. The other speeds were held out: on this H200, an A100 and a V100 the six are less than 10% off. An RTX 3090 is
+calculated up to 20% too slow, as a GeForce card runs above its data sheet's clock, and ConvNeXt 25% too fast.
+
+With few images kernels are too small for the GPU and reach less, and hosts differ. For ResNet-50 in float32 with Adam
+on a V100 others measured (pytorch/benchmark, PR 706) 29.7 ms a step of one image: 16 µs of the host for an operator. In
+the small network's step on the H200 it was 42 µs, on a slow core. `HOST_US` lies between them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,18 +31,32 @@ __all__ = [
     "training_step",
 ]  # fmt: skip
 
-# Shares of a data sheet's figures that kernels reach, the same for all GPUs. These fit six published speeds of
-# ResNet-50 on three GPUs best; all others were held out (see `elsewhere`).
-COMPUTE, BANDWIDTH = 0.95, 0.7
+PRODUCT = "products and convolutions"
+#: Shares of the memory's bandwidth that kernels reach, by class: recorded on an H200, see above. A product on Tensor
+#: Cores waits for its bytes at `SHARES[PRODUCT]`, more than 1 as caches hold some, and computes after that.
+SHARES = {
+    "elementwise": 0.9,
+    "compiled": 0.9,  # what a compiler writes
+    "layout": 0.9,
+    "pooling": 0.2,
+    "normalization": 0.73,  # of a batch, in cuDNN
+    "normalization, native": 0.27,  # in PyTorch's own kernels
+    "normalization, native, backward": 0.55,
+    PRODUCT: 1.05,
+}
+#: Shares of the data sheet's peak: on Tensor Cores; without them, by memory format; the first layer, of few channels.
+TENSOR_CORES, CONTIGUOUS, CHANNELS_LAST, FEW_CHANNELS = 0.9, 0.82, 0.44, 0.6
 SHORTEST_US = 2.0  #: of a kernel
-LAUNCH_US = 5.0  #: of the host's time, to start a kernel from Python
+BETWEEN_US = 1.4  #: from the end of a kernel to the start of the next, counted as part of the kernel
+HOST_US = 25.0  #: of the host's time for an operator: Python, autograd, PyTorch's dispatcher, and a launch
+LAUNCH_US = 5.0  #: of it, for a launch alone: of a CUDA graph, of a compiled kernel, and of an operator's other kernels
 
 
 @dataclass(frozen=True)
 class Gpu:
     """A data sheet. Operations in 10¹² a second, for dense matrices, added up in float32; None if it has no units.
 
-    For a device whose limits were measured by large kernels, give ``reached=(1, 1)``.
+    For a device whose limits were measured, ``measured=True``: all kernels reach them.
     """
 
     name: str
@@ -51,11 +67,11 @@ class Gpu:
     gb: int | None  #: of memory
     source: str
     bfloat16: bool = True  #: whether its Tensor Cores have it
-    reached: tuple[float, float] = (COMPUTE, BANDWIDTH)  #: shares of peak and bandwidth that kernels reach
+    measured: bool = False  #: whether peak and bandwidth were measured, and do not come from a data sheet
 
     def peak(self, operator: Operator, tf32: bool) -> tuple[float, bool]:
         """Return the peak for an operator, and whether it runs on Tensor Cores."""
-        if operator.grouped or not operator.flops:
+        if operator.grouped or operator.few_channels or not operator.flops:
             return self.float32, False
         if operator.dtype == torch.float16 or (operator.dtype == torch.bfloat16 and self.bfloat16):
             return self.bits16, True
@@ -91,14 +107,18 @@ class Calculated:
     gpu : Gpu
         The data sheet.
     kernels : pandas.DataFrame
-        One row per operator, in order: ``operator``, ``kernels``, ``gflop``, ``mb``, ``ms`` on the GPU, and
-        ``limit``: ``"compute"``, ``"memory"`` or ``"shortest kernel"``.
+        One row per operator, in order: ``operator``, ``class`` as in `stepscope.traces.kernel_class`,
+        ``kernels``, ``gflop``, ``mb``, ``ms`` on the GPU, and ``limit``: ``"compute"``, ``"memory"`` or
+        ``"shortest kernel"``.
+    host_ms : float
+        The host's time to start them.
     graph : bool
         Whether one launch starts all kernels.
     """
 
     gpu: Gpu
     kernels: pd.DataFrame
+    host_ms: float
     graph: bool = False
 
     @property
@@ -107,7 +127,8 @@ class Calculated:
         kernels = []
         for row in self.kernels.itertuples():
             kernels += row.kernels * [(row.operator, row.ms * 1e3 / row.kernels)]
-        return SimulatedDevice(kernels, launch_us=LAUNCH_US, graph=self.graph, how=f"calculated for {self.gpu.name}")
+        launch_us = self.host_ms * 1e3 / (1 if self.graph else len(kernels))
+        return SimulatedDevice(kernels, launch_us=launch_us, graph=self.graph, how=f"calculated for {self.gpu.name}")
 
     @cached_property
     def step_ms(self) -> float:
@@ -117,8 +138,7 @@ class Calculated:
     @property
     def steady_ms(self) -> float:
         """One step of many: the host launches while kernels run, so the longer time decides."""
-        launches = 1 if self.graph else self.kernels.kernels.sum()
-        return max(launches * LAUNCH_US / 1e3, self.kernels.ms.sum())
+        return max(self.host_ms, self.kernels.ms.sum())
 
     @property
     def limit(self) -> str:
@@ -166,28 +186,55 @@ def calculate(
     if isinstance(gpu, str) and gpu not in GPUS:
         raise ValueError(f"Expected one of {', '.join(GPUS)}, found {gpu!r}.")
     sheet = GPUS[gpu] if isinstance(gpu, str) else gpu
+    calls = fused(operators) if compiled else operators
     rows = []
-    for operator in fused(operators) if compiled else operators:
-        seconds, limit = _seconds(operator, sheet, tf32)
+    for operator in calls:
+        kind = _kind(operator, compiled)
+        seconds, limit = _seconds(operator, kind, sheet, tf32)
         size = operator.flops / 1e9, operator.bytes / 1e6
-        rows.append((operator.name, operator.kernels, *size, seconds * 1e3, limit))
-    names = ["operator", "kernels", "gflop", "mb", "ms", "limit"]
-    return Calculated(sheet, pd.DataFrame(rows, columns=names), graph)
+        rows.append((operator.name, kind.partition(",")[0], operator.kernels, *size, seconds * 1e3, limit))
+    names = ["operator", "class", "kernels", "gflop", "mb", "ms", "limit"]
+    kernels = sum(operator.kernels for operator in calls)
+    alone = kernels if compiled else kernels - len(calls)  # a compiled step calls its kernels without autograd
+    host_us = LAUNCH_US if graph else alone * LAUNCH_US + (kernels - alone) * HOST_US
+    return Calculated(sheet, pd.DataFrame(rows, columns=names), host_us / 1e3, graph)
 
 
-def _seconds(operator: Operator, gpu: Gpu, tf32: bool) -> tuple[float, str]:
+def _kind(operator: Operator, compiled: bool) -> str:
+    """Return the key of `SHARES` for an operator; a compiler writes the kernels of all that it can fuse."""
+    if operator.flops:
+        return PRODUCT
+    if compiled and operator.elementwise:
+        return "compiled"
+    if "batch_norm" in operator.name:
+        native = ", native, backward" if "backward" in operator.name else ", native"
+        return f"normalization{native if operator.native else ''}"
+    return "pooling" if operator.name.startswith("max_pool") else "elementwise"
+
+
+def _seconds(operator: Operator, kind: str, gpu: Gpu, tf32: bool) -> tuple[float, str]:
     """Return how long an operator's kernels take, and the limit that decides."""
     peak, tensor_cores = gpu.peak(operator, tf32)
-    computing, moving = gpu.reached
-    memory = operator.bytes / (moving * gpu.gb_per_second * 1e9)
-    times = {
-        "compute": operator.flops / (computing * peak * 1e12),
-        "memory": memory,
-        "shortest kernel": operator.kernels * SHORTEST_US * 1e-6,
-    }
-    limit = max(times, key=lambda name: times[name])
-    # Convolutions on Tensor Cores need adjacent channels: other tensors are transposed before and after
-    return times[limit] + (2 * memory if operator.contiguous and tensor_cores else 0.0), limit
+    computing, moving = operator.flops / (peak * 1e12), operator.bytes / (gpu.gb_per_second * 1e9)
+    both = max(computing, moving)
+    if not gpu.measured:
+        # Convolutions on Tensor Cores need adjacent channels: other tensors are transposed before and after
+        turning = 2 * moving / SHARES["layout"] if tensor_cores and operator.contiguous else 0.0
+        computing, moving = computing / _share(operator, tensor_cores), moving / SHARES[kind] + turning
+        both = computing + moving if tensor_cores else max(computing, moving)
+    limits = {"compute": computing, "memory": moving, "shortest kernel": operator.kernels * SHORTEST_US * 1e-6}
+    seconds = max(both, limits["shortest kernel"])
+    between = 0.0 if gpu.measured else operator.kernels * BETWEEN_US * 1e-6
+    return seconds + between, max(limits, key=lambda name: limits[name])
+
+
+def _share(operator: Operator, tensor_cores: bool) -> float:
+    """Return the share of the peak that an operator's kernels reach."""
+    if tensor_cores:
+        return TENSOR_CORES
+    if operator.few_channels:
+        return FEW_CHANNELS
+    return CHANNELS_LAST if operator.name.startswith("convolution") and not operator.contiguous else CONTIGUOUS
 
 
 def fused(operators: Sequence[Operator]) -> list[Operator]:
@@ -262,8 +309,8 @@ def changes(rung: str, gpus: Sequence[str] = ("A100", "H200")) -> Iterator[tuple
     """Calculate what the changes of a rung, ``"09"`` to ``"12"``, do to a training step of ResNet-50 on photos.
 
     Yields for each change and GPU the change in words, the step before and after it, and its images. Each rung keeps
-    the changes of earlier rungs. Other rungs have none. (Of the A100 there are published speeds, of an H200 recorded
-    ones.)
+    the changes of earlier rungs; of the two types of rung 11 the faster one, float16. Other rungs have none. (Of the
+    A100 there are published speeds, of an H200 recorded ones.)
     """
     for change, (before, of_before), (after, of_after), images in _changes(rung):
         for gpu in gpus:
@@ -272,13 +319,14 @@ def changes(rung: str, gpus: Sequence[str] = ("A100", "H200")) -> Iterator[tuple
 
 def _changes(rung: str) -> Iterator[tuple[str, tuple, tuple, int]]:
     """Yield the changes of a rung, with the operators and the options of `calculate` before and after."""
-    last, half = {"channels_last": True}, {"channels_last": True, "autocast": torch.bfloat16}
+    last, half = {"channels_last": True}, {"channels_last": True, "autocast": torch.float16}
     if rung == "09":
         yield "TF32", (recorded(), {"tf32": False}), (recorded(), {}), 256
     elif rung == "10":
         yield "channels_last, with TF32", (recorded(), {}), (recorded(**last), {}), 256
     elif rung == "11":
-        yield "TF32 to bfloat16", (recorded(**last), {}), (recorded(**half), {}), 256
+        yield "TF32 to bfloat16", (recorded(**last), {}), (recorded(**half | {"autocast": torch.bfloat16}), {}), 256
+        yield "TF32 to float16", (recorded(**last), {}), (recorded(**half), {}), 256
     elif rung == "12":
         fused_ = recorded(**half, fused=True)
         yield "fused optimizer", (recorded(**half), {}), (fused_, {}), 256

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from unittest import mock
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 # One kernel that goes through lists of tensors has at most: elements in a block, blocks, and tensors, by the number of
 # lists (PyTorch 2.15 with CUDA 13, aten/src/ATen/native/cuda/MultiTensorApply.cuh; before CUDA 13 a seventh of these)
 _BLOCK, _BLOCKS, _TENSORS = 65_536, 2240, (770, 448, 336, 252, 210)
+_FEW_CHANNELS = 8  # fewer: Tensor Cores multiply so many at a time, or more
 _READ_TWICE = {  # the first tensors, by operator
     "native_batch_norm": 1, "native_batch_norm_backward": 2, "cudnn_batch_norm": 1, "cudnn_batch_norm_backward": 2,
 }  # fmt: skip
@@ -46,6 +48,9 @@ class Operator:
     grouped: bool = False  #: Whether it is a convolution of groups of channels, such as a depthwise one
     #: Whether it is a convolution of images whose channels lie apart in memory: not in ``channels_last``.
     contiguous: bool = False
+    few_channels: bool = False  #: Whether it is a convolution of images with fewer than 8 channels, as a first layer's
+    #: Whether it is batch normalization that a GPU does in PyTorch's own kernels, and not in cuDNN's.
+    native: bool = False
 
     @property
     def bytes(self) -> int:
@@ -143,6 +148,7 @@ class _Recorder(TorchDispatchMode):
             written = written or _tensors(args[0])
             forward, backward = name == "convolution", name == "convolution_backward"
             images = [each for each in read if each.ndim == 4] if forward or backward else []
+            weight = args[2 if backward else 1] if images else None
             number = len(self.operators)
             self.operators.append(
                 Operator(
@@ -156,6 +162,8 @@ class _Recorder(TorchDispatchMode):
                     elementwise=not at_once and (torch.Tag.pointwise in operator.tags or name in _NEARLY_ELEMENTWISE),
                     grouped=(forward and args[8] > 1) or (backward and args[9] > 1),
                     contiguous=bool(images) and not _in_channels_last(max(images, key=torch.numel)),
+                    few_channels=weight is not None and weight[0].shape[0] < _FEW_CHANNELS,
+                    native=name.startswith("native_batch_norm") and not _by_cudnn(read[1 if "back" in name else 0]),
                 )
             )
             self._writers |= {self._base(each): number for each in written}
@@ -177,6 +185,26 @@ def _tensors(tree: object) -> list[torch.Tensor]:
 
 def _in_channels_last(images: torch.Tensor) -> bool:
     return images.is_contiguous(memory_format=torch.channels_last)
+
+
+def _by_cudnn(images: torch.Tensor) -> bool:
+    """Return whether PyTorch has cuDNN normalize such images on a GPU.
+
+    A build for GPUs is asked. Any other is taken to do as PyTorch 2.15 for CUDA: bfloat16 it normalizes itself.
+    """
+    if torch.backends.cudnn.version() is None:
+        return images.dtype != torch.bfloat16
+    return _selects_cudnn(images.shape, images.dtype, _in_channels_last(images))
+
+
+@cache
+def _selects_cudnn(shape: torch.Size, dtype: torch.dtype, channels_last: bool) -> bool:
+    with FakeTensorMode():
+        images = torch.empty(shape, dtype=dtype, device="cuda")
+        images = images.to(memory_format=torch.channels_last) if channels_last else images
+        values = torch.empty(shape[1], device="cuda")  # weight and bias, and the running means and variances
+        backend = torch._C._select_batch_norm_backend(images, *[values] * 4, True, 1e-5)
+    return backend.name != "Native"
 
 
 def _flops(operator: torch._ops.OpOverload, args: Sequence, kwargs: dict, result: object) -> int:

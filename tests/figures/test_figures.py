@@ -131,6 +131,9 @@ PICTURES = {
     "memory_formats": lambda: figures.memory_formats(formats()),
     "number_formats": figures.number_formats,
     "gradients": lambda: figures.gradients({"start": {"weights": 2.0 ** -torch.arange(30)}}, 2.0**16, SOURCE),
+    "kernel_classes": lambda: figures.kernel_classes(
+        {"eager": pd.Series({"normalization": 24.0, "layout": 0.3}), "compiled": pd.Series({"compiled": 14.0})}, SOURCE
+    ),
     "memory_curves": lambda: figures.memory_curves({"one": curve(5.0, 90.0), "two": curve(40.0, 90.0)}, SOURCE),
     "run_ahead": lambda: figures.run_ahead(
         {"never asks": pd.DataFrame({"host": [8.0, 16.0], "device": [14.0, 23.0]})}, SOURCE
