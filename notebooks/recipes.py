@@ -19,6 +19,7 @@ import zipfile
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -333,17 +334,27 @@ def arrived(copies, copied):
 
 def train(loader, step, device):
     losses = [step(images, labels) for images, labels in one_ahead(loader, device)]
-    return torch.stack(losses).mean().item()  # here the host waits, once
+    return over_ranks(torch.stack(losses).mean()).item()  # here the host waits, once
 
 
 # Call it under autocast, if the model trained so. prepare: such as a crop of the middle
 @torch.inference_mode()
 def accuracy(model, loader, device, prepare=lambda images: images):
     model.eval()
-    batches = one_ahead(loader, device)
-    right = [model(prepare(images)).argmax(1) == labels for images, labels in batches]
+    counts = torch.zeros(2, device=device)  # right, and all
+    for images, labels in one_ahead(loader, device):
+        counts[0] += (model(prepare(images)).argmax(1) == labels).sum()
+        counts[1] += len(labels)
     model.train()
-    return torch.cat(right).float().mean().item()
+    right, every = over_ranks(counts).tolist()
+    return right / every
+
+
+def over_ranks(values):  # their mean over all ranks (16); of one process: as they are
+    if dist.is_initialized():
+        dist.all_reduce(values)
+        values /= dist.get_world_size()
+    return values
 
 
 # 09 · ResNet-50: the operations a second that a step achieves
@@ -535,23 +546,66 @@ def batches_of_rank(order, batch, rank=0, world=1, done=0):
 def loader_that_resumes(dataset, batch, workers, seed=0, **others):
     # Files on a disk. Call loader.sampler.set_epoch(epoch) before each epoch: its order is
     # then the same after a restart. With shuffle=True and workers that stay it is not; nor
-    # are random transforms in workers: augment on the device (07)
-    sampler = DistributedSampler(dataset, num_replicas=1, rank=0, seed=seed)
+    # are random transforms in workers: augment on the device (07). Each rank (16) has its
+    # share; batch is that of a rank
+    rank, ranks = rank_and_ranks()
+    sampler = DistributedSampler(dataset, ranks, rank, seed=seed, drop_last=True)
     own = torch.Generator()  # or the loader draws from the generator of your crops
-    return loader_of(dataset, batch, workers, sampler=sampler, generator=own, **others)
+    return loader_of(
+        dataset, batch, workers, **{"sampler": sampler, "generator": own} | others
+    )
 
 
 # 16 · Data parallel: what a script needs that torchrun starts, and how much of the communication is exposed
 
 
-def distributed(model):  # in each process that torchrun starts
-    gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    local = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local if gpu else -1)  # each rank has its own GPU; -1: none
-    dist.init_process_group("nccl" if gpu else "gloo")
-    model = model.to("cuda" if gpu else "cpu")
+# First of all in a script: torchrun starts it once for each rank; without torchrun there is
+# one. Returns the rank's device: a GPU of its own, if there are enough
+def join():
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device = torch.device("cuda", local) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    if "LOCAL_RANK" in os.environ:
+        # NCCL connects at once if it knows the device from the start
+        own = device if gpu else None
+        dist.init_process_group("nccl" if gpu else "gloo", device_id=own)
+    return device
+
+
+def rank_and_ranks():
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+# What is tried, packed or read once: rank 0 does it, and all ranks get what it returns. If
+# each chose for itself, two might choose differently, and wait for each other for ever
+def decided_once(decide):
+    if not dist.is_initialized():
+        return decide()
+    # In a group of its own the others wait as long as it takes, not NCCL's ten minutes
+    patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    decision = [decide() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(decision, group=patient)
+    return decision[0]
+
+
+# After channels_last: gradients then lie in their buckets as the weights do in memory.
+# Before torch.compile: that cuts backward at the buckets, and an all-reduce runs beside it
+def data_parallel(model):
+    if not dist.is_initialized():
+        return model
     # Try bucket_cap_mb=5, 100
-    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    # The running means of batch normalization go apart: same_buffers joins them once an
+    # epoch, not in each step. (An argument of this name is deprecated in PyTorch 2.15)
+    model.broadcast_buffers = False
+    return model
+
+
+def same_buffers(model):  # before you validate or save: those of rank 0
+    for buffer in model.buffers() if dist.is_initialized() else ():
+        dist.broadcast(buffer, 0)
 
 
 def exposed_ms(model, step, rounds=3):
@@ -653,8 +707,10 @@ def main():
 
         alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
         os.environ |= {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in alone.items()}  # as torchrun
-        parallel = distributed(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)))
+        parallel = data_parallel(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)).to(join()))
         optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
+        same_buffers(parallel)
+        print(f"rank 0 decides {decided_once(lambda: 'once')}")
         exposed = exposed_ms(parallel, lambda: train_step(parallel, optimizer, images / 255, labels))
         print(f"{exposed:.2f} ms of communication are exposed, with one rank")
         dist.destroy_process_group()

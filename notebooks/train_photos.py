@@ -1,10 +1,12 @@
 """Trains ResNet-50 on photos of your own with what the course found. It takes `recipes.py` beside it, no more.
 
     python train_photos.py PHOTOS PACKED [--epochs 10] [--batch 64] [--lr 0.1] [--workers 0 1 2 4 8] [--compile]
+    torchrun --nproc-per-node 4 train_photos.py PHOTOS PACKED …    # on four GPUs; on several machines: slurm/README.md
 
 PHOTOS holds train/CLASS/*.jpg and val/CLASS/*.jpg; or CLASS/*.jpg, and about every tenth photo is kept to validate.
-PACKED, on a fast disk, is filled once, and again if photos have changed, with 196 kB for each photo; damaged ones are
-left out. After each epoch it gets a checkpoint: the same command goes on from there. --lr is for 256 images a step.
+PACKED, on a fast disk that all ranks see, is filled once, and again if photos have changed, with 196 kB for each photo;
+damaged ones are left out. After each epoch it gets a checkpoint: the same command goes on from there. --batch is of all
+ranks together, and --lr is for 256 images a step.
 """
 
 import argparse
@@ -18,12 +20,14 @@ from pathlib import Path
 
 import recipes
 import torch
+import torch.distributed as dist
 import torchvision
 from torch import nn
 from torch.utils.data import Subset
 
 STORED, SIDE, SEED = 256, 224, 2021  # pixels of a packed photo, pixels of what is cut out of it, any number
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = recipes.join()  # of this rank
+RANK, RANKS = recipes.rank_and_ranks()
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # of this job
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FORMATS = {"": torch.contiguous_format, ", channels_last": torch.channels_last}
@@ -98,15 +102,20 @@ def main():
     parser.add_argument("packed", type=Path)
     for name, default in (("--epochs", 10), ("--batch", 64), ("--lr", 0.1)):
         parser.add_argument(name, type=type(default), default=default)
-    few = [number for number in (0, 1, 2, 4, 8) if number <= CORES]
+    its_cores = CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # of each rank
+    few = [number for number in (0, 1, 2, 4, 8) if number <= its_cores]
     few = few if DEVICE.type == "cuda" else [1]  # a CPU's step takes seconds: enough for one worker
     parser.add_argument("--workers", type=int, nargs="+", default=few, help="to try; one is taken as it is")
     parser.add_argument("--compile", action="store_true", help="the first step then takes a minute or more")
+    parser.add_argument("--checkpoint", type=Path, help="default: PACKED/checkpoint.pt")
+    parser.add_argument("--trace", type=Path, help="default: PACKED/trace")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # TF32, where there is a GPU that has it
     options.packed.mkdir(parents=True, exist_ok=True)
     parts = dict(zip(("train", "val"), find(options.photos), strict=True))
     classes = sorted({path.parent.name for path in parts["train"]})
+    if options.batch % RANKS:
+        parser.error(f"--batch: expected a multiple of the {RANKS} ranks, found {options.batch}")
     if others := {path.parent.name for path in parts["val"]} - set(classes):
         parser.error(f"val: expected the classes of train, found others: {sorted(others)}. Rename them")
 
@@ -117,32 +126,37 @@ def main():
 
     for part, paths in parts.items():
         expect(part, len(paths))
-    data = {}
+    data, usable = {}, {}
     for part, paths in parts.items():
         packed = options.packed / f"{part}.npy"
-        rows = recipes.pack_photos(paths, STORED, packed, CORES)
+        rows = recipes.decided_once(partial(recipes.pack_photos, paths, STORED, packed, CORES))
         expect(part, len(rows))
-        data[part] = Subset(recipes.Packed(packed, [classes.index(path.parent.name) for path in paths]), rows)
+        usable[part], dataset = len(rows), recipes.Packed(packed, [classes.index(path.parent.name) for path in paths])
+        data[part] = Subset(dataset, rows if part == "train" else rows[RANK::RANKS])  # each photo on one rank
 
     def loader(workers, part="train"):
-        if part == "train":
-            return recipes.loader_that_resumes(data[part], options.batch, workers, SEED, collate_fn=recipes.as_it_is)
-        return recipes.loader_of(data[part], options.batch, workers, train=False, collate_fn=recipes.as_it_is)
+        batch, whole = options.batch // RANKS, {"collate_fn": recipes.as_it_is}
+        if part == "train":  # of all ranks together the same photos in each step, however many ranks there are
+            return recipes.loader_that_resumes(data[part], batch, workers, SEED, **whole)
+        return recipes.loader_of(data[part], batch, workers, train=False, **whole)
 
-    steps = options.epochs * (len(data["train"]) // options.batch)
+    steps = options.epochs * (usable["train"] // options.batch)
 
     def new_training(way):
         return Training(len(classes), options.lr * options.batch / 256, steps, way)
 
-    checkpoint = options.packed / "checkpoint.pt"
+    checkpoint = options.checkpoint or options.packed / "checkpoint.pt"
     settings = {name: getattr(options, name) for name in ("epochs", "batch", "lr")}
-    settings |= {"classes": classes} | {part: len(usable) for part, usable in data.items()}
+    settings |= {"classes": classes} | usable
     names = [[path.parent.name, path.name] for paths in parts.values() for path in paths]
     settings["checksum of all names"] = zlib.crc32(str(names).encode(errors="surrogateescape"))
-    kept = recipes.load_whole(checkpoint) if checkpoint.exists() else {"settings": settings, "epoch": 0}
-    if kept["settings"] != settings:
-        parser.error(f"{checkpoint}: expected {kept['settings']}, found {settings}. Delete it to begin anew")
-    if "way" not in kept:
+
+    def where_to_begin():  # by one rank, for all
+        kept = recipes.load_whole(checkpoint) if checkpoint.exists() else {"settings": settings, "epoch": 0}
+        if kept["settings"] != settings:
+            parser.error(f"{checkpoint}: expected {kept['settings']}, found {settings}. Delete it to begin anew")
+        if "way" in kept:
+            return kept
         print("Trying number types and memory formats, then workers: seconds on a GPU, minutes on a CPU", flush=True)
         trials, images = {way: new_training(way) for way in WAYS}, next(iter(loader(0)))
         kept["way"] = recipes.fastest(trials, *images)
@@ -152,25 +166,35 @@ def main():
             ahead = partial(recipes.one_ahead, device=DEVICE)
             kept["workers"] = recipes.best_workers(loader, trials[kept["way"]], some, ahead=ahead)
         recipes.save_whole(checkpoint, kept)
-        del trials
+        return kept
+
+    kept = recipes.decided_once(where_to_begin)
     training = new_training(kept["way"])  # anew: the trials have trained theirs
     for name in training.state().keys() & kept.keys():
         getattr(training, name).load_state_dict(kept[name])
-    training.forward = torch.compile(training.model) if options.compile else training.model
-    print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers", flush=True)
+    training.forward = recipes.data_parallel(training.model)
+    if options.compile:
+        training.forward = torch.compile(training.forward)
+    if RANK == 0:
+        print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers, {RANKS} ranks", flush=True)
     train, val = loader(kept["workers"]), loader(kept["workers"], "val")
     for epoch in range(kept["epoch"], options.epochs):
         train.sampler.set_epoch(epoch)
-        torch.manual_seed(SEED + epoch)  # for crops and flips: the same whether or not the run was stopped before
+        # For crops and flips: the same whether or not the run was stopped before, and others on each rank
+        torch.manual_seed(SEED + epoch * RANKS + RANK)
         start = time.perf_counter()
         loss = recipes.train(train, training, DEVICE)
         speed = len(train) * options.batch / (time.perf_counter() - start)
-        print(
-            f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} images/s, {training.accuracy(val):.1%} right", flush=True
-        )
-        recipes.save_whole(checkpoint, kept | training.state() | {"epoch": epoch + 1})
+        recipes.same_buffers(training.model)
+        right = training.accuracy(val)
+        if RANK == 0:
+            print(f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} images/s, {right:.1%} right", flush=True)
+            recipes.save_whole(checkpoint, kept | training.state() | {"epoch": epoch + 1})
     batches = recipes.one_ahead(recipes.endless(train), DEVICE)
-    recipes.record(batches, training, options.packed / "trace")  # last: a profiler may leave something attached
+    # Last: a profiler may leave something attached
+    recipes.record(batches, training, options.trace or options.packed / "trace")
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

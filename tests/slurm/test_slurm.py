@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support import ranks
-from support.notebooks import learnable
+from support.notebooks import SMALL_PHOTOS, bright_photos, learnable
 
 from helpers import config
 from stepscope.base import child
@@ -26,6 +26,7 @@ STEPS = 40 * 1_024 // 32
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin", "/sbin"])
 MISSING = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name, path=PATH) is None]
 NODES = ("127.0.0.1", "127.0.0.2")  # names that lead somewhere, as those of a cluster do
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 PATIENCE = 240  # seconds for an end
 
 # proctrack/linuxproc finds the processes of a job by their parents, without control groups. cred_expire: seconds that a
@@ -147,10 +148,16 @@ def losses(path):
     return list(found.values())
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(bool(MISSING), reason="apt-get install --no-install-recommends slurmctld slurmd slurm-client munge")
+def on_a_cluster(test):
+    """Mark a test that runs a job."""
+    reason = "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge"
+    marks = (pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(900))
+    for mark in (*marks, pytest.mark.skipif(bool(MISSING), reason=reason)):
+        test = mark(test)
+    return test
+
+
+@on_a_cluster
 def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(cluster, tmp_path):
     data = learnable(tmp_path / "data", 1_024)
     run = tmp_path / "run"
@@ -167,8 +174,7 @@ def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(clus
     assert lines() < 1_000, "it is nearly done: there is no middle left"
     cluster.run("scancel", "--batch", "--signal=USR1", job)  # what Slurm sends two minutes before, by --signal
     ranks.wait_until(lambda: cluster.shown(job)["Restarts"] == "1")
-    over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-    ranks.wait_until(lambda: cluster.shown(job)["JobState"] in over and not ranks.processes(cluster.mark))
+    ranks.wait_until(lambda: cluster.shown(job)["JobState"] in OVER and not ranks.processes(cluster.mark))
     shown = cluster.shown(job)
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), cluster.log(job)
     assert "expected 4 or more for each" in Path(shown["StdOut"]).read_text()  # cores of a process
@@ -177,6 +183,22 @@ def test_a_job_of_two_nodes_that_is_out_of_time_goes_on_from_its_checkpoint(clus
     # machine. That repeated steps are right is proved by the tests of train_ddp.py, too.
     assert STEPS <= lines() < STEPS + 100, "not only the steps since the checkpoint"
     assert not list((cluster.folder / "local").glob("train-*")), "a node kept its copy of the data"
+
+
+@on_a_cluster
+def test_photos_are_trained_on_by_a_job_of_two_nodes_where_they_are(cluster, tmp_path):
+    script, run, photos = tmp_path / "small.py", tmp_path / "run", bright_photos(tmp_path / "photos")
+    script.write_text(SMALL_PHOTOS.format(norm=True, killed_after=None, slow=False))
+    job = cluster.run(
+        "sbatch", "--parsable", "--nodes=2", "--cpus-per-task=1", SCRIPTS / "train.sbatch", photos, tmp_path / "packed",
+        "--epochs", "4", "--batch", "12", "--workers", "0",
+        SCRIPT=script, RUN=run, COPY="no", **{ranks.MARK: cluster.mark},
+    )  # fmt: skip
+    ranks.wait_until(lambda: cluster.shown(job)["JobState"] in OVER and not ranks.processes(cluster.mark))
+    assert cluster.shown(job)["JobState"] == "COMPLETED", cluster.log(job)
+    printed = Path(cluster.shown(job)["StdOut"]).read_text()
+    assert "float32, 0 workers, 2 ranks" in printed and "epoch 3: loss " in printed and "epoch 4" not in printed
+    assert (run / "checkpoint.pt").exists() and photos.exists()
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck: apt-get install shellcheck")

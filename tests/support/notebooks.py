@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 import numpy as np
+from PIL import Image
 
 from helpers import config
 
@@ -54,3 +55,48 @@ def learnable(folder: Path, count: int) -> Path:
     np.save(folder / "images.npy", images.astype(np.uint8))
     np.save(folder / "labels.npy", labels)
     return folder
+
+
+def bright_photos(folder: Path) -> Path:
+    """Write photos whose brightness says their class: 25 to train with, one of them damaged; 7 to validate with."""
+    for part, of_each in (("train", (13, 12)), ("val", (4, 3))):
+        for label, count in enumerate(of_each):
+            (folder / part / f"{label}").mkdir(parents=True)
+            for number in range(count):
+                pixels = np.random.default_rng(number).integers(0, 99, (48, 60, 3)) + 150 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / part / f"{label}" / f"{number}.png")
+    damaged = folder / "train" / "0" / "3.png"
+    damaged.write_bytes(damaged.read_bytes()[:-400])
+    return folder
+
+
+# `train_photos.py` with a small network for small photos. Without `norm`, each image becomes the same on any rank
+SMALL_PHOTOS = f"""
+import os, sys, time
+sys.path.insert(0, {str(NOTEBOOKS[0].parent)!r})
+import recipes, torch, train_photos as script
+from torch import nn
+
+NORM = {{norm}}
+script.STORED, script.SIDE = 40, 32
+script.torchvision.models.resnet50 = lambda num_classes, **_: nn.Sequential(
+    nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8) if NORM else nn.Identity(), nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes),
+)
+if not NORM:
+    recipes.crop_and_flip = lambda images, side: images[:, :, 4:36, 4:36]
+recipes.record = lambda *_: None
+recipes.fastest = lambda *_: ["float32", "float32, channels_last"][recipes.rank_and_ranks()[0]]
+save_whole = recipes.save_whole
+
+
+def killed(path, state):
+    save_whole(path, state)
+    if state["epoch"] == {{killed_after}} and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), 9)
+
+
+recipes.save_whole = killed
+time.sleep(2 * {{slow}} * recipes.rank_and_ranks()[0])
+script.main()
+"""
