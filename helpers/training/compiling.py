@@ -3,13 +3,13 @@
 import inspect
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
-from helpers.training.training_step import TrainingStep, device_of
+from helpers import config
 from stepscope import timing
 
 
@@ -76,7 +76,9 @@ _MAY_CHECK = "check_input_liveness" in inspect.signature(torch.cuda.graph).param
 _CHECKED: dict[str, Any] = {"check_input_liveness": True} if _MAY_CHECK else {}
 
 
-def graphed(step: TrainingStep, images: torch.Tensor, labels: torch.Tensor) -> timing.Step:
+def graphed(
+    step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], images: torch.Tensor, labels: torch.Tensor
+) -> timing.Step:
     """Record one training step as a CUDA graph, and return a step that replays it: one launch instead of thousands.
 
     First `step` trains three times on the given batch, on a stream of its own, as PyTorch's notes on CUDA graphs ask
@@ -96,7 +98,7 @@ def graphed(step: TrainingStep, images: torch.Tensor, labels: torch.Tensor) -> t
         By the returned step, from PyTorch 2.13 on: if a tensor that the graph uses has been freed, for instance
         because the optimizer has loaded another state.
     """
-    device = device_of(step.model)
+    device = config.device()
     its_images, its_labels = images.to(device, copy=True), labels.to(device, copy=True)
     other = torch.cuda.Stream()
     other.wait_stream(torch.cuda.current_stream())
