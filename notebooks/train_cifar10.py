@@ -138,6 +138,8 @@ def naively(options, steps):
 
 def as_the_course_has_it(options, steps):
     """Return the same training with the data set on the device, augmented there, in the fastest type and format."""
+    # cuDNN times its algorithms once for each shape. It may choose others in the next run: leave it out for equal bits
+    torch.backends.cudnn.benchmark = True
     images, labels = on_device(PngFiles(options.images / "train"))
     test = [each.split(1000) for each in on_device(PngFiles(options.images / "test"))]
 

@@ -111,6 +111,8 @@ def main():
     parser.add_argument("--trace", type=Path, help="default: PACKED/trace")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # TF32, where there is a GPU that has it
+    # cuDNN times its algorithms once for each shape. It may choose others in the next run: leave it out for equal bits
+    torch.backends.cudnn.benchmark = True
     options.packed.mkdir(parents=True, exist_ok=True)
     parts = dict(zip(("train", "val"), find(options.photos), strict=True))
     classes = sorted({path.parent.name for path in parts["train"]})
