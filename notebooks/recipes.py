@@ -63,9 +63,14 @@ def record(batches, step, folder, active=6):
     if not torch.cuda.is_available():  # its log would only say so
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(schedule=plan, on_trace_ready=handler) as profiler:
-        for images, labels in itertools.islice(batches, 5 + 2 + active):
-            step(images, labels)
+        for batch in itertools.islice(batches, 5 + 2 + active):
+            called(step, batch)
             profiler.step()
+
+
+# A batch has parts, such as images and labels, or is one thing, such as a dict
+def called(step, batch):
+    return step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
 
 
 def endless(loader):
@@ -108,7 +113,7 @@ def two_clocks(loader, step):
     # A longer warm-up: at first each worker has 2 batches ready (prefetch_factor)
     count, warmup = whole_periods(50, workers), 3 + 2 * workers
     loading = milliseconds(lambda: next(batches), count, warmup)
-    compute = milliseconds(lambda: step(*batch))
+    compute = milliseconds(lambda: called(step, batch))
     return loading, compute
 
 
@@ -138,7 +143,7 @@ def best_workers(
             batches = ahead(endless(new_loader(workers)))
             ready = 2 * workers  # batches that wait already: prefetch_factor
             whole = whole_periods(steps, workers)  # see 02
-            step_ms = milliseconds(lambda: step(*next(batches)), whole, warmup=ready + 3)
+            step_ms = milliseconds(lambda: called(step, next(batches)), whole, ready + 3)
             times[workers].append(step_ms)
     return min(times, key=lambda workers: statistics.geometric_mean(times[workers]))
 
@@ -279,6 +284,45 @@ def as_it_is(batch):
     return batch
 
 
+# Samples of unequal lengths, such as clips and texts: one after the other in a file. Arrays
+# of one type, whose dimensions but the first are equal
+def pack_ragged(samples, path):
+    lengths, started, index = [], path.with_suffix(".started"), path.with_suffix(".json")
+    index.unlink(missing_ok=True)  # what was packed there before is whole no longer
+    with started.open("wb") as file:
+        for sample in samples:
+            file.write(np.ascontiguousarray(sample).data)
+            lengths.append(len(sample))
+    started.replace(path)
+    kind = {"dtype": sample.dtype.str, "shape": sample.shape[1:], "lengths": lengths}
+    index.with_suffix(".new").write_text(json.dumps(kind))
+    index.with_suffix(".new").replace(index)
+
+
+# Samples; or, by as_it_is, whole batches: padded with zeros at the end, lengths and labels
+class Ragged(Dataset):
+    def __init__(self, path, labels):
+        kind = json.loads(path.with_suffix(".json").read_text())
+        self.path, self.labels = path, torch.as_tensor(labels)
+        self.dtype, self.shape = kind["dtype"], kind["shape"]
+        self.lengths = np.array(kind["lengths"])
+        self.ends = self.lengths.cumsum()
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        samples = np.memmap(self.path, self.dtype, "r").reshape(-1, *self.shape)
+        end = self.ends[index]
+        sample = np.array(samples[end - self.lengths[index] : end])
+        return torch.from_numpy(sample), self.labels[index]
+
+    def __getitems__(self, indices):
+        samples = [self[index][0] for index in indices]
+        padded = nn.utils.rnn.pad_sequence(samples, batch_first=True)
+        return padded, torch.from_numpy(self.lengths[indices]), self.labels[indices]
+
+
 # 07 · Augment on the device: a whole batch at once; the data set itself lies there
 
 
@@ -309,12 +353,12 @@ def batches_on_device(images, labels, batch):  # an epoch
 # 08 · Host and GPU: the next batch is copied while this one trains; nobody asks for a value while the loop runs
 
 
-# Batches are tuples, in pinned memory; of dicts give (b.values() for b in loader)
+# Batches are in pinned memory
 def one_ahead(loader, device):
     copying, ready = torch.cuda.Stream(device) if device.type == "cuda" else None, None
     for batch in loader:
         with torch.cuda.stream(copying):  # without a GPU it does nothing
-            copies = [each.to(device, non_blocking=True) for each in batch]
+            copies = each_tensor(batch, lambda each: each.to(device, non_blocking=True))
             following = copies, copying and copying.record_event()
         if ready:
             yield arrived(*ready)
@@ -325,29 +369,42 @@ def one_ahead(loader, device):
 
 def arrived(copies, copied):
     if copied:
-        torch.cuda.current_stream().wait_event(copied)  # the GPU waits, not the host
-        for each in copies:
-            # Keeps the copy's memory until that stream is done
-            each.record_stream(torch.cuda.current_stream())
+        training = torch.cuda.current_stream()
+        training.wait_event(copied)  # the GPU waits, not the host
+        # Keeps the copies' memory until that stream is done
+        each_tensor(copies, lambda each: each.record_stream(training))
     return copies
 
 
+def each_tensor(batch, change):  # of a batch, with its tensors changed; of a dict, too
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {name: each_tensor(each, change) for name, each in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return [each_tensor(each, change) for each in batch]
+    return batch  # such as a name
+
+
 def train(loader, step, device):
-    losses = [step(images, labels) for images, labels in one_ahead(loader, device)]
+    losses = [called(step, batch) for batch in one_ahead(loader, device)]
     return over_ranks(torch.stack(losses).mean()).item()  # here the host waits, once
 
 
-# Call it under autocast, if the model trained so. prepare: such as a crop of the middle
+# Call it under autocast, if the model trained so. right: which samples (or tokens) of a
+# batch are right, as a tensor of bool; by default of images and labels
 @torch.inference_mode()
-def accuracy(model, loader, device, prepare=lambda images: images):
+def accuracy(model, loader, device, right=None):
+    right = right or (lambda images, labels: model(images).argmax(1) == labels)
     model.eval()
     counts = torch.zeros(2, device=device)  # right, and all
-    for images, labels in one_ahead(loader, device):
-        counts[0] += (model(prepare(images)).argmax(1) == labels).sum()
-        counts[1] += len(labels)
+    for batch in one_ahead(loader, device):
+        found = called(right, batch)
+        counts[0] += found.sum()
+        counts[1] += found.numel()
     model.train()
-    right, every = over_ranks(counts).tolist()
-    return right / every
+    right_ones, every = over_ranks(counts).tolist()
+    return right_ones / every
 
 
 def over_ranks(values):  # their mean over all ranks (16); of one process: as they are
@@ -556,6 +613,36 @@ def loader_that_resumes(dataset, batch, workers, seed=0, **others):
     )
 
 
+# For samples of unequal lengths, as batch_sampler= of a DataLoader: batches of about equal
+# length, so that little is padding; as many on each rank, and of one step about as long
+class ByLength:
+    def __init__(self, lengths, batch, seed=0, pool=50):
+        self.lengths, self.batch = np.asarray(lengths), batch
+        self.seed, self.pool, self.epoch = seed, pool, 0
+        self.rank, self.ranks = rank_and_ranks()
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return len(self.lengths) // (self.batch * self.ranks)
+
+    def __iter__(self):
+        draw = np.random.default_rng((self.seed, self.epoch))
+        step = self.batch * self.ranks
+        order = draw.permutation(len(self.lengths))[: len(self) * step]
+        # Sorted among so many batches only: the order stays random enough to learn from
+        pools = np.split(order, range(self.pool * step, len(order), self.pool * step))
+        by_length = [pool[self.lengths[pool].argsort()].reshape(-1, step) for pool in pools]
+        for samples in draw.permutation(np.concatenate(by_length)):
+            yield samples[self.rank :: self.ranks].tolist()
+
+
+def share_of_padding(lengths, batches):
+    of_batches = [np.asarray(lengths)[batch] for batch in batches]
+    return 1 - sum(map(sum, of_batches)) / sum(len(each) * max(each) for each in of_batches)
+
+
 # 16 · Data parallel: what a script needs that torchrun starts, and how much of the communication is exposed
 
 
@@ -659,6 +746,13 @@ def main():
         print(f"packed: {len(pack_photos(originals, 32, folder / 'images.npy'))}")
         dataset = Packed(folder / "images.npy", [int(path.parent.name) for path in originals])
         print(f"{items_per_second([dataset.labels, dataset.path]):,.0f} items/s of a list")
+
+        clips = [np.ones((length, 2), np.int16) for length in np.random.randint(4, 40, 64)]
+        pack_ragged(clips, folder / "clips.bin")
+        ragged = Ragged(folder / "clips.bin", dataset.labels)
+        by_length = ByLength(ragged.lengths, batch=8)
+        padded, _, _ = next(iter(DataLoader(ragged, batch_sampler=by_length, collate_fn=as_it_is)))
+        print(f"ragged: {tuple(padded.shape)}, padding {share_of_padding(ragged.lengths, by_length):.0%} of an epoch")
 
         layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
         model = nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), *layers).to(device)

@@ -85,12 +85,14 @@ class Training:
         return loss.detach()
 
     def accuracy(self, loader):
-        def middle(images):
-            crop = slice((STORED - SIDE) // 2, (STORED + SIDE) // 2)
-            return images[:, :, crop, crop].contiguous(memory_format=self.format)
+        crop = slice((STORED - SIDE) // 2, (STORED + SIDE) // 2)
+
+        def right(images, labels):
+            middle = images[:, :, crop, crop].contiguous(memory_format=self.format)
+            return self.model(middle).argmax(1) == labels
 
         with self.autocast():
-            return recipes.accuracy(self.model, loader, DEVICE, middle)
+            return recipes.accuracy(self.model, loader, DEVICE, right)
 
     def state(self):
         return {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "plan", "scaler")}

@@ -258,6 +258,51 @@ def test_batches_come_in_order_and_whole_from_one_ahead(recipes):
     assert list(recipes.one_ahead([], torch.device("cpu"))) == []
 
 
+def test_batches_of_any_shape_are_trained_on_and_counted(recipes):
+    model = torch.nn.Linear(2, 3)
+    batches = [{"rows": torch.eye(2), "kept": [torch.tensor([True, number > 0])], "name": "a"} for number in range(3)]
+    assert recipes.train(batches, lambda batch: batch["rows"].sum() * (batch["name"] == "a"), torch.device("cpu")) == 2
+
+    def right(batch):
+        return (model(batch["rows"]).argmax(1) >= 0)[batch["kept"][0]]
+
+    assert recipes.accuracy(model, batches, torch.device("cpu"), right) == 1
+    assert recipes.two_clocks(torch.utils.data.DataLoader(batches, None), lambda batch: batch["rows"])
+
+
+def test_samples_of_unequal_lengths_come_back_alone_and_padded(recipes, tmp_path):
+    samples = [np.arange(2 * length, dtype=np.int16).reshape(length, 2) + length for length in (3, 1, 2)]
+    recipes.pack_ragged(iter(samples), tmp_path / "clips.bin")
+    packed = recipes.Ragged(tmp_path / "clips.bin", [7, 8, 9])
+    for number, sample in enumerate(samples):
+        found, label = packed[number]
+        assert label == 7 + number and found.dtype == torch.int16 and (found.numpy() == sample).all()
+    padded, lengths, labels = packed.__getitems__([2, 0])
+    assert padded.shape == (2, 3, 2) and (padded[0, 2] == 0).all() and (padded[0, :2].numpy() == samples[2]).all()
+    assert (lengths.tolist(), labels.tolist()) == ([2, 3], [9, 7])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_batches_by_length_have_little_padding_and_are_as_many_and_about_as_long_on_each_rank(
+    recipes, ranks, monkeypatch
+):
+    lengths, found = np.random.default_rng(0).integers(10, 1000, 1_250), []
+    for rank in range(ranks):
+        monkeypatch.setattr(recipes, "rank_and_ranks", lambda rank=rank: (rank, ranks))
+        batches = recipes.ByLength(lengths, batch=12 // ranks)
+        first = list(batches)
+        batches.set_epoch(1)
+        assert len(first) == len(batches) == 104 and list(batches) != first
+        found.append(first)
+    steps = [np.concatenate(of_step) for of_step in zip(*found, strict=True)]
+    assert len({index for step in steps for index in step}) == 104 * 12  # each sample once
+    assert recipes.share_of_padding(lengths, steps) < 0.05
+    shuffled = np.random.default_rng(0).permutation(1_248).reshape(104, 12)
+    assert recipes.share_of_padding(lengths, shuffled) > 0.3
+    longest = np.array([[lengths[batch].max() for batch in of_rank] for of_rank in found])
+    assert (longest.max(0) - longest.min(0)).mean() < 30
+
+
 def test_what_is_recomputed_keeps_its_input_only_and_has_the_same_gradients_and_statistics(recipes):
     kept, found = [], []
     for wrapper in (lambda module: module, recipes.Recomputed):
