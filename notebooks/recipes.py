@@ -517,6 +517,31 @@ def with_fewer_launches(model, lr, compiled=True, **others):
     return torch.compile(model) if compiled else model, optimizer
 
 
+# One launch for a whole step, on a GPU. The step asks for no value and has no enabled
+# scaler. A learning rate that changes is a tensor: fused_sgd(weights, torch.tensor(lr))
+def in_one_graph(step, *batch):
+    places = [each.clone() for each in batch]
+    warming = torch.cuda.Stream()
+    warming.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warming):
+        for _ in range(3):  # it trains: what libraries set up at first is not recorded
+            step(*places)
+    torch.cuda.current_stream().wait_stream(warming)
+    graph = torch.cuda.CUDAGraph()
+    # Another thread, such as one that pins batches, may call CUDA meanwhile
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = step(*places)  # recorded: it does not run
+
+    def replay(*batch):  # of the same shapes
+        for place, each in zip(places, batch, strict=True):
+            place.copy_(each, non_blocking=True)
+        graph.replay()
+        return result.clone()  # the next replay writes where this one's lies
+
+    replay.step = step  # a graph keeps no tensor alive
+    return replay
+
+
 # 13 · Memory: activations that are recomputed instead of kept, and how many bytes forward keeps
 
 

@@ -1,11 +1,11 @@
 """Trains a small ResNet on CIFAR-10 until it is good enough, and takes the time: naively, or as the course has it.
 
-    python train_cifar10.py IMAGES [--naive | --compile] [--goal 0.9] [--epochs 10] [--batch 512] [--width 64] …
+    python train_cifar10.py IMAGES [--naive | --compile | --graph] [--goal 0.9] [--epochs 10] [--batch 512] …
 
 IMAGES holds train and test, each with PNG files and their labels.csv, as the course prepares them. Network, plan of the
-learning rate and augmentation are the same both ways: they learn the same but for chance and rounding. The clock starts
-before the first file is read, and everything counts: trials, validation, and compiling, if asked for. It takes
-`recipes.py` beside it.
+learning rate and augmentation are the same both ways: they learn the same but for chance and rounding. With --graph a
+GPU gets augmentation, step and update by one launch. The clock starts before the first file is read, and everything
+counts: trials, validation, and compiling, if asked for. It takes `recipes.py` beside it.
 """
 
 import argparse
@@ -95,7 +95,8 @@ class Training:
         model = nn.Sequential(before or nn.Identity(), resnet9(options.width))
         self.model = self.forward = model.to(DEVICE, memory_format=self.format)
         new_sgd = recipes.fused_sgd if fused else torch.optim.SGD
-        self.optimizer = new_sgd(model.parameters(), 0.1, 0.9, weight_decay=5e-4, nesterov=True)
+        rate = torch.tensor(0.1, device=DEVICE) if options.graph else 0.1  # a graph would repeat a number
+        self.optimizer = new_sgd(model.parameters(), rate, 0.9, weight_decay=5e-4, nesterov=True)
         self.scaler = torch.amp.GradScaler(DEVICE.type, enabled=self.dtype == torch.float16)
         rate = options.lr * options.batch / 256  # twice the images in a step, twice the learning rate
         self.plan = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, rate, steps, cycle_momentum=False)
@@ -107,12 +108,16 @@ class Training:
             return forward(images).float() / 8  # as in Page's: else these learning rates are too high for it
 
     def __call__(self, images, labels):
+        loss = self.learn(images, labels)
+        self.plan.step()
+        return loss
+
+    def learn(self, images, labels):
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.logits(images), labels.to(DEVICE), label_smoothing=0.1)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.plan.step()
         return loss.detach()
 
     @torch.no_grad()
@@ -147,14 +152,19 @@ def as_the_course_has_it(options, steps):
         return Training(options, steps + spare, recipes.Normalize(MEAN, STD), way, fused=True)
 
     batch = images[: options.batch], labels[: options.batch]
-    way = recipes.fastest({way: new_step(way) for way in WAYS}, *batch)
+    ways = [way for way in WAYS if way[0] != torch.float16 or not options.graph]  # no scaler in a graph
+    way = recipes.fastest({way: new_step(way) for way in ways}, *batch)
     step = new_step(way, spare=0)
     print("Chosen:", step.chosen)
     step.forward = torch.compile(step.model) if options.compile else step.model
+    learn = step.learn
+    step.learn = lambda images, labels: learn(recipes.crop_and_flip(images), labels)
+    if options.graph:
+        step.learn = recipes.in_one_graph(step.learn, *batch)
 
     def epoch():
         for batch, its_labels in recipes.batches_on_device(images, labels, options.batch):
-            yield step(recipes.crop_and_flip(batch), its_labels)
+            yield step(batch, its_labels)
 
     return step, epoch, list(zip(*test, strict=True))
 
@@ -163,7 +173,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path)
     either = parser.add_mutually_exclusive_group()
-    for name in ("--naive", "--compile"):
+    for name in ("--naive", "--compile", "--graph"):
         either.add_argument(name, action="store_true")
     for name, default in {"goal": 0.9, "epochs": 10, "batch": 512, "lr": 0.2, "width": 64, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
@@ -172,6 +182,8 @@ def main():
     folder = options.images / "train"
     if not all((options.images / part / "labels.csv").exists() for part in ("train", "test")):
         parser.error(f"{options.images}: expected the folders train and test with labels.csv. Name what holds them")
+    if options.graph and DEVICE.type != "cuda":
+        parser.error("--graph: expected a GPU, found none")
     if options.epochs < 1 or options.batch < 1:
         parser.error(f"expected --epochs and --batch from 1 on, found {options.epochs} and {options.batch}")
     if options.log:

@@ -192,6 +192,8 @@ _STEPS: dict[str, tuple[str, str, dict, dict]] = {
     "F11 ResNet-50": ("resnet50", "RTX 3090", _AMP, _AMP | _LAST),
     "F12 A100": ("resnet50", "A100", {}, _AMP | _LAST),
     "F12 V100": ("resnet50", "V100", {}, _AMP | _LAST),
+    "G13 float32": ("resnet50", "V100", {}, _LAST),
+    "G13 AMP": ("resnet50", "V100", _AMP, _AMP | _LAST),
     "F11 ResNet-18": ("resnet18", "RTX 3090", _AMP, _AMP | _LAST),
     "F11 ViT": ("vit_b_16", "RTX 3090", _AMP, _AMP | _LAST),
     "F11 ConvNeXt": ("convnext_tiny", "RTX 3090", _AMP, _AMP | _LAST),
@@ -223,7 +225,8 @@ def calculated_and_measured(batch: int = 128) -> pd.DataFrame:
     public, measured = published(), []
     for number, (network, gpu, *steps) in _STEPS.items():
         said = public.loc[number]
-        measured.append((f"{said.change}, {gpu}", network, gpu, steps, said.before, said.after))
+        rates = [batch / each * 1e3 if said.unit == "ms a step" else each for each in (said.before, said.after)]
+        measured.append((f"{said.change}, {gpu}", network, gpu, steps, *rates))
     for name, result in scoreboard.references("11 mixed precision"):
         known = next((gpu for gpu in calculated.GPUS if re.search(rf"\b{gpu}\b", result.device)), None)
         if known and result.ratio and result.baseline == "TF32":

@@ -6,7 +6,8 @@ one operator after the other, and waits for none. This is a model, not a measure
 `elsewhere.calculated_and_measured` compares it.
 
 The shares come from one trace of an H200, of ResNet-50 in bfloat16 and channels_last, and from its throughput in
-float32. The other speeds were held out: on this H200, an A100 and a V100 the six are less than 10% off. An RTX 3090 is
+float32. The other speeds were held out: on this H200, an A100 and a V100 nine of ten are at most 10% off. The other
+one is float32 in channels_last on the V100, calculated 29% too slow: older kernels lose less there. An RTX 3090 is
 calculated up to 20% too slow, as a GeForce card runs above its data sheet's clock, and ConvNeXt 25% too fast.
 
 With few images kernels are too small for the GPU and reach less, and hosts differ. For ResNet-50 in float32 with Adam

@@ -434,7 +434,7 @@ def images(tmp_path):
 
 
 class Options:
-    width, batch, lr, seed, compile = 4, 16, 0.02, 0, False
+    width, batch, lr, seed, compile, graph = 4, 16, 0.02, 0, False, False
 
 
 def test_naively_and_as_the_course_has_it_the_network_gets_the_same_pixels_and_learns_the_same(cifar, recipes, images):
