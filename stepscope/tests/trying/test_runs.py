@@ -72,10 +72,14 @@ def test_a_copy_has_links_that_lead_to_the_same_files_and_stays_away_from_the_fo
     (script.parent / "data").mkdir()
     (script.parent / "data" / "images").write_text("there")
     (script / "link").symlink_to(Path("..", "data"))
+    (script.parent.parent / "shared-images").touch()
     with folder_for_runs(True) as copy:
         assert copy != script and (copy / "link" / "images").read_text() == "there"
+        assert (copy / ".." / "data" / "images").read_text() == "there"  # as many scripts find their data
+        assert (copy / ".." / ".." / "shared-images").exists()
         (copy / "written").touch()
     assert not copy.exists() and sorted(os.listdir(script)) == ["link", "train.py"]
+    assert (script.parent / "data" / "images").exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")

@@ -263,6 +263,9 @@ def _end(process: subprocess.Popen[bytes], patience: float) -> None:
     process.wait()
 
 
+_ABOVE = 3  # folders above the current one that a script may reach by "..", such as for its data
+
+
 @contextmanager
 def folder_for_runs(in_copy: bool | None) -> Iterator[Path]:
     """Give a copy of the current folder, or the current folder; by default a copy if it is small enough."""
@@ -272,12 +275,19 @@ def folder_for_runs(in_copy: bool | None) -> Iterator[Path]:
         yield here
         return
     with tempfile.TemporaryDirectory(prefix="stepscope-", ignore_cleanup_errors=True) as folder:
-        copy = Path(folder, here.name or "copy")
+        above = [each for each in here.parents if each != each.parent][:_ABOVE]
+        copy = Path(folder, *(each.name for each in reversed(above)), here.name or "copy")
+        copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(here, copy, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
         for link in filter(Path.is_symlink, list(copy.rglob("*"))):
             if not link.exists():  # it leads out of the folder, by a relative path
                 link.unlink()
                 link.symlink_to((here / link.relative_to(copy)).resolve())
+        for original, place in zip(above, copy.parents, strict=False):  # ../data leads to the same files
+            with suppress(OSError):  # a folder that may not be listed
+                for each in original.iterdir():
+                    if not os.path.lexists(place / each.name):
+                        (place / each.name).symlink_to(each)
         yield copy
 
 
