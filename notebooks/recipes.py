@@ -672,10 +672,15 @@ def share_of_padding(lengths, batches):
 
 
 # First of all in a script: torchrun starts it once for each rank; without torchrun there is
-# one. Returns the rank's device: a GPU of its own, if there are enough
+# one. Returns the rank's device: a GPU of its own, or the CPU
 def join():
     local = int(os.environ.get("LOCAL_RANK", 0))
-    gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    here, gpu = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if 0 < gpu < here:
+        raise RuntimeError(
+            f"expected a GPU for each of {here} ranks, found {gpu}: start fewer ranks, or set "
+            "CUDA_VISIBLE_DEVICES= for the CPU"
+        )
     device = torch.device("cuda", local) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)

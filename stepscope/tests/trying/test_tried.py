@@ -182,6 +182,10 @@ def test_what_is_offered_depends_on_what_the_script_has():
     names = set(offered.candidates(SEEN))
     assert {"num_workers=1", "num_workers=4", "fused=True", "bfloat16"} <= names
     assert not {"channels_last", "torch.compile", "pin_memory=True", "prefetch_factor=4", "TF32"} & names
+    shared = offered.candidates(SEEN | {"whole_epochs": True})["num_workers=1, 3 threads"]
+    assert shared == {"loader": {"num_workers": 1, "persistent_workers": True}, "torch": {"threads": 3}}
+    assert "num_workers=2, 2 threads" in names
+    assert not any("," in name for name in offered.candidates(SEEN, ["workers"]))
     stream = SEEN | {"loader": SEEN["loader"] | {"stream": True, "workers": 2, "prefetch": 2}}
     assert {"num_workers=1", "prefetch_factor=4"} <= set(offered.candidates(stream))
     amp = offered.candidates(SEEN | {"autocasts": True})

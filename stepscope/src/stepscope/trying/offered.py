@@ -9,7 +9,7 @@ import psutil
 
 from stepscope import thresholds
 from stepscope.base import machine
-from stepscope.base.wording import percent
+from stepscope.base.wording import counted, percent
 
 Change = dict[str, dict[str, Any]]  # see `observe.settings`
 Report = dict[str, Any]  # of one run: see `observe.trial`
@@ -44,7 +44,25 @@ def candidates(seen: Report, wanted: Sequence[str] | None = None) -> dict[str, C
     usual = [group for group in GROUPS if group != "compile" or seen["device"] == "cuda"]
     asked = [group for group in usual if group not in left_out(seen)[0]] if wanted is None else wanted
     offers = [*_of_the_loader(seen), *_of_the_step(seen)]
-    return {name: change for group, name, change in offers if group in asked}
+    found = {name: change for group, name, change in offers if group in asked}
+    return found | (_of_shared_cores(seen) if {"workers", "threads"} <= set(asked) else {})
+
+
+def _of_shared_cores(seen: Report) -> dict[str, Change]:
+    """Return workers that leave their cores alone: PyTorch computes with as many threads fewer.
+
+    On a CPU, workers that compute and threads that compute may slow each other. Then neither setting helps alone.
+    """
+    cores, loader = max(1, seen["cores"] // seen["here"]), seen["loader"]
+    found: dict[str, Change] = {}
+    if seen["device"] != "cpu" or not loader or loader["stream"]:
+        return found
+    for number in {1, cores // 2}:
+        threads = cores - number
+        if number and threads and (number, threads) != (loader["workers"], seen["threads"]):
+            change = {"loader": {"num_workers": number} | _persistent(seen), "torch": {"threads": threads}}
+            found[f"num_workers={number}, {counted(threads, 'thread')}"] = change
+    return found
 
 
 def _of_the_loader(seen: Report) -> Iterator[tuple[str, str, Change]]:
@@ -52,7 +70,7 @@ def _of_the_loader(seen: Report) -> Iterator[tuple[str, str, Change]]:
     if not loader:
         return
     workers = loader["workers"]
-    persistent = {"persistent_workers": True} if seen["whole_epochs"] else {}  # otherwise an epoch's start is rare
+    persistent = _persistent(seen)
     cores = max(1, seen["cores"] // seen["here"])  # of each rank
     numbers = [0, *(2**power for power in range(12) if 2**power < cores), cores]
     if waiting(seen) > thresholds.MOSTLY_WAITING:  # items that wait do not need a core each
@@ -73,6 +91,10 @@ def _of_the_loader(seen: Report) -> Iterator[tuple[str, str, Change]]:
         yield "context", "forkserver", {"loader": {"multiprocessing_context": "forkserver"}}
     if seen["device"] == "cuda" and not loader["pinned"]:
         yield "pin", "pin_memory=True", {"loader": {"pin_memory": True}}
+
+
+def _persistent(seen: Report) -> dict[str, Any]:
+    return {"persistent_workers": True} if seen["whole_epochs"] else {}  # otherwise an epoch's start is rare
 
 
 def _of_the_step(seen: Report) -> Iterator[tuple[str, str, Change]]:
