@@ -678,8 +678,8 @@ def join():
     here, gpu = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
     if 0 < gpu < here:
         raise RuntimeError(
-            f"expected a GPU for each of {here} ranks, found {gpu}: start fewer ranks, or set "
-            "CUDA_VISIBLE_DEVICES= for the CPU"
+            f"expected a GPU for each of {here} ranks, found {gpu}: start fewer ranks, or "
+            "set CUDA_VISIBLE_DEVICES= for the CPU"
         )
     device = torch.device("cuda", local) if gpu else torch.device("cpu")
     if gpu:
