@@ -397,14 +397,14 @@ def train(loader, step, device):
 def accuracy(model, loader, device, right=None):
     right = right or (lambda images, labels: model(images).argmax(1) == labels)
     model.eval()
-    counts = torch.zeros(2, device=device)  # right, and all
+    counts = torch.zeros(2, dtype=torch.float64, device=device)  # right, and all
     for batch in one_ahead(loader, device):
         found = called(right, batch)
         counts[0] += found.sum()
         counts[1] += found.numel()
     model.train()
-    right_ones, every = over_ranks(counts).tolist()
-    return right_ones / every
+    correct, count = over_ranks(counts).tolist()
+    return correct / count
 
 
 def over_ranks(values):  # their mean over all ranks (16); of one process: as they are

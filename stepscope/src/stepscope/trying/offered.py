@@ -59,7 +59,12 @@ def _of_shared_cores(seen: Report) -> dict[str, Change]:
         return found
     for number in {1, cores // 2}:
         threads = cores - number
-        if number and threads and (number, threads) != (loader["workers"], seen["threads"]):
+        if (
+            number
+            and threads
+            and number < _that_fit(seen)
+            and (number, threads) != (loader["workers"], seen["threads"])
+        ):
             change = {"loader": {"num_workers": number} | _persistent(seen), "torch": {"threads": threads}}
             found[f"num_workers={number}, {counted(threads, 'thread')}"] = change
     return found
@@ -75,9 +80,8 @@ def _of_the_loader(seen: Report) -> Iterator[tuple[str, str, Change]]:
     numbers = [0, *(2**power for power in range(12) if 2**power < cores), cores]
     if waiting(seen) > thresholds.MOSTLY_WAITING:  # items that wait do not need a core each
         numbers.append(2 * cores)
-    fit = machine.available_memory() / thresholds.WORKER_BYTES / seen["here"]
     for number in numbers:
-        if number != workers and number < fit:
+        if number != workers and number < _that_fit(seen):
             change = {"num_workers": number} | (persistent if number else {})
             yield "workers", f"num_workers={number}", {"loader": change}
     if workers and loader["prefetch"] < thresholds.MORE_PREFETCHED:
@@ -91,6 +95,11 @@ def _of_the_loader(seen: Report) -> Iterator[tuple[str, str, Change]]:
         yield "context", "forkserver", {"loader": {"multiprocessing_context": "forkserver"}}
     if seen["device"] == "cuda" and not loader["pinned"]:
         yield "pin", "pin_memory=True", {"loader": {"pin_memory": True}}
+
+
+def _that_fit(seen: Report) -> float:
+    """Return how many workers of each rank fit into memory."""
+    return machine.available_memory() / thresholds.WORKER_BYTES / float(seen["here"])
 
 
 def _persistent(seen: Report) -> dict[str, Any]:
