@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         usage="stepscope try [options] SCRIPT ARGUMENTS …  or  stepscope try [options] -m MODULE ARGUMENTS …",
     )
     attempt.add_argument("--settings", metavar="NAME,…", help="groups of settings (default: all that may help)")
-    attempt.add_argument("--rounds", type=_count, default=5, metavar="N", help="runs of each setting (default: 5)")
+    attempt.add_argument("--rounds", type=_count, metavar="N", help="deciding rounds, at most (default: 12)")
     attempt.add_argument(
         "--minutes", type=_minutes, default=15.0, metavar="N", help="end after N minutes (default: 15)"
     )
@@ -192,6 +192,7 @@ def _try(options: argparse.Namespace) -> int:
 
     environment.refuse()
     from stepscope import run, trying
+    from stepscope.trying.results import ROUNDS
 
     wanted = options.settings.split(",") if options.settings else None
     if unknown := [name for name in wanted or () if name not in trying.GROUPS]:
@@ -201,7 +202,7 @@ def _try(options: argparse.Namespace) -> int:
     tried = trying.run(
         script,
         wanted=wanted,
-        rounds=options.rounds,
+        rounds=options.rounds or ROUNDS,
         minutes=options.minutes,
         in_copy=options.in_copy,
         steps=options.steps,

@@ -238,12 +238,14 @@ OTHER_LOSSES, OTHER_LOSS = 3, 0.05
 CHECKED_SAMPLES, RANKS_TRIAL_STEPS, LOSS_SCALE = 20_000, 50, 2.0**12
 # Share of waiting from which on more workers than cores are tried, too.
 MOSTLY_WAITING = 0.5
-# Rounds from which on an interval is narrow enough to decide something.
-LEAST_ROUNDS = 3
+# Rounds from which on an interval is narrow enough to decide something; factor between the ends of an interval: below
+# it, more rounds tell little more.
+LEAST_ROUNDS, NARROW = 3, 1.05
 # Ratio to the script as it is, in the best of two rounds: below it, a setting is tried no further.
 CLEARLY_SLOWER = 0.8
-# A smaller number of workers is recommended, if the fastest number is less than this many times as fast. Batches that
-# each worker prepares, as one of the settings. Seconds in which a script may end after its report.
+# Of two settings, the one with fewer changes or workers is preferred, if the other is less than this many times as
+# fast; a setting that gains less is not compared once more. Batches that each worker prepares, as one of the settings.
+# Seconds in which a script may end after its report.
 NEAR_BEST, MORE_PREFETCHED, ENDING_S = 1.03, 4, 10.0
 # Bytes of a folder that is copied before its script is tried; of a worker, to judge whether memory suffices.
 COPIED_BYTES, WORKER_BYTES = 200e6, 0.5e9

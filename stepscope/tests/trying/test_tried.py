@@ -11,7 +11,9 @@ from stepscope import trying
 from stepscope.cli import main
 from stepscope.observe.samples import Samples
 from stepscope.trying import offered, results
+from stepscope.trying import runs as trying_runs
 from stepscope.trying.results import Trials, Tried
+from stepscope.trying.runs import Runner
 
 SEEN = {
     "loader": {"workers": 0, "prefetch": None, "pinned": False, "persistent": False, "stream": False,
@@ -65,19 +67,64 @@ def test_the_settings_together_are_recommended_only_if_they_gain_more_than_the_b
     for seconds, name in ((0.4, "together"), (0.6, "num_workers=2")):
         change = offered.joined([best.change, FUSED.change])
         both = tried("together", change, *(seconds * each for each in (1.0, 1.01, 0.99, 1.0)))
-        found = Trials(BASE, (best, FUSED), 4, both, results.compared(BASE, [best, both]))
+        found = Trials(BASE, (best, FUSED), 4, last=(BASE, best, both))
         assert found.recommended.name == name
     assert "DataLoader(…, num_workers=2)  # t.py:3\n" in f"{found}\n"
-    found = Trials(BASE, (best, FUSED), 4, both, None)
-    assert found.recommended.name == "num_workers=2"
+    assert Trials(BASE, (best, FUSED), 4).recommended.name == "num_workers=2"
+
+
+def test_the_last_rounds_decide_and_not_the_first():
+    lucky = workers(2, 0.5, 0.5, 0.51, 0.5)
+    found = Trials(BASE, (lucky, FUSED), 4, last=(BASE, workers(2, 1.0, 0.98, 1.01, 1.0), FUSED))
+    assert found.recommended.name == "fused=True" and found.as_json()["settings"][0]["ratio"]["mean"] < 1.03
+
+
+def test_what_looks_fastest_is_compared_once_more_with_all_that_can_be_joined():
+    noisy = tried("bfloat16", {"network": {"autocast": "bfloat16"}}, 0.6, 0.6, 1.2, 0.8)  # not surely faster
+    slower = tried("2 threads", {"torch": {"threads": 2}}, 1.0, 1.01, 1.0, 0.99)
+    few, many = workers(1, 0.71, 0.7, 0.7, 0.71), workers(2, 0.72, 0.7, 0.69, 0.7)
+    assert results.promising(BASE, [slower]) == []
+    assert [each.name for each in results.promising(BASE, [slower, noisy, many, few])] == [
+        "num_workers=1", "num_workers=2", "together",
+    ]  # fmt: skip
+    *_, both = results.promising(BASE, [slower, noisy, many, few])
+    assert both.change == {"loader": {"num_workers": 1}, "network": {"autocast": "bfloat16"}} and not both.runs
+    assert not results.narrow(BASE, [noisy]) and results.narrow(BASE, [BASE])
+
+
+class Sleeping(Runner):
+    """Reports a loop whose step takes as long as given for each setting, by name of the change."""
+
+    def __init__(self, **seconds):
+        super().__init__(minutes=10)
+        self.seconds, self.seen = seconds, []
+
+    def run(self, change, steps, checks=False):
+        name = " and ".join(sorted(key for values in change.values() for key in values)) or "usual"
+        self.seen.append(name)
+        loader = SEEN["loader"] | {"workers": change.get("loader", {}).get("num_workers", 0)}
+        return SEEN | {"seconds": self.seconds.get(name, 1.0), "loader": loader, "images": True, "networks": ["Net"]}
+
+    def say(self, text): ...
+
+
+def test_settings_that_gain_alone_are_tried_together_in_new_rounds_until_these_tell_enough():
+    runner = Sleeping(fused=0.5, channels_last=0.8, **{"channels_last and fused": 0.4})
+    found = trying_runs.tried(runner, ["fused", "channels_last"], 12, None, "The loop")
+    assert found.recommended.change == {"optimizer": {"fused": True}, "network": {"channels_last": True}}
+    first = 1 + 3 * 3  # the script as it is, and three rounds of three settings
+    assert found.rounds == 3 and len(runner.seen) == first + 2 * 4  # equal times: two rounds suffice
+    nothing = Sleeping()
+    assert trying_runs.tried(nothing, ["fused", "channels_last"], 12, None, "The loop").recommended is None
+    assert len(nothing.seen) == first
 
 
 @pytest.mark.parametrize(
     ("losses", "said"),
     [
         ([2.0, 1.0], "the same losses"),
-        ([2.001, 1.0], "losses differ by 0.0005"),
-        ([2.4, 1.4], "learns something else: losses differ by 0.4"),
+        ([2.001, 1.0], "losses differ by 0.033%"),
+        ([2.4, 1.4], "learns something else: losses differ by 27%"),
         ([math.nan, 1.0], "learns something else: losses are not finite"),
     ],
 )

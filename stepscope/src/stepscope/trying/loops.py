@@ -17,7 +17,7 @@ from stepscope.base import terminal
 from stepscope.observe import hooks, settings
 from stepscope.observe.trial import TrialRecorder
 from stepscope.trying.offered import Change, Report
-from stepscope.trying.results import Trials
+from stepscope.trying.results import ROUNDS, Trials
 from stepscope.trying.runs import OutOfTime, Runner, tried
 
 
@@ -26,7 +26,7 @@ def tries(
     make_step: Callable[[], timing.Step],
     *,
     settings: Sequence[str] | None = None,
-    rounds: int = 5,
+    rounds: int = ROUNDS,
     minutes: float = 5.0,
     steps: int | None = None,
 ) -> Trials:
@@ -46,7 +46,7 @@ def tries(
     settings : sequence of str, optional
         Some of `stepscope.trying.GROUPS`; by default all that may help.
     rounds : int
-        Runs of each setting, at most.
+        Runs of each of the settings that looked fastest in the first rounds, at most.
     minutes : float
         No run begins that is expected to end later.
     steps : int, optional

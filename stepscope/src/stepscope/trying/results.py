@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ from stepscope.base.confidence import Interval
 from stepscope.base.wording import counted
 from stepscope.timing.comparison import FASTER, Comparison, conclusion, outcome, with_limits
 from stepscope.timing.stopwatch import Timing
-from stepscope.trying.offered import Change, Report, lines
+from stepscope.trying.offered import Change, Report, joined, lines
 
+_GO_ALONG = {"persistent_workers"}  # arguments that go along with others
 AS_IT_IS = "as it is"
 VERSION = 1  # of the file of results
 SCHEMA = Path(__file__).with_name("tried.schema.json")
 TOGETHER = "together"
+ROUNDS = 12  # of the last comparison, at most: a machine that computes at two speeds needs as many for a gain of 1.2
+FINALISTS = 4  # the script as it is, the two settings that looked fastest, and the settings that gain together
 
 
 @dataclass(frozen=True)
@@ -93,20 +96,51 @@ def faster(base: Tried, settings: Sequence[Tried]) -> list[Tried]:
         return []
     comparison = compared(base, usable)
     gains = {each.name: comparison.ratio(each.name) for each in usable}
-    surely = sorted((each for each in usable if outcome(gains[each.name]) == FASTER), key=lambda e: -gains[e.name].mean)
-    numbers = [each for each in surely if "num_workers" in each.change.get("loader", {})]
-    if numbers:
-        near = [each for each in numbers if gains[each.name].mean * thresholds.NEAR_BEST > gains[numbers[0].name].mean]
-        least = min(near, key=lambda each: each.change["loader"]["num_workers"])
-        surely.insert(surely.index(numbers[0]), surely.pop(surely.index(least)))
-    return surely
+    return _ordered([each for each in usable if outcome(gains[each.name]) == FASTER], gains)
+
+
+def promising(base: Tried, settings: Sequence[Tried]) -> list[Tried]:
+    """Return the settings to compare once more: the two that look fastest, and what may gain together, joined."""
+    usable = [each for each in settings if not each.problem and each.runs]
+    if not usable:
+        return []
+    comparison = compared(base, usable)
+    gains = {each.name: comparison.ratio(each.name) for each in usable}
+    best = _ordered([each for each in usable if gains[each.name].mean > thresholds.NEAR_BEST], gains)
+    joint = without_conflicts(best)
+    together = [Tried(TOGETHER, joined([each.change for each in joint]))] if len(joint) > 1 else []
+    return [*best[: FINALISTS - 2], *together]
+
+
+def narrow(base: Tried, settings: Sequence[Tried]) -> bool:
+    """Return whether more rounds would tell little more: the ends of each setting's interval are close."""
+    usable = [each for each in settings if not each.problem]
+    comparison = compared(base, usable)
+    ratios = [comparison.ratio(each.name) for each in usable]
+    return all(each.highest < thresholds.NARROW * each.lowest for each in ratios)
+
+
+def _ordered(settings: Sequence[Tried], gains: Mapping[str, Interval]) -> list[Tried]:
+    """Return settings, the fastest first; of about as fast ones that with fewer changes, or workers."""
+    found = sorted(settings, key=lambda each: -gains[each.name].mean)
+
+    def simplest_first(some: Sequence[Tried], cost: Callable[[Tried], int]) -> None:
+        if some:
+            least = gains[some[0].name].mean / thresholds.NEAR_BEST
+            simplest = min((each for each in some if gains[each.name].mean > least), key=cost)
+            found.insert(found.index(some[0]), found.pop(found.index(simplest)))
+
+    workers = [each for each in found if "num_workers" in each.change.get("loader", {})]
+    simplest_first(workers, lambda each: int(each.change["loader"]["num_workers"]))
+    simplest_first(tuple(found), lambda each: sum(len(values.keys() - _GO_ALONG) for values in each.change.values()))
+    return found
 
 
 def without_conflicts(best: Sequence[Tried]) -> list[Tried]:
     """Return settings that can be joined: of several that change the same, such as precision, the first one."""
     kept, taken = list[Tried](), set[str]()
     for each in best:
-        names = set().union(*each.change.values()) - {"persistent_workers"}
+        names = set().union(*each.change.values()) - _GO_ALONG
         if not names & taken:
             kept.append(each)
             taken |= names
@@ -115,48 +149,40 @@ def without_conflicts(best: Sequence[Tried]) -> list[Tried]:
 
 @dataclass(frozen=True)
 class Trials:
-    """The runs of a script as it is, `base`, and with each setting; then the best settings `together`, if tried."""
+    """The runs of a script as it is, `base`, and with each setting; then those of the last, deciding rounds."""
 
     base: Tried
     settings: tuple[Tried, ...]
     rounds: int
-    together: Tried | None = None
-    final: Comparison | None = None  # the script as it is, the best setting alone, and the best ones together
+    last: tuple[Tried, ...] = ()  # the script as it is, and the settings that looked fastest; empty if none did
     left_out: str = ""  # which settings were not tried, and why, in a sentence
 
     @property
     def recommended(self) -> Tried | None:
-        """The change to make: the faster settings together, or one alone; None if nothing is surely faster."""
-        best = next(iter(faster(self.base, self.settings)), None)
-        if best is None or self.together is None or self.final is None or self.together.problem:
-            return best
-        gains = outcome(self.final.ratio(TOGETHER)) == FASTER
-        return self.together if gains and self.final.ratio(TOGETHER, best.name).mean > 1 else best
+        """The change to make: one setting, or several together; None if nothing is surely faster."""
+        base, *settings = self.last or (self.base, *self.settings)
+        return next(iter(faster(base, settings)), None)
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, colours: bool = False) -> str:
         """Return the results as text; on a terminal with `colours` for the ratios that are surely above 1."""
-        usable = [each for each in self.settings if not each.problem and each.runs]
-        steps, rounds = self.base.runs[0]["steps"], counted(self.rounds, "round")
-        text = [f"As it is: {_ms(self.base):.3g} ms a step. Each run timed {counted(steps, 'step')}."]
-        comparison = compared(self.base, usable) if usable and self.rounds else None
-        if comparison is not None:
-            text += [f"\nSettings, in {rounds}:\n"]
-            widest = max(len(each.name) for each in usable)
-            for each in sorted(usable, key=lambda each: -comparison.ratio(each.name).mean):
-                told = conclusion(comparison.ratio(each.name)).partition(" (")[0]
-                gain, memory = with_limits(comparison.ratio(each.name)), _memory(each, self.base)
-                if colours and outcome(comparison.ratio(each.name)) == FASTER:
-                    gain = f"{terminal.GREEN}{gain}{terminal.PLAIN}"
-                text.append(f"  {each.name:{widest}}  {gain}  {told}; {memory}{each.learns}")
-        if usable and self.rounds < thresholds.LEAST_ROUNDS:
+        steps = counted(self.base.runs[0]["steps"], "step")
+        text = [f"As it is: {_ms(self.base):.3g} ms a step. Each run timed {steps}."]
+        first = _table(self.base, self.settings, colours) if self.rounds else []
+        if first:
+            text += [f"\nSettings, in {counted(self.rounds, 'round')}:\n", *first]
+        if self.last:
+            rounds = counted(len(self.last[0].runs), "new round")
+            text += [f"\nThe fastest ones again, in {rounds}, which decide:\n"]
+            text += _table(self.last[0], self.last[1:], colours)
+        elif first and self.rounds < thresholds.LEAST_ROUNDS:
             more = "Give more --minutes, or fewer --settings."
-            text.append(f"\nOnly {rounds} fitted into the time, too few to be sure. {more}")
+            text.append(f"\nOnly {counted(self.rounds, 'round')} fitted into the time, too few to be sure. {more}")
         if self.left_out:
             text.append(f"\n{self.left_out}")
-        if refused := [each for each in self.settings if each.problem]:
+        if refused := [each for each in (*self.settings, *self.last) if each.problem]:
             text += ["\nNot recommended:\n", *(f"  {each.name}: {each.problem}" for each in refused)]
         return "\n".join([*text, "", *self._advice()])
 
@@ -164,14 +190,22 @@ class Trials:
         best = self.recommended
         if best is None:
             return ["Nothing to change: no setting is surely faster."]
-        shown = self.final or compared(self.base, [best])  # the last rounds did not choose the setting
-        head = f"Write ({best.name}: {with_limits(shown.ratio(best.name))}):"
-        return [head, "", *(f"  {line}" for line in lines(best.change, self.base.runs[0]))]
+        gain = with_limits(self._ratios()[best.name])
+        return [f"Write ({best.name}: {gain}):", "", *(f"  {line}" for line in lines(best.change, self.base.runs[0]))]
+
+    def _ratios(self) -> dict[str, Interval]:
+        """Return the ratios to the script as it is; those of the last rounds, where there are any."""
+        found = dict[str, Interval]()
+        for base, *settings in filter(None, ((self.base, *self.settings), self.last)):
+            usable = [each for each in settings if not each.problem and each.runs]
+            if usable and base.runs:
+                comparison = compared(base, usable)
+                found |= {each.name: comparison.ratio(each.name) for each in usable}
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """Return the results as plain values, as `SCHEMA` describes them."""
-        usable = [each for each in self.settings if not each.problem and each.runs]
-        comparison = compared(self.base, usable) if usable and self.rounds else None
+        ratios = {name: _plain(ratio) for name, ratio in (self._ratios() if self.rounds else {}).items()}
         best, seen = self.recommended, self.base.runs[0]
         return {
             "version": VERSION,
@@ -184,15 +218,31 @@ class Trials:
                     "name": each.name,
                     "change": each.change,
                     "problem": each.problem or None,
-                    "ratio": _plain(comparison.ratio(each.name)) if comparison and each in usable else None,
+                    "ratio": ratios.get(each.name),
                     "memory_bytes": _bytes(each),
                     "learns": each.learns or None,
                 }
                 for each in self.settings
             ],
-            "together": None if self.final is None else _plain(self.final.ratio(TOGETHER)),
+            "together": ratios.get(TOGETHER),
             "recommended": None if best is None else {"change": best.change, "lines": lines(best.change, seen)},
         }
+
+
+def _table(base: Tried, settings: Sequence[Tried], colours: bool) -> list[str]:
+    """Return a line for each setting without a problem, the fastest first."""
+    usable = [each for each in settings if not each.problem and each.runs]
+    if not usable:
+        return []
+    comparison, text = compared(base, usable), list[str]()
+    widest = max(len(each.name) for each in usable)
+    for each in sorted(usable, key=lambda each: -comparison.ratio(each.name).mean):
+        ratio = comparison.ratio(each.name)
+        told, gain = conclusion(ratio).partition(" (")[0], with_limits(ratio)
+        if colours and outcome(ratio) == FASTER:
+            gain = f"{terminal.GREEN}{gain}{terminal.PLAIN}"
+        text.append(f"  {each.name:{widest}}  {gain}  {told}; {_memory(each, base)}{each.learns}")
+    return text
 
 
 def _learned(base: Sequence[Report], runs: Sequence[Report]) -> tuple[bool, str]:
@@ -207,8 +257,15 @@ def _learned(base: Sequence[Report], runs: Sequence[Report]) -> tuple[bool, str]
         return True, "the same losses"
     mean = statistics.fmean(map(abs, base[0]["losses"]))
     alike = apart <= max(thresholds.OTHER_LOSSES * own, thresholds.OTHER_LOSS * mean)
-    control = f"by up to {own:.2g} between runs of the script as it is" if own else "not between runs as it is"
-    return alike, f"losses differ by {apart:.2g} on average, {control}"
+    control = (
+        f"by up to {_share(own, mean)} between runs of the script as it is" if own else "not between runs as it is"
+    )
+    return alike, f"losses differ by {_share(apart, mean)} on average, {control}"
+
+
+def _share(apart: float, mean: float) -> str:
+    """Return a distance as a share of the mean loss, or as it is if that is 0."""
+    return f"{100 * apart / mean:.2g}%" if mean else f"{apart:.2g}"
 
 
 def _applied(change: Change, run: Report) -> bool:

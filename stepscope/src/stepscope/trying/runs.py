@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,8 @@ from stepscope.base import terminal
 from stepscope.observe import launch
 from stepscope.timing.comparison import shuffled
 from stepscope.trying import results
-from stepscope.trying.offered import GROUPS, Change, Report, candidates, joined, left_out
-from stepscope.trying.results import AS_IT_IS, TOGETHER, Trials, Tried
+from stepscope.trying.offered import GROUPS, Change, Report, candidates, left_out
+from stepscope.trying.results import AS_IT_IS, FINALISTS, Trials, Tried
 
 NOT_COPIED = (".git", ".venv", "__pycache__")
 
@@ -42,7 +42,7 @@ def run(
     command: Sequence[str],
     *,
     wanted: Sequence[str] | None = None,
-    rounds: int = 5,
+    rounds: int = results.ROUNDS,
     minutes: float = 15.0,
     in_copy: bool | None = None,
     steps: int | None = None,
@@ -56,7 +56,7 @@ def run(
     wanted : sequence of str, optional
         Some of `GROUPS`; see `candidates` for the default.
     rounds : int
-        Runs of each setting, at most.
+        Runs of each of the settings that looked fastest in the first rounds, at most.
     minutes : float
         No run begins that is expected to end later, and none continues.
     in_copy : bool, optional
@@ -104,19 +104,18 @@ def tried(
     settings = [Tried(name, change) for name, change in candidates(seen, wanted).items()]
     if seen["loader"].get("stream"):  # each worker may yield all samples
         settings = runner.checked(settings)
-    (base, *settings), done = runner.rounds([base, *settings], rounds)
+    halfway = (time.monotonic() + runner.limit) / 2
+    first = min(rounds, thresholds.LEAST_ROUNDS)
+    (base, *settings), done = runner.rounds([base, *settings], first, until=halfway, later=rounds)
     if not done:
         return Trials(Tried(AS_IT_IS, {}, (seen,)), tuple(settings), 0)
     trials = Trials(base, tuple(settings), done, left_out=left_out(seen)[1] if wanted is None else "")
-    best = results.without_conflicts(results.faster(base, settings))
-    if len(best) > 1:
-        together = Tried(TOGETHER, joined([each.change for each in best]))
-        (again, alone, together), done = runner.rounds(
-            [replace(base, runs=()), replace(best[0], runs=()), together], rounds
-        )
-        final = None if done < 2 or together.problem or alone.problem else results.compared(again, [alone, together])
-        trials = replace(trials, together=together, final=final)
-    return trials
+    best = results.promising(base, settings)
+    if not best or rounds < thresholds.LEAST_ROUNDS:
+        return trials
+    # The fastest of many was partly lucky: new rounds decide, and of few settings, whose intervals are narrower
+    last, done = runner.rounds([replace(each, runs=()) for each in (base, *best)], rounds, enough=results.narrow)
+    return replace(trials, last=tuple(last)) if done > 1 else trials
 
 
 class Runner(ABC):
@@ -159,20 +158,45 @@ class Runner(ABC):
     def say(self, text: str) -> None:
         """Show a line of progress; "" ends it."""
 
-    def rounds(self, settings: Sequence[Tried], rounds: int) -> tuple[list[Tried], int]:
+    def rounds(
+        self,
+        settings: Sequence[Tried],
+        rounds: int,
+        *,
+        until: float = math.inf,
+        later: int = 0,
+        enough: Callable[[Tried, Sequence[Tried]], bool] = lambda base, others: False,
+    ) -> tuple[list[Tried], int]:
         """Run the loop in interleaved rounds; return the settings with their runs, and the number of whole rounds.
 
         The first setting is the loop as it is. A setting with a problem takes part in no further round.
+
+        Parameters
+        ----------
+        settings : sequence of Tried
+            The settings, without runs.
+        rounds : int
+            The number of rounds, at most.
+        until : float
+            No round but the first begins that is expected to end later, by ``time.monotonic()``.
+        later : int
+            Rounds of a few settings that will follow, for the time that is left.
+        enough : callable
+            Receives the settings after every second round, in which their order is balanced; returns whether to stop.
         """
         kept, done = list(settings), 0
         for number, order in enumerate(shuffled([each.name for each in settings], rounds)):
             left = [each for name in order for each in kept if each.name == name and not each.problem]
-            if len(left) < 2:
+            if len(left) < 2 or (number and time.monotonic() + self._seconds(left) > until):
+                break
+            if number and number % 2 == 0 and enough(kept[0], kept[1:]):
                 break
             found = dict[str, Tried]()
             try:
                 for each in left:
-                    self.say(f"round {number + 1} of {rounds}, {each.name}: {self._left(left, rounds - number)} left")
+                    seconds = self._seconds(left) * (rounds - number + later * min(1.0, FINALISTS / len(left)))
+                    minutes = math.ceil(min(seconds, self.limit - time.monotonic()) / 60)
+                    self.say(f"round {number + 1} of {rounds}, {each.name}: at most {max(1, minutes)} min left")
                     found[each.name] = self._run_once(each)
             except OutOfTime:
                 break
@@ -197,10 +221,10 @@ class Runner(ABC):
             return replace(setting, problem=f"fails: {found}")
         return replace(setting, runs=(*setting.runs, found))
 
-    def _left(self, settings: Sequence[Tried], rounds: int) -> str:
+    def _seconds(self, settings: Sequence[Tried]) -> float:
+        """Return the expected seconds of a round."""
         usual = statistics.median(self.took.values()) if self.took else math.inf
-        seconds = sum(self.took.get(each.name, usual) for each in settings) * rounds
-        return f"at most {max(1, math.ceil(min(seconds, self.limit - time.monotonic()) / 60))} min"
+        return sum(self.took.get(each.name, usual) for each in settings)
 
 
 class _Script(Runner):
