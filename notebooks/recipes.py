@@ -224,6 +224,20 @@ def held_out(path, share=0.1):
     return zlib.crc32(os.fsencode(name)) < share * 2**32
 
 
+# The files of FOLDER/train/CLASS and of FOLDER/val/CLASS; or of FOLDER/CLASS, divided
+def train_and_val(folder, suffixes):
+    def within(folder):
+        paths = sorted(folder.glob("*/*"))
+        return [path for path in paths if path.suffix.lower() in suffixes]
+
+    if (folder / "train").is_dir():
+        return within(folder / "train"), within(folder / "val")
+    parts = [], []
+    for path in within(folder):
+        parts[held_out(path)].append(path)
+    return parts
+
+
 # 06 · Packed formats: all images in one file that is an array; a whole batch is read at once
 
 
@@ -326,21 +340,21 @@ class Ragged(Dataset):
 # 07 · Augment on the device: a whole batch at once; the data set itself lies there
 
 
-# Square images, each by a draw of its own; with masks: torch.cat([images, masks], dim=1)
+# Each image by a draw of its own; with masks: torch.cat([images, masks], dim=1)
 def crop_and_flip(images, side=None):
-    assert images.shape[2] == images.shape[3], f"not square: {tuple(images.shape)}"
-    (count, channels), device = images.shape[:2], images.device
+    (count, channels, *size), device = images.shape, images.device
     padding = 0 if side else 4  # black; for small images, which keep their size
-    side = side or images.shape[3]
+    height, width = (side, side) if side else size
     padded = nn.functional.pad(images, 4 * [padding])
-    top, left = torch.randint(padded.shape[3] - side + 1, (2, count, 1), device=device)
-    offsets = torch.arange(side, device=device)
-    rows, columns = top + offsets, left + offsets
-    mirrored = torch.rand(count, 1, device=device) < 0.5
-    columns = torch.where(mirrored, columns.flip(1), columns)
+    draws = torch.rand(3, count, 1, device=device)
+    top = (draws[0] * (padded.shape[2] - height + 1)).long()
+    left = (draws[1] * (padded.shape[3] - width + 1)).long()
+    rows = top + torch.arange(height, device=device)
+    columns = left + torch.arange(width, device=device)
+    columns = torch.where(draws[2] < 0.5, columns.flip(1), columns)
     pixels = (rows.unsqueeze(2) * padded.shape[3] + columns.unsqueeze(1)).flatten(1)
     crops = padded.flatten(2).gather(2, pixels.unsqueeze(1).expand(-1, channels, -1))
-    return crops.view(count, channels, side, side)
+    return crops.view(count, channels, height, width)
 
 
 def batches_on_device(images, labels, batch):  # an epoch
@@ -625,13 +639,24 @@ def batches_of_rank(order, batch, rank=0, world=1, done=0):
         yield order[start + rank * batch :][:batch]
 
 
-def loader_that_resumes(dataset, batch, workers, seed=0, **others):
+# What is random in workers, such as a cut of a clip, needs the epoch: drawn by
+# np.random.default_rng((seed, epoch, index)) it is the same in any worker, on any rank, and
+# after a restart. With this order= the dataset gets dataset[epoch, index]
+class WithEpoch(DistributedSampler):
+    def __iter__(self):
+        epoch = self.epoch
+        return ((epoch, index) for index in super().__iter__())
+
+
+def loader_that_resumes(
+    dataset, batch, workers, seed=0, order=DistributedSampler, **others
+):
     # Files on a disk. Call loader.sampler.set_epoch(epoch) before each epoch: its order is
     # then the same after a restart. With shuffle=True and workers that stay it is not; nor
-    # are random transforms in workers: augment on the device (07). Each rank (16) has its
-    # share; batch is that of a rank
+    # are random transforms in workers, unless they know the epoch (above). Each rank (16)
+    # has its share; batch is that of a rank
     rank, ranks = rank_and_ranks()
-    sampler = DistributedSampler(dataset, ranks, rank, seed=seed, drop_last=True)
+    sampler = order(dataset, ranks, rank, seed=seed, drop_last=True)
     own = torch.Generator()  # or the loader draws from the generator of your crops
     return loader_of(
         dataset, batch, workers, **{"sampler": sampler, "generator": own} | others
@@ -758,6 +783,17 @@ def load_whole(path):
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+# decide: what a run decides only once, such as its workers, as a dict
+def where_to_begin(path, settings, decide):
+    if not path.exists():
+        save_whole(path, {"settings": settings, "epoch": 0} | decide())
+    kept = load_whole(path)
+    if kept["settings"] != settings:
+        found = f"expected {kept['settings']}, found {settings}"
+        raise ValueError(f"{path}: {found}. Delete it to begin anew")
+    return kept
+
+
 # All of them, on noise
 
 
@@ -770,7 +806,8 @@ def main():
         for path in originals:
             path.parent.mkdir(exist_ok=True)
             Image.fromarray(np.random.randint(0, 256, (48, 64, 3), np.uint8)).save(path)
-        print(f"{sum(map(held_out, originals))} of {len(originals)} photos to validate with")
+        train_paths, val_paths = train_and_val(folder, (".png",))
+        print(f"{len(val_paths)} of {len(train_paths + val_paths)} photos to validate with")
         copies = Copies(resize_all(originals, 32, folder / "copies"), ["0", "1"])
         print(f"copies: {len(copies)}, the first of {tuple(copies[0][0].shape)}; or, as pixels:")
         print(f"packed: {len(pack_photos(originals, 32, folder / 'images.npy'))}")
@@ -826,8 +863,9 @@ def main():
         ways = {name: way(*name) for name in names}
         print(f"faster: {fastest(ways, images, labels)}")
         print(f"{tflops(step, images, labels, milliseconds(lambda: step(images, labels))):.2g} TFLOP/s in products")
-        save_whole(folder / "checkpoint.pt", model.state_dict())
-        print(f"{len(load_whole(folder / 'checkpoint.pt'))} tensors in a checkpoint")
+        kept = where_to_begin(folder / "checkpoint.pt", {"batch": 8}, lambda: {"model": model.state_dict()})
+        print(f"{len(kept['model'])} tensors in a checkpoint of epoch {kept['epoch']}")
+        print(f"(epoch, index): {list(WithEpoch(range(3), 1, 0))}")
 
         alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
         os.environ |= {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in alone.items()}  # as torchrun

@@ -1,6 +1,6 @@
 """Trains ResNet-50 on photos of your own with what the course found. It takes `recipes.py` beside it, no more.
 
-    python train_photos.py PHOTOS PACKED [--epochs 10] [--batch 64] [--lr 0.1] [--workers 0 1 2 4 8] [--compile]
+    python train_photos.py PHOTOS PACKED [--epochs 10] [--batch 64] [--lr 0.1] [--workers 0 1 2 4 8] [--compile [MODE]]
     torchrun --nproc-per-node 4 train_photos.py PHOTOS PACKED …    # on four GPUs; on several machines: slurm/README.md
 
 PHOTOS holds train/CLASS/*.jpg and val/CLASS/*.jpg; or CLASS/*.jpg, and about every tenth photo is kept to validate.
@@ -36,20 +36,6 @@ WAYS = {
     for name, layout in itertools.product(TYPES, FORMATS)
     if name != "float16" or DEVICE.type == "cuda"  # many processors take minutes in float16
 }
-
-
-def find(photos):
-    """Return the paths of the photos to train on, and of those to validate with."""
-
-    def within(folder):
-        return sorted(path for path in folder.glob("*/*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
-
-    if (photos / "train").is_dir():
-        return within(photos / "train"), within(photos / "val")
-    parts = [], []
-    for path in within(photos):
-        parts[recipes.held_out(path)].append(path)
-    return parts
 
 
 class Training:
@@ -108,7 +94,9 @@ def main():
     few = [number for number in (0, 1, 2, 4, 8) if number <= its_cores]
     few = few if DEVICE.type == "cuda" else [1]  # a CPU's step takes seconds: enough for one worker
     parser.add_argument("--workers", type=int, nargs="+", default=few, help="to try; one is taken as it is")
-    parser.add_argument("--compile", action="store_true", help="the first step then takes a minute or more")
+    modes = ("default", "reduce-overhead", "max-autotune")  # fewer kernels; and in CUDA graphs; and the fastest of many
+    help_ = "the first step then takes a minute or more"
+    parser.add_argument("--compile", nargs="?", const=modes[0], choices=modes, help=help_)
     parser.add_argument("--checkpoint", type=Path, help="default: PACKED/checkpoint.pt")
     parser.add_argument("--trace", type=Path, help="default: PACKED/trace")
     options = parser.parse_args()
@@ -116,7 +104,8 @@ def main():
     # cuDNN times its algorithms once for each shape. It may choose others in the next run: leave it out for equal bits
     torch.backends.cudnn.benchmark = True
     options.packed.mkdir(parents=True, exist_ok=True)
-    parts = dict(zip(("train", "val"), find(options.photos), strict=True))
+    found = recipes.train_and_val(options.photos, (".jpg", ".jpeg", ".png"))
+    parts = dict(zip(("train", "val"), found, strict=True))
     classes = sorted({path.parent.name for path in parts["train"]})
     if options.batch % RANKS:
         parser.error(f"--batch: expected a multiple of the {RANKS} ranks, found {options.batch}")
@@ -155,30 +144,22 @@ def main():
     names = [[path.parent.name, path.name] for paths in parts.values() for path in paths]
     settings["checksum of all names"] = zlib.crc32(str(names).encode(errors="surrogateescape"))
 
-    def where_to_begin():  # by one rank, for all
-        kept = recipes.load_whole(checkpoint) if checkpoint.exists() else {"settings": settings, "epoch": 0}
-        if kept["settings"] != settings:
-            parser.error(f"{checkpoint}: expected {kept['settings']}, found {settings}. Delete it to begin anew")
-        if "way" in kept:
-            return kept
+    def decide():
         print("Trying number types and memory formats, then workers: seconds on a GPU, minutes on a CPU", flush=True)
         trials, images = {way: new_training(way) for way in WAYS}, next(iter(loader(0)))
-        kept["way"] = recipes.fastest(trials, *images)
-        some = options.workers
-        kept["workers"] = some[0]
-        if some[1:]:
-            ahead = partial(recipes.one_ahead, device=DEVICE)
-            kept["workers"] = recipes.best_workers(loader, trials[kept["way"]], some, ahead=ahead)
-        recipes.save_whole(checkpoint, kept)
-        return kept
+        way, some = recipes.fastest(trials, *images), options.workers
+        ahead = partial(recipes.one_ahead, device=DEVICE)
+        workers = recipes.best_workers(loader, trials[way], some, ahead=ahead) if some[1:] else some[0]
+        return {"way": way, "workers": workers}
 
-    kept = recipes.decided_once(where_to_begin)
+    # By one rank, for all
+    kept = recipes.decided_once(partial(recipes.where_to_begin, checkpoint, settings, decide))
     training = new_training(kept["way"])  # anew: the trials have trained theirs
     for name in training.state().keys() & kept.keys():
         getattr(training, name).load_state_dict(kept[name])
     training.forward = recipes.data_parallel(training.model)
     if options.compile:
-        training.forward = torch.compile(training.forward)
+        training.forward = torch.compile(training.forward, mode=options.compile)
     if RANK == 0:
         print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers, {RANKS} ranks", flush=True)
     train, val = loader(kept["workers"]), loader(kept["workers"], "val")

@@ -24,7 +24,7 @@ from support.notebooks import NOTEBOOKS, content
 from helpers import config
 
 FOLDER = config.PROJECT / "notebooks"
-ALLOWED = {"numpy", "torch", "torchvision", "PIL", "recipes"} | sys.stdlib_module_names
+ALLOWED = {"numpy", "torch", "torchvision", "PIL", "soundfile", "recipes"} | sys.stdlib_module_names
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def recipes(monkeypatch):
     """The module, as a script beside it imports it."""
     monkeypatch.syspath_prepend(FOLDER)
     yield __import__("recipes")
-    for name in ("recipes", "train_photos", "train_cifar10"):
+    for name in ("recipes", "train_photos", "train_clips", "train_cifar10"):
         sys.modules.pop(name, None)
 
 
@@ -58,7 +58,9 @@ def write_photos(folder, classes, of_each, side=(60, 48)):
             Image.fromarray(pixels).save(folder / name / f"{photo}.png")
 
 
-@pytest.mark.parametrize("name", ["recipes.py", "train_photos.py", "train_cifar10.py", "train_ddp.py"])
+@pytest.mark.parametrize(
+    "name", ["recipes.py", "train_photos.py", "train_clips.py", "train_cifar10.py", "train_ddp.py"]
+)
 def test_nothing_of_the_course_is_imported(name):
     tree = ast.parse((FOLDER / name).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
@@ -206,6 +208,18 @@ def test_a_crop_may_be_smaller_than_the_image(recipes):
     assert len(corners) > 30 and (corners % 40).max() <= 8 and (corners // 40).max() <= 8  # of 9 × 9
 
 
+def test_images_that_are_not_square_keep_their_size_and_move_each_by_itself(recipes):
+    positions = torch.arange(1, 20 * 50 + 1).view(1, 1, 20, 50).expand(64, 1, 20, 50)
+    crops = recipes.crop_and_flip(positions)
+    assert crops.shape == (64, 1, 20, 50)
+    middle = crops[:, 0, 4:-4, 4:-4]  # never padding
+    steps = middle.diff(dim=2).flatten(1)
+    mirrored = (steps == -1).all(1)
+    assert ((steps == 1).all(1) | mirrored).all() and 10 < mirrored.sum() < 54 and (middle.diff(dim=1) == 50).all()
+    rows, columns = (middle[:, 0].amin(1) - 1) // 50, (middle[:, 0].amin(1) - 1) % 50
+    assert all(each.max() <= 8 and len(each.unique()) > 5 for each in (rows, columns))
+
+
 def test_the_fastest_step_is_found_and_a_hopeless_one_is_asked_with_two_images_only(recipes, monkeypatch, capsys):
     asked, clock = {"slow": [], "fast": [], "hopeless": [], "large": [], "none": []}, [0.0]
     monkeypatch.setattr(recipes, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
@@ -331,15 +345,15 @@ def test_nothing_of_a_forward_pass_stays_after_its_bytes_are_counted(recipes):
     assert seen[0]() is None
 
 
-def test_photos_of_class_folders_alone_are_divided_by_their_names(script, tmp_path):
+def test_files_of_class_folders_alone_are_divided_by_their_names(recipes, tmp_path):
     for name in ("ant", "bee"):
         (tmp_path / name).mkdir()
         for number in range(100):
             (tmp_path / name / f"{name}{number}.JPG").touch()
-    train, val = script.find(tmp_path)
+    train, val = recipes.train_and_val(tmp_path, (".jpg",))
     assert len(train) + len(val) == 200 and 10 <= len(val) <= 35 and not {*train} & {*val}
     (tmp_path / "ant" / "a-new-one.jpg").touch()
-    others = script.find(tmp_path)
+    others = recipes.train_and_val(tmp_path, (".jpg",))
     assert {*train} <= {*others[0]} and {*val} <= {*others[1]}
 
 
@@ -406,9 +420,8 @@ def test_a_run_that_was_stopped_goes_on_and_learns_the_same(workers, script, rec
     assert "From epoch 2 on" in capsys.readouterr().out
     assert all(torch.equal(resumed[name], weights) for name, weights in whole.items())
     write_photos(photos / "train", ["eel"], 1)
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match="Delete it to begin anew"):
         run(photos / "whole")
-    assert ". Delete it to begin anew" in capsys.readouterr().err
 
 
 # train_cifar10.py

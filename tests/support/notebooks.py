@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 import numpy as np
+import soundfile
 from PIL import Image
 
 from helpers import config
@@ -70,21 +71,28 @@ def bright_photos(folder: Path) -> Path:
     return folder
 
 
-# `train_photos.py` with a small network for small photos. Without `norm`, each image becomes the same on any rank
-SMALL_PHOTOS = f"""
+def tones(folder: Path) -> Path:
+    """Write clips of low and high tones, 0.3 to 1.2 s: 25 to train with, one of them damaged; 8 to validate with."""
+    for part, of_each in (("train", (13, 12)), ("val", (4, 4))):
+        for label, count in enumerate(of_each):
+            (folder / part / f"{label}").mkdir(parents=True)
+            for number in range(count):
+                draw = np.random.default_rng((label, number))
+                seconds = np.arange(int(draw.uniform(0.3, 1.2) * 8000)) / 8000
+                hertz = draw.uniform(200, 400) * (1 + 3 * label)
+                samples = 0.3 * np.sin(2 * np.pi * hertz * seconds) + 0.01 * draw.standard_normal(len(seconds))
+                soundfile.write(folder / part / f"{label}" / f"{number}.flac", samples, 8000)
+    (folder / "train" / "0" / "3.flac").write_bytes(b"no sound")
+    return folder
+
+
+# A script for photos or for clips as a job of its own, with what a small network needs of it
+_JOB = f"""
 import os, sys, time
 sys.path.insert(0, {str(NOTEBOOKS[0].parent)!r})
-import recipes, torch, train_photos as script
+import recipes, torch, {{name}} as script
 from torch import nn
-
-NORM = {{norm}}
-script.STORED, script.SIDE = 40, 32
-script.torchvision.models.resnet50 = lambda num_classes, **_: nn.Sequential(
-    nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8) if NORM else nn.Identity(), nn.ReLU(),
-    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes),
-)
-if not NORM:
-    recipes.crop_and_flip = lambda images, side: images[:, :, 4:36, 4:36]
+{{change}}
 recipes.record = lambda *_: None
 recipes.fastest = lambda *_: ["float32", "float32, channels_last"][recipes.rank_and_ranks()[0]]
 save_whole = recipes.save_whole
@@ -92,11 +100,37 @@ save_whole = recipes.save_whole
 
 def killed(path, state):
     save_whole(path, state)
-    if state["epoch"] == {{killed_after}} and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if state["epoch"] == {{{{killed_after}}}} and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), 9)
 
 
 recipes.save_whole = killed
-time.sleep(2 * {{slow}} * recipes.rank_and_ranks()[0])
+time.sleep(2 * {{{{slow}}}} * recipes.rank_and_ranks()[0])
 script.main()
 """
+
+# Small networks. Without `norm`, each photo or clip becomes the same on any rank
+SMALL_PHOTOS = _JOB.format(
+    name="train_photos",
+    change="""
+
+NORM = {norm}
+script.STORED, script.SIDE = 40, 32
+script.torchvision.models.resnet50 = lambda num_classes, **_: nn.Sequential(
+    nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8) if NORM else nn.Identity(), nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes),
+)
+if not NORM:
+    recipes.crop_and_flip = lambda images, side: images[:, :, 4:36, 4:36]
+""",
+)
+SMALL_CLIPS = _JOB.format(
+    name="train_clips",
+    change="""
+if not {norm}:
+    script.network = lambda rate, classes: nn.Sequential(
+        script.Spectrogram(rate, bands=16), nn.Conv2d(1, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, classes),
+    )
+""",
+)

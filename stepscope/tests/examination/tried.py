@@ -53,10 +53,9 @@ TRIED = {  # settings of each kind that may matter; the others stay as they are
 
 
 def stopwatch(call: str) -> tuple[str, str]:
-    """Return a call in a script, in lines of its own, and the same with the time of a step printed after it."""
-    clock = "__import__('time').perf_counter()"
-    print_it = f"print('step_ms=', ({clock} - start) / len(train_loader) * 1e3, sep='')"
-    return f"    {call}\n", f"    start = {clock}; {call}; {print_it}\n"
+    """Return a call in a script, in a line of its own, and the same after a line that prints the time."""
+    print_it = "print('seconds=', __import__('time').perf_counter() / len(train_loader), sep='')"
+    return f"    {call}\n", f"    {print_it}; {call}\n"
 
 
 def with_workers(test: str) -> tuple[str, str]:
@@ -93,7 +92,7 @@ SCRIPTS = {  # what is written into a script for a setting: what it replaces, an
 class Loop:
     """A kind of `tried/loop.py`: its settings as they are, the values to search by hand, and the time of a step."""
 
-    environment, folder = None, None  # of this process
+    environment, folder, printed = None, None, "step_ms"  # of this process
 
     def __init__(self, name: str):
         self.name, loop = name, runpy.run_path(str(LOOP))
@@ -110,11 +109,13 @@ class Loop:
     def _run(self, command: list, folder: Path | None = None) -> list[float]:
         how = {"cwd": folder, "env": self.environment, "capture_output": True, "text": True}
         ended = subprocess.run([sys.executable, *command], check=True, timeout=300, **how)
-        return [float(each) for each in re.findall("step_ms=(.*)", ended.stdout)]
+        return [float(each) for each in re.findall(f"{self.printed}=(.*)", ended.stdout)]
 
 
 class Published(Loop):
     """A published script: settings and a stopwatch for its epochs are written into it."""
+
+    printed = "seconds"
 
     def __init__(self, name: str, folder: Path):
         self.name, self.examination = f"{name} in a published script", scripts.Examination(folder, install=False)
@@ -128,14 +129,15 @@ class Published(Loop):
         self.command, self.folder = [path.name, *self.script.arguments.split(), "--epochs", "20"], path.parent
 
     def step_ms(self, options: dict) -> float:
-        """Return the mean time of a step of the fastest epoch but the first with these options."""
+        """Return the mean time of a step of the fastest epoch with these options, with its evaluation."""
         written = {"timed": ""} | {name: value for name, value in options.items() if name != "persistent"}
         edits = {
             self.edits[name][0]: self.edits[name][1].replace("VALUE", str(value)) for name, value in written.items()
         }
         edited = self.examination.placed(self.script, tuple(edits.items()), " by hand")
-        arguments = [*self.script.arguments.split(), "--epochs", "3"]
-        return min(self._run([edited, *arguments], edited.parent)[1:])
+        arguments = [*self.script.arguments.split(), "--epochs", "4"]
+        began = self._run([edited, *arguments], edited.parent)
+        return min(after - before for before, after in itertools.pairwise(began)) * 1e3
 
 
 def timed(loop: Loop, variants: dict[str, dict]) -> dict[str, float]:
