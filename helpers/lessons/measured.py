@@ -10,6 +10,7 @@ import ast
 import builtins
 import hashlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,8 +82,8 @@ def names(source: str) -> tuple[set[str], set[str]]:
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):  # what it binds inside is its own
             own |= bound - {statement.name}
             bound = {statement.name}
-        if isinstance(statement, ast.ImportFrom):
-            loaded.add(str(statement.module).split(".")[0])
+        if isinstance(statement, ast.ImportFrom):  # of a script, perhaps
+            loaded |= {str(statement.module).split(".")[0]} - sys.stdlib_module_names
         needs |= loaded - binds - own - (bound if isinstance(statement, ast.With | ast.For) else set())
         binds |= bound - own
     return needs - set(dir(builtins)) - _OF_IPYTHON, binds
