@@ -113,6 +113,11 @@ def _times(gain: float) -> float:
     return 1 / max(1 - gain, 0.01)
 
 
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Return whether the numbers between the extremes of two sequences have one in common."""
+    return min(one) <= max(other) and min(other) <= max(one)
+
+
 def tables(rows: Iterable[Record]) -> str:
     """Return the tables of ACCURACY.md: for each machine the kinds of loops, then the loops."""
     rows, parts = list(rows), []
@@ -120,17 +125,18 @@ def tables(rows: Iterable[Record]) -> str:
         here = [row for row in rows if row["machine"] == machine]
         parts += [
             f"### {machine}\n",
-            "| fault in | loops | right | its line | true gain in the range | narrow ranges |",
+            "| fault in | loops | right | its line | true gain in the range | or its scatter is | narrow ranges |",
         ]
-        parts.append("|---|---:|---:|---:|---:|---:|")
+        parts.append("|---|---:|---:|---:|---:|---:|---:|")
         kinds = {kind: [row for row in here if row["kind"] == kind] for kind in dict.fromkeys(r["kind"] for r in here)}
         for kind, some in [*kinds.items(), ("all", here)]:
             lines = [row["line"] for row in some if row["line"] is not None]
-            ranges = [(row["true"], *row["range"]) for row in some if row["true"] is not None and row["range"]]
-            holds = sum(least <= true <= most for true, least, most in ranges)
-            narrow = sum(_times(most) <= NARROW * _times(least) for _, least, most in ranges)
+            known = [row for row in some if row["true"] is not None and row["range"]]
+            holds = sum(_overlap(row["range"], [row["true"]]) for row in known)
+            touched = sum(_overlap(row["range"], [row["true"], *(row["scatter"] or ())]) for row in known)
+            narrow = sum(_times(row["range"][1]) <= NARROW * _times(row["range"][0]) for row in known)
             right = sum(row["right"] for row in some)
-            gains = [f"{count} of {len(ranges)}" if ranges else "" for count in (holds, narrow)]
+            gains = [f"{count} of {len(known)}" if known else "" for count in (holds, touched, narrow)]
             parts.append(f"| {kind} | {len(some)} | {right} | {sum(lines)} of {len(lines)} | {' | '.join(gains)} |")
         parts += ["", "| loop | first finding | its line | times as fast: stated (range), true | right |"]
         parts.append("|---|---|---|---:|---|")
