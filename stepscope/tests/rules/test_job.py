@@ -29,7 +29,7 @@ FAULTS = {
         dict(buckets=200, megabytes=0.1, milliseconds=1.5, operation="all_gather"),
         "communication.small-operations", "BatchNorm",
     ),
-    "buffers": (dict(broadcast=15), "communication.buffers", "broadcast_buffers=False"),
+    "buffers": (dict(broadcast=15), "communication.buffers", "broadcast_buffers = False"),
     "uneven": (dict(extra={1: 1}), "communication.unequal", "Join"),
 }  # fmt: skip
 

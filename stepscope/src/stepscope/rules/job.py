@@ -205,7 +205,7 @@ RULES: tuple[Rule[Job], ...] = (
         "In every step the ranks wait for the model's buffers from one rank.",
         lambda job: job.broadcasting_ms / job.step_ms if job.buffers.per_step else None,
         _buffers,
-        "DDP(model, broadcast_buffers=False)  # if no step changes the buffers, or if you save the buffers of rank 0",
+        "model.broadcast_buffers = False  # of DDP: if no step changes the buffers, or if you save those of rank 0",
         least=0.0,
     ),
     Rule(
