@@ -130,7 +130,8 @@ def loader_of(dataset, batch, workers, train=True, **others):
 
 
 # The step trains: give it a model to throw away. Where it takes seconds, one worker is
-# enough, and the trial takes long: a first round is made in any case.
+# enough, and the trial takes long: a first round is made in any case. On a CPU, workers and
+# PyTorch's threads share the cores: with OMP_NUM_THREADS=1 a small network may be faster.
 # ahead: such as lambda batches: one_ahead(batches, device), see 08
 def best_workers(
     new_loader, step, candidates=(0, 1, 2, 4), rounds=3, steps=20, seconds=120, ahead=iter
@@ -299,21 +300,27 @@ def as_it_is(batch):
 
 
 # Samples of unequal lengths, such as clips and texts: one after the other in a file. Arrays
-# of one type, whose dimensions but the first are equal
+# of one type, whose dimensions but the first are equal. Leave damaged ones out before
 def pack_ragged(samples, path):
     lengths, started, index = [], path.with_suffix(".started"), path.with_suffix(".json")
     index.unlink(missing_ok=True)  # what was packed there before is whole no longer
+    kinds = set()
     with started.open("wb") as file:
         for sample in samples:
+            kinds.add((sample.dtype.str, sample.shape[1:]))
+            if len(kinds) > 1:
+                raise ValueError(f"sample {len(lengths)}: expected one type, found {kinds}")
             file.write(np.ascontiguousarray(sample).data)
             lengths.append(len(sample))
     started.replace(path)
-    kind = {"dtype": sample.dtype.str, "shape": sample.shape[1:], "lengths": lengths}
+    ((dtype, shape),) = kinds
+    kind = {"dtype": dtype, "shape": shape, "lengths": lengths}
     index.with_suffix(".new").write_text(json.dumps(kind))
     index.with_suffix(".new").replace(index)
 
 
-# Samples; or, by as_it_is, whole batches: padded with zeros at the end, lengths and labels
+# What pack_ragged packed. With collate_fn=as_it_is a batch is (samples, lengths, labels),
+# the samples padded with zeros to the longest: see ByLength (15) for batches with few zeros
 class Ragged(Dataset):
     def __init__(self, path, labels):
         kind = json.loads(path.with_suffix(".json").read_text())
@@ -337,6 +344,14 @@ class Ragged(Dataset):
         return padded, torch.from_numpy(self.lengths[indices]), self.labels[indices]
 
 
+# Of features (batch, channels, steps), without padding. (Batch normalization counts
+# padding: normalize each step by itself, by LayerNorm. Strides divide the lengths, too)
+def mean_without_padding(features, lengths):
+    steps = torch.arange(features.shape[2], device=features.device)
+    real = (steps < lengths.unsqueeze(1)).unsqueeze(1)
+    return features.where(real, 0).sum(dim=2) / lengths.unsqueeze(1)
+
+
 # 07 · Augment on the device: a whole batch at once; the data set itself lies there
 
 
@@ -346,12 +361,12 @@ def crop_and_flip(images, side=None):
     padding = 0 if side else 4  # black; for small images, which keep their size
     height, width = (side, side) if side else size
     padded = nn.functional.pad(images, 4 * [padding])
-    draws = torch.rand(3, count, 1, device=device)
-    top = (draws[0] * (padded.shape[2] - height + 1)).long()
-    left = (draws[1] * (padded.shape[3] - width + 1)).long()
+    top = torch.randint(padded.shape[2] - height + 1, (count, 1), device=device)
+    left = torch.randint(padded.shape[3] - width + 1, (count, 1), device=device)
     rows = top + torch.arange(height, device=device)
     columns = left + torch.arange(width, device=device)
-    columns = torch.where(draws[2] < 0.5, columns.flip(1), columns)
+    mirrored = torch.rand(count, 1, device=device) < 0.5
+    columns = torch.where(mirrored, columns.flip(1), columns)
     pixels = (rows.unsqueeze(2) * padded.shape[3] + columns.unsqueeze(1)).flatten(1)
     crops = padded.flatten(2).gather(2, pixels.unsqueeze(1).expand(-1, channels, -1))
     return crops.view(count, channels, height, width)
@@ -663,8 +678,14 @@ def loader_that_resumes(
     )
 
 
-# For samples of unequal lengths, as batch_sampler= of a DataLoader: batches of about equal
-# length, so that little is padding; as many on each rank, and of one step about as long
+# Batches of samples of about equal length, so that little is padding. batch: of a rank;
+# lengths: of the samples that the loader has, such as those of a Subset:
+#     order = ByLength(lengths, batch)
+#     loader = DataLoader(ragged, batch_sampler=order, collate_fn=as_it_is, num_workers=2)
+#     order.set_epoch(epoch)  # before each epoch
+# All ranks get as many batches, and in each step samples of about the same length. Samples
+# are sorted among pool × batch × ranks of them, drawn anew in each epoch: a larger pool has
+# less padding, but an epoch needs several pools, or its batches are always the same
 class ByLength:
     def __init__(self, lengths, batch, seed=0, pool=50):
         self.lengths, self.batch = np.asarray(lengths), batch
@@ -733,7 +754,9 @@ def decided_once(decide):
 
 
 # After channels_last: gradients then lie in their buckets as the weights do in memory.
-# Before torch.compile: that cuts backward at the buckets, and an all-reduce runs beside it
+# Before torch.compile: that cuts backward at the buckets, and an all-reduce runs beside it.
+# After its first step DDP lays out the buckets anew; three ranks or more then sum in
+# another order. For equal bits after a restart, make a step first, then load the state
 def data_parallel(model):
     if not dist.is_initialized():
         return model
@@ -764,7 +787,8 @@ def exposed_ms(model, step, rounds=3):
 
 
 # The state for an exact resume: the next epoch, what a trial chose, and state_dict() of
-# model, optimizer, schedule and scaler. Seed each epoch: torch.manual_seed(seed + epoch).
+# model, optimizer, schedule and scaler. Seed each epoch, on each rank otherwise:
+# torch.manual_seed(seed + epoch * ranks + rank). See data_parallel (16) for a first step.
 # Save before the first epoch, too, or a restart tries anew. Keep the settings and a
 # checksum of the photos' names with it, and refuse others. All else as text or Python's own
 # numbers: load_whole reads no other types. On a GPU, ask for the same bits by
@@ -783,7 +807,8 @@ def load_whole(path):
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-# decide: what a run decides only once, such as its workers, as a dict
+# decide: what a run decides only once, such as its workers, as a dict. With several ranks
+# call it by decided_once (16)
 def where_to_begin(path, settings, decide):
     if not path.exists():
         save_whole(path, {"settings": settings, "epoch": 0} | decide())

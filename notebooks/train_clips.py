@@ -5,11 +5,13 @@
 
 CLIPS holds train/CLASS/*.flac and val/CLASS/*.flac; or CLASS/*.flac, and about every tenth clip is kept to validate.
 Also .wav and .ogg, of any lengths, all with the same sampling rate. An epoch decodes a random cut of --seconds from
-each clip, and no more; to validate, it takes the middle. OUT gets a checkpoint after each epoch: the same command goes
-on from there. --batch is of all ranks together, and --lr is for 256 clips a step.
+each clip, and no more; to validate, it takes the middle. (For whole clips, recipes.py has `Ragged` and `ByLength`.) OUT
+gets a checkpoint after each epoch: the same command goes on from there. --batch is of all ranks together, and --lr is
+for 256 clips a step.
 """
 
 import argparse
+import copy
 import itertools
 import math
 import os
@@ -181,6 +183,7 @@ def main():
         parser.add_argument(name, type=type(default), default=default)
     its_cores = CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # of each rank
     few = [number for number in (0, 1, 2, 4, 8) if number <= its_cores]
+    parser.add_argument("--way", choices=WAYS, help="number type and memory format; default: the fastest")
     parser.add_argument("--workers", type=int, nargs="+", default=few, help="to try; one is taken as it is")
     parser.add_argument("--checkpoint", type=Path, help="default: OUT/checkpoint.pt")
     parser.add_argument("--trace", type=Path, help="default: OUT/trace")
@@ -220,7 +223,8 @@ def main():
     def decide():
         kept = dict(zip(("rate", "readable"), readable(both), strict=True))
         print("Trying number types and memory formats, then workers", flush=True)
-        trials, batch = {way: new_training(way, kept) for way in WAYS}, next(iter(loader(0, kept)))
+        some_ways = [options.way] if options.way else WAYS
+        trials, batch = {way: new_training(way, kept) for way in some_ways}, next(iter(loader(0, kept)))
         way, some = recipes.fastest(trials, *batch), options.workers
         new_loader, ahead = partial(loader, kept=kept), partial(recipes.one_ahead, device=DEVICE)
         workers = recipes.best_workers(new_loader, trials[way], some, ahead=ahead) if some[1:] else some[0]
@@ -230,9 +234,12 @@ def main():
     # By one rank, for all
     kept = recipes.decided_once(partial(recipes.where_to_begin, checkpoint, settings, decide))
     training = new_training(kept["way"], kept)  # anew: the trials have trained theirs
-    for name in training.state().keys() & kept.keys():
-        getattr(training, name).load_state_dict(kept[name])
+    kept = copy.deepcopy(training.state()) | kept
     training.forward = recipes.data_parallel(training.model)
+    if RANKS > 1:
+        training(*next(iter(loader(0, kept))))  # in which DDP lays out its buckets; what it learned goes
+    for name in training.state():
+        getattr(training, name).load_state_dict(kept[name])
     if RANK == 0:
         print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers, {RANKS} ranks", flush=True)
     train, val = (loader(kept["workers"], kept, part) for part in ("train", "val"))
@@ -247,8 +254,8 @@ def main():
         with training.autocast():
             right = recipes.accuracy(training.model, val, DEVICE)
         if RANK == 0:
-            print(f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} clips/s, {right:.1%} right", flush=True)
             recipes.save_whole(checkpoint, kept | training.state() | {"epoch": epoch + 1})
+            print(f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} clips/s, {right:.1%} right", flush=True)
     batches = recipes.one_ahead(recipes.endless(train), DEVICE)
     # Last: a profiler may leave something attached
     recipes.record(batches, training, options.trace or options.out / "trace")

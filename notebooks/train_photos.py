@@ -10,6 +10,7 @@ ranks together, and --lr is for 256 images a step.
 """
 
 import argparse
+import copy
 import itertools
 import math
 import os
@@ -84,6 +85,19 @@ class Training:
         return {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "plan", "scaler")}
 
 
+def searching(step, search):
+    """Return a step with or without cuDNN's search, which times its algorithms once for each shape.
+
+    It may choose others in the next run: leave it out for equal bits.
+    """
+
+    def with_it(*batch):
+        torch.backends.cudnn.benchmark = search
+        return step(*batch)
+
+    return with_it
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
@@ -93,6 +107,7 @@ def main():
     its_cores = CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # of each rank
     few = [number for number in (0, 1, 2, 4, 8) if number <= its_cores]
     few = few if DEVICE.type == "cuda" else [1]  # a CPU's step takes seconds: enough for one worker
+    parser.add_argument("--way", choices=WAYS, help="number type and memory format; default: the fastest")
     parser.add_argument("--workers", type=int, nargs="+", default=few, help="to try; one is taken as it is")
     modes = ("default", "reduce-overhead", "max-autotune")  # fewer kernels; and in CUDA graphs; and the fastest of many
     help_ = "the first step then takes a minute or more"
@@ -101,8 +116,6 @@ def main():
     parser.add_argument("--trace", type=Path, help="default: PACKED/trace")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # TF32, where there is a GPU that has it
-    # cuDNN times its algorithms once for each shape. It may choose others in the next run: leave it out for equal bits
-    torch.backends.cudnn.benchmark = True
     options.packed.mkdir(parents=True, exist_ok=True)
     found = recipes.train_and_val(options.photos, (".jpg", ".jpeg", ".png"))
     parts = dict(zip(("train", "val"), found, strict=True))
@@ -146,20 +159,27 @@ def main():
 
     def decide():
         print("Trying number types and memory formats, then workers: seconds on a GPU, minutes on a CPU", flush=True)
-        trials, images = {way: new_training(way) for way in WAYS}, next(iter(loader(0)))
+        some_ways = [options.way] if options.way else WAYS
+        trials, images = {way: new_training(way) for way in some_ways}, next(iter(loader(0)))
         way, some = recipes.fastest(trials, *images), options.workers
+        searches = {search: searching(trials[way], search) for search in (False, True)}
+        search = recipes.fastest(searches, *images) if DEVICE.type == "cuda" else False
         ahead = partial(recipes.one_ahead, device=DEVICE)
         workers = recipes.best_workers(loader, trials[way], some, ahead=ahead) if some[1:] else some[0]
-        return {"way": way, "workers": workers}
+        return {"way": way, "workers": workers, "search": search}
 
     # By one rank, for all
     kept = recipes.decided_once(partial(recipes.where_to_begin, checkpoint, settings, decide))
+    torch.backends.cudnn.benchmark = kept["search"]
     training = new_training(kept["way"])  # anew: the trials have trained theirs
-    for name in training.state().keys() & kept.keys():
-        getattr(training, name).load_state_dict(kept[name])
+    kept = copy.deepcopy(training.state()) | kept
     training.forward = recipes.data_parallel(training.model)
     if options.compile:
         training.forward = torch.compile(training.forward, mode=options.compile)
+    if RANKS > 1:
+        training(*next(iter(loader(0))))  # in which DDP lays out its buckets; what it learned goes
+    for name in training.state():
+        getattr(training, name).load_state_dict(kept[name])
     if RANK == 0:
         print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers, {RANKS} ranks", flush=True)
     train, val = loader(kept["workers"]), loader(kept["workers"], "val")
@@ -173,8 +193,8 @@ def main():
         recipes.same_buffers(training.model)
         right = training.accuracy(val)
         if RANK == 0:
-            print(f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} images/s, {right:.1%} right", flush=True)
             recipes.save_whole(checkpoint, kept | training.state() | {"epoch": epoch + 1})
+            print(f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} images/s, {right:.1%} right", flush=True)
     batches = recipes.one_ahead(recipes.endless(train), DEVICE)
     # Last: a profiler may leave something attached
     recipes.record(batches, training, options.trace or options.packed / "trace")

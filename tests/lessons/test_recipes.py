@@ -208,6 +208,20 @@ def test_a_crop_may_be_smaller_than_the_image(recipes):
     assert len(corners) > 30 and (corners % 40).max() <= 8 and (corners // 40).max() <= 8  # of 9 × 9
 
 
+def test_samples_of_two_types_are_not_packed_as_one(recipes, tmp_path):
+    with pytest.raises(ValueError, match="sample 1: expected one type"):
+        recipes.pack_ragged([np.zeros(3, np.int16), np.zeros(3, np.float32)], tmp_path / "clips.bin")
+    assert not (tmp_path / "clips.bin").exists()
+
+
+def test_a_mean_without_padding_is_that_of_each_sample_alone(recipes):
+    lengths = torch.tensor([3, 7, 5])
+    features = [torch.rand(4, length) for length in lengths]
+    padded = torch.stack([torch.nn.functional.pad(each, (0, 9 - each.shape[1]), value=torch.nan) for each in features])
+    expected = torch.stack([each.mean(dim=1) for each in features])
+    torch.testing.assert_close(recipes.mean_without_padding(padded, lengths), expected)
+
+
 def test_images_that_are_not_square_keep_their_size_and_move_each_by_itself(recipes):
     positions = torch.arange(1, 20 * 50 + 1).view(1, 1, 20, 50).expand(64, 1, 20, 50)
     crops = recipes.crop_and_flip(positions)

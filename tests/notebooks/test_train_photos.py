@@ -48,10 +48,10 @@ def test_any_number_of_ranks_learns_the_same_from_the_same_photos(photos, tmp_pa
 def test_ranks_that_would_choose_differently_and_are_killed_go_on_as_if_nothing_had_been(photos, tmp_path):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    printed, whole = train(photos, tmp_path / "whole", 2, slow=True)
-    assert "From epoch 0 on: float32, 1 workers, 2 ranks" in printed
-    printed, resumed = train(photos, tmp_path / "killed", 2, killed_after=2, max_restarts=1)
-    assert "was killed by SIGKILL" in printed and "From epoch 2 on: float32, 1 workers, 2 ranks" in printed
+    printed, whole = train(photos, tmp_path / "whole", 3, slow=True)
+    assert "From epoch 0 on: float32, 1 workers, 3 ranks" in printed
+    printed, resumed = train(photos, tmp_path / "killed", 3, killed_after=2, max_restarts=1)
+    assert "was killed by SIGKILL" in printed and "From epoch 2 on: float32, 1 workers, 3 ranks" in printed
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
 
 
