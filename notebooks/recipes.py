@@ -420,8 +420,9 @@ def train(loader, step, device):
     return over_ranks(torch.stack(losses).mean()).item()  # here the host waits, once
 
 
-# Call it under autocast, if the model trained so. right: which samples (or tokens) of a
-# batch are right, as a tensor of bool; by default of images and labels
+# Call it under autocast, if the model trained so. right gets the parts of a batch as a step
+# does, such as samples, lengths and labels, and returns which samples (or tokens) are right,
+# as a tensor of bool. Ranks may have unequal numbers: all counts are added
 @torch.inference_mode()
 def accuracy(model, loader, device, right=None):
     right = right or (lambda images, labels: model(images).argmax(1) == labels)
@@ -486,7 +487,8 @@ def mixed_step(
 
 def fastest(steps, *batch, rounds=3, seconds=60):  # and a first round, in any case
     # steps: by name, such as in float32 and bfloat16, each also in channels_last, since not
-    # every device gains. They train: give each a model of its own, not compiled.
+    # every device gains. They train: give each a model of its own, not compiled. batch: one
+    # of usual size, and of unequal lengths one of usual length
     steps, first, times = dict(steps), {}, {}
 
     def time_of(name, batch, repeats):
@@ -792,7 +794,7 @@ def exposed_ms(model, step, rounds=3):
 # Save before the first epoch, too, or a restart tries anew. Keep the settings and a
 # checksum of the photos' names with it, and refuse others. All else as text or Python's own
 # numbers: load_whole reads no other types. On a GPU, ask for the same bits by
-# torch.use_deterministic_algorithms(True)
+# torch.use_deterministic_algorithms(True) and CUBLAS_WORKSPACE_CONFIG=:4096:8
 def save_whole(path, state):  # whole, or still the one before
     with path.with_suffix(".new").open("wb") as file:
         torch.save(state, file)  # a zip file, with a checksum of each part
