@@ -420,8 +420,8 @@ def train(loader, step, device):
     return over_ranks(torch.stack(losses).mean()).item()  # here the host waits, once
 
 
-# Call it under autocast, if the model trained so. right gets the parts of a batch as a step
-# does, such as samples, lengths and labels, and returns which samples (or tokens) are right,
+# Call it under autocast, if the model trained so. right gets the parts of a batch, as a step
+# does, such as samples, lengths and labels; it returns which samples (or tokens) are right,
 # as a tensor of bool. Ranks may have unequal numbers: all counts are added
 @torch.inference_mode()
 def accuracy(model, loader, device, right=None):
