@@ -420,7 +420,7 @@ def train(loader, step, device):
     return over_ranks(torch.stack(losses).mean()).item()  # here the host waits, once
 
 
-# Call it under autocast, if the model trained so. right gets the parts of a batch, as a step
+# Call it under autocast, if the model trained so. right gets a batch's parts, as a step
 # does, such as samples, lengths and labels; it returns which samples (or tokens) are right,
 # as a tensor of bool. Ranks may have unequal numbers: all counts are added
 @torch.inference_mode()
