@@ -312,6 +312,8 @@ def pack_ragged(samples, path):
                 raise ValueError(f"sample {len(lengths)}: expected one type, found {kinds}")
             file.write(np.ascontiguousarray(sample).data)
             lengths.append(len(sample))
+    if not kinds:
+        raise ValueError("expected a sample or more, found none")
     started.replace(path)
     ((dtype, shape),) = kinds
     kind = {"dtype": dtype, "shape": shape, "lengths": lengths}

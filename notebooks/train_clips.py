@@ -189,6 +189,7 @@ def main():
     parser.add_argument("--trace", type=Path, help="default: OUT/trace")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # TF32, where there is a GPU that has it
+    # cuDNN times its algorithms once for each shape. It may choose others in the next run: leave it out for equal bits
     torch.backends.cudnn.benchmark = True
     options.out.mkdir(parents=True, exist_ok=True)
     parts = dict(zip(("train", "val"), recipes.train_and_val(options.clips, SUFFIXES), strict=True))
@@ -202,47 +203,53 @@ def main():
     names = [[path.parent.name, path.name] for path in both]
     settings["checksum of all names"] = zlib.crc32(str(names).encode(errors="surrogateescape"))
 
-    def cuts(part, kept):
-        usable = {path for path, can_be_read in zip(both, kept["readable"], strict=True) if can_be_read}
-        paths, least = [path for path in parts[part] if path in usable], {"train": options.batch, "val": 1}[part]
-        if len(paths) < least:
-            parser.error(f"{part}: expected {least} or more clips, found {len(paths)}. Add some, or lower --batch")
-        return Cuts(paths, [classes[path.parent.name] for path in paths], int(options.seconds * kept["rate"]))
+    data = {}
 
-    def loader(workers, kept, part="train"):
-        clips, batch = cuts(part, kept), options.batch // RANKS
+    def use(rate, usable):  # the clips that can be read
+        usable = {path for path, can_be_read in zip(both, usable, strict=True) if can_be_read}
+        for part, least in (("train", options.batch), ("val", 1)):
+            paths = [path for path in parts[part] if path in usable]
+            if len(paths) < least:
+                parser.error(f"{part}: expected {least} or more clips, found {len(paths)}. Add some, or lower --batch")
+            labels = [classes[path.parent.name] for path in paths]
+            data[part] = Cuts(paths, labels, int(options.seconds * rate))
+
+    def loader(workers, part="train"):
+        batch = options.batch // RANKS
         if part == "train":  # of all ranks together the same cuts in each step, however many ranks there are
-            return recipes.loader_that_resumes(clips, batch, workers, SEED, order=recipes.WithEpoch)
-        mine = Subset(clips, range(RANK, len(clips), RANKS))  # each clip on one rank
+            return recipes.loader_that_resumes(data[part], batch, workers, SEED, order=recipes.WithEpoch)
+        mine = Subset(data[part], range(RANK, len(data[part]), RANKS))  # each clip on one rank
         return recipes.loader_of(mine, batch, workers, train=False)
 
-    def new_training(way, kept):
-        steps = options.epochs * (len(cuts("train", kept)) // options.batch)
-        return Training(kept["rate"], len(classes), options.lr * options.batch / 256, steps, way)
+    def new_training(way, rate):
+        steps = options.epochs * (len(data["train"]) // options.batch)
+        return Training(rate, len(classes), options.lr * options.batch / 256, steps, way)
 
     def decide():
-        kept = dict(zip(("rate", "readable"), readable(both), strict=True))
+        rate, usable = readable(both)
+        use(rate, usable)
         print("Trying number types and memory formats, then workers", flush=True)
         some_ways = [options.way] if options.way else WAYS
-        trials, batch = {way: new_training(way, kept) for way in some_ways}, next(iter(loader(0, kept)))
+        trials, batch = {way: new_training(way, rate) for way in some_ways}, next(iter(loader(0)))
         way, some = recipes.fastest(trials, *batch), options.workers
-        new_loader, ahead = partial(loader, kept=kept), partial(recipes.one_ahead, device=DEVICE)
-        workers = recipes.best_workers(new_loader, trials[way], some, ahead=ahead) if some[1:] else some[0]
-        return kept | {"way": way, "workers": workers}
+        ahead = partial(recipes.one_ahead, device=DEVICE)
+        workers = recipes.best_workers(loader, trials[way], some, ahead=ahead) if some[1:] else some[0]
+        return {"rate": rate, "readable": usable, "way": way, "workers": workers}
 
     checkpoint = options.checkpoint or options.out / "checkpoint.pt"
     # By one rank, for all
     kept = recipes.decided_once(partial(recipes.where_to_begin, checkpoint, settings, decide))
-    training = new_training(kept["way"], kept)  # anew: the trials have trained theirs
+    use(kept["rate"], kept["readable"])
+    training = new_training(kept["way"], kept["rate"])  # anew: the trials have trained theirs
     kept = copy.deepcopy(training.state()) | kept
     training.forward = recipes.data_parallel(training.model)
     if RANKS > 1:
-        training(*next(iter(loader(0, kept))))  # in which DDP lays out its buckets; what it learned goes
+        training(*next(iter(loader(0))))  # in which DDP lays out its buckets; what it learned goes
     for name in training.state():
         getattr(training, name).load_state_dict(kept[name])
     if RANK == 0:
         print(f"From epoch {kept['epoch']} on: {kept['way']}, {kept['workers']} workers, {RANKS} ranks", flush=True)
-    train, val = (loader(kept["workers"], kept, part) for part in ("train", "val"))
+    train, val = loader(kept["workers"]), loader(kept["workers"], "val")
     for epoch in range(kept["epoch"], options.epochs):
         train.sampler.set_epoch(epoch)
         # For the masks: the same whether or not the run was stopped before, and others on each rank

@@ -211,6 +211,8 @@ def test_a_crop_may_be_smaller_than_the_image(recipes):
 def test_samples_of_two_types_are_not_packed_as_one(recipes, tmp_path):
     with pytest.raises(ValueError, match="sample 1: expected one type"):
         recipes.pack_ragged([np.zeros(3, np.int16), np.zeros(3, np.float32)], tmp_path / "clips.bin")
+    with pytest.raises(ValueError, match="found none"):
+        recipes.pack_ragged([], tmp_path / "clips.bin")
     assert not (tmp_path / "clips.bin").exists()
 
 

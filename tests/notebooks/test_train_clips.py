@@ -1,19 +1,14 @@
-"""`train_clips.py`, which readers take home: its numbers beside plain loops, and as a job of several processes."""
+"""`train_clips.py`, which readers take home: its numbers beside plain loops."""
 
-import os
-import re
 import sys
 
 import numpy as np
 import pytest
 import soundfile
 import torch
-from support.notebooks import SMALL_CLIPS, tones
+from support.notebooks import tones
 
 from helpers import config
-from helpers.training import launching
-
-LIMIT = 250  # seconds for a job, on a very busy machine
 
 
 @pytest.fixture
@@ -113,49 +108,6 @@ def test_of_a_spectrogram_with_one_channel_the_weights_choose_the_layout(script)
     assert convolution(spectrogram).is_contiguous()
     convolution.to(memory_format=torch.channels_last)
     assert convolution(spectrogram).is_contiguous(memory_format=torch.channels_last)
-
-
-def train(clips, folder, ranks, norm=True, killed_after=None, slow=False, **settings):
-    """Train on so many ranks, and return what was printed, and the weights."""
-    script = folder / "small.py"
-    script.write_text(SMALL_CLIPS.format(norm=norm, killed_after=killed_after, slow=slow))
-    options = ("--epochs", 4, "--batch", 12, "--lr", 1, "--workers", 1, "--seconds", 0.4)
-    output = launching.torchrun(
-        script, clips, folder / "out", *options, ranks=ranks, quiet=True, timeout=LIMIT, **settings
-    )
-    return output, torch.load(folder / "out" / "checkpoint.pt", weights_only=True)["model"]
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.skipif(os.name == "nt", reason="no signals")
-def test_any_number_of_ranks_learns_the_same_from_the_same_clips(clips, tmp_path):
-    found = {}
-    for ranks in (1, 2, 3):
-        folder = tmp_path / f"{ranks}"
-        folder.mkdir()
-        printed, weights = train(clips, folder, ranks, norm=False)
-        assert printed.count("Left out: ") == 1 and f"{ranks} ranks" in printed
-        losses, right = zip(*re.findall(r"epoch \d: loss (.*) nats, .* clips/s, (.*) right", printed), strict=True)
-        found[ranks] = [*map(float, losses)], right, weights
-    assert len(found[1][0]) == 4 and found[1][0][0] != found[1][0][-1]  # it learns
-    for ranks in (2, 3):
-        losses, right, weights = found[ranks]
-        assert losses == pytest.approx(found[1][0], abs=0.002) and right == found[1][1]  # they are printed rounded
-        torch.testing.assert_close(weights, found[1][2], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.skipif(os.name == "nt", reason="no signals")
-def test_ranks_that_would_choose_differently_and_are_killed_go_on_as_if_nothing_had_been(clips, tmp_path):
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
-    printed, whole = train(clips, tmp_path / "whole", 3, slow=True)
-    assert "From epoch 0 on: float32, 1 workers, 3 ranks" in printed
-    printed, resumed = train(clips, tmp_path / "killed", 3, killed_after=2, max_restarts=1)
-    assert "was killed by SIGKILL" in printed and "From epoch 2 on: float32, 1 workers, 3 ranks" in printed
-    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
 
 
 @pytest.mark.slow

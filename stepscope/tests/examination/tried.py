@@ -139,6 +139,8 @@ class Published(Loop):
 
     def step_ms(self, options: dict) -> float:
         """Return the mean time of a step of the fastest epoch with these options, with its evaluation."""
+        if unknown := options.keys() - self.edits.keys() - {"persistent"}:
+            raise ValueError(f"SCRIPTS says not what to write into {self.name} for {', '.join(sorted(unknown))}.")
         written = {"timed": ""} | {name: value for name, value in options.items() if name != "persistent"}
         edits = {
             self.edits[name][0]: self.edits[name][1].replace("VALUE", str(value)) for name, value in written.items()

@@ -57,14 +57,9 @@ def _of_shared_cores(seen: Report) -> dict[str, Change]:
     found: dict[str, Change] = {}
     if seen["device"] != "cpu" or not loader or loader["stream"]:
         return found
-    for number in {1, cores // 2}:
-        threads = cores - number
-        if (
-            number
-            and threads
-            and number < _that_fit(seen)
-            and (number, threads) != (loader["workers"], seen["threads"])
-        ):
+    for number in sorted({1, cores // 2, cores} - {0}):
+        threads = max(1, cores - number)
+        if number < _that_fit(seen) and threads < cores and (number, threads) != (loader["workers"], seen["threads"]):
             change = {"loader": {"num_workers": number} | _persistent(seen), "torch": {"threads": threads}}
             found[f"num_workers={number}, {counted(threads, 'thread')}"] = change
     return found
