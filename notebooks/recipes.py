@@ -300,7 +300,8 @@ def as_it_is(batch):
 
 
 # Samples of unequal lengths, such as clips and texts: one after the other in a file. Arrays
-# of one type, whose dimensions but the first are equal. Leave damaged ones out before
+# of one type, whose dimensions but the first are equal. Leave damaged ones out before. The
+# .json beside path is written last: where it is, all is packed already
 def pack_ragged(samples, path):
     lengths, started, index = [], path.with_suffix(".started"), path.with_suffix(".json")
     index.unlink(missing_ok=True)  # what was packed there before is whole no longer
@@ -334,15 +335,17 @@ class Ragged(Dataset):
     def __len__(self):
         return len(self.lengths)
 
+    def samples(self, indices):
+        # Mapped for each batch: no open file goes to a worker
+        mapped = np.memmap(self.path, self.dtype, "r").reshape(-1, *self.shape)
+        spans = [slice(self.ends[i] - self.lengths[i], self.ends[i]) for i in indices]
+        return [torch.from_numpy(np.array(mapped[span])) for span in spans]
+
     def __getitem__(self, index):
-        samples = np.memmap(self.path, self.dtype, "r").reshape(-1, *self.shape)
-        end = self.ends[index]
-        sample = np.array(samples[end - self.lengths[index] : end])
-        return torch.from_numpy(sample), self.labels[index]
+        return self.samples([index])[0], self.labels[index]
 
     def __getitems__(self, indices):
-        samples = [self[index][0] for index in indices]
-        padded = nn.utils.rnn.pad_sequence(samples, batch_first=True)
+        padded = nn.utils.rnn.pad_sequence(self.samples(indices), batch_first=True)
         return padded, torch.from_numpy(self.lengths[indices]), self.labels[indices]
 
 

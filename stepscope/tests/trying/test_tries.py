@@ -72,7 +72,9 @@ def test_a_setting_is_changed_for_its_runs_and_pytorch_the_generators_and_the_ne
     seen = {each.name: each.runs[0] for each in (found.base, *found.settings)}
     assert seen["num_workers=1"]["loader"]["workers"] == 1 and seen["as it is"]["loader"]["workers"] == 0
     assert seen["as it is"]["optimizers"][0]["fused"] and not seen["fused=True"]["optimizers"][0]["fused"]
-    assert seen["bfloat16"]["losses"] != seen["as it is"]["losses"] == seen["channels_last"]["losses"]
+    # Equal but for the order of sums, which some processors change with the addresses of the tensors
+    equal = pytest.approx(seen["as it is"]["losses"], abs=1e-5)
+    assert seen["channels_last"]["losses"] == equal and seen["bfloat16"]["losses"] != equal
     assert seen["as it is"]["loader"]["line"].endswith("return DataLoader(Images(), batch_size=8, shuffle=True)")
     assert seen["as it is"]["seconds"] > len(seen["as it is"]["durations"]) * (8 * ITEM_S + STEP_S)
 
