@@ -20,7 +20,7 @@ class Entry:
 
 QUEUE = (
     Entry(1, 1.5, "rungs 09 to 11, the calculated GPU: number formats and layouts", "resnet:formats"),
-    Entry(2, 15, "stepscope's rules on a GPU", instead="loops with planted faults, which are not written yet"),
+    Entry(2, 12, "stepscope's rules on a GPU: 31 loops with a fault, 6 healthy ones", "corpus:record"),
     Entry(3, 4, "both rungs of 12, and the seconds of compilation", "resnet:fewer_launches"),
     Entry(4, 1, "12 and 08: a launch-bound step; a launch before and after a profile", "resnet:small_step"),
     Entry(5, 4, "rungs 01 to 07 of the small network, and one CUDA graph", "ladder:small_network", processes=3),

@@ -3,23 +3,24 @@
     examine.py [--set THRESHOLD=VALUE …]        print each loop whose first finding, or gain, a threshold changes
     examine.py --accept                         write the tables in ACCURACY.md anew
     examine.py --record [NAME or KIND …]        run loops here: measure their true gains, and record their facts
+    examine.py --keep FILE                      keep records that ``python -m tests.gpu 2`` wrote on a GPU
     examine.py --live NAME … [--busy N]         run loops here, diagnose them, and judge; N processes keep a core busy
 
-A gain is the share of the faulty step that the fixed one saves, measured with nothing else running.
+A gain is the share of the faulty step that the fixed one saves, measured with nothing else running. Where a GPU is, the
+loops are those of `gpu_loops`, else those of `loops`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import json
-import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -31,7 +32,6 @@ from stepscope import thresholds
 RECORDED = Path(__file__).with_name("recorded")  # a folder for each kind of machine, a file for each loop
 ACCURACY = Path(__file__).parents[2] / "ACCURACY.md"
 TABLES = re.compile(r"(?<=<!-- examination -->\n).*(?=<!-- end -->)", re.DOTALL)
-ROUNDS = 3
 NARROW = 1.6  # factor between the ends of a narrow range of speedups
 REPORTED = ("reported", "public cases")  # kinds of faults in scripts that somebody wrote after a report
 AS_IT_IS = "as it is"  # instead of a fault in a script's name
@@ -150,35 +150,28 @@ def tables(rows: Iterable[Record]) -> str:
     return "\n".join(parts)
 
 
-def mean_step(loader: Any, step: Any, warm_s: float = 0.5, least_s: float = 1.2, most_s: float = 3.0) -> float:
-    """Return the mean duration of a warm step in s: of whole epochs, or of the steps of a long one."""
-    first, began, steps, whole = time.perf_counter(), math.inf, 0, False
-    while True:
-        for batch in loader:
-            step(*batch)
-            steps, now = steps + 1, time.perf_counter()
-            if began == math.inf and now > first + warm_s:
-                began, steps = now, 0
-            elif now > began + most_s:
-                return (now - began) / steps
-        if whole and now > began + least_s:
-            return (now - began) / steps
-        if not whole:
-            began, steps, whole = now, 0, True
+def loops_here() -> Any:
+    """Return the module of the loops that this machine can run: `gpu_loops` where a GPU is, else `loops`."""
+    import torch
+
+    return importlib.import_module("gpu_loops" if torch.cuda.is_available() else "loops")
 
 
-def child(part: str, name: str) -> Record:
-    """Return a part of a loop's record, measured in this process: its "truth", or its "facts"."""
-    import loops
-
-    loops.write_files()
-    loop = loops.LOOPS[name]
-    if part == "facts":
+def child(parts: Sequence[str], name: str) -> Record:
+    """Return parts of a loop's record, measured in this process: its "facts", its "truth"."""
+    module, record = loops_here(), {}
+    module.write_files()
+    loop = module.LOOPS[name]
+    if "facts" in parts:
         from stepscope.facts import saving
         from stepscope.observe.loop import observe
 
-        return {"version": saving.VERSION, **saving.as_json(observe(*loop.make(False), 20, Path("diagnosis")))}
-    return gain_of([[mean_step(*loop.make(fixed)) for fixed in (False, True)] for _ in range(ROUNDS)])
+        facts = saving.as_json(observe(*loop.make(False), module.STEPS, Path("diagnosis")))
+        record |= {"version": saving.VERSION, **facts}
+    if "truth" in parts:
+        rounds = [[module.mean_step(*loop.make(fixed)) for fixed in (False, True)] for _ in range(module.ROUNDS)]
+        record |= gain_of(rounds)
+    return record
 
 
 def gain_of(rounds: Sequence[Sequence[float]]) -> Record:
@@ -206,39 +199,45 @@ def watched(python: str, command: Sequence[Any], **options: Any) -> list[Record]
     return results
 
 
-def in_own_process(part: str, name: str, busy: int = 0) -> Record:
+def in_own_process(parts: Sequence[str], name: str, busy: int = 0) -> Record:
     """Return what `child` returns in a process of its own, beside busy ones; raises RuntimeError if it fails."""
     # Two threads on one core that wait by spinning, as OpenMP's do, stop each other for 0.2 s in each step
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     environment.pop("OMP_NUM_THREADS", None)  # of a test: one thread would be a fault
-    command = ["timeout", "-s", "KILL", "600", sys.executable, str(Path(__file__).absolute()), "--child", part, name]
+    command = ["timeout", "-s", "KILL", "600", sys.executable, str(Path(__file__).absolute()), name, "--child", *parts]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as stack:
         for _ in range(busy):
             stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{part} of {name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+            raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
         return json.loads(Path(folder, "result.json").read_text())
 
 
 def live(name: str, truth: bool, busy: int = 0) -> Record:
     """Run a loop here and return its record."""
-    import loops
-
-    loop = loops.LOOPS[name]
+    module = loops_here()
+    loop = module.LOOPS[name]
     source, number = inspect.getsourcelines(loop.source)
-    lines = [f"loops.py:{number + i}" for i, line in enumerate(source) if "# FAULT" in line]
+    lines = [f"{module.__name__}.py:{number + i}" for i, line in enumerate(source) if "# FAULT" in line]
     record = {"machine": "here", "name": name, "kind": loop.kind, "names": loop.names, "lines": lines}
-    if truth and loop.kind != "healthy":
-        record |= in_own_process("truth", name)
-    return record | in_own_process("facts", name, busy)
+    parts = ["facts", "truth"] if truth and not loop.kind.startswith("healthy") else ["facts"]
+    # In a process for each part: but on a GPU, where time is short, in one, which is 20 s quicker
+    for some in [parts] if module.__name__ == "gpu_loops" else [[part] for part in parts]:
+        record |= in_own_process(some, name, busy)
+    return record
+
+
+def in_a_name(text: str) -> str:
+    """Return a text as it stands in the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
 
 
 def keep(record: Record) -> None:
     """Write a record into the folder of its kind of machine, such as "AMD-EPYC-2-cores"."""
     machine = record["facts"]["machine"]
     kind = machine["processor"] if machine["device"] == "CPU" else machine["device"]
-    folder = RECORDED / re.sub(r"[^A-Za-z0-9]+", "-", f"{kind} {machine['cores']} cores").strip("-")
+    folder = RECORDED / in_a_name(f"{kind} {machine['cores']} cores")
     folder.mkdir(parents=True, exist_ok=True)
     kept = {key: value for key, value in record.items() if key != "machine"}
     name = re.sub(r"[^A-Za-z0-9]+", "_", record["name"]).strip("_")
@@ -253,15 +252,17 @@ def main() -> None:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--live", action="store_true")
     parser.add_argument("--busy", type=int, default=0, metavar="N")
-    parser.add_argument("--child", choices=["truth", "facts"], help=argparse.SUPPRESS)
+    parser.add_argument("--keep", type=Path, metavar="FILE")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         Path("result.json").write_text(json.dumps(child(options.child, options.loops[0])))
+    elif options.keep:
+        for line in options.keep.read_text(encoding="utf-8").splitlines():
+            keep(json.loads(line))
     elif options.record or options.live:
-        import loops
-
-        wanted = set(options.loops)
-        for name in (name for name, loop in loops.LOOPS.items() if not wanted or {name, loop.kind} & wanted):
+        wanted, loops = set(options.loops), loops_here().LOOPS
+        for name in (name for name, loop in loops.items() if not wanted or {name, loop.kind} & wanted):
             try:
                 record = live(name, options.record, options.busy)
             except RuntimeError as error:

@@ -32,6 +32,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from torchvision.transforms import v2
 
 WORKERS = {"num_workers": 4, "persistent_workers": True}
+ROUNDS = 3  # of the faulty and the fixed loop, whose shortest steps count
+STEPS = 20  # to time in a diagnosis
 LOOPS = {}
 EVENTS = sqlite3.connect(":memory:")
 FRAME = pd.DataFrame(np.random.rand(1024, 784)).add_prefix("x").assign(name="a")
@@ -126,6 +128,23 @@ def faulty(names, fixed=None, **settings):
         return fault
 
     return entered
+
+
+def mean_step(loader, step, warm_s=0.5, least_s=1.2, most_s=3.0):
+    """Return the mean duration of a warm step in s: of whole epochs, or of the steps of a long one."""
+    first, began, steps, whole = time.perf_counter(), math.inf, 0, False
+    while True:
+        for batch in loader:
+            step(*batch)
+            steps, now = steps + 1, time.perf_counter()
+            if began == math.inf and now > first + warm_s:
+                began, steps = now, 0
+            elif now > began + most_s:
+                return (now - began) / steps
+        if whole and now > began + least_s:
+            return (now - began) / steps
+        if not whole:
+            began, steps, whole = now, 0, True
 
 
 def write_files():
