@@ -396,6 +396,30 @@ def test_only_operators_with_a_backward_counterpart_belong_to_training(tmp_path)
     assert three == {"training", "recorded", "untracked"}
 
 
+def test_the_lines_at_which_host_and_gpu_wait_for_each_other_are_named():
+    lines = {each: dataclasses.replace(FRAME, line=line) for each, line in (("first", 4), ("second", 5))}
+    steps = sampled(FRAME)
+    samples = [
+        dataclasses.replace(each, frames=(lines["second" if number % 2 else "first"],))
+        for number, each in enumerate(steps.samples)
+    ]
+    none, first, second = np.empty((0, 2)), np.array([[0, 0.02], [0.06, 0.08]]), np.array([[0.04, 0.05], [0.1, 0.11]])
+    launches = np.array([[0.001, 0.002], [0.041, 0.042], [0.043, 0.044], [0.101, 0.102], [0.103, 0.104]])
+    seen = dataclasses.replace(steps, samples=samples, gpu=host.Gpu(first, none, second, launches))
+    assert dataclasses.astuple(seen.lines_of_gpu()) == ("train.py:4", "", "train.py:5", "train.py:5")
+    assert not any(dataclasses.astuple(steps.lines_of_gpu()))  # on a CPU
+
+
+def test_waits_gaps_and_launches_are_read_from_a_trace_of_a_gpu(tmp_path):
+    loop = cuda_trace.Loop(read="aten::item", host_work=9000, copy=3000, blocking=True)
+    trace = traces.load(loop.write(tmp_path / "host_1.1.pt.trace.json"))
+    gpu = host.of_samples(trace, [], [0.0, 1.0], STEP, HERE).gpu
+    assert len(gpu.launches) == loop.steps * len(loop.kernels)
+    assert (np.diff(gpu.copies) > 2.5e-3).all() and len(gpu.copies) == loop.steps
+    assert np.diff(gpu.waits).sum() / loop.steps == pytest.approx(9.57e-3, rel=0.02)  # for the kernels
+    assert (np.diff(gpu.gaps) > 8e-3).all() and len(gpu.gaps) >= loop.steps - 1  # for the host's work
+
+
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.LBFGS])
 def test_the_closure_of_an_optimizer_is_no_update(tmp_path, kind):
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))

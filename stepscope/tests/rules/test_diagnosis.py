@@ -1,5 +1,6 @@
 """Tests of `stepscope.diagnosis` by traces: each finding where there is just this fault, and none without any."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,6 +11,7 @@ from support.written import write
 from stepscope import diagnosis, rules, traces
 from stepscope.cli import main
 from stepscope.facts import saving
+from stepscope.facts.host import GpuLines, Host, Work
 from stepscope.observe import host, profile, sampler
 
 PRODUCT = cuda_trace.TENSOR_CORE_PRODUCT
@@ -79,6 +81,16 @@ def test_two_steps_suffice_where_no_worker_loads(file):
     for loader, verdict in ((cuda_trace.ALONE, "synchronization"), (cuda_trace.WORKERS, "unknown")):
         loop = cuda_trace.Loop(read="aten::item", loader=loader, steps=2)
         assert diagnosis.of_trace(loop.write(file)).verdict == verdict
+
+
+def test_a_wait_for_the_gpu_and_the_work_of_its_line_are_one_finding(file):
+    facts = diagnosis.facts_of_trace(traces.load(cuda_trace.Loop(read="aten::item", host_work=4000).write(file)))
+    alone = rules.diagnose(facts).findings[0]
+    line = "train.py:7: total += loss.item()"
+    its = Host(outside=Work(share=0.3, ms=3.0, line=line), on_gpu=GpuLines(waiting=line, launching="train.py:3"))
+    found = rules.diagnose(dataclasses.replace(facts, host=its)).findings[0]
+    assert (found.key, found.line, found.change) == ("device.synchronization", line, alone.change)
+    assert line in found.evidence and alone.gain <= found.gain < alone.gain + 0.2
 
 
 def test_faster_kernels_gain_nothing_while_the_gpu_waits_for_its_launches(file):

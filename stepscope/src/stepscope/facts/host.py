@@ -89,6 +89,16 @@ class Framework:
 
 
 @dataclass(frozen=True)
+class GpuLines:
+    """The user's lines in which most happens of the following, with a GPU; "" if unknown."""
+
+    waiting: str = ""  # the host waits for the GPU, except in copies to the GPU
+    copying: str = ""  # the host waits in copies to the GPU
+    gaps: str = ""  # the GPU waits long for the host's next launch
+    launching: str = ""  # the thread of the step launches kernels
+
+
+@dataclass(frozen=True)
 class Host:
     """The host's overhead in a step. Without sampled steps, only `optimizer` and `calls` are known, without lines."""
 
@@ -110,4 +120,5 @@ class Host:
     repeated: float = 0.0  # share of backward passes through parts of a graph that an earlier pass went through
     recomputed: float = 0.0  # share of the sampled steps in forward passes that activation checkpointing repeats
     debugging: float = 0.0  # share of the sampled steps in which anomaly detection notes operators or checks for NaN
+    on_gpu: GpuLines = GpuLines()
     sampled_ms: float | None = None  # mean duration of a sampled step without its wait; None if no step was sampled

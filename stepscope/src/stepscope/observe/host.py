@@ -21,8 +21,9 @@ import pandas as pd
 
 from stepscope import thresholds, traces
 from stepscope.base.confidence import without_hiccup
-from stepscope.facts.host import Calls, Framework, Host, Operator, Part, Work
+from stepscope.facts.host import Calls, Framework, GpuLines, Host, Operator, Part, Work
 from stepscope.facts.profile import Profile
+from stepscope.observe.device import TO_DEVICE
 from stepscope.observe.sampler import Sample, Site, Stack, any_of, hottest
 
 _FUSED_ON_CPU = r"Optimizer\.step#(SGD|Adam|AdamW|Adagrad)\.step"  # foreach gains nothing on the CPU
@@ -66,6 +67,16 @@ _CALLS_PARTS, _LOGS = r"Handler|__call__|call_event|_maybe_", r"_maybe_log"
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """Where a GPU and its host wait for each other in sampled steps; begin and end in s, each of shape (…, 2)."""
+
+    waits: np.ndarray  # of the host, for the GPU, except in copies to the GPU
+    copies: np.ndarray  # waits of the host in copies to the GPU
+    gaps: np.ndarray  # long gaps, in which the GPU waits for the host to launch its next kernel
+    launches: np.ndarray  # calls of the step's thread that launch kernels
+
+
+@dataclass(frozen=True)
 class Sampled:
     """Steps that were sampled; times in s on the clock of the samples."""
 
@@ -79,6 +90,7 @@ class Sampled:
     step: CodeType | None  # the function of a step; samples within another function belong to the wait for a batch
     site: Site  # of the loop
     often: frozenset[str] = frozenset()  # names of operators that are called too often, which is a fault of its own
+    gpu: Gpu | None = None  # None if no GPU computes
 
     @cached_property
     def in_steps(self) -> list[Sample]:
@@ -254,6 +266,20 @@ class Sampled:
         """Return the share of the steps in functions that match a pattern, and in the functions that they call."""
         return _total(each for each in self.in_steps if any_of(pattern, each.frames)) / (_total(self.in_steps) or 1.0)
 
+    def lines_of_gpu(self) -> GpuLines:
+        """Return the lines at which the host and the GPU wait for each other."""
+        if self.gpu is None:
+            return GpuLines()
+
+        def line_in(intervals: np.ndarray) -> str:
+            covered = ((each, _within(intervals, each)) for each in self.in_steps)
+            return hottest((self.site.changeable(each.path), weight) for each, weight in covered if weight)
+
+        begins = self.gpu.launches[:, 0]
+        counts = ((each, float(((each.begin <= begins) & (begins < each.end)).sum())) for each in self.in_steps)
+        launching = hottest((self.site.changeable(each.path), count) for each, count in counts if count)
+        return GpuLines(line_in(self.gpu.waits), line_in(self.gpu.copies), line_in(self.gpu.gaps), launching)
+
     def growing(self) -> str:
         """Return the line whose time grows most from the first half of the steps to the second half, "" if unknown."""
         middle, halves = self.starts[len(self.starts) // 2], [defaultdict[Stack, float](float) for _ in range(2)]
@@ -317,7 +343,22 @@ def of_samples(trace: traces.Trace, samples: list[Sample], begun: list[float], s
     operators = _outermost(trace)
     times = (operators[["start", "end"]].to_numpy() + span.origin) / 1e6 + shift
     samples = [each for each in samples if each.within is not None and begun[0] <= each.begin < end]
-    return Sampled(samples, times, operators["name"].tolist(), operators["kind"].tolist(), begun, step, site)
+    names, kinds, gpu = operators["name"].tolist(), operators["kind"].tolist(), None
+    if any(span.kernels.height for span in trace.spans):
+        gpu = _gpu(trace, lambda table: (table[["start", "end"]].to_numpy(float) + span.origin) / 1e6 + shift)
+    return Sampled(samples, times, names, kinds, begun, step, site, gpu=gpu)
+
+
+def _gpu(trace: traces.Trace, seconds: Callable[[pd.DataFrame], np.ndarray]) -> Gpu:
+    """Return where a GPU and its host wait for each other; `seconds` returns begin and end on the samples' clock."""
+    waits, gaps = traces.waits(trace), traces.idle(trace)
+    copied = waits["copy"] == TO_DEVICE
+    late = gaps[gaps["late"] > thresholds.LAUNCH_GAP_US].assign(end=lambda gap: gap["start"] + gap["late"])
+    events = pd.concat([span.events.table() for span in trace.spans], ignore_index=True)
+    threads = events.loc[events["kind"] == "step", "thread"]
+    launching = (events["kind"] == "Runtime") & events["name"].str.contains("Launch") & events["thread"].isin(threads)
+    several = [waits[~copied], waits[copied], late.sort_values("start"), events[launching]]
+    return Gpu(*map(seconds, several))
 
 
 def _outermost(trace: traces.Trace) -> pd.DataFrame:
@@ -448,7 +489,7 @@ def read(trace: traces.Trace, profile: Profile, sampled: Sampled | None = None) 
         sampled_ms=sampled.step_ms,
     )
     if profile.on_device:  # `device` examines the kernels
-        return host
+        return replace(host, on_gpu=sampled.lines_of_gpu())
     seldom = ~operators["name"].isin(often)
     large = operators["name"].str.fullmatch(_ELEMENTWISE) & (operators["kind"] == "training") & ~optimizer & seldom
     own, line = sampled.elementwise()

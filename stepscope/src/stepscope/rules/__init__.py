@@ -185,7 +185,8 @@ def _of_the_device(facts: Facts, profile: Profile) -> Iterator[Finding]:
     """Yield the findings about the accelerator, and about the time between it and the host."""
     yield from findings(device.RULES, device.Recorded(profile))
     if facts.device is not None:
-        yield from findings(device.RULES_OF_A_GPU, device.Accelerated(profile, facts.device, facts.optimizer))
+        known = facts.host or Host()
+        yield from findings(device.RULES_OF_A_GPU, device.Accelerated(profile, facts.device, facts.optimizer, known))
 
 
 def _unknown(facts: Facts, profile: Profile, machine: Machine) -> Iterator[str]:

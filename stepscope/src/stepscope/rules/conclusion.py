@@ -47,10 +47,12 @@ def together(findings: Iterable[Finding], wait: float) -> list[Finding]:
     """Return findings so that each line has one: the finding with the largest gain, with the sum of the line's gains.
 
     Calls of two methods of a package at one line stay apart, because their changes differ. The sum is at most the share
-    of the `wait` for batches, or of the rest of the step.
+    of the `wait` for batches, or of the rest of the step. Gains between host and GPU are of the same time as other
+    gains of the line, and do not add up. A wait for the GPU comes first: the line's work on the host contains it.
     """
     kept = dict[str, Finding]()
-    for number, finding in enumerate(sorted(findings, key=lambda each: -each.gain)):
+    ordered = sorted(findings, key=lambda each: (each.verdict != "synchronization", -each.gain))
+    for number, finding in enumerate(ordered):
         own, _, called = finding.line.partition(", called at ")[0].partition(", in ")
         place = f"{own.partition(': ')[0]} {called}".strip() or str(number)
         first = kept.get(place)
@@ -58,7 +60,8 @@ def together(findings: Iterable[Finding], wait: float) -> list[Finding]:
             kept[place] = finding
             continue
         limit = wait if first.verdict == "loading" else 1 - wait
-        gain = max(first.gain, min(limit, first.gain + finding.gain))
+        of_gpu = any(each.key.startswith(("device.", "copies.")) for each in (first, finding))
+        gain = max(first.gain, min(limit, finding.gain if of_gpu else first.gain + finding.gain))
         ends = first.range
         if ends is not None and finding.range is not None:
             ends = min(gain, ends[0] + finding.range[0]), max(ends[1], Gain(gain, gain, gain).range[1])

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from stepscope import thresholds
 from stepscope.base.wording import percent, printable
 from stepscope.facts.device import Device
-from stepscope.facts.host import Optimizer
+from stepscope.facts.host import Host, Optimizer
 from stepscope.facts.profile import Profile
 from stepscope.report.findings import UNKNOWN
 from stepscope.rules.host import at_once
-from stepscope.rules.rule import Rule
+from stepscope.rules.rule import Rule, mostly
 
 # For each operator that reads from the GPU: the read in Python, and the code that avoids the read.
 _READS = {
@@ -55,6 +55,7 @@ class Accelerated(Recorded):
 
     device: Device
     optimizer: Optimizer
+    host: Host
 
     @property
     def operator(self) -> str:
@@ -175,6 +176,13 @@ def _blocked(device: Device) -> str:
     return f" The host waits for copies, which leaves the GPU idle for up to {percent(device.blocked)} of the time."
 
 
+def _launched(host: Host) -> str:
+    """Return a sentence on the line that launches most kernels of forward pass and update; "" if it is unknown."""
+    return (
+        f" Outside of the backward pass most are launched at {host.on_gpu.launching}" if host.on_gpu.launching else ""
+    )
+
+
 def _copying(key: str, name: str, more: str, topic: str, means: str, change: str) -> Rule[Accelerated]:
     """Return the row for one kind of copies to the GPU."""
     return Rule(
@@ -182,9 +190,10 @@ def _copying(key: str, name: str, more: str, topic: str, means: str, change: str
         lambda view: view.device.copying + view.device.blocked if view.kind_of_copies == key else None,
         lambda view: (
             f"For {percent(view.device.copying)} of the time copies to the GPU run and no kernel runs."
-            f"{_blocked(view.device)}{more}"
+            f"{_blocked(view.device)}{more}{mostly(view.host.on_gpu.copying)}"
         ),
         change,
+        line=lambda view: view.host.on_gpu.copying,
     )  # fmt: skip
 
 
@@ -215,10 +224,14 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
         "device.synchronization", "a synchronization in every step", "synchronization", "fewer synchronizations",
         "In every step the host waits for the GPU, and afterwards the GPU waits for the host.",
         lambda view: min(view.device.synchronizing, view.profile.avoidable_idle),
-        "In {device.synchronized} of {profile.steps} steps the host waits for the GPU: {device.synchronizing:%} of the "
-        "time, mostly in {operator} ({read}). For {profile.host:%} of the time the GPU waits for the host.",
+        lambda view: (
+            f"In {view.device.synchronized} of {view.profile.steps} steps the host waits for the GPU: "
+            f"{percent(view.device.synchronizing)} of the time, mostly in {view.operator} ({view.read}). For "
+            f"{percent(view.profile.host)} of the time the GPU waits for the host.{mostly(view.host.on_gpu.waiting)}"
+        ),
         lambda view: view.instead,
         example=_READS["item|_local_scalar|is_nonzero|equal"][1],
+        line=lambda view: view.host.on_gpu.waiting,
     ),
     _copying(
         "copies.pageable", "pageable copies", " Most copies are from memory that is not pinned.", "pinned memory",
@@ -246,18 +259,25 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
         "device.launch-bound", "launch-bound steps", "launches", "fewer launches",
         "The GPU waits for the launch of its next kernel, many times in a step.",
         lambda view: view.launching,
-        "In a step the GPU waits {device.gaps:,.0f} times for its next launch (median {device.gap_us:.0f} µs): "
-        "{launching:%} of the time. A step has {device.launches:,.0f} kernels of {device.kernel_us:.0f} µs on average.",
+        lambda view: (
+            f"In a step the GPU waits {view.device.gaps:,.0f} times for its next launch (median "
+            f"{view.device.gap_us:.0f} µs): {percent(view.launching)} of the time. A step has "
+            f"{view.device.launches:,.0f} kernels of {view.device.kernel_us:.0f} µs on average.{_launched(view.host)}"
+        ),
         lambda view: f'model = torch.compile(model, mode="reduce-overhead")\n{at_once(view.optimizer)}'.rstrip(),
         example='model = torch.compile(model, mode="reduce-overhead")\nSGD(model.parameters(), …, fused=True)',
+        line=lambda view: view.host.on_gpu.launching,
     ),
     Rule(
         "device.host-does-other-work", "other work between launches", "launches", "less work between launches",
         "The GPU waits while the host does work other than launching kernels.",
         lambda view: view.long_gaps,
-        f"In gaps of more than {thresholds.LAUNCH_GAP_US:.0f} µs the GPU waits for the host, {{long_gaps:%}} of the "
-        "time, mostly for {device.doing}.",
+        lambda view: (
+            f"In gaps of more than {thresholds.LAUNCH_GAP_US:.0f} µs the GPU waits for the host, "
+            f"{percent(view.long_gaps)} of the time, mostly for {view.device.doing}.{mostly(view.host.on_gpu.gaps)}"
+        ),
         "# move this work out of the loop, or do it every n-th step",
+        line=lambda view: view.host.on_gpu.gaps,
     ),
     Rule(
         "device.float32", "float32 without Tensor Cores", "compute", "mixed precision",
