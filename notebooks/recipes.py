@@ -13,11 +13,13 @@ import os
 import random
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 import zipfile
 import zlib
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -109,11 +111,11 @@ def whole_periods(steps, workers):
 
 def two_clocks(loader, step):
     batches, workers = endless(loader), loader.num_workers
-    batch = next(batches)
+    some = itertools.cycle([next(batches) for _ in range(4)])  # they can differ in length
     # A longer warm-up: at first each worker has 2 batches ready (prefetch_factor)
     count, warmup = whole_periods(50, workers), 3 + 2 * workers
     loading = milliseconds(lambda: next(batches), count, warmup)
-    compute = milliseconds(lambda: called(step, batch))
+    compute = milliseconds(lambda: called(step, next(some)))
     return loading, compute
 
 
@@ -122,11 +124,13 @@ def two_clocks(loader, step):
 
 # drop_last leaves out up to batch − 1 images of each epoch
 def loader_of(dataset, batch, workers, train=True, **others):
+    if "batch_sampler" not in others:  # which knows what is in a batch, as ByLength (15)
+        shuffle = train and "sampler" not in others
+        others |= {"batch_size": batch, "shuffle": shuffle, "drop_last": train}
+    pin, stay = torch.cuda.is_available(), workers > 0
     return DataLoader(
-        dataset, batch, shuffle=train and "sampler" not in others, drop_last=train,
-        num_workers=workers, persistent_workers=workers > 0,
-        pin_memory=torch.cuda.is_available(), **others,
-    )  # fmt: skip
+        dataset, num_workers=workers, persistent_workers=stay, pin_memory=pin, **others
+    )
 
 
 # The step trains: give it a model to throw away. Where it takes seconds, one worker is
@@ -300,34 +304,43 @@ def as_it_is(batch):
 
 
 # Samples of unequal lengths, such as clips and texts: one after the other in a file. Arrays
-# of one type, whose dimensions but the first are equal. Leave damaged ones out before. The
-# .json beside path is written last: where it is, all is packed already
+# of one type, whose dimensions but the first are equal; None for a damaged one. The .json
+# beside path is written last: where it is, all is packed. It does not know the sources: put
+# a checksum of theirs (their names, sizes and times) into path, and a change is noticed.
+# What Python code makes, such as tokens, comes from processes: ProcessPoolExecutor().map
 def pack_ragged(samples, path):
-    lengths, started, index = [], path.with_suffix(".started"), path.with_suffix(".json")
+    started, index = path.with_suffix(".started"), path.with_suffix(".json")
     index.unlink(missing_ok=True)  # what was packed there before is whole no longer
-    kinds = set()
+    lengths, rows, kinds = [], [], set()
     with started.open("wb") as file:
-        for sample in samples:
+        for row, sample in enumerate(samples):
+            if sample is None:
+                continue
             kinds.add((sample.dtype.str, sample.shape[1:]))
             if len(kinds) > 1:
-                raise ValueError(f"sample {len(lengths)}: expected one type, found {kinds}")
+                raise ValueError(f"sample {row}: expected one type, found {kinds}")
+            if not len(sample):
+                raise ValueError(f"sample {row}: expected a length, found 0: give None")
             file.write(np.ascontiguousarray(sample).data)
             lengths.append(len(sample))
+            rows.append(row)
     if not kinds:
         raise ValueError("expected a sample or more, found none")
     started.replace(path)
     ((dtype, shape),) = kinds
-    kind = {"dtype": dtype, "shape": shape, "lengths": lengths}
+    kind = {"dtype": dtype, "shape": shape, "lengths": lengths, "rows": rows}
     index.with_suffix(".new").write_text(json.dumps(kind))
     index.with_suffix(".new").replace(index)
 
 
-# What pack_ragged packed. With collate_fn=as_it_is a batch is (samples, lengths, labels),
-# the samples padded with zeros to the longest: see ByLength (15) for batches with few zeros
+# What pack_ragged packed; labels: of all samples, the damaged ones, too. A batch, with
+# collate_fn=as_it_is, is (samples, lengths, labels), the samples padded with zeros to the
+# longest (a token may be 0, too: let the lengths say what is padding, as is_sample does).
+# See ByLength (15) for batches with little padding
 class Ragged(Dataset):
     def __init__(self, path, labels):
         kind = json.loads(path.with_suffix(".json").read_text())
-        self.path, self.labels = path, torch.as_tensor(labels)
+        self.path, self.labels = path, torch.as_tensor(labels)[kind["rows"]]
         self.dtype, self.shape = kind["dtype"], kind["shape"]
         self.lengths = np.array(kind["lengths"])
         self.ends = self.lengths.cumsum()
@@ -349,12 +362,22 @@ class Ragged(Dataset):
         return padded, torch.from_numpy(self.lengths[indices]), self.labels[indices]
 
 
-# Of features (batch, channels, steps), without padding. (Batch normalization counts
-# padding: normalize each step by itself, by LayerNorm. Strides divide the lengths, too)
+# A mask (batch, steps), False in padding. nn.Transformer's key_padding_mask is ~mask
+def is_sample(steps, lengths):
+    return torch.arange(steps, device=lengths.device) < lengths.unsqueeze(1)
+
+
+# Features (batch, channels, steps) with zeros behind the end of each sample. Call it before
+# each convolution: it reads what is there, and a bias or a normalization has changed that.
+# (Batch normalization counts padding: normalize each step by itself, by LayerNorm.)
+def without_padding(features, lengths):
+    return features.where(is_sample(features.shape[2], lengths).unsqueeze(1), 0)
+
+
+# Convolutions change the lengths: (length + 2 * padding - kernel) // stride + 1
 def mean_without_padding(features, lengths):
-    steps = torch.arange(features.shape[2], device=features.device)
-    real = (steps < lengths.unsqueeze(1)).unsqueeze(1)
-    return features.where(real, 0).sum(dim=2) / lengths.unsqueeze(1)
+    sums = without_padding(features, lengths).sum(dim=2)
+    return sums / lengths.clamp(min=1).unsqueeze(1)
 
 
 # 07 · Augment on the device: a whole batch at once; the data set itself lies there
@@ -413,8 +436,10 @@ def arrived(copies, copied):
 def each_tensor(batch, change):  # of a batch, with its tensors changed; of a dict, too
     if isinstance(batch, torch.Tensor):
         return change(batch)
-    if isinstance(batch, dict):
-        return {name: each_tensor(each, change) for name, each in batch.items()}
+    if isinstance(batch, Mapping):
+        changed = copy.copy(batch)  # a class of its own, such as a tokenizer's, stays one
+        changed.update({name: each_tensor(each, change) for name, each in batch.items()})
+        return changed
     if isinstance(batch, (tuple, list)):
         return [each_tensor(each, change) for each in batch]
     return batch  # such as a name
@@ -493,8 +518,9 @@ def mixed_step(
 def fastest(steps, *batch, rounds=3, seconds=60):  # and a first round, in any case
     # steps: by name, such as in float32 and bfloat16, each also in channels_last, since not
     # every device gains. They train: give each a model of its own, not compiled. batch: one
-    # of usual size, and of unequal lengths one of usual length
+    # of usual size; of unequal lengths the one of median length among some
     steps, first, times = dict(steps), {}, {}
+    few = each_tensor(batch, lambda each: each[:2])
 
     def time_of(name, batch, repeats):
         step = steps[name]
@@ -510,7 +536,7 @@ def fastest(steps, *batch, rounds=3, seconds=60):  # and a first round, in any c
     # Some processors take a hundred times as long in bfloat16: ask with two images first
     for name in 2 * list(steps):
         if name in steps:
-            few_ms = time_of(name, [each[:2] for each in batch], repeats=1)
+            few_ms = time_of(name, few, repeats=1)
             first[name] = min(first.get(name, math.inf), few_ms)
     least = min(first[name] for name in steps)
     steps = {name: step for name, step in steps.items() if first[name] < 3 * least}
@@ -687,20 +713,25 @@ def loader_that_resumes(
 
 # Batches of samples of about equal length, so that little is padding. batch: of a rank;
 # lengths: of the samples that the loader has, such as those of a Subset:
-#     order = ByLength(lengths, batch)
-#     loader = DataLoader(ragged, batch_sampler=order, collate_fn=as_it_is, num_workers=2)
-#     order.set_epoch(epoch)  # before each epoch
+#     order, own = ByLength(lengths, batch), torch.Generator()
+#     more = {"batch_sampler": order, "collate_fn": as_it_is, "generator": own}
+#     loader = loader_of(ragged, batch, workers, **more)
+#     order.set_epoch(epoch)  # before each epoch; with done: batches that it has had
 # All ranks get as many batches, and in each step samples of about the same length. Samples
 # are sorted among pool × batch × ranks of them, drawn anew in each epoch: a larger pool has
-# less padding, but an epoch needs several pools, or its batches are always the same
+# less padding, but an epoch needs several pools, or its batches are always the same.
+# Lengths decide how long a step takes: best_workers (03) needs many steps to compare. Leave
+# cudnn.benchmark off: it searches anew for each length. An epoch leaves its rest out. To
+# validate each sample once, give loader_of(…, train=False) a
+# Subset(ragged, ragged.lengths.argsort(kind="stable")[rank::ranks])
 class ByLength:
     def __init__(self, lengths, batch, seed=0, pool=50):
         self.lengths, self.batch = np.asarray(lengths), batch
-        self.seed, self.pool, self.epoch = seed, pool, 0
+        self.seed, self.pool, self.epoch, self.done = seed, pool, 0, 0
         self.rank, self.ranks = rank_and_ranks()
 
-    def set_epoch(self, epoch):
-        self.epoch = epoch
+    def set_epoch(self, epoch, done=0):
+        self.epoch, self.done = epoch, done
 
     def __len__(self):
         return len(self.lengths) // (self.batch * self.ranks)
@@ -711,8 +742,11 @@ class ByLength:
         order = draw.permutation(len(self.lengths))[: len(self) * step]
         # Sorted among so many batches only: the order stays random enough to learn from
         pools = np.split(order, range(self.pool * step, len(order), self.pool * step))
-        by_length = [pool[self.lengths[pool].argsort()].reshape(-1, step) for pool in pools]
-        for samples in draw.permutation(np.concatenate(by_length)):
+        # Stable: else the order of equal lengths depends on the processor
+        sorts = [self.lengths[pool].argsort(kind="stable") for pool in pools]
+        pairs = zip(pools, sorts, strict=True)
+        by_length = [pool[places].reshape(-1, step) for pool, places in pairs]
+        for samples in draw.permutation(np.concatenate(by_length))[self.done :]:
             yield samples[self.rank :: self.ranks].tolist()
 
 
@@ -727,6 +761,8 @@ def share_of_padding(lengths, batches):
 # First of all in a script: torchrun starts it once for each rank; without torchrun there is
 # one. Returns the rank's device: a GPU of its own, or the CPU
 def join():
+    if "__mp_main__" in sys.modules:  # a worker that imports the script, as in Python 3.14
+        return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", 0))
     here, gpu = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
     if 0 < gpu < here:
@@ -795,7 +831,8 @@ def exposed_ms(model, step, rounds=3):
 
 # The state for an exact resume: the next epoch, what a trial chose, and state_dict() of
 # model, optimizer, schedule and scaler. Seed each epoch, on each rank otherwise:
-# torch.manual_seed(seed + epoch * ranks + rank). See data_parallel (16) for a first step.
+# torch.manual_seed(seed + epoch * ranks + rank). If you save within an epoch, too, seed
+# anew wherever you save. See data_parallel (16) for a first step.
 # Save before the first epoch, too, or a restart tries anew. Keep the settings and a
 # checksum of the photos' names with it, and refuse others. All else as text or Python's own
 # numbers: load_whole reads no other types. On a GPU, ask for the same bits by
@@ -850,7 +887,7 @@ def main():
         pack_ragged(clips, folder / "clips.bin")
         ragged = Ragged(folder / "clips.bin", dataset.labels)
         by_length = ByLength(ragged.lengths, batch=8)
-        padded, _, _ = next(iter(DataLoader(ragged, batch_sampler=by_length, collate_fn=as_it_is)))
+        padded, _, _ = next(iter(loader_of(ragged, 8, 0, batch_sampler=by_length, collate_fn=as_it_is)))
         print(f"ragged: {tuple(padded.shape)}, padding {share_of_padding(ragged.lengths, by_length):.0%} of an epoch")
 
         layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)

@@ -5,9 +5,9 @@
 
 CLIPS holds train/CLASS/*.flac and val/CLASS/*.flac; or CLASS/*.flac, and about every tenth clip is kept to validate.
 Also .wav and .ogg, of any lengths, all with the same sampling rate. An epoch decodes a random cut of --seconds from
-each clip, and no more; to validate, it takes the middle. (For whole clips, recipes.py has `Ragged` and `ByLength`.) OUT
-gets a checkpoint after each epoch: the same command goes on from there. --batch is of all ranks together, and --lr is
-for 256 clips a step.
+each clip, and no more; to validate, it takes the middle. (For whole clips recipes.py has `Ragged`, `ByLength` and
+`without_padding`; let `torch.stft` then not look beyond their ends: center=False.) OUT gets a checkpoint after each
+epoch: the same command goes on from there. --batch is of all ranks together, and --lr is for 256 clips a step.
 """
 
 import argparse

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import types
 import weakref
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -213,6 +214,8 @@ def test_samples_of_two_types_are_not_packed_as_one(recipes, tmp_path):
         recipes.pack_ragged([np.zeros(3, np.int16), np.zeros(3, np.float32)], tmp_path / "clips.bin")
     with pytest.raises(ValueError, match="found none"):
         recipes.pack_ragged([], tmp_path / "clips.bin")
+    with pytest.raises(ValueError, match="sample 1: expected a length, found 0"):
+        recipes.pack_ragged([np.zeros(3, np.int16), np.zeros(0, np.int16)], tmp_path / "clips.bin")
     assert not (tmp_path / "clips.bin").exists()
 
 
@@ -222,6 +225,21 @@ def test_a_mean_without_padding_is_that_of_each_sample_alone(recipes):
     padded = torch.stack([torch.nn.functional.pad(each, (0, 9 - each.shape[1]), value=torch.nan) for each in features])
     expected = torch.stack([each.mean(dim=1) for each in features])
     torch.testing.assert_close(recipes.mean_without_padding(padded, lengths), expected)
+    assert (recipes.mean_without_padding(padded, torch.tensor([0, 7, 5]))[0] == 0).all()
+
+
+def test_convolutions_without_padding_see_nothing_behind_the_end_of_a_sample(recipes):
+    layers = [torch.nn.Conv1d(4, 4, 3, padding=1) for _ in range(2)]
+
+    def means(features, lengths):
+        for layer in layers:
+            features = layer(recipes.without_padding(features, lengths))
+        return recipes.mean_without_padding(features, lengths)
+
+    lengths = torch.tensor([3, 7])
+    padded = torch.rand(2, 4, 9)  # with noise behind the ends
+    alone = [means(each[:, :length].unsqueeze(0), length.view(1)) for each, length in zip(padded, lengths, strict=True)]
+    torch.testing.assert_close(means(padded, lengths), torch.cat(alone))
 
 
 def test_images_that_are_not_square_keep_their_size_and_move_each_by_itself(recipes):
@@ -297,19 +315,38 @@ def test_batches_of_any_shape_are_trained_on_and_counted(recipes):
         return (model(batch["rows"]).argmax(1) >= 0)[batch["kept"][0]]
 
     assert recipes.accuracy(model, batches, torch.device("cpu"), right) == 1
+    steps = {"one": lambda batch: batch["rows"], "other": lambda batch: batch["rows"]}
+    assert recipes.fastest(steps, batches[0], rounds=1) in steps
+    named = recipes.each_tensor(UserDict(batches[0]), lambda each: each.to("meta"))
+    assert isinstance(named, UserDict) and named["rows"].is_meta and not batches[0]["rows"].is_meta
     assert recipes.two_clocks(torch.utils.data.DataLoader(batches, None), lambda batch: batch["rows"])
 
 
 def test_samples_of_unequal_lengths_come_back_alone_and_padded(recipes, tmp_path):
     samples = [np.arange(2 * length, dtype=np.int16).reshape(length, 2) + length for length in (3, 1, 2)]
-    recipes.pack_ragged(iter(samples), tmp_path / "clips.bin")
-    packed = recipes.Ragged(tmp_path / "clips.bin", [7, 8, 9])
+    recipes.pack_ragged(iter([samples[0], None, *samples[1:]]), tmp_path / "clips.bin")  # the second one is damaged
+    packed = recipes.Ragged(tmp_path / "clips.bin", [7, 0, 8, 9])
+    order = recipes.ByLength(packed.lengths, batch=3)
+    ((_, lengths, labels),) = recipes.loader_of(packed, 3, 0, batch_sampler=order, collate_fn=recipes.as_it_is)
+    assert sorted(zip(lengths.tolist(), labels.tolist(), strict=True)) == [(1, 8), (2, 9), (3, 7)]
     for number, sample in enumerate(samples):
         found, label = packed[number]
         assert label == 7 + number and found.dtype == torch.int16 and (found.numpy() == sample).all()
     padded, lengths, labels = packed.__getitems__([2, 0])
     assert padded.shape == (2, 3, 2) and (padded[0, 2] == 0).all() and (padded[0, :2].numpy() == samples[2]).all()
     assert (lengths.tolist(), labels.tolist()) == ([2, 3], [9, 7])
+
+
+def test_batches_by_length_go_on_in_an_epoch_and_equal_lengths_stay_in_their_order(recipes):
+    """An order that depends on the processor would give ranks on two machines the same samples."""
+    order = recipes.ByLength(np.full(1_200, 5), batch=12, pool=100)
+    steps = {tuple(batch) for batch in order}
+    drawn = np.random.default_rng((0, 0)).permutation(1_200).reshape(-1, 12)
+    assert steps == set(map(tuple, drawn.tolist()))
+    order.set_epoch(1)
+    whole = list(order)
+    order.set_epoch(1, done=60)
+    assert list(order) == whole[60:] and len(whole) == 100
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

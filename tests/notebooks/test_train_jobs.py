@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from support.notebooks import SMALL_CLIPS, SMALL_PHOTOS, bright_photos, tones
+from support.notebooks import NOTEBOOKS, SMALL_CLIPS, SMALL_PHOTOS, bright_photos, tones
 
 from helpers.training import launching
 
@@ -53,6 +53,23 @@ def test_ranks_that_would_choose_differently_and_are_killed_go_on_as_if_nothing_
     printed, resumed = train(job, tmp_path / "killed", 3, killed_after=2, max_restarts=1)
     assert "was killed by SIGKILL" in printed and "From epoch 2 on: float32, 1 workers, 3 ranks" in printed
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("job", ["clips"], indirect=True)
+def test_workers_that_import_the_script_anew_join_no_ranks(job, tmp_path):
+    """So they do on macOS and Windows, and from Python 3.14 on."""
+    script = tmp_path / "small.py"
+    script.write_text(f"""
+import multiprocessing, sys
+sys.path.insert(0, {str(NOTEBOOKS[0].parent)!r})
+import train_clips
+if __name__ == "__main__":
+    multiprocessing.set_start_method("forkserver")
+    train_clips.main()
+""")
+    options = ("--epochs", 1, "--batch", 12, "--workers", 1, "--way", "float32", *job[2])
+    printed = launching.torchrun(script, job[1], tmp_path / "out", *options, ranks=2, quiet=True, timeout=LIMIT)
+    assert "epoch 0: loss" in printed
 
 
 def test_a_batch_that_the_ranks_cannot_share_is_refused(job, tmp_path):
