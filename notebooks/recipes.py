@@ -761,7 +761,8 @@ def share_of_padding(lengths, batches):
 # First of all in a script: torchrun starts it once for each rank; without torchrun there is
 # one. Returns the rank's device: a GPU of its own, or the CPU
 def join():
-    if "__mp_main__" in sys.modules:  # a worker that imports the script, as in Python 3.14
+    # A worker of a DataLoader may import the script anew, by this name, as in Python 3.14
+    if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", 0))
     here, gpu = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()

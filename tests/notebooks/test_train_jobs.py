@@ -69,7 +69,7 @@ if __name__ == "__main__":
 """)
     options = ("--epochs", 1, "--batch", 12, "--workers", 1, "--way", "float32", *job[2])
     printed = launching.torchrun(script, job[1], tmp_path / "out", *options, ranks=2, quiet=True, timeout=LIMIT)
-    assert "epoch 0: loss" in printed
+    assert "float32, 1 workers, 2 ranks" in printed and "epoch 0: loss" in printed
 
 
 def test_a_batch_that_the_ranks_cannot_share_is_refused(job, tmp_path):
