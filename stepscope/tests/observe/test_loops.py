@@ -13,7 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stepscope import diagnosis, rules, thresholds
 from stepscope.facts import saving
 from stepscope.facts.host import Optimizer
-from stepscope.observe import contention, loop
+from stepscope.observe import contention, loop, recorder
 
 pytestmark = pytest.mark.processes  # a second or more each
 
@@ -164,6 +164,21 @@ def test_the_optimizer_of_a_loop_is_known(facts_of, quick):
     optimizer = torch.optim.AdamW([{"params": weights[:2]}, {"params": weights[2:]}], foreach=True)
     facts = facts_of(DataLoader(range(100)), lambda batch: optimizer.step(), 3)
     assert facts.optimizer == Optimizer("AdamW", 2, 3, ("fused",), "cpu", "float32", 1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "faster"),
+    [
+        ({}, ("fused",)),
+        ({"fused": True}, ()),
+        ({"foreach": False}, ("fused", "foreach")),
+        ({"foreach": True}, ("fused",)),
+    ],
+)
+def test_no_option_is_advised_that_a_gpus_optimizer_has_or_that_excludes_one_it_has(options, faster):
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], **options)
+    assert recorder.faster(optimizer, "cuda") == faster
+    assert recorder.faster(torch.optim.RMSprop([torch.nn.Parameter(torch.zeros(1))]), "cuda") == ()
 
 
 @pytest.mark.processes

@@ -34,7 +34,7 @@ class Optimizer:
     name: str = ""  # its type, such as "AdamW"
     groups: int = 0  # number of parameter groups
     tensors: int = 0  # number of weight tensors in all groups
-    faster: tuple[str, ...] = ()  # options of its type that update all weights at once, and that no group has set
+    faster: tuple[str, ...] = ()  # options by which it would update all weights at once, which it does not yet
     device: str = ""  # type of the device of its first weight, such as "cuda" or "mps"; "" if unknown
     dtype: str = ""  # of its first weight, such as "float64"; "" if unknown
     largest: float = 0.0  # share of the largest weight tensor in the numbers of all weights

@@ -271,14 +271,16 @@ class Sampled:
         if self.gpu is None:
             return GpuLines()
 
-        def line_in(intervals: np.ndarray) -> str:
-            covered = ((each, _within(intervals, each)) for each in self.in_steps)
+        def line_in(intervals: np.ndarray, samples: Iterable[Sample] = self.in_steps) -> str:
+            covered = ((each, _within(intervals, each)) for each in samples)
             return hottest((self.site.changeable(each.path), weight) for each, weight in covered if weight)
 
+        # Long gaps in the training itself, as in a backward pass, are no other work
+        other = [each for each in self.in_steps if not any_of(f"{_TRAINING}|{_NETWORK}", each.inside)]
         begins = self.gpu.launches[:, 0]
         counts = ((each, float(((each.begin <= begins) & (begins < each.end)).sum())) for each in self.in_steps)
         launching = hottest((self.site.changeable(each.path), count) for each, count in counts if count)
-        return GpuLines(line_in(self.gpu.waits), line_in(self.gpu.copies), line_in(self.gpu.gaps), launching)
+        return GpuLines(line_in(self.gpu.waits), line_in(self.gpu.copies), line_in(self.gpu.gaps, other), launching)
 
     def growing(self) -> str:
         """Return the line whose time grows most from the first half of the steps to the second half, "" if unknown."""

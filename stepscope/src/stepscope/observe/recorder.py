@@ -227,10 +227,22 @@ def _digest(batch: object) -> int | None:
 
 
 def _facts_of(optimizer: torch.optim.Optimizer) -> Optimizer:
-    groups, known = optimizer.param_groups, inspect.signature(type(optimizer)).parameters
-    faster = (name for name in ("fused", "foreach") if name in known and not any(group.get(name) for group in groups))
+    groups = optimizer.param_groups
     weights = [weight for group in groups for weight in group["params"]]
     numbers = [weight.numel() for weight in weights]
     device, dtype = (weights[0].device.type, str(weights[0].dtype).removeprefix("torch.")) if weights else ("", "")
     largest = max(numbers, default=0) / max(1, sum(numbers))
-    return Optimizer(type(optimizer).__name__, len(groups), len(weights), tuple(faster), device, dtype, largest)
+    options = faster(optimizer, device)
+    return Optimizer(type(optimizer).__name__, len(groups), len(weights), options, device, dtype, largest)
+
+
+def faster(optimizer: torch.optim.Optimizer, device: str) -> tuple[str, ...]:
+    """Return the options by which the optimizer would update all weights at once; none if it does so already."""
+    known = inspect.signature(type(optimizer)).parameters
+    used = {name: [group.get(name) for group in optimizer.param_groups] for name in ("fused", "foreach")}
+    if any(used["fused"]):  # the two exclude each other
+        return ()
+    by_default = device == "cuda" and False not in used["foreach"]  # then foreach is in use if it is not named
+    return tuple(
+        name for name in used if name in known and not any(used[name]) and not (name == "foreach" and by_default)
+    )
