@@ -22,6 +22,18 @@ class GpuMemory:
 
 
 @dataclass(frozen=True)
+class Card:
+    """The state of a GPU while a loop trains on it."""
+
+    clock_mhz: float  # of the multiprocessors
+    most_mhz: float  # the highest clock that the GPU has
+    power_w: float  # 0 if unknown
+    limit_w: float  # of the power; 0 if unknown
+    limits: tuple[str, ...] = ()  # why the clock is not higher, such as "its power limit"
+    others: int = 0  # number of other processes that compute on it
+
+
+@dataclass(frozen=True)
 class Machine:
     """Where a loop ran, and how busy the machine was."""
 
@@ -33,6 +45,7 @@ class Machine:
     cuda: bool = False  # whether PyTorch can use a GPU
     held_share: float = 0.0  # share of the time in which the loop was queued for a core because of other processes
     memory: GpuMemory | None = None  # None without a GPU, or if unknown
+    card: Card | None = None  # None without a GPU, or if unknown
 
 
 @dataclass(frozen=True)

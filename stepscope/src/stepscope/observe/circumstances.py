@@ -20,20 +20,23 @@ from stepscope.facts import Facts
 from stepscope.facts.batches import Batch
 from stepscope.facts.hazards import Growth
 from stepscope.facts.loader import Loader, Settings
-from stepscope.facts.loop import GpuMemory, Machine
+from stepscope.facts.loop import Card, GpuMemory, Machine
 from stepscope.observe import batches, hazards, items
 from stepscope.observe.recorder import Recorder
 
 
-def this_machine(held_share: float = 0.0) -> Machine:
-    """Return this machine; `held_share` is the share of the time in which other processes had the cores."""
+def this_machine(held_share: float = 0.0, card: Card | None = None) -> Machine:
+    """Return this machine; `held_share` is the share of the time in which other processes had the cores.
+
+    `card` is its GPU, as it was while the loop trained.
+    """
     device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "CPU"
     processor, versions = platform.processor(), (str(torch.__version__), platform.python_version())
     with suppress(OSError):  # not Linux
         lines = Path("/proc/cpuinfo").read_text(errors="replace", encoding="utf-8").splitlines()
         processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
     available = torch.cuda.is_available()
-    return Machine(device, processor, machine.cores(), *versions, available, held_share, _memory())
+    return Machine(device, processor, machine.cores(), *versions, available, held_share, _memory(), card)
 
 
 def _memory() -> GpuMemory | None:

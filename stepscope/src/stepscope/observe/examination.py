@@ -18,10 +18,10 @@ from stepscope import thresholds, timing, traces
 from stepscope.facts import Facts
 from stepscope.facts.hazards import Growth
 from stepscope.facts.host import Gradients, Optimizer
-from stepscope.facts.loop import LongSteps, Loop, Step, Trend
+from stepscope.facts.loop import Card, LongSteps, Loop, Step, Trend
 from stepscope.facts.profile import Profile
 from stepscope.facts.trials import Modes
-from stepscope.observe import circumstances, device, hazards, host, keeping, long_steps, profile, trends
+from stepscope.observe import card, circumstances, device, hazards, host, keeping, long_steps, profile, trends
 from stepscope.observe.contention import Contention
 from stepscope.observe.gradients import GradientWatcher
 from stepscope.observe.profiled import OtherProfiler, Phase, ProfiledSteps, sampler_of
@@ -69,6 +69,7 @@ class Examination:
         # The results of the phases so far
         self.loop: Loop | None = None
         self.growth: Growth | None = None
+        self.card: Card | None = None
         self.batch: object = None
         self.trace: traces.Trace | None = None
         self.stall = profile.Stall()
@@ -143,6 +144,7 @@ class Examination:
         if self.profiled.ended:
             raise LoopEnded
         yield from self._warm_up(thresholds.PAUSED_S, [])
+        self.card = card.seen()  # after steps that nothing times, and before the GPU has finished them
         works = [step.duration_ms - step.wait_ms for step in loop.steps]
         self.recorded = recorded = profile.read(self.trace, self.stall)
         count = host.steps_to_sample(recorded, loop.work_ms + loop.wait_ms, works)
@@ -182,7 +184,7 @@ class Examination:
         facts = Facts(
             loop=loop,
             loader=circumstances.loader_of(recorder, self.growth, self.digests),
-            machine=circumstances.this_machine(self.contention.share()),
+            machine=circumstances.this_machine(self.contention.share(), self.card),
             compilation=hazards.compiled(),
             optimizer=recorder.optimizer or Optimizer(),
             batch=circumstances.content(self.batch),

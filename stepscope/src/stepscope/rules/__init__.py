@@ -191,6 +191,8 @@ def _of_the_device(facts: Facts, profile: Profile) -> Iterator[Finding]:
 
 def _unknown(facts: Facts, profile: Profile, machine: Machine) -> Iterator[str]:
     """Yield sentences on the parts that could not be examined."""
+    if machine.card is not None:
+        yield from evidence.slowed(machine.card)
     known = facts.loader
     if known is None or known.settings is None:
         kind = f"the loader is a {known.kind}" if known and known.kind else "there is no loader"

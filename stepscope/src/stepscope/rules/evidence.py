@@ -12,7 +12,7 @@ from stepscope.facts.device import Device
 from stepscope.facts.hazards import Compilation
 from stepscope.facts.host import Framework, Host, Work
 from stepscope.facts.loader import Loader
-from stepscope.facts.loop import GpuMemory, Loop, Machine, Step, Trend
+from stepscope.facts.loop import Card, GpuMemory, Loop, Machine, Step, Trend
 from stepscope.facts.profile import Profile
 from stepscope.rules.loader import Loading, at
 
@@ -24,6 +24,8 @@ def rows(facts: Facts, profile: Profile | None, loading: Loading) -> Iterator[tu
         yield from _memory(facts.loop.trend)
     if facts.machine is not None and facts.machine.memory is not None:
         yield "memory of the GPU", _memory_of_gpu(facts.machine.memory)
+    if facts.machine is not None and facts.machine.card is not None:
+        yield "clock of the GPU", _clock(facts.machine.card)
     if profile is not None:
         yield from _profile(profile, facts.device, facts.host)
     if facts.host is not None and facts.host.framework.work.share >= thresholds.WORTH:
@@ -81,6 +83,28 @@ def _memory_of_gpu(memory: GpuMemory) -> str:
     times = thresholds.USABLE_MEMORY * memory.free_bytes / max(memory.allocated_bytes, 1)  # other processes have theirs
     many = f"{int(times)} times as large" if times < 10 else "10 times as large, and more"
     return text if times < 2 else f"{text}: try batches {many}"
+
+
+USUAL_LIMITS = ("its power limit", "a lack of work")
+
+
+def _clock(card: Card) -> str:
+    power = f", at {card.power_w:,.0f} of {card.limit_w:,.0f} W" if card.power_w and card.limit_w else ""
+    held = f"; held down by {' and '.join(card.limits)}" if card.limits else ""
+    return f"{card.clock_mhz:,.0f} of {card.most_mhz:,.0f} MHz{power}{held}"
+
+
+def slowed(card: Card) -> Iterator[str]:
+    """Yield sentences on what makes the times of this GPU unusual: neither its power limit nor a lack of work does."""
+    unusual = [limit for limit in card.limits if limit not in USUAL_LIMITS]
+    if unusual:
+        share = percent(card.clock_mhz / max(card.most_mhz, 1.0))
+        yield f"how fast the GPU is otherwise: {' and '.join(unusual)} held its clock at {share} of the highest"
+    if card.others:
+        yield (
+            f"how exact the gains are: {counted(card.others, 'other process')} had this GPU, too. "
+            "Diagnose again when it is free."
+        )
 
 
 def _profile(profile: Profile, device: Device | None, host: Host | None) -> Iterator[tuple[str, str]]:
