@@ -78,6 +78,34 @@ def test_the_line_is_named_and_output_and_status_are_those_of_the_script(execute
 
 
 @pytest.mark.slow
+def test_workers_that_stay_are_not_said_to_be_restarted_where_another_loader_was_tried_first(run, tmp_path):
+    (tmp_path / "tries.py").write_text("""
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def main():
+    data, model = TensorDataset(torch.rand(256, 32), torch.rand(256, 1)), torch.nn.Linear(32, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def train(loader):
+        for inputs, targets in loader:
+            (model(inputs) - targets).square().mean().backward()
+            optimizer.step()
+
+    train(DataLoader(data, 16))
+    loader = DataLoader(data, 16, num_workers=1, persistent_workers=True)
+    while True:
+        train(loader)
+
+main()
+""")
+    ended, (found,) = run("tries.py", then="stop", steps=10)
+    assert ended.returncode == 0, ended.stderr
+    assert found["facts"]["loop"]["persistent"] and not found["facts"]["loop"]["loader_changed"]
+    assert "loader.workers-restarted" not in [each["key"] for each in found["diagnosis"]["findings"]]
+
+
+@pytest.mark.slow
 def test_a_watched_loop_is_diagnosed_in_the_same_way(execute, tmp_path):
     script = SCRIPT.read_text().replace("else loader:", "else stepscope.watch(loader, steps=5):")
     (tmp_path / "train.py").write_text(f"import stepscope; {script}")

@@ -164,6 +164,10 @@ class Examination:
         self.whole = True
 
     @property
+    def _persistent(self) -> bool:
+        return getattr(self.recorder.dataloader, "persistent_workers", False) and not self.recorder.loader_changed
+
+    @property
     def suffices(self) -> bool:
         """Whether the steps so far suffice for facts: each worker made a batch."""
         records = self._records_so_far()
@@ -179,6 +183,7 @@ class Examination:
             pauses=recorder.pauses(),
             long=self.long,
             loader_changed=recorder.loader_changed,
+            persistent=self._persistent,
             tracers=self.tracers,
         )
         facts = Facts(
@@ -295,7 +300,7 @@ class Examination:
             asynchronous=torch.cuda.is_available(),
             workers=getattr(recorder.source, "num_workers", None),
             start_ms=sum(statistics.median_low(seconds) for seconds in epochs if seconds) * 1e3,
-            persistent=getattr(recorder.dataloader, "persistent_workers", False) and not recorder.loader_changed,
+            persistent=self._persistent,
             epoch_steps=recorder.epoch_steps(),
             only_first=recorder.epoch_steps() == 1 and circumstances.has_more(recorder.dataloader),
             transfer_ms=min(waits) * 1e3 if recorder.num_workers else 0.0,

@@ -69,6 +69,7 @@ class ScriptRecorder(Recorder):
         self.updates = 0  # of the weights in the step so far
         self.seen: Counter[str] = Counter()
         self.latest_pass: int | None = None  # number of the pass that gave the latest batch
+        self.training_pass: tuple[object, int | None] | None = None  # the latest training loader, and its pass
         self.pausing = PauseRecorder()
         self.reported = time.perf_counter()
         self.sizes: list[int] = []  # number of batches of each finished step
@@ -127,6 +128,10 @@ class ScriptRecorder(Recorder):
                 raise
 
         batch = self.get(next_batch)
+        if loader is self.dataloader:
+            before, self.training_pass = self.training_pass, (loader, number)
+            if before and before[0] is loader and before[1] != number:  # an earlier DataLoader was only tried
+                self.loader_changed = False
         self.seen["batches"] += 1
         self.latest_loader, self.latest_pass = loader, number
         return batch
