@@ -230,7 +230,7 @@ def held_out(path, share=0.1):
 
 
 # The files of FOLDER/train/CLASS and of FOLDER/val/CLASS; or of FOLDER/CLASS, divided
-def train_and_val(folder, suffixes):
+def train_and_val(folder, suffixes, share=0.1):
     def within(folder):
         paths = sorted(folder.glob("*/*"))
         return [path for path in paths if path.suffix.lower() in suffixes]
@@ -239,7 +239,7 @@ def train_and_val(folder, suffixes):
         return within(folder / "train"), within(folder / "val")
     parts = [], []
     for path in within(folder):
-        parts[held_out(path)].append(path)
+        parts[held_out(path, share)].append(path)
     return parts
 
 

@@ -63,11 +63,23 @@ class Cuts(Dataset):
                 if epoch is not None:  # the same in each worker, on any rank, and after a restart
                     begin = np.random.default_rng((SEED, epoch, number)).integers(spare + 1)
                 clip.seek(begin)
-                samples = clip.read(self.length, dtype="int16", always_2d=True).mean(axis=1)  # over the channels
+                samples = mean_of_channels(clip, self.length)
                 cut[: len(samples)] = samples
         except soundfile.LibsndfileError as error:
+            if not os.access(path, os.R_OK):
+                raise  # no damage: there is no such file, or it may not be read
             warnings.warn(f"silence in place of a damaged clip: {path}: {error}", stacklevel=2)
         return torch.from_numpy(cut), self.labels[number]
+
+
+def mean_of_channels(clip, count):
+    """Return the next `count` samples of an open clip, or fewer, as whole numbers of 16 bits."""
+    if clip.subtype in ("FLOAT", "DOUBLE"):  # from −1 to 1, which soundfile would cut to 0
+        samples = clip.read(count, dtype="float32", always_2d=True).clip(-1, 1) * 32767
+    else:
+        samples = clip.read(count, dtype="int16", always_2d=True)
+    # Channel by channel: np.mean over pairs takes ten times as long
+    return sum(channel.astype(np.int32) for channel in samples.T) // clip.channels
 
 
 def mel(hertz):
@@ -164,15 +176,17 @@ def readable(paths):
         try:
             return soundfile.info(path).samplerate
         except soundfile.LibsndfileError:
+            if not os.access(path, os.R_OK):
+                raise
             return 0
 
     with ThreadPoolExecutor(CORES) as threads:  # by the headers alone
         rates = list(threads.map(rate_of, paths))
     most = statistics.mode([rate for rate in rates if rate] or [0])
     for path, rate in zip(paths, rates, strict=True):
-        if rate != most:
+        if rate != most or not rate:
             print(f"Left out: {path}: {f'{rate} samples a second, not {most}' if rate else 'damaged'}")
-    return most, [rate == most for rate in rates]
+    return most, [rate == most and rate > 0 for rate in rates]
 
 
 def main():
@@ -239,6 +253,10 @@ def main():
     checkpoint = options.checkpoint or options.out / "checkpoint.pt"
     # By one rank, for all
     kept = recipes.decided_once(partial(recipes.where_to_begin, checkpoint, settings, decide))
+    if options.way not in (None, kept["way"]):
+        parser.error(f"--way: expected {kept['way']}, with which {checkpoint} began, found {options.way}")
+    if len(options.workers) == 1:  # another number of them learns the same
+        kept["workers"] = options.workers[0]
     use(kept["rate"], kept["readable"])
     training = new_training(kept["way"], kept["rate"])  # anew: the trials have trained theirs
     kept = copy.deepcopy(training.state()) | kept
@@ -264,8 +282,10 @@ def main():
             recipes.save_whole(checkpoint, kept | training.state() | {"epoch": epoch + 1})
             print(f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} clips/s, {right:.1%} right", flush=True)
     batches = recipes.one_ahead(recipes.endless(train), DEVICE)
-    # Last: a profiler may leave something attached
-    recipes.record(batches, training, options.trace or options.out / "trace")
+    if kept["epoch"] < options.epochs:  # else all is done already, and so is the trace
+        # Last: a profiler may leave something attached
+        active = recipes.whole_periods(6, kept["workers"])
+        recipes.record(batches, training, options.trace or options.out / "trace", active)
     if dist.is_initialized():
         dist.destroy_process_group()
 

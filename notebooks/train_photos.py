@@ -170,6 +170,10 @@ def main():
 
     # By one rank, for all
     kept = recipes.decided_once(partial(recipes.where_to_begin, checkpoint, settings, decide))
+    if options.way not in (None, kept["way"]):
+        parser.error(f"--way: expected {kept['way']}, with which {checkpoint} began, found {options.way}")
+    if len(options.workers) == 1:  # another number of them learns the same
+        kept["workers"] = options.workers[0]
     torch.backends.cudnn.benchmark = kept["search"]
     training = new_training(kept["way"])  # anew: the trials have trained theirs
     kept = copy.deepcopy(training.state()) | kept
@@ -196,8 +200,10 @@ def main():
             recipes.save_whole(checkpoint, kept | training.state() | {"epoch": epoch + 1})
             print(f"epoch {epoch}: loss {loss:.3f} nats, {speed:.0f} images/s, {right:.1%} right", flush=True)
     batches = recipes.one_ahead(recipes.endless(train), DEVICE)
-    # Last: a profiler may leave something attached
-    recipes.record(batches, training, options.trace or options.packed / "trace")
+    if kept["epoch"] < options.epochs:  # else all is done already, and so is the trace
+        # Last: a profiler may leave something attached
+        active = recipes.whole_periods(6, kept["workers"])
+        recipes.record(batches, training, options.trace or options.packed / "trace", active)
     if dist.is_initialized():
         dist.destroy_process_group()
 

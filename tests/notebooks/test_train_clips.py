@@ -57,6 +57,22 @@ def places(cuts, whole):
         yield number, begin
 
 
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT", "DOUBLE"])
+def test_samples_are_read_in_their_own_scale_whatever_a_file_stores(script, tmp_path, subtype):
+    wave = 0.5 * np.sin(np.arange(800) / 7)
+    soundfile.write(tmp_path / "a.wav", np.stack([wave, wave / 2], axis=1), 8000, subtype=subtype)
+    cut = script.Cuts([tmp_path / "a.wav"], [0], 800)[0][0].numpy()
+    np.testing.assert_allclose(cut, 0.75 * wave * 2**15, atol=3)
+
+
+def test_a_file_that_is_not_there_is_no_silence_and_no_clip_to_read_is_said(script, tmp_path, capsys):
+    with pytest.raises(soundfile.LibsndfileError):
+        script.Cuts([tmp_path / "a.wav"], [0], 800)[0]
+    (tmp_path / "b.wav").write_text("no sound")
+    assert script.readable([tmp_path / "b.wav"]) == (0, [False])
+    assert "b.wav: damaged" in capsys.readouterr().out
+
+
 def test_a_clip_that_is_short_or_damaged_ends_in_silence_and_channels_are_averaged(script, tmp_path):
     samples = np.arange(1, 301, dtype=np.int16)
     soundfile.write(tmp_path / "stereo.wav", np.stack([samples, 3 * samples], axis=1), 8000)
