@@ -13,6 +13,8 @@ from stepscope.cli import main
 from stepscope.facts import saving
 from stepscope.facts.host import GpuLines, Host, Work
 from stepscope.observe import host, profile, sampler
+from stepscope.report.findings import Finding
+from stepscope.rules import conclusion
 
 PRODUCT = cuda_trace.TENSOR_CORE_PRODUCT
 
@@ -91,6 +93,15 @@ def test_a_wait_for_the_gpu_and_the_work_of_its_line_are_one_finding(file):
     found = rules.diagnose(dataclasses.replace(facts, host=its)).findings[0]
     assert (found.key, found.line, found.change) == ("device.synchronization", line, alone.change)
     assert line in found.evidence and alone.gain <= found.gain < alone.gain + 0.2
+
+
+@pytest.mark.parametrize(("waits", "first"), [(0.1, "host.other-work-in-steps"), (0.45, "device.synchronization")])
+def test_a_line_that_mostly_works_by_itself_is_no_synchronization(waits, first):
+    line, texts = "train.py:7: metric.update(outputs.cpu())", ("Evidence.", "# change", "topic")
+    of_gpu = Finding("device.synchronization", "a wait", "synchronization", waits, *texts, line)
+    of_host = Finding("host.other-work-in-steps", "other work", "host", 0.5, *texts, line, (0.4, 0.6))
+    (found,) = conclusion.together([of_gpu, of_host], wait=0.0)
+    assert (found.key, found.gain) == (first, 0.5)
 
 
 def test_faster_kernels_gain_nothing_while_the_gpu_waits_for_its_launches(file):

@@ -15,7 +15,8 @@ LIMITS = {
     0x1: "a lack of work",
     0x2: "a clock that somebody set",
     0x4: "its power limit",
-    0x8 | 0x80: "its power supply",
+    0x8: "its hardware, against heat or overload",
+    0x80: "its power supply",
     0x20 | 0x40: "its temperature",
     0x10: "another GPU, whose clock it shares",
 }

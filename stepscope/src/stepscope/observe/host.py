@@ -278,7 +278,8 @@ class Sampled:
         # Long gaps in the training itself, as in a backward pass, are no other work
         other = [each for each in self.in_steps if not any_of(f"{_TRAINING}|{_NETWORK}", each.inside)]
         begins = self.gpu.launches[:, 0]
-        counts = ((each, float(((each.begin <= begins) & (begins < each.end)).sum())) for each in self.in_steps)
+        forward = [each for each in self.in_steps if not any_of(_BACKWARD_CALL, each.inside)]
+        counts = ((each, float(((each.begin <= begins) & (begins < each.end)).sum())) for each in forward)
         launching = hottest((self.site.changeable(each.path), count) for each, count in counts if count)
         return GpuLines(line_in(self.gpu.waits), line_in(self.gpu.copies), line_in(self.gpu.gaps, other), launching)
 

@@ -48,11 +48,15 @@ def together(findings: Iterable[Finding], wait: float) -> list[Finding]:
 
     Calls of two methods of a package at one line stay apart, because their changes differ. The sum is at most the share
     of the `wait` for batches, or of the rest of the step. Gains between host and GPU are of the same time as other
-    gains of the line, and do not add up. A wait for the GPU comes first: the line's work on the host contains it.
+    gains of the line, and do not add up. A wait for the GPU that is about as long as the line's work on the host comes
+    first: the work contains it.
     """
     kept = dict[str, Finding]()
-    ordered = sorted(findings, key=lambda each: (each.verdict != "synchronization", -each.gain))
-    for number, finding in enumerate(ordered):
+
+    def weight(finding: Finding) -> float:
+        return finding.gain / (thresholds.ABOUT_EQUAL if finding.verdict == "synchronization" else 1.0)
+
+    for number, finding in enumerate(sorted(findings, key=weight, reverse=True)):
         own, _, called = finding.line.partition(", called at ")[0].partition(", in ")
         place = f"{own.partition(': ')[0]} {called}".strip() or str(number)
         first = kept.get(place)
