@@ -275,7 +275,8 @@ class ScriptRecorder(Recorder):
         """Stop recording, and keep no object of the script."""
         self.over = True
         self.pausing.stop_sampling()
-        self.dataloader = self.latest_loader = self.updated_after = self.iterator = self.kept = None
+        self.dataloader = self.latest_loader = self.updated_after = self.training_pass = None
+        self.iterator = self.kept = None
 
     def _guarded_phases(self) -> Phases:
         """Run the examination; stop if the script uses a profiler while ours records: two at once end the process."""
