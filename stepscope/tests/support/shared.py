@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items):
 
 def _notebook(nodeid: str) -> str:
     """Return the name of the notebook of which a test is, and nothing for other tests."""
-    name = re.search(r"\[(\d\d-[\w-]+)\]$", nodeid)
+    name = re.search(r"\[(\d\d-[a-z][\w-]*)\]$", nodeid)
     return name[1] if name else ""
 
 

@@ -239,6 +239,17 @@ def test_a_bad_trace_is_named_and_the_other_traces_are_printed(tmp_path, capsys)
     assert status == 1 and "NoTraces" in output
 
 
+def test_a_job_that_was_recorded_twice_is_diagnosed_rank_by_rank_and_the_job_is_not_left_out_silently(tmp_path, capsys):
+    for start in ("first", "second"):
+        for rank in (0, 1):
+            content = cuda_trace.trace()
+            content["distributedInfo"]["rank"] = rank
+            (tmp_path / f"{start}{rank}.1.pt.trace.json").write_text(json.dumps(content))
+    status, output = shown(capsys, tmp_path)
+    assert status == 1 and len(re.findall(r"^\S.*pt\.trace\.json, rank [01]$", output, re.M)) == 4
+    assert f"{tmp_path.name}, ranks together\n" in output and "SeveralRecordings: " in output
+
+
 def test_no_name_in_a_trace_can_control_the_terminal(tmp_path, capsys):
     evil = "\x1b[2J\x1b]0;title\x07\r\n\u202egemm\u2028\x9b"
     link = {"External id": 7}

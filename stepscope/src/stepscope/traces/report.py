@@ -102,7 +102,10 @@ def short(kernel: str, width: int = 44) -> str:
 
 
 def of_run(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | TraceError]]:
-    """Yield the title and the trace of each rank in a run, then the job; or each file, if the run is not one job."""
+    """Yield the title and the trace of each rank in a run, then the job; or each file, if the run is not one job.
+
+    The error of a job comes last if its ranks recorded more than once: which files belong together is not known.
+    """
     title = printable(str(place.relative_to(root) if place != root else place.resolve().name))
     try:
         job = ranks(place)
@@ -111,7 +114,12 @@ def of_run(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | Trace
         if len(files) < 2:
             yield title, error
         else:
-            yield from (each for file in files for each in of_run(file, root))
+            recorded = set()
+            for found in (each for file in files for each in of_run(file, root)):
+                yield found
+                recorded.update({found[1].spans[0].rank} if isinstance(found[1], Trace) else ())
+            if isinstance(error, SeveralRecordings) and len(recorded) > 1:
+                yield f"{title}, ranks together", error
         return
     ranked = all(trace.spans[0].rank is not None for trace in job.values())
     for name, trace in job.items():
