@@ -114,7 +114,7 @@ def of_run(place: Path, root: Path) -> Iterator[tuple[str, Trace | Ranks | Trace
         if len(files) < 2:
             yield title, error
         else:
-            recorded = set()
+            recorded = set[int | None]()
             for found in (each for file in files for each in of_run(file, root)):
                 yield found
                 recorded.update({found[1].spans[0].rank} if isinstance(found[1], Trace) else ())
