@@ -7,12 +7,15 @@ installed, set PYTHONPATH=stepscope/src. To commit a card's results, copy the fi
 """
 
 import argparse
+import contextlib
 import importlib
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from helpers import config
 from tests.gpu import catalogue, results
@@ -62,10 +65,16 @@ def in_processes(entry: catalogue.Entry, options: argparse.Namespace) -> bool:
         seconds = max(end - time.monotonic(), 0)
         words = f"-m tests.gpu {entry.number} --process {process} --seconds {seconds:g} {'--small' * options.small}"
         command = [sys.executable, *words.split(), "--out", str(options.out)]
+        measuring = subprocess.Popen(command, cwd=config.PROJECT)
         try:
-            whole &= not subprocess.run(command, cwd=config.PROJECT, timeout=seconds + _GRACE).returncode
+            whole &= not measuring.wait(seconds + _GRACE)
         except subprocess.TimeoutExpired:
             whole = False
+            # With the processes that it has started: they would measure on the GPU beside the next run
+            for each in [*psutil.Process(measuring.pid).children(recursive=True), measuring]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            measuring.wait()
             print(f"Run {entry.number} was ended {_GRACE} s after its bound of {options.seconds:g} s.")
     return whole
 

@@ -11,13 +11,14 @@ from helpers import config
 from tests.gpu import results
 from tests.gpu.measuring import Run
 
+LONGEST_S = 90  # for a loop with its fixed version: a GPU is lent for minutes
 NAME = "corpus.jsonl"
 """A line for each loop: ``examine.py --keep FILE`` keeps the loops, ``examine.py --accept`` writes what they say."""
 
 
 def record(run: Run) -> None:
     """Record each loop that is neither in the folder yet, nor kept for this card."""
-    os.environ["EXAMINE_SMALL"] = str(int(run.small))
+    os.environ |= {"EXAMINE_SMALL": str(int(run.small))} | ({} if run.small else {"EXAMINE_LIMIT_S": str(LONGEST_S)})
     sys.path.insert(0, str(config.PROJECT / "stepscope" / "tests" / "examination"))
     examine = importlib.import_module("examine")
     loops = importlib.import_module("gpu_loops").LOOPS

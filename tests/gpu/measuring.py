@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import gc
 import gzip
 import itertools
@@ -200,11 +201,13 @@ def load() -> Iterator[dict[str, float | None]]:
     samples: list[tuple[float, float]] = []
     ended = threading.Event()
 
+    gpu = _asked_of_nvml()
+
     def look() -> None:
-        with contextlib.suppress(pynvml.NVMLError, RuntimeError, AssertionError):  # no GPU, or one that does not say
-            pynvml.nvmlInit()
-            gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
-            while not ended.wait(_LOOK):
+        with contextlib.suppress(pynvml.NVMLError):
+            over = gpu is None
+            while not over:
+                over = ended.wait(_LOOK)  # a block that is shorter is looked at when it has ended
                 clock = pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)
                 samples.append((clock, pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3))
 
@@ -216,6 +219,15 @@ def load() -> Iterator[dict[str, float | None]]:
         ended.set()
         watcher.join()
         found.update(zip(found, map(statistics.median, zip(*samples, strict=True)), strict=False))
+
+
+@functools.cache
+def _asked_of_nvml() -> object:
+    """The current GPU as NVML names it; None without one, or if NVML does not answer. To start NVML takes long."""
+    with contextlib.suppress(pynvml.NVMLError, RuntimeError, AssertionError):
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
+    return None
 
 
 def is_gpu() -> bool:

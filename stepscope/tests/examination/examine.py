@@ -204,7 +204,8 @@ def in_own_process(parts: Sequence[str], name: str, busy: int = 0) -> Record:
     # Two threads on one core that wait by spinning, as OpenMP's do, stop each other for 0.2 s in each step
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     environment.pop("OMP_NUM_THREADS", None)  # of a test: one thread would be a fault
-    command = ["timeout", "-s", "KILL", "600", sys.executable, str(Path(__file__).absolute()), name, "--child", *parts]
+    limit = os.environ.get("EXAMINE_LIMIT_S", "600")
+    command = ["timeout", "-s", "KILL", limit, sys.executable, str(Path(__file__).absolute()), name, "--child", *parts]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as stack:
         for _ in range(busy):
             stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
