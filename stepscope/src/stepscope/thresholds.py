@@ -113,8 +113,8 @@ EVERY_STEP = 0.8
 # training traces, with many small kernels, fills an A100 to 0.90.
 LEAST_FILL = 0.5
 # By compute capability (from this one on, highest first): the data type of the Tensor Cores, and their largest speedup
-# over float32 for dense matrices, by NVIDIA's data sheets: V100 and T4 8, A100 16, A10 and L4 4, H100 15, B200 30, RTX
-# cards 2.
+# over float32 for dense matrices, by NVIDIA's data sheets: V100 and T4 8, A100 16, A10 and L4 4, H100 15, B200 30.
+# GeForce cards sum products in float32 at half of this rate (RTX 2080 Ti 4; RTX 3090, 4090 and 5090 2).
 TENSOR_CORES = {
     (12, 0): ("bfloat16", 4),
     (10, 0): ("bfloat16", 30),
@@ -127,8 +127,9 @@ TENSOR_CORES = {
 # Share of a GPU's memory that tensors can fill: the CUDA context and fragments take the rest. Chosen, not measured.
 USABLE_MEMORY = 0.9
 # Compute capabilities whose Tensor Cores are faster in TF32 than the CUDA cores in float32 (8 times, by the data sheets
-# of A100, H100, B200); on RTX cards both are equally fast.
-TF32_PAYS = ((8, 0), (9, 0), (10, 0), (10, 3))
+# of A100, H100, B200; twice, by those of A10, L4, L40S and RTX PRO 6000); on GeForce cards both are equally fast.
+TF32_PAYS = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))
+GEFORCE, SLOWER_GEFORCE = "GeForce", 2
 # Share of the time of normalization that compiling may save at most, besides all elementwise kernels: a fused kernel
 # still reads its input twice and writes once. Chosen, not measured.
 FUSED_NORMALIZATION = 0.5
@@ -194,6 +195,8 @@ TRAINS = 0.1
 # Time of trained operators in a call of a network, as a part of the time of its other operators, from which on the call
 # trains: a small head learns behind a large frozen network. A sample may also contain the end of another call.
 TRAINED = 0.04
+# Share of the host's waits for a GPU within GradScaler from which on another way to scale is the change.
+MOSTLY_SCALING = 0.5
 # µs. A GPU waits tens of µs for a missing launch. In public traces of ResNet-50 and DLRM, gaps up to this length hold
 # nine tenths of the GPU's waits for launches; gaps of several ms are a separate group.
 LAUNCH_GAP_US = 500.0

@@ -2,6 +2,7 @@
 
 import cProfile
 import math
+import sys
 import threading
 import time
 from pathlib import Path
@@ -25,12 +26,21 @@ from stepscope.observe import profiled as profiled_steps
 
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
-    """Look for a short time, as on a machine without a GPU, and write the profile to a folder of the test."""
+    """Look for a short time, as on a machine without a GPU, and write the profile to a folder of the test.
+
+    A process that has not used a GPU is not asked for one: that would begin to use it.
+    """
+
+    def available():
+        assert not sys._getframe(1).f_globals["__name__"].startswith("stepscope")
+        return False
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(thresholds, "ITEMS_S", 0.3)
     monkeypatch.setattr(thresholds, "PROFILED_STEPS", 4)
     monkeypatch.setattr(thresholds, "STEPS_SAMPLED_S", 0.2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
 
 @pytest.fixture

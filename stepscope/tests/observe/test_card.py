@@ -36,7 +36,7 @@ def gpu(monkeypatch):
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(uuid="1"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid="1"))
     return state
 
 

@@ -13,7 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stepscope import diagnosis, rules, thresholds
 from stepscope.facts import saving
 from stepscope.facts.host import Optimizer
-from stepscope.observe import contention, loop, recorder
+from stepscope.observe import contention, examination, loop, recorder, watched
 
 pytestmark = pytest.mark.processes  # a second or more each
 
@@ -105,6 +105,24 @@ def test_one_wait_that_no_item_needs_is_not_blamed_on_loading(facts_of, clock, w
     facts = facts_of(loader, loops.SleepStep(20), 8)
     assert facts.loop.wait_ms < 1
     assert rules.diagnose(facts).findings == ()
+
+
+@pytest.mark.parametrize("steps_of_an_epoch", [8, 125])
+def test_what_a_gpu_still_computes_at_the_end_of_an_epoch_belongs_to_the_steps(
+    facts_of, clock, monkeypatch, steps_of_an_epoch
+):
+    done = 0.0
+
+    def step(*_):  # launched in 5 ms, computed in 50 ms
+        nonlocal done
+        clock.sleep(0.005)
+        done = max(done, clock.now) + 0.05
+
+    for module in (examination, watched):
+        monkeypatch.setattr(module, "synchronize", lambda gpu: clock.sleep(max(0.0, done - clock.now)))
+    loader = Simulated(clock, loops.SleepDataset(8 * steps_of_an_epoch, 0.0), 8)
+    timed = facts_of(loader, step, 20).loop
+    assert timed.total_ms / len(timed.steps) == pytest.approx(50, rel=0.02)
 
 
 @pytest.mark.parametrize("at", [4, 11, 16])
@@ -216,3 +234,17 @@ def test_a_profiler_that_runs_already_is_named(quick):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         with pytest.raises(RuntimeError, match="profiler"):
             diagnosis.diagnose([(torch.zeros(1),)], lambda batch: None)
+
+
+def test_the_gpu_that_is_asked_is_that_of_the_weights(monkeypatch):
+    class Weight(torch.nn.Parameter):
+        is_cuda, device = True, torch.device("cuda", 1)
+
+    asked = []
+    monkeypatch.setattr("stepscope.timing.stopwatch._uses_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    watching = recorder.Recorder()
+    watching.updated(torch.optim.SGD([Weight(torch.zeros(1))]))
+    watching.synchronizes = True
+    watching.end_step()
+    assert asked == [torch.device("cuda", 1)]

@@ -406,7 +406,13 @@ def test_the_lines_at_which_host_and_gpu_wait_for_each_other_are_named():
     none, first, second = np.empty((0, 2)), np.array([[0, 0.02], [0.06, 0.08]]), np.array([[0.04, 0.05], [0.1, 0.11]])
     launches = np.array([[0.001, 0.002], [0.041, 0.042], [0.043, 0.044], [0.101, 0.102], [0.103, 0.104]])
     seen = dataclasses.replace(steps, samples=samples, gpu=host.Gpu(first, none, second, launches))
-    assert dataclasses.astuple(seen.lines_of_gpu()) == ("train.py:4", "", "train.py:5", "train.py:5")
+    assert dataclasses.astuple(seen.lines_of_gpu()) == ("train.py:4", "", "train.py:5", "train.py:5", 0.0)
+    scaler = dataclasses.replace(FRAME, file=torch.amp.grad_scaler.__file__, name="step")
+    samples = [
+        dataclasses.replace(each, frames=(scaler, *each.frames) if each.begin >= 0.06 else each.frames)
+        for each in samples
+    ]
+    assert dataclasses.replace(seen, samples=samples).lines_of_gpu().scaling == pytest.approx(0.5)
     assert not any(dataclasses.astuple(steps.lines_of_gpu()))  # on a CPU
 
 

@@ -111,12 +111,32 @@ def test_faster_kernels_gain_nothing_while_the_gpu_waits_for_its_launches(file):
     assert keys(found) == ["device.launch-bound"]
 
 
-@pytest.mark.parametrize(("minor", "tf32"), [(0, True), (6, False)])
-def test_tf32_comes_first_where_it_is_faster_than_float32(minor, tf32, file):
-    device = cuda_trace.DEVICE | {"computeMinor": minor}
+@pytest.mark.parametrize("us", [4, 10])
+@pytest.mark.parametrize("graph", [True, False])
+def test_the_time_that_a_gpu_needs_between_any_two_kernels_is_no_riddle(file, us, graph):
+    """The simulated GPU takes 1 µs from a kernel to the next one."""
+    content = cuda_trace.Loop(copy=20, host_work=100, launch=3, kernels=((PRODUCT, us),) * 600).trace()
+    if graph:  # all kernels of a step have one launch
+        step = 0
+        for event in content["traceEvents"]:
+            step += "enumerate" in event["name"]
+            if event["cat"] == "kernel" or "Launch" in event["name"]:
+                event["args"]["correlation"] = 1_000_000 + step
+    file.write_text(json.dumps(content))
+    found = diagnosis.of_trace(file)
+    assert (found.verdict, found.unknown) == ("nothing wrong", ())
+
+
+@pytest.mark.parametrize(
+    ("name", "minor", "ratio", "tf32"),
+    [("A100", 0, 16, True), ("A10", 6, 4, True), ("GeForce RTX 3060 Laptop GPU", 6, 2, False)],
+)
+def test_tf32_comes_first_where_it_is_faster_than_float32(name, minor, ratio, tf32, file):
+    device = cuda_trace.DEVICE | {"computeMinor": minor, "name": f"NVIDIA {name}"}
     loop = cuda_trace.Loop(kernels=((cuda_trace.PRODUCT, 975),) * 10, device=device)
     (found,) = diagnosis.of_trace(loop.write(file)).findings
     assert found.change.startswith("torch.set_float32_matmul_precision" if tf32 else "with torch.autocast")
+    assert f"up to {ratio} times" in found.evidence
 
 
 @pytest.mark.parametrize(("fault", "old"), [*((fault, False) for fault in FAULTS), ("item", True)])

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 from support import generated
-from support.made_facts import IDLE, NO_PARTS, of_gpu, of_job, of_loop, of_trace
+from support.made_facts import DEVICE, IDLE, NO_PARTS, ON_GPU, of_gpu, of_job, of_loop, of_trace
 
 from stepscope import rules
 from stepscope.cli import main
 from stepscope.facts import Facts
 from stepscope.facts.batches import Batch
 from stepscope.facts.hazards import Compilation, Growth, Objects
-from stepscope.facts.host import Calls, Framework, Gradients, Host, Operator, Optimizer, Part, Work
+from stepscope.facts.host import Calls, Framework, GpuLines, Gradients, Host, Operator, Optimizer, Part, Work
 from stepscope.facts.job import Exchanges
 from stepscope.facts.loader import REST, WAITING, Irregular, Loader, Sampling
 from stepscope.facts.loop import GpuMemory, LongSteps, Pauses, Step, Trend
@@ -87,6 +87,10 @@ CASES = {
     "loader.too-many-workers": (of_loop(40, 0.5, workers=17), 0.5 / 40, of_loop(40, 0.5, workers=16)),
     # 32 ms by 4 is less than the 10 ms that are left
     "loader.too-few-workers": (of_loop(34, 24, workers=1), 24 / 34, of_loop(**SLOW)),
+    "loader.items-on-gpu": (
+        of_loop(8, 1.3, workers=0, loaded=False, on_gpu=True), 1.3 / 8,
+        of_loop(8, 0.1, workers=0, loaded=False, on_gpu=True),
+    ),
     "loader.no-workers": (of_loop(8, 1.3, workers=0, **QUICK), 1.3 / 8, of_loop(12, 0.8, workers=0, **QUICK)),
     "loader.workers-slower-than-none": (
         of_loop(12, 2, workers=4, ms=0.01, cpu_ms=0.01, transfer_ms=2), 0.054,
@@ -757,7 +761,50 @@ def test_an_accelerator_whose_time_is_not_seen_is_named(device):
     early = dict(profile=None, host=None, problem="Few steps.")
     for facts in (of_loop(**SLOW), of_loop(), replace(of_loop(**SLOW), **early)):
         assert verdict(facts, device) == ("unknown", True)
-        assert verdict(facts, "cpu") == verdict(facts, "cuda") == (rules.diagnose(facts).verdict, False)
+        assert verdict(facts, "cpu") == (rules.diagnose(facts).verdict, False)
+
+
+@pytest.mark.parametrize("wait", [0.0, 24.0])
+def test_a_gpu_that_the_profiler_cannot_record_is_named_and_no_cpu_is_blamed(wait):
+    facts = replace(of_loop(34, wait, asynchronous=True), optimizer=Optimizer("SGD", device="cuda"))
+    facts = replace(facts, machine=replace(facts.machine, cuda=True))
+    found = rules.diagnose(facts)
+    assert found.verdict == "unknown" and "CUPTI" in found.reason
+    assert not any("Is the model on the GPU" in each for each in found.unknown)
+    seen = replace(facts, profile=ON_GPU)
+    assert rules.diagnose(seen).verdict == "nothing wrong"
+
+
+@pytest.mark.parametrize(("step", "gain"), [(8.0, 0.38), (6.0, 0.2), (5.0, None)])
+def test_a_gpu_that_idles_only_while_the_profiler_slows_the_host_lacks_no_launches(step, gain):
+    """Its kernels run for 4.8 ms of a step of 8 ms in the trace."""
+    profile = replace(ON_GPU, step_ms=8.0, shares=IDLE | {"Kernel": 0.6, "Runtime": 0.25, "CPU Exec": 0.15})
+    device = replace(DEVICE, kernels=0.6, short_us=0.38, all_us=0.4)
+    facts = replace(of_loop(step, profile=profile, asynchronous=True), device=device)
+    assert gains(facts) == ({} if gain is None else {"device.launch-bound": pytest.approx(gain)})
+
+
+def test_the_change_fits_what_is_known_of_the_loop():
+    def change(facts, **others):
+        (found,) = rules.diagnose(replace(facts, **others)).findings
+        return found.change
+
+    reads = of_gpu({"Other": 0.3}, synchronizing=0.3)
+    adam = Optimizer("Adam", faster=("fused",), device="cuda")
+    assert ".detach()" in change(reads, optimizer=adam)
+    scaled = Host(on_gpu=GpuLines(scaling=0.9))
+    assert change(reads, optimizer=adam, host=scaled).startswith("Adam(model.parameters(), …, fused=True)")
+    volta = replace(reads, device=replace(reads.device, capability=(7, 0)))
+    assert "bfloat16" in change(reads, host=scaled) and "bfloat16" not in change(volta, host=scaled)
+
+    loader = of_loop(libraries={"pandas": 0.9}).loader
+    pinned = replace(loader, settings=replace(loader.settings, pin_memory=True))
+    pageable, large = of_gpu(copying=0.2, pageable=0.2), of_gpu(copying=0.2)
+    assert "pin_memory=True" in change(pageable, loader=loader)
+    assert "pin_memory=True" not in change(pageable, loader=pinned)
+    assert "PILToTensor" in change(large) and "PILToTensor" not in change(large, loader=loader)
+
+    assert "channels_last_3d" in change(of_gpu(layouts=0.1, volumes=True))
 
 
 def test_the_range_of_few_timed_steps_is_shown():

@@ -96,6 +96,7 @@ class GpuLines:
     copying: str = ""  # the host waits in copies to the GPU
     gaps: str = ""  # the GPU waits long for the host's next launch
     launching: str = ""  # the thread of the step launches kernels
+    scaling: float = 0.0  # share of the host's waits, except in copies to the GPU, within torch.amp.GradScaler
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,7 @@ class Loop:
     cpu_ms: float = 0.0  # CPU time of a step, all threads of this process together; 0 if unknown
     pickled_bytes: float = 0.0  # NumPy arrays in a batch: workers pickle them, while tensors go through shared memory
     tensors: int = 0  # number of tensors in a batch
+    on_gpu: bool = False  # whether the loader itself makes batches on a GPU
     line: str = ""  # the user's line that fetches a batch; "" if unknown
     tracers: tuple[str, ...] = ()  # profilers and tracers of the script, such as "cProfile", that slowed the steps
     pauses: Pauses = Pauses()
@@ -145,7 +146,9 @@ class Loop:
     @cached_property
     def usual(self) -> tuple[Step, ...]:
         """The steps without the first step of each epoch, unless each is the first, and without distinct long steps."""
-        steps = tuple(step for step in self.steps if not step.first) or self.steps
+        return self._not_long(tuple(step for step in self.steps if not step.first) or self.steps)
+
+    def _not_long(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
         if not self.long.distinct:
             return steps
         return tuple(step for step in steps if step.duration_ms - step.wait_ms < self.long.least_ms) or steps
@@ -169,8 +172,9 @@ class Loop:
     def work_ms(self) -> float:
         """Mean time of a step without its wait, in ms."""
         if self.asynchronous:  # most steps only launch kernels; a few steps wait for the kernels of all steps
-            firsts = sum(step.duration_ms for step in self.steps) - sum(step.duration_ms for step in self.usual)
-            return (self.total_ms - firsts - sum(step.wait_ms for step in self.usual)) / len(self.usual)
+            counted = self._not_long(self.steps)  # the first steps, too, whose kernels take as long
+            others = sum(step.duration_ms for step in self.steps) - sum(step.duration_ms for step in counted)
+            return (self.total_ms - others - sum(step.wait_ms for step in counted)) / len(counted)
         works = ((step.duration_ms - step.wait_ms, step.queued_work_ms) for step in self.usual)
         return statistics.mean(without_hiccup([work - min(work, queued) for work, queued in works]))
 

@@ -19,6 +19,7 @@ class Profile:
     stall_ms: float = 0.0  # duration of a single step far longer than all other steps; 0 if there is none
     begins_epoch: bool = False  # whether an epoch with workers begins in that step
     queued: float = 0.0  # share in which the accelerator idles although the host has launched its next kernel
+    between: float = 0.0  # share of the shortest such gaps, which an accelerator has between any two kernels
     timed: tuple[tuple[float, float], ...] = ()  # loading time and whole duration of each step, in ms
     recorded_us: float = 0.0  # time from the first event to the last
     operators: int = 0  # number of recorded operators
@@ -47,7 +48,13 @@ class Profile:
     @property
     def host(self) -> float:
         """Share in which the accelerator was idle and waited for the host, which did work other than loading."""
-        return max(0.0, self.shares["Runtime"] + self.shares["CPU Exec"] + self.shares["Other"] - self.queued)
+        idle = self.shares["Runtime"] + self.shares["CPU Exec"] + self.shares["Other"]
+        return max(0.0, idle - self.queued - self.between)
+
+    @property
+    def busy(self) -> float:
+        """Share in which the accelerator runs kernels, copies, or exchanges data."""
+        return sum(self.shares[name] for name in ("Kernel", "Memcpy", "Memset", "Communication"))
 
     @property
     def avoidable_idle(self) -> float:

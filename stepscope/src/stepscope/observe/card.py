@@ -22,8 +22,11 @@ LIMITS = {
 }
 
 
-def seen() -> Card | None:
-    """Return the state of the current GPU; None without one, without nvidia-ml-py, or if NVML says nothing."""
+def seen(loop_gpu: torch.device | None = None) -> Card | None:
+    """Return the state of a GPU, the current one by default.
+
+    None if this process uses no GPU, without nvidia-ml-py, or if NVML says nothing.
+    """
     if not torch.cuda.is_initialized():
         return None
     with suppress(Exception):  # a driver, a container or a part of a GPU that does not answer: never an error of ours
@@ -31,7 +34,7 @@ def seen() -> Card | None:
 
         pynvml.nvmlInit()
         try:
-            gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
+            gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(loop_gpu).uuid}")
             clock = float(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM))
             most = float(pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM))
 

@@ -25,32 +25,34 @@ from stepscope.observe import batches, hazards, items
 from stepscope.observe.recorder import Recorder
 
 
-def this_machine(held_share: float = 0.0, card: Card | None = None) -> Machine:
+def this_machine(held_share: float = 0.0, card: Card | None = None, gpu: torch.device | None = None) -> Machine:
     """Return this machine; `held_share` is the share of the time in which other processes had the cores.
 
-    `card` is its GPU, as it was while the loop trained.
+    `gpu` is the GPU of the loop, the current one by default, and `card` its state while the loop trained.
     """
-    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "CPU"
+    device = torch.cuda.get_device_name(gpu) if torch.cuda.is_initialized() else "CPU"
     processor, versions = platform.processor(), (str(torch.__version__), platform.python_version())
     with suppress(OSError):  # not Linux
         lines = Path("/proc/cpuinfo").read_text(errors="replace", encoding="utf-8").splitlines()
         processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
-    available = torch.cuda.is_available()
-    return Machine(device, processor, machine.cores(), *versions, available, held_share, _memory(), card)
+    # Unlike `is_available`, the count asks NVML first: it leaves a process that has not used a GPU as it is
+    available = torch.cuda.is_initialized() or torch.cuda.device_count() > 0
+    return Machine(device, processor, machine.cores(), *versions, available, held_share, _memory(gpu), card)
 
 
-def _memory() -> GpuMemory | None:
-    """Return the memory of the current GPU; None if this process uses none, or its allocator does not say."""
+def _memory(gpu: torch.device | None) -> GpuMemory | None:
+    """Return the memory of a GPU; None if this process has no tensors there, or its allocator does not say."""
     if not torch.cuda.is_initialized():
         return None
     with suppress(RuntimeError, KeyError):  # another allocator, such as CUDA's own
-        statistics, (free, total) = torch.cuda.memory_stats(), torch.cuda.mem_get_info()
+        statistics, (free, total) = torch.cuda.memory_stats(gpu), torch.cuda.mem_get_info(gpu)
         names = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries")
-        return GpuMemory(
-            total,
-            free + torch.cuda.memory_reserved(),
-            *(statistics[name] for name in names),
-        )
+        if statistics[names[0]]:
+            return GpuMemory(
+                total,
+                free + torch.cuda.memory_reserved(gpu),
+                *(statistics[name] for name in names),
+            )
     return None
 
 

@@ -106,6 +106,7 @@ def _kernels(trace: traces.Trace, profile: Profile) -> dict[str, Any]:
         "fill": _known(traces.fill(trace)),
         "float32": of(traces.multiplies_float32),
         "layouts": of(traces.converts_layout),
+        "volumes": of(lambda name: traces.converts_layout(name) and "dhw" in name) > 0,
         "classes": {name: float(time) / (profile.total_us * profile.devices) for name, time in classes.items()},
         "native_bfloat16": of(lambda name: bool(re.search(NATIVE_BFLOAT16, name))),
         "capability": _capability(trace),

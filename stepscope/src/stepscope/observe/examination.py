@@ -144,7 +144,7 @@ class Examination:
         if self.profiled.ended:
             raise LoopEnded
         yield from self._warm_up(thresholds.PAUSED_S, [])
-        self.card = card.seen()  # after steps that nothing times, and before the GPU has finished them
+        self.card = card.seen(recorder.gpu)  # after steps that nothing times, and before the GPU has finished them
         works = [step.duration_ms - step.wait_ms for step in loop.steps]
         self.recorded = recorded = profile.read(self.trace, self.stall)
         count = host.steps_to_sample(recorded, loop.work_ms + loop.wait_ms, works)
@@ -189,7 +189,7 @@ class Examination:
         facts = Facts(
             loop=loop,
             loader=circumstances.loader_of(recorder, self.growth, self.digests),
-            machine=circumstances.this_machine(self.contention.share(), self.card),
+            machine=circumstances.this_machine(self.contention.share(), self.card, recorder.gpu),
             compilation=hazards.compiled(),
             optimizer=recorder.optimizer or Optimizer(),
             batch=circumstances.content(self.batch),
@@ -245,16 +245,16 @@ class Examination:
         self.tracers, self.modes = hazards.tracers(), hazards.modes()
         if self.profiled.ranks > 1:  # the ranks share the cores
             self.modes = replace(self.modes, threads=0)
-        synchronize()
-        contention = Contention()
+        synchronize(recorder.gpu)
+        contention, drained = Contention(), recorder.drained
         self.phase_records.append(records)
         for number in range(count):
             recorder.keeps = number == count - 1
             records.append((yield))
-            sizes.append(trends.memory())
+            sizes.append(trends.memory(recorder.gpu))
         cpu, end = time.process_time() - cpu, time.perf_counter()
-        synchronize()
-        left = time.perf_counter() - end
+        synchronize(recorder.gpu)
+        left = time.perf_counter() - end + recorder.drained - drained
         after = hazards.of_workers(processes(recorder.iterator))
         self.growth, self.batch = hazards.growth(recorder.dataloader, before, after, count), recorder.kept
         recorder.keeps, recorder.kept = False, None
@@ -271,6 +271,7 @@ class Examination:
             trend=Trend(0.0, 1 + len(self.early) + count / 2, "", grown, grown_gpu, kept),
             pickled_bytes=float(circumstances.array_bytes(self.batch)) if recorder.num_workers else 0.0,
             tensors=sum(isinstance(leaf, torch.Tensor) for leaf in tree_iter(self.batch)),
+            on_gpu=any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_iter(self.batch)),
         )
 
     def _keeping(self) -> Phase[str]:
@@ -297,7 +298,7 @@ class Examination:
         return Loop(
             steps,
             sum(record.duration for record in records) * 1e3,
-            asynchronous=torch.cuda.is_available(),
+            asynchronous=torch.cuda.is_initialized(),
             workers=getattr(recorder.source, "num_workers", None),
             start_ms=sum(statistics.median_low(seconds) for seconds in epochs if seconds) * 1e3,
             persistent=self._persistent,
@@ -340,5 +341,5 @@ class Examination:
                 records.append((yield))
         recorder.synchronizes = False
         samples = (each for each in sampler.samples if each.within is recorder.stepping)
-        timed = [] if torch.cuda.is_available() else self.phase_records[0]  # without the work of a GPU
+        timed = [] if torch.cuda.is_initialized() else self.phase_records[0]  # without the work of a GPU
         return long_steps.read(timed, records, samples, factor, recorder.site)

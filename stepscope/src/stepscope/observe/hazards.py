@@ -43,7 +43,7 @@ def tracers() -> tuple[str, ...]:
         "sys.settrace, as of a debugger or of coverage": lines is not None or by_number & {"coverage", "debugger"},
         "tracemalloc": allocations is not None and allocations.is_tracing(),
         "each kernel to its end (CUDA_LAUNCH_BLOCKING)": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
-        and torch.cuda.is_available(),
+        and torch.cuda.is_initialized(),
     }
     return tuple(name for name, active in found.items() if active)
 

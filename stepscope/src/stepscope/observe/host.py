@@ -47,6 +47,7 @@ _NOTES_OPERATORS = r"[/\\]torch[/\\]fx[/\\]traceback\.py:format_stack$"  # in an
 _CHECKS_FOR_NAN = ("aten::isnan", "aten::_is_any_true", "aten::any", "aten::item")  # in a backward pass
 _RECOMPUTES = r"[/\\]torch[/\\]utils[/\\]checkpoint\.py:(unpack_hook|recompute_fn|backward)$"
 _BACKWARD_CALL = r"[/\\]torch[/\\](_tensor\.py:backward$|autograd[/\\]__init__\.py:backward$)"
+_SCALES = r"[/\\]torch[/\\]amp[/\\]grad_scaler\.py"
 _OPTIMIZER = r"[/\\]torch[/\\]optim"
 # The functions in which a DataLoader makes a batch in the loop itself, waits for a worker's batch, starts and ends
 # workers, or chooses indices: the facts of the loader contain their time
@@ -281,7 +282,10 @@ class Sampled:
         forward = [each for each in self.in_steps if not any_of(_BACKWARD_CALL, each.inside)]
         counts = ((each, float(((each.begin <= begins) & (begins < each.end)).sum())) for each in forward)
         launching = hottest((self.site.changeable(each.path), count) for each, count in counts if count)
-        return GpuLines(line_in(self.gpu.waits), line_in(self.gpu.copies), line_in(self.gpu.gaps, other), launching)
+        waited = [_within(self.gpu.waits, each) for each in self.in_steps]
+        scaling = sum(itertools.compress(waited, [any_of(_SCALES, each.frames) for each in self.in_steps]))
+        lines = line_in(self.gpu.waits), line_in(self.gpu.copies), line_in(self.gpu.gaps, other), launching
+        return GpuLines(*lines, scaling=scaling / max(sum(waited), 1e-9))
 
     def growing(self) -> str:
         """Return the line whose time grows most from the first half of the steps to the second half, "" if unknown."""

@@ -69,6 +69,7 @@ def read(trace: traces.Trace, stall: Stall = Stall()) -> Profile:
     operators = [name for span in spans for name in span.events["name"][span.events["operator"]]]
     unknown = {category for span in spans for category in span.counts if category.endswith(("_runtime", "_driver"))}
     shares = table.sum() / total
+    queued, between = _queued(trace, total) if devices else (0.0, 0.0)
     return Profile(
         steps=len(table),
         step_ms=total / len(table) / 1e3,
@@ -77,7 +78,8 @@ def read(trace: traces.Trace, stall: Stall = Stall()) -> Profile:
         in_process=any("SingleProcess" in name for name in waits),
         stall_ms=stall.ms,
         begins_epoch=stall.begins_epoch,
-        queued=_queued(trace, total) if devices else 0.0,
+        queued=queued,
+        between=between,
         timed=tuple((float(wait), float(step)) for wait, step in timed),
         recorded_us=float(sum(span.events["end"].max() - span.events["start"].min() for span in spans)),
         operators=len(operators),
@@ -91,12 +93,16 @@ def read(trace: traces.Trace, stall: Stall = Stall()) -> Profile:
     )
 
 
-def _queued(trace: traces.Trace, total_us: float) -> float:
-    """Return the share of the steps in which no kernel runs, and nothing is copied, after the next kernel's launch."""
+def _queued(trace: traces.Trace, total_us: float) -> tuple[float, float]:
+    """Return the share of the steps in which no kernel runs, and nothing is copied, after the next kernel's launch.
+
+    The first number is of gaps that need a reason, the second of gaps as short as between any two kernels.
+    """
     gaps = traces.idle(trace)
     length = gaps["end"] - gaps["start"]
     idle = (length - gaps["copying"] - gaps["loading"]) * (1 - gaps["late"] / length)
-    return float(idle.sum() / total_us / max(1, gaps["device"].nunique()))
+    own, total_us = length <= thresholds.OWN_GAP_US, total_us * max(1, gaps["device"].nunique())
+    return float(idle[~own].sum() / total_us), float(idle[own].sum() / total_us)
 
 
 def _communication(trace: traces.Trace, share: float, on_device: bool) -> float:

@@ -7,7 +7,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -117,8 +117,9 @@ class ProfiledSteps:
                 for number in range(active + 1):
                     records.append((profile.step_num, (yield)))
                     if number == 0:
-                        synchronize()  # earlier steps may have launched work that must not be in the recording
-                    profile.step()
+                        synchronize(recorder.gpu)  # of work that earlier steps launched, and that is not recorded
+                    with _current(recorder.gpu):  # the profiler waits for the current GPU when it ends
+                        profile.step()
                 self.ended = False
         self.recording = False
         if self.ended:
@@ -132,6 +133,11 @@ class ProfiledSteps:
         if self.ranks > 1 or fit < 2 or count <= fit:
             return count
         return fit - fit % max(1, self.recorder.num_workers) or fit  # whole periods of the workers, if one fits
+
+
+def _current(gpu: torch.device | None) -> AbstractContextManager[object]:
+    """Return a context in which a GPU is the process's current one."""
+    return nullcontext() if gpu is None else torch.cuda.device(gpu)
 
 
 def sampler_of(recorder: Recorder) -> Sampler:

@@ -86,10 +86,12 @@ class Recorder:
         self.first = False  # whether the step began an epoch
         self.batches = self.epoch_batches = 0  # of the step and of the epoch so far
         self.passes = 0  # over any loader
+        self.drained = 0.0  # seconds of waiting for a GPU at the ends of epochs
         self.workers_queued = 0.0  # seconds that the workers had been queued before the epoch's first batch arrived
         self.site = Site()  # of the loop
         self.notes_site = False  # whether to note in `site` where the weights change next
         self.optimizer: Optimizer | None = None  # facts about the first optimizer that changed weights
+        self.gpu: torch.device | None = None  # where its weights are; None if on no GPU
         self.gradients: GradientWatcher | None = None  # follows the gradients meanwhile
         self.synchronizes = False  # whether a step ends only when the GPU has finished its work
         self.phases: Phases | None = None
@@ -138,7 +140,7 @@ class Recorder:
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has changed the weights."""
         if self.optimizer is None:
-            self.optimizer = _facts_of(optimizer)
+            self.optimizer, self.gpu = _facts_of(optimizer), _gpu_of(optimizer)
         if self.gradients is not None:
             with suppress(Exception):  # weights may be tensors of any kind
                 self.gradients.updated(optimizer)
@@ -195,7 +197,7 @@ class Recorder:
     def end_step(self, ended: float | None = None) -> Any:
         """End a step now or at the earlier moment `ended`; return the result of the examination after its last step."""
         if self.synchronizes:
-            synchronize()
+            synchronize(self.gpu)
         now, queued = time.perf_counter(), self.queued()
         work = max(0.0, queued - self.last_queued) if ended is None else 0.0  # unknown for an earlier moment
         record = StepRecord(
@@ -234,6 +236,12 @@ def _facts_of(optimizer: torch.optim.Optimizer) -> Optimizer:
     largest = max(numbers, default=0) / max(1, sum(numbers))
     options = faster(optimizer, device)
     return Optimizer(type(optimizer).__name__, len(groups), len(weights), options, device, dtype, largest)
+
+
+def _gpu_of(optimizer: torch.optim.Optimizer) -> torch.device | None:
+    """Return the GPU of CUDA on which an optimizer's first weight is; it need not be the process's current one."""
+    first = next((weight for group in optimizer.param_groups for weight in group["params"]), None)
+    return first.device if first is not None and first.is_cuda else None
 
 
 def faster(optimizer: torch.optim.Optimizer, device: str) -> tuple[str, ...]:

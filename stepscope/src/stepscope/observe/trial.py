@@ -141,9 +141,9 @@ class TrialRecorder(ScriptRecorder):
         while whole and self._settles and not (yield).first:
             pass
         self.synchronizes = False
-        synchronize()
+        synchronize(self.gpu)
         if torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(self.gpu)
         began, drained = time.perf_counter(), self.drained
         try:
             while len(self.timed) < count:
@@ -153,7 +153,7 @@ class TrialRecorder(ScriptRecorder):
                 raise
             whole = False
         ended = time.perf_counter()
-        synchronize()
+        synchronize(self.gpu)
         left = time.perf_counter() - ended
         kept = [each for each in self.timed if whole or not each.first] or self.timed
         seconds = ended - began if whole else sum(each.duration for each in kept) + self.drained - drained
@@ -194,11 +194,11 @@ class TrialRecorder(ScriptRecorder):
             "context": (loader.multiprocessing_context or get_context()).get_start_method(),
         }  # fmt: skip
         weights = [w for each in self.optimizers.values() for group in each.param_groups for w in group["params"]]
-        capability = torch.cuda.get_device_capability() if torch.cuda.is_initialized() else None
+        capability = torch.cuda.get_device_capability(self.gpu) if torch.cuda.is_initialized() else None
         return {
             "waits": [each.wait for each in kept], "durations": [each.duration for each in kept], "seconds": seconds,
             "steps": len(self.timed), "whole_epochs": whole, "losses": losses,
-            "memory_bytes": _memory(), "loader": known,
+            "memory_bytes": _memory(self.gpu), "loader": known,
             "optimizers": [
                 {"name": type(each).__name__, "line": settings.line_of(each), "fused": settings.can_fuse(each)}
                 for each in self.optimizers.values()
@@ -223,10 +223,10 @@ class TrialRecorder(ScriptRecorder):
         return f"The script ended after {len(self.timed)} timed steps: {thresholds.LEAST_STEPS} are needed, or more."
 
 
-def _memory() -> int:
+def _memory(gpu: torch.device | None) -> int:
     """Return the bytes of a GPU's peak, or the bytes that this process and its workers use now."""
     if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated(gpu)
     total, processes = 0, [psutil.Process()]
     processes += processes[0].children(recursive=True)
     for process in processes:

@@ -36,6 +36,7 @@ from stepscope.observe.examination import Examination, Observed
 from stepscope.observe.pauses import PauseRecorder
 from stepscope.observe.profiled import OtherProfiler
 from stepscope.observe.recorder import LoopEnded, Pass, Phases, Recorder
+from stepscope.timing.stopwatch import synchronize
 
 Report = Callable[[dict[str, Any]], object]  # receives the facts or the problem of a process, with its rank
 
@@ -73,7 +74,6 @@ class ScriptRecorder(Recorder):
         self.pausing = PauseRecorder()
         self.reported = time.perf_counter()
         self.sizes: list[int] = []  # number of batches of each finished step
-        self.drained = 0.0  # seconds of waiting for a GPU at the ends of epochs
         self.examination = Examination(self, count, folder)
         self.script_profiler: Callable[[], Any] = lambda: None  # reference to the script's last profiler
         self.examination.profiled.prepared = self._prepared
@@ -120,10 +120,9 @@ class ScriptRecorder(Recorder):
             try:
                 return self.request(iterator, get_next)
             except StopIteration:
-                if torch.cuda.is_initialized():  # the GPU's unfinished work belongs to the steps
-                    begin = time.perf_counter()
-                    torch.cuda.synchronize()
-                    self.drained += time.perf_counter() - begin
+                begin = time.perf_counter()
+                synchronize(self.gpu)  # the GPU's unfinished work belongs to the steps
+                self.drained += time.perf_counter() - begin
                 self.pausing.ended(time.perf_counter())
                 raise
 

@@ -159,10 +159,15 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
     part = loading.step_ms / whole  # shares of the trace refer to a step without the work between epochs
     found = [replace(each, gain=each.gain * part) for each in _of_the_device(facts, profile)]
     found = [each for each in found if each.verdict != UNKNOWN]  # the steps were timed without profiler overhead
+    idle = 1.0
+    if profile.on_device:  # the profiler slows the host, and not the GPU, which may idle in the trace only
+        idle = max(0.0, loading.step_ms - profile.busy * profile.step_ms) / whole
+        found = [replace(each, gain=min(each.gain, idle)) if each.key in device.OF_IDLE else each for each in found]
+        found = [each for each in found if each.gain >= thresholds.WORTH or each.key not in device.OF_IDLE]
     computing = profile.shares["Kernel"] * part if profile.on_device else work / whole
     if facts.host is not None:
         wait = loading.wait_ms / whole
-        host_work = host.view(facts.host, profile, work / whole, whole, facts.optimizer, wait)
+        host_work = host.view(facts.host, profile, work / whole, whole, facts.optimizer, wait, idle)
         found += findings(host.RULES, host_work, estimated=True)
         computing -= host_work.updates + host_work.optimizer + host_work.outside.about
         around = host_work.around.most * whole
@@ -186,7 +191,8 @@ def _of_the_device(facts: Facts, profile: Profile) -> Iterator[Finding]:
     yield from findings(device.RULES, device.Recorded(profile))
     if facts.device is not None:
         known = facts.host or Host()
-        yield from findings(device.RULES_OF_A_GPU, device.Accelerated(profile, facts.device, facts.optimizer, known))
+        view = device.Accelerated(profile, facts.device, facts.optimizer, known, facts.loader)
+        yield from findings(device.RULES_OF_A_GPU, view)
 
 
 def _unknown(facts: Facts, profile: Profile, machine: Machine) -> Iterator[str]:
@@ -199,7 +205,7 @@ def _unknown(facts: Facts, profile: Profile, machine: Machine) -> Iterator[str]:
         yield f"how batches are made: {kind}, and only a DataLoader gives access to its workers and dataset."
     elif known.unknown:
         yield f"how long an item takes: {known.unknown}"
-    if machine.cuda and not profile.on_device:
+    if machine.cuda and not profile.on_device and facts.optimizer.device != "cuda":
         yield "the use of this machine's GPU: no kernel ran on the GPU. Is the model on the GPU?"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepscope import thresholds
 from stepscope.base.wording import percent, printable
 from stepscope.facts.device import Device
 from stepscope.facts.host import Host, Optimizer
+from stepscope.facts.loader import Loader
 from stepscope.facts.profile import Profile
 from stepscope.report.findings import UNKNOWN
 from stepscope.rules.host import at_once
@@ -34,6 +36,9 @@ _READS = {
 
 # Classes of kernels whose time is that of the bytes they move; compiled kernels may be of any class.
 COMPILED, ELEMENTWISE, NORMALIZATION = "compiled", "elementwise", "normalization"
+PINNED = 'DataLoader(…, pin_memory=True)\nimages.to("cuda", non_blocking=True)'
+AS_BYTES = "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the GPU"
+CHANNELS_LAST = "model.to(memory_format=torch.channels_last)\nimages.to(memory_format=torch.channels_last)"
 _MOVING = (ELEMENTWISE, NORMALIZATION, "pooling", "layout", "reduction", "indexing", "optimizer")
 
 
@@ -56,6 +61,7 @@ class Accelerated(Recorded):
     device: Device
     optimizer: Optimizer
     host: Host
+    loader: Loader | None = None
 
     @property
     def operator(self) -> str:
@@ -74,6 +80,8 @@ class Accelerated(Recorded):
 
     @property
     def _read(self) -> tuple[str, str]:
+        if self.host.on_gpu.scaling >= thresholds.MOSTLY_SCALING:
+            return "GradScaler.step() reads whether a gradient is infinite", _scaling(self)
         return next(texts for name, texts in _READS.items() if re.search(name, self.device.operator))
 
     @property
@@ -104,7 +112,14 @@ class Accelerated(Recorded):
     def tensor_cores(self) -> tuple[str, int]:
         """The data type of the GPU's Tensor Cores, and their largest speedup over float32; "" and 1 if unknown."""
         capability = self.device.capability or (0, 0)
-        return next((known for least, known in thresholds.TENSOR_CORES.items() if capability >= least), ("", 1))
+        known = ((least <= capability, found) for least, found in thresholds.TENSOR_CORES.items())
+        precision, ratio = next((found for has, found in known if has), ("", 1))
+        return precision, max(1, ratio // thresholds.SLOWER_GEFORCE) if self.geforce else ratio
+
+    @property
+    def geforce(self) -> bool:
+        """Whether the GPU is a GeForce card, as far as is known."""
+        return any(thresholds.GEFORCE in (each.name or "") for each in self.device.accelerators)
 
     @property
     def deciding(self) -> float:
@@ -157,8 +172,34 @@ def _tensor_cores(view: Accelerated) -> str:
     """Return the changes that use Tensor Cores, the one that keeps float32's range and network as it is first."""
     tf32 = 'torch.set_float32_matmul_precision("high")  # TF32: float32 with products of 10 bits\n'
     autocast = 'with torch.autocast("cuda", torch.{}): …  # float16 also needs torch.amp.GradScaler()'
-    first = tf32 if view.device.capability in thresholds.TF32_PAYS else ""
+    first = tf32 if view.device.capability in thresholds.TF32_PAYS and not view.geforce else ""
     return first + autocast.format(view.precision)
+
+
+def _scaling(view: Accelerated) -> str:
+    """Return the changes without which a GradScaler reads from the GPU in each step."""
+    fused = f"{at_once(view.optimizer)}: reads it on the GPU" if "fused" in view.optimizer.faster else ""
+    bfloat16 = 'torch.autocast("cuda", torch.bfloat16)  # has the range of float32 and needs no GradScaler'
+    changes = [fused, bfloat16 if view.precision == "bfloat16" else ""]
+    return "\n".join(filter(None, changes)) or "# an optimizer with fused=True reads it on the GPU"
+
+
+def _pinned(view: Accelerated) -> str:
+    if view.loader and view.loader.settings and view.loader.settings.pin_memory:
+        return "# copy the loader's tensors, which are pinned, before any other change to them; convert on the GPU"
+    return PINNED
+
+
+def _smaller(view: Accelerated) -> str:
+    items = view.loader.items if view.loader else None
+    if items is None or items.images:
+        return AS_BYTES
+    return "# copy a smaller type, such as bytes, int32 or float16, and convert on the GPU"
+
+
+def _channels_last(view: Accelerated) -> str:
+    last = "channels_last_3d" if view.device.volumes else "channels_last"
+    return CHANNELS_LAST.replace("channels_last", last)
 
 
 def _fusing(view: Accelerated) -> str:
@@ -183,8 +224,10 @@ def _launched(host: Host) -> str:
     )
 
 
-def _copying(key: str, name: str, more: str, topic: str, means: str, change: str) -> Rule[Accelerated]:
-    """Return the row for one kind of copies to the GPU."""
+def _copying(
+    key: str, name: str, more: str, topic: str, means: str, change: str, fit: Callable[[Accelerated], str] | None = None
+) -> Rule[Accelerated]:
+    """Return the row for one kind of copies to the GPU; `fit` returns the change for the loop, by default `change`."""
     return Rule(
         key, name, "copies", topic, means,
         lambda view: view.device.copying + view.device.blocked if view.kind_of_copies == key else None,
@@ -192,8 +235,9 @@ def _copying(key: str, name: str, more: str, topic: str, means: str, change: str
             f"For {percent(view.device.copying)} of the time copies to the GPU run and no kernel runs."
             f"{_blocked(view.device)}{more}{mostly(view.host.on_gpu.copying)}"
         ),
-        change,
+        fit or change,
         line=lambda view: view.host.on_gpu.copying,
+        example=change,
     )  # fmt: skip
 
 
@@ -236,7 +280,7 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
     _copying(
         "copies.pageable", "pageable copies", " Most copies are from memory that is not pinned.", "pinned memory",
         "Copies to the GPU come from memory that is not pinned, and no kernel runs meanwhile.",
-        'DataLoader(…, pin_memory=True)\nimages.to("cuda", non_blocking=True)',
+        PINNED, _pinned,
     ),
     _copying(
         "copies.blocking", "blocking copies", " The copies block, even if the memory is pinned.", "asynchronous copies",
@@ -246,7 +290,7 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
     _copying(
         "copies.large", "large copies", "", "normalization on the device",
         "Copies to the GPU take long, although they are asynchronous.",
-        "transforms.PILToTensor()  # images as bytes, a quarter of the size; normalize on the GPU",
+        AS_BYTES, _smaller,
     ),
     Rule(
         "copies.within-device", "copies within the GPU", "copies", "fewer copies",
@@ -293,7 +337,8 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
         "Kernels convert the memory format of images back and forth.",
         lambda view: min(view.device.layouts, view.deciding),
         "Kernels that convert the memory format (NCHW to NHWC, or back) take {device.layouts:%} of the time.",
-        "model.to(memory_format=torch.channels_last)\nimages.to(memory_format=torch.channels_last)",
+        _channels_last,
+        example=CHANNELS_LAST,
     ),
     Rule(
         "device.memory-bound", "kernels that only move bytes", "compute", "fused kernels",
@@ -313,3 +358,5 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
         "DataLoader(…, batch_size=…)  # double the size until the memory is full, and adapt the learning rate",
     ),
 )  # fmt: skip
+# Findings about time in which the GPU is idle and waits for the host
+OF_IDLE = {"device.synchronization", "device.launch-bound", "device.host-does-other-work"}

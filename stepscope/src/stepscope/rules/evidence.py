@@ -226,6 +226,12 @@ def doubt(profile: Profile) -> str | None:
 def unseen(facts: Facts) -> str | None:
     """Return why no verdict is possible if an accelerator trains whose time stepscope cannot see; None if none does."""
     device = facts.optimizer.device
+    if device == "cuda" and facts.profile is not None and not facts.profile.on_device:
+        return (
+            "The weights are on a GPU, and no kernel is in the trace: PyTorch's profiler could not record the GPU, "
+            "because CUPTI is missing, not permitted, or in use by another profiler. All times are of the host, which "
+            "may wait for the GPU in any line, and for a batch while the GPU computes."
+        )
     if device in ("", "cpu", "cuda"):
         return None
     return (

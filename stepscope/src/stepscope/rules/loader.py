@@ -469,13 +469,22 @@ RULES: tuple[Rule[Loading], ...] = (
     Rule(
         "loader.no-workers", "loading in the loop itself", "loading", "more workers",
         "The loop makes its batches itself, and cannot train meanwhile.",
-        lambda loading: None if loading.workers else loading.of_more_workers,
+        lambda loading: None if loading.workers or loading.loop.on_gpu else loading.of_more_workers,
         "{speed}",
         lambda loading: (
             f"DataLoader(…, num_workers={loading.better_workers})"
             f"{'' if loading.loaded else '  # try more, up to the number of cores'}"
         ),
         example="DataLoader(…, num_workers=…)",
+    ),
+    Rule(
+        "loader.items-on-gpu", "items that are on the GPU already", "loading", "loading whole batches",
+        "The dataset's tensors are on the GPU, and the loader takes them apart into items, and collates them again.",
+        lambda loading: loading.wait_ms / loading.whole_ms if loading.loop.on_gpu and not loading.workers else None,
+        "The loop waits {wait_ms:ms} a step for batches that are made of tensors on the GPU, item by item. Workers "
+        "are processes, and could not use them.",
+        "for indices in torch.randperm(len(images), device=images.device).split(batch_size):\n"
+        "    train(images[indices], labels[indices])  # a batch in one call",
     ),
     Rule(
         "loader.workers-slower-than-none", "workers slower than none", "loading", "loading without workers",

@@ -234,10 +234,10 @@ def _now() -> torch.cuda.Event | None:
     return event
 
 
-def synchronize() -> None:
-    """Wait until the GPU has finished its work, if this process uses one."""
+def synchronize(gpu: torch.device | None = None) -> None:
+    """Wait until a GPU, the current one by default, has finished its work, if this process uses one."""
     if _uses_gpu():
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(gpu)
 
 
 def _uses_gpu() -> bool:

@@ -127,7 +127,7 @@ class _Loop(Runner):
 @contextmanager
 def _generators() -> Iterator[Callable[[], None]]:
     """Give a function that sets all random generators back to their states; do so at the end, too."""
-    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all()  # of no GPU: an empty list
+    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     python, numpy = random.getstate(), np.random.get_state()
 
     def restart() -> None:
