@@ -74,16 +74,8 @@ def test_the_gpu_has_finished_earlier_steps_before_the_recording_begins(tmp_path
     assert done[-4:] == ["step", "waited", "step", "step"]
 
 
-@pytest.mark.parametrize("used", [True, False])
-def test_a_gpu_is_profiled_only_by_a_process_that_uses_it(monkeypatch, used):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
-    assert (profiling.ProfilerActivity.CUDA in profiling.activities()) is used
-
-
 def test_a_recording_that_lost_kernels_warns(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(profiling, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(profiling, "activities", lambda: [profiling.ProfilerActivity.CPU])
     monkeypatch.setattr(profiling.traces, "lost_kernels", lambda trace: f"{len(trace.spans)} span lost kernels")
     with pytest.warns(UserWarning, match="1 span lost kernels"):

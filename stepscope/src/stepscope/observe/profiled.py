@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch.profiler import ProfilerActivity, schedule
 from torch.profiler import profile as profiler
-from torch.profiler import schedule
 
 from stepscope import thresholds, traces
 from stepscope.base import staging
@@ -108,7 +108,7 @@ class ProfiledSteps:
         self.recording = True
         worker = f"rank_{self.rank}" if self.ranks > 1 else None
         with profiler(
-            activities=profiling.activities(),
+            activities=_activities(),
             schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
             on_trace_ready=profiling.trace_handler(folder, worker),
         ) as profile:
@@ -133,6 +133,15 @@ class ProfiledSteps:
         if self.ranks > 1 or fit < 2 or count <= fit:
             return count
         return fit - fit % max(1, self.recorder.num_workers) or fit  # whole periods of the workers, if one fits
+
+
+def _activities() -> list[ProfilerActivity]:
+    """Return the activities to profile: CUDA only if this process uses a GPU.
+
+    To ask for CUDA makes PyTorch use a GPU: a script that trains on the CPU would take memory of it, and could no
+    longer fork processes that use it.
+    """
+    return profiling.activities() if torch.cuda.is_initialized() else [ProfilerActivity.CPU]
 
 
 def _current(gpu: torch.device | None) -> AbstractContextManager[object]:

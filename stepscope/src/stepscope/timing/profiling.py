@@ -23,6 +23,11 @@ from stepscope.traces import files
 if TYPE_CHECKING:
     import pandas as pd
 
+# The profiler's log level, read when the first profile starts: without a GPU, the log only says that there is no GPU.
+# (Unlike `is_available`, the count asks NVML first, and leaves a process that has not used a GPU as it is.)
+if not torch.cuda.device_count():
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
 
 def record(
     loader: Iterable[object], step: loaders.Step, folder: str | Path, *, active: int = 6, **options: bool
@@ -70,7 +75,7 @@ def record(
                     synchronize()  # kernels of earlier steps must not be in the recording
                 profiler.step()
         (staged / files.STOPWATCH).write_text(json.dumps(clock), encoding="utf-8")
-    if torch.cuda.is_initialized() and (lost := traces.lost_kernels(traces.load(folder))):
+    if torch.cuda.is_available() and (lost := traces.lost_kernels(traces.load(folder))):
         warnings.warn(lost, stacklevel=2)
     return folder
 
@@ -104,15 +109,9 @@ def stopwatch(folder: Path) -> pd.DataFrame:
 
 
 def activities() -> list[ProfilerActivity]:
-    """The activities to profile here: CPU, and CUDA if this process uses a GPU.
-
-    To ask for CUDA makes PyTorch use a GPU: a process that trains on the CPU would take memory of it, and could no
-    longer fork a process that uses it.
-    """
-    if torch.cuda.is_initialized():
-        return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when the first profile starts: the log says there is no GPU
-    return [ProfilerActivity.CPU]
+    """The activities to profile here: CPU, and CUDA if there is a GPU."""
+    cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    return [ProfilerActivity.CPU, *cuda]
 
 
 def size_kb(folder: Path) -> float:
