@@ -23,6 +23,7 @@ from stepscope.facts.loader import Loader, Settings
 from stepscope.facts.loop import Card, GpuMemory, Machine
 from stepscope.observe import batches, hazards, items
 from stepscope.observe.recorder import Recorder
+from stepscope.timing.stopwatch import has_gpu
 
 
 def this_machine(held_share: float = 0.0, card: Card | None = None, gpu: torch.device | None = None) -> Machine:
@@ -35,9 +36,7 @@ def this_machine(held_share: float = 0.0, card: Card | None = None, gpu: torch.d
     with suppress(OSError):  # not Linux
         lines = Path("/proc/cpuinfo").read_text(errors="replace", encoding="utf-8").splitlines()
         processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
-    # Unlike `is_available`, the count asks NVML first: it leaves a process that has not used a GPU as it is
-    available = torch.cuda.is_initialized() or torch.cuda.device_count() > 0
-    return Machine(device, processor, machine.cores(), *versions, available, held_share, _memory(gpu), card)
+    return Machine(device, processor, machine.cores(), *versions, has_gpu(), held_share, _memory(gpu), card)
 
 
 def _memory(gpu: torch.device | None) -> GpuMemory | None:

@@ -162,7 +162,7 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
     idle = 1.0
     if profile.on_device:  # the profiler slows the host, and not the GPU, which may idle in the trace only
         idle = max(0.0, loading.step_ms - profile.busy * profile.step_ms) / whole
-        found = [replace(each, gain=min(each.gain, idle)) if each.key in device.OF_IDLE else each for each in found]
+        found = [_without_profiler(each, idle) if each.key in device.OF_IDLE else each for each in found]
         found = [each for each in found if each.gain >= thresholds.WORTH or each.key not in device.OF_IDLE]
     computing = profile.shares["Kernel"] * part if profile.on_device else work / whole
     if facts.host is not None:
@@ -184,6 +184,14 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
     passes = backward.Passes(known, facts.gradients, facts.optimizer, work / whole, kernels)
     found += findings(backward.RULES, passes, estimated=True)
     return [loader.then_limited(each, loading) for each in together(found, loading.wait_ms / whole)], loading
+
+
+def _without_profiler(finding: Finding, idle: float) -> Finding:
+    """Return a finding about idle time of a GPU, of which there is at most `idle` in steps without the profiler."""
+    if finding.gain <= idle:
+        return finding
+    text = f"{finding.evidence} Without the profiler the GPU is idle for {percent(idle)} of the time at most."
+    return replace(finding, gain=idle, evidence=text)
 
 
 def _of_the_device(facts: Facts, profile: Profile) -> Iterator[Finding]:

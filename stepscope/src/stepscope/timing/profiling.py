@@ -17,15 +17,14 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule, 
 from stepscope import traces
 from stepscope.base import staging
 from stepscope.timing import loaders
-from stepscope.timing.stopwatch import synchronize, timed, warmup_steps
+from stepscope.timing.stopwatch import has_gpu, synchronize, timed, warmup_steps
 from stepscope.traces import files
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # The profiler's log level, read when the first profile starts: without a GPU, the log only says that there is no GPU.
-# (Unlike `is_available`, the count asks NVML first, and leaves a process that has not used a GPU as it is.)
-if not torch.cuda.device_count():
+if not has_gpu():
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 

@@ -6,6 +6,7 @@ import math
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -238,6 +239,17 @@ def synchronize(gpu: torch.device | None = None) -> None:
     """Wait until a GPU, the current one by default, has finished its work, if this process uses one."""
     if _uses_gpu():
         torch.cuda.synchronize(gpu)
+
+
+def has_gpu() -> bool:
+    """Return whether PyTorch can use a GPU; a process that has not used one stays as it is.
+
+    Unlike `is_available`, the count asks NVML first: a forked process can still use the GPU. It warns where NVML has no
+    driver, as in a container without a GPU.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.cuda.is_initialized() or torch.cuda.device_count() > 0
 
 
 def _uses_gpu() -> bool:
