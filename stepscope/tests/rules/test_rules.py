@@ -775,13 +775,16 @@ def test_a_gpu_that_the_profiler_cannot_record_is_named_and_no_cpu_is_blamed(wai
     assert rules.diagnose(seen).verdict == "nothing wrong"
 
 
-@pytest.mark.parametrize(("step", "gain"), [(8.0, 0.38), (6.0, 0.2), (5.0, None)])
-def test_a_gpu_that_idles_only_while_the_profiler_slows_the_host_lacks_no_launches(step, gain):
-    """Its kernels run for 4.8 ms of a step of 8 ms in the trace."""
+@pytest.mark.parametrize(
+    ("step", "launches", "products"), [(8.0, 0.4, 0.2), (6.0, 0.2, 0.48 / 0.8), (5.0, None, 0.48 / 0.625)]
+)
+def test_a_gpu_that_idles_only_while_the_profiler_slows_the_host_lacks_no_launches(step, launches, products):
+    """Its kernels run for 4.8 ms of a step of 8 ms in the trace, most of them on products in float32."""
     profile = replace(ON_GPU, step_ms=8.0, shares=IDLE | {"Kernel": 0.6, "Runtime": 0.25, "CPU Exec": 0.15})
-    device = replace(DEVICE, kernels=0.6, short_us=0.38, all_us=0.4)
-    facts = replace(of_loop(step, profile=profile, asynchronous=True), device=device)
-    assert gains(facts) == ({} if gain is None else {"device.launch-bound": pytest.approx(gain)})
+    device = replace(DEVICE, kernels=0.6, short_us=1.0, all_us=1.0, float32=0.512)  # 15 of 16 parts can be saved
+    found = gains(replace(of_loop(step, profile=profile, asynchronous=True), device=device))
+    expected = {"device.float32": products} | ({} if launches is None else {"device.launch-bound": launches})
+    assert found == pytest.approx(expected, abs=0.01)
 
 
 def test_the_change_fits_what_is_known_of_the_loop():

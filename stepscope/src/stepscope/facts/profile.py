@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from stepscope import thresholds
 
+BUSY = ("Kernel", "Memcpy", "Memset", "Communication")  # categories in which an accelerator works
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -54,7 +56,7 @@ class Profile:
     @property
     def busy(self) -> float:
         """Share in which the accelerator runs kernels, copies, or exchanges data."""
-        return sum(self.shares[name] for name in ("Kernel", "Memcpy", "Memset", "Communication"))
+        return sum(self.shares[name] for name in BUSY)
 
     @property
     def avoidable_idle(self) -> float:

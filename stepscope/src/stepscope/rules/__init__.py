@@ -157,17 +157,15 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
     """Return the findings of a loop, and the view of its loading without waits that workers cannot shorten."""
     work, whole = loading.work_ms, loading.whole_ms
     part = loading.step_ms / whole  # shares of the trace refer to a step without the work between epochs
+    if facts.device is not None:
+        profile, of_gpu = device.without_profiler(profile, facts.device, loading.step_ms)
+        facts = replace(facts, device=of_gpu)
     found = [replace(each, gain=each.gain * part) for each in _of_the_device(facts, profile)]
     found = [each for each in found if each.verdict != UNKNOWN]  # the steps were timed without profiler overhead
-    idle = 1.0
-    if profile.on_device:  # the profiler slows the host, and not the GPU, which may idle in the trace only
-        idle = max(0.0, loading.step_ms - profile.busy * profile.step_ms) / whole
-        found = [_without_profiler(each, idle) if each.key in device.OF_IDLE else each for each in found]
-        found = [each for each in found if each.gain >= thresholds.WORTH or each.key not in device.OF_IDLE]
     computing = profile.shares["Kernel"] * part if profile.on_device else work / whole
     if facts.host is not None:
         wait = loading.wait_ms / whole
-        host_work = host.view(facts.host, profile, work / whole, whole, facts.optimizer, wait, idle)
+        host_work = host.view(facts.host, profile, work / whole, whole, facts.optimizer, wait)
         found += findings(host.RULES, host_work, estimated=True)
         computing -= host_work.updates + host_work.optimizer + host_work.outside.about
         around = host_work.around.most * whole
@@ -184,14 +182,6 @@ def _of_the_step(facts: Facts, profile: Profile, loading: loader.Loading) -> tup
     passes = backward.Passes(known, facts.gradients, facts.optimizer, work / whole, kernels)
     found += findings(backward.RULES, passes, estimated=True)
     return [loader.then_limited(each, loading) for each in together(found, loading.wait_ms / whole)], loading
-
-
-def _without_profiler(finding: Finding, idle: float) -> Finding:
-    """Return a finding about idle time of a GPU, of which there is at most `idle` in steps without the profiler."""
-    if finding.gain <= idle:
-        return finding
-    text = f"{finding.evidence} Without the profiler the GPU is idle for {percent(idle)} of the time at most."
-    return replace(finding, gain=idle, evidence=text)
 
 
 def _of_the_device(facts: Facts, profile: Profile) -> Iterator[Finding]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepscope import thresholds
 from stepscope.base.wording import percent, printable
 from stepscope.facts.device import Device
 from stepscope.facts.host import Host, Optimizer
 from stepscope.facts.loader import Loader
-from stepscope.facts.profile import Profile
+from stepscope.facts.profile import BUSY, Profile
 from stepscope.report.findings import UNKNOWN
 from stepscope.rules.host import at_once
 from stepscope.rules.rule import Rule, mostly
@@ -166,6 +167,28 @@ class Accelerated(Recorded):
         """The gain per item of a batch that fills the GPU; None if the fill is unknown or sufficient."""
         fill = self.device.fill
         return self.device.kernels * (1 - fill) if fill is not None and fill < thresholds.LEAST_FILL else None
+
+
+def without_profiler(profile: Profile, device: Device, step_ms: float) -> tuple[Profile, Device]:
+    """Return both with shares of a step that nobody profiles, which takes `step_ms`.
+
+    The profiler slows the host, and hardly the GPU: so a GPU that is always busy may be idle in the trace.
+    """
+    longer = min(profile.step_ms / step_ms, 1 / max(profile.busy, 1e-6))
+    if longer <= 1:
+        return profile, device
+    idle = (1 - profile.busy * longer) / (1 - profile.busy)  # what is left of each part of the idle time
+    shares = {name: share * (longer if name in BUSY else idle) for name, share in profile.shares.items()}
+    # What recording takes of the host is in the difference
+    profile = replace(profile, shares=shares, queued=profile.queued * idle, recorded_us=math.inf)
+    of_gpu = ("kernels", "copying", "pageable", "within", "float32", "layouts", "native_bfloat16")
+    device = replace(
+        device,
+        **{name: getattr(device, name) * longer for name in of_gpu},
+        classes={name: share * longer for name, share in device.classes.items()},
+        blocked=min(device.blocked, profile.avoidable_idle),
+    )
+    return profile, device
 
 
 def _tensor_cores(view: Accelerated) -> str:
@@ -358,5 +381,3 @@ RULES_OF_A_GPU: tuple[Rule[Accelerated], ...] = (
         "DataLoader(…, batch_size=…)  # double the size until the memory is full, and adapt the learning rate",
     ),
 )  # fmt: skip
-# Findings about time in which the GPU is idle and waits for the host
-OF_IDLE = {"device.synchronization", "device.launch-bound", "device.host-does-other-work"}

@@ -89,15 +89,13 @@ def view(
     step_ms: float = math.inf,
     used: Optimizer | None = None,
     wait: float = 1.0,
-    idle: float = 1.0,
 ) -> HostWork:
     """Return the host's work in a step of `step_ms`.
 
-    `work` is the share of the step without its wait for a batch, `wait` the share of this wait, and `idle` the largest
-    share in which a GPU can be idle.
+    `work` is the share of the step without its wait for a batch, and `wait` the share of this wait.
     """
     # The largest possible gain: while a GPU is busy, the host's calls cost nothing
-    limit = min(work, profile.host, idle) if profile.on_device else work
+    limit = min(work, profile.host) if profile.on_device else work
 
     def between(one: float, other: float, limit: float = limit) -> Gain:
         least, most = sorted((min(one, limit), min(other, limit)))
