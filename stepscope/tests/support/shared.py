@@ -38,7 +38,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.notebooks)
             item.add_marker(pytest.mark.timeout(1200))
         if not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(300))  # s with its fixtures; then it fails, with all threads' stacks
+            # s with its fixtures, on a busy machine; then it fails, with all threads' stacks
+            item.add_marker(pytest.mark.timeout(900 if item.get_closest_marker("slow") else 300))
     # What takes longest begins first: at the end, no process then waits long for another. Of notebooks it is the last
     longest = ("notebooks", "browser", "processes")
     ranks = {}
