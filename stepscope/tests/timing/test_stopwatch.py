@@ -89,7 +89,7 @@ def test_short_calls_are_repeated_until_they_take_long_enough_to_time(clock, sec
 def test_on_a_gpu_calls_are_timed_by_the_clock_of_the_gpu_without_waiting_for_each(monkeypatch):
     waited, called, timed = [], [], []
     finish, elapsed = torch.cuda.synchronize, torch.cuda.Event.elapsed_time
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: (waited.append(1), finish()))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *gpu: (waited.append(1), finish()))
     monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *of: timed.append(elapsed(*of)) or timed[-1])
     numbers = torch.zeros(8, device="cuda")
     monkeypatch.setattr(stopwatch, "_LONG_ENOUGH", float("inf"))
