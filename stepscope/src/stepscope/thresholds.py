@@ -78,8 +78,8 @@ LIBRARY = 0.2
 # Reads from datasets of h5py for an item: each takes 20 µs or more on one core, and an item needs few.
 MANY_READS = 8
 
-# Share of the additional time of long steps: with this much time for lines that usual steps do not run, long steps do
-# other work; otherwise their batches are larger, or the machine stalled.
+# Share of the additional time of long steps, or of the part of it that was sampled: with this much time for lines that
+# usual steps do not run, long steps do other work; otherwise their batches are larger, or the machine stalled.
 OTHER_WORK = 0.5
 
 # Padding. Share of all positions: lengths that are spread evenly from 0 leave half of a batch as padding.

@@ -121,3 +121,13 @@ def test_a_stall_at_a_line_of_its_own_does_not_change_the_period():
     samples = sampled(durations, lambda step: TRAIN if durations[step] == 1.0 else CLOSE if step == 12 else EVALUATE)
     found = long_steps.read(stepped([1.0] * 19 + [50.0]), stepped(durations), samples, 3.0, Site())
     assert (found.count, found.every, found.line) == (3, 10.0, "train.py:9")
+
+
+def test_a_long_step_of_which_the_sampler_saw_little_counts_for_the_period():
+    """A busy machine held the sampler up in the second of four."""
+    durations = [50.0 if step % 10 == 9 else 1.0 for step in range(40)]
+    samples = sampled(durations, lambda step: TRAIN if durations[step] == 1.0 else EVALUATE)
+    missed = sum(durations[:19]) + 5
+    samples = [each for each in samples if not missed < each.begin < missed + 45]
+    found = long_steps.read(stepped([1.0] * 19 + [50.0]), stepped(durations), samples, 3.0, Site())
+    assert (found.count, found.every) == (4, 10.0)

@@ -66,10 +66,14 @@ def read(
     (long,) = np.nonzero((works > factor * median) & (~first | first.all()))
     if not len(long):
         return LongSteps()
-    weights, other = _other_work(records, samples, {*long.tolist()}), np.zeros(len(works))
+    weights = _other_work(records, samples, {*long.tolist()})
+    other, sampled = np.zeros(len(works)), np.zeros(len(works))
     for step, sample, parts in weights:
         other[step] += sample.seconds if parts else 0.0
-    distinct = long[other[long] >= thresholds.OTHER_WORK * (works[long] - median)]
+        sampled[step] += sample.seconds
+    # A busy machine may hold up the sampler: then a part of a long step has no samples
+    least = thresholds.OTHER_WORK * np.minimum(works - median, sampled)
+    distinct = long[(other[long] > 0) & (other[long] >= least[long])]
     again = [step for step in distinct.tolist() if _does_again(step, weights)]
     # The machine stalled in the rest
     long = np.array(again or (distinct if len(distinct) else long))
