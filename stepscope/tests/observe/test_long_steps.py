@@ -39,7 +39,7 @@ class Steps:
 @pytest.mark.parametrize("every", [7, 15])
 def test_work_of_every_nth_step_has_its_period_its_time_and_its_line(facts_of, quick, every):
     found = facts_of(DataLoader(range(10_000)), Steps(evaluates, every), 20).loop
-    assert (found.long.every, found.long.distinct) == (every, True)
+    assert (found.long.every, found.long.distinct) == (every, True), found.long
     assert 1e3 * LONG_S <= found.long.mean_ms - found.long.usual_ms < 3e3 * LONG_S
     assert f"test_long_steps.py:{evaluates.__code__.co_firstlineno + 1}: " in found.long.line
     assert found.work_ms < 1e3 * (STEP_S + LONG_S / 10)

@@ -72,8 +72,8 @@ def read(
         other[step] += sample.seconds if parts else 0.0
         sampled[step] += sample.seconds
     # A busy machine may hold up the sampler: then a part of a long step has no samples
-    least = thresholds.OTHER_WORK * np.minimum(works - median, sampled)
-    distinct = long[(other[long] > 0) & (other[long] >= least[long])]
+    seen = np.minimum(works - median, sampled)
+    distinct = long[(other[long] > 0) & (other[long] >= thresholds.OTHER_WORK * seen[long])]
     again = [step for step in distinct.tolist() if _does_again(step, weights)]
     # The machine stalled in the rest
     long = np.array(again or (distinct if len(distinct) else long))
@@ -91,7 +91,7 @@ def read(
         usual * 1e3,
         min(times) * 1e3,
         statistics.mean(times) * 1e3,
-        min(1.0, float(other[long].sum() / (works[long] - median).sum())),
+        min(1.0, float(other[long].sum() / max(seen[long].sum(), 1e-9))),
         hottest((site.changeable(sample.path), sample.seconds) for sample in others),
         sum(sample.seconds for sample in others if any_of(_TRAINS, sample.frames))
         / (sum(sample.seconds for sample in others) or 1.0),
