@@ -47,5 +47,5 @@ class Device:
     layouts: float  # share of kernels that convert the memory format
     capability: tuple[int, int] | None  # compute capability; None without Tensor Cores, or if unknown
     classes: dict[str, float] = field(default_factory=dict)  # share of the kernels of each class, such as "elementwise"
-    volumes: bool = False  # whether these kernels convert volumes, of five dimensions, instead of images
+    volumes: bool = False  # whether kernels convert the memory format of volumes, of five dimensions
     native_bfloat16: float = 0.0  # share of batch normalization in PyTorch's own kernels, in bfloat16

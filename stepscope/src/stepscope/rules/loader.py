@@ -479,12 +479,16 @@ RULES: tuple[Rule[Loading], ...] = (
     ),
     Rule(
         "loader.items-on-gpu", "items that are on the GPU already", "loading", "loading whole batches",
-        "The dataset's tensors are on the GPU, and the loader takes them apart into items, and collates them again.",
-        lambda loading: loading.wait_ms / loading.whole_ms if loading.loop.on_gpu and not loading.workers else None,
-        "The loop waits {wait_ms:ms} a step for batches that are made of tensors on the GPU, item by item. Workers "
-        "are processes, and could not use them.",
-        "for indices in torch.randperm(len(images), device=images.device).split(batch_size):\n"
-        "    train(images[indices], labels[indices])  # a batch in one call",
+        "The loop itself makes its batches on the GPU, and it is not known how long an item takes.",
+        lambda loading: (
+            loading.wait_ms / loading.whole_ms
+            if loading.loop.on_gpu and not loading.workers and not loading.loaded
+            else None
+        ),
+        "The loop waits {wait_ms:ms} a step for batches that it makes on the GPU itself. Workers are processes, and "
+        "most cannot use its tensors there.",
+        "batch = images[indices], labels[indices]  # whole batches, if the data are on the GPU\n"
+        "# otherwise load on the host, with workers, and copy a whole batch",
     ),
     Rule(
         "loader.workers-slower-than-none", "workers slower than none", "loading", "loading without workers",
