@@ -201,10 +201,12 @@ def _tensor_cores(view: Accelerated) -> str:
 
 def _scaling(view: Accelerated) -> str:
     """Return the changes without which a GradScaler reads from the GPU in each step."""
-    fused = f"{at_once(view.optimizer)}: reads it on the GPU" if "fused" in view.optimizer.faster else ""
+    known = view.optimizer
+    fused = f"{known.name}(model.parameters(), …, fused=True)  # looks at it on the GPU, without a read"
+    fused *= "fused" in known.faster
     bfloat16 = 'torch.autocast("cuda", torch.bfloat16)  # has the range of float32 and needs no GradScaler'
     changes = [fused, bfloat16 if view.precision == "bfloat16" else ""]
-    return "\n".join(filter(None, changes)) or "# an optimizer with fused=True reads it on the GPU"
+    return "\n".join(filter(None, changes)) or "# an optimizer with fused=True looks at it on the GPU, without a read"
 
 
 def _pinned(view: Accelerated) -> str:
